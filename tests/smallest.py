@@ -34,6 +34,8 @@ DATA: dict[str, Callable[[Path], str]] = {
     "cifar10": write_cifar10,
 }
 
+SMALL = {"batch": 4, "channels": 4}  # of the learner, where it has such a field
+
 
 def recipe_of(algorithm: str) -> Run:
     """On cartpole, or on the first world of a recipe that is not for all."""
@@ -42,13 +44,16 @@ def recipe_of(algorithm: str) -> Run:
 
 
 def smallest(algorithm: str, folder: Path) -> Run:
-    """``recipe_of``; what learns from a file of examples gets one, and batches of four."""
+    """``recipe_of``; what learns from a file of examples gets one, and is small itself."""
     run = recipe_of(algorithm)
     if run.world.name not in DATA:
         return run
+    small = {name: value for name, value in SMALL.items() if hasattr(run.learner, name)}
     held_out = {"test": 0.2} if hasattr(run.world, "test") else {"validation": 0.2}
+    few = {"samples": 20} if hasattr(run.evaluation, "samples") else {}
     return dataclasses.replace(
         run,
         world=dataclasses.replace(run.world, path=DATA[run.world.name](folder), **held_out),
-        learner=dataclasses.replace(run.learner, batch=4),
+        learner=dataclasses.replace(run.learner, **small),
+        evaluation=dataclasses.replace(run.evaluation, **few),
     )

@@ -139,10 +139,17 @@ def train(run: ResumableRun, log: Log) -> dict[int, Summary]:
             former = next(iter(reversed(summaries.values())), None)
             summary = former if former is not None and diverged(former) else _train_to(run, end)
             write_json(run.summary_file(end), summary)
-            result = summary["exit"] if diverged(summary) else f"evaluation {summary['eval_return_mean']:.1f}"
+            result = summary["exit"] if diverged(summary) else _evaluation(summary)
             log(f"{run.label}, seed {run.seed}: {result} after {end:,} env steps")
         summaries[end] = summary
     return summaries
+
+
+def _evaluation(summary: Summary) -> str:
+    """The figure that the run's evaluation is about, in words."""
+    if (mean := summary.get("eval_return_mean")) is not None:
+        return f"evaluation {mean:.1f}"
+    return f"accuracy {summary['accuracy']:.4f}" if summary.get("accuracy") is not None else summary["exit"]
 
 
 def _train_to(run: ResumableRun, end: int) -> Summary:

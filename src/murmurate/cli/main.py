@@ -321,13 +321,14 @@ def _report(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.record.report import report
     from murmurate.training.evaluate import write_picture
 
-    default = Path("comparison.html")  # for several runs
+    default, more = Path("comparison.html"), []  # for several runs
     if len(options.folders) == 1:
         (folder,) = options.folders
         default = folder / "report.html"
         if not (folder / "videos" / "frames.png").exists():
             write_picture(stored(folder), folder)
-    print(report(options.folders, options.out or default))
+        more = stored(folder).evaluation.sections(folder)
+    print(report(options.folders, options.out or default, more))
     return 0
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from murmurate.errors import RunFailed
 from murmurate.fabric.interface import Fabric, FabricError
 from murmurate.fabric.processes.run_state import RunState
+from murmurate.fabric.simulated.coroutines import CoroutineKind
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.launch.role import fix_arithmetic
 from murmurate.replica.clipping import NotFinite
@@ -43,7 +44,8 @@ class Inline(Launcher):
         coordinator = Coordinator(run, folder, run_state, started_at, resume)
         write_roles(folder, dict.fromkeys(range(run.members)), run.replicas)
         seed = derive_seed(run.seed, "schedule") % 2**32
-        fabric = SimulatedFabric(run.members, seed, keep_log=False)
+        kind: CoroutineKind = "threads" if run.learner.collectives_in_backward else "greenlets"
+        fabric = SimulatedFabric(run.members, seed, keep_log=False, coroutines=kind)
         # counted in steps, not in seconds: when a checkpoint is asked for is then repeatable too
         poll = _every(_POLL_STEPS, coordinator.poll)
 

@@ -295,6 +295,7 @@ PyObject* touch(PyObject*, PyObject* const* args, Py_ssize_t n) {
 }  // namespace
 
 #include "gather_module.hpp"
+#include "normalize_module.hpp"
 #include "topics_module.hpp"
 #include "torso_module.hpp"
 
@@ -305,6 +306,7 @@ void take(const char* name) {
   kernels = built_for<Kernels>(name, BUILDS(k));
   topic_kernels = built_for<TopicKernels>(name, BUILDS(kTopics));
   block_kernels = built_for<BlockKernels>(name, BUILDS(kBlocks));
+  normalize_kernels = built_for<NormalizeKernels>(name, BUILDS(kNormalize));
 }
 
 // simd() -> the instruction set in use; use(name) -> takes another one, ValueError if it does not run here
@@ -337,6 +339,10 @@ PyMethodDef methods[] = {
     {"torso_inner", FAST(inner_size), nullptr},
     {"torso_forward", FAST(forward_torso), nullptr},
     {"torso_backward", FAST(backward_torso), nullptr},
+    {"normalize_moments", FAST(normalize_moments), nullptr},
+    {"normalize_apply", FAST(normalize_apply), nullptr},
+    {"normalize_gradient_sums", FAST(normalize_gradient_sums), nullptr},
+    {"normalize_gradient", FAST(normalize_gradient), nullptr},
     {"torso_kernels", torso_names, METH_NOARGS, nullptr},
     {"total", total, METH_O, nullptr},         {"minimum", minimum, METH_O, nullptr},
     {"leaves", leaves, METH_O, nullptr},       {"simd", simd, METH_NOARGS, nullptr},

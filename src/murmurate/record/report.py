@@ -31,17 +31,18 @@ _FACTS = (
 )  # fmt: skip
 
 
-def report(directories: Sequence[Path | str], out: Path | str) -> Path:
+def report(directories: Sequence[Path | str], out: Path | str, more: Sequence[tuple[str, str]] = ()) -> Path:
     """Write the page to ``out`` (``report.html`` inside it, if it is a folder) and return its path.
 
-    Raises ``Refusal``, before anything is written, for a folder that holds no run or no records, and
-    where the page cannot be written.
+    more: titles and HTML of further sections of the page about one run (``Evaluation.sections``). Raises
+    ``Refusal``, before anything is written, for a folder that holds no run or no records, and where the page
+    cannot be written.
     """
     if not directories:
         raise Refusal("There is nothing to report on; give one or more run folders.")
     runs = [open_run(directory) for directory in directories]
     try:
-        page = _render(runs)
+        page = _render(runs, more)
     except UNSOUND as error:  # the values are of the right kinds, and make no sense together
         folders = " and ".join(str(run.folder) for run in runs)
         raise Refusal(
@@ -62,7 +63,7 @@ def report(directories: Sequence[Path | str], out: Path | str) -> Path:
     return out
 
 
-def _render(runs: Sequence[RecordedRun]) -> str:
+def _render(runs: Sequence[RecordedRun], more: Sequence[tuple[str, str]]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -70,7 +71,7 @@ def _render(runs: Sequence[RecordedRun]) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    shown = _one(runs[0]) if len(runs) == 1 else _several(runs)
+    shown = _one(runs[0], more) if len(runs) == 1 else _several(runs)
     data = json.dumps({"runs": [_data(run) for run in runs]}, allow_nan=False)
     return environment.get_template("report_template.html.j2").render(
         # inside a script element "</script" or "<!--" would be markup even within a JSON string
@@ -82,11 +83,12 @@ def _render(runs: Sequence[RecordedRun]) -> str:
     )
 
 
-def _one(run: RecordedRun) -> dict[str, Any]:
+def _one(run: RecordedRun, more: Sequence[tuple[str, str]]) -> dict[str, Any]:
     state, bad = _state(run)
     group = RunGroup(run.label, 0, (run,), alone=True)
     parts = [
         sections.returns([group]) if run.plays else None,
+        *(sections.Section(title, figures=[html]) for title, html in more),
         *sections.evaluation_curves([group]),
         sections.speed([group]),
         sections.staleness([group]),

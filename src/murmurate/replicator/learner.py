@@ -22,7 +22,8 @@ class Context:
     spec: of its world. replicate: makes its replicas (``Replica`` itself, where nothing is exchanged).
     seed: of the run, the same for all replicas. updates: planned own updates over the whole run, for
     schedules; None if only time ends it. examples, validation: training and held-out examples, where the
-    world is a data set. open_group: see ``group``.
+    world is a data set. averaged: replicas whose gradients are averaged for each update (1: each follows its
+    own). open_group: see ``group``. rank: of the replica, for random numbers of its own.
     """
 
     spec: EnvSpec
@@ -32,7 +33,9 @@ class Context:
     updates: int | None = None
     examples: Any = None
     validation: Any = None
+    averaged: int = 1
     open_group: Callable[[], Group] | None = None
+    rank: int = 0
 
     def group(self) -> Group:
         """Collectives among the replicas, for example for statistics or advantages. All replicas must call it
@@ -72,6 +75,12 @@ class LearnerConfig(Protocol):
 
     @property
     def requires(self) -> Requirement: ...
+
+    @property
+    def collectives_in_backward(self) -> bool:
+        """Whether the learner may differentiate collectives: members in one process then need a thread
+        each."""
+        return False
 
     def updates(self, batches: int) -> int:
         """Own updates made from ``batches`` batches, for schedules."""

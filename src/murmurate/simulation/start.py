@@ -90,6 +90,7 @@ class Simulation:
             keep_log=False,
             absent=late,
             own_clocks=True,
+            coroutines="threads" if run.learner.collectives_in_backward else "greenlets",
         )
         self.monitor = Monitor(run, cluster, folder, self.fabric, self._print_line)
         self.centre: Centre | None = None

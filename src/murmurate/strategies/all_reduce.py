@@ -22,6 +22,7 @@ class AllReduce(Strategy):
     paper: ClassVar[str] = "TF-Replicator; A2C; Jin, Algorithm 2"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVE})
     synchronous: ClassVar[bool] = True
+    averages_gradients: ClassVar[bool] = True
     behaviour: ClassVar[Behaviour] = Behaviour(
         carries="deltas",
         bounded_by="the round: 0",

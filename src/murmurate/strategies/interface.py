@@ -64,6 +64,8 @@ class Strategy:
     synchronous: ClassVar[bool] = False
     # Whether schedules follow the updates of all replicas instead of this one's.
     counts_all: ClassVar[bool] = False
+    # Whether each update follows the mean of all replicas' gradients: their batches then count as one.
+    averages_gradients: ClassVar[bool] = False
     # Whether one more member, the last rank, keeps a centre: it does not learn, and runs ``serve``.
     centre: ClassVar[bool] = False
 

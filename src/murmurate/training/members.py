@@ -39,7 +39,9 @@ def build_learner(
         updates=planned,
         examples=examples,
         validation=validation,
+        averaged=run.replicas if run.strategy.averages_gradients else 1,
         open_group=open_group,
+        rank=rank,
     )
     return run.learner.build(context)
 

@@ -1,0 +1,52 @@
+"""Loss against virtual time and against passes, for each number of members (Jin 2018, Figures 3.1, 3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+_COLOURS = {"all-reduce": "C0", "elastic": "C1", "push-gossip": "C2", "pull-gossip": "C3"}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """points: ``seconds``, ``passes``, ``loss`` and ``accuracy`` of replica 0 on validation images; the last
+    one is of the consensus parameters on the test images."""
+
+    method: str
+    members: int
+    seed: int
+    points: list[dict[str, float]]
+
+    def loss_at(self, seconds: float) -> float:
+        """The validation loss that was measured last by then (the first one before that)."""
+        before = [point for point in self.points[:-1] if point["seconds"] <= seconds]
+        return (before or self.points)[-1 if before else 0]["loss"]
+
+
+def draw(curves: Sequence[Curve], path: Path) -> None:
+    """A row for each number of members, a line for each curve."""
+    sizes = list(dict.fromkeys(curve.members for curve in curves))
+    figure = Figure(figsize=(9, 2.6 * len(sizes)), layout="constrained")
+    axes = figure.subplots(len(sizes), 2, squeeze=False)
+    for members, (by_time, by_pass) in zip(sizes, axes, strict=True):
+        named: set[str] = set()
+        for curve in curves:
+            if curve.members != members:
+                continue
+            label = None if curve.method in named else curve.method
+            named.add(curve.method)
+            losses = [point["loss"] for point in curve.points[:-1]]
+            for ax, key in ((by_time, "seconds"), (by_pass, "passes")):
+                values = [point[key] for point in curve.points[:-1]]
+                ax.plot(values, losses, color=_COLOURS.get(curve.method), label=label, linewidth=1)
+        by_time.set_ylabel(f"{members} members\nvalidation loss (nats)")
+        for ax in (by_time, by_pass):
+            ax.set_yscale("log")
+    axes[0][0].legend(fontsize="small")
+    axes[-1][0].set_xlabel("virtual seconds")
+    axes[-1][1].set_xlabel("passes through the training images")
+    figure.savefig(path, dpi=110)

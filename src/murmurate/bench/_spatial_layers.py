@@ -1,0 +1,222 @@
+"""Layers drawn at random, computed whole and in parts: how far apart are outputs and gradients?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from murmurate.errors import Refusal
+from murmurate.fabric.simulated.fabric import SimulatedFabric
+from murmurate.spatial import Parts, scatter
+from murmurate.spatial.pixelwise import whole
+
+GRIDS = ((2, 1), (1, 2), (3, 1), (1, 3), (2, 2), (4, 1), (1, 5), (2, 3), (3, 2), (6, 1))
+Layer = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class DrawnLayer:
+    """A layer, its image and parameters (float64), and the grid of parts. text: for messages."""
+
+    text: str
+    layer: Layer
+    image: Tensor
+    parameters: tuple[Tensor, ...]
+    grid: tuple[int, int]
+
+
+def in_parts(grid: tuple[int, int], function: Callable[[Parts], Any], seed: int = 0) -> list[Any]:
+    """The result of ``function`` as every part, in threads of which one runs at a time."""
+    size = grid[0] * grid[1]
+    fabric = SimulatedFabric(size, seed, keep_log=False, coroutines="threads")
+    return fabric.run([lambda member: function(Parts.open(member, grid))] * size)
+
+
+def error_in_parts(drawn: DrawnLayer) -> float | None:
+    """The largest difference of output, input gradient and parameter gradients between the whole and its
+    parts, relative to the largest number of each (or 1); None where the layer refuses the image."""
+    tensors = [t.clone().requires_grad_() for t in (drawn.image, *drawn.parameters)]
+    try:
+        expected = drawn.layer(*tensors)
+    except RuntimeError:  # the kernel does not fit the image
+        return None
+    direction = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    gradients = torch.autograd.grad((expected * direction).sum(), tensors)
+
+    def part(parts: Parts) -> list[Tensor]:
+        own = [t.clone().requires_grad_() for t in (drawn.image, *drawn.parameters)]
+        found = drawn.layer(scatter(own[0], parts), *own[1:])
+        return [whole(found).detach(), *torch.autograd.grad((found * direction).sum(), own)]
+
+    try:
+        results = in_parts(drawn.grid, part)
+    except Refusal as refusal:
+        if "cannot share" in str(refusal) or "does not fit" in str(refusal):
+            return None
+        raise
+    errors = [_distance(found[0], expected) for found in results]
+    for index, gradient in enumerate(gradients):
+        mean = torch.stack([found[1 + index] for found in results]).mean(0)
+        errors.append(_distance(mean, gradient))
+    return max(errors)
+
+
+def _distance(found: Tensor, expected: Tensor) -> float:
+    scale = max(1.0, expected.detach().abs().max().item())
+    return (found - expected.detach()).abs().max().item() / scale
+
+
+# -- drawing --------------------------------------------------------------------------------------------
+
+
+def draw(rng: np.random.Generator) -> DrawnLayer:
+    """A layer of one of ``KINDS``, on an image of 6 to 64 pixels a side, and 2 to 6 parts."""
+    names = list(KINDS)
+    weights = np.array([KINDS[name][1] for name in names], dtype=float)
+    name = str(rng.choice(names, p=weights / weights.sum()))
+    channels = int(rng.choice([2, 4, 8]))
+    size = tuple(int(n) for n in rng.integers(6, rng.choice([25, 65]), 2))
+    image = torch.from_numpy(rng.standard_normal((int(rng.integers(1, 4)), channels, *size)))
+    grid = GRIDS[int(rng.integers(len(GRIDS)))]
+    text, layer, parameters = KINDS[name][0](rng, channels)
+    return DrawnLayer(f"{name} {text} of {list(image.shape)} in {grid}", layer, image, parameters, grid)
+
+
+Drawn = tuple[str, Layer, tuple[Tensor, ...]]
+
+
+def _pair(rng: np.random.Generator, low: int, high: int) -> tuple[int, int]:
+    a, b = (int(n) for n in rng.integers(low, high, 2))
+    return a, b
+
+
+def _normal(rng: np.random.Generator, *shape: int) -> Tensor:
+    return torch.from_numpy(rng.standard_normal(shape))
+
+
+def _convolution(rng: np.random.Generator, channels: int) -> Drawn:
+    kernel, stride, dilation = _pair(rng, 1, 8), _pair(rng, 1, 4), _pair(rng, 1, 5)
+    reach = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+    padding: Any = tuple(int(rng.integers(0, r + 2)) for r in reach)
+    if rng.random() < 0.5:  # as nets have them
+        padding = tuple(r // 2 for r in reach)
+    elif stride == (1, 1):
+        padding = "same"
+    groups, outputs = int(rng.choice([1, 2, channels])), channels * int(rng.integers(1, 3))
+    weight, bias = _normal(rng, outputs, channels // groups, *kernel), _normal(rng, outputs)
+    text = f"kernel {kernel} stride {stride} padding {padding} dilation {dilation} groups {groups}"
+    return text, lambda x, w, b: functional.conv2d(x, w, b, stride, padding, dilation, groups), (weight, bias)
+
+
+def _transposed(rng: np.random.Generator, channels: int) -> Drawn:
+    kernel, stride, dilation = _pair(rng, 1, 8), _pair(rng, 1, 4), _pair(rng, 1, 5)
+    padding = tuple(int(rng.integers(0, d * (k - 1) + 1)) for d, k in zip(dilation, kernel, strict=True))
+    more = tuple(int(rng.integers(0, max(s, d))) for s, d in zip(stride, dilation, strict=True))
+    groups, outputs = int(rng.choice([1, 2, channels])), int(rng.integers(1, 3))
+    weight, bias = _normal(rng, channels, outputs, *kernel), _normal(rng, groups * outputs)
+
+    def layer(x: Any, w: Tensor, b: Tensor) -> Any:
+        return functional.conv_transpose2d(x, w, b, stride, padding, more, groups, dilation)
+
+    text = f"kernel {kernel} stride {stride} padding {padding} + {more} dilation {dilation} groups {groups}"
+    return text, layer, (weight, bias)
+
+
+def _max_pool(rng: np.random.Generator, channels: int) -> Drawn:
+    kernel, stride, dilation = _pair(rng, 1, 5), _pair(rng, 1, 4), _pair(rng, 1, 3)
+    padding = tuple(int(rng.integers(0, k // 2 + 1)) for k in kernel)
+    ceil = bool(rng.random() < 0.5)
+    text = f"kernel {kernel} stride {stride} padding {padding} dilation {dilation} ceil {ceil}"
+    return text, lambda x: functional.max_pool2d(x, kernel, stride, padding, dilation, ceil), ()
+
+
+def _average_pool(rng: np.random.Generator, channels: int) -> Drawn:
+    kernel, stride = _pair(rng, 1, 5), _pair(rng, 1, 4)
+    padding = tuple(int(rng.integers(0, k // 2 + 1)) for k in kernel)
+    ceil, include = bool(rng.random() < 0.5), bool(rng.random() < 0.5)
+    text = f"kernel {kernel} stride {stride} padding {padding} ceil {ceil} include {include}"
+    return text, lambda x: functional.avg_pool2d(x, kernel, stride, padding, ceil, include), ()
+
+
+def _adaptive(rng: np.random.Generator, channels: int) -> Drawn:
+    size, most = _pair(rng, 1, 8), bool(rng.random() < 0.5)
+    pool = functional.adaptive_max_pool2d if most else functional.adaptive_avg_pool2d
+    return f"{'max' if most else 'mean'} to {size}", lambda x: pool(x, size), ()
+
+
+def _norm(rng: np.random.Generator, channels: int) -> Drawn:
+    kind, parameters = (
+        str(rng.choice(["batch", "group", "instance"])),
+        (_normal(rng, channels), _normal(rng, channels)),
+    )
+    if kind == "batch":
+        return kind, lambda x, w, b: functional.batch_norm(x, None, None, w, b, True), parameters
+    if kind == "group":
+        return kind, lambda x, w, b: functional.group_norm(x, 2, w, b), parameters
+    return kind, lambda x, w, b: functional.instance_norm(x, None, None, w, b), parameters
+
+
+def _layer_norm(rng: np.random.Generator, channels: int) -> Drawn:
+    return "rows and columns", lambda x: functional.layer_norm(x, list(x.shape[1:])), ()
+
+
+def _resize(rng: np.random.Generator, channels: int) -> Drawn:
+    mode = str(rng.choice(["nearest", "nearest-exact", "bilinear", "bicubic", "area"]))
+    corners = bool(rng.random() < 0.5) if mode in ("bilinear", "bicubic") else None
+    if rng.random() < 0.5 or mode == "area":
+        size = _pair(rng, 6, 60)
+        return f"{mode} to {size}", lambda x: functional.interpolate(x, size, None, mode, corners), ()
+    factor = float(rng.choice([0.5, 0.75, 1.5, 2.0, 3.0]))
+    text = f"{mode} by {factor}, corners {corners}"
+    return text, lambda x: functional.interpolate(x, None, factor, mode, corners), ()
+
+
+def _pad(rng: np.random.Generator, channels: int) -> Drawn:
+    mode = str(rng.choice(["constant", "reflect", "replicate", "circular"]))
+    sides = [int(n) for n in rng.integers(0, 6, 4)]
+    return f"{mode} {sides}", lambda x: functional.pad(x, sides, mode), ()
+
+
+def _loss(rng: np.random.Generator, channels: int) -> Drawn:
+    seed = int(rng.integers(1 << 31))
+
+    def layer(x: Any) -> Any:
+        generator = torch.Generator().manual_seed(seed)
+        target = torch.randint(0, channels, (x.shape[0], *x.shape[2:]), generator=generator)
+        weight = torch.rand(channels, dtype=torch.float64, generator=generator)
+        return functional.cross_entropy(x, target, weight, ignore_index=1, label_smoothing=0.1)
+
+    return "cross entropy", layer, ()
+
+
+# by name: what draws it, and how often relative to the others
+KINDS: dict[str, tuple[Callable[[np.random.Generator, int], Drawn], int]] = {
+    "conv2d": (_convolution, 50),
+    "conv_transpose2d": (_transposed, 14),
+    "max_pool2d": (_max_pool, 6),
+    "avg_pool2d": (_average_pool, 6),
+    "adaptive pool": (_adaptive, 5),
+    "norm": (_norm, 6),
+    "layer_norm": (_layer_norm, 2),
+    "interpolate": (_resize, 6),
+    "pad": (_pad, 3),
+    "loss": (_loss, 2),
+}
+
+
+def drawn_layers(count: int, seed: int = 0) -> Sequence[tuple[DrawnLayer, float]]:
+    """``count`` layers that their images admit, each with its ``error_in_parts``."""
+    rng = np.random.default_rng(seed)
+    results: list[tuple[DrawnLayer, float]] = []
+    while len(results) < count:
+        drawn = draw(rng)
+        error = error_in_parts(drawn)
+        if error is not None:
+            results.append((drawn, error))
+    return results

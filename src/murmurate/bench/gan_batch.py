@@ -1,0 +1,218 @@
+"""TF-Replicator, Figure 3: the samples of an SN-GAN after equal generator updates, by its total batch.
+
+Replicas keep their batch, so the total batch grows with their number (weak scaling). Interrupted at any time,
+the same command continues (see ``_resumable``).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from murmurate.bench import _resumable
+from murmurate.bench._result import Log
+from murmurate.bench._resumable import ResumableRun, Summary, diverged
+from murmurate.errors import Refusal
+from murmurate.ranges import PositiveInt
+from murmurate.workloads.sn_gan import SNGAN
+
+NAME = "gan-batch"
+SUMMARY = (
+    "SN-GAN with total batches 64 to 512 over 1 to 8 replicas at equal steps, resumable; --full: 3 seeds"
+)
+
+# the figure has no table; this is what its text says
+CLAIM = (
+    "Buchlovsky et al. 2019, section 4.2, on ImageNet at 128 x 128: without another change, a batch of 512 "
+    "in place of 64 improves the Inception Score by half; batch normalisation over replicas gives a "
+    "further 5 to 10%; not measured here"
+)
+_FIGURES = ("frechet_distance", "class_score", "class_agreement")
+_SCALED_DOWN = "too few updates to learn: a rehearsal, not a result"
+_COLOURS = {"replicas": "C0", "local": "C1"}
+
+Key = tuple[int, str, int]  # replicas, batch_norm, seed
+
+
+@dataclass(frozen=True)
+class GanBatchPlan:
+    """Every number of replicas is trained once for each seed and kind of batch statistics.
+
+    world: fashion or cifar10. path: of its files. batch: of each replica. replicas: their numbers; the total
+    batch is ``batch`` times this. updates: of the generator, in every run; the discriminator makes
+    ``discriminator_steps`` for each. channels, precision: as in ``--agent.channels``, ``--agent.precision``.
+    batch_norm: kinds of statistics, as in ``--agent.batch-norm``; with one replica they are one. seeds: 0 up
+    to this. samples: generated images of an evaluation. where: the folder that keeps the runs.
+    """
+
+    world: str = "fashion"
+    path: str = ""
+    batch: PositiveInt = 64
+    replicas: tuple[PositiveInt, ...] = (1, 2, 4, 8)
+    updates: PositiveInt = 4_000
+    discriminator_steps: PositiveInt = 1
+    channels: PositiveInt = 64
+    precision: str = "auto"
+    batch_norm: tuple[str, ...] = ("replicas", "local")
+    seeds: PositiveInt = 3
+    samples: PositiveInt = 10_000
+    where: str = "runs/gan-batch"
+
+
+QUICK = GanBatchPlan(
+    batch=16,
+    replicas=(1, 2),
+    updates=20,
+    channels=16,
+    batch_norm=("replicas",),
+    seeds=1,
+    samples=500,
+    where="runs/gan-batch-quick",
+)
+FULL = GanBatchPlan()
+
+
+def measure(plan: GanBatchPlan, log: Log) -> dict[str, Any]:
+    """Frechet distances of every total batch; the hours that they will take are logged first.
+
+    ``rows`` have a value a seed. ``slopes`` are those of the distance against log2 of the total batch, one a
+    seed: below 0 it falls. Distances are in the features of our own classifier, one for all runs, and no FID.
+    """
+    check(plan)
+    runs = {key: planned(plan, *key) for key in keys(plan)}
+    cost = _resumable.expected(list(runs.values()), log)
+    summaries = {key: _resumable.train(run, log)[run.ends[-1]] for key, run in runs.items()}
+    table = rows(plan, summaries)
+    figure = Path(plan.where) / "gan-batch.png"
+    draw(table, figure)
+    of_each = {kind: slopes([row for row in table if kind in row["batch_norm"]]) for kind in plan.batch_norm}
+    return {
+        **({"scaled_down": _SCALED_DOWN} if plan.updates < FULL.updates else {}),
+        "expected": cost,
+        "paper": CLAIM,
+        "rows": table,
+        "slopes": of_each,
+        "verdict": {kind: verdict(found) for kind, found in of_each.items()},
+        "figure": str(figure),
+    }
+
+
+def check(plan: GanBatchPlan) -> None:
+    """Raises Refusal for kinds of batch statistics that the learner does not have, and for fewer than two
+    different numbers of replicas."""
+    for kind in plan.batch_norm:
+        if kind not in ("replicas", "local"):
+            raise Refusal(f"there is no batch normalisation '{kind}'. Use --batch-norm replicas,local.")
+    if len(set(plan.replicas)) < 2 or not plan.batch_norm:
+        raise Refusal("a comparison needs two numbers of replicas. Use --replicas 1,2.")
+
+
+def keys(plan: GanBatchPlan) -> list[Key]:
+    """The first kind stands for all where there is one replica."""
+    return [
+        (replicas, kind, seed)
+        for seed in range(plan.seeds)
+        for replicas in dict.fromkeys(plan.replicas)
+        for kind in (plan.batch_norm if replicas > 1 else plan.batch_norm[:1])
+    ]
+
+
+def planned(plan: GanBatchPlan, replicas: int, kind: str, seed: int) -> ResumableRun:
+    total = plan.batch * replicas
+    images = total * plan.updates * plan.discriminator_steps
+    where = Path(plan.where)
+    settings = (
+        *(("--world.path", plan.path) if plan.path else ()),
+        "--replicas", str(replicas),
+        "--seed", str(seed),
+        "--agent.batch", str(plan.batch),
+        "--agent.discriminator-steps", str(plan.discriminator_steps),
+        "--agent.channels", str(plan.channels),
+        "--agent.precision", plan.precision,
+        "--agent.batch-norm", kind,
+        "--samples", str(plan.samples),
+        "--feature-net", str(where / f"feature-net-{plan.world}.safetensors"),
+        "--checkpoint-every-env-steps", str(max(images // 20, 1)),
+    )  # fmt: skip
+    net = f"{plan.world}-{plan.channels}-channels-{plan.discriminator_steps}-to-1"
+    name = f"{net}-{replicas}-x-{plan.batch}-{kind}-to-{plan.updates}-seed-{seed}"
+    label = f"total batch {total}" + (f", {kind}" if replicas > 1 else "")
+    return ResumableRun(f"{plan.world}-{SNGAN.name}", settings, seed, (images,), where / name, label, label)
+
+
+def rows(plan: GanBatchPlan, summaries: Mapping[Key, Summary]) -> list[dict[str, Any]]:
+    """One for each total batch and kind; without runs that diverged, which are counted."""
+    table = []
+    for replicas, kind in dict.fromkeys(key[:2] for key in summaries):
+        runs = [summaries[replicas, kind, seed] for seed in range(plan.seeds)]
+        finite = {s: run for s, run in enumerate(runs) if not diverged(run)}
+        row: dict[str, Any] = {
+            "total_batch": plan.batch * replicas,
+            "replicas": replicas,
+            "batch_norm": [kind] if replicas > 1 else list(plan.batch_norm),
+            "seeds": list(finite),
+        }
+        for name in _FIGURES:
+            values = [float(run[name]) for run in finite.values()]
+            row[name] = {"mean": statistics.fmean(values) if values else None, "of_seeds": values}
+        table.append(
+            {
+                **row,
+                "frechet_distance_test": next((r["frechet_distance_test"] for r in finite.values()), None),
+                "diverged": len(runs) - len(finite),
+                "hours": sum(run["wall_seconds"] for run in runs) / 3600,
+            }
+        )
+    return table
+
+
+def slopes(table: Sequence[Mapping[str, Any]]) -> list[float]:
+    """By seed, the least-squares slope of the distance against log2 of the total batch; without seeds of
+    which fewer than two runs ended."""
+    found = []
+    for seed in sorted({seed for row in table for seed in row["seeds"]}):
+        points = [
+            (math.log2(row["total_batch"]), row["frechet_distance"]["of_seeds"][row["seeds"].index(seed)])
+            for row in table
+            if seed in row["seeds"]
+        ]
+        if len(points) > 1:
+            found.append(statistics.linear_regression(*zip(*points, strict=True)).slope)
+    return found
+
+
+def verdict(of_seeds: Sequence[float]) -> str:
+    """Whether the distance falls with the batch: only if it does with every seed."""
+    falling = sum(slope < 0 for slope in of_seeds)
+    counted = f"{falling} of {len(of_seeds)} seeds"
+    if not of_seeds:
+        return "no two runs of a seed ended"
+    if falling == len(of_seeds):
+        return f"the distance falls with the batch ({counted})"
+    return f"it does not: the distance falls with the batch with {counted}"
+
+
+def draw(table: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Distance and class score against the total batch: a point a run, a line through the means."""
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    titles = {"frechet_distance": "Fréchet distance", "class_score": "class score"}
+    for ax, (name, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
+        for kind, colour in _COLOURS.items():
+            chosen = [row for row in table if kind in row["batch_norm"] and row[name]["of_seeds"]]
+            points = [(row["total_batch"], value) for row in chosen for value in row[name]["of_seeds"]]
+            if points:
+                ax.scatter(*zip(*points, strict=True), s=12, color=colour, alpha=0.6)
+                means = [(row["total_batch"], row[name]["mean"]) for row in chosen]
+                ax.plot(*zip(*means, strict=True), color=colour, label=f"batch norm: {kind}")
+        ax.set_xscale("log", base=2)
+        ax.set_xlabel("total batch (images)")
+        ax.set_title(f"{title}, own classifier's features", fontsize="medium")
+    figure.axes[0].legend(fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,276 @@
+"""Jin 2018, Figures 3.1 and 3.2: all-reduce, elastic averaging and gossip, by number of members.
+
+8 to 128 members are simulated: a small net learns from real images, and its steps and messages take as long
+as those of ResNet-18 on this machine. Two members are also real processes. Interrupted at any time, the same
+command continues.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from murmurate.bench import _resumable, _simulated, _simulated_images
+from murmurate.bench._cache import cached_value
+from murmurate.bench._jin_figure import Curve, draw
+from murmurate.bench._result import Log
+from murmurate.bench._resumable import ResumableRun
+from murmurate.bench._simulated_images import NetCosts
+from murmurate.errors import unknown
+from murmurate.ranges import PositiveFloat, PositiveInt, UnitInterval
+from murmurate.recipes import recipe
+from murmurate.simulation.cluster import Cluster
+from murmurate.strategies import strategies
+from murmurate.strategies.interface import Strategy
+from murmurate.training.run import Run
+from murmurate.workloads.image_classifier import ImageClassifier, Net
+
+NAME = "jin-imagenet"
+SUMMARY = "gossip, elastic averaging and all-reduce on images, 8 to 128 simulated members, resumable; --full"
+
+# section 3.4: elastic with beta = 0.8 / p, gossip at every iteration
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "all-reduce": ("all-reduce", {}),
+    "elastic": ("elastic", {"period": 10}),
+    "push-gossip": ("push-gossip", {"period": 1}),
+    "pull-gossip": ("pull-gossip", {"period": 1}),
+}
+_ABOUT_A_RUN = (
+    "world", "path", "net", "width", "passes", "learning_rate", "validation", "costs_of", "costs_side",
+    "measured_steps", "faster", "network", "points",
+)  # fmt: skip
+CLAIM = (
+    "Jin 2018, sections 3.1 and 3.4: asynchronous methods lead at large step sizes up to about 32 members, "
+    "and all-reduce ends at the lowest loss; not measured here"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class JinImagesPlan:
+    """Every method is trained once for each number of members and seed, for equally many passes.
+
+    world: fashion or cifar10. path: of its files. net, width: that learns. passes: through the training
+    images; after 1/3 and 2/3 of them the step size falls to a tenth. batches: images of a member's step, for
+    each of ``members``. learning_rate: of every member. costs_of, costs_side: the net whose steps and
+    messages are charged, on images of so many pixels a side; measured_steps: of it, measured here.
+    faster: divides these steps (section 3.4: a K80 made a step of 32 images in about 0.2 s). network: as in
+    ``murmurate simulate``. real_members: processes of this host. where: the folder that keeps the results.
+    """
+
+    world: str = "fashion"
+    path: str = ""
+    net: Net = "resnet20"
+    width: PositiveInt = 4
+    passes: PositiveInt = 6
+    members: tuple[PositiveInt, ...] = (8, 16, 32, 64, 128)
+    batches: tuple[PositiveInt, ...] = (32, 16, 16, 16, 16)
+    methods: tuple[str, ...] = tuple(METHODS)
+    seeds: PositiveInt = 3
+    learning_rate: PositiveFloat = 0.1
+    validation: UnitInterval = 0.02
+    costs_of: Net = "resnet18"
+    costs_side: PositiveInt = 224
+    measured_steps: PositiveInt = 10
+    faster: PositiveFloat = 10.0
+    network: str = "latency=2e-6,bandwidth=7e9"
+    real_members: tuple[PositiveInt, ...] = (2,)
+    points: PositiveInt = 30
+    where: str = "runs/jin-imagenet"
+
+
+QUICK = JinImagesPlan(
+    passes=1,
+    members=(8,),
+    batches=(32,),
+    seeds=1,
+    measured_steps=2,
+    real_members=(),
+    where="runs/jin-images-quick",
+)
+FULL = JinImagesPlan()
+
+
+def measure(plan: JinImagesPlan, log: Log) -> dict[str, Any]:
+    """Loss against virtual time and against passes: ``rows`` have the validation loss when all-reduce reaches
+    the end of the first phase (large steps), and at the end of the run; a figure has the curves."""
+    check(plan)
+    where = Path(plan.where)
+    where.mkdir(parents=True, exist_ok=True)
+    curves = [
+        curve
+        for seed in range(plan.seeds)
+        for members, batch in zip(plan.members, plan.batches, strict=True)
+        for curve in simulated(plan, members, batch, seed, log)
+    ]
+    rows = [row(members, method, curves) for members, method in itertools.product(plan.members, plan.methods)]
+    figure = where / "curves.png"
+    draw(curves, figure)
+    return {
+        "rows": rows,
+        "verdict": verdict(rows),
+        "figure": str(figure),
+        "real": [real(plan, *each, log) for each in itertools.product(plan.real_members, plan.methods)],
+        "paper": CLAIM,
+    }
+
+
+def check(plan: JinImagesPlan) -> None:
+    """Raises Refusal for unknown methods, ValueError for a batch too many or too few."""
+    for method in plan.methods:
+        if method not in METHODS:
+            raise unknown("method of this bench", method, METHODS)
+    if len(plan.members) != len(plan.batches):
+        raise ValueError(f"{len(plan.batches)} batches for {len(plan.members)} numbers of members")
+
+
+def simulated(plan: JinImagesPlan, members: int, batch: int, seed: int, log: Log) -> list[Curve]:
+    """The curves of all methods with so many members; computed once."""
+    where = Path(plan.where)
+    key = [plan.costs_of, plan.costs_side, batch, plan.measured_steps]
+
+    def costs() -> dict[str, Any]:
+        measured = _simulated_images.net_costs(
+            plan.costs_of, plan.costs_side, 1000, batch, plan.measured_steps
+        )
+        return dataclasses.asdict(measured)
+
+    found = cached_value(where, "costs", key, costs)
+    step = NetCosts(tuple(s / plan.faster for s in found["seconds"]), found["parameters"])
+    curves = []
+    for method in plan.methods:
+        run = planned(plan, method, members, batch, seed)
+        name = f"{method} {members} seed {seed}"
+        fields = dataclasses.asdict(plan)
+        about = [fields[key] for key in _ABOUT_A_RUN]
+        compute = functools.partial(learn, plan, run, step)
+        points = cached_value(where, name, [about, method, members, batch, seed], compute)
+        curves.append(Curve(method, members, seed, points))
+        last = points[-1]
+        log(f"{name}: loss {last['loss']:.3f}, accuracy {last['accuracy']:.4f} after {last['seconds']:.0f} s")
+    return curves
+
+
+def planned(plan: JinImagesPlan, method: str, members: int, batch: int, seed: int) -> Run:
+    base = recipe(f"{plan.world}-{plan.net}")
+    world = dataclasses.replace(cast(Any, base.world), path=plan.path, validation=plan.validation)
+    images = world.spec().examples
+    updates = max(1, plan.passes * images // (members * batch))
+    learner = dataclasses.replace(
+        cast(ImageClassifier, base.learner),
+        width=plan.width,
+        batch=batch,
+        learning_rate=plan.learning_rate,
+        rate_batch=0,
+        schedule="step",
+        milestones=(1 / 3, 2 / 3),
+        warmup=0.0,
+        weight_decay=1e-4,
+        precision="float32",
+        validate_every=max(1, updates // plan.points),
+    )
+    name, options = METHODS[method]
+    strategy: Strategy = strategies()[name](**options)
+    return dataclasses.replace(
+        base, world=world, learner=learner, strategy=strategy, replicas=members, env_steps=None,
+        updates=updates, seed=seed, probe_every_updates=0,
+    )  # fmt: skip
+
+
+def learn(plan: JinImagesPlan, run: Run, step: NetCosts) -> list[dict[str, float]]:
+    """Simulate the run: points of its curve, the last one of the consensus parameters on the test images."""
+    network = _simulated_images.network_for(plan.network, _simulated.parameters(run), step)
+    with tempfile.TemporaryDirectory(prefix="murmurate-jin-") as folder:
+        compute = _simulated_images.compute_file(step, Path(folder))
+        cluster = Cluster(compute=compute, network=network, lines=plan.points)
+        summary, records = _simulated.simulated(run, cluster)
+    images = run.world.spec().examples
+    points = [
+        {
+            "seconds": record["time_seconds"],
+            "passes": record["total_env_steps"] / images,
+            "loss": record["validation_loss"],
+            "accuracy": record["accuracy"],
+        }
+        for record in records
+        if record["replica"] == 0 and record.get("validation_loss") is not None
+    ]
+    end = {
+        "seconds": summary["virtual_seconds"],
+        "passes": summary["env_steps"] / images,
+        "loss": summary["test_loss"],
+        "accuracy": summary["accuracy"],
+    }
+    return [*points, end]
+
+
+def row(members: int, method: str, curves: Sequence[Curve]) -> dict[str, Any]:
+    """Means over seeds; ``early_loss``: validation loss when all-reduce has made a third of its run."""
+    mine = [c for c in curves if (c.members, c.method) == (members, method)]
+    early = []
+    for curve in mine:
+        reference = next(
+            (c for c in curves if (c.members, c.method, c.seed) == (members, "all-reduce", curve.seed)), curve
+        )
+        early.append(curve.loss_at(reference.points[-1]["seconds"] / 3))
+    losses = [curve.points[-1]["loss"] for curve in mine]
+    return {
+        "members": members,
+        "method": method,
+        "seconds": statistics.fmean(curve.points[-1]["seconds"] for curve in mine),
+        "early_loss": statistics.fmean(early),
+        "test_loss": statistics.fmean(losses),
+        "test_losses": losses,
+        "accuracies": [curve.points[-1]["accuracy"] for curve in mine],
+    }
+
+
+def verdict(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """For each number of members, whether gossip leads early, and whether all-reduce ends lowest."""
+    sentences = []
+    for members in dict.fromkeys(row["members"] for row in rows):
+        by = {row["method"]: row for row in rows if row["members"] == members}
+        gossip = [by[name] for name in ("push-gossip", "pull-gossip") if name in by]
+        if "all-reduce" not in by or not gossip:
+            continue
+        reference = by["all-reduce"]
+        leads = min(row["early_loss"] for row in gossip) < reference["early_loss"]
+        lowest = min(by.values(), key=lambda row: float(row["test_loss"]))["method"]
+        sentences.append(
+            f"{members} members: gossip {'leads' if leads else 'does not lead'} while the step is large "
+            f"(validation loss {min(r['early_loss'] for r in gossip):.3f}, all-reduce "
+            f"{reference['early_loss']:.3f}); {lowest} ends lowest (test loss {by[lowest]['test_loss']:.3f}, "
+            f"all-reduce {reference['test_loss']:.3f})"
+        )
+    return sentences
+
+
+def real(plan: JinImagesPlan, members: int, method: str, log: Log) -> dict[str, Any]:
+    """The same comparison between processes of this host: wall seconds and accuracy, one seed."""
+    world = dataclasses.replace(cast(Any, recipe(f"{plan.world}-{plan.net}").world), path=plan.path)
+    images = plan.passes * world.spec().examples
+    name, options = METHODS[method]
+    settings = (
+        *(("--world.path", plan.path) if plan.path else ()),
+        "--strategy", name,
+        *itertools.chain.from_iterable((f"--strategy.{key}", str(value)) for key, value in options.items()),
+        "--replicas", str(members),
+        "--agent.width", str(plan.width),
+        "--agent.batch", str(plan.batches[0]),
+        "--agent.learning-rate", str(plan.learning_rate),
+        "--agent.rate-batch", "0",
+        "--agent.schedule", "step",
+        "--agent.milestones", f"{1 / 3},{2 / 3}",
+        "--agent.warmup", "0",
+        "--agent.weight-decay", "1e-4",
+    )  # fmt: skip
+    folder = Path(plan.where) / f"real-{method}-{members}-{plan.width}-to-{images}"
+    run = ResumableRun(f"{plan.world}-{plan.net}", settings, 0, (images,), folder, label=f"{method}, real")
+    summary = _resumable.train(run, log)[images]
+    facts = ("wall_seconds", "accuracy", "test_loss", "staleness_max")
+    return {"members": members, "method": method, **{fact: summary.get(fact) for fact in facts}}

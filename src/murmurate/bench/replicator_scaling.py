@@ -1,0 +1,120 @@
+"""TF-Replicator (Buchlovsky et al. 2019), Table 2: weak scaling of ResNet-50 under all-reduce, simulated from
+costs measured on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from murmurate.bench import _simulated, _simulated_images
+from murmurate.bench._result import Log
+from murmurate.bench._simulated_images import NetCosts
+from murmurate.ranges import NonNegativeFloat, PositiveInt
+from murmurate.simulation.cluster import Cluster
+from murmurate.strategies import strategies
+from murmurate.workloads.image_classifier import Net
+
+NAME = "replicator-scaling"
+SUMMARY = "weak scaling of ResNet-50 to 128 simulated members, from measured steps and gloo's measured rate"
+
+# devices: minutes for 90 passes (GPU: V100, 64 images each; sections 5.1 and Table 2)
+PAPER = {1: 7118.0, 8: 1049.0, 32: 330.0, 64: 182.0}
+
+
+@dataclasses.dataclass(frozen=True)
+class ScalingPlan:
+    """Each member trains ``net`` on ``batch`` images of ``side`` x ``side`` pixels a step.
+
+    measured_steps: whose CPU seconds are measured here; the simulated members' steps take these. slower: all
+    of them take so many times as long (below 1: a faster processor). gloo_rounds: all-reduces between two
+    processes here, which give the network's latency and bandwidth. network: in place of these, as in
+    ``murmurate simulate --network``. steps: of each member, between a start and an end that are left out.
+    """
+
+    net: Net = "resnet50"
+    side: PositiveInt = 224
+    batch: PositiveInt = 4
+    measured_steps: PositiveInt = 5
+    slower: NonNegativeFloat = 1.0
+    gloo_rounds: PositiveInt = 5
+    network: str = ""
+    members: tuple[PositiveInt, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
+    steps: PositiveInt = 20
+    strategies: tuple[str, ...] = ("all-reduce", "local-sgd", "pull-gossip")
+
+
+QUICK = ScalingPlan()
+FULL = ScalingPlan(batch=16, measured_steps=20, gloo_rounds=20, steps=100)
+
+
+def measure(plan: ScalingPlan, log: Log) -> dict[str, Any]:
+    """``images_per_second`` of all members, ``speed_up`` over one of them and ``efficiency`` (its share of
+    the number of members), beside the paper's; each member's vectors take the network's time for ``net``."""
+    costs = _simulated_images.net_costs(plan.net, plan.side, 1000, plan.batch, plan.measured_steps)
+    seconds = tuple(plan.slower * s for s in costs.seconds)
+    costs = dataclasses.replace(costs, seconds=seconds)
+    log(f"{plan.net}: {costs.median_seconds:.3f} s a step of {plan.batch} images")
+    rate = _simulated_images.gloo_rate(costs.parameters, plan.gloo_rounds)
+    network = plan.network or rate.network
+    log(f"gloo: {rate.bytes_per_second / 1e9:.2f} GB/s, {rate.latency_seconds * 1e6:.0f} us; {network}")
+    rows = [row for name in plan.strategies for row in scaling(name, costs, network, plan, log)]
+    return {
+        "step_seconds": costs.median_seconds,
+        "parameters": costs.parameters,
+        "gloo_bytes_per_second": rate.bytes_per_second,
+        "gloo_latency_seconds": rate.latency_seconds,
+        "network": network,
+        "rows": rows,
+        "verdict": verdict(rows),
+        "paper": "TF-Replicator, Table 2 (V100 GPUs, 64 images each); its minutes were not measured here",
+    }
+
+
+def scaling(name: str, costs: NetCosts, network: str, plan: ScalingPlan, log: Log) -> list[dict[str, Any]]:
+    """A row for each number of members under one strategy."""
+    alone = plan.batch / costs.median_seconds
+    rows = []
+    for members in plan.members:
+        seconds = costs.median_seconds
+        if members > 1:
+            seconds = update_seconds(name, members, costs, network, plan)
+        speed = members * plan.batch / seconds
+        paper = PAPER[1] / PAPER[members] if members in PAPER else None
+        rows.append(
+            {
+                "strategy": name,
+                "members": members,
+                "update_seconds": seconds,
+                "images_per_second": speed,
+                "speed_up": speed / alone,
+                "efficiency": speed / alone / members,
+                "paper_speed_up": paper if name == "all-reduce" else None,
+            }
+        )
+        log(f"{name}, {members} members: {speed / alone:.1f} times one")
+    return rows
+
+
+def update_seconds(name: str, members: int, costs: NetCosts, network: str, plan: ScalingPlan) -> float:
+    """Virtual seconds of an update; an agent of a few parameters learns in place of the net."""
+    seconds = []
+    for steps in (plan.steps, 2 * plan.steps):  # their difference is without the start and the end
+        run = _simulated.small(strategies()[name](), members, updates=steps)
+        scaled = _simulated_images.network_for(network, _simulated.parameters(run), costs)
+        with tempfile.TemporaryDirectory(prefix="murmurate-scaling-") as folder:
+            compute = _simulated_images.compute_file(costs, Path(folder))
+            summary, _ = _simulated.simulated(run, Cluster(compute=compute, network=scaled))
+        seconds.append(float(summary["virtual_seconds"]))
+    return (seconds[1] - seconds[0]) / plan.steps
+
+
+def verdict(rows: list[dict[str, Any]]) -> str:
+    """All-reduce against the paper's own scaling, in a sentence."""
+    ours = {row["members"]: row for row in rows if row["strategy"] == "all-reduce"}
+    both = [n for n in PAPER if n > 1 and n in ours]
+    if not both:
+        return "no number of members that the paper has was simulated under all-reduce"
+    parts = [f"{ours[n]['speed_up']:.1f} (paper {PAPER[1] / PAPER[n]:.1f}) with {n} members" for n in both]
+    return "all-reduce is faster than one member by " + ", ".join(parts)

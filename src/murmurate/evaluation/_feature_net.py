@@ -1,0 +1,158 @@
+"""A small classifier whose features images are compared by. It is trained on the data set itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from murmurate.datasets.interface import ExampleSet, Split
+from murmurate.errors import Refusal
+from murmurate.spec import EnvSpec, derive_generator, derive_seed, native_bfloat16
+
+FEATURES = 128
+_VERSION = 1  # of the net and its training: files of other versions are not used
+_CHANNELS = (32, 64, FEATURES, FEATURES)
+_BATCH, _RATE = 128, 2e-3
+_AT_ONCE = 500  # images whose features are computed at a time
+_SEED = 0  # not the run's: runs on the same images have the same classifier, and figures that compare
+
+
+class FeatureNet(nn.Module):
+    """Four convolutions of 3 x 3 pixels with batch normalisation, the second and third with stride 2; their
+    mean over all pixels is the features [B, 128], from which a linear layer classifies."""
+
+    def __init__(self, image_channels: int, classes: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        inputs = image_channels
+        for number, outputs in enumerate(_CHANNELS):
+            stride = 2 if number in (1, 2) else 1
+            layers += [
+                nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
+                nn.BatchNorm2d(outputs),
+                nn.ReLU(inplace=True),
+            ]
+            inputs = outputs
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(FEATURES, classes)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """uint8 [B, C, H, W] to features [B, 128] and logits [B, classes]."""
+        x = images.contiguous(memory_format=torch.channels_last).float() / 127.5 - 1
+        low = native_bfloat16(x.device)
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=low):
+            features = self.body(x).float().mean((2, 3))
+        return features, self.head(features)
+
+
+@dataclass(frozen=True)
+class FeatureClassifier:
+    """A trained net. accuracy: on the test images; None where there are none."""
+
+    net: FeatureNet
+    accuracy: float | None
+
+    @torch.no_grad()
+    def features(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Features [n, 128] and log-probabilities [n, classes] of images [n, C, H, W] uint8, in float64."""
+        parts = [self.net(part) for part in torch.split(images, _AT_ONCE)]
+        features, logits = (torch.cat(list(part)).double() for part in zip(*parts, strict=True))
+        return features, logits.log_softmax(1)
+
+
+def feature_classifier(
+    path: Path, split: Split, spec: EnvSpec, *, epochs: int, data: Mapping[str, Any] | None
+) -> FeatureClassifier:
+    """The classifier of ``path``, trained and saved there if there is none that fits.
+
+    epochs: passes through the training images. data: fingerprint of the data set. Raises Refusal where the
+    file cannot be written.
+    """
+    made_of = json.dumps({"version": _VERSION, "epochs": epochs, "data": data}, sort_keys=True)
+    net = FeatureNet(spec.observation_shape[0], spec.actions)
+    found = _read(path, net, made_of)
+    if found is None:
+        _train(net, split.train, epochs)
+        test = split.test if len(split.test) else split.validation
+        found = FeatureClassifier(net, _accuracy(net, test))
+        _write(path, found, made_of)
+    return found
+
+
+def _train(net: FeatureNet, train: ExampleSet[Any], epochs: int) -> None:
+    """Adam, with a rate that rises for a tenth of the updates and then falls linearly to 0."""
+    generator = derive_generator(_SEED, "feature net")
+    for parameter in net.parameters():
+        if parameter.dim() > 1:
+            drawn = torch.empty(parameter.shape)
+            nn.init.kaiming_normal_(drawn, generator=generator)
+            parameter.data.copy_(drawn)
+    optimizer = torch.optim.Adam(net.parameters(), lr=_RATE)
+    size = min(_BATCH, len(train))
+    updates = epochs * (len(train) // size)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda t: min((t + 1) / (0.1 * updates + 1), (updates - t) / (0.9 * updates + 1))
+    )
+    net.train()
+    for epoch in range(epochs):
+        order = np.random.default_rng(derive_seed(_SEED, "feature net", epoch)).permutation(len(train))
+        for first in range(0, len(order) - size + 1, size):
+            batch = train.select(order[first : first + size])
+            loss = F.cross_entropy(net(batch.images)[1], batch.labels)
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            optimizer.step()
+            schedule.step()
+    net.eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def _accuracy(net: FeatureNet, test: ExampleSet[Any]) -> float | None:
+    if not len(test):
+        return None
+    right = 0
+    for first in range(0, len(test), _AT_ONCE):
+        batch = test.select(np.arange(first, min(first + _AT_ONCE, len(test))))
+        right += int((net(batch.images)[1].argmax(1) == batch.labels).sum())
+    return right / len(test)
+
+
+def _read(path: Path, net: FeatureNet, made_of: str) -> FeatureClassifier | None:
+    """None if there is no such file, or it is of other images or another version."""
+    try:
+        with safe_open(path, "pt") as file:
+            saved = file.metadata() or {}
+            if saved.get("made_of") != made_of:
+                return None
+            net.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+    except (OSError, SafetensorError, RuntimeError):
+        return None
+    net.eval().requires_grad_(False)
+    return FeatureClassifier(net, json.loads(saved["accuracy"]))
+
+
+def _write(path: Path, made: FeatureClassifier, made_of: str) -> None:
+    """Atomic: another run may read the file."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    tensors = {name: x.contiguous() for name, x in made.net.state_dict().items()}
+    try:
+        save_file(tensors, temporary, {"made_of": made_of, "accuracy": json.dumps(made.accuracy)})
+        os.replace(temporary, path)
+    except (OSError, SafetensorError) as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        cause = getattr(error, "strerror", None) or error
+        raise Refusal(f"{path} cannot be written: {cause}. Name another with --feature-net.") from error

@@ -1,0 +1,35 @@
+// Batch normalisation with the addition and the rectifier that follow it in a residual net, in two passes over memory
+// forwards and two backwards. Images lie channels last: [rows, channels], a row for each pixel of each image.
+#pragma once
+
+#include <cstdint>
+
+namespace murmurate {
+
+constexpr int64_t kMostNormalized = 1 << 16;  // channels
+
+struct Rows {
+  int64_t rows, channels;
+};
+
+// `bits`: 16 for bfloat16, 32 for float32. Coefficients and sums are [channels] float32 or double.
+struct NormalizeKernels {
+  const char* name;
+  // mean [channels], and the sum of squared differences from it
+  void (*moments)(Rows, int bits, const void* x, double* mean, double* squares, int64_t threads);
+  // y = scale x + shift (+ residual, if there is one), and at least 0 if `rectify`
+  void (*apply)(Rows, int bits, const void* x, const void* residual, const float* scale, const float* shift,
+                bool rectify, void* y, int64_t threads);
+  // g is the gradient of y, 0 where y (if there is one) is not above 0: sum of g, and of g (x - mean)
+  void (*gradient_sums)(Rows, int bits, const void* gradient, const void* y, const void* x, const float* mean,
+                        double* sum, double* product, int64_t threads);
+  // of x: a g + b x + c. of the residual, if there is one: g
+  void (*gradient)(Rows, int bits, const void* gradient, const void* y, const void* x, const float* a, const float* b,
+                   const float* c, void* of_x, void* of_residual, int64_t threads);
+};
+
+extern const NormalizeKernels kNormalizePortable;
+extern const NormalizeKernels kNormalizeAvx2;
+extern const NormalizeKernels kNormalizeAvx512;
+
+}  // namespace murmurate

@@ -1,0 +1,94 @@
+"""The compiled passes of ``nets/batch_norm.py`` over channels-last images in host memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from murmurate import native
+
+_BITS = {torch.bfloat16: 16, torch.float32: 32}
+_PLAIN = (Tensor, torch.nn.Parameter)
+_MOST_CHANNELS = 1 << 16  # native/normalize.hpp
+
+
+def takes(x: Tensor, residual: Tensor | None) -> bool:
+    """Whether the kernels can read these: dense, channels last, bfloat16 or float32, in host memory; and
+    torch neither records nor transforms what is computed."""
+    if native.kernels is None or _watched() or x.dtype not in _BITS or not x.numel():
+        return False
+    if x.shape[1] > _MOST_CHANNELS or not _lies(x):
+        return False
+    return residual is None or (_lies(residual) and (residual.shape, residual.dtype) == (x.shape, x.dtype))
+
+
+def as_rows(x: Tensor, like: Tensor) -> Tensor:
+    """``x``, or a copy of it that the kernels can read, of the dtype of ``like``."""
+    return x.to(like.dtype).contiguous(memory_format=torch.channels_last)
+
+
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(mean, sum of squared differences from it), each [C] float64, of x [B, C, H, W]."""
+    mean, squares = torch.empty(2, x.shape[1], dtype=torch.float64)
+    _kernels().normalize_moments(*_size(x), _at(x), _at(mean), _at(squares), torch.get_num_threads())
+    return mean, squares
+
+
+def apply(
+    x: Tensor, residual: Tensor | None, scale: Tensor, shift: Tensor, rectify: bool, out: Tensor
+) -> None:
+    """out = scale x + shift (+ residual), where ``rectify`` at least 0; scale and shift are [C] float32."""
+    places = _at(x), _at(residual), _at(scale), _at(shift), rectify, _at(out)
+    _kernels().normalize_apply(*_size(x), *places, torch.get_num_threads())
+
+
+def gradient_sums(gradient: Tensor, y: Tensor | None, x: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+    """(sum of g, sum of g (x - mean)), each [C] float64; g is ``gradient``, 0 where ``y`` is not above 0."""
+    total, product = torch.empty(2, x.shape[1], dtype=torch.float64)
+    places = _at(gradient), _at(y), _at(x), _at(mean), _at(total), _at(product)
+    _kernels().normalize_gradient_sums(*_size(x), *places, torch.get_num_threads())
+    return total, product
+
+
+def gradients(
+    gradient: Tensor,
+    y: Tensor | None,
+    x: Tensor,
+    coefficients: tuple[Tensor, Tensor, Tensor],
+    of_x: Tensor,
+    of_residual: Tensor | None,
+) -> None:
+    """of_x = a g + b x + c with these coefficients, each [C] float32; of_residual = g."""
+    places = [_at(gradient), _at(y), _at(x), *map(_at, coefficients), _at(of_x), _at(of_residual)]
+    _kernels().normalize_gradient(*_size(x), *places, torch.get_num_threads())
+
+
+def _kernels() -> Any:
+    assert native.kernels is not None
+    return native.kernels
+
+
+def _size(x: Tensor) -> tuple[int, int, int]:
+    return x.numel() // x.shape[1], x.shape[1], _BITS[x.dtype]
+
+
+def _at(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
+
+
+def _lies(x: Tensor) -> bool:
+    return type(x) in _PLAIN and x.is_cpu and x.is_contiguous(memory_format=torch.channels_last)
+
+
+def _watched() -> bool:
+    """Whether torch records, fakes or transforms what is computed, which kernels would be left out of."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+    )

@@ -1,0 +1,190 @@
+"""Residual nets (He et al. 2016): ResNet-18, 34 and 50, and those for small images, ResNet-20, 32 and 56."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from murmurate.nets.batch_norm import BatchNorm
+from murmurate.nets.torso import seeded_by
+
+Norm = Callable[[int], BatchNorm]  # by the number of channels
+
+_SMALL = 64  # pixels of a side below which the first convolution does not reduce the image
+_EXPANSION = 4
+
+
+class Architecture(NamedTuple):
+    """blocks: of each stage. width: channels of the first stage, which double from stage to stage.
+
+    bottleneck: blocks of 1 x 1, 3 x 3 and 1 x 1 filters, else two of 3 x 3. projects: a shortcut that changes
+    shape is a convolution with 1 x 1 filters; else it has no parameters: every second pixel, and channels of
+    zeros (He et al., options B and A).
+    """
+
+    blocks: tuple[int, ...]
+    width: int
+    bottleneck: bool = False
+    projects: bool = True
+
+
+ARCHITECTURES = {
+    "resnet18": Architecture((2, 2, 2, 2), 64),
+    "resnet34": Architecture((3, 4, 6, 3), 64),
+    "resnet50": Architecture((3, 4, 6, 3), 64, bottleneck=True),
+    "resnet20": Architecture((3, 3, 3), 16, projects=False),
+    "resnet32": Architecture((5, 5, 5), 16, projects=False),
+    "resnet56": Architecture((9, 9, 9), 16, projects=False),
+}
+
+
+class PaddedShortcut(nn.Module):
+    """Every ``stride``-th pixel, with channels of zeros on both sides up to ``outputs`` (option A)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.before = (outputs - inputs) // 2
+        self.after = outputs - inputs - self.before
+        self.stride = stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[:, :, :: self.stride, :: self.stride]
+        padded = F.pad(x, (0, 0, 0, 0, self.before, self.after))
+        return padded.contiguous(memory_format=torch.channels_last)
+
+
+class ProjectedShortcut(nn.Module):
+    """A convolution with 1 x 1 filters and batch normalisation (option B)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
+        super().__init__()
+        self.conv = _conv(inputs, outputs, 1, stride)
+        self.norm = norm(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.conv(x))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """Convolutions, each with batch normalisation and a rectifier, the last rectifier after the shortcut was
+    added. The stride is that of the 3 x 3 filters (torchvision's ResNet v1.5, and Goyal et al. 2017)."""
+
+    def __init__(self, architecture: Architecture, inputs: int, width: int, stride: int, norm: Norm) -> None:
+        super().__init__()
+        if architecture.bottleneck:
+            self.outputs = _EXPANSION * width
+            sizes = [(inputs, width, 1, 1), (width, width, 3, stride), (width, self.outputs, 1, 1)]
+        else:
+            self.outputs = width
+            sizes = [(inputs, width, 3, stride), (width, width, 3, 1)]
+        self.convs = nn.ModuleList(_conv(*size) for size in sizes)
+        self.norms = nn.ModuleList(norm(size[1]) for size in sizes)
+        self.shortcut: nn.Module = nn.Identity()
+        if architecture.projects and (stride != 1 or inputs != self.outputs):
+            self.shortcut = ProjectedShortcut(inputs, self.outputs, stride, norm)
+        elif stride != 1 or inputs != self.outputs:
+            self.shortcut = PaddedShortcut(inputs, self.outputs, stride)
+
+    @property
+    def last_norm(self) -> BatchNorm:
+        return cast(BatchNorm, self.norms[-1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x
+        last = len(self.convs) - 1
+        for i, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
+            residual = self.shortcut(x) if i == last else None
+            y = norm(conv(y), residual, rectify=True)
+        return y
+
+
+class GlobalAverage(nn.Module):
+    """[B, C, H, W] to the means over all pixels [B, C], in float32 or more."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3), dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+class ResNet(nn.Module):
+    """A residual net that classifies images.
+
+    Images of fewer than 64 pixels a side begin with a convolution of 3 x 3 filters (He et al., section 4.2),
+    larger ones with 7 x 7 filters, stride 2, and max-pooling. Weights are drawn from N(0, 2 / fan out); with
+    projections, the last normalisation of each block begins with weight 0 (Goyal et al. 2017, section 5.1).
+
+    Args:
+        name: one of ``ARCHITECTURES``. shape: (C, H, W) of an image. classes: K.
+        width: channels of the first stage; 0: the architecture's own. norm: makes the normalisations.
+        generator: seeds the initial weights.
+
+    Raises:
+        ValueError: for an unknown name, and images that the stages would reduce to nothing.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[int, int, int],
+        classes: int,
+        *,
+        width: int = 0,
+        norm: Norm = BatchNorm,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        if name not in ARCHITECTURES:
+            raise ValueError(f"there is no net called '{name}': use {', '.join(ARCHITECTURES)}")
+        architecture = ARCHITECTURES[name]
+        channels = width or architecture.width
+        self.shape = torch.Size(shape)
+        small = min(shape[1:]) < _SMALL
+        with seeded_by(torch.Generator() if generator is None else generator):
+            self.conv = _conv(shape[0], channels, 3 if small else 7, 1 if small else 2)
+            self.norm = norm(channels)
+            self.pool = nn.Identity() if small else nn.MaxPool2d(3, 2, padding=1)
+            stages, inputs = [], channels
+            for stage, count in enumerate(architecture.blocks):
+                for block in range(count):
+                    stride = 2 if stage and not block else 1
+                    stages.append(Block(architecture, inputs, channels << stage, stride, norm))
+                    inputs = stages[-1].outputs
+            self.blocks = nn.Sequential(*stages)
+            self.average = GlobalAverage()
+            self.head = nn.Linear(inputs, classes)
+            self._initialize(architecture)
+        self.features = inputs
+
+    def _initialize(self, architecture: Architecture) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+                module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
+        nn.init.normal_(self.head.weight, std=0.01)
+        nn.init.zeros_(self.head.bias)
+        if architecture.projects:
+            for block in self.blocks:
+                nn.init.zeros_(cast(Block, block).last_norm.weight)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Normalised images [B, C, H, W] in floating point to logits [B, K] of the head's dtype.
+
+        Raises:
+            ValueError: on another shape of an image.
+        """
+        return self.head(self.embed(images).to(self.head.weight.dtype))  # type: ignore[no-any-return]
+
+    def embed(self, images: Tensor) -> Tensor:
+        """[B, C, H, W] to the features [B, F] in float32 that the head reads: means over all pixels."""
+        if images.shape[1:] != self.shape:
+            raise ValueError(f"images are {list(images.shape[1:])}, and the net is for {list(self.shape)}")
+        x = images.to(self.conv.weight.dtype).contiguous(memory_format=torch.channels_last)
+        x = self.pool(self.norm(self.conv(x), rectify=True))
+        return self.average(self.blocks(x))  # type: ignore[no-any-return]
+
+
+def _conv(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)

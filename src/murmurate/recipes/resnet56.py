@@ -1,0 +1,17 @@
+"""``<world>-resnet56``: a residual net of 56 layers that classifies images (He et al. 2016)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from murmurate.recipes._resnet import WORLDS as _WORLDS
+from murmurate.recipes._resnet import classifier
+from murmurate.training.run import Run
+
+ALGORITHM: Final = "resnet56"
+WORLDS = tuple(_WORLDS)
+
+
+def recipe(name: str) -> Run:
+    """See ``_resnet.classifier``."""
+    return classifier(name, ALGORITHM)

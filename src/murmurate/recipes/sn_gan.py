@@ -1,0 +1,34 @@
+"""``<images>-sn-gan``: class-conditional image generation by SN-GAN."""
+
+from __future__ import annotations
+
+from murmurate.datasets.image_cifar10 import Cifar10World
+from murmurate.datasets.image_fashion import FashionWorld
+from murmurate.errors import unknown
+from murmurate.evaluation.sample_quality import SampleQuality
+from murmurate.sources.images import ImageSourceConfig
+from murmurate.spec import World
+from murmurate.strategies.all_reduce import AllReduce
+from murmurate.training.run import Run
+from murmurate.workloads.sn_gan import SNGAN
+
+ALGORITHM = "sn-gan"
+_WORLDS: dict[str, type[World]] = {"fashion": FashionWorld, "cifar10": Cifar10World}
+WORLDS = tuple(_WORLDS)
+
+
+def recipe(name: str) -> Run:
+    """A quarter of the papers' channels, for CPUs (``--agent.channels 256`` gives theirs). Every replica has
+    a batch of its own, so ``--replicas N`` makes the total batch N times larger."""
+    if name not in _WORLDS:
+        raise unknown("world", name, _WORLDS)
+    return Run(
+        recipe=f"{name}-{ALGORITHM}",
+        world=_WORLDS[name](),
+        learner=SNGAN(channels=64),
+        strategy=AllReduce(),
+        source=ImageSourceConfig(),
+        evaluation=SampleQuality(),
+        env_steps=1_280_000,
+        checkpoint_every_env_steps=100_000,
+    )

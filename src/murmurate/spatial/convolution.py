@@ -1,0 +1,319 @@
+"""Convolution over the parts of a replica (Jin, section 4.3), and transposed convolution.
+
+Differs from the paper: the interior is computed while halos travel, and only the outputs that need a halo are
+computed again from it; so no padded copy of the image is made or kept. Strides, uneven sizes, and halos wider
+than a part are allowed.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from murmurate.spatial.layout import Interval, Layout, Plan, Rect, common, plan
+from murmurate.spatial.parts import Parts
+from murmurate.spatial.sliding import Kernel, Pair, Sliding, needed, outputs_of, pair
+from murmurate.spatial.tensor import SpatialTensor, arranged_evenly, spatial, window
+from murmurate.spatial.window import Pieces, add_returned, assemble, empty, format_of, received, start
+
+_MOST_REPEATED = 0.5  # of the outputs; if more need a halo, all are computed once it is there
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Outputs that need a halo. outputs, inputs, halo: rectangles of the whole output and input."""
+
+    outputs: Rect
+    inputs: Rect
+    halo: Rect
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How one part computes its outputs.
+
+    padding: with which the own pixels alone give all outputs, except that those of ``strips`` lack halos;
+    None: the whole window is needed first.
+    """
+
+    kernel: Kernel
+    outputs: Rect
+    plan: Plan
+    padding: Pair | None
+    strips: tuple[Strip, ...]
+    stride: Pair
+    dilation: Pair
+
+
+@spatial("conv2d")
+def conv2d(
+    x: SpatialTensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> SpatialTensor:
+    """``torch.nn.functional.conv2d`` for x [N, C, H, W]; weight and bias are the same on all parts."""
+    kernel = _kernel(weight, pair(stride), padding, pair(dilation))
+    outputs = outputs_of(kernel, x.arrangement, x.parts)
+    geometry = _geometry(kernel, x.arrangement, outputs, x.parts.rank)
+    local, weight, bias = cast(x.local, weight, bias)
+    y: Tensor = _Conv2d.apply(local, weight, bias, x.parts, geometry, groups)  # type: ignore[no-untyped-call]
+    return x.like(y, outputs)
+
+
+class _Conv2d(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, parts: Parts, g: Geometry, groups: int
+    ) -> Tensor:
+        number = start(x, g.plan, parts)
+        if g.padding is not None:
+            y = functional.conv2d(x, weight, bias, g.stride, g.padding, g.dilation, groups)
+            pieces = received(number, x, g.plan, parts)
+            for strip in g.strips:
+                strip_x = assemble(strip.inputs, [(g.plan.own, x), *pieces], g.plan.image, x)
+                strip_y = functional.conv2d(strip_x, weight, bias, g.stride, 0, g.dilation, groups)
+                y[strip.outputs.slices(g.outputs)] = strip_y
+        else:
+            pieces = received(number, x, g.plan, parts)
+            whole = assemble(g.plan.window, [(g.plan.own, x), *pieces], g.plan.image, x)
+            y = functional.conv2d(whole, weight, bias, g.stride, 0, g.dilation, groups)
+        # messages are views of a queue's memory, which must become free
+        ctx.save_for_backward(x, weight, *(pixels.clone() for _, pixels in pieces))
+        ctx.rects = [rect for rect, _ in pieces]
+        ctx.parts, ctx.geometry, ctx.groups = parts, g, groups
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, weight, *pixels = ctx.saved_tensors
+        pieces = list(zip(ctx.rects, pixels, strict=True))
+        wanted = ctx.needs_input_grad[:3]
+        compute = _backward_directly if ctx.geometry.padding is not None else _backward_of_window
+        gradients = compute(ctx, gradient, x, weight, pieces, wanted)
+        return (*gradients, None, None, None)
+
+
+def _backward_directly(
+    ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor, pieces: Pieces, wanted: tuple[bool, bool, bool]
+) -> list[Tensor | None]:
+    """The gradients of the halos first, so that they travel while those of the own pixels are computed."""
+    g, parts = ctx.geometry, ctx.parts
+    to_weight: list[Tensor] = []
+    to_halo: list[tuple[Rect, Tensor]] = []
+    for strip in g.strips:
+        halo_alone = [
+            (rect.intersection(strip.halo), _crop(pixels, rect, strip.halo)) for rect, pixels in pieces
+        ]
+        strip_x = assemble(strip.inputs, [p for p in halo_alone if not p[0].is_empty], g.plan.image, x)
+        strip_gradient = gradient[strip.outputs.slices(g.outputs)]
+        mask = (wanted[0], wanted[1], False)
+        found = _gradients(strip_gradient, strip_x, weight, g.stride, (0, 0), g.dilation, ctx.groups, mask)
+        if found[0] is not None:
+            to_halo.append((strip.halo, _crop(found[0], strip.inputs, strip.halo)))
+        if found[1] is not None:
+            to_weight.append(found[1])
+    number = 0
+    if wanted[0]:
+        messages = []
+        for q, rect in g.plan.incoming:
+            halo, pixels = next(h for h in to_halo if h[0].contains(rect))
+            messages.append((q, pixels[rect.slices(halo)]))
+        number = parts.send(messages)
+    own = _gradients(gradient, x, weight, g.stride, g.padding, g.dilation, ctx.groups, wanted)
+    if own[1] is not None:
+        for addend in to_weight:
+            own[1] += addend
+    if own[0] is not None:
+        add_returned(own[0], number, g.plan, parts)
+    return own
+
+
+def _backward_of_window(
+    ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor, pieces: Pieces, wanted: tuple[bool, bool, bool]
+) -> list[Tensor | None]:
+    g, parts = ctx.geometry, ctx.parts
+    whole = assemble(g.plan.window, [(g.plan.own, x), *pieces], g.plan.image, x)
+    found = _gradients(gradient, whole, weight, g.stride, (0, 0), g.dilation, ctx.groups, wanted)
+    of_window = found[0]
+    if of_window is not None:
+        number = parts.send([(q, of_window[rect.slices(g.plan.window)]) for q, rect in g.plan.incoming])
+        own = empty(g.plan.own, of_window).zero_()
+        shared = g.plan.own.intersection(g.plan.window)
+        if not shared.is_empty:
+            own[shared.slices(g.plan.own)] = of_window[shared.slices(g.plan.window)]
+        add_returned(own, number, g.plan, parts)
+        found[0] = own
+    return found
+
+
+def _gradients(
+    gradient: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
+    wanted: tuple[bool, bool, bool],
+) -> list[Tensor | None]:
+    """The gradients of input, weight and bias; None where not wanted."""
+    if not any(wanted):
+        return [None, None, None]
+    biases = [weight.shape[0]] if wanted[2] else None
+    found = torch.ops.aten.convolution_backward(
+        gradient, x, weight, biases, stride, padding, dilation, False, (0, 0), groups, list(wanted)
+    )
+    return [one if wish else None for one, wish in zip(found, wanted, strict=True)]
+
+
+def _crop(pixels: Tensor, frame: Rect, rect: Rect) -> Tensor:
+    shared = frame.intersection(rect)
+    return pixels if shared.is_empty else pixels[shared.slices(frame)]
+
+
+# -- geometry -----------------------------------------------------------------------------------------
+
+
+def _kernel(weight: Tensor, stride: Pair, padding: Any, dilation: Pair) -> Kernel:
+    sizes = weight.shape[-2], weight.shape[-1]
+    if padding == "same":  # torch puts the odd pixel behind
+        total = [d * (k - 1) for d, k in zip(dilation, sizes, strict=True)]
+        sides = [(t // 2, t - t // 2) for t in total]
+    else:
+        sides = [(p, p) for p in pair(0 if padding == "valid" else padding)]
+    rows, columns = (
+        Sliding(k, s, d, *side) for k, s, d, side in zip(sizes, stride, dilation, sides, strict=True)
+    )
+    return rows, columns
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _geometry(kernel: Kernel, arrangement: Layout, outputs: Layout, part: int) -> Geometry:
+    wanted = plan(arrangement, *needed(kernel, outputs), part)
+    own_outputs = outputs.rect(part)
+    stride = kernel[0].stride, kernel[1].stride
+    dilation = kernel[0].dilation, kernel[1].dilation
+    padding = [_padding(*axis) for axis in zip(kernel, own_outputs, wanted.own, strict=True)]
+    if padding[0] is not None and padding[1] is not None:
+        strips = _strips(kernel, own_outputs, wanted)
+        repeated = sum(s.outputs.sizes[0] * s.outputs.sizes[1] for s in strips)
+        if repeated <= _MOST_REPEATED * own_outputs.sizes[0] * own_outputs.sizes[1]:
+            sides = padding[0], padding[1]
+            return Geometry(kernel, own_outputs, wanted, sides, tuple(strips), stride, dilation)
+    return Geometry(kernel, own_outputs, wanted, None, (), stride, dilation)
+
+
+def _padding(axis: Sliding, outputs: Interval, own: Interval) -> int | None:
+    """The padding with which the own pixels give outputs in the right places; None if there is none."""
+    padding = own[0] - axis.inputs(outputs)[0]
+    size = own[1] - own[0] + 2 * padding
+    fits = padding >= 0 and size >= axis.reach
+    return padding if fits and (size - axis.reach) // axis.stride + 1 == outputs[1] - outputs[0] else None
+
+
+def _strips(kernel: Kernel, outputs: Rect, wanted: Plan) -> list[Strip]:
+    """Above, below, left and right; the corners of the halo belong to the first two."""
+    within = Rect(*(common(w, i) for w, i in zip(wanted.window, wanted.image, strict=True)))
+    middle = Rect(common(wanted.own.rows, within.rows), within.columns)
+    strips = []
+    for halo, some in _sides(kernel[0], outputs.rows, wanted.own.rows, within.rows):
+        strips.append((Rect(some, outputs.columns), Rect(halo, within.columns)))
+    for halo, some in _sides(kernel[1], outputs.columns, wanted.own.columns, within.columns):
+        strips.append((Rect(outputs.rows, some), Rect(middle.rows, halo)))
+    return [
+        Strip(some, Rect(kernel[0].inputs(some.rows), kernel[1].inputs(some.columns)), halo)
+        for some, halo in strips
+    ]
+
+
+def _sides(
+    axis: Sliding, outputs: Interval, own: Interval, within: Interval
+) -> list[tuple[Interval, Interval]]:
+    """(halo, the outputs that need it), on either side along one axis."""
+    sides = []
+    if within[0] < own[0]:
+        stop = min(outputs[1], -(-(own[0] + axis.before) // axis.stride))
+        sides.append(((within[0], own[0]), (outputs[0], stop)))
+    if within[1] > own[1]:
+        begin = max(outputs[0], -(-(own[1] + axis.before - axis.reach + 1) // axis.stride))
+        sides.append(((own[1], within[1]), (begin, outputs[1])))
+    return sides
+
+
+# -- transposed ---------------------------------------------------------------------------------------
+
+
+@spatial("conv_transpose2d")
+def conv_transpose2d(
+    x: SpatialTensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> SpatialTensor:
+    """``torch.nn.functional.conv_transpose2d`` for x [N, C, H, W] over the parts."""
+    stride, padding, dilation = pair(stride), pair(padding), pair(dilation)
+    more = pair(output_padding)
+    kernel = [Sliding(weight.shape[2 + i], stride[i], dilation[i], padding[i], padding[i]) for i in (0, 1)]
+    sizes = [
+        (size - 1) * k.stride - 2 * k.before + k.reach + extra
+        for size, k, extra in zip(x.arrangement.sizes, kernel, more, strict=True)
+    ]
+    outputs = arranged_evenly((sizes[0], sizes[1]), x.parts)
+    needs = [
+        tuple(_sources(k, interval, size) for interval in intervals)
+        for k, intervals, size in zip(kernel, outputs.intervals(), x.arrangement.sizes, strict=True)
+    ]
+    local, weight, bias = cast(window(x, needs[0], needs[1]), weight, bias)
+    y = functional.conv_transpose2d(local, weight, None, stride, 0, 0, groups, dilation)
+    own = divmod(x.parts.rank, x.parts.grid[1])
+    for axis in (0, 1):
+        first = needs[axis][own[axis]][0] * stride[axis] - padding[axis]
+        y = _placed(y, axis - 2, first, outputs.intervals()[axis][own[axis]])
+    y = y.contiguous(memory_format=format_of(local))
+    return x.like(y if bias is None else y + bias[:, None, None], outputs)
+
+
+def _sources(kernel: Sliding, outputs: Interval, size: int) -> Interval:
+    """The pixels that reach some outputs of a transposed convolution; one at least."""
+    first = -(-(outputs[0] + kernel.before - kernel.reach + 1) // kernel.stride)
+    stop = (outputs[1] - 1 + kernel.before) // kernel.stride + 1
+    first = min(max(first, 0), size - 1)
+    return first, max(min(stop, size), first + 1)
+
+
+def _placed(y: Tensor, dim: int, first: int, outputs: Interval) -> Tensor:
+    """``y``, whose first entry along ``dim`` is output ``first``, cut or extended to ``outputs``."""
+    begin, stop = max(outputs[0] - first, 0), min(outputs[1] - first, y.shape[dim])
+    stop = max(begin, stop)
+    before = min(max(first - outputs[0], 0), outputs[1] - outputs[0])
+    after = outputs[1] - outputs[0] - before - max(stop - begin, 0)
+    if begin >= y.shape[dim] or stop <= begin:
+        begin = stop = 0
+    if (begin, stop) != (0, y.shape[dim]):
+        y = y.narrow(dim, begin, stop - begin)
+    if before or after:
+        y = functional.pad(y, (0, 0, before, after) if dim == -2 else (before, after))
+    return y
+
+
+def cast(*tensors: Tensor | None) -> Any:
+    """The tensors in autocast's dtype where it is on, as torch's own convolution would take them."""
+    first = tensors[0]
+    if first is None or not torch.is_autocast_enabled(first.device.type):
+        return tensors
+    dtype = torch.get_autocast_dtype(first.device.type)
+    return tuple(t.to(dtype) if t is not None and t.is_floating_point() else t for t in tensors)

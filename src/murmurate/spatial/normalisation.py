@@ -1,0 +1,196 @@
+"""Batch, group, layer and instance normalisation with the statistics of the whole image.
+
+Each part computes mean and squared deviations of its own pixels; one message joins them (Chan et al. 1979),
+which is stable where a difference of mean squares is not. The backward pass needs one sum over the parts.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from murmurate.spatial.parts import Parts
+from murmurate.spatial.tensor import SpatialTensor, aligned, spatial
+
+
+class Statistics(NamedTuple):
+    """Of every normalised group over all parts: mean, biased variance, and the number of values."""
+
+    mean: Tensor
+    variance: Tensor
+    number: int
+
+
+@spatial("batch_norm")
+def batch_norm(
+    x: SpatialTensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> SpatialTensor:
+    """``torch.nn.functional.batch_norm``: x [N, C, H, W]; running statistics stay equal on all parts."""
+    if not training and running_mean is not None:
+        return x.like(
+            functional.batch_norm(x.local, running_mean, running_var, weight, bias, False, momentum, eps)
+        )
+    dims = [d for d in range(x.dim()) if d != 1]
+    found = _statistics(x.local.detach(), dims, x.numel() // x.shape[1], x.parts)
+    if training and running_mean is not None and running_var is not None:
+        unbiased = found.variance * (found.number / max(found.number - 1, 1))
+        running_mean.lerp_(found.mean.flatten().to(running_mean.dtype), momentum)
+        running_var.lerp_(unbiased.flatten().to(running_var.dtype), momentum)
+    shape = [1, -1, *[1] * (x.dim() - 2)]
+    affine = [None if p is None else p.view(shape) for p in (weight, bias)]
+    return x.like(_normalised(x.local, dims, found, affine[0], affine[1], eps, x.parts))
+
+
+@spatial("group_norm")
+def group_norm(
+    x: SpatialTensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> SpatialTensor:
+    """``torch.nn.functional.group_norm`` for x [N, C, H, W]."""
+    batch, channels = x.shape[:2]
+    grouped = x.local.reshape(batch, num_groups, channels // num_groups, *x.local.shape[2:])
+    dims = list(range(2, grouped.dim()))
+    found = _statistics(grouped.detach(), dims, x.numel() // (batch * num_groups), x.parts)
+    shape = [1, num_groups, channels // num_groups, *[1] * (x.dim() - 2)]
+    affine = [None if p is None else p.view(shape) for p in (weight, bias)]
+    y = _normalised(grouped, dims, found, affine[0], affine[1], eps, x.parts)
+    return x.like(y.reshape(x.local.shape))
+
+
+@spatial("instance_norm")
+def instance_norm(
+    x: SpatialTensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> SpatialTensor:
+    """``torch.nn.functional.instance_norm`` for x [N, C, H, W]."""
+    if not use_input_stats:
+        y: SpatialTensor = batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
+        return y
+    dims = list(range(2, x.dim()))
+    found = _statistics(x.local.detach(), dims, math.prod(x.shape[2:]), x.parts)
+    if running_mean is not None and running_var is not None:
+        unbiased = found.variance * (found.number / max(found.number - 1, 1))
+        running_mean.lerp_(found.mean.mean(0).flatten().to(running_mean.dtype), momentum)
+        running_var.lerp_(unbiased.mean(0).flatten().to(running_var.dtype), momentum)
+    shape = [1, -1, *[1] * (x.dim() - 2)]
+    affine = [None if p is None else p.view(shape) for p in (weight, bias)]
+    return x.like(_normalised(x.local, dims, found, affine[0], affine[1], eps, x.parts))
+
+
+@spatial("layer_norm")
+def layer_norm(
+    x: SpatialTensor,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> SpatialTensor:
+    """``torch.nn.functional.layer_norm`` over the last dimensions, rows and columns included.
+
+    Raises ValueError for another shape than that of the whole image's last dimensions.
+    """
+    sizes = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
+    if len(sizes) < 2 or list(x.shape[-len(sizes) :]) != sizes:
+        raise ValueError(f"layer_norm over {sizes} of an image of {list(x.shape)}: give its last dimensions")
+    dims = list(range(x.dim() - len(sizes), x.dim()))
+    found = _statistics(x.local.detach(), dims, math.prod(sizes), x.parts)
+    affine = [None if p is None else aligned(x, p) for p in (weight, bias)]
+    return x.like(_normalised(x.local, dims, found, affine[0], affine[1], eps, x.parts))
+
+
+def _statistics(x: Tensor, dims: list[int], count: int, parts: Parts) -> Statistics:
+    """Over ``dims``, which are kept with size 1, of all parts. count: values of a group on all parts."""
+    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    with torch.no_grad():
+        variance, mean = torch.var_mean(wide, dims, correction=0, keepdim=True)
+        if parts.size == 1:
+            return Statistics(mean, variance, count)
+        own_count = math.prod(x.shape[d] for d in dims)
+        gathered = parts.gather(torch.stack([mean, variance, torch.full_like(mean, own_count)]))
+        shares = [(m, v, n / count) for m, v, n in gathered]
+        mean = _in_order([m * share for m, _, share in shares])
+        variance = _in_order([(v + (m - mean) ** 2) * share for m, v, share in shares])
+    return Statistics(mean, variance, count)
+
+
+def _in_order(addends: list[Tensor]) -> Tensor:
+    total = addends[0]
+    for addend in addends[1:]:
+        total = total + addend
+    return total
+
+
+def _normalised(
+    x: Tensor,
+    dims: list[int],
+    found: Statistics,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    parts: Parts,
+) -> Tensor:
+    y: Tensor = _Normalise.apply(x, weight, bias, dims, found, eps, parts)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _Normalise(torch.autograd.Function):
+    """weight * (x - mean) / sqrt(variance + eps) + bias, where mean and variance depend on x on all parts."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        dims: list[int],
+        found: Statistics,
+        eps: float,
+        parts: Parts,
+    ) -> Tensor:
+        inverse = torch.rsqrt(found.variance + eps)
+        ctx.save_for_backward(x, weight, found.mean, inverse)
+        ctx.dims, ctx.count, ctx.parts = dims, found.number, parts
+        ctx.bias_shape = None if bias is None else bias.shape
+        scale = inverse if weight is None else inverse * weight
+        shift = -found.mean * scale if bias is None else bias - found.mean * scale
+        return torch.addcmul(shift, x, scale).to(x.dtype)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, weight, mean, inverse = ctx.saved_tensors
+        normalised = (x - mean) * inverse
+        scaled = gradient if weight is None else gradient * weight
+        of_weight = None if weight is None else (gradient * normalised).sum_to_size(weight.shape)
+        of_bias = None if ctx.bias_shape is None else gradient.sum_to_size(ctx.bias_shape)
+        if not ctx.needs_input_grad[0]:
+            return None, of_weight, of_bias, None, None, None, None
+        sums = torch.stack(
+            [
+                scaled.sum(ctx.dims, keepdim=True, dtype=mean.dtype),
+                (scaled * normalised).sum(ctx.dims, keepdim=True, dtype=mean.dtype),
+            ]
+        )
+        means = ctx.parts.sum(sums) / ctx.count if ctx.parts.size > 1 else sums / ctx.count
+        own = (scaled - means[0] - normalised * means[1]) * inverse
+        return own.to(x.dtype), of_weight, of_bias, None, None, None, None

@@ -1,0 +1,104 @@
+"""Turns an ordinary module into the parts of a replica (Jin, chapter 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from murmurate.errors import Refusal
+from murmurate.fabric.interface import Fabric
+from murmurate.spatial import convolution, normalisation, pixelwise, pooling, reductions, resizing  # noqa: F401
+from murmurate.spatial.parts import Parts, checked_grid
+from murmurate.spatial.tensor import SpatialTensor, scatter
+
+_HANDLES = "_spatial_handles"
+
+# modules whose forward pass never has a spatial form, with what to use instead
+_CANNOT: dict[type[nn.Module], str] = {
+    nn.Conv1d: "Conv2d with a kernel of one row",
+    nn.Conv3d: "Conv2d",
+    nn.ConvTranspose1d: "ConvTranspose2d with a kernel of one row",
+    nn.ConvTranspose3d: "ConvTranspose2d",
+    nn.MaxUnpool2d: "Upsample or ConvTranspose2d",
+    nn.FractionalMaxPool2d: "MaxPool2d",
+    nn.LPPool2d: "AvgPool2d",
+    nn.Unfold: "Conv2d",
+    nn.Fold: "ConvTranspose2d",
+    nn.LocalResponseNorm: "GroupNorm",
+}
+
+
+def parallelize(
+    module: nn.Module, parts: Parts | Sequence[int] | int, fabric: Fabric | None = None
+) -> nn.Module:
+    """``module`` itself, whose forward pass from now on computes this part's share of every image.
+
+    Every part passes the same whole images [N, C, H, W], or its own rectangles (``SpatialTensor``); outputs
+    that depend on all pixels (logits behind a pooling, losses) are whole on every part, and images are
+    ``SpatialTensor``. Parameters, buffers and their names stay those of the whole, so a checkpoint is the
+    whole module's. Each part computes the same loss; the gradient of a parameter is the mean over the parts.
+
+    parts: from ``replicator.parts`` or ``Parts.open``; or a grid such as (2, 2), opened on ``fabric``.
+
+    Raises Refusal that names the layers that cannot be computed in parts, here or at their first call.
+    """
+    if not isinstance(parts, Parts):
+        if fabric is None:
+            raise Refusal(
+                "parts is a grid, and there is nothing to join them: give replicator.parts in a script that "
+                "murmurate.run(..., parts=...) started, or a fabric"
+            )
+        parts = Parts.open(fabric, checked_grid(parts))
+    _check(module)
+    whole_again(module)
+    handles = [module.register_forward_pre_hook(_Scatter(parts), with_kwargs=True)]
+    for name, layer in module.named_modules():
+        if name:
+            handles.append(layer.register_forward_pre_hook(_Enter(parts, name)))
+    module.__dict__[_HANDLES] = handles
+    return module
+
+
+def whole_again(module: nn.Module) -> nn.Module:
+    """Undo ``parallelize``: the module computes whole images again."""
+    for handle in module.__dict__.pop(_HANDLES, ()):
+        handle.remove()
+    return module
+
+
+class _Scatter:
+    """Takes this part's rectangle of every image among a module's arguments."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        self._parts.place = ""
+        return tuple(self._share(a) for a in args), {k: self._share(a) for k, a in kwargs.items()}
+
+    def _share(self, value: Any) -> Any:
+        is_image = isinstance(value, Tensor) and value.dim() == 4 and not isinstance(value, SpatialTensor)
+        return scatter(value, self._parts) if is_image else value
+
+
+class _Enter:
+    """Notes which layer is computed, for error messages."""
+
+    def __init__(self, parts: Parts, name: str) -> None:
+        self._parts, self._name = parts, name
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        self._parts.place = self._name
+
+
+def _check(module: nn.Module) -> None:
+    cannot = [
+        f"'{name}' ({type(layer).__name__}; use {instead})"
+        for name, layer in module.named_modules()
+        for kind, instead in _CANNOT.items()
+        if isinstance(layer, kind)
+    ]
+    if cannot:
+        raise Refusal(f"these layers cannot be computed in parts: {', '.join(cannot)}")

@@ -1,0 +1,231 @@
+"""The parts of one replica: messages between them, and sums over them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from murmurate.errors import Refusal
+from murmurate.fabric.interface import Channel, Fabric, FabricError, Message, ranks_within
+from murmurate.spec import derive_generator
+
+_PIECE_BYTES = 1 << 20  # longer messages are sent in several pieces
+_WAIT_SECONDS = 0.5  # then look whether the awaited part has died
+_RETRY_SECONDS = 1e-3  # while a queue to another part is full
+
+
+class PartLost(FabricError):
+    """Another part of this replica died, so the replica cannot go on."""
+
+
+class Expected(NamedTuple):
+    """A message that another part will have sent."""
+
+    sender: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Parts:
+    """One part's view of the parts of its replica (design, section 4: a rank is (replica, part)).
+
+    All parts make the same calls in the same order, also in backward passes.
+
+    grid: parts along the rows and along the columns of an image; they are numbered row by row.
+    channel: among exactly these parts, for bytes; None for a single part.
+    replica: its number, for error messages and, with ``seed``, for the noise of dropout.
+    deadline_seconds: how long a silent part is waited for.
+    """
+
+    def __init__(
+        self,
+        channel: Channel | None,
+        grid: tuple[int, int],
+        *,
+        replica: int = 0,
+        seed: int = 0,
+        deadline_seconds: float = 60.0,
+    ) -> None:
+        self.grid, self.replica, self.deadline_seconds = grid, replica, deadline_seconds
+        self.rank, self.size = (0, 1) if channel is None else (channel.rank, channel.size)
+        if math.prod(grid) != self.size:
+            raise Refusal(
+                f"a grid of {grid[0]} x {grid[1]} has {math.prod(grid)} parts, and {self.size} members are "
+                "to hold them: give as many"
+            )
+        self._channel = channel
+        self._calls = 0
+        self._arrived: defaultdict[int, deque[Message]] = defaultdict(deque)  # by sender
+        self._unsent: deque[tuple[int, Tensor, int]] = deque()
+        self.own_noise = derive_generator(seed, f"spatial.part {self.rank}", replica)
+        self.common_noise = derive_generator(seed, "spatial.all parts", replica)  # the same on all parts
+        self.place = ""  # the module whose forward pass was entered last, for error messages
+
+    @classmethod
+    def open(
+        cls,
+        fabric: Fabric,
+        grid: int | tuple[int, int],
+        *,
+        seed: int = 0,
+        deadline_seconds: float = 60.0,
+        name: str = "parts",
+    ) -> Parts:
+        """The parts of this member's replica; replicas are consecutive ranks of ``fabric``.
+
+        grid: (parts along rows, along columns), or the number along rows. Every member calls it.
+        Raises Refusal for numbers below 1, and for ranks that do not make whole replicas.
+        """
+        rows, columns = checked_grid(grid)
+        parts = rows * columns
+        if fabric.rank - fabric.rank % parts + parts > fabric.size:
+            raise Refusal(
+                f"{fabric.size} members do not make replicas of {rows} x {columns} parts: use a multiple of "
+                f"{parts}"
+            )
+        channel = None
+        if parts > 1:
+            members = ranks_within(fabric.rank, parts)
+            channel = fabric.channel(name, torch.zeros(_PIECE_BYTES, dtype=torch.uint8), members)
+        replica = fabric.rank // parts
+        return cls(channel, (rows, columns), replica=replica, seed=seed, deadline_seconds=deadline_seconds)
+
+    @property
+    def bytes_exchanged(self) -> int:
+        return 0 if self._channel is None else self._channel.traffic.bytes
+
+    @property
+    def waiting_seconds(self) -> float:
+        return 0.0 if self._channel is None else self._channel.traffic.waiting_seconds
+
+    # -- messages -----------------------------------------------------------------------------------
+
+    def send(self, messages: Sequence[tuple[int, Tensor]]) -> int:
+        """Begin an exchange: send (part, tensor) each; returns its number, for ``receive``.
+
+        Does not wait: what does not fit into a queue is sent by ``receive``.
+        """
+        self._calls += 1
+        for to, x in messages:
+            data = x.detach().contiguous().reshape(-1).view(torch.uint8)
+            for piece in torch.split(data, _PIECE_BYTES):
+                self._unsent.append((to, piece, self._calls))
+        self._flush()
+        return self._calls
+
+    def receive(self, number: int, expected: Sequence[Expected]) -> list[Tensor]:
+        """The messages of exchange ``number``, in the order ``expected``.
+
+        Raises PartLost if a part has died, and FabricError if one is silent or makes other calls.
+        """
+        tensors = [self._assembled(number, message) for message in expected]
+        deadline = time.monotonic() + self.deadline_seconds
+        while self._unsent:  # the receiver may already wait for these
+            self._progress(None, deadline)
+            self._flush()
+        return tensors
+
+    def gather(self, x: Tensor) -> list[Tensor]:
+        """``x`` of every part, by rank; shapes and dtypes must be the same."""
+        others = [part for part in range(self.size) if part != self.rank]
+        number = self.send([(part, x) for part in others])
+        arrived = self.receive(number, [Expected(part, tuple(x.shape), x.dtype) for part in others])
+        return [*arrived[: self.rank], x.detach(), *arrived[self.rank :]]
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum of ``x`` over all parts, in the order of ranks: the same bits on every part.
+
+        Not differentiable; see ``reductions.summed``.
+        """
+        first, *rest = self.gather(x)
+        total = first.clone()
+        for addend in rest:
+            total += addend
+        return total
+
+    # -- internals ----------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        while self._unsent:
+            to, piece, number = self._unsent[0]
+            assert self._channel is not None
+            if not self._channel.send(to, f"from {self.rank}", piece, float(number), 0.0):
+                self._check_alive(to)
+                return
+            self._unsent.popleft()
+
+    def _assembled(self, number: int, expected: Expected) -> Tensor:
+        sender, shape, dtype = expected
+        size = math.prod(shape) * dtype.itemsize
+        pieces: list[Tensor] = []
+        missing = size
+        deadline = time.monotonic() + self.deadline_seconds
+        while missing > 0:
+            if not self._arrived[sender]:
+                self._progress(sender, deadline)
+                self._flush()
+                continue
+            message = self._arrived[sender].popleft()
+            missing -= message.x.nbytes
+            if int(message.note) != number or missing < 0:
+                raise FabricError(
+                    f"part {sender} of replica {self.replica} is at exchange {int(message.note)} where part "
+                    f"{self.rank} is at {number} and awaits {size} bytes{self.where}: all parts must run the "
+                    "same layers on the same images, in one order"
+                )
+            pieces.append(message.x)
+            deadline = time.monotonic() + self.deadline_seconds
+        data = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        return _as(data, dtype, shape)
+
+    def _progress(self, sender: int | None, deadline: float) -> None:
+        """Wait a little for a message of ``sender``, or take what has arrived of all."""
+        assert self._channel is not None
+        if sender is None or self._unsent:
+            for part in range(self.size):
+                while (message := self._channel.receive(f"from {part}")) is not None:
+                    self._arrived[part].append(message)
+        if sender is not None and self._arrived[sender]:
+            return
+        waited = self.rank if sender is None else sender  # nothing ever arrives from itself
+        message = self._channel.wait(f"from {waited}", _RETRY_SECONDS if self._unsent else _WAIT_SECONDS)
+        if message is not None:
+            self._arrived[waited].append(message)
+            return
+        self._check_alive(waited)
+        if time.monotonic() > deadline:
+            raise FabricError(
+                f"part {self.rank} of replica {self.replica} waited {self.deadline_seconds:g} s for part "
+                f"{waited}{self.where}. It is alive but does not answer: look at its log"
+            )
+
+    def _check_alive(self, part: int) -> None:
+        if self._channel is not None and part != self.rank and self._channel.has_lost(part):
+            raise PartLost(
+                f"part {part} of replica {self.replica} died, so part {self.rank} cannot go on{self.where}"
+            )
+
+    @property
+    def where(self) -> str:
+        """The present layer, in words, for an error message."""
+        return f" (in or after layer '{self.place}')" if self.place else ""
+
+
+def checked_grid(grid: int | Sequence[int]) -> tuple[int, int]:
+    """(parts along rows, along columns). Raises Refusal for anything else than one or two numbers from 1."""
+    numbers = (grid, 1) if isinstance(grid, int) else tuple(grid)
+    if len(numbers) != 2 or any(not isinstance(n, int) or n < 1 for n in numbers):
+        raise Refusal(f"parts is {grid}: give the parts along rows and columns, for example (2, 2), or 2")
+    return numbers[0], numbers[1]
+
+
+def _as(data: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    if data.storage_offset() * data.element_size() % dtype.itemsize:
+        data = data.clone()
+    return data.view(dtype).view(shape)

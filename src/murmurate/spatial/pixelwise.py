@@ -1,0 +1,224 @@
+"""Functions of each pixel, of channels, and of shape: they need no other part, or gather the image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from murmurate.spatial.resizing import Taps, mapped
+from murmurate.spatial.tensor import (
+    ALIKE,
+    SpatialTensor,
+    aligned,
+    arranged_evenly,
+    first_of,
+    found_in,
+    refuse,
+    spatial,
+    spatial_axis,
+)
+
+# functions of torch and methods of tensors whose result at a pixel depends on that pixel alone
+# fmt: off
+_PIXELWISE = [
+    "abs", "absolute", "add", "addcdiv", "addcmul", "alias", "asin", "atan", "bfloat16", "bitwise_and",
+    "bitwise_not", "bitwise_or", "ceil", "celu", "clamp", "clamp_max", "clamp_min", "clip", "clone",
+    "contiguous", "copysign", "cos", "detach", "div", "divide", "double", "elu", "empty_like", "eq", "erf",
+    "exp", "expm1", "fill", "float", "floor", "floor_divide", "full_like", "ge", "gelu", "gt", "half",
+    "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "isfinite", "isinf", "isnan", "le", "leaky_relu",
+    "lerp", "log", "log1p", "logical_and", "logical_not", "logical_or", "logsigmoid", "lt", "masked_fill",
+    "maximum", "minimum", "mish", "mul", "multiply", "nan_to_num", "ne", "neg", "negative", "ones_like",
+    "positive", "pow", "reciprocal", "relu", "relu6", "remainder", "requires_grad", "round",
+    "rsqrt", "rsub", "selu", "sigmoid", "sign", "silu", "sin", "softplus", "softshrink", "softsign", "sqrt",
+    "square", "sub", "subtract", "tan", "tanh", "tanhshrink", "threshold", "to", "true_divide", "type",
+    "type_as", "where", "zero", "zeros_like", "__add__", "__and__", "__invert__", "__mod__", "__mul__",
+    "__neg__", "__or__", "__pow__", "__radd__", "__rdiv__", "__rmul__", "__rpow__", "__rsub__",
+    "__rtruediv__", "__sub__", "__truediv__",
+]
+# functions along dimensions, which need no other part unless those are rows or columns; ``dim`` comes second
+_ALONG = [
+    "softmax", "log_softmax", "softmin", "argmax", "argmin", "max", "min", "amax", "amin", "prod", "any",
+    "all", "cumsum", "logsumexp", "unbind", "glu", "sort", "std", "var",
+]
+# fmt: on
+_CHANNELWISE = {
+    **dict.fromkeys(_ALONG, 1),
+    **dict.fromkeys(["chunk", "split", "topk", "normalize", "norm"], 2),
+}
+_NO_DIM = {"unbind": 0, "chunk": 0, "split": 0, "normalize": 1, "glu": -1}
+
+
+def _pixelwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    image = first_of((args, kwargs))
+    found = func(*_locals(image, args), **{key: _local(image, value) for key, value in kwargs.items()})
+    return image if found is image.local else image.like(found)  # the same one where it works in place
+
+
+def _channelwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    image = first_of((args, kwargs))
+    name, place = func.__name__, _CHANNELWISE[func.__name__]
+    dim = kwargs.get("dim", args[place] if len(args) > place else _NO_DIM.get(name))
+    if isinstance(dim, SpatialTensor):  # the maximum of two images
+        return _pixelwise(func, args, kwargs)
+    dims = [dim] if isinstance(dim, int) else dim
+    if not dims or any(spatial_axis(image, d) for d in dims):
+        raise refuse(image, f"{name} over rows, columns or all dimensions")
+    found = func(*_locals(image, args), **{key: _local(image, value) for key, value in kwargs.items()})
+    if isinstance(found, Tensor):
+        return image.like(found)
+    wrapped = [image.like(x) for x in found]
+    return type(found)(wrapped)
+
+
+ALIKE.update(dict.fromkeys(_PIXELWISE, _pixelwise))
+ALIKE.update({f"{name}_": _pixelwise for name in _PIXELWISE if not name.startswith("_")})
+ALIKE.update(dict.fromkeys(_CHANNELWISE, _channelwise))
+
+
+def _local(image: SpatialTensor, value: Any) -> Any:
+    return aligned(image, value) if isinstance(value, Tensor) else value
+
+
+def _locals(image: SpatialTensor, args: Sequence[Any]) -> list[Any]:
+    return [_local(image, value) for value in args]
+
+
+@spatial("prelu")
+def prelu(x: SpatialTensor, weight: Tensor) -> SpatialTensor:
+    """``torch.nn.functional.prelu``; weight: one number, or one for each channel."""
+    return x.like(torch.prelu(x.local, weight))
+
+
+# -- several images -------------------------------------------------------------------------------------
+
+
+@spatial("cat", "concat", "concatenate")
+def cat(tensors: Sequence[Any], dim: int = 0, **kwargs: Any) -> SpatialTensor:
+    """Images joined along batch or channels; all must have the same rows and columns."""
+    image = first_of(tensors)
+    dim = kwargs.get("axis", dim)
+    if spatial_axis(image, dim):
+        raise refuse(image, "cat along rows or columns")
+    return image.like(torch.cat([aligned(image, x) for x in tensors], dim))
+
+
+@spatial("stack")
+def stack(tensors: Sequence[Any], dim: int = 0) -> SpatialTensor:
+    """Images stacked along a new dimension before rows and columns."""
+    image = first_of(tensors)
+    dim = dim % (image.dim() + 1)
+    if dim > image.dim() - 2:
+        raise refuse(image, "stack along rows or columns")
+    return image.like(torch.stack([aligned(image, x) for x in tensors], dim))
+
+
+# -- shapes ---------------------------------------------------------------------------------------------
+
+
+@spatial("flatten")
+def flatten(x: SpatialTensor, start_dim: int = 0, end_dim: int = -1) -> Any:
+    """Flattened, on every part whole if rows or columns are."""
+    if end_dim % x.dim() < x.dim() - 2:
+        return x.like(x.local.flatten(start_dim, end_dim))
+    return x.whole().flatten(start_dim, end_dim)
+
+
+@spatial("view", "reshape")
+def reshape(x: SpatialTensor, *shape: Any) -> Any:
+    """Another shape, on every part whole unless its last two dimensions are given and stay."""
+    sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+    if isinstance(sizes, torch.dtype):
+        raise refuse(x, "view as another dtype")
+    if list(sizes[-2:]) == list(x.shape[-2:]):
+        return x.like(x.local.reshape(*sizes[:-2], *x.local.shape[-2:]))
+    return x.whole().reshape(sizes)
+
+
+@spatial("unsqueeze")
+def unsqueeze(x: SpatialTensor, dim: int) -> SpatialTensor:
+    """One more dimension, before rows and columns."""
+    dim = dim % (x.dim() + 1)
+    if dim > x.dim() - 2:
+        raise refuse(x, "unsqueeze behind rows or columns")
+    return x.like(x.local.unsqueeze(dim))
+
+
+@spatial("squeeze")
+def squeeze(x: SpatialTensor, dim: Any = None) -> SpatialTensor:
+    """Without a dimension of size 1, which is not rows or columns."""
+    if not isinstance(dim, int) or spatial_axis(x, dim):
+        raise refuse(x, "squeeze of rows, columns or all dimensions")
+    return x.like(x.local.squeeze(dim))
+
+
+@spatial("__getitem__")
+def item(x: SpatialTensor, index: Any) -> SpatialTensor:
+    """Some images and channels; slices of rows and columns, with steps of 1 or more."""
+    given = list(index) if isinstance(index, tuple) else [index]
+    if any(isinstance(entry, SpatialTensor) for entry in given):
+        raise refuse(x, "indexing with an image")
+    used = sum(entry is not None and entry is not Ellipsis for entry in given)
+    if Ellipsis not in [e for e in given if not isinstance(e, Tensor)]:
+        given.append(Ellipsis)
+    at = next(i for i, entry in enumerate(given) if entry is Ellipsis)
+    given[at : at + 1] = [slice(None)] * (x.dim() - used)
+    *leading, rows, columns = given
+    if not isinstance(rows, slice) or not isinstance(columns, slice):
+        raise refuse(x, "indexing of rows and columns by anything but slices")
+    part = x if all(e == slice(None) for e in leading if isinstance(e, slice)) and _plain(leading) else None
+    local = x.local[(*leading, slice(None), slice(None))] if part is None else x.local
+    chosen = x.like(local)
+    if rows == columns == slice(None):
+        return chosen
+    taps = [
+        Taps(torch.arange(size)[cut][None], None)
+        for size, cut in zip(x.arrangement.sizes, (rows, columns), strict=True)
+    ]
+    sizes = taps[0].pixels.shape[1], taps[1].pixels.shape[1]
+    return mapped(chosen, taps[0], taps[1], arranged_evenly(sizes, x.parts))
+
+
+def _plain(leading: Sequence[Any]) -> bool:
+    return all(isinstance(entry, slice) for entry in leading)
+
+
+# -- dropout --------------------------------------------------------------------------------------------
+
+
+@spatial("dropout")
+def dropout(x: SpatialTensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> SpatialTensor:
+    """Dropout with noise of each part's own."""
+    if not training or p == 0:
+        return x
+    return _dropped(x, x.local.shape, p, x.parts.own_noise)
+
+
+@spatial("dropout2d", "feature_dropout")
+def dropout2d(
+    x: SpatialTensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> SpatialTensor:
+    """Dropout of whole channels: the same ones on all parts."""
+    if not training or p == 0:
+        return x
+    return _dropped(x, torch.Size([*x.shape[:2], 1, 1]), p, x.parts.common_noise)
+
+
+def _dropped(x: SpatialTensor, shape: torch.Size, p: float, noise: torch.Generator) -> SpatialTensor:
+    kept = torch.rand(shape, generator=noise, device=noise.device) >= p
+    scale = 0.0 if p == 1 else 1 / (1 - p)
+    return x.like(x.local * (kept.to(x.device, x.dtype) * scale))
+
+
+def whole(x: Any) -> Any:
+    """``x`` with every spatial tensor in it gathered: all pixels on every part."""
+    if isinstance(x, SpatialTensor):
+        return x.whole()
+    if isinstance(x, list | tuple) and any(True for _ in found_in(x)):
+        values = [whole(item) for item in x]
+        return type(x)(*values) if hasattr(x, "_fields") else type(x)(values)
+    if isinstance(x, dict):
+        return type(x)((key, whole(value)) for key, value in x.items())
+    return x

@@ -1,0 +1,208 @@
+"""Max, average and adaptive pooling over the parts of a replica."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from murmurate.spatial.layout import Interval, Layout, Plan, plan
+from murmurate.spatial.parts import Parts
+from murmurate.spatial.reductions import summed
+from murmurate.spatial.sliding import Kernel, Sliding, needed, outputs_of, pair
+from murmurate.spatial.tensor import SpatialTensor, arranged_evenly, refuse, spatial, window
+from murmurate.spatial.window import add_returned, assemble, received, start, zeros
+
+
+@spatial("max_pool2d")
+def max_pool2d(
+    x: SpatialTensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> SpatialTensor:
+    """``torch.nn.functional.max_pool2d`` for x [N, C, H, W] over the parts."""
+    kernel = _kernel(x, kernel_size, stride, padding, dilation, ceil_mode)
+    outputs = outputs_of(kernel, x.arrangement, x.parts)
+    wanted = plan(x.arrangement, *needed(kernel, outputs), x.parts.rank)
+    y: Tensor = _MaxPool.apply(x.local, x.parts, wanted, kernel)  # type: ignore[no-untyped-call]
+    return x.like(y, outputs)
+
+
+class _MaxPool(torch.autograd.Function):
+    """Keeps the places of the maxima alone, not the window."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, parts: Parts, wanted: Plan, kernel: Kernel) -> Tensor:
+        frame = x
+        if not wanted.is_trivial:
+            pieces = received(start(x, wanted, parts), x, wanted, parts)
+            lowest = float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
+            frame = assemble(wanted.window, [(wanted.own, x), *pieces], wanted.image, x, lowest)
+        sizes, strides, dilations = _numbers(kernel)
+        y, places = functional.max_pool2d_with_indices(frame, sizes, strides, (0, 0), dilations)
+        ctx.save_for_backward(places)
+        ctx.parts, ctx.plan, ctx.kernel, ctx.shape = parts, wanted, kernel, frame.shape
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (places,) = ctx.saved_tensors
+        wanted, parts = ctx.plan, ctx.parts
+        sizes, strides, dilations = _numbers(ctx.kernel)
+        like = gradient.new_empty(1).expand(ctx.shape)  # only its shape matters
+        of_window = torch.ops.aten.max_pool2d_with_indices_backward(
+            gradient.contiguous(), like, sizes, strides, (0, 0), dilations, False, places
+        )
+        if wanted.is_trivial:
+            return of_window, None, None, None
+        number = parts.send([(q, of_window[rect.slices(wanted.window)]) for q, rect in wanted.incoming])
+        own = zeros(wanted.own, of_window)
+        shared = wanted.own.intersection(wanted.window)
+        if not shared.is_empty:
+            own[shared.slices(wanted.own)] = of_window[shared.slices(wanted.window)]
+        add_returned(own, number, wanted, parts)
+        return own, None, None, None
+
+
+@spatial("avg_pool2d")
+def avg_pool2d(
+    x: SpatialTensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> SpatialTensor:
+    """``torch.nn.functional.avg_pool2d`` for x [N, C, H, W] over the parts."""
+    kernel = _kernel(x, kernel_size, stride, padding, 1, ceil_mode)
+    outputs = outputs_of(kernel, x.arrangement, x.parts)
+    local = window(x, *needed(kernel, outputs))
+    sizes, strides, _ = _numbers(kernel)
+    y = functional.avg_pool2d(local, sizes, strides, divisor_override=1)
+    if divisor_override is not None:
+        return x.like(y / divisor_override, outputs)
+    counts = [
+        _counts(axis, own, size, count_include_pad)
+        for axis, own, size in zip(kernel, outputs.rect(x.parts.rank), x.arrangement.sizes, strict=True)
+    ]
+    divisor = torch.tensor(counts[0], dtype=y.dtype)[:, None] * torch.tensor(counts[1], dtype=y.dtype)
+    return x.like(y / divisor.to(y.device), outputs)
+
+
+def _counts(axis: Sliding, outputs: Interval, size: int, include_padding: bool) -> list[int]:
+    """By how many pixels along one axis each output is divided."""
+    padding, counts = axis.before, []
+    for output in range(*outputs):
+        first = output * axis.stride - padding
+        stop = min(first + axis.kernel, size + padding)
+        counts.append(stop - first if include_padding else min(stop, size) - max(first, 0))
+    return counts
+
+
+@spatial("adaptive_avg_pool2d")
+def adaptive_avg_pool2d(x: SpatialTensor, output_size: Any) -> SpatialTensor | Tensor:
+    """``torch.nn.functional.adaptive_avg_pool2d``; a whole tensor where the parts outnumber the outputs."""
+    sizes = _output_sizes(x, output_size)
+    bins = [_bins(size, count) for size, count in zip(x.arrangement.sizes, sizes, strict=True)]
+    if any(count < parts for count, parts in zip(sizes, x.parts.grid, strict=True)):
+        own = x.arrangement.rect(x.parts.rank)
+        rows, columns = (_averaging(b, i, x.local) for b, i in zip(bins, own, strict=True))
+        return summed(rows @ x.local @ columns.T, x.parts)
+    outputs = arranged_evenly(sizes, x.parts)
+    local, own_bins, frame = _adaptive_window(x, bins, outputs)
+    rows, columns = (_averaging(b, i, local) for b, i in zip(own_bins, frame, strict=True))
+    return x.like(rows @ local @ columns.T, outputs)
+
+
+@spatial("adaptive_max_pool2d")
+def adaptive_max_pool2d(
+    x: SpatialTensor, output_size: Any, return_indices: bool = False
+) -> SpatialTensor | Tensor:
+    """``torch.nn.functional.adaptive_max_pool2d``; of the gathered image where the parts outnumber the
+    outputs."""
+    sizes = _output_sizes(x, output_size)
+    if any(count < parts for count, parts in zip(sizes, x.parts.grid, strict=True)):
+        return functional.adaptive_max_pool2d(x.whole(), sizes)
+    bins = [_bins(size, count) for size, count in zip(x.arrangement.sizes, sizes, strict=True)]
+    outputs = arranged_evenly(sizes, x.parts)
+    local, (rows, columns), frame = _adaptive_window(x, bins, outputs)
+    (top, _), (left, _) = frame
+    y = [
+        [
+            local[..., r[0] - top : r[1] - top, c[0] - left : c[1] - left].flatten(-2).max(-1)[0]
+            for c in columns
+        ]
+        for r in rows
+    ]
+    return x.like(torch.stack([torch.stack(row, -1) for row in y], -2), outputs)
+
+
+def _adaptive_window(
+    x: SpatialTensor, bins: list[list[Interval]], outputs: Layout
+) -> tuple[Tensor, list[list[Interval]], tuple[Interval, ...]]:
+    """(this part's window, its bins along rows and columns, the window's rows and columns)."""
+    needs = [
+        tuple((b[first][0], b[stop - 1][1]) for first, stop in intervals)
+        for b, intervals in zip(bins, outputs.intervals(), strict=True)
+    ]
+    own = outputs.rect(x.parts.rank)
+    i, j = divmod(x.parts.rank, x.parts.grid[1])
+    own_bins = [b[first:stop] for b, (first, stop) in zip(bins, own, strict=True)]
+    return window(x, needs[0], needs[1]), own_bins, (needs[0][i], needs[1][j])
+
+
+def _bins(size: int, count: int) -> list[Interval]:
+    return [(o * size // count, -(-(o + 1) * size // count)) for o in range(count)]
+
+
+def _averaging(bins: list[Interval], held: Interval, like: Tensor) -> Tensor:
+    """[bins, pixels held]: the weight of each pixel in the mean of each bin."""
+    weights = torch.zeros(len(bins), held[1] - held[0], dtype=like.dtype, device=like.device)
+    for row, (first, stop) in enumerate(bins):
+        begin, end = max(first, held[0]), min(stop, held[1])
+        if begin < end:
+            weights[row, begin - held[0] : end - held[0]] = 1 / (stop - first)
+    return weights
+
+
+def _output_sizes(x: SpatialTensor, output_size: Any) -> tuple[int, int]:
+    given = (output_size, output_size) if isinstance(output_size, int) or output_size is None else output_size
+    rows, columns = (size if s is None else s for s, size in zip(given, x.arrangement.sizes, strict=True))
+    return rows, columns
+
+
+def _kernel(x: SpatialTensor, size: Any, stride: Any, padding: Any, dilation: Any, ceil: bool) -> Kernel:
+    sizes, paddings, dilations = pair(size), pair(padding), pair(dilation)
+    strides = sizes if stride is None or stride == [] else pair(stride)
+    if any(2 * p > k for p, k in zip(paddings, sizes, strict=True)):
+        raise refuse(x, f"pooling with padding {paddings}, more than half the kernel {sizes},")
+    axes = []
+    for i, length in enumerate(x.arrangement.sizes):
+        axis = Sliding(sizes[i], strides[i], dilations[i], paddings[i], paddings[i])
+        if ceil:
+            axis = _with_partial_windows(axis, length)
+        axes.append(axis)
+    return axes[0], axes[1]
+
+
+def _with_partial_windows(axis: Sliding, size: int) -> Sliding:
+    """``ceil_mode``: one more output if its window begins within the image or the padding before it."""
+    rest = size + 2 * axis.before - axis.reach
+    count = -(-rest // axis.stride) + 1
+    if (count - 1) * axis.stride >= size + axis.before:
+        count -= 1
+    after = (count - 1) * axis.stride + axis.reach - size - axis.before
+    return Sliding(axis.kernel, axis.stride, axis.dilation, axis.before, max(after, axis.after))
+
+
+def _numbers(kernel: Kernel) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+    rows, columns = kernel
+    return (rows.kernel, columns.kernel), (rows.stride, columns.stride), (rows.dilation, columns.dilation)

@@ -1,0 +1,170 @@
+"""Resizing, padding and cutting images over the parts of a replica.
+
+All are maps along rows and columns: each pixel of the result is a weighted sum of a few pixels of one row of
+the source (its taps), and then the same along columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from murmurate.spatial.layout import Layout
+from murmurate.spatial.pooling import adaptive_avg_pool2d
+from murmurate.spatial.tensor import SpatialTensor, arranged_evenly, refuse, spatial, window
+
+
+class Taps(NamedTuple):
+    """Along one axis. pixels: [taps, outputs] int64 of the source. weights: as pixels, float64; None: 1."""
+
+    pixels: Tensor
+    weights: Tensor | None
+
+
+# (size of the source, factor from result to source or None for the ratio, size of the result) -> taps
+MakeTaps = Callable[[int, float, int], Taps]
+
+
+@spatial("interpolate", "upsample")
+def interpolate(
+    x: SpatialTensor,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> Any:
+    """``torch.nn.functional.interpolate`` for x [N, C, H, W], in all its modes for images."""
+    sizes, factors = _sizes(x, size, scale_factor, bool(recompute_scale_factor))
+    if mode == "area":
+        return adaptive_avg_pool2d(x, sizes)
+    if antialias or mode not in ("nearest", "nearest-exact", "bilinear", "bicubic"):
+        raise refuse(x, f"interpolate with mode {mode}{' and antialias' * antialias}")
+    taps = []
+    for old, new, factor in zip(x.arrangement.sizes, sizes, factors, strict=True):
+        outputs = torch.arange(new, dtype=torch.float64)
+        if mode.startswith("nearest"):
+            half = 0.5 if mode == "nearest-exact" else 0.0
+            single = (outputs.float() + half) * factor  # torch computes these places in single precision
+            taps.append(_nearest(single, old))
+        else:
+            if align_corners:
+                source = outputs * ((old - 1) / (new - 1) if new > 1 else 0.0)
+            else:
+                source = (outputs + 0.5) * factor - 0.5
+            taps.append(_linear(source, old) if mode == "bilinear" else _cubic(source, old))
+    return mapped(x, taps[0], taps[1], arranged_evenly(sizes, x.parts))
+
+
+@spatial("pad")
+def pad(x: SpatialTensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Any:
+    """``torch.nn.functional.pad`` in all its modes; other dimensions than rows and columns by a constant."""
+    left, right, above, below = (*pad, 0, 0, 0, 0)[:4]
+    elsewhere = list(pad[4:])
+    if mode != "constant" and any(elsewhere):
+        raise refuse(x, f"pad with mode {mode} along other dimensions than rows and columns")
+    rows, columns = x.arrangement.sizes
+    outputs = arranged_evenly((rows + above + below, columns + left + right), x.parts)
+    if mode == "constant":
+        own_rows, own_columns = outputs.intervals()
+        y = window(
+            x,
+            [(first - above, stop - above) for first, stop in own_rows],
+            [(first - left, stop - left) for first, stop in own_columns],
+            float(value or 0.0),
+        )
+        return x.like(functional.pad(y, [0, 0, 0, 0, *elsewhere], value=value) if elsewhere else y, outputs)
+    taps = []
+    for size, before, after in ((rows, above, below), (columns, left, right)):
+        if mode == "reflect" and max(before, after) >= size:
+            raise refuse(x, f"reflecting {max(before, after)} of {size} pixels")
+        taps.append(Taps(_outside(torch.arange(-before, size + after), size, mode)[None], None))
+    return mapped(x, taps[0], taps[1], outputs)
+
+
+@spatial("pixel_shuffle")
+def pixel_shuffle(x: SpatialTensor, upscale_factor: int) -> SpatialTensor:
+    """``torch.nn.functional.pixel_shuffle`` for x [N, C, H, W]."""
+    bounds = (tuple(b * upscale_factor for b in axis) for axis in (x.arrangement.rows, x.arrangement.columns))
+    return x.like(functional.pixel_shuffle(x.local, upscale_factor), Layout(*bounds))
+
+
+def mapped(x: SpatialTensor, rows: Taps, columns: Taps, outputs: Layout) -> SpatialTensor:
+    """The image whose pixels are sums over ``taps``, [N, C, *outputs]."""
+    needs, own = [], []
+    for axis, (taps, intervals) in enumerate(zip((rows, columns), outputs.intervals(), strict=True)):
+        spans = [taps.pixels[:, first:stop] for first, stop in intervals]
+        needs.append([(int(s.min()), int(s.max()) + 1) for s in spans])
+        mine = divmod(x.parts.rank, x.parts.grid[1])[axis]
+        weights = None if taps.weights is None else taps.weights[:, slice(*intervals[mine])]
+        own.append(Taps(spans[mine] - needs[axis][mine][0], weights))
+    y = window(x, needs[0], needs[1])
+    return x.like(_along(_along(y, -2, own[0]), -1, own[1]), outputs)
+
+
+def _along(x: Tensor, dim: int, taps: Taps) -> Tensor:
+    pixels = taps.pixels.to(x.device)
+    if taps.weights is None:
+        same = torch.arange(x.shape[dim], device=x.device)
+        return x if torch.equal(pixels[0], same) else x.index_select(dim, pixels[0])
+    weights = taps.weights.to(x.device, x.dtype)
+    if dim == -2:
+        weights = weights[..., None]
+    total = x.index_select(dim, pixels[0]) * weights[0]
+    for tap, weight in zip(pixels[1:], weights[1:], strict=True):
+        total = total + x.index_select(dim, tap) * weight
+    return total
+
+
+def _nearest(source: Tensor, size: int) -> Taps:
+    return Taps(source.floor().long().clamp(max=size - 1)[None], None)
+
+
+def _linear(source: Tensor, size: int) -> Taps:
+    source = source.clamp(min=0)
+    first = source.floor().long().clamp(max=size - 1)
+    part = (source - first).clamp(0, 1)
+    return Taps(torch.stack([first, (first + 1).clamp(max=size - 1)]), torch.stack([1 - part, part]))
+
+
+def _cubic(source: Tensor, size: int) -> Taps:
+    """Keys 1981 with a = -0.75, as torch's."""
+    a = -0.75
+    first = source.floor()
+    part = source - first
+    distances = torch.stack([part + 1, part, 1 - part, 2 - part])
+    near = ((a + 2) * distances - (a + 3)) * distances * distances + 1
+    far = ((a * distances - 5 * a) * distances + 8 * a) * distances - 4 * a
+    weights = torch.stack([far[0], near[1], near[2], far[3]])
+    pixels = torch.stack([first - 1, first, first + 1, first + 2]).long().clamp(0, size - 1)
+    return Taps(pixels, weights)
+
+
+def _outside(places: Tensor, size: int, mode: str) -> Tensor:
+    """The pixels that stand for places beyond an axis of ``size``."""
+    if mode == "replicate":
+        return places.clamp(0, size - 1)
+    if mode == "circular":
+        return places.remainder(size)
+    return size - 1 - (places.abs() - (size - 1)).abs()
+
+
+def _sizes(
+    x: SpatialTensor, size: Any, scale_factor: Any, recompute: bool
+) -> tuple[tuple[int, int], tuple[float, float]]:
+    """(rows, columns) of the result, and the factor from its pixels to those of the source, along each."""
+    old = x.arrangement.sizes
+    if size is not None:
+        new = (size, size) if isinstance(size, int) else tuple(size)
+        return (new[0], new[1]), (old[0] / new[0], old[1] / new[1])
+    scales = (scale_factor,) * 2 if isinstance(scale_factor, int | float) else tuple(scale_factor)
+    new = tuple(math.floor(length * float(s)) for length, s in zip(old, scales, strict=True))
+    if recompute:
+        return (new[0], new[1]), (old[0] / new[0], old[1] / new[1])
+    return (new[0], new[1]), (1 / scales[0], 1 / scales[1])

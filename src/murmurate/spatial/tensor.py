@@ -1,0 +1,238 @@
+"""A tensor of which each part holds one rectangle, and which torch's functions know how to treat.
+
+A function of torch that is given one looks for its spatial form in ``FORMS`` (``__torch_function__``). So an
+ordinary module needs no change, and a function without a spatial form is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from murmurate.errors import Refusal
+from murmurate.spatial.layout import Layout, balanced, plan
+from murmurate.spatial.parts import Parts
+from murmurate.spatial.window import fetch
+
+Form = Callable[..., Any]
+FORMS: dict[str, Form] = {}  # by the name of torch's function
+# the same for functions that are treated alike: (torch's function, arguments, keyword arguments) -> result
+ALIKE: dict[str, Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = {}
+
+# what torch asks of a tensor that does not depend on its values
+_LOCAL_ATTRIBUTES = {
+    "is_cuda",
+    "is_cpu",
+    "is_meta",
+    "is_sparse",
+    "is_quantized",
+    "layout",
+    "names",
+    "itemsize",
+}
+_LOCAL_QUERIES = {"is_floating_point", "is_complex", "element_size", "get_device", "is_inference"}
+
+
+class SpatialTensor(Tensor):
+    """[..., H, W], of which this part holds ``local``, its rectangle of ``layout``.
+
+    ``shape`` and ``size`` are those of the whole. ``local`` is an ordinary tensor with its autograd graph.
+    """
+
+    local: Tensor
+    arrangement: Layout
+    parts: Parts
+
+    @staticmethod
+    def __new__(cls, local: Tensor, arrangement: Layout, parts: Parts) -> SpatialTensor:
+        shape = (*local.shape[:-2], *arrangement.sizes)
+        made = Tensor._make_wrapper_subclass(cls, shape, dtype=local.dtype, device=local.device)
+        made.local, made.arrangement, made.parts = local, arrangement, parts
+        return made
+
+    def __init__(self, local: Tensor, arrangement: Layout, parts: Parts) -> None:
+        own = arrangement.rect(parts.rank).sizes
+        if tuple(local.shape[-2:]) != own:
+            raise ValueError(
+                f"part {parts.rank} of {list(arrangement.sizes)} holds {list(own)} pixels, this tensor has "
+                f"{list(local.shape)}"
+            )
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        return torch.Size((*self.local.shape[:-2], *self.arrangement.sizes))
+
+    @property
+    def ndim(self) -> int:  # type: ignore[override]
+        return self.local.dim()
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        return self.local.dtype
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self.local.device
+
+    @property
+    def requires_grad(self) -> bool:  # type: ignore[override]
+        return self.local.requires_grad
+
+    def dim(self) -> int:
+        return self.local.dim()
+
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    def size(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        rect = self.arrangement.rect(self.parts.rank)
+        return f"SpatialTensor({list(self.shape)}, rows {rect.rows}, columns {rect.columns}, {self.dtype})"
+
+    def like(self, local: Tensor, arrangement: Layout | None = None) -> SpatialTensor:
+        """Another tensor of the same parts; arrangement: its own, if not this one's."""
+        return SpatialTensor(local, self.arrangement if arrangement is None else arrangement, self.parts)
+
+    def arranged(self, arrangement: Layout) -> Tensor:
+        """This part's rectangle of another arrangement of the same image."""
+        if arrangement.sizes != self.arrangement.sizes:
+            raise Refusal(
+                f"images of {_by(self.arrangement.sizes)} and {_by(arrangement.sizes)} pixels in one "
+                f"operation{self.parts.where}: resize one of them first"
+            )
+        return fetch(self.local, self.arrangement, arrangement, self.parts)
+
+    def whole(self) -> Tensor:
+        """All pixels, gathered on every part."""
+        rows, columns = self.arrangement.whole
+        grid = self.arrangement.grid
+        return window(self, (rows,) * grid[0], (columns,) * grid[1])
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", str(func))
+        kwargs = kwargs or {}
+        if name == "__get__":
+            return _attribute(func.__self__.__name__, args[0])
+        if name in _LOCAL_QUERIES:
+            return func(args[0].local)
+        if name in ALIKE:
+            return ALIKE[name](func, args, kwargs)
+        form = FORMS.get(name)
+        if form is None:
+            raise refuse(first_of((args, kwargs)), name)
+        return form(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        raise Refusal(f"{func} cannot take an image that is spread over parts: gather it first")
+
+
+def spatial(*names: str) -> Callable[[Form], Form]:
+    """Register the spatial form of torch's functions and methods of these names."""
+
+    def register(form: Form) -> Form:
+        FORMS.update(dict.fromkeys(names, form))
+        return form
+
+    return register
+
+
+def window(x: SpatialTensor, rows: Any, columns: Any, fill: float = 0.0) -> Tensor:
+    """This part's window of ``x``; rows, columns: what every grid row, and every grid column, needs."""
+    from_plan = plan(x.arrangement, tuple(rows), tuple(columns), x.parts.rank)
+    return fetch(x.local, x.arrangement, from_plan, x.parts, fill)
+
+
+def scatter(x: Tensor, parts: Parts) -> SpatialTensor:
+    """This part's rectangle of a whole tensor [..., H, W] that every part has.
+
+    Raises Refusal with the numbers if there are more parts than rows or columns.
+    """
+    arrangement = arranged_evenly((x.shape[-2], x.shape[-1]), parts)
+    rect = arrangement.rect(parts.rank)
+    return SpatialTensor(x[rect.slices(arrangement.whole)], arrangement, parts)
+
+
+def arranged_evenly(sizes: tuple[int, int], parts: Parts) -> Layout:
+    """The layout of all results: nearly equal parts. A refusal also says in which layer."""
+    try:
+        return balanced(sizes, parts.grid)
+    except Refusal as refusal:
+        raise Refusal(f"{refusal}{parts.where}") from None
+
+
+def first_of(nested: Any) -> SpatialTensor:
+    """The first spatial tensor among nested arguments."""
+    return next(found_in(nested))
+
+
+def found_in(nested: Any) -> Iterator[SpatialTensor]:
+    """All spatial tensors among nested arguments."""
+    if isinstance(nested, SpatialTensor):
+        yield nested
+    elif isinstance(nested, list | tuple):
+        for item in nested:
+            yield from found_in(item)
+    elif isinstance(nested, dict):
+        yield from found_in(list(nested.values()))
+
+
+def aligned(x: SpatialTensor, other: Any) -> Any:
+    """What this part needs of ``other`` for an operation on each pixel of ``x``.
+
+    other: a number, an image of the same size, or a whole tensor that every part has, whose last two
+    dimensions are 1 or those of ``x``. Raises Refusal for another size.
+    """
+    if isinstance(other, SpatialTensor):
+        return other.arranged(x.arrangement)
+    if not isinstance(other, Tensor):
+        return other
+    own = x.arrangement.rect(x.parts.rank)
+    for dim in (-1, -2):
+        if other.dim() < -dim or other.shape[dim] == 1:
+            continue
+        if other.shape[dim] != x.shape[dim]:
+            raise Refusal(
+                f"a tensor of {list(other.shape)} in one operation with an image of {list(x.shape)}"
+                f"{x.parts.where}: give it 1 or as many rows and columns"
+            )
+        other = other.narrow(dim, own[dim][0], own[dim][1] - own[dim][0])
+    return other
+
+
+def refuse(x: SpatialTensor, what: str) -> Refusal:
+    """The refusal of an operation that has no spatial form."""
+    return Refusal(
+        f"{what} has no form for images that are spread over parts{x.parts.where}. Use another layer, or "
+        "gather the image before it with murmurate.spatial.whole(x)"
+    )
+
+
+def spatial_axis(x: SpatialTensor, dim: int) -> bool:
+    """Whether ``dim`` is one of the two spatial dimensions."""
+    return dim % x.dim() >= x.dim() - 2
+
+
+def _attribute(name: str, x: SpatialTensor) -> Any:
+    if name in _LOCAL_ATTRIBUTES:
+        return getattr(x.local, name)
+    if name == "is_leaf":
+        return False
+    raise Refusal(f"the attribute '{name}' of an image that is spread over parts{x.parts.where}: use x.local")
+
+
+def _by(sizes: tuple[int, int]) -> str:
+    return f"{sizes[0]} x {sizes[1]}"

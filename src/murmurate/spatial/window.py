@@ -1,0 +1,105 @@
+"""Halo exchange: every part gets the rectangle it needs, its window (Jin, eq. 4.1, 4.2, 4.7, 4.8).
+
+Its backward pass is the adjoint: the gradient of a window goes back to the parts that hold the pixels, and is
+added there, in the order of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from murmurate.spatial.layout import Layout, Plan, Rect, plan
+from murmurate.spatial.parts import Expected, Parts
+
+Pieces = Sequence[tuple[Rect, Tensor]]
+
+
+def fetch(x: Tensor, layout: Layout, window: Layout | Plan, parts: Parts, fill: float = 0.0) -> Tensor:
+    """This part's window, [..., rows, columns], from ``x``, which holds its rectangle of ``layout``.
+
+    window: a plan, or a layout that the result is to have. fill: the value of pixels beyond the image.
+    Differentiable once. All parts must call it.
+    """
+    wanted = plan(layout, *window.intervals(), parts.rank) if isinstance(window, Layout) else window
+    if wanted.is_trivial:
+        return x
+    result: Tensor = _Fetch.apply(x, parts, wanted, fill)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Fetch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, parts: Parts, wanted: Plan, fill: float) -> Tensor:
+        ctx.parts, ctx.plan, ctx.leading = parts, wanted, x.shape[:-2]
+        pieces = received(start(x, wanted, parts), x, wanted, parts)
+        return assemble(wanted.window, [(wanted.own, x), *pieces], wanted.image, x, fill)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        wanted, parts = ctx.plan, ctx.parts
+        number = parts.send([(q, gradient[rect.slices(wanted.window)]) for q, rect in wanted.incoming])
+        own = zeros(wanted.own, gradient)
+        shared = wanted.own.intersection(wanted.window)
+        if not shared.is_empty:
+            own[shared.slices(wanted.own)] = gradient[shared.slices(wanted.window)]
+        add_returned(own, number, wanted, parts)
+        return own, None, None, None
+
+
+def start(x: Tensor, wanted: Plan, parts: Parts) -> int:
+    """Send what the others need of ``x``; returns the number of the exchange."""
+    return parts.send([(q, x[rect.slices(wanted.own)]) for q, rect in wanted.outgoing])
+
+
+def received(number: int, x: Tensor, wanted: Plan, parts: Parts) -> list[tuple[Rect, Tensor]]:
+    """(rectangle, pixels) from every other part that this one needs some of."""
+    expected = [Expected(q, (*x.shape[:-2], *rect.sizes), x.dtype) for q, rect in wanted.incoming]
+    tensors = parts.receive(number, expected)
+    return [(rect, pixels) for (_, rect), pixels in zip(wanted.incoming, tensors, strict=True)]
+
+
+def add_returned(gradient: Tensor, number: int, wanted: Plan, parts: Parts) -> None:
+    """Add to ``gradient``, of the own rectangle, what parts that were sent pixels found (eq. 4.7, 4.8)."""
+    leading = gradient.shape[:-2]
+    expected = [Expected(q, (*leading, *rect.sizes), gradient.dtype) for q, rect in wanted.outgoing]
+    for (_, rect), addend in zip(wanted.outgoing, parts.receive(number, expected), strict=True):
+        gradient[rect.slices(wanted.own)] += addend
+
+
+def assemble(frame: Rect, pieces: Pieces, image: Rect, like: Tensor, fill: float = 0.0) -> Tensor:
+    """A tensor of ``frame`` with the pixels of ``pieces``, and ``fill`` where there is none."""
+    memory = empty(frame, like)
+    covered = sum(_area(frame.intersection(rect)) for rect, _ in pieces)
+    if covered != _area(frame) or not image.contains(frame):
+        memory.fill_(fill)
+    for rect, pixels in pieces:
+        shared = frame.intersection(rect)
+        if not shared.is_empty:
+            memory[shared.slices(frame)] = pixels[shared.slices(rect)]
+    return memory
+
+
+def zeros(frame: Rect, like: Tensor) -> Tensor:
+    """Zeros of a rectangle, with the leading dimensions and the memory format of ``like``."""
+    return empty(frame, like).zero_()
+
+
+def empty(frame: Rect, like: Tensor) -> Tensor:
+    shape = (*like.shape[:-2], *frame.sizes)
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=format_of(like))
+
+
+def format_of(x: Tensor) -> torch.memory_format:
+    """Channels last if ``x`` is and is not contiguous, too."""
+    if x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last):
+        return torch.channels_last
+    return torch.contiguous_format
+
+
+def _area(rect: Rect) -> int:
+    return 0 if rect.is_empty else rect.sizes[0] * rect.sizes[1]

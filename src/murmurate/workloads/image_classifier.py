@@ -1,0 +1,287 @@
+"""Residual nets that classify images (He et al. 2016), by SGD with Nesterov momentum (Goyal et al. 2017)."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from murmurate.datasets.image_set import ImageBatch
+from murmurate.datasets.interface import ExampleSet
+from murmurate.losses.classification import classification_loss, hits
+from murmurate.nets.batch_norm import BatchNorm
+from murmurate.nets.resnet import ResNet
+from murmurate.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, UnitInterval
+from murmurate.replica.vector import Replica
+from murmurate.replicator.learner import Context, LearnerConfig
+from murmurate.spec import Batch, EnvSpec, Examples, Outcome, derive_generator, derive_seed, native_bfloat16
+
+Net = Literal["resnet18", "resnet20", "resnet32", "resnet34", "resnet50", "resnet56"]
+
+_EVALUATED = 250  # images at a time
+_RECORDED = {"accuracy": "accuracy", "validation_loss": "loss"}
+
+
+@dataclass(frozen=True)
+class ImageClassifier(LearnerConfig):
+    """Hyper-parameters; the defaults are those of ResNets on CIFAR-10 (He et al. 2016, section 4.2), with
+    Nesterov momentum.
+
+    net: resnet18, 34, 50; 20, 32, 56 for small images. width: channels of the first stage; 0: the net's own.
+    batch: images of an update of one replica.
+    learning_rate: for ``rate_batch`` images an update. With another number, that of all replicas where their
+        gradients are averaged, the rate is larger in proportion (Goyal et al., section 2.1); rate_batch 0: no
+        scaling.
+    momentum: of Nesterov's kind. weight_decay: of filters and the last layer's weights; biases and
+        normalisations have none.
+    schedule: cosine to 0, step (times step_factor at the milestones, shares of the run), or constant. Runs
+        that only time ends have a constant rate.
+    warmup: share of the run over which the rate rises linearly from 0 (Goyal et al., section 2.2).
+    label_smoothing: share of each label spread over all classes. mixup: alpha of the Beta distribution that
+        shares are drawn from in which pairs of images are mixed; 0: none.
+    batch_norm: statistics of the own batch (local), of all replicas' batches (replicas), or of ``ghost``
+        images at a time (ghost).
+    pixel_mean, pixel_std: of each channel, or one for all, of pixels from 0 to 1; images are normalised by
+        them.
+    precision: ``bfloat16`` computes convolutions in bfloat16 on a copy of the float32 vector; ``auto`` is
+        bfloat16 where the device has native bfloat16 arithmetic, else float32.
+    validate_every: own updates between measurements of the validation accuracy; 0: never.
+    """
+
+    name: ClassVar[str] = "image-classifier"
+    summary: ClassVar[str] = "a residual net that classifies images"
+
+    net: Net = "resnet20"
+    width: NonNegativeInt = 0
+    batch: PositiveInt = 128
+    learning_rate: NonNegativeFloat = 0.1
+    rate_batch: NonNegativeInt = 128
+    momentum: Annotated[float, Range(0, 1, below=True)] = 0.9
+    weight_decay: NonNegativeFloat = 1e-4
+    schedule: Literal["cosine", "step", "constant"] = "step"
+    milestones: tuple[UnitInterval, ...] = (0.5, 0.75)
+    step_factor: UnitInterval = 0.1
+    warmup: UnitInterval = 0.0
+    label_smoothing: UnitInterval = 0.0
+    mixup: NonNegativeFloat = 0.0
+    batch_norm: Literal["local", "replicas", "ghost"] = "local"
+    ghost: PositiveInt = 32
+    pixel_mean: tuple[UnitInterval, ...] = (0.5,)
+    pixel_std: tuple[PositiveFloat, ...] = (0.25,)
+    precision: Literal["float32", "bfloat16", "auto"] = "auto"
+    validate_every: NonNegativeInt = 500
+
+    @property
+    def requires(self) -> Examples:
+        return Examples(self.batch, "images")
+
+    def resolved(self, spec: EnvSpec, device: torch.device) -> ImageClassifier:
+        """This config without an ``auto`` in it."""
+        if self.precision != "auto":
+            return self
+        return dataclasses.replace(self, precision="bfloat16" if native_bfloat16(device) else "float32")
+
+    def build(self, context: Context) -> ClassifierLearner:
+        return ClassifierLearner(self, context)
+
+    def rate(self, averaged: int) -> float:
+        """The learning rate where the gradients of so many replicas are averaged."""
+        if not self.rate_batch:
+            return self.learning_rate
+        return self.learning_rate * self.batch * averaged / self.rate_batch
+
+    def rate_factor(self, updates: int | None) -> Callable[[int], float]:
+        """The factor of the learning rate as a function of the number of updates, of ``updates`` in all."""
+
+        def factor(done: int) -> float:
+            if updates is None:
+                return 1.0
+            share = min(done / updates, 1.0)
+            rising = min(1.0, (done + 1) / (self.warmup * updates)) if self.warmup else 1.0
+            if self.schedule == "cosine":
+                return rising * (1 + math.cos(math.pi * share)) / 2
+            if self.schedule == "step":
+                return rising * float(self.step_factor ** sum(share >= m for m in self.milestones))
+            return rising
+
+        return factor
+
+
+class ClassifierLearner:
+    """One replica of a classifier (see ``Learner``)."""
+
+    def __init__(self, config: ImageClassifier, context: Context) -> None:
+        spec = context.spec
+        self.config = config = config.resolved(spec, context.device)
+        self.device, self.seed = context.device, context.seed
+        self.net = ResNet(
+            config.net,
+            _image_shape(spec),
+            spec.actions,
+            width=config.width,
+            norm=self._norm(context),
+            generator=derive_generator(context.seed, "network"),
+        ).to(context.device)
+        self._scale, self._shift = _normalisation(config, spec.observation_shape[0], context.device)
+        self.replica: Replica = context.replicate(
+            "classifier",
+            self.net,
+            self._optimizer(config.rate(context.averaged)),
+            groups=_decay_groups(config.weight_decay),
+            schedule=config.rate_factor(context.updates),
+            compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
+            in_compute=_filters(self.net).__contains__,
+        )
+        self._validation: ExampleSet[ImageBatch] | None = context.validation
+        self._validated: dict[str, float] = {}
+
+    def _norm(self, context: Context) -> Callable[[int], BatchNorm]:
+        if self.config.batch_norm == "replicas":
+            group = context.group()
+            return lambda channels: BatchNorm(channels, sum_over=group.sum)
+        ghost = self.config.ghost if self.config.batch_norm == "ghost" else 0
+        return lambda channels: BatchNorm(channels, ghost=ghost)
+
+    def _optimizer(self, rate: float) -> Callable[[list[Any]], torch.optim.Optimizer]:
+        momentum = self.config.momentum
+        one_pass = self.device.type in ("cpu", "cuda")  # over memory
+        return lambda parameters: torch.optim.SGD(
+            parameters, lr=rate, momentum=momentum, nesterov=momentum > 0, fused=one_pass
+        )
+
+    @property
+    def clock(self) -> int:
+        return self.replica.clock
+
+    @property
+    def replicas(self) -> dict[str, Replica]:
+        return {self.replica.name: self.replica}
+
+    def learn(self, batch: Batch) -> Outcome:
+        data: ImageBatch = batch.data
+        labels, clock = data.labels.to(self.device), self.clock
+        images, other_labels, share = self._mixed(self._normalised(data.images), labels)
+        logits = self.net(images)
+        loss = classification_loss(
+            logits, labels, other_labels, share=share, smoothing=self.config.label_smoothing
+        )
+        self.replica.descend(loss)
+        metrics: dict[str, Any] = {
+            "loss": loss.detach(),
+            "train_accuracy": lambda: float(hits(logits.detach(), labels, top=1).float().mean()),
+            "learning_rate": self.replica.optimizer.param_groups[0]["lr"],
+        }
+        if self._validation is not None and len(self._validation) and self.config.validate_every:
+            if clock // self.config.validate_every != self.clock // self.config.validate_every:
+                self._validated = self.figures(self._validation)
+            metrics |= {name: self._validated[key] for name, key in _RECORDED.items() if self._validated}
+        return Outcome(metrics)
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        """uint8 [B, C, H, W] to float32."""
+        x = images.to(self.device).to(torch.float32, memory_format=torch.channels_last)
+        return torch.addcmul(self._shift, x, self._scale)
+
+    def _mixed(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None, float]:
+        """(images, labels of the second ones, share of the first ones) after mixup, if there is any."""
+        if not self.config.mixup:
+            return images, None, 1.0
+        random = np.random.default_rng(derive_seed(self.seed, "mixup", self.clock))
+        share = float(random.beta(self.config.mixup, self.config.mixup))
+        order = torch.from_numpy(random.permutation(len(images))).to(self.device)
+        return torch.lerp(images[order], images, share), labels[order], share
+
+    @torch.no_grad()
+    def logits(self, images: Tensor) -> Tensor:
+        """[B, K] of uint8 images [B, C, H, W], with the running statistics."""
+        self.net.eval()
+        try:
+            out: Tensor = self.net(self._normalised(images))
+        finally:
+            self.net.train()
+        return out
+
+    def figures(self, examples: ExampleSet[ImageBatch], count: int | None = None) -> dict[str, float]:
+        """accuracy, top5_accuracy (shares) and loss (nats) on the first ``count`` examples (None: all)."""
+        number = len(examples) if count is None else min(count, len(examples))
+        sums = torch.zeros(3, dtype=torch.float64)
+        for first in range(0, number, _EVALUATED):
+            batch = examples.select(range(first, min(first + _EVALUATED, number)))
+            logits, labels = self.logits(batch.images).float(), batch.labels.to(self.device)
+            loss = classification_loss(logits, labels) * len(labels)
+            right = [hits(logits, labels, top=top).sum() for top in (1, 5)]
+            sums += torch.stack([*right, loss]).double().cpu()
+        accuracy, top5, loss = (sums / max(number, 1)).tolist()
+        return {"accuracy": accuracy, "top5_accuracy": top5, "loss": loss}
+
+    def export(self, path: str | Path) -> None:
+        """Write a ``torch.export`` program to ``path`` (.pt2): uint8 images [B, C, H, W] to probabilities
+        [B, K], in float32, on a CPU. ``torch.export.load(path).module()`` runs it without this package."""
+        program = _Probabilities(self.net, self._scale, self._shift).cpu().float().eval()
+        example = torch.zeros(2, *self.net.shape, dtype=torch.uint8)
+        batch = torch.export.Dim("batch", min=1)
+        torch.export.save(torch.export.export(program, (example,), dynamic_shapes=({0: batch},)), path)
+
+    def state(self) -> dict[str, Any]:
+        """The figures on validation images that were measured last."""
+        return {"validated": dict(self._validated)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._validated = dict(state["validated"])
+
+
+class _Probabilities(nn.Module):
+    """Normalisation, net and softmax in one module, of copies."""
+
+    def __init__(self, net: ResNet, scale: Tensor, shift: Tensor) -> None:
+        super().__init__()
+        self.net = copy.deepcopy(net)
+        self.scale, self.shift = scale.clone(), shift.clone()
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.net(torch.addcmul(self.shift, images.float(), self.scale)).softmax(-1)  # type: ignore[no-any-return]
+
+
+def _image_shape(spec: EnvSpec) -> tuple[int, int, int]:
+    if len(spec.observation_shape) != 3:
+        raise ValueError(f"images are [C, H, W], and examples of {spec.name} {list(spec.observation_shape)}")
+    channels, height, width = spec.observation_shape
+    return channels, height, width
+
+
+def _normalisation(config: ImageClassifier, channels: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(scale, shift), each [1, C, 1, 1]: scale x + shift normalises pixels from 0 to 255."""
+    values = []
+    for name in ("pixel_mean", "pixel_std"):
+        given = getattr(config, name)
+        if len(given) not in (1, channels):
+            raise ValueError(f"{name} has {len(given)} numbers, and images have {channels} channel(s)")
+        values.append(torch.tensor(given, device=device).expand(channels).reshape(1, -1, 1, 1))
+    mean, deviation = values
+    return 1 / (255 * deviation), -mean / deviation
+
+
+def _decay_groups(weight_decay: float) -> Callable[[nn.Module], Sequence[dict[str, Any]]]:
+    """Two groups of parameters: filters and matrices with decay, vectors without."""
+
+    def groups(module: nn.Module) -> Sequence[dict[str, Any]]:
+        parameters = list(module.parameters())
+        return [
+            {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
+            {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
+        ]
+
+    return groups
+
+
+def _filters(net: nn.Module) -> frozenset[str]:
+    """Names of the filters."""
+    return frozenset(name for name, p in net.named_parameters() if p.dim() == 4)

@@ -1,0 +1,222 @@
+"""SN-GAN: class-conditional image generation with a spectrally normalised discriminator, under any strategy.
+
+Miyato et al. 2018; Miyato and Koyama 2018 (projection); Zhang et al. 2018, section 4 (hyper-parameters);
+TF-Replicator, section 4.2 (one loss for each of two replicas, batch normalisation over replicas).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from murmurate.datasets.image_set import ImageBatch
+from murmurate.losses.adversarial import discriminator_hinge, generator_hinge
+from murmurate.nets.moving_average import MovingAverage
+from murmurate.nets.sn_gan import Discriminator, Generator
+from murmurate.nets.spectral_norm import iterate_
+from murmurate.ranges import NonNegativeFloat, PositiveInt, UnitInterval
+from murmurate.replica.adam import Adam
+from murmurate.replica.vector import MakeOptimizer, Replica
+from murmurate.replicator.collectives import Group
+from murmurate.replicator.learner import Context, LearnerConfig
+from murmurate.spec import Batch, EnvSpec, Examples, Outcome, derive_generator, native_bfloat16
+
+_STANDING_BATCHES, _STANDING_BATCH = 8, 256  # from which the sampler's batch statistics are computed
+_SAMPLED = 256  # images that the sampler makes at a time
+
+
+@dataclass(frozen=True)
+class SNGAN(LearnerConfig):
+    """Hyper-parameters; the defaults are those of Zhang et al. 2018, without attention.
+
+    batch: real images of an update, of one replica; as many are generated.
+    channels: of the generator's feature maps; 256 gives the papers' nets (``nets.sn_gan.layout``), 64 a
+        sixteenth of their work. latent: size of the noise.
+    discriminator_steps: the discriminator's updates for one of the generator (Miyato et al.: 5).
+    generator_rate, discriminator_rate: learning rates of Adam. beta1, beta2: of both.
+    average_decay: of the moving average of the generator's parameters, which samples are made with.
+    generator_norm: whether the generator is spectrally normalised too.
+    batch_norm: statistics over the own batch (``local``), or over the batches of all ``replicas``. ``auto``
+        is the latter where gradients are averaged over the replicas, as under all-reduce.
+    precision: of feature maps; ``auto`` is bfloat16 where the device has native bfloat16 arithmetic.
+    """
+
+    name: ClassVar[str] = "sn-gan"
+    summary: ClassVar[str] = "class-conditional image generation, with spectral normalisation and projection"
+
+    batch: PositiveInt = 64
+    channels: PositiveInt = 256
+    latent: PositiveInt = 128
+    discriminator_steps: PositiveInt = 1
+    generator_rate: NonNegativeFloat = 1e-4
+    discriminator_rate: NonNegativeFloat = 4e-4
+    beta1: UnitInterval = 0.0
+    beta2: UnitInterval = 0.9
+    average_decay: UnitInterval = 0.999
+    generator_norm: bool = True
+    batch_norm: Literal["auto", "replicas", "local"] = "auto"
+    precision: Literal["float32", "bfloat16", "auto"] = "auto"
+
+    @property
+    def requires(self) -> Examples:
+        return Examples(self.batch, "images")
+
+    @property
+    def collectives_in_backward(self) -> bool:
+        return self.batch_norm != "local"
+
+    def resolved(self, spec: EnvSpec, device: torch.device) -> SNGAN:
+        if self.precision != "auto":
+            return self
+        return dataclasses.replace(self, precision="bfloat16" if native_bfloat16(device) else "float32")
+
+    def build(self, context: Context) -> SNGANLearner:
+        """The learner. Raises ValueError for images that are not uint8, or of sides that do not fit."""
+        return SNGANLearner(self, context)
+
+
+class Sampler:
+    """Makes images of given classes, each independent of the others."""
+
+    def __init__(self, net: Generator) -> None:
+        self.net = net
+
+    @torch.no_grad()
+    def __call__(self, label: Tensor, generator: torch.Generator) -> Tensor:
+        """Images [n, C, H, W] uint8 of classes [n] int64, on the CPU."""
+        noise = torch.randn(len(label), self.net.latent, generator=generator)
+        device = self.net.norm.gain.device
+        parts = zip(torch.split(noise, _SAMPLED), torch.split(label, _SAMPLED), strict=True)
+        return torch.cat([to_pixels(self.net(z.to(device), y.to(device))).cpu() for z, y in parts])
+
+
+class SNGANLearner:
+    """One replica's learner: the replicas ``generator`` and ``discriminator``.
+
+    Its random numbers follow from the run's seed, its rank, and the discriminator's updates, so there is
+    nothing of them to save.
+    """
+
+    def __init__(self, config: SNGAN, context: Context) -> None:
+        self.config = config = config.resolved(context.spec, context.device)
+        self.spec, self.device = context.spec, context.device
+        self._seed, self._rank = context.seed, context.rank
+        shape, classes = context.spec.observation_shape, context.spec.actions
+        if not context.spec.images or classes < 1:
+            raise ValueError(f"{config.name} learns from uint8 images with classes, not {context.spec.name}")
+        drawn = derive_generator(context.seed, "nets")
+        self.generator = MovingAverage(
+            Generator(
+                shape,
+                classes,
+                channels=config.channels,
+                latent=config.latent,
+                spectral=config.generator_norm,
+                generator=drawn,
+            )
+        ).to(context.device)
+        self.discriminator = Discriminator(shape, classes, channels=config.channels, generator=drawn)
+        self.discriminator.to(context.device)
+        group = _group(config, context)
+        self.generator.net.normalize_over(None if group is None else group.gather)
+        self._generator = context.replicate("generator", self.generator, self._adam(config.generator_rate))
+        self._discriminator = context.replicate(
+            "discriminator", self.discriminator, self._adam(config.discriminator_rate)
+        )
+        self._generator_loss: Tensor | float = float("nan")
+
+    def _adam(self, rate: float) -> MakeOptimizer:
+        betas = (self.config.beta1, self.config.beta2)
+        return lambda parameters: Adam(parameters, lr=rate, betas=betas)
+
+    @property
+    def replicas(self) -> dict[str, Replica]:
+        return {"generator": self._generator, "discriminator": self._discriminator}
+
+    # -- learning -----------------------------------------------------------------------------------
+
+    def learn(self, batch: Batch) -> Outcome:
+        """One update of the discriminator, and after every ``discriminator_steps`` one of the generator."""
+        data: ImageBatch = batch.data
+        random = derive_generator(self._seed, f"noise of {self._rank}", self._discriminator.clock)
+        metrics = self._update_discriminator(data, random)
+        if self._discriminator.clock % self.config.discriminator_steps == 0:
+            self._generator_loss = self._update_generator(len(data), random)
+        return Outcome({**metrics, "generator_loss": self._generator_loss})
+
+    def _update_discriminator(self, data: ImageBatch, random: torch.Generator) -> dict[str, Tensor]:
+        real = to_values(data.images, random).to(self.device, memory_format=torch.channels_last)
+        real_label = data.labels.to(self.device)
+        noise, label = self._draw(len(data), random)
+        iterate_(self.discriminator)
+        with self._autocast():
+            with torch.no_grad():
+                fake = self.generator.net(noise, label).to(real.dtype)
+            scores = self.discriminator(torch.cat([real, fake]), torch.cat([real_label, label]))
+        d_real, d_fake = scores.chunk(2)
+        loss = discriminator_hinge(d_real, d_fake)
+        self._discriminator.descend(loss)
+        return {
+            "loss": loss.detach(),
+            "real_score": d_real.detach().mean(),
+            "fake_score": d_fake.detach().mean(),
+        }
+
+    def _update_generator(self, count: int, random: torch.Generator) -> Tensor:
+        noise, label = self._draw(count, random)
+        iterate_(self.generator.net)
+        with self._autocast():
+            d_fake = self.discriminator(self.generator.net(noise, label), label)
+        loss = generator_hinge(d_fake)
+        self._generator.descend(loss)
+        self.generator.follow_(self.config.average_decay, self._generator.clock)
+        return loss.detach()
+
+    def _draw(self, count: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Noise [count, latent] and classes [count], all classes equally likely."""
+        noise = torch.randn(count, self.config.latent, generator=random)
+        label = torch.randint(self.spec.actions, (count,), generator=random)
+        return noise.to(self.device), label.to(self.device)
+
+    def _autocast(self) -> torch.autocast:
+        low = self.config.precision == "bfloat16"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=low)
+
+    # -- sampling -----------------------------------------------------------------------------------
+
+    def sampler(self) -> Sampler:
+        """Samples with the moving average of the generator, as it is now: ``sampler().net`` is a plain module
+        in float32, to keep or to export."""
+        random = derive_generator(self._seed, "standing statistics")
+        batches = [self._draw(_STANDING_BATCH, random) for _ in range(_STANDING_BATCHES)]
+        return Sampler(self.generator.average.frozen(batches))
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def to_values(images: Tensor, random: torch.Generator) -> Tensor:
+    """uint8 [B, C, H, W] to values in [-1, 1): the pixels with uniform noise of one grey level, as Miyato et
+    al. add it."""
+    noise = torch.empty(images.shape, memory_format=torch.channels_last).uniform_(generator=random)
+    return (images + noise) / 128 - 1
+
+
+def to_pixels(values: Tensor) -> Tensor:
+    """The inverse: values in (-1, 1) to uint8."""
+    return ((values.float() + 1) * 128).clamp(0, 255).to(torch.uint8)
+
+
+def _group(config: SNGAN, context: Context) -> Group | None:
+    """The replicas that have common batch statistics; None: each its own."""
+    if config.batch_norm == "local" or (config.batch_norm == "auto" and context.averaged == 1):
+        return None
+    group = context.group()
+    return group if group.size > 1 else None

@@ -1,0 +1,75 @@
+"""The image benches on simulated clusters, at sizes of no use but for testing."""
+
+import json
+
+import pytest
+
+from murmurate.bench import jin_imagenet, replicator_scaling
+from murmurate.bench._jin_figure import Curve
+from murmurate.bench._result import progress_log
+from murmurate.bench._simulated_images import NetCosts
+from murmurate.errors import Refusal
+from pictures import write_fashion
+
+QUIET = progress_log(True)
+
+
+def test_weak_scaling_is_that_of_the_network():
+    """Two members send their vectors once each way: a step is 0.1 s of computing and 0.1 s of sending."""
+    costs = NetCosts((0.1,), 25_000_000)
+    plan = replicator_scaling.ScalingPlan(batch=4, members=(1, 2), steps=10, strategies=("all-reduce",))
+    rows = replicator_scaling.scaling(
+        "all-reduce", costs, "latency=0,bandwidth=1e9,collective=ring", plan, QUIET
+    )
+    assert rows[0]["speed_up"] == 1
+    assert rows[1]["update_seconds"] == pytest.approx(0.2, rel=0.01)
+    assert rows[1]["efficiency"] == pytest.approx(0.5, rel=0.01)
+
+
+def test_jins_comparison_is_computed_once(tmp_path):
+    path = write_fashion(tmp_path, train=60)
+    plan = jin_imagenet.JinImagesPlan(
+        path=path,
+        width=1,
+        passes=2,
+        members=(2,),
+        batches=(4,),
+        methods=("all-reduce", "pull-gossip"),
+        seeds=1,
+        validation=0.2,
+        costs_of="resnet20",
+        costs_side=8,
+        measured_steps=1,
+        real_members=(),
+        points=4,
+        where=str(tmp_path / "runs"),
+    )
+    result = jin_imagenet.measure(plan, QUIET)
+    json.dumps(result)
+    assert [row["method"] for row in result["rows"]] == ["all-reduce", "pull-gossip"]
+    assert len(result["verdict"]) == 1
+    assert (tmp_path / "runs" / "curves.png").stat().st_size > 5_000
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").glob("*.json")}
+    assert jin_imagenet.measure(plan, QUIET)["rows"] == result["rows"]
+    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").glob("*.json")} == before
+
+
+def test_the_verdict_compares_at_the_same_time():
+    def curve(method, losses, end, seconds):
+        points = [{"seconds": k, "passes": k, "loss": loss, "accuracy": 0} for k, loss in enumerate(losses)]
+        return Curve(method, 8, 0, [*points, {"seconds": seconds, "passes": 3, "loss": end, "accuracy": 0}])
+
+    curves = [
+        curve("all-reduce", [3, 2.5, 2.2, 0.9], 0.5, 9),
+        curve("pull-gossip", [3, 2.0, 1.5, 1.2], 0.8, 4),
+    ]
+    rows = [jin_imagenet.row(8, method, curves) for method in ("all-reduce", "pull-gossip")]
+    assert [row["early_loss"] for row in rows] == [0.9, 1.2]  # at 3 s
+    (sentence,) = jin_imagenet.verdict(rows)
+    assert "gossip does not lead" in sentence
+    assert "all-reduce ends lowest" in sentence
+
+
+def test_a_method_that_there_is_not_is_refused():
+    with pytest.raises(Refusal, match="pull-gossip"):
+        jin_imagenet.check(jin_imagenet.JinImagesPlan(methods=("pul-gossip",)))

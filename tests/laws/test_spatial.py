@@ -1,0 +1,16 @@
+"""Law: a layer over P parts equals the whole: output, gradients of input, weight and bias (design, 6)."""
+
+from __future__ import annotations
+
+import pytest
+
+from murmurate.bench._spatial_layers import drawn_layers
+
+
+@pytest.mark.parametrize(
+    ("count", "seed"), [(120, 0), pytest.param(500, 1, marks=pytest.mark.slow)], ids=["120", "500"]
+)
+def test_drawn_layers_equal_the_whole(count, seed):
+    worst, error = max(drawn_layers(count, seed), key=lambda pair: pair[1])
+
+    assert error < 1e-10, worst.text

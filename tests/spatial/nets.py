@@ -1,0 +1,110 @@
+"""Ordinary modules that know nothing of parts: a ResNet-18, a U-Net with skips, an FCN for segmentation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Block(nn.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        self.shortcut = None
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        y += x if self.shortcut is None else self.shortcut(x)
+        return self.relu(y)
+
+
+class ResNet18(nn.Module):
+    """He et al. 2016, of any width (64 in the paper)."""
+
+    def __init__(self, width: int = 8, classes: int = 10) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
+        )
+        self.pool = nn.MaxPool2d(3, 2, 1)
+        layers, channels = [], width
+        for stage in range(4):
+            outputs = width << stage
+            for index in range(2):
+                layers.append(Block(channels, outputs, 2 if stage and not index else 1))
+                channels = outputs
+        self.layers = nn.Sequential(*layers)
+        self.head = nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers(self.pool(self.stem(x)))
+        return self.head(torch.flatten(functional.adaptive_avg_pool2d(x, 1), 1))
+
+
+def twice(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 3, padding=1),
+        nn.GroupNorm(2, outputs),
+        nn.GELU(),
+        nn.Conv2d(outputs, outputs, 3, padding=1),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(inplace=True),
+    )
+
+
+class UNet(nn.Module):
+    """Ronneberger et al. 2015, of any width; the second way up is resized."""
+
+    def __init__(self, width: int = 4, classes: int = 3) -> None:
+        super().__init__()
+        self.down1, self.down2, self.bottom = (
+            twice(3, width),
+            twice(width, 2 * width),
+            twice(2 * width, 4 * width),
+        )
+        self.up1 = nn.ConvTranspose2d(4 * width, 2 * width, 2, 2)
+        self.join1 = twice(4 * width, 2 * width)
+        self.join2 = twice(3 * width, width)
+        self.head = nn.Conv2d(width, classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.down1(x)
+        second = self.down2(functional.max_pool2d(first, 2))
+        bottom = self.bottom(functional.avg_pool2d(second, 2))
+        up = self.up1(bottom)
+        if up.shape[-2:] != second.shape[-2:]:
+            up = functional.interpolate(up, size=second.shape[-2:])
+        x = self.join1(torch.cat([second, up], 1))
+        x = functional.interpolate(x, size=first.shape[-2:], mode="bilinear", align_corners=False)
+        return self.head(self.join2(torch.cat([first, x], dim=1)))
+
+
+class FCN(nn.Module):
+    """Long et al. 2015: dilated convolutions, classes of pixels, enlarged to the image."""
+
+    def __init__(self, width: int = 4, classes: int = 3) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, width, 5, 2, 2),
+            nn.InstanceNorm2d(width, affine=True),
+            nn.LeakyReLU(0.1),
+            nn.Conv2d(width, 2 * width, 3, padding=2, dilation=2, groups=2, padding_mode="replicate"),
+            nn.BatchNorm2d(2 * width),
+            nn.SiLU(),
+            nn.Conv2d(2 * width, 2 * width, 3, padding=4, dilation=4),
+            nn.Dropout2d(0.0),
+        )
+        self.head = nn.Conv2d(2 * width, classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.head(self.body(x))
+        return functional.interpolate(y, x.shape[-2:], mode="bilinear", align_corners=True)

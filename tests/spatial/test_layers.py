@@ -1,0 +1,200 @@
+"""Layers in parts: refusals, statistics, losses, autocast, and what only some tensors meet."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch.nn import functional
+
+from murmurate.bench._spatial_layers import in_parts
+from murmurate.errors import Refusal
+from murmurate.fabric.interface import FabricError
+from murmurate.fabric.simulated.fabric import SimulatedFabric
+from murmurate.spatial import PartLost, Parts, SpatialTensor, scatter, whole
+
+
+def image(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def both(grid, function, *tensors):
+    """(of the whole, of every part) where ``function`` gets the first tensor scattered."""
+    expected = function(*tensors)
+    return expected, in_parts(grid, lambda parts: whole(function(scatter(tensors[0], parts), *tensors[1:])))
+
+
+ON_IMAGES = {
+    "arithmetic": lambda x: (2 - x * x.sigmoid()) / (1 + x.abs()) + x**2,
+    "in place": lambda x: functional.relu(x.clone(), inplace=True).add_(1).mul_(x),
+    "with a whole image": lambda x: x + image(3, 4, 11, 9, seed=2),
+    "with channels": lambda x: x * image(1, 4, 1, 1, seed=3),
+    "cat and chunk": lambda x: torch.cat([x, 2 * x], 1).chunk(4, 1)[3],
+    "softmax of channels": lambda x: x.softmax(1).max(1).values,
+    "mean of pixels": lambda x: x.mean((2, 3)) @ image(4, 4, seed=4),
+    "squeeze and excite": lambda x: x * functional.adaptive_avg_pool2d(x, 1).sigmoid(),
+    "flatten": lambda x: x.flatten(1) @ image(396, 2, seed=5),
+    "view": lambda x: x.view(x.size(0), -1).cumsum(1),
+    "a cut": lambda x: x[:, 1:, 2:-3, ::2],
+    "some channels": lambda x: x[:, :2] + x[..., :, :][:, 2:],
+    "shuffle": lambda x: functional.pixel_shuffle(x, 2),
+    "prelu": lambda x: functional.prelu(x, image(4, seed=6)),
+    "reflecting convolution": lambda x: functional.conv2d(
+        functional.pad(x, (2, 2, 2, 2), mode="reflect"), image(2, 4, 5, 5, seed=7)
+    ),
+    "stack": lambda x: torch.stack([x, x.neg()], 1)[:, 1],
+    "where": lambda x: torch.where(x > 0, x, torch.zeros_like(x)),
+}
+
+
+@pytest.mark.parametrize("name", ON_IMAGES)
+def test_what_a_forward_pass_may_do(name):
+    expected, found = both((2, 2), ON_IMAGES[name], image(3, 4, 11, 9))
+
+    for one in found:
+        torch.testing.assert_close(one, expected, atol=1e-12, rtol=1e-12)
+
+
+LOSSES = {
+    "mse": lambda x, y: functional.mse_loss(x, y),
+    "l1 sum": lambda x, y: functional.l1_loss(x, y, reduction="sum"),
+    "huber": lambda x, y: functional.huber_loss(x, y, delta=0.5),
+    "logits": lambda x, y: functional.binary_cross_entropy_with_logits(
+        x, y.sigmoid(), pos_weight=image(4, 1, 1, seed=1).exp()
+    ),
+    "none": lambda x, y: functional.smooth_l1_loss(x, y, reduction="none").mean(),
+    "classes": lambda x, y: functional.cross_entropy(x, y.argmax(1), image(4, seed=8).exp()),
+    "probabilities": lambda x, y: functional.cross_entropy(x, y.softmax(1)),
+    "ignored": lambda x, y: functional.nll_loss(x.log_softmax(1), y.argmax(1), ignore_index=2),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_is_that_of_all_pixels(name):
+    expected, found = both((3, 1), LOSSES[name], image(2, 4, 7, 5), image(2, 4, 7, 5, seed=1))
+
+    assert all(one.item() == pytest.approx(expected.item(), rel=1e-12) for one in found)
+
+
+def test_running_statistics_are_those_of_the_whole():
+    norm = [torch.nn.BatchNorm2d(4).double() for _ in range(5)]
+    x = image(3, 4, 11, 9)
+    norm[4](x)
+
+    in_parts((2, 2), lambda parts: norm[parts.rank](scatter(x, parts)))
+
+    for one in norm[:4]:
+        torch.testing.assert_close(one.state_dict(), norm[4].state_dict(), atol=1e-13, rtol=1e-13)
+
+
+def test_single_precision_statistics_do_not_cancel():
+    x = image(2, 3, 16, 16, dtype=torch.float32) + 1e4
+
+    expected, found = both((2, 2), lambda x: functional.batch_norm(x, None, None, training=True), x)
+
+    exact = functional.batch_norm(x.double(), None, None, training=True)
+    own_error = (expected - exact).abs().max()
+    assert all((one - exact).abs().max() < 2 * own_error + 1e-3 for one in found)
+
+
+def test_autocast_computes_in_its_dtype():
+    x, weight = image(2, 8, 12, 12, dtype=torch.float32), image(8, 8, 3, 3, dtype=torch.float32)
+
+    def convolve(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return functional.conv2d(x, weight, None, padding=1)
+
+    expected, found = both((2, 1), convolve, x)
+
+    assert expected.dtype == torch.bfloat16
+    for one in found:
+        torch.testing.assert_close(one, expected, atol=0.1, rtol=0.02)
+
+
+def test_dropout_differs_between_parts_and_keeps_the_mean():
+    x = torch.ones(4, 8, 32, 32)
+
+    one, other = in_parts((2, 1), lambda parts: functional.dropout(scatter(x, parts), 0.25).local)
+
+    assert not torch.equal(one, other)
+    assert one.unique().tolist() == pytest.approx([0, 4 / 3])
+    assert (one.mean() + other.mean()).item() / 2 == pytest.approx(1, abs=0.05)
+
+
+def test_dropout_of_channels_is_the_same_on_all_parts():
+    x = torch.ones(4, 8, 6, 6)
+
+    found = in_parts((2, 1), lambda parts: functional.dropout2d(scatter(x, parts), 0.5).whole())
+
+    assert torch.equal(found[0], found[1])
+    assert set(found[0].mean((2, 3)).unique().tolist()) == {0.0, 2.0}
+
+
+# -- refusals -------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "4 parts cannot share 3 rows (of 3 x 9)": lambda x: x[:, :, :3],
+    "reaches over 15 x 15 pixels does not fit an image of 11 x 9": lambda x: functional.conv2d(
+        x, image(2, 4, 15, 15)
+    ),
+    "linear has no form": lambda x: functional.linear(x, image(3, 9)),
+    "fft_fft2 has no form": lambda x: torch.fft.fft2(x),
+    "images of 6 x 9 and 11 x 9 pixels": lambda x: x + x[:, :, ::2],
+    "a tensor of [11, 8]": lambda x: x + torch.zeros(11, 8),
+    "mean over rows or columns alone, on a grid of (2, 2) parts,": lambda x: x.mean(2),
+    "softmax over rows, columns": lambda x: x.softmax(-1),
+    "cat along rows or columns": lambda x: torch.cat([x, x], 2),
+    "interpolate with mode bilinear and antialias": lambda x: functional.interpolate(
+        x, (5, 5), mode="bilinear", antialias=True
+    ),
+    "max_pool2d_with_indices has no form": lambda x: functional.max_pool2d(x, 2, return_indices=True),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_done_is_named(message):
+    grid = (4, 1) if message.startswith("4 parts") else (2, 2)
+
+    with pytest.raises(Refusal, match=re.escape(message)):
+        in_parts(grid, lambda parts: REFUSED[message](scatter(image(3, 4, 11, 9), parts)))
+
+
+def test_a_grid_needs_its_members():
+    with pytest.raises(Refusal, match=re.escape("parts is (0, 2)")):
+        in_parts((1, 1), lambda parts: Parts.open(parts, (0, 2)))
+
+
+def test_parts_that_make_other_calls_are_told_apart():
+    def differ(parts):
+        parts.sum(torch.zeros(3 + parts.rank))
+
+    with pytest.raises(FabricError, match="all parts must run the same layers"):
+        in_parts((2, 1), differ)
+
+
+def test_a_dead_part_is_named():
+    fabric = SimulatedFabric(4, 0, crashes={3: 5}, coroutines="threads")
+
+    def train(member):
+        parts = Parts.open(member, (2, 1))
+        try:
+            for _ in range(50):
+                parts.sum(torch.ones(2))
+        except PartLost as lost:
+            return str(lost)
+        return parts.replica
+
+    results = fabric.run([train] * 4)
+
+    assert results[:2] == [0, 0]
+    assert "part 1 of replica 1 died" in results[2]
+
+
+def test_a_part_alone_is_the_whole():
+    x = image(1, 2, 5, 5)
+
+    y = functional.conv2d(scatter(x, Parts(None, (1, 1))), image(2, 2, 3, 3), padding=1)
+
+    assert isinstance(y, SpatialTensor)
+    torch.testing.assert_close(y.local, functional.conv2d(x, image(2, 2, 3, 3), padding=1))

@@ -1,0 +1,101 @@
+"""Whole nets in parts: one training step, names, refusals."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from spatial.nets import FCN, ResNet18, UNet
+from torch import nn
+from torch.nn import functional
+
+from murmurate.bench._spatial_layers import in_parts
+from murmurate.errors import Refusal
+from murmurate.spatial import Parts, parallelize, whole, whole_again
+
+
+def batch(size: tuple[int, int], classes: int, of_pixels: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    images = torch.randn(2, 3, *size, dtype=torch.float64, generator=generator)
+    return images, torch.randint(classes, (2, *size) if of_pixels else (2,), generator=generator)
+
+
+def make(kind: type[nn.Module]) -> nn.Module:
+    torch.manual_seed(3)
+    return kind().double()
+
+
+CASES = [
+    (ResNet18, (67, 64), (2, 2)),
+    (ResNet18, (64, 96), (1, 3)),
+    (UNet, (37, 41), (2, 2)),
+    (FCN, (33, 40), (3, 2)),
+]
+
+
+@pytest.mark.parametrize(("kind", "size", "grid"), CASES)
+def test_a_training_step_equals_the_whole(kind, size, grid):
+    images, labels = batch(size, 3, of_pixels=kind is not ResNet18)
+    net = make(kind)
+    loss = functional.cross_entropy(net(images), labels)
+    gradients = torch.autograd.grad(loss, list(net.parameters()))
+
+    def step(parts):
+        own = parallelize(make(kind), parts)
+        own_loss = functional.cross_entropy(own(images), labels)
+        return own_loss.detach(), torch.autograd.grad(own_loss, list(own.parameters())), own.state_dict()
+
+    found = in_parts(grid, step)
+
+    for own_loss, _, state in found:
+        torch.testing.assert_close(own_loss, loss.detach(), atol=1e-12, rtol=1e-12)
+        torch.testing.assert_close(state, net.state_dict(), atol=1e-12, rtol=1e-12)
+    for index, gradient in enumerate(gradients):
+        mean = torch.stack([one[1][index] for one in found]).mean(0)
+        torch.testing.assert_close(mean, gradient, atol=1e-10, rtol=1e-10)
+
+
+def test_evaluation_and_the_way_back():
+    images, _ = batch((40, 48), 3, of_pixels=True)
+    net = make(UNet).eval()
+
+    def evaluate(parts):
+        own = parallelize(copy.deepcopy(net), parts)
+        with torch.no_grad():
+            found = whole(own(images))
+            return found, whole_again(own)(images)
+
+    for found, again in in_parts((2, 1), evaluate):
+        torch.testing.assert_close(found, net(images), atol=1e-12, rtol=1e-12)
+        assert torch.equal(again, net(images))
+
+
+class Attentive(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 1)
+        self.mixer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mixer(self.stem(x))
+
+
+def test_a_layer_that_cannot_is_named():
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Sequential(nn.LPPool2d(2, 2), nn.FractionalMaxPool2d(2, 3)))
+
+    with pytest.raises(Refusal, match=r"'1.0' \(LPPool2d; use AvgPool2d\), '1.1' \(FractionalMaxPool2d"):
+        parallelize(net, Parts(None, (1, 1)))
+
+    with pytest.raises(Refusal, match="linear has no form for images .* layer 'mixer'"):
+        in_parts((2, 1), lambda parts: parallelize(Attentive(), parts)(torch.zeros(1, 3, 8, 8)))
+
+
+def test_more_parts_than_rows_deep_in_a_net_are_refused_with_the_layer():
+    with pytest.raises(Refusal, match=r"4 parts cannot share 2 rows \(of 2 x 2\).*layer 'layers.6.conv1'"):
+        in_parts((4, 1), lambda parts: parallelize(make(ResNet18), parts)(batch((64, 64), 3, False)[0]))
+
+
+def test_a_grid_needs_a_fabric():
+    with pytest.raises(Refusal, match="nothing to join them"):
+        parallelize(FCN(), parts=(2, 2))

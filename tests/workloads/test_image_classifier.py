@@ -1,0 +1,151 @@
+"""The classifier of images: it is a plain loop with torch's own optimizer, and learns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from murmurate.datasets.image_set import ImageBatch, ImageSet
+from murmurate.replica.vector import Replica
+from murmurate.replicator.learner import Context
+from murmurate.spec import Batch, EnvSpec
+from murmurate.workloads.image_classifier import ClassifierLearner, ImageClassifier
+
+SPEC = EnvSpec("images", (3, 8, 8), torch.uint8, actions=4, channels=3, examples=64)
+SMALL = ImageClassifier(width=4, batch=16, precision="float32", schedule="constant", validate_every=0)
+
+
+def images(count: int = 64, seed: int = 0) -> ImageSet:
+    """Noise; the quarter of it that is bright is the label."""
+    random = np.random.default_rng(seed)
+    pixels = random.integers(0, 160, (count, 8, 8, 3), dtype=np.uint8)
+    labels = random.integers(0, 4, count)
+    for image, label in zip(pixels, labels, strict=True):
+        image[4 * (label // 2) :, 4 * (label % 2) :][:4, :4] += 60
+    return ImageSet(pixels, labels)
+
+
+def learner(config: ImageClassifier = SMALL, **context: object) -> ClassifierLearner:
+    return config.build(Context(SPEC, Replica, 3, **context))  # type: ignore[arg-type]
+
+
+def trained(it: ClassifierLearner, updates: int) -> list[float]:
+    data = images()
+    losses = []
+    for k in range(updates):
+        batch = data.select(np.arange(16) + 16 * (k % 4))
+        losses.append(float(it.learn(Batch(batch)).read_metrics()["loss"]))
+    return losses
+
+
+def test_it_is_a_plain_loop_with_torchs_optimizer() -> None:
+    config = ImageClassifier(
+        width=4, batch=16, precision="float32", schedule="constant", validate_every=0, weight_decay=0.01
+    )
+    ours, plain = learner(config), learner(config).net
+    decayed = [p for p in plain.parameters() if p.dim() > 1]
+    others = [p for p in plain.parameters() if p.dim() == 1]
+    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.SGD(groups, lr=0.1 * 16 / 128, momentum=0.9, nesterov=True)
+    data, expected = images(), []
+    for k in range(20):
+        batch = data.select(np.arange(16) + 16 * (k % 4))
+        loss = F.cross_entropy(plain((batch.images.float() / 255 - 0.5) / 0.25), batch.labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        expected.append(loss.item())
+    assert trained(ours, 20) == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"mixup": 0.2, "label_smoothing": 0.1},
+        {"batch_norm": "ghost", "ghost": 4},
+        {"batch_norm": "replicas"},
+        {"precision": "bfloat16"},
+    ],
+)
+def test_it_learns(options: dict[str, object]) -> None:
+    fields = {"width": 8, "batch": 16, "precision": "float32", "schedule": "constant", "rate_batch": 16}
+    it = learner(ImageClassifier(**(fields | {"learning_rate": 0.05, "validate_every": 0} | options)))  # type: ignore[arg-type]
+    trained(it, 40)
+    assert it.figures(images())["accuracy"] > 0.9
+
+
+def test_figures_are_of_the_first_examples() -> None:
+    it = learner()
+    trained(it, 4)
+    data = images(30)
+    logits = it.logits(data.select(range(30)).images)
+    right = logits.argmax(1) == torch.from_numpy(data.labels)
+    assert it.figures(data)["accuracy"] == pytest.approx(right.float().mean().item())
+    assert it.figures(data, 7)["accuracy"] == pytest.approx(right[:7].float().mean().item())
+    assert it.figures(data)["top5_accuracy"] == 1
+
+
+def test_the_rate_grows_with_the_images_of_an_update() -> None:
+    config = ImageClassifier(batch=64, learning_rate=0.1, rate_batch=128)
+    assert config.rate(1) == pytest.approx(0.05)
+    assert config.rate(4) == pytest.approx(0.2)
+    assert ImageClassifier(batch=64, learning_rate=0.1, rate_batch=0).rate(4) == 0.1
+
+
+def test_schedules() -> None:
+    step = ImageClassifier(schedule="step", milestones=(0.5, 0.75), warmup=0.1).rate_factor(100)
+    assert [step(k) for k in (0, 4, 9, 49)] == pytest.approx([0.1, 0.5, 1, 1])
+    assert [step(k) for k in (50, 74, 75, 200)] == pytest.approx([0.1, 0.1, 0.01, 0.01])
+    cosine = ImageClassifier(schedule="cosine").rate_factor(100)
+    assert [cosine(k) for k in (0, 50, 100, 150)] == pytest.approx([1, 0.5, 0, 0])
+    assert ImageClassifier(warmup=0.5).rate_factor(None)(0) == 1
+
+
+def test_the_validation_accuracy_is_measured_and_saved() -> None:
+    config = ImageClassifier(width=4, batch=16, precision="float32", validate_every=3)
+    it = learner(config, validation=images(12, seed=1))
+    found = [it.learn(Batch(images().select(range(16)))).metrics for _ in range(4)]
+    assert "accuracy" not in found[1]
+    assert found[2]["accuracy"] == found[3]["accuracy"]
+    assert found[2]["validation_loss"] > 0
+    other = learner(config, validation=images(12, seed=1))
+    other.load(it.state())
+    assert other.state() == it.state()
+
+
+def test_what_is_exported_needs_no_murmurate(tmp_path: Path) -> None:
+    it = learner()
+    trained(it, 3)
+    it.export(tmp_path / "net.pt2")
+    program = torch.export.load(tmp_path / "net.pt2").module()
+    data = images(9).select(range(9)).images
+    torch.testing.assert_close(program(data), it.logits(data).softmax(1), rtol=1e-4, atol=1e-5)
+    assert it.net.training  # and trains on
+    trained(it, 1)
+
+
+@pytest.mark.parametrize("field", ["pixel_mean", "pixel_std"])
+def test_another_number_of_channels_is_refused(field: str) -> None:
+    with pytest.raises(ValueError, match=f"{field} has 2 numbers"):
+        learner(ImageClassifier(**{field: (0.5, 0.5)}))  # type: ignore[arg-type]
+
+
+def test_examples_that_are_no_images_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"\[C, H, W\]"):
+        ImageClassifier().build(Context(EnvSpec("rows", (3,), torch.float64, 0), Replica, 0))
+
+
+def test_labels_and_images_stay_together_when_mixed() -> None:
+    it = learner(ImageClassifier(width=4, mixup=1.0, precision="float32"))
+    pixels = np.zeros((4, 8, 8, 3), np.uint8) + np.arange(4, dtype=np.uint8)[:, None, None, None] * 50
+    batch = ImageBatch.of(pixels, np.arange(4))
+    normalised = it._normalised(batch.images)
+    mixed, other, share = it._mixed(normalised, batch.labels)
+    assert other is not None
+    for k in range(4):
+        torch.testing.assert_close(mixed[k], share * normalised[k] + (1 - share) * normalised[other[k]])
