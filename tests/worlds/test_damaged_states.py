@@ -22,7 +22,7 @@ def test_another_shape_is_refused(name: str, key: str) -> None:
     simulators.reset(0)
     saved = simulators.state()
     for wrong in BROKEN[key] if name == "cartpole" else [[{"state": torch.zeros(0)}] * 3]:
-        with pytest.raises(ValueError, match="shape|generators"):
+        with pytest.raises(ValueError, match=r"shape|generators"):
             simulators.load(saved | {key: wrong})
     simulators.load(saved)
     simulators.send(torch.zeros(3, dtype=torch.int64))

@@ -1,5 +1,5 @@
-"""A plain training loop of ResNet-18 on a folder of images: torch's DataLoader with DistributedDataParallel, or
-with Accelerate where that is installed. A process of ``resnet_throughput``.
+"""A plain loop that trains ResNet-18 on a folder of images: torch's DataLoader and DistributedDataParallel, or
+Accelerate where that is installed. A process of ``resnet_throughput``.
 
     python -m murmurate.bench._plain_images ENGINE DATA FOLDER SIZE BATCH CLASSES PROGRESS
 
@@ -110,7 +110,8 @@ def _ddp(net: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor, 
 def _accelerated(net: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor, Tensor], None]:
     from accelerate import Accelerator
 
-    accelerator = Accelerator(cpu=True, mixed_precision="bf16" if native_bfloat16(torch.device("cpu")) else "no")
+    low = native_bfloat16(torch.device("cpu"))
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16" if low else "no")
     model, optimizer = accelerator.prepare(net, optimizer)
 
     def step(images: Tensor, labels: Tensor) -> None:
@@ -126,7 +127,7 @@ def _accelerated(net: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[
 def main(engine: str, data: str, folder: str, size: str, batch: str, classes: str, progress: str) -> None:
     with tempfile.TemporaryDirectory(prefix="murmurate-plain-") as where:
         arguments = (engine, data, folder, int(size), int(batch), int(classes), progress, f"{where}/store")
-        multiprocessing.spawn(train, arguments, nprocs=MEMBERS)  # type: ignore[no-untyped-call]
+        multiprocessing.spawn(train, arguments, nprocs=MEMBERS)  # type: ignore[no-untyped-call, attr-defined]
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from murmurate.bench._result import Log, median, ratios, spread
 from murmurate.ranges import PositiveFloat, PositiveInt
 
 NAME = "resnet-throughput"
-SUMMARY = "images per CPU second of ResNet-18, decoding included, against DataLoader and DistributedDataParallel"
+SUMMARY = "images per CPU second of ResNet-18, decoding included, against DataLoader and DDP"
 
 _PEER = "accelerate"
 
@@ -56,8 +56,9 @@ def racers(plan: ResNetPlan, where: Path) -> dict[str, Racer]:
     images = where / "images"
     ours = _commands.ours(
         "ours", "folder-resnet18", where,
-        "--world.path", str(images), "--world.size", str(plan.size), "--world.shortest", str(plan.size * 8 // 7),
-        "--world.validation", "0", "--replicas", "2", "--agent.batch", str(plan.batch),
+        "--world.path", str(images), "--world.validation", "0",
+        "--world.size", str(plan.size), "--world.shortest", str(plan.size * 8 // 7),
+        "--replicas", "2", "--agent.batch", str(plan.batch),
         "--augment.crop", "resized", "--augment.flip", "--workers", "1", "--record-every-seconds", "0.5",
     )  # fmt: skip
     found = {"ours": ours}
