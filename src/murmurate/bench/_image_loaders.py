@@ -121,7 +121,8 @@ class TorchLoader:
 
     def close(self) -> None:
         workers: Any = self._loader._iterator
-        workers._shutdown_workers()
+        if workers is not None:
+            workers._shutdown_workers()
 
 
 def files_of(folder: Path, size: int) -> ImageFiles:

@@ -20,6 +20,7 @@ from murmurate.bench._image_loaders import (
 from murmurate.bench._result import Log, median, ratios, spread
 
 NAME = "image-loading"
+_TICK_SECONDS = 0.01  # the finest that an operating system tells of other processes
 SUMMARY = "JPEG files decoded and augmented per CPU second, against torch's DataLoader"
 
 
@@ -83,7 +84,8 @@ def _window(loader: Loader, plan: LoadingPlan) -> tuple[float, float]:
         data, labels = loader.next()
         images += len(labels)
         data.numpy().max()  # every pixel is read, as a learner does
-    return images / (cpu_seconds(loader) - cpu), images / (time.perf_counter() - begun)
+    spent = max(cpu_seconds(loader) - cpu, _TICK_SECONDS)
+    return images / spent, images / (time.perf_counter() - begun)
 
 
 def _figures(windows: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
