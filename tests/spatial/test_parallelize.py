@@ -6,13 +6,13 @@ import copy
 
 import pytest
 import torch
-from spatial.nets import FCN, ResNet18, UNet
 from torch import nn
 from torch.nn import functional
 
 from murmurate.bench._spatial_layers import in_parts
 from murmurate.errors import Refusal
 from murmurate.spatial import Parts, parallelize, whole, whole_again
+from spatial.nets import FCN, ResNet18, UNet
 
 
 def batch(size: tuple[int, int], classes: int, of_pixels: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,7 +87,7 @@ def test_a_layer_that_cannot_is_named():
     with pytest.raises(Refusal, match=r"'1.0' \(LPPool2d; use AvgPool2d\), '1.1' \(FractionalMaxPool2d"):
         parallelize(net, Parts(None, (1, 1)))
 
-    with pytest.raises(Refusal, match="linear has no form for images .* layer 'mixer'"):
+    with pytest.raises(Refusal, match=r"linear has no form for images .* layer 'mixer'"):
         in_parts((2, 1), lambda parts: parallelize(Attentive(), parts)(torch.zeros(1, 3, 8, 8)))
 
 
