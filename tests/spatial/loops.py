@@ -35,7 +35,8 @@ def resnet(width: int = 4) -> torch.nn.Module:
 def train(loop: Any, steps: int = 20, images: int = 4, die: tuple[int, int] | None = None) -> dict[str, Any]:
     """A small ResNet-18 under momentum; ``die``: (replica, part) is killed after three steps."""
     net = resnet()
-    parallelize(net, loop.parts)
+    if loop.parts.size > 1:
+        parallelize(net, loop.parts)
     optimizer = loop.wrap_optimizer(torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9), net)
     losses = []
     for step, (x, labels) in enumerate(loop.inputs(batches(steps, images))):
