@@ -38,7 +38,7 @@ def uniform(count, seed=0):
 
 
 def test_multi_scale_crops_are_uniform_in_scale_and_place():
-    """Jin 3.5: the shorter side becomes 256 to 480 pixels, and 224 x 224 are cut from there."""
+    """Jin 3.4: the shorter side becomes 256 to 480 pixels, and 224 x 224 are cut from there."""
     augment, height, width = Augmentation(crop="multi-scale"), 300, 500
     crops = [augment.crop_of(height, width, (224, 224), 256, row) for row in uniform(4000)]
     sides = np.array([224 * min(height, width) / crop.height for crop in crops])

@@ -36,7 +36,7 @@ class Augmentation:
     """What is drawn anew for each image in each pass.
 
     crop: ``centre`` takes what evaluation takes (of a set in memory, the whole image). ``multi-scale`` scales
-        the shorter side to a random one of ``shortest`` pixels, and cuts from a random place (Jin 3.5).
+        the shorter side to a random one of ``shortest`` pixels, and cuts from a random place (Jin 3.4).
         ``resized`` takes a random rectangle of a share ``area`` of the image, with sides up to ``ratio`` to
         1, and scales it (Szegedy et al. 2015).
     shortest: least and greatest shorter side of ``multi-scale``. area: least and greatest share.
