@@ -57,7 +57,8 @@ def encoded(image: NDArray[np.uint8], suffix: str = ".jpg") -> bytes:
     """The file of an image [H, W, 3], red first."""
     import cv2
 
-    return bytes(cv2.imencode(suffix, image[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 98])[1])
+    quality = [cv2.IMWRITE_JPEG_QUALITY, 98] if suffix == ".jpg" else []
+    return bytes(cv2.imencode(suffix, image[..., ::-1], quality)[1])
 
 
 def write_folder(folder: Path, train: int = 24, test: int = 6, classes: int = 3, suffix: str = ".jpg") -> str:

@@ -12,7 +12,7 @@ from murmurate.datasets.generated import generate
 from murmurate.datasets.writing import write
 from murmurate.recipes import pairs, recipe
 from murmurate.training.run import Run
-from pictures import write_cifar10, write_fashion
+from pictures import drawn, write_cifar10, write_fashion
 
 
 def _documents(folder: Path) -> str:
@@ -26,13 +26,21 @@ def _rows(folder: Path) -> str:
     return str(folder / "table.npy")
 
 
+def _images(folder: Path) -> str:
+    np.savez(folder / "images.npz", images=drawn(40, 8, 8, 3), labels=np.arange(40) % 4)
+    return str(folder / "images.npz")
+
+
 # by the name of a world
 DATA: dict[str, Callable[[Path], str]] = {
     "corpus": _documents,
     "table": _rows,
+    "arrays": _images,
     "fashion": write_fashion,
     "cifar10": write_cifar10,
 }
+
+SMALL = {"batch": 4, "channels": 4, "width": 4}  # of the learner, where it has such a field
 
 
 def recipe_of(algorithm: str) -> Run:
@@ -42,13 +50,16 @@ def recipe_of(algorithm: str) -> Run:
 
 
 def smallest(algorithm: str, folder: Path) -> Run:
-    """``recipe_of``; what learns from a file of examples gets one, and batches of four."""
+    """``recipe_of``; what learns from a file of examples gets one, and is small itself."""
     run = recipe_of(algorithm)
     if run.world.name not in DATA:
         return run
+    small = {name: value for name, value in SMALL.items() if hasattr(run.learner, name)}
     held_out = {"test": 0.2} if hasattr(run.world, "test") else {"validation": 0.2}
+    few = {"samples": 20} if hasattr(run.evaluation, "samples") else {}
     return dataclasses.replace(
         run,
         world=dataclasses.replace(run.world, path=DATA[run.world.name](folder), **held_out),
-        learner=dataclasses.replace(run.learner, batch=4),
+        learner=dataclasses.replace(run.learner, **small),
+        evaluation=dataclasses.replace(run.evaluation, **few),
     )

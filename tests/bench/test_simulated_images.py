@@ -29,10 +29,21 @@ def test_weak_scaling_is_that_of_the_network():
 def test_jins_comparison_is_computed_once(tmp_path):
     path = write_fashion(tmp_path, train=60)
     plan = jin_imagenet.JinImagesPlan(
-        path=path, width=1, passes=2, members=(2,), batches=(4,), seeds=1,
-        methods=("all-reduce", "pull-gossip"), validation=0.2, costs_of="resnet20", costs_side=8, measured_steps=1, real_members=(), points=4,
+        path=path,
+        width=1,
+        passes=2,
+        members=(2,),
+        batches=(4,),
+        methods=("all-reduce", "pull-gossip"),
+        seeds=1,
+        validation=0.2,
+        costs_of="resnet20",
+        costs_side=8,
+        measured_steps=1,
+        real_members=(),
+        points=4,
         where=str(tmp_path / "runs"),
-    )  # fmt: skip
+    )
     result = jin_imagenet.measure(plan, QUIET)
     json.dumps(result)
     assert [row["method"] for row in result["rows"]] == ["all-reduce", "pull-gossip"]

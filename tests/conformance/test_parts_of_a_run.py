@@ -118,7 +118,7 @@ def test_saved_and_loaded_equals_uninterrupted(run: Run) -> None:
 def _seen(batch: Any) -> torch.Tensor:
     """The examples, or the observations, of a batch as numbers."""
     data = batch.data
-    for name in ("observation", "words", "values"):
+    for name in ("observation", "words", "values", "images"):
         if hasattr(data, name):
             return torch.as_tensor(np.asarray(getattr(data, name))).flatten()
     raise AssertionError(f"what does a {type(data).__name__} hold?")

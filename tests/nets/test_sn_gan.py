@@ -3,7 +3,11 @@
 import pytest
 import torch
 
+from murmurate.fabric.simulated.fabric import SimulatedFabric
+from murmurate.losses.adversarial import generator_hinge
 from murmurate.nets.sn_gan import Discriminator, Generator, layout
+from murmurate.replicator.collectives import Group
+from murmurate.replicator.gather import TensorExchange
 
 CLASSES = 3
 
@@ -104,3 +108,29 @@ def test_a_frozen_generator_makes_the_same_image_whatever_is_beside_it(spectral)
     # of one batch, its own statistics
     again = generator.frozen([(noise, label)])
     torch.testing.assert_close(again(noise, label), generator(noise, label), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_the_mean_gradient_of_replicas_is_that_of_the_joined_batch(replicas):
+    """With batch statistics over all replicas, so the total batch alone matters."""
+    noise, label = inputs(4 * replicas)
+    noise = noise.double()
+
+    def gradients(net, noise, label):
+        loss = generator_hinge(discriminator(net(noise, label), label))
+        return torch.autograd.grad(loss, list(net.parameters()))
+
+    discriminator = Discriminator((1, 8, 8), CLASSES, channels=8, generator=torch.Generator().manual_seed(1))
+    discriminator.double()
+    whole = gradients(generator_of().double(), noise, label)
+
+    def role(member):
+        net = generator_of().double()
+        net.normalize_over(Group(TensorExchange(member)).gather)
+        own = slice(member.rank, None, replicas)
+        return gradients(net, noise[own], label[own])
+
+    fabric = SimulatedFabric(replicas, seed=0, keep_log=False, coroutines="threads")
+    parts = fabric.run([role] * replicas)
+    for expected, *found in zip(whole, *parts, strict=True):
+        torch.testing.assert_close(torch.stack(found).mean(0), expected, rtol=1e-10, atol=1e-12)

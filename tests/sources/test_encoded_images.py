@@ -209,21 +209,40 @@ def test_a_broken_image_ends_the_run_or_is_left_out(workers, tmp_path):
     again.close()
 
 
-def test_an_image_that_kills_the_decoder_is_named(path, monkeypatch):
-    """A decoder that dies at one image each time, as a fault in its library would have it."""
+DYING = """
+import os, signal
+from murmurate.sources import image_worker
+plain = image_worker.decode_augmented
+def dying(place, *others):
+    if place.path.endswith("00007.jpg"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    plain(place, *others)
+image_worker.decode_augmented = dying
+image_worker.main()
+"""
+
+
+def test_an_image_that_kills_its_decoder_is_named_or_left_out(path, tmp_path, monkeypatch):
+    """As a fault in the decoding library would have it."""
+    (tmp_path / "dying_decoder.py").write_text(DYING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(image_processes, "_MODULE", "dying_decoder")
+    it = source(path, 2)
+    with pytest.raises(RunFailed, match=r"00007.jpg: it makes the decoder crash. .*--world.skip-bad true"):
+        taken(it, 6)
+    it.close()
+    it = source(path, 2, skip_bad=True)
+    assert sorted(numbers(taken(it, 6))[:25]) == [k for k in range(26) if k != 7]
+    assert [kind for kind, _ in it.events()] == ["decoder died", "decoder died", "skipped"]
+    it.close()
+
+
+def test_a_decoder_that_cannot_start_ends_the_run(path, monkeypatch):
+    monkeypatch.setattr(image_processes, "_MODULE", "no_such_module")
+    monkeypatch.setattr(image_processes, "_CHECK_SECONDS", 0.01)
     it = source(path, 1)
-    processes = it._started()
-    monkeypatch.setattr(type(processes), "_spawn", lambda self, decoder: None)
-    next_to_die = 3
-
-    def dying(self, decoder, elapsed):
-        if not self.memory.results["left_out"][0, next_to_die]:
-            return (0, next_to_die)
-        return None
-
-    monkeypatch.setattr(type(processes), "_check", dying)
-    with pytest.raises(RunFailed, match="makes the decoder crash"):
-        taken(it, 1)
+    with pytest.raises(RunFailed, match=r"decoding process 0 of replica 0 died 5 times .*exit code 1"):
+        next(it)
     it.close()
 
 

@@ -136,7 +136,10 @@ def together(
     def role(rank: int, member: Any) -> Any:
         open_group = group_opener(run, member, range(replicas))
         replicate = Replicator(strategy, member).replicate
-        learner = config.build(Context(SPEC, replicate, 5, open_group=open_group, rank=rank))
+        averaged = replicas if isinstance(strategy, AllReduce) else 1
+        learner = config.build(
+            Context(SPEC, replicate, 5, averaged=averaged, open_group=open_group, rank=rank)
+        )
         for update in range(updates):
             learner.learn(images(seed=10 * update + rank))
         return vectors(learner), learner
@@ -168,7 +171,7 @@ def test_batch_statistics_over_replicas_differ_from_local_ones() -> None:
 def test_replicas_that_do_not_wait_have_local_statistics_or_are_refused() -> None:
     (_, learner), _ = together(SMALL, 2, 1, GALA())
     assert all(norm.gather is None for norm in learner.generator.net.norms)
-    with pytest.raises(Refusal, match=r"--agent\.batch-norm local"):
+    with pytest.raises(Refusal, match="collectives among its replicas"):
         together(dataclasses.replace(SMALL, batch_norm="replicas"), 2, 1, GALA())
 
 

@@ -42,6 +42,8 @@ def measure(plan: FuzzPlan, log: Log) -> dict[str, Any]:
     result: dict[str, Any] = {"seed": seed}
     for name, part in _PARTS.items():
         count = getattr(plan, name)
+        if not count:
+            continue
         log(f"{name}: {count} attempts, seed {seed}")
         result[name] = part.attack(count, seed)
     return result

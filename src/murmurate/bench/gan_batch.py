@@ -188,14 +188,14 @@ def slopes(table: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def verdict(of_seeds: Sequence[float]) -> str:
-    """Whether the distance falls with the batch: only if it does with every seed."""
+    """Whether the distance falls with the batch: only if it does with every seed, of at least two."""
     falling = sum(slope < 0 for slope in of_seeds)
-    counted = f"{falling} of {len(of_seeds)} seeds"
-    if not of_seeds:
-        return "no two runs of a seed ended"
+    counted = f"it falls with {falling} of {len(of_seeds)} seeds"
+    if len(of_seeds) < 2:
+        return f"undecided: {counted}, and fewer than two say nothing"
     if falling == len(of_seeds):
-        return f"the distance falls with the batch ({counted})"
-    return f"it does not: the distance falls with the batch with {counted}"
+        return f"the distance falls with the batch: {counted}"
+    return f"the distance does not fall with the batch: {counted}"
 
 
 def draw(table: Sequence[Mapping[str, Any]], path: Path) -> None:

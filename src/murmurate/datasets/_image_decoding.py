@@ -75,8 +75,11 @@ def decode(data: bytes) -> NDArray[np.uint8]:
     return decoded
 
 
-def decode_crop(data: bytes, header: Header, crop: Crop, into: NDArray[np.uint8]) -> None:
-    """Decode an image file, and scale ``crop`` of it to ``into`` [H, W, 3]; else as ``decode``."""
+def decode_crop(
+    data: bytes, header: Header, crop: Crop, into: NDArray[np.uint8], mirror: bool = False
+) -> None:
+    """Decode an image file, and scale ``crop`` of it to ``into`` [H, W, 3]; else as ``decode``. mirror: left
+    to right."""
     cv2, (height, width) = opencv(), into.shape[:2]
     reduction = 1
     while (
@@ -86,21 +89,22 @@ def decode_crop(data: bytes, header: Header, crop: Crop, into: NDArray[np.uint8]
         and crop.width >= 2 * reduction * width
     ):
         reduction *= 2
-    image = _decoded(data, reduction)
-    part = _part(image, crop, image.shape[0] / header.height, image.shape[1] / header.width)
+    part = _part(_decoded(data, reduction), crop, 1 / reduction)
     if part.shape != into.shape:
         # bilinear interpolation leaves out pixels where the image shrinks to less than a half
         shrinks = part.shape[0] > 2 * height or part.shape[1] > 2 * width
         part = cv2.resize(
             part, (width, height), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
         )
+    if mirror:
+        part = cv2.flip(part, 1)
     cv2.cvtColor(part, cv2.COLOR_BGR2RGB, dst=into)
 
 
 def resized_crop(pixels: NDArray[np.uint8], crop: Crop) -> NDArray[np.uint8]:
     """``crop`` of an image [H, W, C], scaled to the image's own size."""
     cv2, (height, width, channels) = opencv(), pixels.shape
-    part = _part(pixels, crop, 1, 1)
+    part = _part(pixels, crop, 1)
     shrinks = part.shape[0] > 2 * height or part.shape[1] > 2 * width
     scaled = cv2.resize(part, (width, height), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
     return np.asarray(scaled).reshape(height, width, channels)
@@ -112,13 +116,13 @@ def centre_crop(height: int, width: int, size: int, shortest: int) -> Crop:
     return Crop((height - side) / 2, (width - side) / 2, side, side)
 
 
-def _part(image: NDArray[np.uint8], crop: Crop, vertical: float, horizontal: float) -> NDArray[np.uint8]:
-    """The crop of an image that was decoded at these scales, to the nearest pixel; at least one."""
+def _part(image: NDArray[np.uint8], crop: Crop, scale: float) -> NDArray[np.uint8]:
+    """The crop of an image that was decoded at this scale, to the nearest pixel; at least one."""
     height, width = image.shape[:2]
-    top = min(max(round(crop.top * vertical), 0), height - 1)
-    left = min(max(round(crop.left * horizontal), 0), width - 1)
-    bottom = min(max(round((crop.top + crop.height) * vertical), top + 1), height)
-    right = min(max(round((crop.left + crop.width) * horizontal), left + 1), width)
+    top = min(max(round(crop.top * scale), 0), height - 1)
+    left = min(max(round(crop.left * scale), 0), width - 1)
+    bottom = min(max(round((crop.top + crop.height) * scale), top + 1), height)
+    right = min(max(round((crop.left + crop.width) * scale), left + 1), width)
     return image[top:bottom, left:right]
 
 
@@ -137,9 +141,12 @@ def _decoded(data: bytes, reduction: int) -> Any:
 
 @functools.cache
 def opencv() -> Any:
-    """The module. Raises MissingExtra."""
+    """The module ``cv2``. Raises MissingExtra."""
     try:
         import cv2
     except ImportError as error:
-        raise MissingExtra("opencv-python-headless", "images", "Decoding images") from error
+        raise MissingExtra(
+            "opencv-python-headless", "images", "Decoding images, or changing their sizes and colours,"
+        ) from error
+    cv2.setNumThreads(1)  # of each process; images are small, and more threads slow one another down
     return cv2

@@ -83,7 +83,7 @@ def _members(descriptor: int, length: int) -> Iterator[Member]:
 
 def _name(head: bytes) -> bytes:
     name, prefix = head[:100].rstrip(b"\0"), b""
-    if head[257:262] == b"ustar" and head[262:264] == b"00":  # GNU's own format has no prefix there
+    if head[257:263] == b"ustar\0":  # GNU's own format has no prefix there
         prefix = head[345:500].partition(b"\0")[0]
     name = name.partition(b"\0")[0]
     return prefix + b"/" + name if prefix else name

@@ -1,8 +1,8 @@
 """Random changes of training images, which leave their labels true.
 
 They follow from uniform numbers [G, DRAWS] (``image_draws``), one row for each image. Each change has columns
-of its own, so switching one on does not alter what the others do. Nothing here needs torch: the processes
-that decode images import this module.
+of its own, so switching one on does not alter what the others do. Changes of sizes and colours need OpenCV.
+Nothing here needs torch: the processes that decode images import this module.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from murmurate.datasets._image_decoding import Crop, centre_crop, resized_crop
+from murmurate.datasets._image_decoding import Crop, centre_crop, opencv, resized_crop
 from murmurate.errors import Refusal
 from murmurate.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Range
 
@@ -36,7 +36,7 @@ class Augmentation:
     """What is drawn anew for each image in each pass.
 
     crop: ``centre`` takes what evaluation takes (of a set in memory, the whole image). ``multi-scale`` scales
-        the shorter side to a random one of ``shortest`` pixels, and cuts from a random place (Jin 3.5).
+        the shorter side to a random one of ``shortest`` pixels, and cuts from a random place (Jin 3.4).
         ``resized`` takes a random rectangle of a share ``area`` of the image, with sides up to ``ratio`` to
         1, and scales it (Szegedy et al. 2015).
     shortest: least and greatest shorter side of ``multi-scale``. area: least and greatest share.
@@ -88,9 +88,13 @@ class Augmentation:
         return bool(self.brightness or self.contrast or self.saturation or self.lighting)
 
     @property
-    def changes_pixels(self) -> bool:
-        """Whether anything is done after the crop."""
-        return bool(self.padding or self.flip or self.changes_colours)
+    def has_finish(self) -> bool:
+        """Whether ``finish`` does anything."""
+        return bool(self.padding or self.changes_colours)
+
+    def mirrors(self, draws: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Whether each image is mirrored. draws: [..., DRAWS]."""
+        return (draws[..., _FLIP] < 0.5) & self.flip
 
     def crop_of(
         self, height: int, width: int, into: tuple[int, int], shortest: int, draws: NDArray[np.float64]
@@ -130,15 +134,15 @@ class Augmentation:
             height, width = pixels.shape[1:3]
             crops = (self.crop_of(height, width, (height, width), height, row) for row in draws)
             pixels = np.stack([resized_crop(image, crop) for image, crop in zip(pixels, crops, strict=True)])
+        if self.flip:
+            pixels = mirrored(pixels, self.mirrors(draws))
         return self.finish(pixels, draws)
 
     def finish(self, pixels: NDArray[np.uint8], draws: NDArray[np.float64]) -> NDArray[np.uint8]:
-        """All changes but the crop, of images [G, H, W, C]. draws: [G, DRAWS]."""
+        """What comes after the crop and the mirror, of images [G, H, W, C]. draws: [G, DRAWS]."""
         if self.padding:
             offsets = (draws[:, _PAD : _PAD + 2] * (2 * self.padding + 1)).astype(np.int64)
             pixels = shifted(pixels, self.padding, offsets[:, 0], offsets[:, 1])
-        if self.flip:
-            pixels = mirrored(pixels, draws[:, _FLIP] < 0.5)
         if self.changes_colours:
             pixels = np.stack(
                 [self._recoloured(image, row) for image, row in zip(pixels, draws, strict=True)]
@@ -147,14 +151,13 @@ class Augmentation:
 
     def _recoloured(self, image: NDArray[np.uint8], draws: NDArray[np.float64]) -> NDArray[np.uint8]:
         """All changes of colour are affine maps of a pixel's channels, so they are one, rounded once."""
-        channels = image.shape[2]
-        flat = image.reshape(-1, channels)
-        matrix, offset = self._colour_map(flat.mean(0), draws)
+        cv2, channels = opencv(), image.shape[2]
+        matrix, offset = self._colour_map(np.array(cv2.mean(image)[:channels]), draws)
         if self.lighting:
             multiples = self.lighting * _DEVIATIONS * _normal(draws[_LIGHTING : _LIGHTING + 4])
             offset = offset + 255 * _COMPONENTS @ multiples
-        changed = flat.astype(np.float32) @ matrix.T.astype(np.float32) + offset.astype(np.float32)
-        return np.rint(changed).clip(0, 255).astype(np.uint8).reshape(image.shape)
+        changed = cv2.transform(image, np.column_stack([matrix, offset]).astype(np.float32))
+        return np.asarray(changed).reshape(image.shape)
 
     def _colour_map(
         self, mean: NDArray[np.float64], draws: NDArray[np.float64]

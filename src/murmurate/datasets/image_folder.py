@@ -44,7 +44,7 @@ class FolderWorld(World):
     validation: NonNegativeFloat = 0.02
     test: NonNegativeFloat = 0.05
     split_seed: Seed = 0
-    skip_bad: bool = False
+    skip_bad: bool = field(default=False, metadata={"place": True})
 
     name: ClassVar[str] = "folder"
     unit: ClassVar[str] = "images"

@@ -58,7 +58,7 @@ class ShardsWorld(World):
     validation: NonNegativeFloat = 0.02
     test: NonNegativeFloat = 0.05
     split_seed: Seed = 0
-    skip_bad: bool = False
+    skip_bad: bool = field(default=False, metadata={"place": True})
 
     name: ClassVar[str] = "shards"
     unit: ClassVar[str] = "images"
@@ -194,15 +194,27 @@ def _index(pattern: str, skip_bad: bool, skipped: Counter[str]) -> ShardIndex:
 
 
 def _samples(path: Path, skip_bad: bool, skipped: Counter[str]) -> Iterator[tuple[int, int, int]]:
-    """(offset, size, label) of each image of a tar file."""
-    for key, files in itertools.groupby(members(path), lambda member: _key(member.name)[0]):
+    """(offset, size, label) of each image of a tar file. Raises TarError at its end, if it is damaged."""
+    damage: list[TarError] = []
+    for key, files in itertools.groupby(_until_damage(path, damage), lambda member: _key(member.name)[0]):
         try:
             yield _sample({_key(file.name)[1]: file for file in files}, path)
         except ImageError as error:
+            if damage:  # which is why a part of the last sample is missing
+                break
             if not skip_bad:
                 title = f"{path}, sample {key.decode('utf-8', 'backslashreplace')}"
                 raise Refusal(bad_image(title, error.args[1])) from error
             skipped[error.args[0]] += 1
+    if damage:
+        raise damage[0]
+
+
+def _until_damage(path: Path, damage: list[TarError]) -> Iterator[Member]:
+    try:
+        yield from members(path)
+    except TarError as error:
+        damage.append(error)
 
 
 def _key(name: bytes) -> tuple[bytes, bytes]:

@@ -196,7 +196,7 @@ class Discriminator(nn.Module):
         x = image.contiguous(memory_format=torch.channels_last)
         for block in self.blocks:
             x = block(x)
-        features = torch.relu(x).float().sum((2, 3))
+        features = torch.relu(x).to(self.classes.u.dtype).sum((2, 3))
         score: Tensor = self.score(features)[:, 0] + (self.classes(label) * features).sum(1)
         return score
 

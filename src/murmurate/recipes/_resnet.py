@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from murmurate.datasets.image_arrays import ArraysWorld
 from murmurate.datasets.image_augmentation import Augmentation
 from murmurate.datasets.image_cifar10 import Cifar10World
 from murmurate.datasets.image_fashion import FashionWorld
+from murmurate.datasets.image_folder import FolderWorld
+from murmurate.datasets.image_shards import ShardsWorld
 from murmurate.errors import unknown
 from murmurate.evaluation.accuracy import Accuracy
 from murmurate.sources.images import ImageSourceConfig
@@ -16,33 +19,42 @@ from murmurate.strategies.all_reduce import AllReduce
 from murmurate.training.run import Run
 from murmurate.workloads.image_classifier import ImageClassifier, Net
 
-_FASHION_PASSES, _CIFAR10_PASSES = 40, 60
 _SMALL = Augmentation(padding=4, flip=True)  # He et al. 2016, section 4.2
+_PHOTOGRAPHS = Augmentation(crop="multi-scale", flip=True, lighting=0.1)  # Jin 2018, section 3.4
+_IMAGENET_MEAN, _IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
-WORLDS: dict[str, Callable[[], World]] = {"fashion": FashionWorld, "cifar10": Cifar10World}
+# by world: its config, passes through how many images, and the mean and deviation of its pixels
+_SMALL_SETS: dict[str, tuple[Callable[[], World], int, tuple[float, ...], tuple[float, ...]]] = {
+    "fashion": (FashionWorld, 40 * 60_000, (0.2860,), (0.3530,)),
+    "arrays": (ArraysWorld, 2_000_000, (0.5,), (0.25,)),
+    "cifar10": (Cifar10World, 60 * 50_000, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+}
+_LARGE_SETS: dict[str, Callable[[], World]] = {"folder": FolderWorld, "shards": ShardsWorld}
+
+SMALL = tuple(_SMALL_SETS)
+ALL = (*SMALL, *_LARGE_SETS)
 
 
 def classifier(name: str, net: Net) -> Run:
     """One replica under all-reduce; ``--replicas N`` adds replicas, and ``--world.path`` names the files."""
-    if name not in WORLDS:
-        raise unknown("world", name, tuple(WORLDS))
-    learner = dataclasses.replace(
-        ImageClassifier(), net=net, schedule="cosine", warmup=0.05, weight_decay=5e-4
-    )
-    if name == "fashion":
-        images = _FASHION_PASSES * 60_000
-        learner = dataclasses.replace(learner, pixel_mean=(0.2860,), pixel_std=(0.3530,))
+    learner = dataclasses.replace(ImageClassifier(), net=net, schedule="cosine", warmup=0.05)
+    if name in _SMALL_SETS:
+        world, images, mean, deviation = _SMALL_SETS[name]
+        learner = dataclasses.replace(learner, weight_decay=5e-4)
+        source = ImageSourceConfig(_SMALL)
+    elif name in _LARGE_SETS:  # ImageNet's size; Goyal et al. 2017, and 90 passes
+        world, images = _LARGE_SETS[name], 90 * 1_281_167
+        mean, deviation = _IMAGENET_MEAN, _IMAGENET_DEVIATION
+        learner = dataclasses.replace(learner, batch=32, rate_batch=256)
+        source = ImageSourceConfig(_PHOTOGRAPHS)
     else:
-        images = _CIFAR10_PASSES * 50_000
-        learner = dataclasses.replace(
-            learner, pixel_mean=(0.4914, 0.4822, 0.4465), pixel_std=(0.2470, 0.2435, 0.2616)
-        )
+        raise unknown("world", name, ALL)
     return Run(
         recipe=f"{name}-{net}",
-        world=WORLDS[name](),
-        learner=learner,
+        world=world(),
+        learner=dataclasses.replace(learner, pixel_mean=mean, pixel_std=deviation),
         strategy=AllReduce(),
-        source=ImageSourceConfig(_SMALL),
+        source=source,
         evaluation=Accuracy(),
         env_steps=images,
         checkpoint_every_env_steps=images // 20,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from murmurate.recipes._resnet import WORLDS as _WORLDS
-from murmurate.recipes._resnet import classifier
+from murmurate.recipes._resnet import SMALL, classifier
 from murmurate.training.run import Run
 
 ALGORITHM: Final = "resnet20"
-WORLDS = tuple(_WORLDS)
+WORLDS = SMALL
 
 
 def recipe(name: str) -> Run:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from murmurate.recipes._resnet import WORLDS as _WORLDS
-from murmurate.recipes._resnet import classifier
+from murmurate.recipes._resnet import ALL, classifier
 from murmurate.training.run import Run
 
 ALGORITHM: Final = "resnet50"
-WORLDS = tuple(_WORLDS)
+WORLDS = ALL
 
 
 def recipe(name: str) -> Run:

@@ -15,6 +15,7 @@ from murmurate.workloads.sn_gan import SNGAN
 ALGORITHM = "sn-gan"
 _WORLDS: dict[str, type[World]] = {"fashion": FashionWorld, "cifar10": Cifar10World}
 WORLDS = tuple(_WORLDS)
+_FEATURE_EPOCHS = {"fashion": 2, "cifar10": 5}
 
 
 def recipe(name: str) -> Run:
@@ -28,7 +29,7 @@ def recipe(name: str) -> Run:
         learner=SNGAN(channels=64),
         strategy=AllReduce(),
         source=ImageSourceConfig(),
-        evaluation=SampleQuality(),
+        evaluation=SampleQuality(feature_epochs=_FEATURE_EPOCHS[name]),
         env_steps=1_280_000,
         checkpoint_every_env_steps=100_000,
     )

@@ -20,7 +20,8 @@ from murmurate.sources.image_worker import WorkerSettings, decode_part
 from murmurate.sources.polling import Backoff
 from murmurate.spec import Batch
 
-_POLLS = 50  # between two calls of ``alive``
+_POLLS = 20  # between two calls of ``alive``
+_LONGEST_SLEEP_SECONDS = 0.005  # a batch takes many times as long to decode
 _CRASH = "it makes the decoder crash"
 
 
@@ -54,7 +55,7 @@ class EncodedImageSource:
         self._pending: deque[tuple[NDArray[np.int64], dict[str, Any], float]] = deque()
         self._skipped: Counter[str] = Counter()
         self._events: list[tuple[str, str]] = []
-        self._backoff = Backoff()
+        self._backoff = Backoff(_LONGEST_SLEEP_SECONDS)
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -129,6 +130,11 @@ class EncodedImageSource:
         if not self._skipped[cause]:  # the first of each cause
             self._events.append(("skipped", f"{title}: {detail}; it is left out"))
         self._skipped[cause] += 1
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that decode."""
+        return [] if self._processes is None else self._processes.pids
 
     def fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = {"passes": self._passes}

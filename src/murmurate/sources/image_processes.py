@@ -21,6 +21,7 @@ from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.sources.image_memory import BatchMemory, Layout
 from murmurate.sources.image_worker import WorkerSettings
 
+_MODULE = "murmurate.sources.image_worker"
 _CHECK_SECONDS = 0.2  # between two checks of the processes
 _SILENCE_SECONDS = 60.0  # a process that decodes nothing for so long hangs
 _STOPPED_SECONDS = 10.0  # the same, where the operating system says that it is stopped
@@ -38,7 +39,9 @@ class _Decoder:
     starts: int = 0
     progress: tuple[int, int | None] = (0, None)
     silent_seconds: float = 0.0
-    deaths: int = 0  # in a row, without progress in between
+    deaths: int = 0  # in a row, without a batch done in between
+    died_at: tuple[int, int | None] = (0, None)
+    repeats: int = 0  # deaths in a row at ``died_at``
     has_worked: bool = False  # since it was last started
 
     @property
@@ -112,8 +115,9 @@ class ImageProcesses:
         memory, number = self.memory, decoder.number
         progress = (memory.done(number), memory.current(number))
         if progress != decoder.progress:
-            decoder.progress, decoder.silent_seconds, decoder.deaths = progress, 0.0, 0
-            decoder.has_worked = True
+            if progress[0] != decoder.progress[0]:
+                decoder.deaths = 0
+            decoder.progress, decoder.silent_seconds, decoder.has_worked = progress, 0.0, True
         elif memory.assigned > progress[0]:  # it has something to do
             decoder.silent_seconds += elapsed
         code = None if decoder.process is None else decoder.process.poll()
@@ -124,6 +128,8 @@ class ImageProcesses:
         else:
             return None
         decoder.deaths += 1
+        decoder.repeats = decoder.repeats + 1 if progress == decoder.died_at else 1
+        decoder.died_at = progress
         name = f"decoding process {number} of replica {self._rank}"
         if decoder.deaths >= _DEATHS:
             raise RunFailed(
@@ -133,8 +139,8 @@ class ImageProcesses:
         decoder.kill()
         self._spawn(decoder)
         batches, position = progress
-        if position is not None and decoder.deaths >= _BLAMED:
-            decoder.deaths = 0
+        if position is not None and decoder.repeats >= _BLAMED:
+            decoder.deaths = decoder.repeats = 0
             return batches % self.layout.slots, position
         return None
 
@@ -155,7 +161,7 @@ class ImageProcesses:
             self._settings.key,
         )
         decoder.process = subprocess.Popen(
-            [sys.executable, "-m", "murmurate.sources.image_worker"],
+            [sys.executable, "-m", _MODULE],
             stdin=subprocess.PIPE,
             pass_fds=(descriptor,),
             env={**os.environ, "OMP_NUM_THREADS": "1", "OPENCV_LOG_LEVEL": "SILENT"},

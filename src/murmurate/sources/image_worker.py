@@ -14,12 +14,12 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from murmurate.datasets._image_decoding import Place, checked_header, decode_crop, opencv, read_encoded
+from murmurate.datasets._image_decoding import Place, checked_header, decode_crop, read_encoded
 from murmurate.datasets._image_headers import ImageError
 from murmurate.datasets.image_augmentation import DRAWS, Augmentation
 from murmurate.datasets.image_draws import image_draws
 from murmurate.sources.image_memory import BatchMemory, Layout
-from murmurate.sources.polling import Backoff, use_batch_scheduling
+from murmurate.sources.polling import Backoff
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ def decode_augmented(
     data = read_encoded(place)
     header = checked_header(data)
     crop = augment.crop_of(header.height, header.width, (into.shape[0], into.shape[1]), shortest, draws)
-    decode_crop(data, header, crop, into)
-    if augment.changes_pixels:
+    decode_crop(data, header, crop, into, mirror=bool(augment.mirrors(draws)))
+    if augment.has_finish:
         into[...] = augment.finish(into[None], draws[None])[0]
 
 
@@ -81,8 +81,6 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
     settings: WorkerSettings = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_exit_with_learner, args=(sys.stdin.buffer,), daemon=True).start()
-    use_batch_scheduling()
-    opencv().setNumThreads(1)
     memory = BatchMemory(settings.memory, settings.layout)
     backoff = Backoff()
     while True:

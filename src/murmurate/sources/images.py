@@ -35,8 +35,8 @@ class ImageSourceConfig(SourceConfig):
     """
 
     augment: Augmentation = field(default_factory=Augmentation)
-    workers: Annotated[int, Range(0, _MOST_WORKERS)] | None = None
-    prefetch: Annotated[int, Range(1, 1000)] = 3
+    workers: Annotated[int, Range(0, _MOST_WORKERS)] | None = field(default=None, metadata={"place": True})
+    prefetch: Annotated[int, Range(1, 1000)] = field(default=3, metadata={"place": True})
 
     gives: ClassVar[str] = "examples"
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from murmurate.datasets.image_set import ImageBatch
-from murmurate.errors import Refusal
 from murmurate.losses.adversarial import discriminator_hinge, generator_hinge
 from murmurate.nets.moving_average import MovingAverage
 from murmurate.nets.sn_gan import Discriminator, Generator
@@ -42,7 +41,7 @@ class SNGAN(LearnerConfig):
     average_decay: of the moving average of the generator's parameters, which samples are made with.
     generator_norm: whether the generator is spectrally normalised too.
     batch_norm: statistics over the own batch (``local``), or over the batches of all ``replicas``. ``auto``
-        is the latter where the strategy's replicas wait for one another.
+        is the latter where gradients are averaged over the replicas, as under all-reduce.
     precision: of feature maps; ``auto`` is bfloat16 where the device has native bfloat16 arithmetic.
     """
 
@@ -217,15 +216,7 @@ def to_pixels(values: Tensor) -> Tensor:
 
 def _group(config: SNGAN, context: Context) -> Group | None:
     """The replicas that have common batch statistics; None: each its own."""
-    if config.batch_norm == "local":
+    if config.batch_norm == "local" or (config.batch_norm == "auto" and context.averaged == 1):
         return None
-    try:
-        group = context.group()
-    except Refusal as refusal:
-        if config.batch_norm == "auto":
-            return None
-        raise Refusal(
-            "--agent.batch-norm replicas needs collectives among the replicas, and they do not wait for one "
-            "another under this strategy. Use --agent.batch-norm local, or --strategy all-reduce."
-        ) from refusal
+    group = context.group()
     return group if group.size > 1 else None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from murmurate.spec import EnvSpec, TimeStep
-from murmurate.worlds.episodes import EpisodeCounter
+from murmurate.worlds.episodes import EpisodeCounter, restore
 from murmurate.worlds.generators import generators, load_generators, save_generators
 from murmurate.worlds.interface import Picture, first_step
 
@@ -102,8 +102,8 @@ class CartPoleSimulators:
         }
 
     def load(self, state: dict[str, Any]) -> TimeStep:
-        self._state = state["physics"].numpy().copy()
-        self._generators = load_generators(state["generators"])
+        restore(self._state, state["physics"], "physics")
+        self._generators = load_generators(state["generators"], self._size)
         self._counter.load(state["episodes"])
         return first_step(self._observe())
 

@@ -83,7 +83,10 @@ class ClassicSaver:
         return {"state": torch.from_numpy(np.array(self._env.state))}
 
     def load(self, state: dict[str, Any]) -> None:
-        self._env.state = state["state"].numpy().copy()
+        saved = state["state"]
+        if saved.dim() != 1 or not len(saved):
+            raise ValueError(f"the saved state of an environment has shape {list(saved.shape)}")
+        self._env.state = saved.numpy().copy()
 
 
 class MujocoSaver:
@@ -177,7 +180,7 @@ def _decode(saved: Any) -> Any:
         array = content.numpy().copy()
         return array[()] if saved["scalar"] else array
     if kind == "generator":
-        return load_generators([content])[0]
+        return load_generators([content], 1)[0]
     if kind == "dict":
         return {key: _decode(x) for key, x in content.items()}
     parts = [_decode(x) for x in content]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from murmurate.spec import Episode
 
@@ -49,5 +50,13 @@ class EpisodeCounter:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        self.episode_return[:] = state["episode_return"].numpy()
-        self.length[:] = state["length"].numpy()
+        """Raises ValueError for another number of simulators."""
+        restore(self.episode_return, state["episode_return"], "episode_return")
+        restore(self.length, state["length"], "length")
+
+
+def restore(target: npt.NDArray[Any], saved: Tensor, name: str) -> None:
+    """Copy ``saved`` into ``target``. Raises ValueError for another shape, which numpy might broadcast."""
+    if tuple(saved.shape) != target.shape:
+        raise ValueError(f"the saved {name} has shape {list(saved.shape)} instead of {list(target.shape)}")
+    target[...] = saved.numpy()

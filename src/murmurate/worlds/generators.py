@@ -27,8 +27,10 @@ def save_generators(generators: list[np.random.Generator]) -> list[dict[str, Any
     return [dict(generator.bit_generator.state) for generator in generators]
 
 
-def load_generators(states: list[dict[str, Any]]) -> list[np.random.Generator]:
-    """Raises ``ValueError`` for anything but PCG64 states."""
+def load_generators(states: list[dict[str, Any]], size: int) -> list[np.random.Generator]:
+    """Raises ``ValueError`` for anything but ``size`` PCG64 states."""
+    if len(states) != size:
+        raise ValueError(f"there are {len(states)} saved generators for {size} simulators")
     loaded = [np.random.Generator(np.random.PCG64(0)) for _ in states]
     for generator, state in zip(loaded, states, strict=True):
         generator.bit_generator.state = state

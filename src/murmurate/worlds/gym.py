@@ -26,7 +26,7 @@ from murmurate.ranges import PositiveInt, check_ranges
 from murmurate.spec import EnvSpec, TimeStep
 from murmurate.worlds.cartpole import CartPoleSimulators
 from murmurate.worlds.env_state import Saver, Unsavable, quiet_models, saver
-from murmurate.worlds.episodes import EpisodeCounter
+from murmurate.worlds.episodes import EpisodeCounter, restore
 from murmurate.worlds.generators import load_generators, save_generators, simulator_seed
 from murmurate.worlds.interface import Picture, Simulators, SimulatorWorld, first_step
 
@@ -264,8 +264,9 @@ class GymSimulators:
         }
 
     def load(self, state: dict[str, Any]) -> TimeStep:
+        sources = load_generators(state["generators"], len(self._envs))
         for env, each, physics, source in zip(
-            self._envs, self._savers, state["physics"], load_generators(state["generators"]), strict=True
+            self._envs, self._savers, state["physics"], sources, strict=True
         ):
             if each is None:
                 raise ValueError(f"{self._spec.name} cannot be saved, so there is no state to load: reset it")
@@ -274,7 +275,7 @@ class GymSimulators:
             each.load(physics)
             env.unwrapped.np_random = source
         self._counter.load(state["episodes"])
-        self._observation = state["observation"].numpy().copy()
+        restore(self._observation, state["observation"], "observation")
         return first_step(torch.from_numpy(self._observation))
 
     def picture(self) -> Picture:

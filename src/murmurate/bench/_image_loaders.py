@@ -1,0 +1,186 @@
+"""The loaders of images that ``image_loading`` compares: ours, and torch's DataLoader with two data sets."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import psutil
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from murmurate.datasets._image_decoding import opencv
+from murmurate.datasets.image_augmentation import DRAWS, Augmentation
+from murmurate.datasets.image_draws import image_draws
+from murmurate.datasets.image_files import ImageFiles
+from murmurate.datasets.image_folder import FolderWorld
+from murmurate.sources.encoded_images import EncodedImageSource
+from murmurate.sources.examples import ExampleOrder
+from murmurate.sources.image_memory import Layout
+from murmurate.sources.image_worker import WorkerSettings, decode_augmented
+
+AUGMENT = Augmentation(crop="resized", flip=True)
+
+
+class Loader(Protocol):
+    """Gives mini-batches without end."""
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        """(images [G, 3, H, W] uint8, labels [G])."""
+        ...
+
+    def processes(self) -> list[psutil.Process]:
+        """Those that decode."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def make_folder(folder: Path, count: int, height: int, width: int, quality: int, classes: int) -> int:
+    """Write ``count`` JPEG files of smooth noise below ``folder / "train"``, always the same; returns their
+    bytes."""
+    cv2, written = opencv(), 0
+    for number in range(count):
+        random = np.random.default_rng([number, height, width])
+        path = folder / "train" / f"{number % classes:03}" / f"{number:06}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image = _smooth_noise(random, height, width)
+        data = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, quality])[1].tobytes()
+        path.write_bytes(data)
+        written += len(data)
+    return written
+
+
+def _smooth_noise(random: np.random.Generator, height: int, width: int) -> NDArray[np.uint8]:
+    """[height, width, 3]: noise at several scales, with less of the finer ones, as in photographs."""
+    cv2 = opencv()
+    image = np.full((height, width, 3), 128, np.float32)
+    for cells, strength in ((6, 55), (20, 35), (60, 20), (180, 9)):
+        shape = (max(2, cells * height // width), cells, 3)
+        coarse = random.normal(0, strength, shape).astype(np.float32)
+        image += cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)
+    image += random.normal(0, 3, image.shape).astype(np.float32)
+    return np.rint(image).clip(0, 255).astype(np.uint8)
+
+
+class OurLoader:
+    """``EncodedImageSource``, as a run has it."""
+
+    def __init__(self, folder: Path, size: int, batch: int, workers: int, prefetch: int) -> None:
+        train = files_of(folder, size)
+        layout = Layout(1 + prefetch, batch, (size, size, 3), workers)
+        settings = WorkerSettings(0, layout, 0, AUGMENT, train.shortest, key=0)
+        order = ExampleOrder(len(train), seed=0, rank=0, replicas=1)
+        self._source = EncodedImageSource(train, np.arange(len(train)), order, settings, rank=0)
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        data = next(self._source).data
+        return data.images, data.labels
+
+    def processes(self) -> list[psutil.Process]:
+        return [psutil.Process(pid) for pid in self._source.pids]
+
+    def close(self) -> None:
+        self._source.close()
+
+
+class TorchLoader:
+    """torch's DataLoader with shuffling, persistent workers and as many batches ahead as ours."""
+
+    def __init__(self, data: Dataset[tuple[Tensor, int]], batch: int, workers: int, prefetch: int) -> None:
+        self._loader = DataLoader(
+            data,
+            batch,
+            shuffle=True,
+            num_workers=workers,
+            drop_last=True,
+            persistent_workers=True,
+            prefetch_factor=max(1, math.ceil(prefetch / workers)),
+            generator=torch.Generator().manual_seed(0),
+        )
+        self._batches = self._endless()
+
+    def _endless(self) -> Iterator[Any]:
+        while True:
+            yield from self._loader
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        images, labels = next(self._batches)
+        return images, labels
+
+    def processes(self) -> list[psutil.Process]:
+        workers: Any = self._loader._iterator
+        if workers is None:
+            return []
+        return [psutil.Process(worker.pid) for worker in workers._workers]
+
+    def close(self) -> None:
+        workers: Any = self._loader._iterator
+        if workers is not None:
+            for process in self.processes():
+                process.resume()
+            workers._shutdown_workers()
+
+
+def files_of(folder: Path, size: int) -> ImageFiles:
+    world = FolderWorld(str(folder), size=size, shortest=size * 8 // 7, validation=0, test=0)
+    files: ImageFiles = world.load().train
+    return files
+
+
+class SameFunctions(Dataset[tuple[Tensor, int]]):
+    """Decodes and augments an image by the functions that our processes call."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self._files, self._size = files_of(folder, size), size
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, number: int) -> tuple[Tensor, int]:
+        passes, numbers = np.array([int(torch.randint(2**31, ()))]), np.array([number])
+        draws = image_draws(0, passes, numbers, DRAWS)[0]
+        image = np.empty((self._size, self._size, 3), np.uint8)
+        decode_augmented(self._files.encoded.place(number), AUGMENT, self._files.shortest, draws, image)
+        return torch.from_numpy(image).permute(2, 0, 1), int(self._files.labels[number])
+
+
+class WithPillow(Dataset[tuple[Tensor, int]]):
+    """The same augmentation as in torchvision's reference training: Pillow decodes the whole image, crops and
+    scales it, and mirrors it. Without torchvision, since its CPU wheel does not fit every torch."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self._files, self._size = files_of(folder, size), size
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, number: int) -> tuple[Tensor, int]:
+        from PIL import Image
+
+        with open(self._files.encoded.place(number).path, "rb") as file:
+            image = Image.open(io.BytesIO(file.read())).convert("RGB")
+        draws = torch.rand(DRAWS, dtype=torch.float64).numpy()
+        crop = AUGMENT.crop_of(image.height, image.width, (self._size, self._size), 0, draws)
+        box = (crop.left, crop.top, crop.left + crop.width, crop.top + crop.height)
+        image = image.resize((self._size, self._size), Image.Resampling.BILINEAR, box=box)
+        if draws[24] < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1), int(self._files.labels[number])
+
+
+def cpu_seconds(loader: Loader) -> float:
+    """Of this process and those that decode for ``loader``, so far."""
+    own = os.times()
+    total = own.user + own.system
+    for process in loader.processes():
+        times = process.cpu_times()
+        total += times.user + times.system
+    return total

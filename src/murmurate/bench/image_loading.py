@@ -1,0 +1,115 @@
+"""Images per CPU second, decoded and augmented for training, against torch's DataLoader."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from murmurate.bench._image_loaders import (
+    Loader,
+    OurLoader,
+    SameFunctions,
+    TorchLoader,
+    WithPillow,
+    cpu_seconds,
+    make_folder,
+)
+from murmurate.bench._result import Log, median, ratios, spread
+
+NAME = "image-loading"
+_TICK_SECONDS = 0.01  # the finest that an operating system tells of other processes
+SUMMARY = "JPEG files decoded and augmented per CPU second, against torch's DataLoader"
+
+
+@dataclass(frozen=True)
+class LoadingPlan:
+    """images, height, width, quality: of the JPEG files, which are generated. size: of the crops. workers:
+    processes that decode. rounds: windows of so many batches of each loader, in turn."""
+
+    images: int = 500
+    height: int = 350
+    width: int = 400
+    quality: int = 90
+    classes: int = 10
+    size: int = 224
+    batch: int = 64
+    workers: int = 2
+    prefetch: int = 4
+    rounds: int = 5
+    batches: int = 16
+
+
+QUICK, FULL = LoadingPlan(), LoadingPlan(images=2000, rounds=11, batches=40)
+
+
+def measure(plan: LoadingPlan, log: Log) -> dict[str, Any]:
+    """``ratio_same_functions``: of images per CPU second, to a DataLoader whose data set calls our functions
+    for an image, so that it compares how images travel. ``ratio_pillow``: to one whose data set does the same
+    with Pillow, as torchvision's reference training. Takes a minute on two cores."""
+    with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as name:
+        folder = Path(name)
+        written = make_folder(folder, plan.images, plan.height, plan.width, plan.quality, plan.classes)
+        log(
+            f"{plan.images} JPEG files of {plan.height} x {plan.width}, {written // plan.images:,} bytes each"
+        )
+        shared = (plan.batch, plan.workers, plan.prefetch)
+        loaders: dict[str, Loader] = {
+            "murmurate": OurLoader(folder, plan.size, *shared),
+            "torch, same functions": TorchLoader(SameFunctions(folder, plan.size), *shared),
+            "torch, Pillow": TorchLoader(WithPillow(folder, plan.size), *shared),
+        }
+        windows: dict[str, list[tuple[float, float]]] = {label: [] for label in loaders}
+        try:
+            for number in range(plan.rounds):
+                order = list(loaders)[number % len(loaders) :] + list(loaders)[: number % len(loaders)]
+                for label in order:
+                    windows[label].append(_window(loaders[label], plan))
+                rates = ", ".join(f"{label} {of[-1][0]:,.0f}" for label, of in windows.items())
+                log(f"round {number + 1}: images per CPU second: {rates}")
+        finally:
+            for loader in loaders.values():
+                loader.close()
+    return {**_figures(windows), "bytes_per_image": written / plan.images, "rows": plan.batch}
+
+
+def _window(loader: Loader, plan: LoadingPlan) -> tuple[float, float]:
+    """(images per CPU second, images per second). The processes of a loader are stopped while others run, and
+    what they had decoded ahead is taken first."""
+    for process in loader.processes():
+        process.resume()
+    for _ in range(plan.prefetch + plan.workers + 2):
+        loader.next()
+    cpu, begun, images = cpu_seconds(loader), time.perf_counter(), 0
+    for _ in range(plan.batches):
+        data, labels = loader.next()
+        images += len(labels)
+        data.numpy().max()  # every pixel is read, as a learner does
+    seconds = time.perf_counter() - begun
+    spent = max(cpu_seconds(loader) - cpu, _TICK_SECONDS)
+    for process in loader.processes():
+        process.suspend()
+    return images / spent, images / seconds
+
+
+def _figures(windows: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
+    by_cpu = {label: [window[0] for window in of] for label, of in windows.items()}
+    by_wall = {label: [window[1] for window in of] for label, of in windows.items()}
+    ours, same, pillow = by_cpu
+    return {
+        "images_per_cpu_second": median(by_cpu[ours]),
+        "images_per_second": median(by_wall[ours]),
+        "ratio_same_functions": median(ratios(by_cpu[ours], by_cpu[same])),
+        "ratio_pillow": median(ratios(by_cpu[ours], by_cpu[pillow])),
+        "ratio_same_functions_wall": median(ratios(by_wall[ours], by_wall[same])),
+        "ratio_pillow_wall": median(ratios(by_wall[ours], by_wall[pillow])),
+        "by_loader": {
+            label: {
+                "images_per_cpu_second": spread(by_cpu[label]),
+                "images_per_second": spread(by_wall[label]),
+            }
+            for label in windows
+        },
+    }

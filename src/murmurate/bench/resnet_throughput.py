@@ -1,0 +1,102 @@
+"""Images per CPU second of ResNet-18 on a folder of JPEG files, decoding included, against plain PyTorch."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from murmurate.bench import _commands, _peers, image_loading
+from murmurate.bench._image_loaders import make_folder
+from murmurate.bench._racer import Racer, RaceWindow, ThroughputPlan, race
+from murmurate.bench._result import Log, median, ratios, spread
+from murmurate.ranges import PositiveFloat, PositiveInt
+
+NAME = "resnet-throughput"
+SUMMARY = "images per CPU second of ResNet-18, decoding included, against DataLoader and DDP"
+
+_PEER = "accelerate"
+
+
+@dataclasses.dataclass(frozen=True)
+class ResNetPlan:
+    """Two processes each train ResNet-18 on ``batch`` crops of ``size`` x ``size`` pixels a step, from
+    ``images`` generated JPEG files; windows of so many CPU seconds of each racer, in turn."""
+
+    images: PositiveInt = 400
+    height: PositiveInt = 350
+    width: PositiveInt = 400
+    quality: PositiveInt = 90
+    classes: PositiveInt = 10
+    size: PositiveInt = 224
+    batch: PositiveInt = 16
+    rounds: PositiveInt = 5
+    window_cpu_seconds: PositiveFloat = 30.0
+
+
+QUICK, FULL = ResNetPlan(), ResNetPlan(images=2000, rounds=11, window_cpu_seconds=60.0)
+
+
+def measure(plan: ResNetPlan, log: Log) -> dict[str, Any]:
+    """``ratio_ddp``: to the faster of two plain loops, whose data sets decode by our functions or by Pillow.
+    ``ratio_loader``: of loading alone, to a DataLoader with Pillow; ``loading`` has the other ratio, to one
+    with our functions (``image-loading``). Takes ten minutes on two cores."""
+    loading = image_loading.QUICK if plan.images == QUICK.images else image_loading.FULL
+    loaded = image_loading.measure(loading, log)
+    with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as name:
+        where = Path(name)
+        make_folder(where / "images", plan.images, plan.height, plan.width, plan.quality, plan.classes)
+        racing = ThroughputPlan(plan.rounds, plan.window_cpu_seconds)
+        windows = race(racers(plan, where), racing, log, warm_up_cpu_seconds=20.0)
+    return {**figures(windows), "ratio_loader": loaded["ratio_pillow"], "loading": loaded}
+
+
+def racers(plan: ResNetPlan, where: Path) -> dict[str, Racer]:
+    images = where / "images"
+    ours = _commands.ours(
+        "ours", "folder-resnet18", where,
+        "--world.path", str(images), "--world.validation", "0",
+        "--world.size", str(plan.size), "--world.shortest", str(plan.size * 8 // 7),
+        "--replicas", "2", "--agent.batch", str(plan.batch),
+        "--augment.crop", "resized", "--augment.flip", "--workers", "1", "--record-every-seconds", "0.5",
+    )  # fmt: skip
+    found = {"ours": ours}
+    for data in ("same", "pillow"):
+        found[f"ddp {data}"] = plain(sys.executable, "ddp", data, plan, where)
+    if _peers.absent(_PEER) is None:
+        found[_PEER] = plain(_peers.command(_PEER)[0], _PEER, "same", plan, where)
+    return found
+
+
+def plain(python: str, engine: str, data: str, plan: ResNetPlan, where: Path) -> Racer:
+    progress = where / f"{engine}-{data}" / "progress.jsonl"
+    settings = (str(where / "images"), str(plan.size), str(plan.batch), str(plan.classes), str(progress))
+    command = [python, "-m", "murmurate.bench._plain_images", engine, data, *settings]
+    return Racer(f"{engine} {data}", command, progress)
+
+
+def figures(windows: dict[str, list[RaceWindow]]) -> dict[str, Any]:
+    by_cpu = {label: [w.per_cpu_second for w in of] for label, of in windows.items()}
+    by_wall = {label: [w.per_second for w in of] for label, of in windows.items()}
+    plain_loops = [label for label in windows if label.startswith("ddp")]
+    fastest = max(plain_loops, key=lambda label: median(by_cpu[label]))
+    against = {label: median(ratios(by_cpu["ours"], by_cpu[label])) for label in windows if label != "ours"}
+    return {
+        "images_per_cpu_second": median(by_cpu["ours"]),
+        "ratio_ddp": against[fastest],
+        "fastest_ddp": fastest,
+        "ratio_accelerate": against.get(_PEER),
+        "ratios": against,
+        "ratios_wall": {label: median(ratios(by_wall["ours"], by_wall[label])) for label in against},
+        "by_loop": {
+            label: {
+                "images_per_cpu_second": spread(by_cpu[label]),
+                "images_per_second": spread(by_wall[label]),
+            }
+            for label in windows
+        },
+        "peers": [{"peer": _PEER, "status": _peers.absent(_PEER) or "ran"}],
+        "windows": {label: [dataclasses.asdict(w) for w in of] for label, of in windows.items()},
+    }
