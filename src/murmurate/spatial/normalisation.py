@@ -168,9 +168,7 @@ class _NormaliseChannels(torch.autograd.Function):
             gradient, x, ones, mean, variance, None, None, False, ctx.eps, [False, True, True]
         )
         of_weight = None if weight is None else along.to(weight.dtype)
-        of_bias = (
-            total.to(weight.dtype if weight is not None else x.dtype) if ctx.needs_input_grad[2] else None
-        )
+        of_bias = None if ctx.bias_dtype is None else total.to(ctx.bias_dtype)
         if not ctx.needs_input_grad[0]:
             return None, of_weight, of_bias, None, None, None
         sums = torch.stack([total, along])
@@ -178,14 +176,9 @@ class _NormaliseChannels(torch.autograd.Function):
         scale = inverse if weight is None else inverse * weight.to(inverse.dtype)
         slope = -scale * inverse * along
         own = _scaled(x, slope, -scale * total - slope * mean)
-        return (
-            own.add_(_scaled(gradient, scale, torch.zeros_like(scale))),
-            of_weight,
-            of_bias,
-            None,
-            None,
-            None,
-        )
+        shape = [1, -1, *[1] * (x.dim() - 2)]
+        own.addcmul_(gradient, scale.to(own.dtype).view(shape))
+        return own, of_weight, of_bias, None, None, None
 
 
 def _scaled(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
