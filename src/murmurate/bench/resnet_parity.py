@@ -2,8 +2,8 @@
 the first steps, and the accuracy at the end.
 
 A difference in the last bit grows by several orders of magnitude in ten such steps, most of all where a
-rectifier changes sides, also between two plain loops. So differences are given beside those of a plain loop from
-weights that differ in the last bit.
+rectifier changes sides, also between two plain loops. So differences are given beside those of a plain loop
+from weights that differ in the last bit.
 """
 
 from __future__ import annotations
