@@ -22,6 +22,7 @@ from murmurate.fabric.processes.spawn import (
     FAILED,
     FINISHED,
     LATE,
+    LEFT,
     REFUSED,
     Exit,
     Worker,
@@ -30,6 +31,7 @@ from murmurate.fabric.processes.spawn import (
     take_signals,
 )
 from murmurate.replica.clipping import NotFinite
+from murmurate.spatial.parts import PartLost
 from murmurate.training.rejoin import JoinCancelled
 from murmurate.training.run import Run
 from murmurate.training.worker import work
@@ -94,6 +96,8 @@ def run_member(run: Run, context: Callable[[], WorkerContext]) -> Exit:
         if failure.__cause__ is not None:
             traceback.print_exc()
         return Exit(FAILED, str(failure))
+    except PartLost as lost:  # the run goes on without this replica
+        return Exit(LEFT, str(lost))
     except (NotFinite, FabricError) as failure:
         traceback.print_exc()
         return Exit(FAILED, str(failure))
