@@ -12,7 +12,7 @@ from murmurate.datasets.generated import generate
 from murmurate.datasets.writing import write
 from murmurate.recipes import pairs, recipe
 from murmurate.training.run import Run
-from pictures import write_cifar10, write_fashion
+from pictures import drawn, write_cifar10, write_fashion
 
 
 def _documents(folder: Path) -> str:
@@ -26,15 +26,21 @@ def _rows(folder: Path) -> str:
     return str(folder / "table.npy")
 
 
+def _images(folder: Path) -> str:
+    np.savez(folder / "images.npz", images=drawn(40, 8, 8, 3), labels=np.arange(40) % 4)
+    return str(folder / "images.npz")
+
+
 # by the name of a world
 DATA: dict[str, Callable[[Path], str]] = {
     "corpus": _documents,
     "table": _rows,
+    "arrays": _images,
     "fashion": write_fashion,
     "cifar10": write_cifar10,
 }
 
-SMALL = {"batch": 4, "channels": 4}  # of the learner, where it has such a field
+SMALL = {"batch": 4, "channels": 4, "width": 4}  # of the learner, where it has such a field
 
 
 def recipe_of(algorithm: str) -> Run:

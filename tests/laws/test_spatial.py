@@ -7,6 +7,7 @@ import pytest
 from murmurate.bench._spatial_layers import drawn_layers
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize(
     ("count", "seed"), [(120, 0), pytest.param(500, 1, marks=pytest.mark.slow)], ids=["120", "500"]
 )

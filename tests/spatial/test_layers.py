@@ -88,8 +88,9 @@ def test_running_statistics_are_those_of_the_whole():
         torch.testing.assert_close(one.state_dict(), norm[4].state_dict(), atol=1e-13, rtol=1e-13)
 
 
-def test_single_precision_statistics_do_not_cancel():
-    x = image(2, 3, 16, 16, dtype=torch.float32) + 1e4
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_single_precision_statistics_do_not_cancel(memory_format):
+    x = (image(2, 3, 16, 16, dtype=torch.float32) + 1e4).contiguous(memory_format=memory_format)
 
     expected, found = both((2, 2), lambda x: functional.batch_norm(x, None, None, training=True), x)
 

@@ -11,6 +11,8 @@ from torch.nn import functional
 
 from murmurate.bench._spatial_layers import in_parts
 from murmurate.errors import Refusal
+from murmurate.nets.batch_norm import BatchNorm
+from murmurate.nets.resnet import ResNet
 from murmurate.spatial import Parts, parallelize, whole, whole_again
 from spatial.nets import FCN, ResNet18, UNet
 
@@ -54,6 +56,46 @@ def test_a_training_step_equals_the_whole(kind, size, grid):
     for index, gradient in enumerate(gradients):
         mean = torch.stack([one[1][index] for one in found]).mean(0)
         torch.testing.assert_close(mean, gradient, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["resnet20", "resnet18", "resnet50"])
+@pytest.mark.parametrize("precision", [torch.float64, torch.float32, torch.bfloat16])
+def test_our_residual_nets_equal_the_whole(name, precision):
+    size = 32 if name == "resnet20" else 72
+
+    def make_net():
+        net = ResNet(name, (3, size, size), 10, width=8, generator=torch.Generator().manual_seed(4))
+        return net.double() if precision == torch.float64 else net
+
+    images, labels = batch((size, size), 10, of_pixels=False)
+    images = images.to(memory_format=torch.channels_last)
+
+    def loss_of(net):
+        with torch.autocast("cpu", precision, enabled=precision == torch.bfloat16):
+            return functional.cross_entropy(net(images), labels)
+
+    def step(parts):
+        net = make_net()
+        own = loss_of(parallelize(net, parts) if parts.size > 1 else net)
+        return own.detach(), torch.autograd.grad(own, list(net.parameters())), net.state_dict()
+
+    (expected,) = in_parts((1, 1), step)
+    found = in_parts((2, 1), step)
+
+    tolerance = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.3}[precision]
+    mean = [torch.stack(one).mean(0) for one in zip(*(f[1] for f in found), strict=True)]
+    for gradient, whole_gradient in zip(mean, expected[1], strict=True):
+        assert (gradient - whole_gradient).norm() <= tolerance * (whole_gradient.norm() + 1e-3)
+    for key, value in found[0][2].items():
+        assert torch.equal(value, found[1][2][key])
+        torch.testing.assert_close(value, expected[2][key], atol=tolerance, rtol=tolerance)
+
+
+def test_ghost_batches_are_refused_with_their_layer():
+    net = ResNet("resnet20", (3, 32, 32), 10, norm=lambda channels: BatchNorm(channels, ghost=2))
+
+    with pytest.raises(Refusal, match="'norm' takes statistics of ghost batches"):
+        parallelize(net, Parts(None, (1, 1)))
 
 
 def test_evaluation_and_the_way_back():

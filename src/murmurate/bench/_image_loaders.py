@@ -117,11 +117,16 @@ class TorchLoader:
 
     def processes(self) -> list[psutil.Process]:
         workers: Any = self._loader._iterator
+        if workers is None:
+            return []
         return [psutil.Process(worker.pid) for worker in workers._workers]
 
     def close(self) -> None:
         workers: Any = self._loader._iterator
-        workers._shutdown_workers()
+        if workers is not None:
+            for process in self.processes():
+                process.resume()
+            workers._shutdown_workers()
 
 
 def files_of(folder: Path, size: int) -> ImageFiles:

@@ -1,5 +1,5 @@
-"""A plain loop that trains ResNet-18 on a folder of images: torch's DataLoader and DistributedDataParallel, or
-Accelerate where that is installed. A process of ``resnet_throughput``.
+"""A plain loop that trains ResNet-18 on a folder of images, with torch's DataLoader and
+DistributedDataParallel, or Accelerate where that is installed. A process of ``resnet_throughput``.
 
     python -m murmurate.bench._plain_images ENGINE DATA FOLDER SIZE BATCH CLASSES PROGRESS
 
@@ -64,6 +64,7 @@ def train(rank: int, engine: str, data: str, folder: str, size: int, batch: int,
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(MEMBERS))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")  # Accelerate asks for them
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=MEMBERS)
     examples = DATA[data](Path(folder), size)
     sampler: DistributedSampler[Any] = DistributedSampler(examples, MEMBERS, rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +23,9 @@ Layer = Callable[..., Any]
 
 @dataclass(frozen=True)
 class DrawnLayer:
-    """A layer, its image and parameters (float64), and the grid of parts. text: for messages."""
+    """A layer, its image and parameters (float64), and the grid of parts. kind: a name in ``KINDS``."""
 
+    kind: str
     text: str
     layer: Layer
     image: Tensor
@@ -85,7 +87,18 @@ def draw(rng: np.random.Generator) -> DrawnLayer:
     image = torch.from_numpy(rng.standard_normal((int(rng.integers(1, 4)), channels, *size)))
     grid = GRIDS[int(rng.integers(len(GRIDS)))]
     text, layer, parameters = KINDS[name][0](rng, channels)
-    return DrawnLayer(f"{name} {text} of {list(image.shape)} in {grid}", layer, image, parameters, grid)
+    return DrawnLayer(name, f"{name} {text} of {list(image.shape)} in {grid}", layer, image, parameters, grid)
+
+
+def drawn_convolution(seed: int) -> DrawnLayer:
+    """A convolution that its image admits, for two parts along rows or columns."""
+    rng = np.random.default_rng([seed, 2])
+    while True:
+        drawn = draw(rng)
+        grid = (2, 1) if drawn.grid[0] > 1 else (1, 2)
+        two = dataclasses.replace(drawn, grid=grid)
+        if two.kind == "conv2d" and error_in_parts(two) is not None:
+            return two
 
 
 Drawn = tuple[str, Layer, tuple[Tensor, ...]]

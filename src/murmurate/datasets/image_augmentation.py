@@ -36,14 +36,15 @@ class Augmentation:
     """What is drawn anew for each image in each pass.
 
     crop: ``centre`` takes what evaluation takes (of a set in memory, the whole image). ``multi-scale`` scales
-        the shorter side to a random one of ``shortest`` pixels, and cuts from a random place (Jin 3.5).
+        the shorter side to a random one of ``shortest`` pixels, and cuts from a random place (Jin 3.4).
         ``resized`` takes a random rectangle of a share ``area`` of the image, with sides up to ``ratio`` to
         1, and scales it (Szegedy et al. 2015).
     shortest: least and greatest shorter side of ``multi-scale``. area: least and greatest share.
     padding: pixels of zeros on each side, from which a crop of the image's size is taken (He et al. 2016: 4).
     flip: mirror half of the images, left to right.
-    brightness, contrast, saturation: each is multiplied by a random factor within so much of 1, in a random
-        order.
+    brightness: pixels are multiplied by a random factor within so much of 1. contrast: the same, of their
+        differences from the image's mean grey. saturation: the same, of their differences from their own
+        grey. These three come in a random order.
     lighting: standard deviation of the multiples of the colours' principal components that are added to all
         pixels of an image (Krizhevsky et al. 2012: 0.1).
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Literal
@@ -26,6 +27,7 @@ from murmurate.replicator.optimizer_wrapper import (
     parameter_module,
     refuse_schedulers,
 )
+from murmurate.replicator.replica_parts import ONE_PART, ReplicaParts, SharedVector
 from murmurate.replicator.replicator import Replicator, check_capabilities, check_common_rounds
 from murmurate.spec import derive_generator, derive_seed
 from murmurate.strategies.interface import FINAL_DRAIN, Strategy
@@ -49,6 +51,7 @@ class OwnLoop(Replicator):
         workers: number of workers (hosts, for example) to which the replicas belong, in blocks of equal size.
         devices: of one replica; ``device(k)`` is the k-th, and ``device()`` the first.
         collectives: whether the script uses collectives; if so, the strategy is checked at once.
+        parts: of this replica; if several, ``strategy`` and ``fabric`` are from ``replica_parts.role_of``.
 
     Raises Refusal if the fabric lacks what the strategy needs, for workers that do not divide the replicas,
     and for ``collectives`` under a strategy without common rounds.
@@ -63,6 +66,7 @@ class OwnLoop(Replicator):
         workers: int = 1,
         devices: Sequence[str] = ("cpu",),
         collectives: bool = False,
+        parts: ReplicaParts = ONE_PART,
     ) -> None:
         check_capabilities(strategy, fabric.capabilities, "this fabric", devices)
         super().__init__(strategy, fabric)
@@ -82,7 +86,8 @@ class OwnLoop(Replicator):
         self._index = ReplicaIndex(self.rank, self.size, self.worker, workers)
         self._devices = tuple(torch.device(d) for d in devices)
         self._modules: dict[str, nn.Module] = {}
-        self._begun = self._finished = False
+        self._shared: dict[str, SharedVector] = {}  # by replica, where it has several parts
+        self.parts, self._begun, self._finished = parts, False, False
         self._exchanges: dict[tuple[int, ...], TensorExchange] = {}  # by the ranks of a group
         if strategy.common_rounds:  # opened on all members at the same point, before any collective
             self._exchanges[tuple(range(self.size))] = TensorExchange(fabric)
@@ -94,11 +99,11 @@ class OwnLoop(Replicator):
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the lowest replica that did not die, which prints and saves."""
+        """Whether this is the lowest replica that did not die (its first part), which prints and saves."""
         members = set(self.fabric.living())
         if self._ends is not None:  # members that have ended may count as dead
             members |= {r for r in range(self.rank) if self._ends.version(r) > 0}
-        return self.rank == min(members)
+        return self.rank == min(members) and self.parts.rank == 0
 
     def device(self, k: int = 0) -> torch.device:
         """The k-th device of this replica; ``with replicator.device(1):`` creates tensors on it.
@@ -135,6 +140,9 @@ class OwnLoop(Replicator):
         replica = super().replicate(name, module, make_optimizer, **options)
         self._modules.setdefault(name, module)
         exchange = replica.exchange
+        if self.parts.size > 1:
+            self._shared[name] = self.parts.share(replica)
+            exchange = functools.partial(self._shared[name].exchange, step=replica.exchange)
 
         def step(stepping: Replica) -> Exchange:
             self._begin()
@@ -195,6 +203,8 @@ class OwnLoop(Replicator):
 
         Raises Refusal for ``clip`` where the centre steps, as it receives each device's gradient separately.
         """
+        if self.parts.size > 1:
+            raise Refusal("a replica has either several parts or several devices: give each part one device")
         if clip is not None and self.strategy.centre and self.strategy.counts_all:
             raise Refusal(
                 f"under {self.strategy.name} the centre clips, one device's gradient at a time. Leave out "
@@ -321,6 +331,8 @@ class OwnLoop(Replicator):
             bound = self.bound_replicas[label]
             with torch.no_grad():
                 vector = bound.strategy.consensus(bound.replica, bound.channel)
+                if label in self._shared:
+                    self._shared[label].broadcast(vector)
                 agreed |= {k: v.clone() for k, v in bound.replica.named_views(vector)}
                 buffers = {k: b.detach().clone() for k, b in self._modules[label].named_buffers()}
                 smooth = {k: b for k, b in buffers.items() if b.is_floating_point()}
@@ -360,7 +372,7 @@ class OwnLoop(Replicator):
 
     @property
     def bytes_exchanged(self) -> int:
-        return super().bytes_exchanged + sum(exchange.bytes for exchange in self._exchanges.values())
+        return super().bytes_exchanged + self.parts.bytes + sum(e.bytes for e in self._exchanges.values())
 
     # -- the centre ---------------------------------------------------------------------------------
 

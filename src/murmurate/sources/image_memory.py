@@ -68,11 +68,8 @@ class BatchMemory:
             count = math.prod(shape)
             arrays[name] = np.frombuffer(mapped, kind, count, place).reshape(shape)
             place += _padded(shape, kind)
-        self._assigned, self._done, self._current = (
-            arrays["marks"][:1, 0],
-            arrays["marks"][1:, 0],
-            arrays["marks"][1:, 1],
-        )
+        # integers of a memoryview are read several times as fast as numpy's: they are polled
+        self._marks = mapped[: (1 + layout.workers) * _LINE * 8].cast("q")
         self._tasks, self._paths, self.results = arrays["tasks"], arrays["paths"], arrays["results"]
         self.pixels: NDArray[np.uint8] = arrays["pixels"]  # [slots, batch, H, W, C]
 
@@ -81,7 +78,7 @@ class BatchMemory:
     @property
     def assigned(self) -> int:
         """Batches so far that processes may decode."""
-        return int(self._assigned[0])
+        return self._marks[0]
 
     def assign(
         self, passes: NDArray[np.int64], numbers: NDArray[np.int64], places: list[tuple[str, int, int]]
@@ -97,22 +94,22 @@ class BatchMemory:
         self._paths[slot, : len(text)] = text
         self.results[slot] = np.zeros((), _RESULT)
         fence(self._lock)
-        self._assigned[0] += 1
+        self._marks[0] += 1
 
     def is_decoded(self, batch: int) -> bool:
         """Whether all processes have decoded their parts of a batch."""
-        if int(self._done.min()) <= batch:
+        if any(self._marks[_LINE * (1 + w)] <= batch for w in range(self.layout.workers)):
             return False
         fence(self._lock)
         return True
 
     def done(self, worker: int) -> int:
         """Batches of which the process has decoded its part."""
-        return int(self._done[worker])
+        return self._marks[_LINE * (1 + worker)]
 
     def current(self, worker: int) -> int | None:
         """The position of the image that the process is decoding, in batch ``done``."""
-        position = int(self._current[worker])
+        position = self._marks[_LINE * (1 + worker) + 1]
         return position - 1 if position else None
 
     # -- the decoding process's side ----------------------------------------------------------------
@@ -138,13 +135,13 @@ class BatchMemory:
         return tasks["pass"], tasks["number"]
 
     def begin(self, worker: int, position: int) -> None:
-        self._current[worker] = position + 1
+        self._marks[_LINE * (1 + worker) + 1] = position + 1
 
     def finish(self, worker: int) -> None:
         """The part of a batch is decoded."""
         fence(self._lock)
-        self._current[worker] = 0
-        self._done[worker] += 1
+        self._marks[_LINE * (1 + worker) + 1] = 0
+        self._marks[_LINE * (1 + worker)] += 1
 
 
 def _padded(shape: tuple[int, ...], kind: Any) -> int:

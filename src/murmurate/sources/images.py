@@ -23,7 +23,7 @@ from murmurate.sources.interface import RunView, SourceConfig, SourceContext
 from murmurate.spec import Batch, derive_seed
 
 _MOST_WORKERS = 64
-_WORKER_BYTES = 100 * 2**20  # Python, numpy and OpenCV, and an image
+_WORKER_BYTES = 160 * 2**20  # Python, numpy and OpenCV, and what is freed between two images
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class ImageSourceConfig(SourceConfig):
     """
 
     augment: Augmentation = field(default_factory=Augmentation)
-    workers: Annotated[int, Range(0, _MOST_WORKERS)] | None = None
-    prefetch: Annotated[int, Range(1, 1000)] = 3
+    workers: Annotated[int, Range(0, _MOST_WORKERS)] | None = field(default=None, metadata={"place": True})
+    prefetch: Annotated[int, Range(1, 1000)] = field(default=3, metadata={"place": True})
 
     gives: ClassVar[str] = "examples"
 

@@ -13,7 +13,8 @@ class Backoff:
     """Exponential backoff for polling: each sleep is twice as long as the one before; the first is half as
     long as the last wait. Sleeping leaves the core and its caches to the process that is waited for."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest_seconds: float = _LONGEST_SECONDS) -> None:
+        self._longest = longest_seconds
         self._seconds, self._slept = _SHORTEST_SECONDS, 0.0
 
     def sleep(self) -> float:
@@ -21,12 +22,12 @@ class Backoff:
         begun, seconds = time.monotonic(), self._seconds
         time.sleep(seconds)
         self._slept += seconds
-        self._seconds = min(2 * seconds, _LONGEST_SECONDS)
+        self._seconds = min(2 * seconds, self._longest)
         return time.monotonic() - begun
 
     def reset(self) -> None:
         """The wait has ended."""
-        self._seconds = min(max(self._slept / 2, _SHORTEST_SECONDS), _LONGEST_SECONDS)
+        self._seconds = min(max(self._slept / 2, _SHORTEST_SECONDS), self._longest)
         self._slept = 0.0
 
 

@@ -41,15 +41,11 @@ def batch_norm(
         return x.like(
             functional.batch_norm(x.local, running_mean, running_var, weight, bias, False, momentum, eps)
         )
-    dims = [d for d in range(x.dim()) if d != 1]
-    found = _statistics(x.local.detach(), dims, x.numel() // x.shape[1], x.parts)
+    found = _moments(x.local.detach(), x.numel() // x.shape[1], x.parts)
     if training and running_mean is not None and running_var is not None:
-        unbiased = found.variance * (found.number / max(found.number - 1, 1))
-        running_mean.lerp_(found.mean.flatten().to(running_mean.dtype), momentum)
-        running_var.lerp_(unbiased.flatten().to(running_var.dtype), momentum)
-    shape = [1, -1, *[1] * (x.dim() - 2)]
-    affine = [None if p is None else p.view(shape) for p in (weight, bias)]
-    return x.like(_normalised(x.local, dims, found, affine[0], affine[1], eps, x.parts))
+        _follow(running_mean, found.mean, momentum)
+        _follow(running_var, found.variance * (found.number / max(found.number - 1, 1)), momentum)
+    return x.like(_by_channel(x.local, weight, bias, found, eps, x.parts))
 
 
 @spatial("group_norm")
@@ -62,13 +58,13 @@ def group_norm(
 ) -> SpatialTensor:
     """``torch.nn.functional.group_norm`` for x [N, C, H, W]."""
     batch, channels = x.shape[:2]
-    grouped = x.local.reshape(batch, num_groups, channels // num_groups, *x.local.shape[2:])
-    dims = list(range(2, grouped.dim()))
-    found = _statistics(grouped.detach(), dims, x.numel() // (batch * num_groups), x.parts)
-    shape = [1, num_groups, channels // num_groups, *[1] * (x.dim() - 2)]
-    affine = [None if p is None else p.view(shape) for p in (weight, bias)]
-    y = _normalised(grouped, dims, found, affine[0], affine[1], eps, x.parts)
-    return x.like(y.reshape(x.local.shape))
+    grouped = x.local.reshape(1, batch * num_groups, -1, x.local.shape[-1])
+    found = _moments(grouped.detach(), x.numel() // (batch * num_groups), x.parts)
+    y = _by_channel(grouped, None, None, found, eps, x.parts).view(batch, channels, *x.local.shape[2:])
+    shape = [1, -1, *[1] * (x.dim() - 2)]
+    if weight is not None:
+        y = y * weight.view(shape) if bias is None else torch.addcmul(bias.view(shape), y, weight.view(shape))
+    return x.like(y.to(x.dtype))
 
 
 @spatial("instance_norm")
@@ -86,15 +82,16 @@ def instance_norm(
     if not use_input_stats:
         y: SpatialTensor = batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
         return y
-    dims = list(range(2, x.dim()))
-    found = _statistics(x.local.detach(), dims, math.prod(x.shape[2:]), x.parts)
+    batch, channels = x.shape[:2]
+    flat = x.local.reshape(1, batch * channels, *x.local.shape[2:])
+    found = _moments(flat.detach(), math.prod(x.shape[2:]), x.parts)
     if running_mean is not None and running_var is not None:
         unbiased = found.variance * (found.number / max(found.number - 1, 1))
-        running_mean.lerp_(found.mean.mean(0).flatten().to(running_mean.dtype), momentum)
-        running_var.lerp_(unbiased.mean(0).flatten().to(running_var.dtype), momentum)
-    shape = [1, -1, *[1] * (x.dim() - 2)]
-    affine = [None if p is None else p.view(shape) for p in (weight, bias)]
-    return x.like(_normalised(x.local, dims, found, affine[0], affine[1], eps, x.parts))
+        _follow(running_mean, found.mean.view(batch, channels).mean(0), momentum)
+        _follow(running_var, unbiased.view(batch, channels).mean(0), momentum)
+    repeated = [None if p is None else p.repeat(batch) for p in (weight, bias)]
+    normalised = _by_channel(flat, repeated[0], repeated[1], found, eps, x.parts)
+    return x.like(normalised.view(x.local.shape))
 
 
 @spatial("layer_norm")
@@ -118,19 +115,99 @@ def layer_norm(
     return x.like(_normalised(x.local, dims, found, affine[0], affine[1], eps, x.parts))
 
 
+def _follow(running: Tensor, found: Tensor, momentum: float) -> None:
+    running.lerp_(found.to(running.dtype), momentum)
+
+
+# -- statistics of channels, by torch's own kernels ------------------------------------------------------
+
+
+def _moments(x: Tensor, number: int, parts: Parts) -> Statistics:
+    """Mean and variance [C] of x [N, C, ...] on all parts. number: values of a channel on all parts."""
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    with torch.no_grad():
+        unused = torch.zeros(2, x.shape[1], dtype=wide, device=x.device)
+        mean, variance = torch.ops.aten.batch_norm_update_stats(x, unused[0], unused[1], 0.0)
+        return _joined(mean, variance, x.numel() // x.shape[1], number, parts)
+
+
+def _by_channel(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, found: Statistics, eps: float, parts: Parts
+) -> Tensor:
+    y: Tensor = _NormaliseChannels.apply(x, weight, bias, found, eps, parts)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _NormaliseChannels(torch.autograd.Function):
+    """As ``_Normalise``, for x [N, C, ...] and affine [C]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        found: Statistics,
+        eps: float,
+        parts: Parts,
+    ) -> Tensor:
+        inverse = torch.rsqrt(found.variance + eps)
+        ctx.save_for_backward(x, weight, found.mean, found.variance, inverse)
+        ctx.eps, ctx.number, ctx.parts = eps, found.number, parts
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        scale = inverse if weight is None else inverse * weight.to(inverse.dtype)
+        shift = -found.mean * scale
+        return _scaled(x, scale, shift if bias is None else shift + bias.to(shift.dtype))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, weight, mean, variance, inverse = ctx.saved_tensors
+        ones = torch.ones_like(mean)
+        _, along, total = torch.ops.aten.native_batch_norm_backward(
+            gradient, x, ones, mean, variance, None, None, False, ctx.eps, [False, True, True]
+        )
+        of_weight = None if weight is None else along.to(weight.dtype)
+        of_bias = None if ctx.bias_dtype is None else total.to(ctx.bias_dtype)
+        if not ctx.needs_input_grad[0]:
+            return None, of_weight, of_bias, None, None, None
+        sums = torch.stack([total, along])
+        total, along = (ctx.parts.sum(sums) if ctx.parts.size > 1 else sums) / ctx.number
+        scale = inverse if weight is None else inverse * weight.to(inverse.dtype)
+        slope = -scale * inverse * along
+        own = _scaled(x, slope, -scale * total - slope * mean)
+        shape = [1, -1, *[1] * (x.dim() - 2)]
+        own.addcmul_(gradient, scale.to(own.dtype).view(shape))
+        return own, of_weight, of_bias, None, None, None
+
+
+def _scaled(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """scale * x + shift for each channel: batch normalisation in evaluation, one pass whatever the format."""
+    return torch.native_batch_norm(
+        x, scale, shift, torch.zeros_like(scale), torch.ones_like(scale), False, 0.0, 0.0
+    )[0]
+
+
+# -- any dimensions --------------------------------------------------------------------------------------
+
+
 def _statistics(x: Tensor, dims: list[int], count: int, parts: Parts) -> Statistics:
     """Over ``dims``, which are kept with size 1, of all parts. count: values of a group on all parts."""
     wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
     with torch.no_grad():
         variance, mean = torch.var_mean(wide, dims, correction=0, keepdim=True)
-        if parts.size == 1:
-            return Statistics(mean, variance, count)
-        own_count = math.prod(x.shape[d] for d in dims)
-        gathered = parts.gather(torch.stack([mean, variance, torch.full_like(mean, own_count)]))
-        shares = [(m, v, n / count) for m, v, n in gathered]
-        mean = _in_order([m * share for m, _, share in shares])
-        variance = _in_order([(v + (m - mean) ** 2) * share for m, v, share in shares])
-    return Statistics(mean, variance, count)
+        return _joined(mean, variance, math.prod(x.shape[d] for d in dims), count, parts)
+
+
+def _joined(mean: Tensor, variance: Tensor, own: int, number: int, parts: Parts) -> Statistics:
+    """The statistics of all parts. own, number: values of a group on this part, and on all."""
+    if parts.size == 1:
+        return Statistics(mean, variance, number)
+    gathered = parts.gather(torch.stack([mean, variance, torch.full_like(mean, own)]))
+    shares = [(m, v, n / number) for m, v, n in gathered]
+    joint = _in_order([m * share for m, _, share in shares])
+    variance = _in_order([(v + (m - joint) ** 2) * share for m, v, share in shares])
+    return Statistics(joint, variance, number)
 
 
 def _in_order(addends: list[Tensor]) -> Tensor:

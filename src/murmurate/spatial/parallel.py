@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Fabric
+from murmurate.nets.batch_norm import BatchNorm
 from murmurate.spatial import convolution, normalisation, pixelwise, pooling, reductions, resizing  # noqa: F401
+from murmurate.spatial.own_norm import NormOverParts
 from murmurate.spatial.parts import Parts, checked_grid
 from murmurate.spatial.tensor import SpatialTensor, scatter
 
@@ -53,11 +55,13 @@ def parallelize(
         parts = Parts.open(fabric, checked_grid(parts))
     _check(module)
     whole_again(module)
-    handles = [module.register_forward_pre_hook(_Scatter(parts), with_kwargs=True)]
+    handles: list[Any] = [module.register_forward_pre_hook(_Scatter(parts), with_kwargs=True)]
+    module.__dict__[_HANDLES] = handles
     for name, layer in module.named_modules():
         if name:
             handles.append(layer.register_forward_pre_hook(_Enter(parts, name)))
-    module.__dict__[_HANDLES] = handles
+        if isinstance(layer, BatchNorm):
+            handles.append(NormOverParts(layer, parts, name))
     return module
 
 

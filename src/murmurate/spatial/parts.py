@@ -1,11 +1,11 @@
-"""The parts of one replica: messages between them, and sums over them."""
+"""The parts of one replica: messages between them, sums over them, and the vector that all of them hold."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Channel, Fabric, FabricError, Message, ranks_within
+from murmurate.replica.vector import Exchange, Replica
 from murmurate.spec import derive_generator
 
 _PIECE_BYTES = 1 << 20  # longer messages are sent in several pieces
@@ -60,6 +61,8 @@ class Parts:
                 "to hold them: give as many"
             )
         self._channel = channel
+        self._open: Callable[[str, Tensor], Channel] | None = None
+        self._vectors: list[Channel] = []
         self._calls = 0
         self._arrived: defaultdict[int, deque[Message]] = defaultdict(deque)  # by sender
         self._unsent: deque[tuple[int, Tensor, int]] = deque()
@@ -89,20 +92,38 @@ class Parts:
                 f"{fabric.size} members do not make replicas of {rows} x {columns} parts: use a multiple of "
                 f"{parts}"
             )
-        channel = None
+        channel, members = None, ranks_within(fabric.rank, parts)
         if parts > 1:
-            members = ranks_within(fabric.rank, parts)
             channel = fabric.channel(name, torch.zeros(_PIECE_BYTES, dtype=torch.uint8), members)
         replica = fabric.rank // parts
-        return cls(channel, (rows, columns), replica=replica, seed=seed, deadline_seconds=deadline_seconds)
+        made = cls(channel, (rows, columns), replica=replica, seed=seed, deadline_seconds=deadline_seconds)
+        made._open = lambda label, like: fabric.channel(f"{name} {label}", like, members)
+        return made
+
+    def share(self, replica: Replica) -> SharedVector:
+        """``replica``'s vector on all parts, with the leader's values (see ``SharedVector``).
+
+        All parts call it for the same replicas in the same order.
+        """
+        channel = None
+        if self.size > 1:
+            assert self._open is not None, "made by Parts.open"
+            channel = self._open(replica.name, replica.params.detach())
+            self._vectors.append(channel)
+        return SharedVector(self, channel, replica)
 
     @property
-    def bytes_exchanged(self) -> int:
-        return 0 if self._channel is None else self._channel.traffic.bytes
+    def bytes(self) -> int:
+        """Exchanged so far."""
+        return sum(c.traffic.bytes for c in self._channels)
 
     @property
     def waiting_seconds(self) -> float:
-        return 0.0 if self._channel is None else self._channel.traffic.waiting_seconds
+        return sum(c.traffic.waiting_seconds for c in self._channels)
+
+    @property
+    def _channels(self) -> list[Channel]:
+        return [*([] if self._channel is None else [self._channel]), *self._vectors]
 
     # -- messages -----------------------------------------------------------------------------------
 
@@ -211,10 +232,65 @@ class Parts:
                 f"part {part} of replica {self.replica} died, so part {self.rank} cannot go on{self.where}"
             )
 
+    def require(self, complete: bool) -> None:
+        """Raise PartLost, naming the part that died, unless an exchange was ``complete``."""
+        for part in () if complete else range(self.size):
+            self._check_alive(part)
+        if not complete:
+            raise PartLost(
+                f"a part of replica {self.replica} died, so part {self.rank} cannot go on{self.where}"
+            )
+
     @property
     def where(self) -> str:
         """The present layer, in words, for an error message."""
         return f" (in or after layer '{self.place}')" if self.place else ""
+
+
+class SharedVector:
+    """See ``replicator.replica_parts``. channel: among the parts, for the vector; None for one part alone."""
+
+    def __init__(self, parts: Parts, channel: Channel | None, replica: Replica) -> None:
+        self._parts, self._channel = parts, channel
+        with torch.no_grad():
+            self.broadcast(replica.params.data)
+            replica.reload()
+
+    def exchange(self, replica: Replica, step: Callable[[Replica], Exchange]) -> Exchange:
+        """Average the gradients over the parts (the sum of Jin's eq. 4.5: each part's loss is the whole's);
+        then ``step`` on the leader, whose vector the others copy.
+
+        Raises PartLost if a part has died.
+        """
+        if self._channel is None:
+            return step(replica)
+        self._parts.require(self._channel.mean_(replica.grad) == self._parts.size)
+        others = range(1, self._parts.size)
+        if self._parts.rank == 0:
+            done = step(replica)
+            told = torch.tensor([*done, replica.clock], dtype=torch.int64)
+            self._parts.receive(self._parts.send([(part, told) for part in others]), [])
+        else:
+            expected = Expected(0, (len(Exchange._fields) + 1,), torch.int64)
+            (told,) = self._parts.receive(self._parts.send([]), [expected])
+            *fields, clock = (int(n) for n in told)
+            done = Exchange(*fields)
+            while replica.clock < clock:
+                replica.tick()
+        self.broadcast(replica.params.data)
+        return done
+
+    def broadcast(self, vector: Tensor) -> None:
+        """Replace ``vector`` [N] on every part by that of the leader. Raises PartLost if that has died."""
+        if self._channel is None:
+            return
+        try:
+            self._channel.broadcast_(vector, 0)
+        except PartLost:
+            raise
+        except FabricError:
+            self._parts.require(not self._channel.has_lost(0))
+            raise
 
 
 def checked_grid(grid: int | Sequence[int]) -> tuple[int, int]:

@@ -46,6 +46,9 @@ def interpolate(
         return adaptive_avg_pool2d(x, sizes)
     if antialias or mode not in ("nearest", "nearest-exact", "bilinear", "bicubic"):
         raise refuse(x, f"interpolate with mode {mode}{' and antialias' * antialias}")
+    times = _whole_factors(x.arrangement.sizes, sizes, factors, mode)
+    if times is not None and not align_corners:
+        return _enlarged(x, times, mode)
     taps = []
     for old, new, factor in zip(x.arrangement.sizes, sizes, factors, strict=True):
         outputs = torch.arange(new, dtype=torch.float64)
@@ -60,6 +63,37 @@ def interpolate(
                 source = (outputs + 0.5) * factor - 0.5
             taps.append(_linear(source, old) if mode == "bilinear" else _cubic(source, old))
     return mapped(x, taps[0], taps[1], arranged_evenly(sizes, x.parts))
+
+
+def _whole_factors(
+    old: tuple[int, int], new: tuple[int, int], factors: tuple[float, float], mode: str
+) -> tuple[int, int] | None:
+    """By how much rows and columns grow, if by whole numbers that torch's own function, on a part, rounds as
+    on the whole; else None."""
+    times = new[0] // old[0], new[1] // old[1]
+    exact = (2, 4, 8) if mode.startswith("nearest") else range(1, 17)
+    if all(
+        t in exact and t * o == n and f == 1 / t for t, o, n, f in zip(times, old, new, factors, strict=True)
+    ):
+        return times
+    return None
+
+
+def _enlarged(x: SpatialTensor, times: tuple[int, int], mode: str) -> SpatialTensor:
+    """Enlarged by whole factors, by torch's own function on a window."""
+    halo = {"bilinear": 1, "bicubic": 2}.get(mode, 0)
+    needs = [
+        [(max(0, first - halo), min(size, stop + halo)) for first, stop in intervals]
+        for intervals, size in zip(x.arrangement.intervals(), x.arrangement.sizes, strict=True)
+    ]
+    scale = [float(t) for t in times]
+    y = functional.interpolate(window(x, needs[0], needs[1]), scale_factor=scale, mode=mode)
+    for dim, own in zip((-2, -1), x.arrangement.rect(x.parts.rank), strict=True):
+        begin = needs[dim][divmod(x.parts.rank, x.parts.grid[1])[dim]][0]
+        y = y.narrow(dim, times[dim] * (own[0] - begin), times[dim] * (own[1] - own[0]))
+    bounds = x.arrangement.rows, x.arrangement.columns
+    rows, columns = (tuple(t * b for b in axis) for t, axis in zip(times, bounds, strict=True))
+    return x.like(y, Layout(rows, columns))
 
 
 @spatial("pad")

@@ -55,12 +55,18 @@ def check_data(folder: Path, world: World, *, thorough: bool = True) -> None:
 def refuse_missing(world: World) -> None:
     """Raise Refusal where a file that the run began with is not where it was."""
     for name, place in places(world):
-        if isinstance(place, str) and place and name != "cache" and not Path(place).exists():
+        if isinstance(place, str) and place and name != "cache" and not _exists(place):
             option = name.replace("_", "-")
             raise Refusal(
                 f"There is no {place}, with which the run was fitted. Give its present path: murmurate "
                 f"resume DIR --world.{option} NEW."
             )
+
+
+def _exists(place: str) -> bool:
+    """Of a pattern such as ``shards/{000..146}.tar``, its folder."""
+    folder, brace, _ = place.partition("{")
+    return Path(folder).parent.exists() if brace else Path(place).exists()
 
 
 def places(config: Any) -> Iterator[tuple[str, Any]]:

@@ -186,8 +186,8 @@ class ClassifierLearner:
         return Outcome(metrics)
 
     def _normalised(self, images: Tensor) -> Tensor:
-        """uint8 [B, C, H, W] to float32."""
-        x = images.to(self.device).to(torch.float32, memory_format=torch.channels_last)
+        """uint8 [B, C, H, W] to float32 (float64, for a net in that)."""
+        x = images.to(self.device).to(self._scale.dtype, memory_format=torch.channels_last)
         return torch.addcmul(self._shift, x, self._scale)
 
     def _mixed(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None, float]:

@@ -35,7 +35,7 @@ from murmurate.fabric.processes.process_handle import ProcessHandle, is_stopped
 from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 
-FINISHED, FAILED, REFUSED, LATE, DIED = "finished", "failed", "refused", "late", "died"
+FINISHED, FAILED, REFUSED, LATE, LEFT, DIED = "finished", "failed", "refused", "late", "left", "died"
 _UNKNOWN_CODE = 255  # multiprocessing's exit code of a process whose fork server has ended
 _REPORT_SECONDS = 2.0  # for the fork server to report an exit code; it may be stopped, or killed
 _LINGER_SECONDS = 60.0  # at most; the launcher ends members once it has all their results
@@ -49,7 +49,8 @@ class Exit:
 
     FINISHED: with ``result``. FAILED: ``error`` is its last error (type and message), ``trace`` the
     traceback. REFUSED: before it began; ``error`` is the refusal. LATE: it was restarted when the run was
-    over. DIED: without reporting its end; ``error`` is the signal or exit code.
+    over. LEFT: it could not go on without another member; ``error`` says why. DIED: without reporting its
+    end; ``error`` is the signal or exit code.
     """
 
     how: str

@@ -1,0 +1,123 @@
+"""torch's DTensor, the peer of spatial convolution, on layers drawn by ``_spatial_layers``."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from murmurate.bench import _roles
+from murmurate.bench._result import Log
+from murmurate.bench._spatial_layers import DrawnLayer, drawn_convolution, error_in_parts
+from murmurate.errors import RunFailed
+from murmurate.fabric.interface import Fabric
+
+_WORLD = 2
+_TOLERANCE = 1e-10
+RIGHT, WRONG_OUTPUT, WRONG_GRADIENT, REFUSED, HANGS = (
+    "right",
+    "wrong output",
+    "wrong gradient",
+    "refused",
+    "hangs",
+)
+
+
+def compared(layers: int, log: Log) -> dict[str, dict[str, int]]:
+    """Verdicts over equally many drawn convolutions: of DTensor, and of ``murmurate.spatial``."""
+    errors = [error_in_parts(drawn_convolution(seed)) for seed in range(layers)]
+    right = sum(error is not None and error <= _TOLERANCE for error in errors)
+    return {
+        "ours": {RIGHT: right, WRONG_OUTPUT: layers - right},
+        "torch, image sharded": verdicts(range(layers), log),
+        "torch, batch sharded": verdicts(range(layers), log, along_batch=True),
+    }
+
+
+def verdicts(seeds: Sequence[int], log: Log, along_batch: bool = False) -> dict[str, int]:
+    """How often DTensor, sharded over two gloo processes along rows or columns, is right on convolutions.
+
+    along_batch: sharded along the batch instead, which DTensor computes; it shows that the bench can tell.
+    Each layer is drawn from its own seed. Wrong: it gives another output or gradient (above 1e-10 relative in
+    float64) and no error. Refused: it raises an error.
+    """
+    found: Counter[str] = Counter()
+    left = list(seeds)
+    while left:
+        with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
+            try:
+                answers = _roles.together(_WORLD, work, folder, left, along_batch)
+                found.update(answers[0])
+                left = []
+            except RunFailed as failure:
+                done = _noted(folder)
+                log(
+                    f"DTensor: layer {len(done) + 1} of {len(left)} ends its processes: {str(failure)[-200:]}"
+                )
+                found.update([*done, HANGS])
+                left = left[len(done) + 1 :]
+    return {name: found[name] for name in (RIGHT, WRONG_OUTPUT, WRONG_GRADIENT, REFUSED, HANGS)}
+
+
+def work(fabric: Fabric, folder: str, seeds: Sequence[int], along_batch: bool) -> list[str]:
+    """What one member finds."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    _roles.join_gloo(fabric, os.path.join(folder, "rendezvous"), _WORLD)
+    mesh = init_device_mesh("cpu", (_WORLD,))
+    found = []
+    for seed in seeds:
+        found.append(_verdict(drawn_convolution(seed), mesh, along_batch))
+        if fabric.rank == 0:
+            _note(folder, found[-1])
+    return found
+
+
+def _verdict(drawn: DrawnLayer, mesh: Any, along_batch: bool) -> str:
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    dim = 0 if along_batch else 2 if drawn.grid[0] > 1 else 3
+    image = torch.cat([drawn.image[:1], -drawn.image[:1]])
+    tensors = [t.clone().requires_grad_() for t in (image, *drawn.parameters)]
+    expected = drawn.layer(*tensors)
+    direction = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    gradients = torch.autograd.grad((expected * direction).sum(), tensors)
+    placed = [
+        distribute_tensor(t.detach(), mesh, [Replicate() if i else Shard(dim)]).requires_grad_()
+        for i, t in enumerate(tensors)
+    ]
+    try:
+        output: Any = drawn.layer(*placed)
+        whole: Tensor = output.full_tensor()
+        if not _equal(whole, expected):
+            return WRONG_OUTPUT
+        found: Any = torch.autograd.grad((whole * direction).sum(), placed, allow_unused=True)
+        if any(f is None for f in found):
+            return WRONG_GRADIENT
+        same = [_equal(f.full_tensor(), g) for f, g in zip(found, gradients, strict=True)]
+    except Exception:  # whatever it raises, it did not give a wrong result
+        return REFUSED
+    return RIGHT if all(same) else WRONG_GRADIENT
+
+
+def _equal(found: Tensor, expected: Tensor) -> bool:
+    if found.shape != expected.shape:
+        return False
+    scale = max(1.0, expected.detach().abs().max().item())
+    return bool((found - expected).abs().max().item() <= _TOLERANCE * scale)
+
+
+def _note(folder: str, verdict: str) -> None:
+    with Path(folder, "verdicts").open("a") as file:
+        file.write(f"{verdict}\n")
+
+
+def _noted(folder: str) -> list[str]:
+    file = Path(folder, "verdicts")
+    return file.read_text().splitlines() if file.exists() else []

@@ -1,0 +1,72 @@
+"""Spatially parallel layers (Jin, chapter 4): are they exact, how much memory and time do two parts need?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from murmurate.bench import _dtensor
+from murmurate.bench._result import Log, median, ratios, spread
+from murmurate.bench._spatial_layers import drawn_layers
+from murmurate.bench._spatial_timing import Case, timed
+from murmurate.ranges import NonNegativeInt, PositiveInt
+
+NAME = "spatial"
+SUMMARY = "spatially parallel layers: errors against the whole, memory and speed of two parts, beside DTensor"
+
+
+@dataclass(frozen=True)
+class SpatialPlan:
+    """layers: drawn. peer_layers: convolutions drawn for DTensor and for us. size, channels, batch: of the
+    images on which two parts are timed, in ``rounds`` rounds."""
+
+    layers: PositiveInt = 500
+    peer_layers: NonNegativeInt = 60
+    rounds: PositiveInt = 9
+    size: PositiveInt = 512
+    channels: PositiveInt = 64
+    batch: PositiveInt = 1
+
+
+QUICK, FULL = SpatialPlan(), SpatialPlan(layers=2000, peer_layers=200, rounds=31)
+
+
+def measure(plan: SpatialPlan, log: Log) -> dict[str, Any]:
+    """Errors are relative to the largest number of each tensor (or 1), in float64: of output, and gradients
+    of input, weight and bias. Speeds are of forward and backward pass: the whole on one core over two parts
+    on two; by wall time, and by CPU time of the slower part, which other work on the machine changes less."""
+    log(f"{plan.layers} drawn layers over 2 to 6 parts")
+    drawn = drawn_layers(plan.layers)
+    worst, error = max(drawn, key=lambda pair: pair[1])
+    peer = {}
+    if plan.peer_layers:
+        log(f"{plan.peer_layers} convolutions by DTensor")
+        peer = _dtensor.compared(plan.peer_layers, log)
+    timings: dict[str, dict[str, Any]] = {}
+    for name, dilation in (("plain", 1), ("dilated", 3)):
+        log(f"two parts, dilation {dilation}")
+        case = Case(plan.size, (2, 1), dilation, channels=plan.channels, batch=plan.batch)
+        whole, parts = timed(case, plan.rounds)
+        timings[name] = {
+            "memory_share": parts.activation_bytes / whole.activation_bytes,
+            "forward": spread(ratios(whole.forward, parts.forward)),
+            "backward": spread(ratios(whole.backward, parts.backward)),
+            "both": spread(ratios(whole.both, parts.both)),
+            "whole_seconds": spread(whole.both),
+            "parts_seconds": spread(parts.both),
+            "both_by_cpu": spread(ratios(whole.cpu, parts.cpu)),
+        }
+    return {
+        "largest_error_float64": error,
+        "layers": len(drawn),
+        "memory_share_2": max(t["memory_share"] for t in timings.values()),
+        "speedup_2": median(timings["plain"]["both"]["values"]),
+        "speedup_2_dilated": median(timings["dilated"]["both"]["values"]),
+        "speedup_2_by_cpu": median(timings["plain"]["both_by_cpu"]["values"]),
+        "speedup_2_dilated_by_cpu": median(timings["dilated"]["both_by_cpu"]["values"]),
+        "worst_layer": worst.text,
+        "kinds": dict(Counter(layer.kind for layer, _ in drawn)),
+        "dtensor": peer,
+        "timings": timings,
+    }

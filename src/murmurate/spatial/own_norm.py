@@ -1,0 +1,49 @@
+"""This package's own batch normalisation over the parts: its kernels take one part's pixels, and its sums over
+replicas are over the parts, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from murmurate.errors import Refusal
+from murmurate.nets.batch_norm import BatchNorm
+from murmurate.spatial.parts import Parts
+from murmurate.spatial.reductions import summed
+from murmurate.spatial.tensor import SpatialTensor, aligned
+
+
+class NormOverParts:
+    """Makes ``norm`` normalise images that are spread over ``parts``, until ``remove``.
+
+    Raises Refusal for ghost batches: theirs are statistics of some images of one member.
+    """
+
+    def __init__(self, norm: BatchNorm, parts: Parts, name: str) -> None:
+        if norm.ghost:
+            raise Refusal(
+                f"'{name}' takes statistics of ghost batches, which has no form over parts: use local"
+            )
+        self._norm, self._parts, self._over_replicas = norm, parts, norm.sum_over
+        norm.__dict__["forward"] = self._forward
+
+    def remove(self) -> None:
+        """Undo."""
+        del self._norm.__dict__["forward"]
+
+    def _forward(self, x: Any, residual: Any = None, rectify: bool = False) -> Any:
+        norm = self._norm
+        if not isinstance(x, SpatialTensor):
+            return BatchNorm.forward(norm, x, residual, rectify)
+        try:
+            # for this call alone, whose backward pass keeps it: evaluation of whole images needs no other part
+            norm.sum_over = self._sum_over if self._parts.size > 1 else self._over_replicas
+            other = None if residual is None else aligned(x, residual)
+            return x.like(BatchNorm.forward(norm, x.local, other, rectify))
+        finally:
+            norm.sum_over = self._over_replicas
+
+    def _sum_over(self, x: Tensor) -> Tensor:
+        total = summed(x, self._parts)
+        return total if self._over_replicas is None else self._over_replicas(total)

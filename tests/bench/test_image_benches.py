@@ -1,0 +1,54 @@
+"""The image benches, without their trainings: what they plan and how they sum up."""
+
+import pytest
+
+from murmurate.bench import image_strategies, resnet_parity, resnet_throughput
+from murmurate.bench._racer import RaceWindow
+from murmurate.errors import Refusal
+from pictures import write_fashion
+
+
+def test_a_row_has_the_spread_over_seeds():
+    runs = [
+        {"exit": "finished", "accuracy": a, "test_loss": 1.0, "disagreement_final": 0.0, "staleness_max": 0,
+         "wall_seconds": 1.0}
+        for a in (0.9, 0.8)
+    ]  # fmt: skip
+    row = image_strategies.row(
+        "gala", [*runs, {"exit": "failed: the loss of replica 0 is nan", "wall_seconds": 1.0}]
+    )
+    assert row["accuracy"] == pytest.approx(0.85)
+    assert row["deviation"] == pytest.approx(0.0707, abs=1e-3)
+    assert row["diverged"] == 1
+
+
+def test_runs_of_strategies_differ_in_their_strategy_alone():
+    plan = image_strategies.FULL
+    one, other = (image_strategies.planned(plan, name, 0) for name in ("gala", "elastic"))
+    assert [w for w in one.settings if w not in other.settings] == ["gala"]
+    assert one.folder != other.folder
+    with pytest.raises(Refusal, match="elastic"):
+        image_strategies.planned(plan, "elastik", 0)
+
+
+def test_ratios_are_to_the_faster_plain_loop():
+    windows = {
+        "ours": [RaceWindow(120, 10.0, 6.0)] * 3,
+        "ddp same": [RaceWindow(100, 10.0, 6.0)] * 3,
+        "ddp pillow": [RaceWindow(80, 10.0, 4.0)] * 3,
+    }
+    figures = resnet_throughput.figures(windows)
+    assert figures["ratio_ddp"] == pytest.approx(1.2)
+    assert figures["images_per_cpu_second"] == pytest.approx(12)
+    assert figures["ratios_wall"]["ddp pillow"] == pytest.approx(1.0)
+    assert figures["ratio_accelerate"] is None
+
+
+def test_the_classifier_is_the_plain_loop(tmp_path):
+    """In float64 the losses of the first steps are the same, with augmentation and schedule."""
+    plan = resnet_parity.ParityPlan(path=write_fashion(tmp_path, train=60), steps=4)
+    run = resnet_parity.planned(plan, 12, 0, 48, "float32")
+    with resnet_parity.float64():
+        ours, plain = resnet_parity.first_losses(run, 4), resnet_parity.PlainLoop(run).first_losses(run, 4)
+    assert ours == pytest.approx(plain, rel=1e-9)
+    assert ours[0] != pytest.approx(ours[3], rel=1e-3)

@@ -1,0 +1,77 @@
+"""The benchmarks of spatial convolution: what they count, what they conclude, and that a table goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+import torch
+from torch.nn import functional
+
+from murmurate.bench import spatial_table
+from murmurate.bench._dtensor import compared
+from murmurate.bench._spatial_timing import Case, activation_bytes, timed
+from murmurate.bench.spatial_table import TablePlan, measure, verdict
+
+
+def row(size: int = 512, parts: int = 2, speed: float = 1.9, cores: bool = True, dilation: int = 1):
+    return {
+        "size": size,
+        "parts": parts,
+        "dilation": dilation,
+        "forward_speedup": speed,
+        "backward_speedup": 2.0,
+        "enough_cores": cores,
+    }
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([row(), row(256)], "holds in all 2 rows"),
+        ([row(), row(256, speed=1.5)], "does not hold in 1 of 2 rows .*: 256 x 256 dilation 1 on 2 parts"),
+        ([row(128, speed=1.0), row(256, dilation=3), row(parts=4, cores=False)], "not tested"),
+    ],
+)
+def test_the_verdict_is_about_sizes_of_the_claim_with_a_core_for_each_part(rows, said):
+    assert re.match(said, verdict(rows))
+
+
+def test_activations_are_the_kept_tensors_and_the_output():
+    x, weight = torch.zeros(1, 2, 8, 8, requires_grad=True), torch.zeros(2, 2, 3, 3, requires_grad=True)
+
+    count = activation_bytes(lambda: (x, functional.conv2d(x, weight, padding=1)), weight)
+
+    assert count == 2 * 4 * 2 * 8 * 8
+
+
+@pytest.mark.slow
+def test_a_part_needs_its_share_of_memory_and_its_halo():
+    whole, parts = timed(Case(64, (2, 1), dilation=3, channels=4), rounds=1)
+
+    halo = 4 * 3 * 64 * 4  # channels, rows, columns, bytes
+    assert whole.activation_bytes == 2 * 4 * 64 * 64 * 4
+    assert parts.activation_bytes == whole.activation_bytes // 2 + halo
+    assert min(parts.both) > 0
+
+
+@pytest.mark.slow
+def test_a_table_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
+    plan = TablePlan((32,), (2,), (1, 3), 1, 4, 1, str(tmp_path))
+    first = measure(plan, print)
+    monkeypatch.setattr(spatial_table, "timed", lambda *_: pytest.fail("measured again"))
+
+    assert measure(plan, print)["rows"] == first["rows"]
+    assert (tmp_path / "speedup.svg").stat().st_size > 1000
+    with pytest.raises(pytest.fail.Exception):
+        measure(dataclasses.replace(plan, sizes=(64,)), print)
+
+
+@pytest.mark.slow
+def test_dtensor_is_told_right_from_wrong():
+    found = compared(4, print)
+
+    assert found["ours"] == {"right": 4, "wrong output": 0}
+    assert found["torch, batch sharded"]["right"] == 4
+    assert sum(found["torch, image sharded"].values()) == 4
