@@ -7,7 +7,15 @@ import time
 from pathlib import Path
 
 from murmurate.errors import Refusal, RunFailed
-from murmurate.fabric.processes.spawn import DIED, FINISHED, LATE, REFUSED, WorkerProcess, WorkerProcesses
+from murmurate.fabric.processes.spawn import (
+    DIED,
+    FINISHED,
+    LATE,
+    LEFT,
+    REFUSED,
+    WorkerProcess,
+    WorkerProcesses,
+)
 from murmurate.launch import shutdown
 from murmurate.launch.failure_detector import OVER, FailureDetector
 from murmurate.launch.role import replica
@@ -83,10 +91,10 @@ def _take_end(worker: WorkerProcess, coordinator: Coordinator, detector: Failure
     joining = worker.joins and not coordinator.run_state.has_entered(rank)
     if end.how == REFUSED and not joining:
         raise Refusal(end.error)
-    if end.how in (DIED, LATE) or joining:  # a joiner that fails does not end the others
+    if end.how in (DIED, LATE, LEFT) or joining:  # a joiner that fails does not end the others
         too_late = end.how == LATE or worker.killed_because == OVER
         if not (too_late and joining) or coordinator.run_state.is_alive(rank):
-            error = "" if end.how in (DIED, LATE) else end.error
+            error = "" if end.how in (DIED, LATE, LEFT) else end.error
             coordinator.died(rank, end.error or "too late to join", error)
         detector.died(worker)
         return

@@ -22,6 +22,7 @@ from murmurate.fabric.processes.spawn import (
     FAILED,
     FINISHED,
     LATE,
+    LEFT,
     REFUSED,
     Exit,
     Worker,
@@ -30,6 +31,7 @@ from murmurate.fabric.processes.spawn import (
     take_signals,
 )
 from murmurate.replica.clipping import NotFinite
+from murmurate.spatial.parts import PartLost
 from murmurate.training.rejoin import JoinCancelled
 from murmurate.training.run import Run
 from murmurate.training.worker import work
@@ -94,6 +96,8 @@ def run_member(run: Run, context: Callable[[], WorkerContext]) -> Exit:
         if failure.__cause__ is not None:
             traceback.print_exc()
         return Exit(FAILED, str(failure))
+    except PartLost as lost:  # the run goes on without this replica
+        return Exit(LEFT, str(lost))
     except (NotFinite, FabricError) as failure:
         traceback.print_exc()
         return Exit(FAILED, str(failure))
@@ -104,8 +108,8 @@ def run_member(run: Run, context: Callable[[], WorkerContext]) -> Exit:
 
 
 def prepare_process(threads: int) -> None:
-    """Set the number of torch threads, so that sums are the same everywhere, flush denormals to zero, and keep
-    freed memory for the next tensors."""
+    """Set the number of torch threads, so that sums are the same everywhere, flush denormals to zero, and
+    keep freed memory for the next tensors."""
     torch.set_num_threads(threads)
     # Second moments of weights behind dead ReLUs decay into denormals, on which a CPU is a hundred times
     # slower: after an hour of Pong an eighth of them had (docs/decisions/0007).
@@ -114,9 +118,9 @@ def prepare_process(threads: int) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Where the C library is glibc: tensors of up to 32 MB are not given back to the system when they are freed.
+    """Where the C library is glibc: freed tensors of up to 32 MB are not given back to the system.
 
-    The next step's would cost a page fault for each 4 kB, a fifth of a step of ResNet-20.
+    The next step's would cost a page fault for each 4 kB: a seventh of a step of ResNet-20 (decision 0032).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:

@@ -57,6 +57,8 @@ def simulate(run: Run, cluster: Cluster, folder: Path, quiet: bool = False) -> F
         run.members * (_MEMBER_BYTES + 16 * (planned_bytes(run) or 0)),
         f"{run.recipe} with {run.replicas} replicas",
     )
+    if len(run.parts) > 1 or run.parts[0] > 1:
+        raise Refusal("a simulated member has no parts of its own: leave out --parts")
     run = dataclasses.replace(resolved(run), launcher=LAUNCHER)
     if any(device != "cpu" for device in run.placement.devices):
         raise Refusal("a simulated cluster runs on the CPU. Use --placement.devices cpu.")

@@ -21,7 +21,7 @@ from murmurate.spatial.sliding import Kernel, Pair, Sliding, needed, outputs_of,
 from murmurate.spatial.tensor import SpatialTensor, arranged_evenly, spatial, window
 from murmurate.spatial.window import Pieces, add_returned, assemble, empty, format_of, received, start
 
-_MOST_REPEATED = 0.0625
+_MOST_REPEATED = 0.125  # of the outputs; if more need a halo, all are computed once it is there
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""This package's own batch normalisation over the parts: its kernels take one part's pixels, and its sums over
-replicas are over the parts, too."""
+"""This package's own batch normalisation over the parts: its kernels take the pixels of one part, and its
+sums over replicas are over the parts, too."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class NormOverParts:
         if not isinstance(x, SpatialTensor):
             return BatchNorm.forward(norm, x, residual, rectify)
         try:
-            # for this call alone, whose backward pass keeps it: evaluation of whole images needs no other part
+            # for this call alone (its backward pass keeps it): whole images are evaluated without other parts
             norm.sum_over = self._sum_over if self._parts.size > 1 else self._over_replicas
             other = None if residual is None else aligned(x, residual)
             return x.like(BatchNorm.forward(norm, x.local, other, rectify))

@@ -33,7 +33,11 @@ _CANNOT: dict[type[nn.Module], str] = {
 
 
 def parallelize(
-    module: nn.Module, parts: Parts | Sequence[int] | int, fabric: Fabric | None = None
+    module: nn.Module,
+    parts: Parts | Sequence[int] | int,
+    fabric: Fabric | None = None,
+    *,
+    in_evaluation: bool = True,
 ) -> nn.Module:
     """``module`` itself, whose forward pass from now on computes this part's share of every image.
 
@@ -42,6 +46,7 @@ def parallelize(
     ``SpatialTensor``. Parameters, buffers and their names stay those of the whole, so a checkpoint is the
     whole module's. Each part computes the same loss; the gradient of a parameter is the mean over the parts.
 
+    in_evaluation: whether images are divided in evaluation mode, too, so that all parts evaluate together.
     parts: from ``replicator.parts`` or ``Parts.open``; or a grid such as (2, 2), opened on ``fabric``.
 
     Raises Refusal that names the layers that cannot be computed in parts, here or at their first call.
@@ -55,7 +60,7 @@ def parallelize(
         parts = Parts.open(fabric, checked_grid(parts))
     _check(module)
     whole_again(module)
-    handles: list[Any] = [module.register_forward_pre_hook(_Scatter(parts), with_kwargs=True)]
+    handles: list[Any] = [module.register_forward_pre_hook(_Scatter(parts, in_evaluation), with_kwargs=True)]
     module.__dict__[_HANDLES] = handles
     for name, layer in module.named_modules():
         if name:
@@ -75,10 +80,12 @@ def whole_again(module: nn.Module) -> nn.Module:
 class _Scatter:
     """Takes this part's rectangle of every image among a module's arguments."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, parts: Parts, in_evaluation: bool) -> None:
+        self._parts, self._in_evaluation = parts, in_evaluation
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if not (module.training or self._in_evaluation):
+            return args, kwargs
         self._parts.place = ""
         return tuple(self._share(a) for a in args), {k: self._share(a) for k, a in kwargs.items()}
 

@@ -265,6 +265,8 @@ class SharedVector:
         if self._channel is None:
             return step(replica)
         self._parts.require(self._channel.mean_(replica.grad) == self._parts.size)
+        if replica.measure:
+            replica.own_gradient = replica.grad.clone()  # the replica's, where it had been this part's
         others = range(1, self._parts.size)
         if self._parts.rank == 0:
             done = step(replica)

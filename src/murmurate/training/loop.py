@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections import deque
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -18,6 +19,7 @@ from murmurate.spec import Batch, Outcome
 from murmurate.training.checkpoint import write_part
 from murmurate.training.divergence import Probe
 from murmurate.training.members import learner_of, open_source
+from murmurate.training.part_processes import LearnerInParts, PartProcesses
 from murmurate.training.place import Place
 from murmurate.training.rejoin import Pace, StateTransfer, state_to_load
 from murmurate.training.restore import fitting
@@ -44,7 +46,8 @@ class TrainingLoop:
         self.run, self.context = run, context
         self.place = Place(context.folder)
         self.replicator = Replicator(run.strategy, context.fabric)
-        self.learner: Learner = learner_of(run, context.rank, self.replicator)
+        self.parts = PartProcesses(run, context.rank) if math.prod(run.grid) > 1 else None
+        self.learner: Learner = self._build()
         self.source = open_source(run, context.rank, self.learner, context.fabric)
         self.source.alive = self._alive
         self.synchronous = run.strategy.synchronous and context.fabric.size > 1
@@ -92,6 +95,14 @@ class TrainingLoop:
                 self.replicator.rejoined()
         if context.joins and self.state_transfer is not None:
             self._join(self.state_transfer)
+
+    def _build(self) -> Learner:
+        run, rank = self.run, self.context.rank
+        if self.parts is None:
+            return cast(Learner, learner_of(run, rank, self.replicator))
+        of_replica = self.parts.of_replica
+        replicate = functools.partial(of_replica.replicate, self.replicator.replicate)
+        return LearnerInParts(learner_of(run, rank, self.replicator, replicate), of_replica)
 
     def run_to_end(self) -> None:
         """Train until the run's end or a request to stop; write this replica's part of the final
@@ -306,6 +317,8 @@ class TrainingLoop:
         self.recorder.event("finished", f"replica {self.context.rank} has finished", member=self.context.rank)
         self.recorder.close()
         self.source.close()
+        if self.parts is not None:
+            self.parts.close()
         self.place.close()
 
     # -- state --------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -21,14 +22,19 @@ from murmurate.training.run import Run
 
 
 def build_learner(
-    run: Run, rank: int, replicate: Replicate, open_group: Callable[[], Group] | None = None
+    run: Run,
+    rank: int,
+    replicate: Replicate,
+    open_group: Callable[[], Group] | None = None,
+    *,
+    with_examples: bool = True,
 ) -> Any:
     """The learner of one replica, or of the centre, which has the same vectors."""
     planned = run.planned_updates()
     if planned is not None and run.strategy.counts_all:
         planned *= run.replicas
     examples = validation = None
-    if run.learner.requires.kind == "examples":
+    if with_examples and run.learner.requires.kind == "examples":
         split = cast(DataSet, run.world).divided()
         examples, validation = split.train, split.validation if rank == 0 else None
     context = Context(
@@ -46,16 +52,24 @@ def build_learner(
     return run.learner.build(context)
 
 
-def learner_of(run: Run, rank: int, replicator: Replicator) -> Any:
-    """As ``build_learner``, with collectives among the replicas where they wait for one another."""
+def learner_of(run: Run, rank: int, replicator: Replicator, replicate: Replicate | None = None) -> Any:
+    """As ``build_learner``, with collectives among the replicas where they wait for one another.
+
+    replicate: instead of the replicator's.
+    """
     open_group = group_opener(run, replicator.fabric, range(run.replicas))
-    return build_learner(run, rank, replicator.replicate, open_group)
+    return build_learner(run, rank, replicate or replicator.replicate, open_group)
 
 
 def group_opener(run: Run, fabric: Fabric, members: Sequence[int]) -> Callable[[], Group]:
     """``Context.open_group`` for these members of the fabric."""
 
     def open_group() -> Group:
+        if math.prod(run.grid) > 1:
+            raise Refusal(
+                "this learner needs collectives among its replicas, and replicas of several parts have none: "
+                "leave out --parts, or what needs them (--agent.batch-norm local)."
+            )
         if not run.strategy.common_rounds:
             raise Refusal(
                 "this learner needs collectives among its replicas, and they do not wait for one another "

@@ -21,9 +21,11 @@ def refuse_too_small(run: Run, vector_bytes: int) -> None:
         else ""
     )
     # per replica: its process, optimizer state, and at most three slots, which all map,
-    # in each of two registers
+    # in each of two registers; each further part: its process, vector, gradient and slots of messages
+    further = run.grid[0] * run.grid[1] - 1
+    parts_bytes = further * (150 * 2**20 + 6 * vector_bytes)
     refuse_if_small(
-        run.replicas * (150 * 2**20 + 16 * vector_bytes + source_bytes),
+        run.replicas * (150 * 2**20 + 16 * vector_bytes + source_bytes + parts_bytes),
         f"{run.recipe} with {run.replicas} replica(s){sources}",
         (16 + 6 * (run.members - 1)) * vector_bytes + source_bytes,
     )

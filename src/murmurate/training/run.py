@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -11,7 +12,9 @@ from murmurate.errors import Refusal
 from murmurate.evaluation.interface import Evaluation
 from murmurate.ranges import AnyFloat, NonNegativeInt, PositiveInt, PositiveSeconds, Range, Seed, check_ranges
 from murmurate.replicator.learner import LearnerConfig
+from murmurate.replicator.replica_parts import check_parts
 from murmurate.sources.interface import SourceConfig
+from murmurate.spatial.parts import checked_grid
 from murmurate.spec import Placement, World
 from murmurate.strategies.interface import Strategy
 
@@ -29,6 +32,8 @@ class Run:
     world: simulators or a data set. learner: model, losses and optimizers. strategy: how the replicas agree.
     source: provides the batches. evaluation: at the end of the run, and for ``murmurate eval``.
     replicas: number of learners.
+    parts: processes of each replica, along rows and along columns of its images, of which each computes a
+        rectangle (``murmurate.spatial``). For learners of images with one optimizer.
     env_steps: total over the replicas at which the run ends (examples, where it learns from those).
         updates: per replica. minutes: of wall time. Whichever comes first; at least one is given.
     stop_at_return: also end once the mean return of the last 100 training episodes reaches this.
@@ -56,6 +61,7 @@ class Run:
     source: SourceConfig = field(metadata={"flat": True})
     evaluation: Evaluation = field(metadata={"flat": True, "movable": True})
     replicas: Annotated[int, Range(1, 1_000_000)] = 1
+    parts: tuple[PositiveInt, ...] = field(default=(1,), metadata={"movable": True, "since": 4})
     env_steps: PositiveInt | None = field(default=None, metadata={"movable": True})
     updates: PositiveInt | None = field(default=None, metadata={"movable": True})
     minutes: Annotated[float, Range(0, 1e8, above=True)] | None = field(
@@ -94,6 +100,22 @@ class Run:
                 f"{self.source.gives}."
             )
         self.source.check(self)
+        self._check_parts()
+
+    def _check_parts(self) -> None:
+        parts = math.prod(self.grid)
+        check_parts(self.strategy, parts)
+        if parts > 1 and (self.learner.requires.kind, self.unit) != ("examples", "images"):
+            raise Refusal(
+                f"{self.learner.name} learns from {self.learner.requires.kind} of {self.unit}, and only "
+                "images are divided among parts: leave out --parts."
+            )
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Parts of a replica along rows and along columns."""
+        rows, *columns = self.parts
+        return checked_grid((rows, *(columns or [1])))
 
     @property
     def members(self) -> int:

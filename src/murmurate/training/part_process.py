@@ -1,0 +1,48 @@
+"""The program of a part's process: it learns from every batch that part 0 of its replica learns from."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import signal
+import sys
+import threading
+
+import torch
+
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
+from murmurate.replica.vector import Replica
+from murmurate.spatial import PartLost
+from murmurate.spec import Batch
+from murmurate.training.members import build_learner
+from murmurate.training.part_processes import PartSettings, PartsOfReplica
+
+
+def learn_along(settings: PartSettings) -> None:
+    """Until part 0 has ended."""
+    run = settings.run
+    torch.set_num_threads(run.placement.threads)
+    torch.set_flush_denormal(True)
+    memory_file = SharedMemoryFile(settings.memory)
+    of_replica = PartsOfReplica(run, settings.rank, settings.part, memory_file)
+    replicate = functools.partial(of_replica.replicate, Replica)
+    learner = build_learner(run, settings.rank, replicate, with_examples=False)
+    while True:
+        learner.learn(Batch(of_replica.receive()))
+
+
+def _exit_with_part_0() -> None:
+    sys.stdin.buffer.read(1)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # part 0 ends this process
+    given: PartSettings = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_exit_with_part_0, daemon=True).start()
+    try:
+        learn_along(given)
+    except PartLost as lost:
+        print(f"murmurate: {lost}", file=sys.stderr, flush=True)
+        os._exit(1)

@@ -1,0 +1,164 @@
+"""The parts of a replica in a run: processes of its learner, which learn from the same batches.
+
+The learner's own process is part 0. It sends every batch to the others, and all make the same learner and the
+same step on it: each net computes its part's share of the images (``murmurate.spatial``), gradients are
+averaged over the parts, and the strategy's step is that of part 0 (docs/decisions/0029).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from murmurate.errors import Refusal
+from murmurate.fabric.processes.fabric import ProcessFabric
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
+from murmurate.fabric.processes.spawn import open_run_state
+from murmurate.replica.vector import MakeOptimizer, Replica
+from murmurate.replicator.learner import Learner, Replicate
+from murmurate.replicator.replica_parts import SharedVector
+from murmurate.spatial import Parts, parallelize
+from murmurate.spatial.parts import Expected
+from murmurate.spec import Batch, Outcome
+from murmurate.training.run import Run
+
+_MODULE = "murmurate.training.part_process"
+_HEADER = 2  # int64: bytes of the batch, updates so far
+
+
+@dataclass(frozen=True)
+class PartSettings:
+    """What a part's process gets. memory: descriptor of the shared memory of the replica's parts."""
+
+    run: Run
+    rank: int
+    part: int
+    memory: int
+
+
+class PartsOfReplica:
+    """The parts of one replica, as one of them sees them: the vectors that they share, and their batches."""
+
+    def __init__(self, run: Run, rank: int, part: int, memory_file: SharedMemoryFile) -> None:
+        rows, columns = run.grid
+        self._state = open_run_state(memory_file, rows * columns)
+        if part == 0:
+            self._state.open()
+        deadline = run.hang_after_seconds
+        fabric = ProcessFabric(memory_file, self._state, part, deadline)
+        self.parts = Parts.open(fabric, run.grid, seed=run.seed, name=f"parts of {rank}")
+        self.parts.replica, self.parts.deadline_seconds = rank, deadline
+        self._shared: dict[str, tuple[Replica, SharedVector]] = {}
+
+    def replicate(
+        self, inner: Replicate, name: str, module: nn.Module, make_optimizer: MakeOptimizer, **options: Any
+    ) -> Replica:
+        """As ``inner``, for a module that computes this part's share of every training image."""
+        if self._shared:
+            raise Refusal("replicas of several parts have one optimizer: leave out --parts for this learner")
+        replica = inner(name, module, make_optimizer, **options)
+        parallelize(module, self.parts, in_evaluation=False)
+        shared = self.parts.share(replica)
+        replica.exchange = functools.partial(shared.exchange, step=replica.exchange)
+        self._shared[name] = replica, shared
+        return replica
+
+    def died(self, part: int) -> None:
+        """Nobody waits for ``part`` from now on."""
+        self._state.mark_dead(part)
+
+    # -- batches ------------------------------------------------------------------------------------
+
+    def send(self, data: Any, clock: int) -> None:
+        """Part 0: give the others a batch, and the present parameters, which a resume may have changed."""
+        packed = torch.frombuffer(bytearray(pickle.dumps(data)), dtype=torch.uint8)
+        header = torch.tensor([len(packed), clock], dtype=torch.int64)
+        others = range(1, self.parts.size)
+        self.parts.receive(self.parts.send([(part, header) for part in others]), [])
+        self.parts.receive(self.parts.send([(part, packed) for part in others]), [])
+        self._share_vectors()
+
+    def receive(self) -> Any:
+        """The other parts: the next batch of part 0."""
+        deadline, self.parts.deadline_seconds = self.parts.deadline_seconds, float("inf")
+        size, clock = (int(n) for n in self._next(_HEADER, torch.int64))
+        self.parts.deadline_seconds = deadline
+        data = pickle.loads(bytes(self._next(size, torch.uint8).numpy()))
+        self._share_vectors()
+        for replica, _ in self._shared.values():
+            while replica.clock < clock:
+                replica.tick()
+        return data
+
+    def _next(self, count: int, dtype: torch.dtype) -> Tensor:
+        return self.parts.receive(self.parts.send([]), [Expected(0, (count,), dtype)])[0]
+
+    def _share_vectors(self) -> None:
+        with torch.no_grad():
+            for replica, shared in self._shared.values():
+                shared.broadcast(replica.params.data)
+                replica.reload()
+
+
+class LearnerInParts:
+    """Part 0's learner, whose other parts learn from the same batches (see ``Learner``)."""
+
+    def __init__(self, learner: Learner, of_replica: PartsOfReplica) -> None:
+        self._learner, self._parts = learner, of_replica
+
+    @property
+    def replicas(self) -> dict[str, Replica]:
+        return self._learner.replicas
+
+    def learn(self, batch: Batch) -> Outcome:
+        """Raises PartLost if one of the other parts died."""
+        self._parts.send(batch.data, max(replica.clock for replica in self.replicas.values()))
+        return self._learner.learn(batch)
+
+    def state(self) -> dict[str, Any]:
+        return self._learner.state()
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._learner.load(state)
+
+
+class PartProcesses:
+    """The processes of the other parts of replica ``rank``; they end with this one, however it ends."""
+
+    def __init__(self, run: Run, rank: int) -> None:
+        self._memory_file = SharedMemoryFile.create()
+        self.of_replica = PartsOfReplica(run, rank, 0, self._memory_file)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        for part in range(1, self.of_replica.parts.size):
+            process = subprocess.Popen(
+                [sys.executable, "-m", _MODULE],
+                stdin=subprocess.PIPE,
+                pass_fds=(self._memory_file.descriptor,),
+                env={**os.environ, "OMP_NUM_THREADS": str(run.placement.threads)},
+            )
+            self._processes.append(process)
+            assert process.stdin is not None
+            process.stdin.write(pickle.dumps(PartSettings(run, rank, part, self._memory_file.descriptor)))
+            process.stdin.flush()  # it stays open: the part exits when it is closed
+            threading.Thread(target=self._watch, args=(process, part), daemon=True).start()
+
+    def _watch(self, process: subprocess.Popen[bytes], part: int) -> None:
+        process.wait()
+        self.of_replica.died(part)
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+        self._memory_file.close()

@@ -1,0 +1,126 @@
+"""Runs whose replicas have several parts: equal to whole ones, resumed as whole, with killed parts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from murmurate.cli.main import main
+from murmurate.record.stored import read_object
+from short_runs import refused
+from waiting import until
+
+CLASSIFIER = [
+    "fashion-resnet20", "--agent.width", "4", "--agent.batch", "16", "--agent.precision", "float32",
+    "--agent.validate-every", "0", "--agent.schedule", "constant", "--record-every-seconds", "0.001",
+    "--probe-every-updates", "0", "--world.validation", "0",
+]  # fmt: skip
+
+
+def digits(folder: Path) -> Path:
+    """Files in the format of Fashion-MNIST: noise, whose brightness is the label."""
+    random = np.random.default_rng(0)
+    for name, count in (("train", 256), ("t10k", 32)):
+        labels = random.integers(0, 10, count, dtype=np.uint8)
+        pixels = (random.integers(0, 40, (count, 28, 28)) + 20 * labels[:, None, None]).astype(np.uint8)
+        folder.mkdir(exist_ok=True)
+        header = struct.pack(">4i", 2051, count, 28, 28)
+        (folder / f"{name}-images-idx3-ubyte").write_bytes(header + pixels.tobytes())
+        header = struct.pack(">2i", 2049, count)
+        (folder / f"{name}-labels-idx1-ubyte").write_bytes(header + labels.tobytes())
+    return folder
+
+
+def losses(folder: Path) -> dict[int, dict[int, float]]:
+    """By replica and update."""
+    found: dict[int, dict[int, float]] = {}
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        if record.get("loss") is not None:
+            found.setdefault(record["replica"], {})[record["updates"]] = record["loss"]
+    return found
+
+
+def arguments(tmp_path: Path, out: str, *more: str) -> list[str]:
+    world = ("--world.path", str(digits(tmp_path / "images")))
+    return ["train", *CLASSIFIER, *world, "--out", str(tmp_path / out), *more]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["local", "inline"])
+def test_a_run_in_parts_equals_one_that_is_whole(tmp_path, launcher):
+    ends = ("--replicas", "2", "--updates", "5", "--launcher", launcher)
+
+    assert main(arguments(tmp_path, "whole", *ends)) == 0
+    assert main(arguments(tmp_path, "parts", *ends, "--parts", "2", "2")) == 0
+
+    whole, parts = losses(tmp_path / "whole"), losses(tmp_path / "parts")
+    assert len(whole) == 2
+    for rank, of_updates in whole.items():
+        for update, loss in of_updates.items():
+            assert parts[rank][update] == pytest.approx(loss, rel=2e-3)
+    accuracies = [read_object(tmp_path / name / "summary.json")["accuracy"] for name in ("whole", "parts")]
+    assert accuracies[0] == pytest.approx(accuracies[1], abs=0.07)
+
+
+@pytest.mark.slow
+def test_a_whole_run_goes_on_in_parts_and_the_other_way(tmp_path):
+    assert main(arguments(tmp_path, "whole", "--updates", "6")) == 0
+    assert main(arguments(tmp_path, "run", "--updates", "2")) == 0
+
+    assert main(["resume", str(tmp_path / "run"), "--updates", "4", "--parts", "2"]) == 0
+    assert main(["resume", str(tmp_path / "run"), "--updates", "6", "--parts", "1"]) == 0
+
+    expected, found = losses(tmp_path / "whole")[0], losses(tmp_path / "run")[0]
+    assert all(found[update] == pytest.approx(expected[update], rel=2e-3) for update in (2, 4, 6))
+
+
+@pytest.mark.slow
+def test_a_killed_part_ends_its_replica_by_name_and_the_other_goes_on(tmp_path):
+    command = arguments(tmp_path, "run", "--replicas", "2", "--parts", "2", "--updates", "60")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "murmurate", *command], env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    log = tmp_path / "run" / "metrics.jsonl"
+    until(lambda: log.exists() and 3 in losses(tmp_path / "run").get(1, {}), "three updates", 120.0)
+
+    parts = [
+        child
+        for child in psutil.Process(process.pid).children(recursive=True)
+        if "murmurate.training.part_process" in " ".join(child.cmdline())
+    ]
+    assert len(parts) == 2
+    os.kill(parts[0].pid, signal.SIGKILL)
+
+    assert process.wait(240) == 0
+    summary = read_object(tmp_path / "run" / "summary.json")
+    (dead,) = summary["dead_replicas"]
+    assert losses(tmp_path / "run")[1 - dead].keys() >= {60}
+    told = [event["message"] for event in summary["events"]]
+    assert any(
+        re.match(rf"replica {dead} died \(part 1 of replica {dead} died, so part 0 cannot go on.*1 go on", m)
+        for m in told
+    )
+    assert not any(part.is_running() and part.status() != psutil.STATUS_ZOMBIE for part in parts)
+
+
+def test_what_cannot_have_parts_is_refused(tmp_path, capsys):
+    out = ("--out", tmp_path / "run")
+
+    told = refused(capsys, "train", "cartpole-a2c", "--parts", "2", *out)
+    assert "only images are divided among parts" in told
+    told = refused(capsys, "train", "fashion-resnet20", "--parts", "1,0", *out)
+    assert "parts" in told
+    told = refused(capsys, "train", "fashion-resnet20", "--strategy", "hogwild", "--parts", "2", *out)
+    assert "under hogwild other replicas write" in told
+    assert not (tmp_path / "run").exists()
