@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -13,7 +15,10 @@ from murmurate.datasets.image_set import ImageBatch, ImageSet
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
 from murmurate.spec import Batch, EnvSpec
+from murmurate.training import checkpoint
 from murmurate.workloads.image_classifier import ClassifierLearner, ImageClassifier
+from short_runs import train
+from smallest import smallest
 
 SPEC = EnvSpec("images", (3, 8, 8), torch.uint8, actions=4, channels=3, examples=64)
 SMALL = ImageClassifier(width=4, batch=16, precision="float32", schedule="constant", validate_every=0)
@@ -77,6 +82,20 @@ def test_it_learns(options: dict[str, object]) -> None:
     it = learner(ImageClassifier(**(fields | {"learning_rate": 0.05, "validate_every": 0} | options)))  # type: ignore[arg-type]
     trained(it, 40)
     assert it.figures(images())["accuracy"] > 0.9
+
+
+def test_statistics_over_replicas_in_a_whole_run(tmp_path: Path) -> None:
+    """Both replicas have the statistics of both batches."""
+    run = smallest("resnet20", tmp_path)
+    learner = dataclasses.replace(cast(ImageClassifier, run.learner), batch_norm="replicas")
+    run = dataclasses.replace(
+        run, learner=learner, replicas=2, env_steps=None, updates=3, launcher="inline", probe_every_updates=0
+    )
+    assert train(run, tmp_path / "run").code == 0
+    parts = [checkpoint.read_part(tmp_path / "run" / "checkpoints" / "last", rank) for rank in range(2)]
+    one, other = (part["replicas"]["classifier"]["replica"]["buffers"] for part in parts)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert any(value.abs().max() > 0 for name, value in one.items() if name.endswith("running_mean"))
 
 
 def test_figures_are_of_the_first_examples() -> None:

@@ -83,6 +83,10 @@ class ImageClassifier(LearnerConfig):
     def requires(self) -> Examples:
         return Examples(self.batch, "images")
 
+    @property
+    def collectives_in_backward(self) -> bool:
+        return self.batch_norm == "replicas"
+
     def resolved(self, spec: EnvSpec, device: torch.device) -> ImageClassifier:
         """This config without an ``auto`` in it."""
         if self.precision != "auto":
@@ -121,7 +125,7 @@ class ClassifierLearner:
     def __init__(self, config: ImageClassifier, context: Context) -> None:
         spec = context.spec
         self.config = config = config.resolved(spec, context.device)
-        self.device, self.seed = context.device, context.seed
+        self.device, self.seed, self.rank = context.device, context.seed, context.rank
         self.net = ResNet(
             config.net,
             _image_shape(spec),
@@ -194,7 +198,7 @@ class ClassifierLearner:
         """(images, labels of the second ones, share of the first ones) after mixup, if there is any."""
         if not self.config.mixup:
             return images, None, 1.0
-        random = np.random.default_rng(derive_seed(self.seed, "mixup", self.clock))
+        random = np.random.default_rng(derive_seed(self.seed, f"mixup {self.rank}", self.clock))
         share = float(random.beta(self.config.mixup, self.config.mixup))
         order = torch.from_numpy(random.permutation(len(images))).to(self.device)
         return torch.lerp(images[order], images, share), labels[order], share
