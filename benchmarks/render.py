@@ -59,9 +59,10 @@ COLUMNS: dict[str, list[tuple[str, str]]] = {
         ("our decoding", "ratio_same_functions_wall"),
     ],
     "resnet-parity": [
-        ("largest difference of losses, float64", "largest_loss_difference"),
-        ("float32, 20 steps: ours", "float32.ours.20"),
-        ("plain, perturbed", "float32.perturbed_plain.20"),
+        ("first steps with equal losses, float64", "equal_steps"),
+        ("plain loop perturbed in the last bit", "equal_steps_perturbed_plain"),
+        ("difference over 20 steps, float64", "float64.ours.20"),
+        ("perturbed", "float64.perturbed_plain.20"),
         ("accuracy: ours minus plain", "accuracy_difference"),
     ],
     "spatial": [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 import zlib
 
 import numpy as np
@@ -15,12 +16,13 @@ from murmurate.datasets._image_decoding import (
     checked_header,
     decode,
     decode_crop,
+    opencv,
     read_encoded,
 )
 from murmurate.datasets._image_headers import ImageError
 from murmurate.datasets.image_files import ImageFiles
 from murmurate.datasets.image_folder import FolderWorld
-from murmurate.errors import Refusal
+from murmurate.errors import MissingExtra, Refusal
 from pictures import encoded, picture, write_folder
 
 cv2 = pytest.importorskip("cv2")
@@ -206,3 +208,13 @@ def test_a_crop_of_the_same_size_is_exact():
 )
 def test_centre_crops(height, width, size, shortest, crop):
     assert centre_crop(height, width, size, shortest) == crop
+
+
+def test_without_opencv_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    opencv.cache_clear()
+    try:
+        with pytest.raises(MissingExtra, match=r"opencv-python-headless.*murmurate\[images\]"):
+            decode(JPEG)
+    finally:
+        opencv.cache_clear()

@@ -101,5 +101,7 @@ def is_over(command: Command) -> bool:
 
 
 def is_whole(command: Command) -> bool:
-    """Whether each replica that was hurt is back."""
-    return len(command.events("died")) == len(command.events("joined"))
+    """Whether each replica that was hurt is back. One that is hurt while it joins dies twice and joins once."""
+    events = [(e["time_seconds"], k, e["member"]) for k in ("died", "joined") for e in command.events(k)]
+    newest = {member: kind for _, kind, member in sorted(events)}
+    return "died" not in newest.values()

@@ -45,9 +45,16 @@ def passes(norm: BatchNorm, x: Tensor, residual: Tensor | None, rectify: bool) -
 
 @needs_compiled
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("residual", "rectify", "ghost"), [(True, True, 0), (False, True, 2), (True, False, 0)]
+    ("dtype", "residual", "rectify", "ghost"),
+    [
+        (torch.float32, True, True, 0),
+        (torch.float32, False, True, 2),
+        (torch.float32, True, False, 0),
+        # torch rounds the whole batch's once more, so that rectifiers may change sides
+        (torch.bfloat16, True, True, 2),
+        (torch.bfloat16, False, False, 0),
+    ],
 )
 def test_the_kernels_compute_what_their_twin_does(
     shape: tuple[int, ...],

@@ -107,11 +107,13 @@ def test_a_resumed_source_goes_on_where_it_stopped_whatever_was_decoded_ahead(pa
 
 
 def test_a_joiner_and_a_source_that_is_loaded_while_it_decodes(path):
-    it = source(path, 1)
-    expected = taken(it, 6)
-    it.fresh_start(3)
-    assert same(taken(it, 3), expected[3:])
-    it.close()
+    for workers in (0, 1):
+        it = source(path, workers)
+        expected = taken(it, 6)
+        it.fresh_start(3)
+        assert same(taken(it, 3), expected[3:])
+        assert len(it.pids) == workers
+        it.close()
 
 
 def test_a_process_that_is_killed_is_started_again_and_nothing_changes(path):
@@ -207,6 +209,16 @@ def test_a_broken_image_ends_the_run_or_is_left_out(workers, tmp_path):
     assert again.fields()["skipped_images"] == 1
     it.close()
     again.close()
+
+
+def test_a_set_in_which_nothing_can_be_decoded_ends_the_run(tmp_path):
+    path = write_folder(tmp_path, train=12)
+    for image in Path(path, "train").glob("*/*.jpg"):
+        image.write_bytes(b"text")
+    it = source(path, 0, skip_bad=True)
+    with pytest.raises(RunFailed, match=r"No image of a whole pass could be decoded \(15 x not an image"):
+        next(it)
+    it.close()
 
 
 DYING = """

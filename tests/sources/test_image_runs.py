@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from laws.problems import same
+from murmurate.errors import Refusal
 from murmurate.recipes import recipe
 from murmurate.training import checkpoint
 from pictures import write_folder, write_shards
@@ -72,3 +73,15 @@ def test_shards_are_learned_from_and_resumed_by_their_pattern(tmp_path):
     run = short(write_shards(tmp_path / "shards", count=22), updates=2)
     assert train(run, tmp_path / "run").summary["test_images"] == 2
     assert resume(tmp_path / "run", lambda run: altered(run, updates=3)).code == 0
+
+
+def test_memory_is_counted_before_it_is_taken(tmp_path):
+    path = write_folder(tmp_path / "images", train=6, test=2)
+    run = short(path, workers=2, prefetch=3, replicas=1)
+    counted = run.source.memory_bytes(run)
+    assert 0 < counted - (4 * 3 * 32 * 32 * 3 + 2 * 160 * 2**20) < 2000  # the rest is the index
+    huge = dataclasses.replace(run, learner=dataclasses.replace(run.learner, batch=10**9))
+    with pytest.raises(Refusal, match="memory"):
+        train(huge, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert 2000 < altered(run, workers=0).source.memory_bytes(altered(run, workers=0)) < 20_000

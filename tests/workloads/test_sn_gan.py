@@ -103,7 +103,7 @@ def test_the_average_follows_the_generator_and_is_what_samples_come_from() -> No
         one = learner.sampler()(torch.zeros(4, dtype=torch.int64), torch.Generator().manual_seed(1))
         learner.generator.average.last.layer.bias += 3.0
         other = learner.sampler()(torch.zeros(4, dtype=torch.int64), torch.Generator().manual_seed(1))
-    assert one.float().mean() < 250 < other.float().mean()
+    assert one.float().mean() + 50 < other.float().mean()
 
 
 def test_noise_is_the_replicas_own_and_follows_from_the_seed() -> None:

@@ -19,7 +19,7 @@ from murmurate.bench import _resumable
 from murmurate.bench._result import Log
 from murmurate.bench._resumable import ResumableRun, Summary, diverged
 from murmurate.errors import Refusal
-from murmurate.ranges import PositiveInt
+from murmurate.ranges import NonNegativeFloat, PositiveInt
 from murmurate.workloads.sn_gan import SNGAN
 
 NAME = "gan-batch"
@@ -46,7 +46,8 @@ class GanBatchPlan:
 
     world: fashion or cifar10. path: of its files. batch: of each replica. replicas: their numbers; the total
     batch is ``batch`` times this. updates: of the generator, in every run; the discriminator makes
-    ``discriminator_steps`` for each. channels, precision: as in ``--agent.channels``, ``--agent.precision``.
+    ``discriminator_steps`` for each. generator_rate, discriminator_rate: of every run, whatever its batch.
+    channels, precision: as in ``--agent.channels``, ``--agent.precision``.
     batch_norm: kinds of statistics, as in ``--agent.batch-norm``; with one replica they are one. seeds: 0 up
     to this. samples: generated images of an evaluation. where: the folder that keeps the runs.
     """
@@ -55,9 +56,11 @@ class GanBatchPlan:
     path: str = ""
     batch: PositiveInt = 64
     replicas: tuple[PositiveInt, ...] = (1, 2, 4, 8)
-    updates: PositiveInt = 4_000
+    updates: PositiveInt = 2_000
     discriminator_steps: PositiveInt = 1
-    channels: PositiveInt = 64
+    generator_rate: NonNegativeFloat = 4e-4
+    discriminator_rate: NonNegativeFloat = 8e-4
+    channels: PositiveInt = 32
     precision: str = "auto"
     batch_norm: tuple[str, ...] = ("replicas", "local")
     seeds: PositiveInt = 3
@@ -133,6 +136,8 @@ def planned(plan: GanBatchPlan, replicas: int, kind: str, seed: int) -> Resumabl
         "--seed", str(seed),
         "--agent.batch", str(plan.batch),
         "--agent.discriminator-steps", str(plan.discriminator_steps),
+        "--agent.generator-rate", str(plan.generator_rate),
+        "--agent.discriminator-rate", str(plan.discriminator_rate),
         "--agent.channels", str(plan.channels),
         "--agent.precision", plan.precision,
         "--agent.batch-norm", kind,
@@ -141,7 +146,8 @@ def planned(plan: GanBatchPlan, replicas: int, kind: str, seed: int) -> Resumabl
         "--checkpoint-every-env-steps", str(max(images // 20, 1)),
     )  # fmt: skip
     net = f"{plan.world}-{plan.channels}-channels-{plan.discriminator_steps}-to-1"
-    name = f"{net}-{replicas}-x-{plan.batch}-{kind}-to-{plan.updates}-seed-{seed}"
+    rates = f"{plan.generator_rate:g}-{plan.discriminator_rate:g}"
+    name = f"{net}-{rates}-{replicas}-x-{plan.batch}-{kind}-to-{plan.updates}-seed-{seed}"
     label = f"total batch {total}" + (f", {kind}" if replicas > 1 else "")
     return ResumableRun(f"{plan.world}-{SNGAN.name}", settings, seed, (images,), where / name, label, label)
 

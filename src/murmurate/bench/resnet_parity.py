@@ -1,9 +1,9 @@
 """The image classifier beside a plain loop of torch's own layers and optimizer in one process: the losses of
 the first steps, and the accuracy at the end.
 
-In float32 a difference in the last bit grows by a factor of a thousand in ten such steps, also between two
-plain loops. So losses are compared in float64, and in float32 beside those of a plain loop from weights that
-differ in the last bit.
+A difference in the last bit grows by several orders of magnitude in ten such steps, most of all where a
+rectifier changes sides, also between two plain loops. So differences are given beside those of a plain loop
+from weights that differ in the last bit.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from murmurate.training.members import build_learner, open_only_source
 from murmurate.training.run import Run
 from murmurate.workloads.image_classifier import ClassifierLearner, ImageClassifier, Net
 
+_EQUAL = 1e-4
+
 NAME = "resnet-parity"
 SUMMARY = (
     "losses and accuracy of the image classifier against a plain loop, same net and images; --full: 3 seeds"
@@ -42,13 +44,15 @@ SUMMARY = (
 
 @dataclasses.dataclass(frozen=True)
 class ParityPlan:
-    """world: fashion or cifar10. path: of its files. steps: whose losses are compared. images: of a training
-    whose accuracies are compared, in bfloat16 where the processor has it; 0: none. seeds: 0 up to this.
-    where: the folder that keeps results."""
+    """world: fashion or cifar10. path: of its files. steps: whose losses are compared, of ``loss_batch``
+    images each (a CPU is slow in float64). images: of a training whose accuracies are compared, ``batch`` a
+    step, in bfloat16 where the processor has it; 0: none. seeds: 0 up to this. where: the folder that keeps
+    results."""
 
     world: str = "fashion"
     path: str = ""
     net: Net = "resnet20"
+    loss_batch: PositiveInt = 16
     batch: PositiveInt = 128
     steps: PositiveInt = 200
     images: NonNegativeInt = 0
@@ -60,26 +64,42 @@ QUICK, FULL = ParityPlan(), ParityPlan(images=600_000, seeds=3)
 
 
 def measure(plan: ParityPlan, log: Log) -> dict[str, Any]:
-    """``largest_loss_difference`` over the first steps in float64, and ``accuracy_difference`` of the means
-    over seeds. ``float32`` has the differences by step there, and those of the perturbed plain loop."""
+    """Differences of the losses of the first steps, in float64 and in float32: of ours and of a perturbed
+    plain loop, to the plain loop; and ``accuracy_difference`` of the means over seeds."""
     where = Path(plan.where)
     where.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    run = planned(plan, 0, plan.steps * plan.batch, "float32")
+    run = planned(plan, plan.loss_batch, 0, plan.steps * plan.loss_batch, "float32")
     with float64():
-        exact = difference(first_losses(run, plan.steps), PlainLoop(run).first_losses(run, plan.steps))
-    log(f"largest difference of the first {plan.steps} losses in float64: {max(exact):.2g}")
-    plain = PlainLoop(run).first_losses(run, plan.steps)
-    perturbed = PlainLoop(run, perturbed=True).first_losses(run, plan.steps)
+        exact = losses_compared(run, plan.steps)
+    single = losses_compared(run, plan.steps)
+    for name, found in (("float64", exact), ("float32", single)):
+        log(f"{name}: {equal_steps(found['ours'])} steps equal to {_EQUAL:g}, of the perturbed loop "
+            f"{equal_steps(found['perturbed_plain'])}")  # fmt: skip
     figures: dict[str, Any] = {
-        "largest_loss_difference": max(exact),
-        "float32": {
-            "ours": up_to(difference(first_losses(run, plan.steps), plain)),
-            "perturbed_plain": up_to(difference(perturbed, plain)),
-        },
+        "equal_steps": equal_steps(exact["ours"]),
+        "equal_steps_perturbed_plain": equal_steps(exact["perturbed_plain"]),
+        "largest_loss_difference": max(exact["ours"]),
+        "float64": {name: up_to(differences) for name, differences in exact.items()},
+        "float32": {name: up_to(differences) for name, differences in single.items()},
     }
     return figures | (accuracies(plan, where, log) if plan.images else {})
+
+
+def losses_compared(run: Run, steps: int) -> dict[str, list[float]]:
+    """Differences to the plain loop's losses, by step."""
+    plain = PlainLoop(run).first_losses(run, steps)
+    perturbed = PlainLoop(run, perturbed=True).first_losses(run, steps)
+    return {
+        "ours": difference(first_losses(run, steps), plain),
+        "perturbed_plain": difference(perturbed, plain),
+    }
+
+
+def equal_steps(differences: list[float]) -> int:
+    """How many of the first steps differ by at most 1e-4."""
+    return next((k for k, each in enumerate(differences) if each > _EQUAL), len(differences))
 
 
 def accuracies(plan: ParityPlan, where: Path, log: Log) -> dict[str, Any]:
@@ -117,7 +137,7 @@ def up_to(differences: list[float]) -> dict[str, float]:
     return {str(n): max(differences[:n]) for n in (1, 5, 10, 20, 50, 100, 200) if n <= len(differences)}
 
 
-def planned(plan: ParityPlan, seed: int, images: int, precision: str) -> Run:
+def planned(plan: ParityPlan, batch: int, seed: int, images: int, precision: str) -> Run:
     base = recipe(f"{plan.world}-{plan.net}")
     learner = dataclasses.replace(
         cast(ImageClassifier, base.learner),
@@ -137,7 +157,7 @@ def first_losses(run: Run, steps: int) -> list[float]:
 
 def accuracy(plan: ParityPlan, seed: int, *, plain: bool) -> float:
     """On the test images, after a training."""
-    run = planned(plan, seed, plan.images, "auto")
+    run = planned(plan, plan.batch, seed, plan.images, "auto")
     ours: ClassifierLearner = build_learner(run, 0, Replica)
     loop = PlainLoop(run) if plain else None
     batches = itertools.islice(open_only_source(run, ours), plan.images // plan.batch)

@@ -1,6 +1,6 @@
 """The members of an uncompressed tar file: their names and where their bytes are. Nothing is unpacked.
 
-Python's ``tarfile`` keeps an object of several hundred bytes for each member, and takes five times as long.
+Python's ``tarfile`` keeps an object of several hundred bytes for each member, and takes three times as long.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ class ArraysWorld(World):
 
     path: of the file, with arrays train_images and train_labels, or x_train and y_train, or images and
         labels; val_images, test_images and so on are optional.
-    validation, test: images held out where there are no such arrays, as a number or, below 1, as a share.
-    split_seed: chooses them.
+    validation: training images held out to watch a run, if there are no such arrays: a number or, below 1, a
+        share. test: the same, to evaluate it. split_seed: chooses them.
     """
 
     path: str = field(default="", metadata={"place": True})

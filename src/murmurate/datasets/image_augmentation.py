@@ -42,8 +42,9 @@ class Augmentation:
     shortest: least and greatest shorter side of ``multi-scale``. area: least and greatest share.
     padding: pixels of zeros on each side, from which a crop of the image's size is taken (He et al. 2016: 4).
     flip: mirror half of the images, left to right.
-    brightness, contrast, saturation: each is multiplied by a random factor within so much of 1, in a random
-        order.
+    brightness: pixels are multiplied by a random factor within so much of 1. contrast: the same, of their
+        differences from the image's mean grey. saturation: the same, of their differences from their own
+        grey. These three come in a random order.
     lighting: standard deviation of the multiples of the colours' principal components that are added to all
         pixels of an image (Krizhevsky et al. 2012: 0.1).
     """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -66,27 +68,35 @@ class ImageFiles:
         return self.encoded.nbytes
 
     def select(self, examples: ArrayLike) -> ImageBatch:
-        """The images with these numbers [G], decoded by this process; without those that are skipped.
+        """The images with these numbers [G], decoded by threads of this process; without those skipped.
 
         Raises Refusal that names an image that cannot be decoded.
         """
         numbers = np.asarray(examples, np.int64)
         pixels = np.empty((len(numbers), self.size, self.size, 3), np.uint8)
         good = np.ones(len(numbers), np.bool_)
-        for k, number in enumerate(numbers.tolist()):
-            try:
-                data = read_encoded(self.encoded.place(number))
-                header = checked_header(data)
-                crop = centre_crop(header.height, header.width, self.size, self.shortest)
-                decode_crop(data, header, crop, pixels[k])
-            except ImageError as error:
+        with ThreadPoolExecutor(os.cpu_count() or 1) as threads:  # OpenCV decodes without the GIL
+            errors = threads.map(self._decode, numbers.tolist(), pixels)
+            for k, error in enumerate(errors):
+                if error is None:
+                    continue
                 if not self.skip_bad:
-                    raise Refusal(bad_image(self.encoded.title(number), error.args[1])) from error
+                    raise Refusal(bad_image(self.encoded.title(int(numbers[k])), error.args[1])) from error
                 self.skipped[error.args[0]] += 1
                 good[k] = False
         if not good.all():
             pixels, numbers = pixels[good], numbers[good]
         return ImageBatch.of(pixels, self.encoded.labels[numbers])
+
+    def _decode(self, number: int, into: NDArray[np.uint8]) -> ImageError | None:
+        try:
+            data = read_encoded(self.encoded.place(number))
+            header = checked_header(data)
+            crop = centre_crop(header.height, header.width, self.size, self.shortest)
+            decode_crop(data, header, crop, into)
+        except ImageError as error:
+            return error
+        return None
 
 
 def bad_image(title: str, detail: str) -> str:

@@ -46,8 +46,9 @@ class ShardsWorld(World):
     classes: their number; none is the greatest label and one.
     size: of the square images that the learner sees. shortest: for evaluation the shorter side is scaled to
         so many pixels, and the square is cut from the middle.
-    validation, test: images held out, as a number or, below 1, as a share; ``test`` only without a
-        ``test_path``. split_seed: chooses them. skip_bad: leave out what is damaged, and count it.
+    validation: training images held out to watch a run: a number or, below 1, a share. test: the same, to
+        evaluate it, if there is no ``test_path``. split_seed: chooses them.
+    skip_bad: leave out what is damaged, and count it.
     """
 
     path: str = field(default="", metadata={"place": True})

@@ -100,6 +100,7 @@ def _train(net: FeatureNet, train: ExampleSet[Any], epochs: int) -> None:
             drawn = torch.empty(parameter.shape)
             nn.init.kaiming_normal_(drawn, generator=generator)
             parameter.data.copy_(drawn)
+    nn.init.zeros_(net.head.bias)
     optimizer = torch.optim.Adam(net.parameters(), lr=_RATE)
     size = min(_BATCH, len(train))
     updates = epochs * (len(train) // size)

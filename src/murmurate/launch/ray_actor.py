@@ -16,7 +16,7 @@ from murmurate.fabric.processes.spawn import FAILED, REFUSED, Exit, describe
 from murmurate.launch.host_memory import Offer, Process, borrow
 from murmurate.launch.job_spec import JobSpec, MemberHost, check_folder
 from murmurate.launch.rendezvous import own_address
-from murmurate.launch.role import fix_arithmetic, keep_log, run_member
+from murmurate.launch.role import keep_log, prepare_process, run_member
 from murmurate.training.run import Run
 
 STORE_SECONDS = 60.0
@@ -49,7 +49,7 @@ class WorkerActor:
         try:
             check_folder(spec)
             keep_log(Path(spec.folder), rank)
-            fix_arithmetic(run.placement.threads)
+            prepare_process(run.placement.threads)
             run = _placed(run, rank)
             host = MemberHost(
                 spec, self._store(spec, store), [rank], leads=False, address=own_address(store[0])

@@ -20,7 +20,7 @@ from murmurate.launch.heartbeats import EngineMember, HeartbeatMonitor
 from murmurate.launch.host_memory import Process
 from murmurate.launch.job_spec import JobSpec, MemberHost, check_folder, fresh_secret, prove
 from murmurate.launch.rendezvous import Environment, RankInfo, Rendezvous
-from murmurate.launch.role import fix_arithmetic, leave_unless_stopping, run_member
+from murmurate.launch.role import leave_unless_stopping, prepare_process, run_member
 from murmurate.launch.secret import VARIABLE, user_secret
 from murmurate.training.coordinator import Coordinator, SecondInterrupt, signals
 from murmurate.training.launcher import Launcher
@@ -132,7 +132,7 @@ class _OwnRole:
         self.thread = threading.Thread(target=self._run, name=f"replica-{rank}", daemon=True)
 
     def _run(self) -> None:
-        fix_arithmetic(self.run.placement.threads)
+        prepare_process(self.run.placement.threads)
         self.exit = run_member(self.run, lambda: self.host.worker_context(self.rank))
 
 
@@ -238,7 +238,7 @@ class ElasticRanks(Rendezvous):
             raise
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides what Ctrl-C means
         signal.signal(signal.SIGTERM, lambda *_: leave_unless_stopping(host.run_state))
-        fix_arithmetic(run.placement.threads)
+        prepare_process(run.placement.threads)
         member_ended = threading.Event()
         threading.Thread(
             target=_exit_with_leader, args=(spec.leader, host, member_ended), daemon=True

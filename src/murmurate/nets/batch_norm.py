@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from murmurate.nets import _normalize_kernels as kernels
 
@@ -89,7 +90,11 @@ class BatchNorm(nn.Module):
         return _finish(x * _column(scale) + _column(shift), x.dtype, residual, rectify)
 
     def _in_torch(self, x: Tensor, residual: Tensor | None, rectify: bool) -> Tensor:
-        """The twin of the kernels."""
+        """The twin of the kernels; torch's own, where the batch is taken as a whole."""
+        if not self.ghost and self.sum_over is None:
+            running, affine = (self.running_mean, self.running_var), (self.weight, self.bias)
+            y = F.batch_norm(x, *running, *affine, True, self.momentum, self.epsilon)
+            return _finish(y, x.dtype, residual, rectify)
         parts, means, variances = [], [], []
         for part in _parts(x, self.ghost or len(x)):
             wide = part.to(torch.promote_types(part.dtype, torch.float32))

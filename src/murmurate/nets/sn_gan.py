@@ -15,6 +15,7 @@ from murmurate.nets.spectral_norm import SpectralNorm, normalized
 
 _LEAST_SIDE = 4  # of the smallest feature maps
 _SMALL_IMAGE_LEVELS = 3  # up to this many doublings all feature maps have the same number of channels
+_CLASS_DEVIATION = 0.4  # of the gains and shifts of classes at the beginning
 
 
 class Layout(NamedTuple):
@@ -81,7 +82,8 @@ class Generator(nn.Module):
     """Images from noise and classes.
 
     shape: (C, H, W) of an image. channels: see ``layout``. latent: size of the noise. spectral: whether its
-    weights are spectrally normalised too (Zhang et al. 2018, section 3.2). generator: draws the weights.
+    convolutions are spectrally normalised too (Zhang et al. 2018, section 3.2; there all its weights).
+    generator: draws the weights.
 
     Raises ValueError for sizes that do not fit (see ``layout``).
     """
@@ -100,7 +102,9 @@ class Generator(nn.Module):
         image_channels, height, width = shape
         sizes = layout(height, width, channels)
         self.latent, self.classes, self.first_shape = latent, classes, (sizes.generator[0], *sizes.first)
-        self.linear = _linear(latent, sizes.generator[0] * sizes.first[0] * sizes.first[1], spectral)
+        # never normalised: one direction of the noise soon has the largest singular value by far, the others
+        # then count for little beside the bias, and all samples of a class are alike
+        self.linear = nn.Linear(latent, sizes.generator[0] * sizes.first[0] * sizes.first[1])
         pairs = zip(sizes.generator, sizes.generator[1:], strict=False)
         self.blocks = nn.ModuleList(GeneratorBlock(a, b, classes, spectral) for a, b in pairs)
         self.norm = ConditionalBatchNorm(sizes.generator[-1], classes)
@@ -187,7 +191,7 @@ class Discriminator(nn.Module):
         for number, outputs in enumerate(sizes.discriminator):
             self.blocks.append(DiscriminatorBlock(inputs, outputs, number < sizes.halvings, number == 0))
             inputs = outputs
-        self.score = _linear(inputs, 1, True)
+        self.score = SpectralNorm(nn.Linear(inputs, 1))
         self.classes = SpectralNorm(nn.Embedding(classes, inputs))
         _initialise(self, generator)
 
@@ -207,17 +211,13 @@ def _convolution(inputs: int, outputs: int, kernel: int, spectral: bool = True) 
     return SpectralNorm(made) if spectral else made
 
 
-def _linear(inputs: int, outputs: int, spectral: bool) -> nn.Module:
-    made = nn.Linear(inputs, outputs)
-    return SpectralNorm(made) if spectral else made
-
-
 def _doubled(x: Tensor) -> Tensor:
     return F.interpolate(x, scale_factor=2.0, mode="nearest")
 
 
 def _initialise(net: nn.Module, generator: torch.Generator) -> None:
-    """Glorot's uniform weights, as Miyato et al.; biases 0."""
+    """Glorot's uniform weights, as Miyato et al.; biases 0. Differs: gains and shifts of classes are drawn
+    around 1 and 0. From equal ones, classes part by at most the learning rate an update."""
     for part in net.modules():
         if isinstance(part, nn.Conv2d | nn.Linear | nn.Embedding):
             _draw(part.weight, generator)
@@ -226,6 +226,9 @@ def _initialise(net: nn.Module, generator: torch.Generator) -> None:
     for part in net.modules():
         if isinstance(part, SpectralNorm):
             part.start_(generator)
+        elif isinstance(part, ConditionalBatchNorm):
+            _draw_normal(part.gain, 1.0, generator)
+            _draw_normal(part.shift, 0.0, generator)
 
 
 def _draw(weight: Tensor, generator: torch.Generator) -> None:
@@ -235,3 +238,10 @@ def _draw(weight: Tensor, generator: torch.Generator) -> None:
     nn.init.xavier_uniform_(drawn, generator=generator)
     with torch.no_grad():
         weight.copy_(drawn)
+
+
+def _draw_normal(rows: Tensor, mean: float, generator: torch.Generator) -> None:
+    if rows.is_meta:
+        return
+    with torch.no_grad():
+        rows.copy_(torch.empty(rows.shape).normal_(mean, _CLASS_DEVIATION, generator=generator))

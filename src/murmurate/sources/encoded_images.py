@@ -47,7 +47,10 @@ class EncodedImageSource:
     ) -> None:
         self.alive: Callable[[int], bool] = lambda played: False
         self._images, self._indices, self._order = images, indices, order
-        self._settings, self._rank = settings, rank
+        # without processes, the learner decodes as if it were the only one
+        self._inline = not settings.layout.workers
+        layout = replace(settings.layout, workers=max(settings.layout.workers, 1))
+        self._settings, self._rank = replace(settings, layout=layout), rank
         self._processes: ImageProcesses | None = None
         self._taken = 0  # batches
         self._state = order.state()  # after the batches that were taken; ``order`` is ahead
@@ -63,7 +66,8 @@ class EncodedImageSource:
     def __next__(self) -> Batch:
         processes = self._started()
         layout = processes.layout
-        while True:
+        first = self._taken
+        while (self._taken - first) * layout.batch <= len(self._indices):
             while processes.memory.assigned < self._taken + layout.slots:
                 self._assign(processes)
             if not self._decoded(processes):
@@ -71,16 +75,13 @@ class EncodedImageSource:
             batch = self._next_batch(processes)
             if len(batch):
                 return Batch(batch, env_steps=len(batch))
+        causes = ", ".join(f"{count:,} x {cause}" for cause, count in self._skipped.items())
+        raise RunFailed(f"No image of a whole pass could be decoded ({causes}). Are these images?")
 
     def _started(self) -> ImageProcesses:
         if self._processes is None:
-            workers = self._settings.layout.workers
-            # without processes, the learner decodes as the only one
-            layout = replace(self._settings.layout, workers=max(workers, 1))
-            self._settings = replace(self._settings, layout=layout)
             self._processes = ImageProcesses(self._settings, self._rank)
-            self._inline = not workers
-            if workers:
+            if not self._inline:
                 self._processes.start()
         return self._processes
 

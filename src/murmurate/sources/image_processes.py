@@ -22,6 +22,13 @@ from murmurate.sources.image_memory import BatchMemory, Layout
 from murmurate.sources.image_worker import WorkerSettings
 
 _MODULE = "murmurate.sources.image_worker"
+# By default glibc returns the memory of each decoded image to the operating system, and has it back, zeroed
+# page by page, for the next one: a quarter of the CPU time. Larger blocks than 32 MB are still returned.
+_ENVIRONMENT = {
+    "MALLOC_MMAP_THRESHOLD_": str(2**25),
+    "MALLOC_TRIM_THRESHOLD_": str(2**26),
+    "OPENCV_LOG_LEVEL": "SILENT",
+}
 _CHECK_SECONDS = 0.2  # between two checks of the processes
 _SILENCE_SECONDS = 60.0  # a process that decodes nothing for so long hangs
 _STOPPED_SECONDS = 10.0  # the same, where the operating system says that it is stopped
@@ -164,7 +171,7 @@ class ImageProcesses:
             [sys.executable, "-m", _MODULE],
             stdin=subprocess.PIPE,
             pass_fds=(descriptor,),
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENCV_LOG_LEVEL": "SILENT"},
+            env={**_ENVIRONMENT, **os.environ, "OMP_NUM_THREADS": "1"},
         )
         decoder.starts += 1
         decoder.has_worked, decoder.silent_seconds = False, 0.0

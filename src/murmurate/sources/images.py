@@ -23,7 +23,7 @@ from murmurate.sources.interface import RunView, SourceConfig, SourceContext
 from murmurate.spec import Batch, derive_seed
 
 _MOST_WORKERS = 64
-_WORKER_BYTES = 100 * 2**20  # Python, numpy and OpenCV, and an image
+_WORKER_BYTES = 160 * 2**20  # Python, numpy and OpenCV, and what is freed between two images
 
 
 @dataclass(frozen=True)
