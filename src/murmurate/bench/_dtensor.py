@@ -6,10 +6,12 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from murmurate.bench import _roles
@@ -19,13 +21,14 @@ from murmurate.errors import RunFailed
 from murmurate.fabric.interface import Fabric
 
 _WORLD = 2
+_TIMEOUT = timedelta(seconds=5)
 _TOLERANCE = 1e-10
-RIGHT, WRONG_OUTPUT, WRONG_GRADIENT, REFUSED, HANGS = (
+RIGHT, WRONG_OUTPUT, WRONG_GRADIENT, REFUSED, CRASHES = (
     "right",
     "wrong output",
     "wrong gradient",
     "refused",
-    "hangs",
+    "crashes",
 )
 
 
@@ -57,19 +60,23 @@ def verdicts(seeds: Sequence[int], log: Log, along_batch: bool = False) -> dict[
                 left = []
             except RunFailed as failure:
                 done = _noted(folder)
-                log(
-                    f"DTensor: layer {len(done) + 1} of {len(left)} ends its processes: {str(failure)[-200:]}"
-                )
-                found.update([*done, HANGS])
+                log(f"DTensor: layer {len(done) + 1} of {len(left)} crashes: {str(failure)[-200:]}")
+                found.update([*done, CRASHES])
                 left = left[len(done) + 1 :]
-    return {name: found[name] for name in (RIGHT, WRONG_OUTPUT, WRONG_GRADIENT, REFUSED, HANGS)}
+    return {name: found[name] for name in (RIGHT, WRONG_OUTPUT, WRONG_GRADIENT, REFUSED, CRASHES)}
 
 
 def work(fabric: Fabric, folder: str, seeds: Sequence[int], along_batch: bool) -> list[str]:
     """What one member finds."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    _roles.join_gloo(fabric, os.path.join(folder, "rendezvous"), _WORLD)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{os.path.join(folder, 'rendezvous')}",
+        rank=fabric.rank,
+        world_size=_WORLD,
+        timeout=_TIMEOUT,
+    )
     mesh = init_device_mesh("cpu", (_WORLD,))
     found = []
     for seed in seeds:
@@ -101,7 +108,9 @@ def _verdict(drawn: DrawnLayer, mesh: Any, along_batch: bool) -> str:
         if any(f is None for f in found):
             return WRONG_GRADIENT
         same = [_equal(f.full_tensor(), g) for f, g in zip(found, gradients, strict=True)]
-    except Exception:  # whatever it raises, it did not give a wrong result
+    except Exception as error:  # whatever it raises, it did not give a wrong result
+        if any(word in str(error).lower() for word in ("timed out", "timeout", "connection")):
+            raise  # one process waits for the other for ever; the group cannot be used any more
         return REFUSED
     return RIGHT if all(same) else WRONG_GRADIENT
 
