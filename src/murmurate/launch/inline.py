@@ -13,7 +13,7 @@ from murmurate.fabric.interface import Fabric, FabricError
 from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.simulated.coroutines import CoroutineKind
 from murmurate.fabric.simulated.fabric import SimulatedFabric
-from murmurate.launch.role import prepare_process
+from murmurate.launch.role import fix_arithmetic
 from murmurate.replica.clipping import NotFinite
 from murmurate.spec import derive_seed
 from murmurate.training.coordinator import Coordinator, SecondInterrupt, signals
@@ -56,7 +56,7 @@ class Inline(Launcher):
                 rank, member_fabric, run_state, folder, started_at, offset, restored, between=poll
             )
             # as in a worker's own process; and with more threads the first sums differ from later ones
-            prepare_process(run.placement.threads)
+            fix_arithmetic(run.placement.threads)
             try:
                 work(run, context)
             except (NotFinite, FabricError) as failure:

@@ -108,13 +108,17 @@ def run_member(run: Run, context: Callable[[], WorkerContext]) -> Exit:
 
 
 def prepare_process(threads: int) -> None:
-    """Set the number of torch threads, so that sums are the same everywhere, flush denormals to zero, and
-    keep freed memory for the next tensors."""
+    """``fix_arithmetic``, and keep freed memory for the next tensors; for a process of a run alone."""
+    fix_arithmetic(threads)
+    _keep_freed_memory()
+
+
+def fix_arithmetic(threads: int) -> None:
+    """Set the number of torch threads, so that sums are the same everywhere, and flush denormals to zero."""
     torch.set_num_threads(threads)
     # Second moments of weights behind dead ReLUs decay into denormals, on which a CPU is a hundred times
     # slower: after an hour of Pong an eighth of them had (docs/decisions/0007).
     torch.set_flush_denormal(True)
-    _keep_freed_memory()
 
 
 def _keep_freed_memory() -> None:
