@@ -58,6 +58,11 @@ COLUMNS: dict[str, list[tuple[str, str]]] = {
         ("by wall time: Pillow", "ratio_pillow_wall"),
         ("our decoding", "ratio_same_functions_wall"),
     ],
+    "replicator-scaling": [
+        ("step on one core (s)", "step_seconds"),
+        ("gloo (bytes / s)", "gloo_bytes_per_second"),
+        ("verdict", "verdict"),
+    ],
     "resnet-parity": [
         ("first steps with equal losses, float64", "equal_steps"),
         ("plain loop perturbed in the last bit", "equal_steps_perturbed_plain"),
