@@ -18,7 +18,7 @@ from murmurate.datasets.interface import Subset
 from murmurate.datasets.tokens import STOP_WORDS, Tokens
 from murmurate.datasets.writing import write
 from murmurate.errors import Refusal
-from murmurate.sources.examples import ExampleSource
+from murmurate.sources.examples import ExampleOrder, ExampleSource
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,9 @@ def numbered(count):
 
 def source(count=10, batch=3, rank=0, replicas=1, seed=0):
     documents = Subset(numbered(count), np.arange(count))
-    return ExampleSource(documents, batch, seed=seed, rank=rank, replicas=replicas)
+    return ExampleSource(
+        documents, batch, ExampleOrder(len(documents), seed=seed, rank=rank, replicas=replicas)
+    )
 
 
 def taken(it, batches):

@@ -25,7 +25,7 @@ from murmurate.recipes import recipe
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
 from murmurate.replicator.replicator import Replicator
-from murmurate.sources.examples import ExampleSource
+from murmurate.sources.examples import ExampleOrder, ExampleSource
 from murmurate.spec import EnvSpec
 from murmurate.strategies import strategy
 from murmurate.training.run import Run
@@ -67,7 +67,9 @@ def _learner(run: Run, documents: Subset[Corpus], replicate: Any) -> ConjugateLe
 
 def _source(run: Run, documents: Subset[Corpus], rank: int) -> ExampleSource:
     batch = cast(TopicModel, run.learner).batch
-    return ExampleSource(documents, batch, seed=run.seed, rank=rank, replicas=run.replicas)
+    return ExampleSource(
+        documents, batch, ExampleOrder(len(documents), seed=run.seed, rank=rank, replicas=run.replicas)
+    )
 
 
 def _matrix(learner: ConjugateLearner[Topics]) -> np.ndarray:

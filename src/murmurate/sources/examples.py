@@ -42,7 +42,8 @@ class ExampleSourceConfig(SourceConfig):
         run = context.run
         train = cast(DataSet, run.world).divided().train
         batch = run.learner.requires.batch
-        return ExampleSource(train, batch, seed=run.seed, rank=context.rank, replicas=run.replicas)
+        order = ExampleOrder(len(train), seed=run.seed, rank=context.rank, replicas=run.replicas)
+        return ExampleSource(train, batch, order)
 
 
 def check_examples(run: RunView) -> None:
@@ -119,10 +120,9 @@ class ExampleSource:
 
     exact = True
 
-    def __init__(self, examples: ExampleSet[Any], batch: int, *, seed: int, rank: int, replicas: int) -> None:
+    def __init__(self, examples: ExampleSet[Any], batch: int, order: ExampleOrder) -> None:
         self.alive: Callable[[int], bool] = lambda played: False
-        self._examples, self._batch = examples, batch
-        self._order = ExampleOrder(len(examples), seed=seed, rank=rank, replicas=replicas)
+        self._examples, self._batch, self._order = examples, batch, order
 
     def __iter__(self) -> Iterator[Batch]:
         return self

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, cast
 
@@ -16,7 +15,7 @@ from murmurate.datasets.interface import DataSet, ExampleSet, Subset
 from murmurate.errors import Refusal
 from murmurate.ranges import Range
 from murmurate.sources.encoded_images import EncodedImageSource
-from murmurate.sources.examples import ExampleOrder, batches_of, check_examples
+from murmurate.sources.examples import ExampleOrder, ExampleSource, batches_of, check_examples
 from murmurate.sources.image_memory import Layout
 from murmurate.sources.image_worker import WorkerSettings
 from murmurate.sources.interface import RunView, SourceConfig, SourceContext
@@ -85,13 +84,11 @@ class ImageSourceConfig(SourceConfig):
         return EncodedImageSource(images, train.indices, order, settings, context.rank)
 
 
-class ImageSource:
+class ImageSource(ExampleSource):
     """Mini-batches without end (a ``Source``) of a set in memory; the learner's process changes the images.
 
     key: of the random numbers (``image_draws``).
     """
-
-    exact = True
 
     def __init__(
         self,
@@ -101,34 +98,11 @@ class ImageSource:
         augment: Augmentation,
         key: int,
     ) -> None:
-        self.alive: Callable[[int], bool] = lambda played: False
-        self._images, self._order, self._batch = images, order, batch
+        super().__init__(images, batch, order)
         self._augment, self._key = augment, key
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
 
     def __next__(self) -> Batch:
         numbers, passes = self._order.take(self._batch)
-        images = self._images.select(numbers)
+        images = self._examples.select(numbers)
         pixels = self._augment.apply(images.pixels, image_draws(self._key, passes, numbers, DRAWS))
         return Batch(ImageBatch.of(pixels, images.labels.numpy()), env_steps=self._batch)
-
-    def fields(self) -> dict[str, Any]:
-        return {"passes": self._order.passes}
-
-    def events(self) -> Sequence[tuple[str, str]]:
-        return ()
-
-    def state(self) -> dict[str, Any]:
-        return self._order.state()
-
-    def load(self, state: dict[str, Any]) -> None:
-        self._order.load(state)
-
-    def fresh_start(self, batches: int) -> None:
-        """Go on where this replica would be after ``batches`` batches; a peer's state covers other images."""
-        self._order.skip_to(batches * self._batch)
-
-    def close(self) -> None:
-        pass
