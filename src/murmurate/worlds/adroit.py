@@ -25,6 +25,11 @@ def names() -> list[str]:
     return [_PREFIX + task for task in _adroit_env.TASKS]
 
 
+def vector_names() -> list[str]:
+    """Those of ``names`` whose actions are vectors: all."""
+    return names()
+
+
 def world(name: str) -> AdroitWorld | None:
     """The world of that name, or None; it opens only with gymnasium-robotics."""
     task = name.removeprefix(_PREFIX)

@@ -56,6 +56,11 @@ def names() -> list[str]:
     return [name + ending for name in listed for ending in ("", _PIXELS)]
 
 
+def vector_names() -> list[str]:
+    """Those of ``names`` whose actions are vectors: all."""
+    return names()
+
+
 def world(name: str) -> DmcWorld | None:
     """The world called ``dmc-cheetah-run`` or ``dmc-cheetah-run-pixels``, of any task of the suite, or None.
 
