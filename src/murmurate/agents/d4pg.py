@@ -230,8 +230,9 @@ def _place(policy: ControlPolicy, features: Tensor) -> Tensor:
 
 def _of_features(spec: EnvSpec, features: int) -> EnvSpec:
     """``spec`` with an encoder's features as its observations."""
-    vectors = {"observation_shape": (features,), "observation_dtype": torch.float32}
-    return dataclasses.replace(spec, **vectors, stacked=False, channels=1)
+    return dataclasses.replace(
+        spec, observation_shape=(features,), observation_dtype=torch.float32, stacked=False, channels=1
+    )
 
 
 def _check_options(config: D4PG, spec: EnvSpec) -> None:
