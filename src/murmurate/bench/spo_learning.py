@@ -23,8 +23,8 @@ NAME = "spo-learning"
 SUMMARY = "returns of SPO-TD3 against the number of learners and H, resumable; --full: 3 seeds"
 
 CLAIM = (
-    "Zhang 2022, section 5.3.2.1: more learners change the learning efficiency of most tasks little (Hammer's "
-    "falls), and a larger H typically lowers it; figures only, not measured here"
+    "Zhang 2022, section 5.3.2.1: more learners change the learning efficiency of most tasks little "
+    "(Hammer's falls), and a larger H typically lowers it; figures only, not measured here"
 )
 _ROUNDS = 20  # F
 
