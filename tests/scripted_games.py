@@ -1,4 +1,4 @@
-"""A game for the server of rendered games whose frames are foreseen, and which fails as it is told to."""
+"""A game for the server of games whose frames are foreseen, and which fails as it is told to."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ class ScriptedGame:
 
     once: a file; while it exists, failing actions only go on. broken: fails in begin.
     """
+
+    success: bool | None = None
 
     def __init__(self, once: str = "", broken: bool = False, unusable: bool = False) -> None:
         if unusable:

@@ -16,7 +16,7 @@ _LISTS = ("launchers", "recipes", "strategies", "fabrics", "agents", "benches")
 _BARE = """
 import contextlib, io, json, sys
 extras = "cryptography ray ale_py mujoco cv2 imageio imageio_ffmpeg pygame stable_baselines3 scipy sklearn"
-for name in [*extras.split(), "vizdoom", "miniworld"]:
+for name in [*extras.split(), "vizdoom", "miniworld", "dm_control", "gymnasium_robotics"]:
     sys.modules[name] = None  # an import of it fails
 from murmurate.cli.main import main
 for arguments in json.loads(sys.argv[1]):
@@ -48,6 +48,8 @@ def bare(folder: Path) -> dict[str, Done]:
         ["eval", run, "--video"],
         ["train", "pong-gala", "--out", other],
         ["train", "hopper-a2c", "--out", other],
+        ["train", "dmc-cheetah-run-a2c", "--out", other],
+        ["train", "adroit-pen-a2c", "--out", other],
     ]
     command = [sys.executable, "-c", _BARE, json.dumps(commands)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
@@ -80,6 +82,8 @@ def test_the_doctor_names_the_extras(bare: dict[str, Done]) -> None:
     [
         ("train pong-gala", "ale-py", "atari"),
         ("train hopper-a2c", "mujoco", "mujoco"),
+        ("train dmc-cheetah-run-a2c", "dm_control", "control"),
+        ("train adroit-pen-a2c", "gymnasium-robotics", "adroit"),
         ("eval {run}", "imageio-ffmpeg", "video"),
     ],
 )

@@ -64,11 +64,15 @@ class EnvSpec:
 
 @dataclass(frozen=True)
 class Episode:
-    """A finished episode (in Atari a whole game): unclipped return, length in env steps, simulator index."""
+    """A finished episode (in Atari a whole game): unclipped return, length in env steps, simulator index.
+
+    success: whether it reached the task's goal, where the world says so; not passed on by actors.
+    """
 
     simulator: int
     episode_return: float
     length: int
+    success: bool | None = None
 
 
 @dataclass

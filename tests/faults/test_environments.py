@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import os
+import re
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from faults.broken_environments import Broken
 from faults.commands import Command
 from murmurate.errors import RunFailed
-from murmurate.worlds.gym import GymSimulators
+from murmurate.spec import Episode, TimeStep
+from murmurate.worlds.gym_simulators import GymSimulators
 from waiting import until
 
 pytestmark = pytest.mark.timeout(600)
@@ -20,10 +25,16 @@ _WORLD = "gym:faults.broken_environments:Broken-v0"
 _TESTS = str(Path(__file__).parents[1])
 
 
-def play(simulators: GymSimulators, steps: int) -> None:
+def play(simulators: GymSimulators, steps: int) -> TimeStep:
+    """The last of so many steps."""
     for _ in range(steps):
         simulators.send(torch.zeros(simulators.size, dtype=torch.int64))
-        simulators.receive()
+        step = simulators.receive()
+    return step
+
+
+def opened(*hows: str, first: int = 0) -> GymSimulators:
+    return GymSimulators("broken", lambda b: (Broken(hows[b]), 10**6), len(hows), first)
 
 
 @pytest.mark.parametrize(
@@ -39,18 +50,65 @@ def play(simulators: GymSimulators, steps: int) -> None:
         ("huge reward", "gave inf as its reward"),
     ],
 )
-def test_what_breaks_is_named_with_simulator_and_step(how: str, said: str) -> None:
-    simulators = GymSimulators("broken", [Broken("works"), Broken(how)], limit=10**6, first=4)
+def test_what_breaks_is_replaced_and_the_others_go_on(how: str, said: str) -> None:
+    """It breaks in the first step of its third episode of ten."""
+    simulators = opened("works", how, first=4)
     simulators.reset(seed=0)
-    with pytest.raises(RunFailed, match=said) as failure:
-        play(simulators, steps=30)
-    assert "broken (simulator 5, step 1 of its episode)" in str(failure.value)
+    play(simulators, steps=20)
+    step = play(simulators, steps=1)
+    (message,) = step.restarts
+    assert re.search(said, message)
+    assert message.startswith("the environment broken (simulator 5, step 1 of its episode) ")
+    assert message.endswith("is started again")
+    assert step.truncated.tolist() == [False, True]
+    assert not step.terminated.any()
+    assert step.reward.tolist() == [1.0, 0.0]
+    assert step.final_observation is not None
+    assert step.final_observation[1].tolist() == [0.0] * 3, "the last one that it gave"
+    assert step.observation[1].tolist() == [0.0] * 3
+    assert not step.episodes, "a lost episode does not count"
+    episodes = [e for _ in range(10) for e in play(simulators, steps=1).episodes]
+    assert episodes == [Episode(0, 10.0, 10), Episode(1, 10.0, 10)], "its episodes count from the start"
+
+
+def test_what_breaks_again_and_again_ends_the_run_by_name() -> None:
+    class Fails(Broken):
+        def step(self, action):
+            raise OSError("no licence")
+
+    simulators = GymSimulators("broken", lambda b: (Fails("works"), 10**6), 1, 3)
+    simulators.reset(seed=0)
+    assert [len(play(simulators, steps=1).restarts) for _ in range(5)] == [1] * 5
+    with pytest.raises(RunFailed, match=r"simulator 3.*OSError in step: no licence. It failed 6 times in"):
+        play(simulators, steps=1)
 
 
 def test_a_reset_that_fails_is_named() -> None:
-    simulators = GymSimulators("broken", [Broken("fails in reset")], limit=10, first=0)
-    with pytest.raises(RunFailed, match="raised OSError in reset: no licence"):
+    simulators = opened("fails in reset")
+    with pytest.raises(RunFailed, match=r"raised OSError in reset: no licence. It failed 6 times"):
         simulators.reset(seed=0)
+
+
+def test_a_resumed_run_replaces_with_the_same_seeds() -> None:
+    class Drawn(Broken):
+        """Observations begin at random."""
+
+        def reset(self, *, seed=None, options=None):
+            seen, info = super().reset(seed=seed)
+            return seen + np.float32(self.np_random.random()), info
+
+    def make(b: int) -> tuple[Drawn, int]:
+        return Drawn("nan"), 10**6
+
+    one, other = GymSimulators("broken", make, 1, 0), GymSimulators("broken", make, 1, 0)
+    one.reset(seed=0)
+    play(one, steps=7)
+    other.reset(seed=1)
+    play(other, steps=7)
+    other._envs[0].np_random = copy.deepcopy(one._envs[0].np_random)
+    seen = [play(each, steps=14) for each in (one, other)]
+    assert seen[0].restarts
+    assert torch.equal(seen[0].observation, seen[1].observation)
 
 
 def broken(folder: Path, how: str, *options: object, once: Path | None = None) -> Command:
@@ -61,12 +119,14 @@ def broken(folder: Path, how: str, *options: object, once: Path | None = None) -
     return Command(folder, *arguments, *options, environment=environment)
 
 
-def test_an_exit_in_an_environment_fails_the_run(tmp_path: Path) -> None:
+def test_an_exit_in_an_environment_is_counted_and_training_goes_on(tmp_path: Path) -> None:
     with broken(tmp_path / "run", "exits", "--env-steps", 5_000) as command:
-        assert command.wait() == 1, command.said()
-        assert "raised SystemExit in step: 0" in command.said()
-        assert "Traceback" not in command.said()
-        assert command.summary()["exit"].startswith("failed")
+        assert command.wait() == 0, command.said()
+        lines = (command.folder / "metrics.jsonl").read_text().splitlines()
+        counted = [json.loads(line).get("simulator_restarts") for line in lines]
+        assert max(filter(None, counted)) > 100
+        assert "raised SystemExit in step: 0" in command.events("simulator restarted")[0]["message"]
+        assert command.summary()["exit"] == "finished"
 
 
 def test_one_that_hangs_is_ended_and_its_replica_comes_back(tmp_path: Path) -> None:
@@ -80,6 +140,19 @@ def test_one_that_hangs_is_ended_and_its_replica_comes_back(tmp_path: Path) -> N
         assert "broken_environments.py" in log.read_text(), "its stack is in its log"
         os.kill(command.process.pid, signal.SIGINT)
         assert command.wait() == 130, command.said()
+        command.leaves_nothing()
+
+
+@pytest.mark.slow
+def test_one_that_hangs_in_a_process_of_its_own_is_replaced(tmp_path: Path) -> None:
+    own = ("--world.served", "true", "--simulators", 2)
+    with broken(tmp_path / "run", "hangs", *own, "--env-steps", 400, once=tmp_path / "once") as command:
+        assert command.wait() == 0, command.said()
+        (first, *_) = command.events("simulator restarted")
+        assert (
+            "the process of gym:faults.broken_environments:Broken-v0 (simulators 0 to 1)" in first["message"]
+        )
+        assert command.summary()["exit"] == "finished"
         command.leaves_nothing()
 
 

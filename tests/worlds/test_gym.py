@@ -12,7 +12,8 @@ import torch
 from murmurate.errors import MissingExtra, Refusal
 from murmurate.spec import EnvSpec, TimeStep
 from murmurate.worlds.generators import simulator_seed
-from murmurate.worlds.gym import CLASSIC, MUJOCO, GymSimulators, GymWorld
+from murmurate.worlds.gym import CLASSIC, MUJOCO, GymWorld
+from murmurate.worlds.gym_simulators import GymSimulators
 from murmurate.worlds.interface import Simulators
 
 # The models whose steps read quantities that lag behind the integration state come first.
@@ -87,11 +88,10 @@ def test_an_end_on_the_very_step_of_the_limit_is_no_truncation(fast: bool) -> No
     """Always pushed left, this cart falls after n steps; limits around n tell the three cases apart."""
 
     def first_end(limit: int) -> tuple[int, bool, bool]:
-        alone = [gymnasium.make("CartPole-v1").unwrapped]
         carts = (
             GymWorld("CartPole-v1", limit).open(1, training=True)
             if fast
-            else GymSimulators("cartpole", alone, limit, first=0)
+            else GymSimulators("cartpole", lambda b: (gymnasium.make("CartPole-v1").unwrapped, limit), 1, 0)
         )
         carts.reset(0)
         while True:

@@ -23,19 +23,19 @@ from murmurate.spec import EnvSpec, TimeStep
 from murmurate.training.members import open_only_source
 from murmurate.worlds.mazes import MazeWorld
 from murmurate.worlds.registry import world
-from murmurate.worlds.rendered import RenderedSimulators
+from murmurate.worlds.served import ServedSimulators
 
 if importlib.util.find_spec("miniworld") is None:
     pytest.skip("needs the extra mazes", allow_module_level=True)
 LEFT, RIGHT, FORWARD, BACK = range(4)
 
 
-def play(simulators: RenderedSimulators, *actions: int) -> TimeStep:
+def play(simulators: ServedSimulators, *actions: int) -> TimeStep:
     simulators.send(torch.tensor(actions))
     return simulators.receive()
 
 
-def opened(request: pytest.FixtureRequest, level: int, size: int = 1, **options: Any) -> RenderedSimulators:
+def opened(request: pytest.FixtureRequest, level: int, size: int = 1, **options: Any) -> ServedSimulators:
     known = {field.name for field in dataclasses.fields(MazeWorld)}
     chosen = MazeWorld(level, **{k: options.pop(k) for k in known & options.keys()})
     try:

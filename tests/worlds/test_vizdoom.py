@@ -24,7 +24,7 @@ from murmurate.spec import EnvSpec, TimeStep
 from murmurate.worlds import vizdoom as worlds
 from murmurate.worlds.generators import simulator_seed
 from murmurate.worlds.registry import world
-from murmurate.worlds.rendered import RenderedSimulators
+from murmurate.worlds.served import ServedSimulators
 from murmurate.worlds.vizdoom import DoomWorld
 from oracles.images import area_mean
 from scripted import Always
@@ -39,12 +39,12 @@ def draw(spec: EnvSpec, steps: int, size: int, seed: int) -> Tensor:
     return torch.randint(spec.actions, (steps, size), generator=torch.Generator().manual_seed(seed))
 
 
-def play(simulators: RenderedSimulators, action: Tensor) -> TimeStep:
+def play(simulators: ServedSimulators, action: Tensor) -> TimeStep:
     simulators.send(action)
     return simulators.receive()
 
 
-def opened(request: pytest.FixtureRequest, name: str, size: int, **options: Any) -> RenderedSimulators:
+def opened(request: pytest.FixtureRequest, name: str, size: int, **options: Any) -> ServedSimulators:
     """Simulators that are closed at the end of the test."""
     known = {field.name for field in dataclasses.fields(DoomWorld)}
     chosen = dataclasses.replace(world(name), **{k: options.pop(k) for k in known & options.keys()})
@@ -229,7 +229,7 @@ def test_seeds_and_halves(request: pytest.FixtureRequest) -> None:
     assert all(torch.equal(play(whole, a).observation, o) for a, o in zip(actions, seen, strict=True))
 
 
-def games_of(simulators: RenderedSimulators) -> list[psutil.Process]:
+def games_of(simulators: ServedSimulators) -> list[psutil.Process]:
     """ViZDoom's processes."""
     return [
         p for p in psutil.Process(simulators._process.pid).children(recursive=True) if "vizdoom" in p.name()
@@ -239,7 +239,7 @@ def games_of(simulators: RenderedSimulators) -> list[psutil.Process]:
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_game_that_dies_or_hangs_is_started_again(request: pytest.FixtureRequest, sign: int) -> None:
     chosen = world("doom-my-way-home").open(3, training=True)
-    simulators = RenderedSimulators(
+    simulators = ServedSimulators(
         chosen.spec, chosen._settings.game, chosen._settings.options, 3, threads=2, hang_seconds=2.0
     )
     request.addfinalizer(simulators.close)

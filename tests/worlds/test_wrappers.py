@@ -15,7 +15,8 @@ from gymnasium.envs.registration import WrapperSpec
 from test_gym import assert_equals_gymnasium, assert_resumes
 
 from murmurate.errors import Refusal
-from murmurate.worlds.gym import GymSimulators, GymWorld
+from murmurate.worlds.gym import GymWorld
+from murmurate.worlds.gym_simulators import GymSimulators
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from murmurate.agents._running import group_of_equals, include
 from murmurate.nets.batched_mlp import BatchedMLP
 from murmurate.nets.control import ControlPolicy
+from murmurate.nets.d4pg import PixelEncoder
 from murmurate.nets.passes import Passes
 from murmurate.replica.adam import Adam
 from murmurate.replica.vector import Replica
@@ -18,11 +19,11 @@ from murmurate.replicator.learner import Context
 from murmurate.spec import EnvSpec
 
 
-def check_vector_actions(spec: EnvSpec, agent: str) -> None:
-    """Raise ValueError for discrete actions, for actions without bounds, and for images."""
+def check_vector_actions(spec: EnvSpec, agent: str, images: bool = False) -> None:
+    """Raise ValueError for discrete actions, for actions without bounds, and unless ``images`` for images."""
     if spec.actions:
         raise ValueError(f"{agent} needs vector actions, and those of {spec.name} are discrete: use dqn")
-    if spec.images:
+    if spec.images and not images:
         raise ValueError(f"{agent} reads vectors, and the observations of {spec.name} are images: use d4pg")
     if not all(map(math.isfinite, (*spec.action_low, *spec.action_high))):
         raise ValueError(
@@ -34,8 +35,9 @@ def check_vector_actions(spec: EnvSpec, agent: str) -> None:
 def replicate(
     context: Context, name: str, module: nn.Module, rate: float, clip: float | None, low: bool
 ) -> Replica:
-    """A replica with Adam. low: whether the products between hidden layers are computed in bfloat16."""
-    hidden = _between_hidden(module)
+    """A replica with Adam. low: whether the products between hidden layers, and torsos of images, are
+    computed in bfloat16."""
+    hidden = _between_hidden(module) | _of_torsos(module)
     return context.replicate(
         name,
         module,
@@ -56,6 +58,12 @@ def _between_hidden(module: nn.Module) -> set[str]:
                 prefix = f"{name}." if name else ""
                 found |= {f"{prefix}weights.{layer}", f"{prefix}biases.{layer}"}
     return found
+
+
+def _of_torsos(module: nn.Module) -> set[str]:
+    """The parameters of encoders' torsos."""
+    torsos = [f"{name}.torso." for name, part in module.named_modules() if isinstance(part, PixelEncoder)]
+    return {name for name, _ in module.named_parameters() if name.startswith(tuple(torsos))}
 
 
 def passes(replica: Replica, net: BatchedMLP, prefix: str = "") -> Passes:

@@ -28,7 +28,7 @@ def findings() -> dict[str, Any]:
     """``{"checks": [{"name", "status", "found", "advice"}], "ok": bool, "hardware", "versions"}``."""
     functions: list[Callable[[], dict[str, str]]] = [
         _cores, _threads, _memory, _shared_memory, _open_files, _gpu, _bfloat16, _kernels, _torso, _roms,
-        _mujoco, _doom, _mazes, _video, _secret, _store,
+        _mujoco, _control, _adroit, _doom, _mazes, _video, _secret, _store,
     ]  # fmt: skip
     checks = [check() for check in functions]
     return {
@@ -155,19 +155,33 @@ def _mujoco() -> dict[str, str]:
     return _check("MuJoCo", _OK, "installed")
 
 
+def _control() -> dict[str, str]:
+    """Whether pictures can be drawn: states need no library of the system."""
+    from murmurate.worlds import dm_control
+
+    pictures = dm_control.DmcWorld("pendulum", "swingup", pixels=True)
+    return _served("dm_control", "control", pictures if dm_control.names() else None)
+
+
+def _adroit() -> dict[str, str]:
+    from murmurate.worlds import adroit
+
+    return _served("Adroit hand", "adroit", adroit.AdroitWorld("door") if adroit.names() else None)
+
+
 def _doom() -> dict[str, str]:
     from murmurate.worlds import vizdoom
 
-    return _rendered("Doom", "doom", vizdoom.DoomWorld("my-way-home") if vizdoom.names() else None)
+    return _served("Doom", "doom", vizdoom.DoomWorld("my-way-home") if vizdoom.names() else None)
 
 
 def _mazes() -> dict[str, str]:
     from murmurate.worlds import mazes
 
-    return _rendered("mazes", "mazes", mazes.MazeWorld(5) if mazes.names() else None)
+    return _served("mazes", "mazes", mazes.MazeWorld(5) if mazes.names() else None)
 
 
-def _rendered(name: str, extra: str, world: SimulatorWorld | None) -> dict[str, str]:
+def _served(name: str, extra: str, world: SimulatorWorld | None) -> dict[str, str]:
     """Whether a game can be started: it may lack a file, a library of the system or a driver."""
     if world is None:
         return _check(name, _NOTE, "not installed", f"pip install 'murmurate[{extra}]'")

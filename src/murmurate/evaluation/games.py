@@ -23,10 +23,14 @@ from murmurate.worlds.interface import Picture, Simulators, SimulatorWorld
 
 @dataclass(frozen=True)
 class EvalResult:
-    """Unclipped returns and lengths (in env steps) of whole games, one of each for every game."""
+    """Unclipped returns and lengths (in env steps) of whole games, one of each for every game.
+
+    successes: whether each reached the goal; None where the world does not say so.
+    """
 
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
+    successes: tuple[bool | None, ...] = ()
 
     @property
     def mean(self) -> float:
@@ -37,6 +41,12 @@ class EvalResult:
         """Standard error of the mean: sd / sqrt(n) with n - 1 in the variance; nan for one game."""
         n = len(self.returns)
         return float(np.std(self.returns, ddof=1)) / math.sqrt(n) if n > 1 else math.nan
+
+    @property
+    def success_rate(self) -> float | None:
+        """The share of games that reached the goal, where the world says it of each."""
+        said = [success for success in self.successes if success is not None]
+        return sum(said) / len(said) if said and len(said) == len(self.returns) else None
 
 
 @dataclass(frozen=True)
@@ -49,8 +59,9 @@ class Games(Evaluation):
     eval_episodes: PositiveInt = 10
 
     def evaluate(self, learner: Agent, context: EvalContext) -> dict[str, Any]:
-        """eval_return_mean, eval_return_stderr (None for one game), episodes, returns, and
-        best_eval_return_mean: of the final or the best checkpoint, whichever is higher."""
+        """eval_return_mean, eval_return_stderr (None for one game), episodes, returns, eval_success_rate
+        (where the world has goals), and best_eval_return_mean: of the final or the best checkpoint,
+        whichever is higher."""
         count = self.eval_episodes if context.count is None else context.count
         if count < 1:
             raise Refusal(f"episodes is {count}; play at least one. Use --episodes 10.")
@@ -63,6 +74,8 @@ class Games(Evaluation):
             "returns": list(result.returns),
             "best_eval_return_mean": result.mean,
         }
+        if result.success_rate is not None:
+            figures["eval_success_rate"] = result.success_rate
         if (best := context.best()) is not None:
             best_result = evaluate(world, best, count, context.seed)
             figures["best_eval_return_mean"] = max(result.mean, best_result.mean)
@@ -73,7 +86,10 @@ class Games(Evaluation):
             return ""
         error = figures["eval_return_stderr"]
         spread = "" if error is None else f" ± {error:.2f} (standard error)"
-        return f"Evaluation over {figures['episodes']} games: {figures['eval_return_mean']:.2f}{spread}"
+        rate = figures.get("eval_success_rate")
+        reached = "" if rate is None else f", {100 * rate:.0f}% of them successful"
+        mean = figures["eval_return_mean"]
+        return f"Evaluation over {figures['episodes']} games: {mean:.2f}{spread}{reached}"
 
     def video(self, learner: Agent, context: EvalContext) -> npt.NDArray[np.uint8]:
         frames, _ = record_game(cast(SimulatorWorld, context.world), learner, context.seed)
@@ -130,7 +146,11 @@ def evaluate(
         for game in games:
             game.simulator.close()
     whole = [ended[number] for number in range(episodes)]
-    return EvalResult(tuple(e.episode_return for e in whole), tuple(e.length for e in whole))
+    return EvalResult(
+        tuple(e.episode_return for e in whole),
+        tuple(e.length for e in whole),
+        tuple(e.success for e in whole),
+    )
 
 
 def record_game(

@@ -120,6 +120,7 @@ SUMMARY: Kinds = {
             "train_return_mean",
             "eval_return_mean",
             "eval_return_stderr",
+            "eval_success_rate",
             "best_eval_return_mean",
             "disagreement_final",
         ),

@@ -26,8 +26,8 @@ from murmurate.record.stored import UNSOUND
 
 _FACTS = (
     "env_steps", "frames", "updates", "wall_seconds", "env_steps_per_second", "train_return_mean",
-    "eval_return_mean", "eval_return_stderr", "best_eval_return_mean", "episodes", "staleness_max",
-    "disagreement_final", "bytes_exchanged", "dead_replicas", "exit",
+    "eval_return_mean", "eval_return_stderr", "eval_success_rate", "best_eval_return_mean", "episodes",
+    "staleness_max", "disagreement_final", "bytes_exchanged", "dead_replicas", "exit",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""One game of ViZDoom, for the server of rendered games. Imports no torch."""
+"""One game of ViZDoom, for the server of games. Imports no torch."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ class DoomGame:
 
     file: the scenario's, without its ending. The others: see ``DoomWorld``.
     """
+
+    success: bool | None = None
 
     def __init__(
         self,

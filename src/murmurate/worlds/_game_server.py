@@ -1,8 +1,9 @@
-"""The process in which rendered games run: ``python -m murmurate.worlds._game_server``, with a socket as its
-standard input. ``rendered.py`` is the other end.
+"""The process in which games run: ``python -m murmurate.worlds._game_server``, with a socket as its standard
+input. ``served.py`` is the other end.
 
-It imports no torch. Several threads step its games, which wait most of the time for processes of their own.
-A game that raises, hangs or gives what is no frame is replaced by a new one.
+A game is one simulator of any kind. The process imports no torch. Several threads may step games that wait
+most of the time for processes of their own. A game that raises, hangs or gives what is no frame is replaced
+by a new one.
 """
 
 from __future__ import annotations
@@ -26,34 +27,42 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from murmurate.errors import library_advice
+from murmurate.errors import Refusal, library_advice
 
-Frame = npt.NDArray[np.uint8]
+Frame = npt.NDArray[Any]  # what is seen: an image [C, H, W] in uint8, or any array of float32
 
 OPEN, RESET, STEP, SAVE, LOAD = b"o", b"r", b"s", b"g", b"l"  # requests
 DONE, REFUSED, FAILED = b"d", b"n", b"f"  # answers
 _HEADER = struct.Struct("<cI")  # kind, bytes that follow
-_FAILURES = 5  # of one game in a row, each without ``_WORKS`` steps in between
-_WORKS = 10
+FAILURES = 5  # of one game in a row, each without ``WORKS`` steps in between
+WORKS = 10
 _CHECK_SECONDS = 0.5
 _CLOSE_SECONDS = 4.0
 _START_SECONDS = 60.0  # to start a game
 
 
-class Unusable(Exception):
+class Unusable(Refusal):
     """A game that cannot be started here. The message says what to install or to change."""
 
 
 class Game(Protocol):
-    """One game. It begins an episode by ``begin``; ``frame`` is then what is seen now."""
+    """One game.
+
+    success: whether the episode that ended last reached the goal, where the game says so.
+    """
+
+    success: bool | None
 
     def begin(self, seed: int | None, steps: int) -> Frame:
-        """Begin an episode: its first frame [C, H, W]. seed: of this and the following ones. steps: that this
+        """Begin an episode: its first frame. seed: of this and the following ones. steps: that this
         simulator has made in the whole run."""
         ...
 
-    def step(self, action: int) -> tuple[Frame, float, bool, bool]:
-        """(frame, reward, terminated, truncated); the frame does not matter where terminated."""
+    def step(self, action: Any) -> tuple[Frame, float, bool, bool]:
+        """action: a number, or an array of float32 within its bounds.
+
+        Returns (frame, reward, terminated, truncated); the frame does not matter where terminated.
+        """
         ...
 
     def picture(self) -> Frame:
@@ -65,7 +74,7 @@ class Game(Protocol):
         ...
 
     def state(self) -> dict[str, Any] | None:
-        """Plain JSON values to continue from exactly; None where that is not possible."""
+        """Arrays and plain JSON values to continue from exactly; None where that is not possible."""
         ...
 
     def load(self, state: dict[str, Any]) -> None: ...
@@ -78,7 +87,8 @@ class Settings:
     """What a server is opened with.
 
     game: "module:Class" of a ``Game``, made with ``options``; its import must not import torch.
-    first: number of the first game, for messages. frame: shape [C, H, W].
+    first: number of the first game, for messages. frame: its shape. dtype: of frames, uint8 or float32.
+    action: shape of an action; () where it is a number.
     screen: shape of a picture of game 0, if one is wanted. threads: that step games.
     hang_seconds: after which a game counts as hung. descriptor: of the shared memory (see ``Shared``).
     folder: a temporary one, its working directory, which is removed at the end.
@@ -89,7 +99,9 @@ class Settings:
     name: str
     size: int
     first: int
-    frame: tuple[int, int, int]
+    frame: tuple[int, ...]
+    dtype: str
+    action: tuple[int, ...]
     screen: tuple[int, int, int] | None
     threads: int
     hang_seconds: float
@@ -97,7 +109,7 @@ class Settings:
     folder: str = ""
 
     def make(self) -> Game:
-        """Raises ``Unusable``."""
+        """Raises ``Refusal``."""
         module, _, kind = self.game.partition(":")
         try:
             made: Game = getattr(importlib.import_module(module), kind)(**self.options)
@@ -110,29 +122,31 @@ class Settings:
 class Shared:
     """The results of a step, in memory that both processes map.
 
-    frame: [B, C, H, W], newest of each game. final: [B, C, H, W], last frames of truncated episodes.
+    frame: [B, ...], newest of each game. final: [B, ...], last frames of truncated episodes.
     reward, terminated, truncated: [B]. lost: [B], whether the episode ended because its game was replaced.
+    success: [B], 1 or 0 where the game says whether its episode was one, else -1.
     screen: a picture of game 0, or None.
     """
 
-    def __init__(
-        self, descriptor: int, size: int, frame: tuple[int, int, int], screen: tuple[int, int, int] | None
-    ) -> None:
+    def __init__(self, settings: Settings) -> None:
+        size, frame, screen = settings.size, settings.frame, settings.screen
         fields: list[tuple[str, Any, tuple[int, ...]]] = [
-            ("frame", np.uint8, (size, *frame)),
-            ("final", np.uint8, (size, *frame)),
+            ("frame", settings.dtype, (size, *frame)),
+            ("final", settings.dtype, (size, *frame)),
             ("reward", np.float64, (size,)),
             ("terminated", np.bool_, (size,)),
             ("truncated", np.bool_, (size,)),
             ("lost", np.bool_, (size,)),
+            ("success", np.int8, (size,)),
             ("screen", np.uint8, screen or (1,)),
         ]
         kind = np.dtype(fields, align=True)
-        os.ftruncate(descriptor, kind.itemsize)
-        whole = np.frombuffer(mmap.mmap(descriptor, kind.itemsize), kind)
+        os.ftruncate(settings.descriptor, kind.itemsize)
+        whole = np.frombuffer(mmap.mmap(settings.descriptor, kind.itemsize), kind)
         views: list[Any] = [whole[name][0] for name, *_ in fields]
         self.frame, self.final, self.reward, self.terminated, self.truncated, self.lost = views[:6]
-        self.screen: Frame | None = views[6] if screen else None
+        self.success = views[6]
+        self.screen: Frame | None = views[7] if screen else None
 
 
 def send(connection: socket.socket, kind: bytes, payload: bytes = b"") -> None:
@@ -175,13 +189,13 @@ class _Slot:
         self._seed, self._failures, self._steps_since = seed, 0, 0
         try:
             self._begin(seed)
-        except Unusable:
+        except Refusal:
             raise
         except Exception as problem:
             self._replace(problem)
         self._end(0.0, False, False)
 
-    def step(self, action: int) -> None:
+    def step(self, action: Any) -> None:
         index, shared = self._index, self._shared
         self.steps += 1
         try:
@@ -198,12 +212,13 @@ class _Slot:
             self._end(0.0, False, True, lost=True)
             return
         if terminated or truncated:
+            shared.success[index] = -1 if self._game.success is None else self._game.success
             try:
                 self._begin(None)
             except Exception as problem:
                 self._replace(problem)
         self._steps_since += 1
-        if self._steps_since == _WORKS:
+        if self._steps_since == WORKS:
             self._failures = 0
         self._end(reward, terminated, truncated)
 
@@ -243,7 +258,7 @@ class _Slot:
         while True:
             self._failures, self._steps_since = self._failures + 1, 0
             cause = f"{type(problem).__name__}: {problem}"
-            if self._failures > _FAILURES:
+            if self._failures > FAILURES:
                 raise RuntimeError(f"{self.name} failed {self._failures} times in a row, at last by {cause}")
             self.close()
             self._replaced += 1
@@ -251,7 +266,7 @@ class _Slot:
             seed = int(np.random.SeedSequence([self._seed, self._replaced]).generate_state(1, np.uint64)[0])
             try:
                 return self._begin(seed)
-            except Unusable:
+            except Refusal:
                 raise
             except Exception as another:
                 problem = another
@@ -275,14 +290,19 @@ class _Slot:
 
 
 def _copy(frame: Frame, to: Frame) -> None:
-    if frame.shape != to.shape or frame.dtype != np.uint8:
-        raise ValueError(f"it gave a frame of {frame.dtype} {list(frame.shape)}, not uint8 {list(to.shape)}")
+    if frame.shape != to.shape or frame.dtype != to.dtype:
+        raise ValueError(
+            f"it gave a frame of {frame.dtype} {list(frame.shape)}, not {to.dtype} {list(to.shape)}"
+        )
+    if to.dtype != np.uint8 and not np.isfinite(frame).all():
+        raise ValueError(f"it gave {frame[~np.isfinite(frame)][0]} as its observation")
     to[...] = frame
 
 
 class _Server:
     def __init__(self, settings: Settings) -> None:
-        self._shared = Shared(settings.descriptor, settings.size, settings.frame, settings.screen)
+        self._shared = Shared(settings)
+        self._action = settings.action
         self._slots = [_Slot(settings, self._shared, b) for b in range(settings.size)]
         self._threads = min(settings.threads, settings.size)
         # kept: some games may only be touched by the thread that made them
@@ -298,7 +318,9 @@ class _Server:
 
             self._all(save, range(len(saved)))
             return pickle.dumps(saved)
-        if kind == STEP:
+        if kind == STEP and self._action:
+            self._all(_Slot.step, list(np.frombuffer(payload, np.float32).reshape(-1, *self._action)))
+        elif kind == STEP:
             self._all(_Slot.step, np.frombuffer(payload, np.int64).tolist())
         else:
             steps, values = pickle.loads(payload)
@@ -348,7 +370,7 @@ def main() -> None:
             kind, payload = receive(connection)
             try:
                 send(connection, DONE, server.answer(kind, payload))
-            except Unusable as problem:
+            except Refusal as problem:
                 send(connection, REFUSED, str(problem).encode())
             except RuntimeError as problem:
                 send(connection, FAILED, str(problem).encode())

@@ -1,4 +1,4 @@
-"""One game of the maze curriculum, in miniworld, for the server of rendered games. Imports no torch.
+"""One game of the maze curriculum, in miniworld, for the server of games. Imports no torch.
 
 Lengths are in metres, which stand for Minecraft's blocks: rooms of 7 x 7 with obstacles of 1 between them, as
 in Matiisen et al. 2017. A frame is a tick of Minecraft's, of which there are 20 a second.
@@ -248,6 +248,8 @@ class _Maze(MiniWorldEnv):  # type: ignore[misc]
 
 class MazeGame:
     """See ``Game`` and ``MazeWorld``. level: 0 for the curriculum."""
+
+    success: bool | None = None
 
     def __init__(
         self, *, level: int, advance_every: int, frame_skip: int, seconds: tuple[float, float], picture: bool

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from murmurate.spec import EnvSpec, TimeStep
+from murmurate.worlds.env_state import load_generators, save_generators
 from murmurate.worlds.episodes import EpisodeCounter, restore
-from murmurate.worlds.generators import generators, load_generators, save_generators
+from murmurate.worlds.generators import generators
 from murmurate.worlds.interface import Picture, first_step
 
 _GRAVITY = 9.8  # m / s^2

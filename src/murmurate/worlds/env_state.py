@@ -1,4 +1,8 @@
-"""Saves and restores the state of a gymnasium environment with its wrappers, bit for bit."""
+"""Saves and restores the state of a gymnasium environment with its wrappers, bit for bit.
+
+States are arrays and plain JSON values, nested in dicts and lists. Imports no torch, so that a server can
+(``_game_server.py``); ``array_trees.py`` makes tensors of the arrays.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,13 @@ from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
-import torch
-
-from murmurate.worlds.generators import load_generators, save_generators
 
 # A step reads these before it recomputes them. MuJoCo leaves their values of the beginning of the last
 # substep, so they do not follow from the integration state (Ant and Humanoid measure their speed from them).
 _LAGGING = ("xpos", "xipos", "site_xpos", "geom_xpos", "cinert", "cvel", "cfrc_ext", "qfrc_actuator")
+
+# fields of the model that a reset of the Adroit hand's tasks changes
+_MOVED = ("body_pos", "body_quat", "site_pos")
 
 # attributes of a wrapper that no step changes; the last is a cache
 _FIXED = frozenset({"env", "_metadata", "_saved_kwargs", "_cached_spec"})
@@ -51,7 +55,7 @@ def quiet_models(entry_point: object) -> Iterator[None]:
 
 
 class Saver(Protocol):
-    """Saves one environment as tensors and plain values."""
+    """Saves one environment as arrays and plain values."""
 
     def save(self) -> dict[str, Any]:
         """Raises ``Unsavable``."""
@@ -70,6 +74,12 @@ def saver(env: Any) -> Saver | None:
         return ClassicSaver(env)
     if module.startswith("gymnasium.envs.mujoco.") and module.endswith("_v5"):
         return MujocoSaver(env)
+    if module.startswith("gymnasium_robotics.envs.adroit_hand."):
+        lengths = ("pen_length", "tar_length") if hasattr(env, "pen_length") else ()
+        return MujocoSaver(env, _MOVED, lengths)
+    if module == "murmurate.worlds._dmc_env":
+        own: Saver | None = env.saver()
+        return own
     return None
 
 
@@ -80,20 +90,23 @@ class ClassicSaver:
         self._env = env
 
     def save(self) -> dict[str, Any]:
-        return {"state": torch.from_numpy(np.array(self._env.state))}
+        return {"state": np.array(self._env.state)}
 
     def load(self, state: dict[str, Any]) -> None:
         saved = state["state"]
-        if saved.dim() != 1 or not len(saved):
+        if saved.ndim != 1 or not len(saved):
             raise ValueError(f"the saved state of an environment has shape {list(saved.shape)}")
-        self._env.state = saved.numpy().copy()
+        self._env.state = saved.copy()
 
 
 class MujocoSaver:
-    """MuJoCo: the integration state, and the derived quantities of a substep before."""
+    """MuJoCo: the integration state, and the derived quantities of a substep before.
 
-    def __init__(self, env: Any) -> None:
-        self._env = env
+    in_model: fields of the model, and in_env: numbers of the environment, that a reset changes.
+    """
+
+    def __init__(self, env: Any, in_model: tuple[str, ...] = (), in_env: tuple[str, ...] = ()) -> None:
+        self._env, self._in_model, self._in_env = env, in_model, in_env
         self._mujoco = importlib.import_module("mujoco")
         self._parts = int(self._mujoco.mjtState.mjSTATE_INTEGRATION)
 
@@ -101,14 +114,20 @@ class MujocoSaver:
         model, data = self._env.model, self._env.data
         integration = np.empty(self._mujoco.mj_stateSize(model, self._parts), np.float64)
         self._mujoco.mj_getState(model, data, integration, self._parts)
-        saved = {name: torch.from_numpy(np.array(getattr(data, name))) for name in _LAGGING}
-        return {"integration": torch.from_numpy(integration), **saved}
+        saved: dict[str, Any] = {name: np.array(getattr(data, name)) for name in _LAGGING}
+        saved |= {f"model.{name}": np.array(getattr(model, name)) for name in self._in_model}
+        saved |= {f"env.{name}": float(getattr(self._env, name)) for name in self._in_env}
+        return {"integration": integration, **saved}
 
     def load(self, state: dict[str, Any]) -> None:
         model, data = self._env.model, self._env.data
-        self._mujoco.mj_setState(model, data, state["integration"].numpy(), self._parts)
+        self._mujoco.mj_setState(model, data, state["integration"], self._parts)
+        for name in self._in_model:
+            getattr(model, name)[...] = state[f"model.{name}"]
+        for name in self._in_env:
+            setattr(self._env, name, state[f"env.{name}"])
         for name in _LAGGING:
-            getattr(data, name)[...] = state[name].numpy()
+            getattr(data, name)[...] = state[name]
 
 
 class WrappersSaver:
@@ -160,7 +179,7 @@ def _encode(value: Any) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
-        return {"array": torch.from_numpy(np.array(value)), "scalar": isinstance(value, np.generic)}
+        return {"array": np.array(value), "scalar": isinstance(value, np.generic)}
     if isinstance(value, np.random.Generator) and type(value.bit_generator) is np.random.PCG64:
         return {"generator": save_generators([value])[0]}
     for kind, made in _SEQUENCES.items():
@@ -177,7 +196,7 @@ def _decode(saved: Any) -> Any:
         return saved
     kind, content = next(iter(saved.items()))
     if kind == "array":
-        array = content.numpy().copy()
+        array = content.copy()
         return array[()] if saved["scalar"] else array
     if kind == "generator":
         return load_generators([content], 1)[0]
@@ -193,3 +212,18 @@ def _restore(holder: Any, saved: dict[str, Any]) -> None:
             _restore(getattr(holder, name), value["object"])
         else:
             setattr(holder, name, _decode(value))
+
+
+def save_generators(generators: list[np.random.Generator]) -> list[dict[str, Any]]:
+    """Plain JSON values (the integers have up to 128 bits, which Python's json keeps)."""
+    return [dict(generator.bit_generator.state) for generator in generators]
+
+
+def load_generators(states: list[dict[str, Any]], size: int) -> list[np.random.Generator]:
+    """Raises ``ValueError`` for anything but ``size`` PCG64 states."""
+    if len(states) != size:
+        raise ValueError(f"there are {len(states)} saved generators for {size} simulators")
+    loaded = [np.random.Generator(np.random.PCG64(0)) for _ in states]
+    for generator, state in zip(loaded, states, strict=True):
+        generator.bit_generator.state = state
+    return loaded

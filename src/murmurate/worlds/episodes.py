@@ -29,10 +29,21 @@ class EpisodeCounter:
         self.episode_return += reward
         self.length += 1
 
-    def finish(self, over: npt.NDArray[np.bool_]) -> Sequence[Episode]:
-        """The episodes of the simulators in ``over`` [B] bool, whose counts restart from zero."""
+    def finish(
+        self, over: npt.NDArray[np.bool_], successes: Sequence[bool | None] | None = None
+    ) -> Sequence[Episode]:
+        """The episodes of the simulators in ``over`` [B] bool, whose counts restart from zero.
+
+        successes: of the episodes of all ``B``, where the world says it.
+        """
         ended = [
-            Episode(int(b), float(self.episode_return[b]), int(self.length[b])) for b in np.flatnonzero(over)
+            Episode(
+                b,
+                float(self.episode_return[b]),
+                int(self.length[b]),
+                None if successes is None else successes[b],
+            )
+            for b in np.flatnonzero(over).tolist()
         ]
         self.episode_return[over] = 0
         self.length[over] = 0

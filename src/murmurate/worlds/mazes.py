@@ -24,7 +24,7 @@ from murmurate import errors
 from murmurate.ranges import AnyFloat, PositiveInt, Range, check_ranges
 from murmurate.spec import EnvSpec
 from murmurate.worlds.interface import SimulatorWorld
-from murmurate.worlds.rendered import RenderedSimulators
+from murmurate.worlds.served import ServedSimulators
 
 _NAMES = {"maze-curriculum": 0} | {f"maze-l{level}": level for level in range(1, 6)}
 _SCREEN, _SIDE = (240, 320, 3), 84
@@ -94,7 +94,7 @@ class MazeWorld(SimulatorWorld):
 
     def open(
         self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False
-    ) -> RenderedSimulators:
+    ) -> ServedSimulators:
         """``threads`` has no effect: one thread draws all games."""
         _check_installed()
         options = {
@@ -104,7 +104,7 @@ class MazeWorld(SimulatorWorld):
             "seconds": (self.seconds, self.last_seconds),
             "picture": picture,
         }
-        return RenderedSimulators(
+        return ServedSimulators(
             self.spec(),
             "murmurate.worlds._maze_game:MazeGame",
             options,

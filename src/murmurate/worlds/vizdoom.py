@@ -20,7 +20,7 @@ from murmurate.ranges import AnyFloat, NonNegativeInt, PositiveInt, Range, check
 from murmurate.spec import EnvSpec
 from murmurate.worlds.interface import SimulatorWorld
 from murmurate.worlds.occlusion import check_rectangle
-from murmurate.worlds.rendered import RenderedSimulators
+from murmurate.worlds.served import ServedSimulators
 
 _PREFIX, _OCCLUDED = "doom-", "-occluded"
 _SCREEN, _SIDE = (120, 160, 3), 84
@@ -122,12 +122,12 @@ class DoomWorld(SimulatorWorld):
 
     def open(
         self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False
-    ) -> RenderedSimulators:
+    ) -> ServedSimulators:
         _check_installed()
         options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         for name in ("scenario", "stack", "reward_scale"):
             del options[name]
-        return RenderedSimulators(
+        return ServedSimulators(
             self.spec(),
             "murmurate.worlds._doom_game:DoomGame",
             {**options, "file": _WORLDS[self.scenario][0]},

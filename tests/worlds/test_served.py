@@ -20,7 +20,7 @@ from murmurate.errors import Refusal, RunFailed, library_advice
 from murmurate.sources.rollouts import RolloutSource
 from murmurate.spec import EnvSpec, Episode, TimeStep
 from murmurate.worlds.generators import simulator_seed
-from murmurate.worlds.rendered import RenderedSimulators
+from murmurate.worlds.served import ServedSimulators
 from scripted import Always
 from scripted_games import SCREEN, frame
 from waiting import until
@@ -34,11 +34,11 @@ _FAILURES = {3: "out of memory", 4: "nan as its reward", 5: r"uint8 \[3, 1, 2\]"
 def opened(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function that opens scripted games, which are closed at the end."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.environ.get("PYTHONPATH", ""), _TESTS]))
-    made: list[RenderedSimulators] = []
+    made: list[ServedSimulators] = []
 
-    def open_games(size: int = 2, **options: Any) -> RenderedSimulators:
+    def open_games(size: int = 2, **options: Any) -> ServedSimulators:
         own = {k: options.pop(k) for k in ("once", "broken", "unusable") if k in options}
-        made.append(RenderedSimulators(SPEC, "scripted_games:ScriptedGame", own, size, **options))
+        made.append(ServedSimulators(SPEC, "scripted_games:ScriptedGame", own, size, **options))
         return made[-1]
 
     yield open_games
@@ -46,12 +46,12 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Any:
         each.close()
 
 
-def play(simulators: RenderedSimulators, *actions: int) -> TimeStep:
+def play(simulators: ServedSimulators, *actions: int) -> TimeStep:
     simulators.send(torch.tensor(actions))
     return simulators.receive()
 
 
-def keep_playing(simulators: RenderedSimulators, action: int) -> None:
+def keep_playing(simulators: ServedSimulators, action: int) -> None:
     for _ in range(10):
         play(simulators, action)
 
@@ -216,7 +216,7 @@ def test_a_missing_library_of_the_system_is_named_with_its_package(said: str, pa
 def test_a_game_that_cannot_be_imported_is_refused(opened: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "without_library.py").write_text("raise ImportError('Library \"GLU\" not found.')")
     os.environ["PYTHONPATH"] += os.pathsep + str(tmp_path)  # as it was after the test: see ``opened``
-    simulators = RenderedSimulators(SPEC, "without_library:Game", {}, 1)
+    simulators = ServedSimulators(SPEC, "without_library:Game", {}, 1)
     with pytest.raises(Refusal, match=r"scripted cannot be opened here.*\. On Debian.*install libglu1-mesa"):
         simulators.reset(0)
 

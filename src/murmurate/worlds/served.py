@@ -1,7 +1,7 @@
-"""Simulators of games that give pictures and run in a process of their own (``_game_server.py``).
+"""Simulators that run in a process of their own (``_game_server.py``).
 
 That process ends with this one, however this one ends, and takes what a game starts with it. A game that
-crashes, hangs or gives what is no picture is replaced by a new one: its episode ends truncated, with its last
+crashes, hangs or gives what is no frame is replaced by a new one: its episode ends truncated, with its last
 frame and without a reward, and is not among ``TimeStep.episodes``.
 """
 
@@ -31,6 +31,7 @@ from murmurate.buffers import Pool, as_tensor
 from murmurate.spec import EnvSpec, TimeStep, derive_seed
 from murmurate.worlds import _game_server as server
 from murmurate.worlds._game_server import Settings, Shared
+from murmurate.worlds.array_trees import to_arrays, to_tensors
 from murmurate.worlds.episodes import EpisodeCounter
 from murmurate.worlds.generators import simulator_seed
 from murmurate.worlds.interface import Picture, first_step
@@ -42,10 +43,11 @@ _WORKS = 10
 _CLOSE_SECONDS = 5.0
 
 
-class RenderedSimulators:
-    """``B`` games of one world. Observations are [B, stack * C, H, W] uint8, the newest frame last.
+class ServedSimulators:
+    """``B`` games of one world. Observations are [B, ...] in float32 or uint8; where the spec is ``stacked``,
+    [B, stack * C, H, W], the newest frame last. Vector actions are clipped to their bounds.
 
-    game: "module:Class" of a ``Game``, made with ``options``. spec: ``stacked``. scale: of the rewards that
+    game: "module:Class" of a ``Game``, made with ``options``. scale: of the rewards that
     an agent learns from; episodes have the unscaled ones. threads: of the server. screen: shape [H, W, 3] of
     pictures of simulator 0, if they are wanted.
 
@@ -66,15 +68,28 @@ class RenderedSimulators:
         hang_seconds: float = HANG_SECONDS,
         savable: bool = False,
     ) -> None:
-        channels, height, width = spec.observation_shape
         self._spec, self._size, self._first, self._scale = spec, size, first, scale
-        self._stack = channels // spec.channels
-        self._frame = (spec.channels, height, width)
+        self._low, self._high = (np.array(bound, np.float32) for bound in (spec.action_low, spec.action_high))
+        self._stack = spec.observation_shape[0] // spec.channels if spec.stacked else 1
+        self._frame = spec.observation_shape
+        if spec.stacked:
+            self._frame = (spec.channels, *spec.observation_shape[1:])
         self._memory = _memory_file()
         self._settings = Settings(
-            game, options, spec.name, size, first, self._frame, screen, threads, hang_seconds, self._memory
+            game=game,
+            options=options,
+            name=spec.name,
+            size=size,
+            first=first,
+            frame=self._frame,
+            dtype="uint8" if spec.observation_dtype == torch.uint8 else "float32",
+            action=spec.action_shape,
+            screen=screen,
+            threads=threads,
+            hang_seconds=hang_seconds,
+            descriptor=self._memory,
         )
-        self._shared = Shared(self._memory, size, self._frame, screen)
+        self._shared = Shared(self._settings)
         self._pool = Pool()
         self._counter = EpisodeCounter(size)
         self._observation = self._empty()
@@ -102,13 +117,20 @@ class RenderedSimulators:
         return step
 
     def send(self, action: Tensor) -> None:
+        with contextlib.suppress(OSError):  # receive notices a server that is gone
+            self._request(server.STEP, self._chosen(action).tobytes())
+
+    def _chosen(self, action: Tensor) -> npt.NDArray[Any]:
         chosen = action.numpy()
+        if not self._spec.actions:
+            flat = chosen.reshape(self._size, -1)
+            clipped: npt.NDArray[Any] = np.clip(flat, self._low, self._high)
+            return clipped.astype(np.float32)
         if chosen.min() < 0 or chosen.max() >= self._spec.actions:
             raise ValueError(
                 f"{self._spec.name} has actions 0 to {self._spec.actions - 1}, got {action.tolist()}"
             )
-        with contextlib.suppress(OSError):  # receive notices a server that is gone
-            self._request(server.STEP, chosen.astype(np.int64).tobytes())
+        return chosen.astype(np.int64)
 
     def receive(self) -> TimeStep:
         shared = self._shared
@@ -139,7 +161,8 @@ class RenderedSimulators:
                 self._stacks(step.final_observation)[truncated, -1] = shared.final[truncated]
             stacks[over] = shared.frame[over, None]
             self._counter.forget(shared.lost)
-            step.episodes = self._counter.finish(over & ~shared.lost)
+            successes = [None if said < 0 else bool(said) for said in shared.success.tolist()]
+            step.episodes = self._counter.finish(over & ~shared.lost, successes)
         self._observation = observation
         return step
 
@@ -154,7 +177,7 @@ class RenderedSimulators:
         if None in games:
             return None
         return {
-            "games": games,
+            "games": to_tensors(games),
             "observation": self._observation.clone(),
             "episodes": self._counter.state(),
             "seed": self._seed,
@@ -168,7 +191,7 @@ class RenderedSimulators:
             self._open()
         self._seed, self._steps = state["seed"], state["steps"]
         try:
-            self._request(server.LOAD, pickle.dumps((self._steps, state["games"])))
+            self._request(server.LOAD, pickle.dumps((self._steps, to_arrays(state["games"]))))
             self._answer()
         except (OSError, EOFError, errors.RunFailed) as problem:
             raise ValueError(f"{self._spec.name} does not go on from this state: {problem}") from problem
@@ -282,17 +305,32 @@ class RenderedSimulators:
     # -- stacks ---------------------------------------------------------------------------------------
 
     def _empty(self) -> Tensor:
-        shape = (self._size, *self._spec.observation_shape)
-        return as_tensor(self._pool.take(math.prod(shape)), torch.uint8).view(shape)
+        shape, dtype = (self._size, *self._spec.observation_shape), self._spec.observation_dtype
+        return as_tensor(self._pool.take(math.prod(shape) * dtype.itemsize), dtype).view(shape)
 
-    def _stacks(self, observation: Tensor) -> npt.NDArray[np.uint8]:
-        """[B, stack, C, H, W] in the observation's memory."""
+    def _stacks(self, observation: Tensor) -> npt.NDArray[Any]:
+        """[B, stack, ...] in the observation's memory."""
         return observation.numpy().reshape(self._size, self._stack, *self._frame)
 
     def _first_stacks(self) -> Tensor:
         self._observation = self._empty()
         self._stacks(self._observation)[:] = self._shared.frame[:, None]
         return self._observation
+
+
+def served_environments(
+    spec: EnvSpec,
+    make: str,
+    options: Mapping[str, Any],
+    size: int,
+    first: int,
+    screen: tuple[int, int, int] | None = None,
+) -> ServedSimulators:
+    """Gymnasium environments, made in a server by ``make`` ("module:function") with ``options``."""
+    game = {"make": make, "options": options}
+    return ServedSimulators(
+        spec, "murmurate.worlds._env_game:EnvGame", game, size, first=first, screen=screen, savable=True
+    )
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -1,0 +1,243 @@
+"""Distributed distributional deterministic policy gradients (Barth-Maron et al. 2018), also from pixels."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from murmurate.agents._auto import resolve_auto
+from murmurate.agents._off_policy import check_vector_actions, including, replicate
+from murmurate.agents.interface import Action
+from murmurate.losses.categorical import categorical_cross_entropy, expectation, projected_target, support
+from murmurate.nets.control import ControlPolicy
+from murmurate.nets.d4pg import CategoricalCritic, PixelEncoder, random_shift
+from murmurate.nets.target import TargetNetwork
+from murmurate.nets.torso import AUTO, checked_torso, usual_torso
+from murmurate.ranges import AnyFloat, NonNegativeFloat, NonNegativeInt, PositiveInt, Range, UnitInterval
+from murmurate.replay.interface import Sample
+from murmurate.replica.vector import Replica
+from murmurate.replicator.learner import Context, LearnerConfig
+from murmurate.spec import Batch, EnvSpec, Outcome, Transitions, derive_generator
+
+
+@dataclass(frozen=True)
+class D4PG(LearnerConfig):
+    """Hyper-parameters; the defaults are the paper's for the Control Suite, except where a recipe sets them.
+
+    Actions are learned as places in [-1, 1] between their bounds, so noise has no unit.
+
+    batch: transitions of an update; ``replay.samples_per_insert`` gives the number of updates.
+    n_step: steps of the returns. discount: per env step.
+    policy_rate, critic_rate: learning rates of Adam. clip: largest norm of each gradient (inf: no limit).
+    hidden: width of the two layers of the policy and of the critic.
+    atoms: returns that the critic gives probabilities to, from v_min to v_max at equal distances; what lies
+        outside counts as the nearest of these two.
+    target_every: own updates between moves of the target nets; under strategies with common rounds at the end
+        of the current round. polyak: how far a move goes; 1 copies.
+    exploration_noise: deviation of the noise of the actions taken.
+    torso: of images: nature2013, nature2015, jin2018, impala2018 or a function of your own, FILE.py:FUNCTION
+        (docs/worlds.md); auto is nature2013. It is trained by the critic's loss alone.
+    shift: pixels by which images are moved at random for an update (Kostrikov et al. 2020: 4); 0: not at all.
+    normalize_observations: by their running mean and deviation, limited to +-10; of vectors, in the drawn
+        batches.
+    precision: of the torso, and of the products between hidden layers; ``auto`` is bfloat16 for images where
+        the device has native bfloat16 arithmetic.
+    """
+
+    name: ClassVar[str] = "d4pg"
+    summary: ClassVar[str] = (
+        "deterministic policy, critic of return distributions; vector actions, also images"
+    )
+
+    batch: PositiveInt = 256
+    n_step: PositiveInt = 5
+    discount: UnitInterval = 0.99
+    policy_rate: NonNegativeFloat = 1e-4
+    critic_rate: NonNegativeFloat = 1e-4
+    clip: Annotated[float, Range(0, math.inf, above=True)] = math.inf
+    hidden: PositiveInt = 256
+    atoms: Annotated[int, Range(2, 10_000)] = 51
+    v_min: AnyFloat = -150.0
+    v_max: AnyFloat = 150.0
+    target_every: PositiveInt = 100
+    polyak: Annotated[float, Range(0, 1, above=True)] = 1.0
+    exploration_noise: NonNegativeFloat = 0.3
+    torso: str = AUTO
+    shift: NonNegativeInt = 0
+    normalize_observations: bool = False
+    precision: Literal["float32", "bfloat16", "auto"] = "float32"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "torso", checked_torso(self.torso))
+
+    @property
+    def requires(self) -> Transitions:
+        return Transitions(self.batch, self.n_step, self.discount)
+
+    def resolved(self, spec: EnvSpec, device: torch.device) -> D4PG:
+        """This config without an ``auto`` in it."""
+        return resolve_auto(self, spec, device)
+
+    def build(self, context: Context) -> D4PGAgent:
+        """The agent. Raises ValueError for discrete actions, and options that the world has no use for."""
+        return D4PGAgent(self, context)
+
+
+class D4PGAgent:
+    """One actor-learner (see ``Agent``), with the replicas ``critic``, which has the encoder of images, and
+    ``policy``."""
+
+    def __init__(self, config: D4PG, context: Context) -> None:
+        spec, self.device = context.spec, context.device
+        check_vector_actions(spec, config.name, images=True)
+        _check_options(config, spec)
+        self._seed, self._rank = context.seed, context.rank
+        z = support(config.v_min, config.v_max, config.atoms)
+        self.config = config = config.resolved(spec, self.device)
+        drawn, hidden = derive_generator(context.seed, "network"), (config.hidden, config.hidden)
+        encoder = PixelEncoder(spec, config.torso, hidden, drawn) if spec.images else None
+        features = math.prod(spec.observation_shape) if encoder is None else encoder.out_features
+        self.policy = ControlPolicy(
+            spec if encoder is None else _of_features(spec, features),
+            hidden,
+            deterministic=True,
+            normalize=config.normalize_observations,
+            generator=drawn,
+        ).to(self.device)
+        critic = CategoricalCritic(features, spec, hidden, z, encoder, generator=drawn)
+        self.critic = critic.to(self.device)
+        clip = None if math.isinf(config.clip) else config.clip
+        low = config.precision == "bfloat16"
+        self._policy = replicate(context, "policy", self.policy, config.policy_rate, clip, low)
+        self._critic = replicate(context, "critic", self.critic, config.critic_rate, clip, low)
+        self._target_policy = TargetNetwork(self.policy, every=config.target_every, polyak=config.polyak)
+        self._target_critic = TargetNetwork(self.critic, every=config.target_every, polyak=config.polyak)
+        self._include = including(self.policy, context)
+
+    @property
+    def replicas(self) -> dict[str, Replica]:
+        return {"policy": self._policy, "critic": self._critic}
+
+    @property
+    def acting(self) -> tuple[str, ...]:
+        return ("policy",) if self.critic.encoder is None else ("policy", "critic")
+
+    def assign_simulators(self, first: int, total: int) -> None:
+        """Exploration does not differ between simulators."""
+
+    def initial_memory(self, batch: int) -> Tensor | None:
+        return None
+
+    @torch.no_grad()
+    def act(
+        self,
+        observation: Tensor,
+        memory: Tensor | None,
+        first: Tensor,
+        generator: torch.Generator,
+        greedy: bool = False,
+    ) -> Action:
+        """The policy's action, with Gaussian noise unless ``greedy``, between the bounds."""
+        encoder, bounds = self.critic.encoder, self.policy.bounds
+        action = self.policy(observation if encoder is None else encoder(observation))
+        sigma = self.config.exploration_noise
+        if greedy or sigma == 0:
+            return Action(action, None)
+        noise = torch.randn(action.flatten(1).shape, generator=generator, device=action.device)
+        place = bounds.to_place(action).add(noise, alpha=sigma).clamp_(-1, 1)
+        return Action(bounds.to_world(place), None)
+
+    # -- learning -----------------------------------------------------------------------------------
+
+    def learn(self, batch: Batch) -> Outcome:
+        """One update of the critic, and one of the policy with the critic's new head and the features that
+        its update read."""
+        data: Sample = batch.data
+        seen, following = self._shifted(data)
+        self._include(seen)
+        target = self._target(data, following)
+        features = self._features(self.policy, self.critic, seen)
+        logits = self.critic(features, self.policy.bounds.to_place(data.action))
+        step = categorical_cross_entropy(logits, target, data.weights)
+        exchange = self._critic.descend(step.loss)
+        value = self._update_policy(features.detach())
+        for net in (self._target_policy, self._target_critic):
+            net.after_update(exchange.staleness, self._critic.common_rounds)
+        z, logits = self.critic.support, logits.detach()
+        return Outcome(
+            {
+                "loss": step.loss.detach(),
+                "q_mean": lambda: expectation(logits.softmax(1), z).mean(),
+                "policy_value": value,
+                "target_at_ends": lambda: target[:, [0, -1]].sum(1).mean(),
+            },
+            priorities=step.each,
+        )
+
+    def _shifted(self, data: Sample) -> tuple[Tensor, Tensor]:
+        """The observations before and after, each image moved at random."""
+        seen, following, pad = data.observation, data.next_observation, self.config.shift
+        if not pad:
+            return seen, following
+        random = derive_generator(self._seed, f"shifts of {self._rank}", self._critic.clock)
+        return random_shift(seen, pad, random), random_shift(following, pad, random)
+
+    @torch.no_grad()
+    def _target(self, data: Sample, following: Tensor) -> Tensor:
+        """y [B, K] of the target nets (Barth-Maron et al. 2018, Algorithm 1, line 6)."""
+        policy, critic = self._target_policy.net, self._target_critic.net
+        features = self._features(policy, critic, following)
+        p = critic(features, _place(policy, features)).softmax(1)
+        return projected_target(data.reward, data.discount, p, critic.support)
+
+    def _update_policy(self, features: Tensor) -> Tensor:
+        """One step up the gradient of mean E[Z(s, pi(s))] (Algorithm 1, line 7). No gradient reaches the
+        encoder, and the critic's replica computes none."""
+        p = self.critic(features, _place(self.policy, features)).softmax(1)
+        value = expectation(p, self.critic.support).mean()
+        self._policy.descend(-value)
+        return value.detach()
+
+    @staticmethod
+    def _features(policy: ControlPolicy, critic: CategoricalCritic, observation: Tensor) -> Tensor:
+        """[B, F] float32: what an encoder makes of images, or vectors as the nets read them."""
+        if critic.encoder is None:
+            return policy.read(observation)
+        features: Tensor = critic.encoder(observation)
+        return features
+
+    # -- state --------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        return {"targets": [target.state() for target in (self._target_policy, self._target_critic)]}
+
+    def load(self, state: dict[str, Any]) -> None:
+        saved: Sequence[dict[str, Any]] = state["targets"]
+        for target, each in zip((self._target_policy, self._target_critic), saved, strict=True):
+            target.load(each)
+
+
+def _place(policy: ControlPolicy, features: Tensor) -> Tensor:
+    """The place [B, D] of the policy's action."""
+    return torch.tanh(policy.net(features)[0])
+
+
+def _of_features(spec: EnvSpec, features: int) -> EnvSpec:
+    """``spec`` with an encoder's features as its observations."""
+    vectors = {"observation_shape": (features,), "observation_dtype": torch.float32}
+    return dataclasses.replace(spec, **vectors, stacked=False, channels=1)
+
+
+def _check_options(config: D4PG, spec: EnvSpec) -> None:
+    """Raise ValueError for options that do nothing for observations of this kind."""
+    if spec.images and config.normalize_observations:
+        raise ValueError("normalize_observations is of vectors, and the encoder reads bytes: leave it out")
+    if not spec.images and (config.shift or config.torso not in (AUTO, usual_torso(spec))):
+        option = f"shift is {config.shift}" if config.shift else f"torso is {config.torso}"
+        raise ValueError(f"{option}, and {spec.name} has no images: leave it out")

@@ -1,0 +1,81 @@
+"""Nets for pixels and vector actions: a convolutional encoder, and a critic that gives distributions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from murmurate.nets.batched_mlp import BatchedMLP
+from murmurate.nets.initialize import orthogonal_
+from murmurate.nets.torso import build_torso, seeded_by
+from murmurate.spec import EnvSpec
+
+
+class PixelEncoder(nn.Module):
+    """A torso, layer normalisation and tanh: features in (-1, 1), whatever the scale of the torso's."""
+
+    def __init__(self, spec: EnvSpec, torso: str, hidden: Sequence[int], generator: torch.Generator) -> None:
+        super().__init__()
+        with seeded_by(generator):
+            self.torso = build_torso(spec, torso, hidden)
+        orthogonal_(self.torso, math.sqrt(2.0), generator)
+        self.out_features: int = self.torso.out_features  # type: ignore[assignment]
+        self.norm = nn.LayerNorm(self.out_features)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """uint8 [B, C, H, W] to float32 [B, F]."""
+        normed: Tensor = self.norm(self.torso(observation).float())
+        return torch.tanh(normed)
+
+
+class CategoricalCritic(nn.Module):
+    """The distribution of the return of an action, as logits over a fixed support (Barth-Maron et al. 2018).
+
+    features: F, of an observation. encoder: of images, trained with the critic; None for vectors.
+
+    Attributes:
+        support: z [K].
+    """
+
+    support: Tensor
+
+    def __init__(
+        self,
+        features: int,
+        spec: EnvSpec,
+        hidden: Sequence[int],
+        support: Tensor,
+        encoder: PixelEncoder | None,
+        *,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        inputs = features + math.prod(spec.action_shape)
+        self.net = BatchedMLP(1, (inputs, *hidden, len(support)), generator=generator)
+        self.register_buffer("support", support, persistent=False)
+
+    def forward(self, features: Tensor, place: Tensor) -> Tensor:
+        """[B, F] and an action's place [B, D] to logits [B, K]."""
+        logits: Tensor = self.net(torch.cat([features, place], 1))[0]
+        return logits
+
+
+def random_shift(images: Tensor, pad: int, generator: torch.Generator) -> Tensor:
+    """Each image [B, C, H, W] moved by up to ``pad`` pixels along either axis; its edges are repeated.
+
+    Source: Kostrikov et al. 2020 (DrQ), section 3.1: replication padding and a random crop. The offsets are
+    drawn on the generator's device.
+    """
+    height, width = images.shape[2:]
+    offsets = torch.randint(2 * pad + 1, (len(images), 2), generator=generator).tolist()
+    left, right = images[..., :1], images[..., -1:]
+    wide = torch.cat([left.expand(-1, -1, -1, pad), images, right.expand(-1, -1, -1, pad)], 3)
+    top, bottom = wide[:, :, :1], wide[:, :, -1:]
+    padded = torch.cat([top.expand(-1, -1, pad, -1), wide, bottom.expand(-1, -1, pad, -1)], 2)
+    return torch.stack(
+        [image[:, y : y + height, x : x + width] for image, (y, x) in zip(padded, offsets, strict=True)]
+    )

@@ -1,0 +1,107 @@
+"""The Adroit hand's environments with the sign of their rewards corrected. Imports no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from murmurate import errors
+from murmurate.worlds.env_state import quiet_models
+
+# by task: gymnasium-robotics' name, and the steps at the goal that an episode needs to be a success
+TASKS = {"door": ("Door", 25), "hammer": ("Hammer", 25), "pen": ("Pen", 20), "relocate": ("Relocate", 25)}
+_SHARE = 0.1  # of the distance, in the reward
+_LIFT = 0.05  # m
+
+
+class CorrectedHand(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """factor: of the distance from palm to object that is added to the reward.
+
+    An episode is a success if the task's goal is reached in more than ``needed`` of its steps, as Rajeswaran
+    et al. 2018 count it.
+    """
+
+    def __init__(self, env: Any, task: str, needed: int, factor: float) -> None:
+        super().__init__(env)
+        self._task, self._needed, self._factor = task, needed, factor
+        self._reached = 0
+
+    def reset(self, **options: Any) -> Any:
+        self._reached = 0
+        return self.env.reset(**options)
+
+    def step(self, action: Any) -> Any:
+        seen, reward, terminated, truncated, info = self.env.step(action)
+        if self._factor:
+            reward = float(reward) + self._factor * palm_distance(self._task, self.env)
+        self._reached += bool(info["success"])
+        info["success"] = self._reached > self._needed
+        return seen, reward, terminated, truncated, info
+
+
+def make(task: str, max_episode_steps: int, picture: bool = False) -> Any:
+    """The environment with its time limit."""
+    name, needed = TASKS[task]
+    hand = CorrectedHand(_plain(name, picture), task, needed, factor(task))
+    return gymnasium.wrappers.TimeLimit(hand, max_episode_steps)
+
+
+def palm_distance(task: str, env: Any) -> float:
+    """From the palm to what it must take: the door's handle, the hammer, the ball."""
+    data = env.data
+    if task == "door":
+        palm, target = env.grasp_site_id, data.site_xpos[env.handle_site_id]
+    else:
+        palm, target = env.S_grasp_site_id, data.xpos[env.obj_body_id]
+    return float(np.linalg.norm(data.site_xpos[palm] - target))
+
+
+@functools.cache
+def factor(task: str) -> float:
+    """What must be added to the installed version's reward, by distance from palm to object.
+
+    The dense rewards of door, hammer and relocate were published with -0.1 of that distance (Rajeswaran et
+    al. 2018, and version 0 of the environments). gymnasium-robotics 1.4.2 has +0.1 instead. Which it is shows
+    in one step that is made twice, with the palm's marker, on which no physics depends, at two places.
+
+    Raises ``Refusal`` for a reward that does neither.
+    """
+    if task == "pen":
+        return 0.0
+    env = _plain(TASKS[task][0])
+    palm = env.grasp_site_id if task == "door" else env.S_grasp_site_id
+    seen = []
+    for lift in (0.0, _LIFT):
+        env.model.site_pos[palm, 2] += lift
+        env.reset(seed=0)
+        reward = float(env.step(np.zeros(env.action_space.shape, np.float32))[1])
+        seen.append((reward, palm_distance(task, env)))
+    env.close()
+    (reward, distance), (other_reward, other_distance) = seen
+    slope = (other_reward - reward) / (other_distance - distance)
+    for sign, missing in ((-1, 0.0), (1, -2 * _SHARE)):
+        if abs(slope - sign * _SHARE) < 1e-6:
+            return missing
+    raise errors.Refusal(
+        f"The reward of adroit-{task} changes by {slope:.3g} for each metre between palm and object; it is "
+        f"known with -{_SHARE} and, wrongly, with {_SHARE}. Install gymnasium-robotics 1.4.2."
+    )
+
+
+def _plain(name: str, picture: bool = False) -> Any:
+    """The environment alone."""
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # it tells of the sign that ``factor`` puts right
+            import gymnasium_robotics
+    except ImportError as problem:
+        raise errors.MissingExtra("gymnasium-robotics", "adroit", "An Adroit hand") from problem
+    gymnasium.register_envs(gymnasium_robotics)
+    options: dict[str, Any] = {"render_mode": "rgb_array"} if picture else {}
+    ident = f"AdroitHand{name}-v1"
+    with quiet_models("mujoco"):
+        return gymnasium.make(ident, reward_type="dense", disable_env_checker=True, **options).unwrapped

@@ -1,0 +1,173 @@
+"""The DeepMind Control Suite (Tassa et al. 2018) as gymnasium environments. Imports no torch."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from types import ModuleType
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+
+from murmurate import errors
+from murmurate.worlds.env_state import Unsavable
+
+_LIBRARIES = "libegl1 libegl-mesa0 libgl1-mesa-dri"
+# As good as the suite's own picture at 84 x 84, and several times faster without a GPU.
+_SHADOW_TEXELS, _SAMPLES = 512, 0
+SCREEN = (240, 320, 3)  # of a picture for people
+# fields of the models that episodes begin with at random
+_DRAWN = ("body_pos", "body_quat", "geom_pos", "site_pos", "light_pos", "wrap_prm", "hfield_data")
+
+
+def is_installed() -> bool:
+    return importlib.util.find_spec("dm_control") is not None
+
+
+def suite(pictures: bool) -> ModuleType:
+    """dm_control's suite. pictures: whether it must be able to draw.
+
+    It draws by EGL, on a GPU or by software, unless the environment variable MUJOCO_GL says otherwise.
+    Raises ``MissingExtra`` without dm_control, and ``Refusal`` where nothing draws.
+    """
+    if not is_installed():
+        raise errors.MissingExtra("dm_control", "control", "The DeepMind Control Suite")
+    chosen = os.environ.setdefault("MUJOCO_GL", "egl")
+    try:
+        importlib.import_module("dm_control._render")
+    except Exception as problem:  # of the library that draws; there is no common type
+        if pictures:
+            raise cannot_draw(problem) from problem
+        os.environ["MUJOCO_GL"] = "disabled"
+        found = importlib.import_module("dm_control.suite")
+        os.environ["MUJOCO_GL"] = chosen
+        return found
+    return importlib.import_module("dm_control.suite")
+
+
+def cannot_draw(problem: Exception) -> errors.Refusal:
+    by = os.environ.get("MUJOCO_GL", "egl")
+    return errors.Refusal(
+        f"MuJoCo cannot draw here by {by} ({type(problem).__name__}: {problem}). "
+        f"On Debian and Ubuntu run: apt-get install {_LIBRARIES}. Or install libosmesa6 and set the "
+        "environment variable MUJOCO_GL to osmesa."
+    )
+
+
+class DmcEnv(gymnasium.Env[Any, Any]):
+    """Observations are the suite's, one after the other in float32, or [3, size, size] pictures in uint8.
+
+    An action is repeated ``action_repeat`` times, or until the episode ends; the reward is the sum. A time
+    limit truncates.
+    """
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+    def __init__(
+        self, domain: str, task: str, pixels: bool, action_repeat: int, size: int, camera: int, drawn: bool
+    ) -> None:
+        self._random = np.random.RandomState(0)  # some tasks draw their model; ``reset`` seeds the episodes
+        self.env = suite(pixels or drawn).load(domain, task, task_kwargs={"random": self._random})
+        self.physics = self.env.physics
+        self._repeat, self._size, self._camera, self._pixels = action_repeat, size, camera, pixels
+        self.render_mode = "rgb_array" if drawn else None
+        quality = self.physics.model.vis.quality  # read once, before the first picture
+        quality.shadowsize, quality.offsamples = _SHADOW_TEXELS, _SAMPLES
+        if pixels or drawn:
+            try:
+                self._draw(size, size)
+            except Exception as problem:  # of the library that draws
+                raise cannot_draw(problem) from problem
+        bounds = self.env.action_spec()
+        self.action_space = gymnasium.spaces.Box(
+            np.broadcast_to(bounds.minimum, bounds.shape).astype(np.float32),
+            np.broadcast_to(bounds.maximum, bounds.shape).astype(np.float32),
+        )
+        if pixels:
+            self.observation_space = gymnasium.spaces.Box(0, 255, (3, size, size), np.uint8)
+        else:
+            numbers = sum(int(np.prod(each.shape)) for each in self.env.observation_spec().values())
+            self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (numbers,), np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: Any = None
+    ) -> tuple[npt.NDArray[Any], dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            drawn = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seed)))
+            self._random.set_state(drawn.get_state())
+        return self._seen(self.env.reset()), {}
+
+    def step(self, action: Any) -> tuple[npt.NDArray[Any], float, bool, bool, dict[str, Any]]:
+        reward = 0.0
+        for _ in range(self._repeat):
+            step = self.env.step(action)
+            reward += step.reward
+            if step.last():
+                break
+        over = step.last()
+        return self._seen(step), reward, over and step.discount == 0, over and step.discount != 0, {}
+
+    def render(self) -> npt.NDArray[np.uint8]:
+        return self._draw(*SCREEN[:2])
+
+    def close(self) -> None:
+        self.env.close()
+
+    def saver(self) -> DmcSaver:
+        return DmcSaver(self)
+
+    def _seen(self, step: Any) -> npt.NDArray[Any]:
+        if self._pixels:
+            return np.ascontiguousarray(self._draw(self._size, self._size).transpose(2, 0, 1))
+        return np.concatenate([np.ravel(value) for value in step.observation.values()]).astype(np.float32)
+
+    def _draw(self, height: int, width: int) -> npt.NDArray[np.uint8]:
+        drawn: npt.NDArray[np.uint8] = self.physics.render(height, width, camera_id=self._camera)
+        return drawn
+
+
+class DmcSaver:
+    """The integration state of MuJoCo, from which the rest follows, what an episode began with, and the
+    task's generator."""
+
+    def __init__(self, env: DmcEnv) -> None:
+        self._env = env
+        self._mujoco = importlib.import_module("mujoco")
+
+    def save(self) -> dict[str, Any]:
+        """Raises ``Unsavable`` for pictures of a landscape, which the renderer keeps to itself."""
+        env, physics = self._env, self._env.physics
+        if env._pixels and physics.model.nhfield:
+            raise Unsavable("the height field of a picture")
+        drawn = {name: np.array(getattr(physics.model, name)) for name in _DRAWN}
+        generator = env._random.get_state(legacy=False)
+        return {
+            "integration": physics.get_state(sig=self._sig),
+            "model": {name: value for name, value in drawn.items() if value.size},
+            "steps": env.env._step_count,
+            "generator": {
+                **generator["state"],
+                "gauss": generator["gauss"],
+                "has_gauss": generator["has_gauss"],
+            },
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        env, physics = self._env, self._env.physics
+        for name, value in state["model"].items():
+            getattr(physics.model, name)[...] = value
+        physics.set_state(state["integration"], sig=self._sig)
+        # what a step of dm_control expects; and it is what the last one left
+        self._mujoco.mj_step1(physics.model.ptr, physics.data.ptr)
+        env.env._step_count, env.env._reset_next_step = state["steps"], False
+        saved = dict(state["generator"])
+        gauss = {name: saved.pop(name) for name in ("gauss", "has_gauss")}
+        env._random.set_state({"bit_generator": "MT19937", "state": saved, **gauss})
+
+    @property
+    def _sig(self) -> int:
+        return int(self._mujoco.mjtState.mjSTATE_INTEGRATION)

@@ -1,0 +1,66 @@
+"""A gymnasium environment in a process of its own, for the server of games. Imports no torch."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from murmurate.worlds._game_server import Frame
+from murmurate.worlds._gym_env import arranger, success_of
+from murmurate.worlds.env_state import Unsavable, load_generators, save_generators, saver
+
+
+class EnvGame:
+    """make: "module:function" that makes the environment with ``options``; its import imports no torch.
+
+    Nothing can end a call that hangs, so the server ends, and all of its environments are replaced.
+    """
+
+    def __init__(self, make: str, options: Mapping[str, Any]) -> None:
+        module, _, function = make.partition(":")
+        self._env = getattr(importlib.import_module(module), function)(**options)
+        self._saver = saver(self._env)
+        space = self._env.observation_space
+        self._arranged = arranger(space)
+        self._dtype = np.uint8 if space.dtype == np.uint8 else np.float32
+        self._start = int(getattr(self._env.action_space, "start", 0))  # the first of discrete actions
+        self.success: bool | None = None
+
+    def begin(self, seed: int | None, steps: int) -> Frame:
+        return self._seen(self._env.reset(seed=seed)[0])
+
+    def step(self, action: Any) -> tuple[Frame, float, bool, bool]:
+        seen, reward, terminated, truncated, info = self._env.step(action + self._start)
+        self.success = success_of(info)
+        return self._seen(seen), float(reward), bool(terminated), bool(truncated)
+
+    def picture(self) -> Frame:
+        return np.asarray(self._env.render(), np.uint8)
+
+    def kill(self) -> bool:
+        return False
+
+    def state(self) -> dict[str, Any] | None:
+        if self._saver is None:
+            return None
+        try:
+            physics = self._saver.save()
+        except Unsavable:
+            return None
+        return {"physics": physics, "generator": save_generators([self._env.unwrapped.np_random])[0]}
+
+    def load(self, state: dict[str, Any]) -> None:
+        if self._saver is None:
+            raise ValueError("it cannot be saved, so there is no state to load")
+        self._env.reset()  # some environments create attributes only then
+        self._saver.load(state["physics"])
+        self._env.unwrapped.np_random = load_generators([state["generator"]], 1)[0]
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _seen(self, observation: Any) -> Frame:
+        return np.ascontiguousarray(self._arranged(observation), self._dtype)

@@ -1,0 +1,75 @@
+"""The Adroit hand (Rajeswaran et al. 2018): a hand of 24 joints opens a door, hammers a nail, turns a pen or
+carries a ball, with dense rewards."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from murmurate.ranges import PositiveInt, check_ranges
+from murmurate.worlds import _adroit_env
+from murmurate.worlds._gym_env import without_checks
+from murmurate.worlds.gym_simulators import GymSimulators
+from murmurate.worlds.interface import Simulators, SimulatorWorld
+from murmurate.worlds.served import served_environments
+
+_PREFIX = "adroit-"
+
+
+def names() -> list[str]:
+    """The four tasks; none without gymnasium-robotics."""
+    if importlib.util.find_spec("gymnasium_robotics") is None:
+        return []
+    return [_PREFIX + task for task in _adroit_env.TASKS]
+
+
+def vector_names() -> list[str]:
+    """Those of ``names`` whose actions are vectors: all."""
+    return names()
+
+
+def world(name: str) -> AdroitWorld | None:
+    """The world of that name, or None; it opens only with gymnasium-robotics."""
+    task = name.removeprefix(_PREFIX)
+    return AdroitWorld(task) if name.startswith(_PREFIX) and task in _adroit_env.TASKS else None
+
+
+@dataclass(frozen=True)
+class AdroitWorld(SimulatorWorld):
+    """One task of gymnasium-robotics, version 1.
+
+    max_episode_steps: after which an episode is truncated; nothing else ends one.
+    served: simulators run in a process of their own, where one that hangs is noticed too.
+
+    Differs: where the installed version rewards a hand that is far from the door's handle, the hammer or the
+    ball, that term is put right (``_adroit_env.factor``).
+    """
+
+    task: str = field(metadata={"in_name": True})
+    max_episode_steps: PositiveInt = 200
+    served: bool = False
+
+    images: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+    @property
+    def name(self) -> str:
+        return _PREFIX + self.task
+
+    def open(
+        self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False
+    ) -> Simulators:
+        """``training`` and ``threads`` have no effect."""
+        options: dict[str, Any] = {"task": self.task, "max_episode_steps": self.max_episode_steps}
+        if self.served and not picture:
+            spec = dataclasses.replace(self, served=False).spec()
+            return served_environments(spec, "murmurate.worlds._adroit_env:make", options, simulators, first)
+
+        def make(b: int) -> tuple[Any, int]:
+            return without_checks(_adroit_env.make(**options, picture=picture and b == 0))
+
+        return GymSimulators(self.name, make, simulators, first)

@@ -1,0 +1,157 @@
+"""The DeepMind Control Suite (Tassa et al. 2018): from states, or from pixels.
+
+A picture is drawn by EGL, which needs no display, with a shadow map of 512 texels and without multisampling:
+several times faster by software, with a mean error of less than one grey level. Simulators that draw run in a
+process of their own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import torch
+
+from murmurate import errors
+from murmurate.ranges import NonNegativeInt, Range, check_ranges
+from murmurate.spec import EnvSpec
+from murmurate.worlds._dmc_env import SCREEN, DmcEnv, is_installed, suite
+from murmurate.worlds.gym_simulators import GymSimulators, spec_of
+from murmurate.worlds.interface import Simulators, SimulatorWorld
+from murmurate.worlds.served import served_environments
+
+_PREFIX, _PIXELS = "dmc-", "-pixels"
+_MAKE = "murmurate.worlds._dmc_env:DmcEnv"
+# the suite's "benchmarking" tasks, which are listed
+_TASKS = {
+    "acrobot": ("swingup", "swingup_sparse"),
+    "ball_in_cup": ("catch",),
+    "cartpole": ("balance", "balance_sparse", "swingup", "swingup_sparse"),
+    "cheetah": ("run",),
+    "finger": ("spin", "turn_easy", "turn_hard"),
+    "fish": ("upright", "swim"),
+    "hopper": ("stand", "hop"),
+    "humanoid": ("stand", "walk", "run"),
+    "manipulator": ("bring_ball",),
+    "pendulum": ("swingup",),
+    "point_mass": ("easy",),
+    "reacher": ("easy", "hard"),
+    "swimmer": ("swimmer6", "swimmer15"),
+    "walker": ("stand", "walk", "run"),
+}
+# from pixels, as Hafner et al. 2019 (PlaNet) and Yarats et al. 2021 (DrQ) repeat actions; others twice
+_REPEATS = {"ball_in_cup": 4, "cartpole": 8, "cheetah": 4, "reacher": 4}
+_CAMERAS = {"quadruped": 2}  # that sees the task best; elsewhere the first
+
+
+def names() -> list[str]:
+    """The tasks that the suite calls its benchmark, each from states and from pixels; none without it."""
+    if not is_installed():
+        return []
+    listed = [_name(domain, task) for domain, tasks in _TASKS.items() for task in tasks]
+    return [name + ending for name in listed for ending in ("", _PIXELS)]
+
+
+def vector_names() -> list[str]:
+    """Those of ``names`` whose actions are vectors: all."""
+    return names()
+
+
+def world(name: str) -> DmcWorld | None:
+    """The world called ``dmc-cheetah-run`` or ``dmc-cheetah-run-pixels``, of any task of the suite, or None.
+
+    Raises ``MissingExtra`` without dm_control.
+    """
+    if not name.startswith(_PREFIX):
+        return None
+    if not is_installed():
+        raise errors.MissingExtra("dm_control", "control", "The DeepMind Control Suite")
+    plain, pixels = name.removesuffix(_PIXELS), name.endswith(_PIXELS)
+    listed = _by_name((domain, task) for domain, tasks in _TASKS.items() for task in tasks)
+    found = listed.get(plain) or _by_name(suite(pictures=False).ALL_TASKS).get(plain)
+    if found is None:
+        return None
+    domain, task = found
+    repeat = _REPEATS.get(domain, 2) if pixels else 1
+    return DmcWorld(domain, task, pixels, action_repeat=repeat, camera=_CAMERAS.get(domain, 0))
+
+
+@dataclass(frozen=True)
+class DmcWorld(SimulatorWorld):
+    """One task of the suite. Its time limit truncates an episode.
+
+    pixels: observations are pictures, of ``size`` x ``size``, the last ``stack`` of them.
+    action_repeat: steps of the task that an action lasts; rewards are summed.
+    camera: number of the task's camera.
+    served: simulators run in a process of their own, where one that hangs is noticed too; those that draw
+        always do.
+    """
+
+    domain: str = field(metadata={"in_name": True})
+    task: str = field(metadata={"in_name": True})
+    pixels: bool = field(default=False, metadata={"in_name": True})
+    action_repeat: Annotated[int, Range(1, 1000)] = 1
+    stack: Annotated[int, Range(1, 1000)] = 3
+    size: Annotated[int, Range(16, 1024)] = 84
+    camera: NonNegativeInt = 0
+    served: bool = False
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+    @property
+    def name(self) -> str:
+        return _name(self.domain, self.task) + _PIXELS * self.pixels
+
+    @property
+    def images(self) -> bool:
+        return self.pixels
+
+    @functools.cached_property
+    def _spec(self) -> EnvSpec:
+        env = DmcEnv(**self._options | {"pixels": False})
+        spec = dataclasses.replace(spec_of(self.name, env), frames_per_step=self.action_repeat)
+        env.close()
+        if not self.pixels:
+            return spec
+        shape = (3 * self.stack, self.size, self.size)
+        return dataclasses.replace(
+            spec, observation_shape=shape, observation_dtype=torch.uint8, stacked=True, channels=3
+        )
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {
+            "domain": self.domain,
+            "task": self.task,
+            "pixels": self.pixels,
+            "action_repeat": self.action_repeat,
+            "size": self.size,
+            "camera": self.camera,
+            "drawn": False,
+        }
+
+    def open(
+        self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False
+    ) -> Simulators:
+        """``training`` and ``threads`` have no effect."""
+        if self.pixels or (self.served and not picture):
+            screen = SCREEN if picture else None
+            return served_environments(self.spec(), _MAKE, self._options, simulators, first, screen)
+
+        def make(b: int) -> tuple[DmcEnv, int]:
+            return DmcEnv(**self._options | {"drawn": picture and b == 0}), sys.maxsize
+
+        return GymSimulators(self.spec(), make, simulators, first)
+
+
+def _name(domain: str, task: str) -> str:
+    return f"{_PREFIX}{domain}-{task}".replace("_", "-")
+
+
+def _by_name(tasks: Iterable[tuple[str, str]]) -> dict[str, tuple[str, str]]:
+    return {_name(domain, task): (domain, task) for domain, task in tasks}

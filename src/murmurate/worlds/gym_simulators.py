@@ -1,0 +1,280 @@
+"""Gymnasium's environments, several of them stepped in turn in one process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from murmurate import errors
+from murmurate.spec import EnvSpec, TimeStep
+from murmurate.worlds._game_server import FAILURES, WORKS
+from murmurate.worlds._gym_env import arranged_shape, arranger, success_of
+from murmurate.worlds.array_trees import to_arrays, to_tensors
+from murmurate.worlds.env_state import Saver, Unsavable, load_generators, save_generators, saver
+from murmurate.worlds.episodes import EpisodeCounter, restore
+from murmurate.worlds.generators import simulator_seed
+from murmurate.worlds.interface import Picture, first_step
+
+
+class GymSimulators:
+    """``B`` gymnasium environments, one after the other.
+
+    Observations are [B, ...] float32; uint8 stays uint8, and images with their colours last become [C, H, W].
+    Vector actions are clipped to their bounds. Classic control and MuJoCo are exactly resumable, also in
+    wrappers that hold only numbers; for others ``state()`` is None.
+
+    name: of the world; or its spec, where the environment does not tell all of it.
+    make: simulator ``b``, and the number of steps after which its episodes are truncated. One that raises, or
+    gives what is no observation or not finite, is replaced by a new one: its episode ends truncated with its
+    last observation and without a reward, and is not among ``TimeStep.episodes``.
+    """
+
+    def __init__(
+        self, name: str | EnvSpec, make: Callable[[int], tuple[Any, int]], size: int, first: int
+    ) -> None:
+        self._make = make
+        made = [make(b) for b in range(size)]
+        self._envs, self._limit = [env for env, _ in made], made[0][1]
+        self._first = first
+        self._spec = name if isinstance(name, EnvSpec) else spec_of(name, self._envs[0])
+        space = self._envs[0].action_space
+        self._choose: Callable[[Tensor], Any] = (
+            _discrete(space, self._spec.name) if self._spec.actions else _bounded(space)
+        )
+        self._arranged = arranger(self._envs[0].observation_space)
+        self._savers: list[Saver | None] = [saver(env) for env in self._envs]
+        self._counter = EpisodeCounter(size)
+        self._dtype = np.uint8 if self._spec.observation_dtype == torch.uint8 else np.float32
+        self._observation: npt.NDArray[Any] = self._blank()
+        self._actions: Any = None
+        # of each in a row, and steps since the last one
+        self._failures, self._steps_since = np.zeros(size, np.int64), np.zeros(size, np.int64)
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self._spec
+
+    @property
+    def size(self) -> int:
+        return len(self._envs)
+
+    def reset(self, seed: int) -> TimeStep:
+        self._counter.clear()
+        self._failures[:] = self._steps_since[:] = 0
+        self._observation = self._blank()
+        restarts: list[str] = []
+        for b in range(self.size):
+            restarts += self._begin(b, self._observation, simulator_seed(seed, self._first + b))
+        step = first_step(torch.from_numpy(self._observation))
+        step.restarts = restarts
+        return step
+
+    def send(self, action: Tensor) -> None:
+        self._actions = self._choose(action)
+
+    def receive(self) -> TimeStep:
+        observation = self._blank()
+        reward = np.empty(self.size, np.float64)
+        terminated = np.empty(self.size, np.bool_)
+        truncated = np.empty(self.size, np.bool_)
+        infos: list[Any] = [{}] * self.size
+        failed: dict[int, str] = {}
+        for b, (env, action) in enumerate(zip(self._envs, self._actions, strict=True)):
+            try:
+                raw, reward[b], terminated[b], truncated[b], infos[b] = env.step(action)
+                observation[b] = self._arranged(raw)
+            except (Exception, SystemExit) as problem:
+                observation[b], reward[b], failed[b] = 0, 0.0, self._raised(b, "step", problem)
+        with np.errstate(over="ignore"):
+            given = reward.astype(np.float32)
+        self._note_not_finite(failed, observation, given)
+        self._steps_since += 1
+        lost = np.zeros(self.size, np.bool_)
+        for b in failed:
+            lost[b], terminated[b], truncated[b] = True, False, True
+            observation[b], reward[b], given[b] = self._observation[b], 0.0, 0.0
+        self._counter.tick(reward)
+        truncated = (truncated | (self._counter.length >= self._limit)) & ~terminated
+        over = terminated | truncated
+        step = TimeStep(
+            observation=torch.from_numpy(observation),
+            reward=torch.from_numpy(given),
+            terminated=torch.from_numpy(terminated),
+            truncated=torch.from_numpy(truncated),
+        )
+        if over.any():
+            if truncated.any():
+                step.final_observation = step.observation.clone()
+            restarts = []
+            for b in np.flatnonzero(over).tolist():
+                restarts += self._begin(b, observation, None, failed.get(b, ""))
+            self._counter.forget(lost)
+            step.episodes = self._counter.finish(over & ~lost, [success_of(info) for info in infos])
+            step.restarts = restarts
+        self._observation = observation
+        return step
+
+    def state(self) -> dict[str, Any] | None:
+        try:
+            physics = [None if each is None else each.save() for each in self._savers]
+        except Unsavable:
+            return None
+        if None in physics:
+            return None
+        return {
+            "observation": torch.from_numpy(self._observation.copy()),
+            "physics": to_tensors(physics),
+            "generators": save_generators([env.unwrapped.np_random for env in self._envs]),
+            "episodes": self._counter.state(),
+        }
+
+    def load(self, state: dict[str, Any]) -> TimeStep:
+        sources = load_generators(state["generators"], len(self._envs))
+        for env, each, physics, source in zip(
+            self._envs, self._savers, to_arrays(state["physics"]), sources, strict=True
+        ):
+            if each is None:
+                raise ValueError(f"{self._spec.name} cannot be saved, so there is no state to load: reset it")
+            # some environments create attributes only in reset
+            env.reset()
+            each.load(physics)
+            env.unwrapped.np_random = source
+        self._counter.load(state["episodes"])
+        restore(self._observation, state["observation"], "observation")
+        return first_step(torch.from_numpy(self._observation))
+
+    def picture(self) -> Picture:
+        if self._envs[0].render_mode != "rgb_array":
+            raise ValueError("no picture: open the world with picture=True")
+        try:
+            return np.asarray(self._envs[0].render(), np.uint8)
+        except gymnasium.error.DependencyNotInstalled as problem:
+            raise errors.MissingExtra("pygame-ce", "video", f"A picture of {self._spec.name}") from problem
+        except Exception as problem:  # the type of MuJoCo's errors depends on the platform
+            raise errors.Refusal(
+                f"A picture of {self._spec.name} cannot be drawn here ({problem}). On a machine without a "
+                "display set the environment variable MUJOCO_GL to egl or osmesa."
+            ) from problem
+
+    def close(self) -> None:
+        for env in self._envs:
+            env.close()
+
+    def _begin(self, b: int, observation: npt.NDArray[Any], seed: int | None, cause: str = "") -> list[str]:
+        """Begin an episode of simulator ``b``, whose first observation goes to its row. cause: what ended the
+        one before; then a new environment takes its place, as it does where ``reset`` fails.
+
+        Returns a sentence for each one replaced. Raises ``RunFailed`` for too many in a row.
+        """
+        restarts: list[str] = []
+        while True:
+            if cause:
+                restarts.append(self._note_failure(b, cause))
+                seed = int(self._envs[b].unwrapped.np_random.integers(2**62))
+                with contextlib.suppress(Exception):
+                    self._envs[b].close()
+                self._envs[b], _ = self._make(b)
+                self._savers[b] = saver(self._envs[b])
+            try:
+                observation[b] = self._arranged(self._envs[b].reset(seed=seed)[0])
+            except (Exception, SystemExit) as problem:
+                cause = self._raised(b, "reset", problem)
+                continue
+            if self._dtype == np.uint8 or np.isfinite(observation[b]).all():
+                return restarts
+            cause = f"{self._where(b)} gave {_wrong(observation[b])} as its observation"
+
+    def _note_failure(self, b: int, cause: str) -> str:
+        if self._steps_since[b] >= WORKS:
+            self._failures[b] = 0
+        self._failures[b] += 1
+        self._steps_since[b] = 0
+        if self._failures[b] > FAILURES:
+            raise errors.RunFailed(
+                f"{cause}. It failed {self._failures[b]} times in a row. Mend the environment, or register "
+                "it with a wrapper that replaces such values."
+            )
+        return f"{cause} and is started again"
+
+    def _note_not_finite(
+        self, failed: dict[int, str], observation: npt.NDArray[Any], reward: npt.NDArray[Any]
+    ) -> None:
+        """Add the simulators that gave numbers that are not finite, with a sentence for each."""
+        given = (
+            {"reward": reward} if self._dtype == np.uint8 else {"observation": observation, "reward": reward}
+        )
+        for name, values in given.items():
+            if np.isfinite(values).all():
+                continue
+            rows = ~np.isfinite(values.reshape(self.size, -1)).all(1)
+            for b in set(np.flatnonzero(rows).tolist()) - set(failed):
+                failed[b] = f"{self._where(b)} gave {_wrong(values[b])} as its {name}"
+
+    def _raised(self, b: int, call: str, problem: BaseException) -> str:
+        return f"{self._where(b)} raised {type(problem).__name__} in {call}: {problem}"
+
+    def _where(self, b: int) -> str:
+        step = int(self._counter.length[b]) + 1
+        return f"the environment {self._spec.name} (simulator {self._first + b}, step {step} of its episode)"
+
+    def _blank(self) -> npt.NDArray[Any]:
+        return np.empty((self.size, *self._spec.observation_shape), self._dtype)
+
+
+def _wrong(values: npt.NDArray[Any]) -> Any:
+    return np.ravel(values)[~np.isfinite(np.ravel(values))][0]
+
+
+def spec_of(name: str, env: Any) -> EnvSpec:
+    """The spec of an environment. Raises ``Refusal`` for spaces that no agent supports."""
+    observed, action = env.observation_space, env.action_space
+    if not isinstance(observed, gymnasium.spaces.Box):
+        raise errors.Refusal(
+            f"The observations of {name} are {type(observed).__name__}, but agents can only learn from "
+            "arrays (Box). Register it with gymnasium's FlattenObservation among its additional_wrappers."
+        )
+    shape = arranged_shape(observed)
+    dtype = torch.uint8 if observed.dtype == np.uint8 else torch.float32
+    if isinstance(action, gymnasium.spaces.Discrete):
+        return EnvSpec(name, shape, dtype, actions=int(action.n))
+    if not isinstance(action, gymnasium.spaces.Box) or not action.shape:
+        raise errors.Refusal(
+            f"The actions of {name} are {action}; only Discrete, or Box with at least one dimension, can be "
+            "taken. Register it with an ActionWrapper among its additional_wrappers that makes them such."
+        )
+    return EnvSpec(
+        name,
+        shape,
+        dtype,
+        actions=0,
+        action_shape=tuple(action.shape),
+        action_low=tuple(map(float, action.low.flat)),
+        action_high=tuple(map(float, action.high.flat)),
+    )
+
+
+def _discrete(space: Any, name: str) -> Callable[[Tensor], list[int]]:
+    count, start = int(space.n), int(space.start)
+
+    def choose(action: Tensor) -> list[int]:
+        chosen: list[int] = action.tolist()
+        if min(chosen) < 0 or max(chosen) >= count:
+            raise ValueError(f"{name} has actions 0 to {count - 1}, got {chosen}")
+        return [a + start for a in chosen] if start else chosen
+
+    return choose
+
+
+def _bounded(space: Any) -> Callable[[Tensor], npt.NDArray[Any]]:
+    def choose(action: Tensor) -> npt.NDArray[Any]:
+        clipped: npt.NDArray[Any] = np.clip(action.numpy(), space.low, space.high)
+        return clipped
+
+    return choose
