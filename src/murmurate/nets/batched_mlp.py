@@ -1,0 +1,80 @@
+"""Several MLPs of one shape, evaluated together: each layer is one batched product."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+Initialize = Callable[[Tensor, Tensor, torch.Generator], None]
+"""Draws a layer's weight [E, in, out] and bias [E, 1, out], in place."""
+
+
+def uniform_fan_in_(weight: Tensor, bias: Tensor, generator: torch.Generator) -> None:
+    """U(-1/sqrt(in), 1/sqrt(in)), as ``nn.Linear`` draws both."""
+    bound = 1 / math.sqrt(weight.shape[-2])
+    for tensor in (weight, bias):
+        tensor.uniform_(-bound, bound, generator=generator)
+
+
+def truncated_normal_(weight: Tensor, bias: Tensor, generator: torch.Generator) -> None:
+    """N(0, 1/(4 in)), cut off at two standard deviations; biases 0 (Chua et al. 2018)."""
+    std = 1 / (2 * math.sqrt(weight.shape[-2]))
+    nn.init.trunc_normal_(weight, 0.0, std, -2 * std, 2 * std, generator=generator)
+    bias.zero_()
+
+
+class BatchedMLP(nn.Module):
+    """``members`` MLPs with weights of their own, as twin critics and ensembles need.
+
+    sizes: widths from the input to the output, at least two. activation: after every layer but the last.
+    initialize: of each layer. generator: of all weights, which are drawn in float32 on its device.
+
+    Raises ``ValueError`` if there is no member, fewer than two sizes, or one below 1.
+    """
+
+    def __init__(
+        self,
+        members: int,
+        sizes: Sequence[int],
+        activation: Callable[[Tensor], Tensor] = torch.relu,
+        *,
+        initialize: Initialize = uniform_fan_in_,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        if len(sizes) < 2 or min(sizes) < 1 or members < 1:
+            raise ValueError(f"{members} MLPs of widths {list(sizes)}: each needs two widths of 1 or more")
+        self.members, self.in_features, self.out_features = members, sizes[0], sizes[-1]
+        self.activation = activation
+        pairs = list(pairwise(sizes))
+        # transposed to ``nn.Linear``'s: the forward pass multiplies by them as they lie
+        self.weights = nn.ParameterList(torch.empty(members, a, b) for a, b in pairs)
+        self.biases = nn.ParameterList(torch.empty(members, 1, b) for _, b in pairs)
+        with torch.no_grad():
+            for weight, bias in zip(self.weights, self.biases, strict=True):
+                if not weight.is_meta:  # a net that is built for its sizes alone
+                    drawn = [torch.empty(x.shape, device=generator.device) for x in (weight, bias)]
+                    initialize(drawn[0], drawn[1], generator)
+                    weight.copy_(drawn[0])
+                    bias.copy_(drawn[1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, in], the same for all members, or [E, B, in], to [E, B, out] of the parameters' dtype."""
+        if x.shape[-1] != self.in_features or x.ndim not in (2, 3):
+            raise ValueError(
+                f"an input must be [B, {self.in_features}] or [E, B, {self.in_features}], but "
+                f"it has shape {list(x.shape)}"
+            )
+        if x.ndim == 2:
+            x = x.expand(self.members, *x.shape)
+        x = x.to(self.weights[0].dtype)
+        last = len(self.weights) - 1
+        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            x = torch.baddbmm(bias, x, weight)
+            if layer < last:
+                x = self.activation(x)
+        return x
