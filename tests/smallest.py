@@ -44,9 +44,10 @@ SMALL = {"batch": 4, "channels": 4, "width": 4}  # of the learner, where it has 
 
 
 def recipe_of(algorithm: str) -> Run:
-    """On cartpole, or on the first world of a recipe that is not for all."""
+    """On cartpole or pendulum, or on the first world of a recipe that is for neither."""
     worlds = [world for world, other in pairs().values() if other == algorithm]
-    return recipe(f"{'cartpole' if 'cartpole' in worlds else worlds[0]}-{algorithm}")
+    plain = [world for world in ("cartpole", "pendulum") if world in worlds]
+    return recipe(f"{[*plain, *worlds][0]}-{algorithm}")
 
 
 def smallest(algorithm: str, folder: Path) -> Run:

@@ -27,6 +27,17 @@ def resolve_auto(config: Config, spec: EnvSpec, device: torch.device) -> Config:
     return resolved
 
 
+def resolve_precision(config: Config, device: torch.device) -> Config:
+    """``config`` with the ``precision`` that ``auto`` stands for: bfloat16 where the device has native
+    bfloat16 arithmetic."""
+    fields: Any = config
+    if fields.precision != "auto":
+        return config
+    precision = "bfloat16" if native_bfloat16(device) else "float32"
+    resolved: Config = dataclasses.replace(fields, precision=precision)
+    return resolved
+
+
 def linear_schedule(end: float, updates: int | None) -> Callable[[int], float] | None:
     """The learning rate's factor as a function of the clock: from 1 to ``end`` over ``updates``; None where
     it is constant."""

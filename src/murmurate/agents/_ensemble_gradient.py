@@ -50,7 +50,8 @@ class EnsembleGradient:
         with products_in(precision):
             x = [inputs]  # of each layer
             for i, (weight, bias) in enumerate(zip(net.weights, net.biases, strict=True)):
-                total = torch.baddbmm(bias, x[i], weight, out=self._sums[i])
+                # faster than baddbmm, which first copies the bias to all rows
+                total = torch.bmm(x[i], weight, out=self._sums[i]).add_(bias)
                 if i < len(self._outputs):
                     x.append(torch.ops.aten.silu.out(total, out=self._outputs[i]))
             step = bounded_nll_gradient(total, targets, low, high)

@@ -63,7 +63,8 @@ class BatchedMLP(nn.Module):
                     bias.copy_(drawn[1])
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, in], the same for all members, or [E, B, in], to [E, B, out] of the parameters' dtype."""
+        """[B, in], the same for all members, or [E, B, in], to [E, B, out]; each layer computes in the
+        dtype of its weight."""
         if x.shape[-1] != self.in_features or x.ndim not in (2, 3):
             raise ValueError(
                 f"an input must be [B, {self.in_features}] or [E, B, {self.in_features}], but "
@@ -71,10 +72,9 @@ class BatchedMLP(nn.Module):
             )
         if x.ndim == 2:
             x = x.expand(self.members, *x.shape)
-        x = x.to(self.weights[0].dtype)
         last = len(self.weights) - 1
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            x = torch.baddbmm(bias, x, weight)
+            x = torch.baddbmm(bias, x.to(weight.dtype), weight)
             if layer < last:
                 x = self.activation(x)
         return x

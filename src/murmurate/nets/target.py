@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+Net = TypeVar("Net", bound=nn.Module)
 
-class TargetNetwork:
+
+class TargetNetwork(Generic[Net]):
     """A copy of ``net`` that moves towards it every few own updates.
 
     Under strategies with common rounds it moves only at the end of a round, when all replicas have the same
@@ -23,13 +25,13 @@ class TargetNetwork:
     Raises ``ValueError`` for values out of range.
     """
 
-    def __init__(self, net: nn.Module, *, every: int = 1, polyak: float = 1.0) -> None:
+    def __init__(self, net: Net, *, every: int = 1, polyak: float = 1.0) -> None:
         if every < 0:
             raise ValueError(f"target_every is {every}; it must be at least 0")
         if not 0 < polyak <= 1:
             raise ValueError(f"polyak is {polyak}; it must be above 0 and at most 1")
         self.source, self.every, self.polyak = net, every, polyak
-        self.net = copy.deepcopy(net).requires_grad_(False)
+        self.net: Net = copy.deepcopy(net).requires_grad_(False)
         self.since = 0  # own updates since the last move
         # moved in float32: small moves of bfloat16 parameters would be rounded off
         self._exact = [p.float() if p.element_size() < 4 else p for p in self.net.parameters()]
@@ -63,11 +65,12 @@ class TargetNetwork:
 
     @torch.no_grad()
     def _blend(self, share: float) -> None:
-        for own, exact, new in zip(self.net.parameters(), self._exact, self.source.parameters(), strict=True):
-            if share == 1:
-                exact.copy_(new)
-            else:
-                exact.lerp_(new.float(), share)
+        news = [new.to(exact.dtype) for new, exact in zip(self.source.parameters(), self._exact, strict=True)]
+        if share == 1:
+            torch._foreach_copy_(self._exact, news)
+        else:
+            torch._foreach_lerp_(self._exact, news, share)
+        for own, exact in zip(self.net.parameters(), self._exact, strict=True):
             if own.dtype != exact.dtype:
                 own.copy_(exact)
         for buffer, new_buffer in zip(self.net.buffers(), self.source.buffers(), strict=True):

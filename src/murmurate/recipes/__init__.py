@@ -7,7 +7,7 @@ registration.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -15,7 +15,9 @@ from murmurate import plugins
 from murmurate.errors import unknown
 from murmurate.training.run import Run
 from murmurate.training.run_folder import read_run
-from murmurate.worlds.registry import world_names
+from murmurate.worlds.registry import vector_worlds, world_names
+
+_FEW = 4
 
 
 def _modules() -> tuple[ModuleType, ...]:
@@ -32,9 +34,18 @@ def summaries() -> dict[str, str]:
     lines = {}
     for module in _modules():
         line = (module.__doc__ or "").strip().splitlines()[0].partition(": ")[2].rstrip(".")
-        worlds = f" (world: {', '.join(module.WORLDS)})" if hasattr(module, "WORLDS") else ""
-        lines[module.ALGORITHM] = line + worlds
+        lines[module.ALGORITHM] = line + _limits(getattr(module, "WORLDS", ()))
     return dict(sorted(lines.items()))
+
+
+def _limits(worlds: Sequence[str]) -> str:
+    if len(worlds) > _FEW:
+        return (
+            " (worlds with vector actions)"
+            if tuple(worlds) == vector_worlds()
+            else f" ({len(worlds)} worlds)"
+        )
+    return f" (world: {', '.join(worlds)})" if worlds else ""
 
 
 def recipe(name: str) -> Run:

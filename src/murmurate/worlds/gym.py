@@ -51,6 +51,7 @@ MUJOCO = {
     "walker2d": "Walker2d-v5",
 }
 _NAMED = CLASSIC | MUJOCO
+_VECTORS = ("mountain-car-continuous", "pendulum", *MUJOCO)
 _NAMES = {ident: name for name, ident in _NAMED.items()}
 _PREFIX = "gym:"
 _CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
@@ -59,6 +60,11 @@ _CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
 def names() -> list[str]:
     """Classic control and MuJoCo; every other environment is ``gym:<Id>``."""
     return list(_NAMED)
+
+
+def vector_names() -> list[str]:
+    """Those of ``names`` whose actions are vectors."""
+    return list(_VECTORS)
 
 
 def world(name: str) -> GymWorld | None:

@@ -38,5 +38,11 @@ def world_names() -> list[str]:
     return sorted(name for module in _modules() for name in module.names())
 
 
+def vector_worlds() -> tuple[str, ...]:
+    """Those of ``world_names`` whose actions are vectors: a module's ``vector_names``."""
+    named = (module.vector_names() for module in _modules() if hasattr(module, "vector_names"))
+    return tuple(sorted(name for names in named for name in names))
+
+
 def _modules() -> list[ModuleType]:
     return [m for m in plugins.modules("murmurate.worlds") if hasattr(m, "names")]

@@ -1,0 +1,215 @@
+"""Shared by DDPG and TD3: critics of actions, and a policy that follows the first critic's gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from murmurate.agents._noise import UpdateNoise
+from murmurate.agents._off_policy import check_vector_actions, including, passes, replicate
+from murmurate.agents.interface import Action
+from murmurate.losses.continuous import clipped_target, squared_error
+from murmurate.nets.control import ControlPolicy, critics
+from murmurate.nets.passes import Passes
+from murmurate.nets.target import TargetNetwork
+from murmurate.replay.interface import Sample
+from murmurate.replica.clipping import check_loss
+from murmurate.replica.vector import Replica
+from murmurate.replicator.learner import Context
+from murmurate.spec import Batch, Outcome, derive_generator
+
+
+class Settings(Protocol):
+    """What the learner reads of its config; see ``TD3`` for the meaning of each."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def policy_rate(self) -> float: ...
+    @property
+    def critic_rate(self) -> float: ...
+    @property
+    def clip(self) -> float: ...
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def exploration_noise(self) -> float: ...
+    @property
+    def target_every(self) -> int: ...
+    @property
+    def polyak(self) -> float: ...
+    @property
+    def normalize_observations(self) -> bool: ...
+    @property
+    def precision(self) -> str: ...
+
+
+class DeterministicAgent:
+    """One actor-learner (see ``Agent``), with the replicas ``critic`` and ``policy``.
+
+    critics: 1 or 2. policy_delay: updates of the critics for one of the policy; 0: as many as a round has, at
+    its end (Zhang, Algorithm 8). target_noise, noise_clip: of the target actions.
+
+    An update of the critics reads no autograd graph: see ``nets.passes``.
+    """
+
+    def __init__(
+        self,
+        config: Settings,
+        context: Context,
+        *,
+        critics_count: int,
+        policy_delay: int,
+        target_noise: float,
+        noise_clip: float,
+    ) -> None:
+        spec, self.device = context.spec, context.device
+        check_vector_actions(spec, config.name)
+        self.config, self._delay = config, policy_delay
+        self._target_noise, self._noise_clip = target_noise, noise_clip
+        drawn, hidden = derive_generator(context.seed, "network"), (config.hidden, config.hidden)
+        self.policy = ControlPolicy(
+            spec, hidden, deterministic=True, normalize=config.normalize_observations, generator=drawn
+        ).to(self.device)
+        self.critics = critics(spec, hidden, critics_count, generator=drawn).to(self.device)
+        clip = None if math.isinf(config.clip) else config.clip
+        low = config.precision == "bfloat16"
+        self._policy = replicate(context, "policy", self.policy, config.policy_rate, clip, low)
+        self._critic = replicate(context, "critic", self.critics, config.critic_rate, clip, low)
+        self.targets = tuple(
+            TargetNetwork(net, every=config.target_every, polyak=config.polyak)
+            for net in (self.policy.net, self.critics)
+        )
+        self._policy_passes = passes(self._policy, self.policy.net, "net.")
+        self._critic_passes = passes(self._critic, self.critics)
+        self._target_policy, self._target_critics = (Passes(target.net) for target in self.targets)
+        self._include = including(self.policy, context)
+        dimensions = math.prod(spec.action_shape)
+        self._noise = UpdateNoise(context.seed, context.rank, (1, config.batch, dimensions), self.device)
+        self._observed: list[Tensor] = []  # of the batches of this round, where the policy waits for its end
+        self._policy_value: Tensor | float = math.nan
+
+    @property
+    def replicas(self) -> dict[str, Replica]:
+        return {"policy": self._policy, "critic": self._critic}
+
+    @property
+    def acting(self) -> tuple[str, ...]:
+        return ("policy",)
+
+    def assign_simulators(self, first: int, total: int) -> None:
+        """Exploration does not differ between simulators."""
+
+    def initial_memory(self, batch: int) -> Tensor | None:
+        return None
+
+    @torch.no_grad()
+    def act(
+        self,
+        observation: Tensor,
+        memory: Tensor | None,
+        first: Tensor,
+        generator: torch.Generator,
+        greedy: bool = False,
+    ) -> Action:
+        """The policy's action, with Gaussian noise unless ``greedy``, between the bounds."""
+        action = self.policy(observation)
+        sigma = self.config.exploration_noise
+        if greedy or sigma == 0:
+            return Action(action, None)
+        bounds = self.policy.bounds
+        noise = torch.randn(action.flatten(1).shape, generator=generator, device=action.device)
+        place = bounds.to_place(action).add(noise, alpha=sigma).clamp_(-1, 1)
+        return Action(bounds.to_world(place), None)
+
+    # -- learning -----------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def learn(self, batch: Batch) -> Outcome:
+        data: Sample = batch.data
+        self._include(data.observation)
+        observation = self.policy.read(data.observation)
+        target = self._target(data)
+        place = self.policy.bounds.to_place(data.action)
+        seen = self._critic_passes.forward(self._joined(observation, place))
+        q = seen[-1][..., 0]
+        step = squared_error(q, target, data.weights)
+        check_loss(step.loss, "critic", self._critic.clock)
+        self._critic_passes.backward(seen, step.slope[..., None])
+        exchange = self._critic.follow(self._critic.grad)
+        ended = not (self._critic.common_rounds and exchange.staleness)
+        self._learn_policy(observation, ended)
+        for net in self.targets:
+            net.after_update(exchange.staleness, self._critic.common_rounds)
+        return Outcome(
+            {
+                "loss": step.loss,
+                "q_mean": q.mean,
+                "policy_value": self._policy_value,
+                "td_error": lambda: step.error.abs().mean(),
+            },
+            priorities=step.error.abs().mean(0),
+        )
+
+    def _target(self, data: Sample) -> Tensor:
+        """y [B], from the target nets, with smoothed actions (Fujimoto et al. 2018, eq. 14)."""
+        following = self.policy.read(data.next_observation)
+        place = self._target_policy.forward(following[None])[-1][0].tanh_()
+        if self._target_noise:
+            noise = self._noise.of(self._critic.clock)[0, : len(place)] * self._target_noise
+            place.add_(noise.clamp_(-self._noise_clip, self._noise_clip)).clamp_(-1, 1)
+        values = self._target_critics.forward(self._joined(following, place))[-1]
+        return clipped_target(data.reward, data.discount, values[..., 0])
+
+    def _learn_policy(self, observation: Tensor, ended: bool) -> None:
+        """Update the policy if it is due. ended: whether this was the last update of a round."""
+        if self._delay:
+            if self._critic.clock % self._delay == 0:
+                self._update_policy(observation)
+            return
+        # all learners have the same critics at the end of a round, so the policies of the next updates
+        # follow one objective until they are averaged
+        self._observed.append(observation)
+        if ended:
+            for observed in self._observed:
+                self._update_policy(observed)
+            self._observed = []
+
+    def _update_policy(self, observation: Tensor) -> None:
+        """One step up the gradient of mean Q_1(s, pi(s)) (Silver et al. 2014, eq. 9)."""
+        size = len(observation)
+        seen = self._policy_passes.forward(observation[None])
+        place = torch.tanh(seen[-1][0])
+        first = slice(0, 1)
+        judged = self._critic_passes.forward(torch.cat([observation, place], 1)[None], first)
+        self._policy_value = judged[-1].mean()
+        slope = self._critic_passes.input_slope(judged, torch.full_like(judged[-1], -1 / size), first)
+        slope = slope[..., observation.shape[1] :] * (1 - place.square())
+        self._policy_passes.backward(seen, slope)
+        self._policy.follow(self._policy.grad)
+
+    def _joined(self, observation: Tensor, place: Tensor) -> Tensor:
+        """The critics' input [E, B, F + D], one tensor for all of them."""
+        joined = torch.cat([observation, place], 1)
+        return joined.expand(self.critics.members, *joined.shape)
+
+    # -- state --------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """The target nets, and the observations of a round that has not ended."""
+        return {
+            "targets": [target.state() for target in self.targets],
+            "observed": [observed.clone() for observed in self._observed],
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        saved: Sequence[dict[str, Any]] = state["targets"]
+        for target, each in zip(self.targets, saved, strict=True):
+            target.load(each)
+        self._observed = [observed.to(self.device) for observed in state["observed"]]

@@ -1,0 +1,31 @@
+"""Random numbers of updates that follow from the seed and the update's number, so there is none to save."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from murmurate.spec import derive_generator
+
+_BLOCK = 64  # updates: one large draw costs far less than many small ones
+
+
+class UpdateNoise:
+    """Standard normal numbers of shape [K, B, D] for each update of one replica.
+
+    shape: (K, B, D). rank: of the replica.
+    """
+
+    def __init__(self, seed: int, rank: int, shape: tuple[int, int, int], device: torch.device) -> None:
+        self._seed, self._role, self._shape, self._device = seed, f"noise of updates of {rank}", shape, device
+        self._block, self._drawn = -1, torch.empty(0)
+
+    def of(self, update: int) -> Tensor:
+        """The numbers of this update, the same whenever it is asked for."""
+        block, place = divmod(update, _BLOCK)
+        if block != self._block:
+            generator = derive_generator(self._seed, self._role, block, device=self._device)
+            shape = (_BLOCK, *self._shape)
+            self._drawn = torch.randn(shape, generator=generator, device=self._device)
+            self._block = block
+        return self._drawn[place]

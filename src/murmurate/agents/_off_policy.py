@@ -1,0 +1,73 @@
+"""Shared by agents that learn vector actions from a replay: checks, replicas, precision, statistics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from murmurate.agents._running import group_of_equals, include
+from murmurate.nets.batched_mlp import BatchedMLP
+from murmurate.nets.control import ControlPolicy
+from murmurate.nets.passes import Passes
+from murmurate.replica.adam import Adam
+from murmurate.replica.vector import Replica
+from murmurate.replicator.learner import Context
+from murmurate.spec import EnvSpec
+
+
+def check_vector_actions(spec: EnvSpec, agent: str) -> None:
+    """Raise ValueError for discrete actions, for actions without bounds, and for images."""
+    if spec.actions:
+        raise ValueError(f"{agent} needs vector actions, and those of {spec.name} are discrete: use dqn")
+    if spec.images:
+        raise ValueError(f"{agent} reads vectors, and the observations of {spec.name} are images: use d4pg")
+    if not all(map(math.isfinite, (*spec.action_low, *spec.action_high))):
+        raise ValueError(
+            f"{agent} learns the place of an action between its bounds, and {spec.name} has actions without "
+            "them. Register it with gymnasium's RescaleAction or ClipAction among its additional_wrappers."
+        )
+
+
+def replicate(
+    context: Context, name: str, module: nn.Module, rate: float, clip: float | None, low: bool
+) -> Replica:
+    """A replica with Adam. low: whether the products between hidden layers are computed in bfloat16."""
+    hidden = _between_hidden(module)
+    return context.replicate(
+        name,
+        module,
+        lambda parameters: Adam(parameters, lr=rate),
+        clip=clip,
+        compute_dtype=torch.bfloat16 if low and hidden else None,
+        in_compute=lambda parameter: parameter in hidden,
+    )
+
+
+def _between_hidden(module: nn.Module) -> set[str]:
+    """The parameters of the layers between hidden ones. The first and the last stay float32: few inputs make
+    the first fast, and values need more than the eight bits of bfloat16."""
+    found = set()
+    for name, part in module.named_modules():
+        if isinstance(part, BatchedMLP):
+            for layer in range(1, len(part.weights) - 1):
+                prefix = f"{name}." if name else ""
+                found |= {f"{prefix}weights.{layer}", f"{prefix}biases.{layer}"}
+    return found
+
+
+def passes(replica: Replica, net: BatchedMLP, prefix: str = "") -> Passes:
+    """Passes through ``net`` that write into the replica's gradient. prefix: of its parameters' names."""
+    names = replica.named_views(replica.grad)
+    return Passes(net, {n.removeprefix(prefix): view for n, view in names if n.startswith(prefix)})
+
+
+def including(policy: ControlPolicy, context: Context) -> Callable[[Tensor], None]:
+    """A function that includes a batch of observations in the policy's running statistics, those of all
+    replicas where they make common rounds; nothing is included where there are none."""
+    if policy.normalizer is None:
+        return lambda observation: None
+    moments, group = policy.normalizer.moments, group_of_equals(context)
+    return lambda observation: include(moments, observation, group)

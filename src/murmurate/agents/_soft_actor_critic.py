@@ -1,0 +1,192 @@
+"""Shared by agents whose policy is learned by soft actor-critic (Haarnoja et al. 2018b)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from murmurate.agents._noise import UpdateNoise
+from murmurate.agents._off_policy import check_vector_actions, including, passes, replicate
+from murmurate.agents.interface import Action
+from murmurate.losses.continuous import (
+    soft_policy_slope,
+    soft_target,
+    squared_error,
+    squashed_gaussian,
+    temperature_slope,
+)
+from murmurate.nets.control import ControlPolicy, critics, limited_log_std, through_limit
+from murmurate.nets.passes import Passes
+from murmurate.nets.target import TargetNetwork
+from murmurate.replay.interface import Sample
+from murmurate.replica.adam import Adam
+from murmurate.replica.clipping import check_loss
+from murmurate.replica.vector import Replica
+from murmurate.replicator.learner import Context
+from murmurate.spec import Metric, derive_generator
+
+
+class Settings(Protocol):
+    """What the learner reads of its config; see ``SAC`` for the meaning of each."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def policy_rate(self) -> float: ...
+    @property
+    def critic_rate(self) -> float: ...
+    @property
+    def temperature_rate(self) -> float: ...
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def target_entropy(self) -> float | None: ...
+    @property
+    def clip(self) -> float: ...
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def target_every(self) -> int: ...
+    @property
+    def polyak(self) -> float: ...
+    @property
+    def normalize_observations(self) -> bool: ...
+    @property
+    def precision(self) -> str: ...
+
+
+class Update(NamedTuple):
+    """metrics: of the update. error: [B], the mean size of the critics' errors."""
+
+    metrics: dict[str, Metric]
+    error: Tensor
+
+
+class Temperature(nn.Module):
+    """log(alpha), the logarithm of the weight of the policy's entropy."""
+
+    def __init__(self, alpha: float) -> None:
+        super().__init__()
+        self.log_alpha = nn.Parameter(torch.tensor([math.log(alpha)]))
+
+
+class SoftActorCritic:
+    """A squashed Gaussian policy, two critics and a temperature: the replicas ``policy``, ``critic`` and
+    ``temperature``, which is missing where it is constant.
+
+    An update reads no autograd graph: see ``nets.passes``.
+    """
+
+    def __init__(self, config: Settings, context: Context) -> None:
+        spec, self.device = context.spec, context.device
+        check_vector_actions(spec, config.name)
+        self.config = config
+        drawn, hidden = derive_generator(context.seed, "network"), (config.hidden, config.hidden)
+        self.policy = ControlPolicy(
+            spec, hidden, deterministic=False, normalize=config.normalize_observations, generator=drawn
+        ).to(self.device)
+        self.critics = critics(spec, hidden, 2, generator=drawn).to(self.device)
+        clip = None if math.isinf(config.clip) else config.clip
+        low = config.precision == "bfloat16"
+        self._policy = replicate(context, "policy", self.policy, config.policy_rate, clip, low)
+        self._critic = replicate(context, "critic", self.critics, config.critic_rate, clip, low)
+        self.replicas: dict[str, Replica] = {"policy": self._policy, "critic": self._critic}
+        dimensions = math.prod(spec.action_shape)
+        self._temperature = Temperature(config.temperature).to(self.device)
+        self._entropy = -float(dimensions) if config.target_entropy is None else config.target_entropy
+        if config.temperature_rate:
+            self.replicas["temperature"] = context.replicate(
+                "temperature",
+                self._temperature,
+                lambda parameters: Adam(parameters, lr=config.temperature_rate),
+            )
+        self.target = TargetNetwork(self.critics, every=config.target_every, polyak=config.polyak)
+        self._policy_passes = passes(self._policy, self.policy.net, "net.")
+        self._critic_passes = passes(self._critic, self.critics)
+        self._target_passes = Passes(self.target.net)
+        self._include = including(self.policy, context)
+        self._noise = UpdateNoise(context.seed, context.rank, (2, config.batch, dimensions), self.device)
+
+    @torch.no_grad()
+    def act(self, observation: Tensor, generator: torch.Generator, greedy: bool) -> Action:
+        """A draw from the policy, or its most likely action."""
+        if greedy:
+            return Action(self.policy(observation), None)
+        parameters = self.policy.net(self.policy.read(observation))[0].float()
+        mean, log_std = parameters.chunk(2, 1)
+        noise = torch.randn(mean.shape, generator=generator, device=mean.device)
+        place = torch.tanh(torch.addcmul(mean, limited_log_std(log_std).exp(), noise))
+        return Action(self.policy.bounds.to_world(place), None)
+
+    @torch.no_grad()
+    def update(self, data: Sample) -> Update:
+        """One update of the critics, the policy, the temperature and the target critics."""
+        self._include(data.observation)
+        noise = self._noise.of(self._critic.clock)[:, : len(data.reward)]
+        alpha = self._temperature.log_alpha.detach().exp()
+        observation = self.policy.read(data.observation)
+        target = self._target(data, noise[0], alpha)
+        place = self.policy.bounds.to_place(data.action)
+        seen = self._critic_passes.forward(self._joined(observation, place))
+        q = seen[-1][..., 0]
+        step = squared_error(q, target, data.weights)
+        check_loss(step.loss, "critic", self._critic.clock)
+        self._critic_passes.backward(seen, step.slope[..., None])
+        exchange = self._critic.follow(self._critic.grad)
+        log_probability = self._update_policy(observation, noise[1], alpha)
+        if "temperature" in self.replicas:
+            replica = self.replicas["temperature"]
+            replica.follow(temperature_slope(log_probability, self._entropy).view(1))
+        self.target.after_update(exchange.staleness, self._critic.common_rounds)
+        error = step.error.abs().mean(0)
+        metrics: dict[str, Metric] = {
+            "loss": step.loss,
+            "q_mean": q.mean,
+            "td_error": error.mean,
+            "temperature": alpha.sum,
+            "entropy": lambda: -log_probability.mean(),
+        }
+        return Update(metrics, error)
+
+    def _target(self, data: Sample, noise: Tensor, alpha: Tensor) -> Tensor:
+        """y [B], from the target critics at actions drawn from the present policy."""
+        following = self.policy.read(data.next_observation)
+        mean, log_std = self._policy_passes.forward(following[None])[-1][0].chunk(2, 1)
+        drawn = squashed_gaussian(mean, limited_log_std(log_std), noise)
+        values = self._target_passes.forward(self._joined(following, drawn.action))[-1]
+        return soft_target(data.reward, data.discount, values[..., 0], drawn.log_probability, alpha)
+
+    def _update_policy(self, observation: Tensor, noise: Tensor, alpha: Tensor) -> Tensor:
+        """One step down the gradient of ``mean(alpha log pi(a | s) - min_e Q_e(s, a))``; returns
+        log pi(a | s) [B]."""
+        seen = self._policy_passes.forward(observation[None])
+        mean, free_log_std = seen[-1][0].chunk(2, 1)
+        log_std = limited_log_std(free_log_std)
+        drawn = squashed_gaussian(mean, log_std, noise)
+        judged = self._critic_passes.forward(self._joined(observation, drawn.action))
+        # each row follows the critic with the smaller value: -1 there, 0 at the other
+        lower = (judged[-1][0] <= judged[-1][1]).to(judged[-1].dtype)
+        chosen = torch.stack([lower, 1 - lower])
+        q_slope = self._critic_passes.input_slope(judged, chosen)[..., observation.shape[1] :].sum(0)
+        slope = soft_policy_slope(drawn.action, log_std, noise, q_slope, alpha)
+        behind = torch.cat([slope.mean, through_limit(slope.log_std, free_log_std)], 1)
+        self._policy_passes.backward(seen, behind[None])
+        self._policy.follow(self._policy.grad)
+        return drawn.log_probability
+
+    def _joined(self, observation: Tensor, place: Tensor) -> Tensor:
+        """The critics' input [2, B, F + D], one tensor for both."""
+        joined = torch.cat([observation, place], 1)
+        return joined.expand(2, *joined.shape)
+
+    def state(self) -> dict[str, Any]:
+        """The target critics; replicas save their own state."""
+        return {"target": self.target.state()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.target.load(state["target"])

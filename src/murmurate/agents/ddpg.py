@@ -1,0 +1,67 @@
+"""Deep deterministic policy gradients (Lillicrap et al. 2016)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+
+from murmurate.agents._auto import resolve_precision
+from murmurate.agents._deterministic import DeterministicAgent
+from murmurate.ranges import NonNegativeFloat, PositiveInt, Range, UnitInterval
+from murmurate.replicator.learner import Context, LearnerConfig
+from murmurate.spec import EnvSpec, Transitions
+
+
+@dataclass(frozen=True)
+class DDPG(LearnerConfig):
+    """Hyper-parameters; the defaults are those of TD3's without its three additions (twin critics, delayed
+    policy updates, smoothed targets), as Fujimoto et al. compare them ("Our DDPG").
+
+    Actions are learned as places in [-1, 1] between their bounds. Differs: exploration is Gaussian, where
+    Lillicrap et al. add an Ornstein-Uhlenbeck process.
+
+    batch: transitions of an update; ``replay.samples_per_insert`` gives the number of updates.
+    n_step: steps of the returns. discount: per env step.
+    policy_rate, critic_rate: learning rates of Adam. clip: largest norm of each gradient (inf: no limit).
+    hidden: width of the two layers of each net.
+    target_every: own updates between moves of the target nets; under strategies with common rounds at the end
+        of the current round. polyak: how far a move goes; 1 copies.
+    exploration_noise: deviation of the noise of the actions taken.
+    normalize_observations: by their running mean and deviation, limited to +-10; of the drawn batches.
+    precision: of the products between hidden layers, which are most of the work; ``auto`` is bfloat16 where
+        the device has native bfloat16 arithmetic.
+    """
+
+    name: ClassVar[str] = "ddpg"
+    summary: ClassVar[str] = "deterministic policy and one critic, from replay; vector actions"
+
+    batch: PositiveInt = 256
+    n_step: PositiveInt = 1
+    discount: UnitInterval = 0.99
+    policy_rate: NonNegativeFloat = 3e-4
+    critic_rate: NonNegativeFloat = 3e-4
+    clip: Annotated[float, Range(0, math.inf, above=True)] = math.inf
+    hidden: PositiveInt = 256
+    target_every: PositiveInt = 1
+    polyak: Annotated[float, Range(0, 1, above=True)] = 0.005
+    exploration_noise: NonNegativeFloat = 0.1
+    normalize_observations: bool = False
+    precision: Literal["float32", "bfloat16", "auto"] = "float32"
+
+    @property
+    def requires(self) -> Transitions:
+        return Transitions(self.batch, self.n_step, self.discount)
+
+    def resolved(self, spec: EnvSpec, device: torch.device) -> DDPG:
+        """This config without an ``auto`` in it."""
+        return resolve_precision(self, device)
+
+    def build(self, context: Context) -> DeterministicAgent:
+        """The agent. Raises ValueError for a world of discrete actions, or of images."""
+        config = self.resolved(context.spec, context.device)
+        return DeterministicAgent(
+            config, context, critics_count=1, policy_delay=1, target_noise=0.0, noise_clip=0.0
+        )

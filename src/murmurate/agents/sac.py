@@ -1,0 +1,112 @@
+"""Soft actor-critic with an automatic temperature (Haarnoja et al. 2018b)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from murmurate.agents._auto import resolve_precision
+from murmurate.agents._soft_actor_critic import SoftActorCritic
+from murmurate.agents.interface import Action
+from murmurate.ranges import AnyFloat, NonNegativeFloat, PositiveFloat, PositiveInt, Range, UnitInterval
+from murmurate.replica.vector import Replica
+from murmurate.replicator.learner import Context, LearnerConfig
+from murmurate.spec import Batch, EnvSpec, Outcome, Transitions
+
+
+@dataclass(frozen=True)
+class SAC(LearnerConfig):
+    """Hyper-parameters; the defaults are those of Haarnoja et al. 2018b, Table 1.
+
+    Actions are learned as places in [-1, 1] between their bounds, and entropies are those of places.
+
+    batch: transitions of an update; ``replay.samples_per_insert`` gives the number of updates.
+    n_step: steps of the returns. discount: per env step.
+    policy_rate, critic_rate, temperature_rate: learning rates of Adam. With a temperature_rate of 0 the
+        temperature is constant.
+    temperature: alpha, at the beginning. target_entropy: H, which the temperature holds; None: -D for actions
+        of D numbers.
+    clip: largest norm of the gradients of policy and critics (inf: no limit).
+    hidden: width of the two layers of each net.
+    target_every: own updates between moves of the target critics; under strategies with common rounds at the
+        end of the current round. polyak: how far a move goes; 1 copies.
+    normalize_observations: by their running mean and deviation, limited to +-10; of the drawn batches.
+    precision: of the products between hidden layers, which are most of the work; ``auto`` is bfloat16 where
+        the device has native bfloat16 arithmetic.
+    """
+
+    name: ClassVar[str] = "sac"
+    summary: ClassVar[str] = "maximum entropy policy, twin critics, automatic temperature; vector actions"
+
+    batch: PositiveInt = 256
+    n_step: PositiveInt = 1
+    discount: UnitInterval = 0.99
+    policy_rate: NonNegativeFloat = 3e-4
+    critic_rate: NonNegativeFloat = 3e-4
+    temperature_rate: NonNegativeFloat = 3e-4
+    temperature: PositiveFloat = 1.0
+    target_entropy: AnyFloat | None = None
+    clip: Annotated[float, Range(0, math.inf, above=True)] = math.inf
+    hidden: PositiveInt = 256
+    target_every: PositiveInt = 1
+    polyak: Annotated[float, Range(0, 1, above=True)] = 0.005
+    normalize_observations: bool = False
+    precision: Literal["float32", "bfloat16", "auto"] = "float32"
+
+    @property
+    def requires(self) -> Transitions:
+        return Transitions(self.batch, self.n_step, self.discount)
+
+    def resolved(self, spec: EnvSpec, device: torch.device) -> SAC:
+        """This config without an ``auto`` in it."""
+        return resolve_precision(self, device)
+
+    def build(self, context: Context) -> SACAgent:
+        """The agent. Raises ValueError for a world of discrete actions, or of images."""
+        return SACAgent(self.resolved(context.spec, context.device), context)
+
+
+class SACAgent:
+    """One actor-learner (see ``Agent``)."""
+
+    def __init__(self, config: SAC, context: Context) -> None:
+        self.config, self.core = config, SoftActorCritic(config, context)
+
+    @property
+    def replicas(self) -> dict[str, Replica]:
+        return self.core.replicas
+
+    @property
+    def acting(self) -> tuple[str, ...]:
+        return ("policy",)
+
+    def assign_simulators(self, first: int, total: int) -> None:
+        """Exploration does not differ between simulators."""
+
+    def initial_memory(self, batch: int) -> Tensor | None:
+        return None
+
+    def act(
+        self,
+        observation: Tensor,
+        memory: Tensor | None,
+        first: Tensor,
+        generator: torch.Generator,
+        greedy: bool = False,
+    ) -> Action:
+        """A draw from the policy; its most likely action if ``greedy``."""
+        return self.core.act(observation, generator, greedy)
+
+    def learn(self, batch: Batch) -> Outcome:
+        metrics, error = self.core.update(batch.data)
+        return Outcome(metrics, priorities=error)
+
+    def state(self) -> dict[str, Any]:
+        return self.core.state()
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.core.load(state)

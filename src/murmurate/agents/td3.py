@@ -1,0 +1,76 @@
+"""Twin delayed deterministic policy gradients (Fujimoto et al. 2018), and its distributed form SPO-TD3."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+
+from murmurate.agents._auto import resolve_precision
+from murmurate.agents._deterministic import DeterministicAgent
+from murmurate.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Range, UnitInterval
+from murmurate.replicator.learner import Context, LearnerConfig
+from murmurate.spec import EnvSpec, Transitions
+
+
+@dataclass(frozen=True)
+class TD3(LearnerConfig):
+    """Hyper-parameters; the defaults are those of the authors' code.
+
+    Actions are learned as places in [-1, 1] between their bounds, so noise has no unit.
+
+    batch: transitions of an update; ``replay.samples_per_insert`` gives the number of updates.
+    n_step: steps of the returns. discount: per env step.
+    policy_rate, critic_rate: learning rates of Adam. clip: largest norm of each gradient (inf: no limit).
+    hidden: width of the two layers of each net.
+    policy_delay: updates of the critics for one of the policy; 0: all of a round's at its end, with the
+        critics on which the replicas have agreed (SPO-TD3: Zhang, Algorithm 8).
+    target_every: own updates of the critics between moves of the target nets, both policy and critics; under
+        strategies with common rounds at the end of the current round. polyak: how far a move goes; 1 copies.
+    target_noise: deviation of the noise of the target actions. noise_clip: its limit.
+    exploration_noise: deviation of the noise of the actions taken.
+    normalize_observations: by their running mean and deviation, limited to +-10; of the drawn batches.
+    precision: of the products between hidden layers, which are most of the work; ``auto`` is bfloat16 where
+        the device has native bfloat16 arithmetic.
+    """
+
+    name: ClassVar[str] = "td3"
+    summary: ClassVar[str] = "deterministic policy, twin critics, delayed policy updates; vector actions"
+
+    batch: PositiveInt = 256
+    n_step: PositiveInt = 1
+    discount: UnitInterval = 0.99
+    policy_rate: NonNegativeFloat = 3e-4
+    critic_rate: NonNegativeFloat = 3e-4
+    clip: Annotated[float, Range(0, math.inf, above=True)] = math.inf
+    hidden: PositiveInt = 256
+    policy_delay: NonNegativeInt = 2
+    target_every: PositiveInt = 2
+    polyak: Annotated[float, Range(0, 1, above=True)] = 0.005
+    target_noise: NonNegativeFloat = 0.2
+    noise_clip: NonNegativeFloat = 0.5
+    exploration_noise: NonNegativeFloat = 0.1
+    normalize_observations: bool = False
+    precision: Literal["float32", "bfloat16", "auto"] = "float32"
+
+    @property
+    def requires(self) -> Transitions:
+        return Transitions(self.batch, self.n_step, self.discount)
+
+    def resolved(self, spec: EnvSpec, device: torch.device) -> TD3:
+        """This config without an ``auto`` in it."""
+        return resolve_precision(self, device)
+
+    def build(self, context: Context) -> DeterministicAgent:
+        """The agent. Raises ValueError for a world of discrete actions, or of images."""
+        config = self.resolved(context.spec, context.device)
+        return DeterministicAgent(
+            config,
+            context,
+            critics_count=2,
+            policy_delay=config.policy_delay,
+            target_noise=config.target_noise,
+            noise_clip=config.noise_clip,
+        )

@@ -1,0 +1,96 @@
+"""Policies and critics for vector actions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from murmurate.nets.batched_mlp import BatchedMLP
+from murmurate.nets.moments import ObservationNormalizer
+from murmurate.spec import EnvSpec
+
+_LEAST_LOG_STD, _GREATEST_LOG_STD = -20.0, 2.0
+
+
+class ActionBounds(nn.Module):
+    """Actions [B, *shape] of a world, and their place [B, D] in [-1, 1] between the bounds."""
+
+    centre: Tensor
+    reach: Tensor
+
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__()
+        self.shape = spec.action_shape
+        self.plain = {*spec.action_low, *spec.action_high} == {-1.0, 1.0}  # then nothing is scaled
+        low, high = torch.tensor(spec.action_low), torch.tensor(spec.action_high)
+        self.register_buffer("centre", (low + high) / 2, persistent=False)
+        self.register_buffer("reach", (high - low) / 2, persistent=False)
+
+    def to_world(self, place: Tensor) -> Tensor:
+        scaled = place if self.plain else torch.addcmul(self.centre, place, self.reach)
+        return scaled.view(-1, *self.shape)
+
+    def to_place(self, action: Tensor) -> Tensor:
+        flat = action.flatten(1)
+        return flat if self.plain else (flat - self.centre) / self.reach
+
+
+class ControlPolicy(nn.Module):
+    """An MLP from observations to what determines an action's place between its bounds.
+
+    ``deterministic``: tanh of the result is the place; else its halves are the mean and log_std of a squashed
+    Gaussian, the latter limited to [-20, 2].
+
+    Attributes:
+        net: the MLP, of one member. bounds: of the actions.
+        normalizer: of the observations; None: they are read as they are.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        hidden: Sequence[int],
+        *,
+        deterministic: bool,
+        normalize: bool = False,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        observed, dimensions = math.prod(spec.observation_shape), math.prod(spec.action_shape)
+        out = dimensions if deterministic else 2 * dimensions
+        self.deterministic = deterministic
+        self.bounds = ActionBounds(spec)
+        self.normalizer = (
+            ObservationNormalizer(spec.observation_shape, spec.observation_dtype) if normalize else None
+        )
+        self.net = BatchedMLP(1, (observed, *hidden, out), generator=generator)
+
+    def read(self, observation: Tensor) -> Tensor:
+        """Observations [B, ...] as the nets read them, [B, F]."""
+        return (observation if self.normalizer is None else self.normalizer(observation)).flatten(1)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """[B, ...] to the most likely actions [B, *shape], in the bounds of the world."""
+        out = self.net(self.read(observation))[0].float()
+        mean = out if self.deterministic else out.chunk(2, 1)[0]
+        return self.bounds.to_world(torch.tanh(mean))
+
+
+def limited_log_std(log_std: Tensor) -> Tensor:
+    """log_std [B, D] limited to [-20, 2]."""
+    return log_std.clamp(_LEAST_LOG_STD, _GREATEST_LOG_STD)
+
+
+def through_limit(slope: Tensor, log_std: Tensor) -> Tensor:
+    """The gradient [B, D] before ``limited_log_std`` from that behind it."""
+    inside = (log_std >= _LEAST_LOG_STD) & (log_std <= _GREATEST_LOG_STD)
+    return slope * inside
+
+
+def critics(spec: EnvSpec, hidden: Sequence[int], members: int, *, generator: torch.Generator) -> BatchedMLP:
+    """``members`` critics: [B, F + D], an observation and an action's place, to values [E, B, 1]."""
+    inputs = math.prod(spec.observation_shape) + math.prod(spec.action_shape)
+    return BatchedMLP(members, (inputs, *hidden, 1), generator=generator)

@@ -1,0 +1,81 @@
+"""Passes without autograd against autograd."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from murmurate.nets.batched_mlp import BatchedMLP
+from murmurate.nets.passes import Passes
+
+
+def made(members: int = 2) -> BatchedMLP:
+    net = BatchedMLP(members, (5, 16, 16, 3), generator=torch.Generator().manual_seed(0))
+    return net.double()
+
+
+def drawn(*shape: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_gradients_are_those_of_autograd(members: int) -> None:
+    net = made(members)
+    gradient = {name: torch.empty_like(p) for name, p in net.named_parameters()}
+    passes, x, slope = Passes(net, gradient), drawn(7, 5), drawn(members, 7, 3, seed=2)
+    with torch.no_grad():
+        seen = passes.forward(x.expand(members, 7, 5))
+        passes.backward(seen, slope)
+    out = net(x)
+    torch.testing.assert_close(seen[-1], out.detach(), rtol=1e-12, atol=1e-12)
+    out.backward(slope)
+    for name, parameter in net.named_parameters():
+        torch.testing.assert_close(gradient[name], parameter.grad, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("member", [slice(0, 1), slice(1, 2), slice(None)])
+def test_the_input_s_gradient_is_that_of_the_chosen_members(member: slice) -> None:
+    net, x, size = made(), drawn(7, 5).requires_grad_(), 2 if member == slice(None) else 1
+    slope = drawn(size, 7, 3, seed=2)
+    passes = Passes(net)
+    with torch.no_grad():
+        found = passes.input_slope(passes.forward(x.expand(size, 7, 5), member), slope, member)
+    net(x)[member].backward(slope)
+    torch.testing.assert_close(found.sum(0), x.grad, rtol=1e-10, atol=1e-12)
+
+
+def test_moved_parameters_are_followed() -> None:
+    """A replica gives the parameters other memory, for example a shared one."""
+    net = made()
+    passes = Passes(net)
+    for parameter in net.parameters():
+        parameter.data = 2 * parameter.data
+    with torch.no_grad():
+        found = passes.forward(drawn(2, 7, 5))[-1]
+        torch.testing.assert_close(found, net(drawn(2, 7, 5)))
+
+
+def test_hidden_layers_in_bfloat16_give_float32_gradients() -> None:
+    net = made().float()
+    exact = {name: torch.empty_like(p) for name, p in net.named_parameters()}
+    rounded = {name: torch.empty_like(p) for name, p in net.named_parameters()}
+    x, slope = drawn(2, 64, 5).float(), drawn(2, 64, 3, seed=2).float()
+    with torch.no_grad():
+        full = Passes(net, exact)
+        full.backward(full.forward(x), slope)
+        net.weights[1].data = net.weights[1].data.bfloat16()
+        net.biases[1].data = net.biases[1].data.bfloat16()
+        low = Passes(net, rounded)
+        seen = low.forward(x)
+        low.backward(seen, slope)
+    assert seen[-1].dtype == torch.float32
+    for name, gradient in exact.items():
+        assert rounded[name].dtype == torch.float32
+        difference = torch.linalg.vector_norm(rounded[name] - gradient) / torch.linalg.vector_norm(gradient)
+        assert difference < 0.1, name
+
+
+def test_another_activation_is_refused() -> None:
+    net = BatchedMLP(1, (2, 2), torch.tanh, generator=torch.Generator())
+    with pytest.raises(ValueError, match="ReLU"):
+        Passes(net)
