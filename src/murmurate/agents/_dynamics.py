@@ -5,7 +5,7 @@ Janner et al. 2019, appendix B, and Chua et al. 2018.
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from murmurate.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, Range
 from murmurate.replica.adam import Adam
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
-from murmurate.spec import derive_generator, native_bfloat16
+from murmurate.spec import derive_generator
 
 _HEARTBEAT = 16  # batches
 
@@ -56,13 +56,6 @@ class ModelConfig:
     improvement: UnitInterval = 0.01
     precision: Literal["float32", "bfloat16", "auto"] = "auto"
 
-    def resolved(self, device: torch.device) -> ModelConfig:
-        """This config without an ``auto`` in it."""
-        if self.precision != "auto":
-            return self
-        native = device.type == "cpu" and native_bfloat16(device)
-        return dataclasses.replace(self, precision="bfloat16" if native else "float32")
-
     def decay(self) -> list[float]:
         """The weight decay of each layer."""
         shares = [0.25, 0.5] + [0.75] * self.layers
@@ -80,7 +73,7 @@ class DynamicsModel:
     """
 
     def __init__(self, config: ModelConfig, context: Context, inputs: int, outputs: int) -> None:
-        self.config = config = config.resolved(context.device)
+        self.config, self._context = config, context
         self.ensemble = DynamicsEnsemble(
             inputs,
             outputs,
@@ -94,8 +87,12 @@ class DynamicsModel:
             "model", self.ensemble, lambda parameters: Adam(parameters, lr=config.learning_rate)
         )
         self.group = group_of_equals(context)
-        self._generator = derive_generator(context.seed, "fits", context.rank, context.device)
         self.error, self.epochs, self.loss = math.nan, 0, math.nan
+
+    @functools.cached_property
+    def _generator(self) -> torch.Generator:
+        context = self._context
+        return derive_generator(context.seed, "fits", context.rank, context.device)
 
     def predict(self, inputs: Tensor) -> Tensor:
         """[B, D]: a draw from the distribution that an elite predicts for each of ``inputs`` [B, I]."""
@@ -151,14 +148,16 @@ class DynamicsModel:
         steps = max(1, chosen.shape[1] // batch)
         if self.group.size > 1:  # as many on all replicas, also where one has less data
             steps = int(self.group.reduce(steps, "max"))
-        for step in range(steps):
+        step, staleness = 0, 0
+        while step < steps or (staleness and self.replica.common_rounds):  # only whole rounds
             if step % _HEARTBEAT == 0 and interrupted():
                 return True
             columns = torch.arange(step * batch, (step + 1) * batch, device=chosen.device) % chosen.shape[1]
             rows = chosen[:, columns].flatten()
             shape = (self.config.members, batch, -1)
             loss = gradient(inputs[rows].view(shape), targets[rows].view(shape), self.config.precision)
-            self.replica.follow(self.replica.grad)
+            staleness = self.replica.follow(self.replica.grad).staleness
+            step += 1
         self.loss = float(loss.mean())
         return False
 

@@ -128,7 +128,7 @@ class ImaginedSourceConfig(SourceConfig):
         # while the replay of the model grows there are two of them
         rounds = 2 * self.rollouts.starts * max(self.rollouts.length, self.rollouts.length_end)
         growing = rounds * step_bytes(run) * (self.rollouts.kept if self.rollouts.length_end > 1 else 1)
-        return self.saved_bytes(run) + batches + growing + self.simulators * SIMULATOR_BYTES
+        return int(self.saved_bytes(run) + batches + growing + self.simulators * SIMULATOR_BYTES)
 
     def saved_bytes(self, run: RunView) -> int:
         requires, rollouts = run.learner.requires, self.rollouts

@@ -157,7 +157,7 @@ class ImaginedSampler:
             part.weights = part.behaviour.get(WEIGHT, part.weights)
             parts.append(part)
         names = ("keys", "weights", *_LEARNED, "discount")
-        joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+        joined: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
         return Sample(**joined)
 
     def _beta(self) -> float:

@@ -21,6 +21,14 @@ Termination = Callable[[Tensor], Tensor]
 AUTO = "auto"
 
 
+def terminations() -> dict[str, Termination]:
+    """All functions by their world."""
+    known: dict[str, Termination] = {}
+    for module in plugins.modules("murmurate.worlds"):
+        known.update(getattr(module, "TERMINATIONS", {}))
+    return known
+
+
 def termination(world: str, name: str = AUTO) -> Termination:
     """The function of the world, or the one called ``FILE.py:FUNCTION``.
 
@@ -28,9 +36,7 @@ def termination(world: str, name: str = AUTO) -> Termination:
     """
     if name != AUTO:
         return plugins.function_in_file(name, "termination function", "--agent.termination")
-    known: dict[str, Termination] = {}
-    for module in plugins.modules("murmurate.worlds"):
-        known.update(getattr(module, "TERMINATIONS", {}))
+    known = terminations()
     if world not in known:
         others = ", ".join(sorted(known))
         raise Refusal(
