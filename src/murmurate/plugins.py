@@ -15,8 +15,13 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import pkgutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 
 @functools.cache
@@ -29,3 +34,27 @@ def modules(package: str) -> tuple[ModuleType, ...]:
     for entry in importlib.metadata.entry_points(group=package):
         found.append(importlib.import_module(entry.module))
     return tuple(found)
+
+
+def absolute(name: str) -> str:
+    """``FILE.py:FUNCTION`` with an absolute path, so that a run can be resumed from other folders; any other
+    name as it is."""
+    file, _, function = name.rpartition(":")
+    return f"{os.path.abspath(file)}:{function}" if file.endswith(".py") else name
+
+
+def function_in_file(name: str, kind: str, option: str) -> Callable[..., Any]:
+    """The function called ``FILE.py:FUNCTION``.
+
+    kind, option: what it is and where it is named, for the ``ValueError`` where there is no such function.
+    """
+    file, _, function = name.rpartition(":")
+    spec = importlib.util.spec_from_file_location(f"murmurate_file_{Path(file).stem}", file)
+    if spec is None or spec.loader is None or not Path(file).is_file():
+        raise ValueError(f"there is no file {file} with a {kind}: use {option} FILE.py:FUNCTION")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where dataclasses look for it
+    spec.loader.exec_module(module)
+    found: Callable[..., Any] | None = getattr(module, function, None)
+    if not callable(found):
+        raise ValueError(f"there is no function '{function}' in {file}")
+    return found

@@ -212,6 +212,24 @@ class Transitions:
 
 
 @dataclass(frozen=True)
+class Model:
+    """Batches of ``batch`` transitions of one step (``Sample``), most of them imagined: the learner fits a
+    model to the world's transitions, and predicts others with it (``agents.interface.ModelAgent``).
+
+    priorities: whether it gives priorities to the states from which it predicts (``PrioritizingAgent``).
+    """
+
+    batch: int
+    discount: float
+    priorities: bool = False
+
+    kind: ClassVar[str] = "model"
+    unit: ClassVar[str] = "env steps"
+    n_step: ClassVar[int] = 1
+    behaviour: ClassVar[Shapes] = {}
+
+
+@dataclass(frozen=True)
 class Sequences:
     """Batches of ``batch`` sequences of up to ``steps`` env steps, drawn from recent trajectories
     (``SequenceSample``).

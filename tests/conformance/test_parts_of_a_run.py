@@ -40,7 +40,21 @@ def run(request: Any, tmp_path: Path) -> Run:
             found.source.replay, capacity=600, learning_starts=40, fit_every=0, weights="own"
         )
         source["replay"] = replay
+    if found.source.gives == "model":
+        found, source = with_small_model(found, source)
     return altered(found, env_steps=3_000, replicas=1, **source)
+
+
+def with_small_model(run: Run, source: dict[str, Any]) -> tuple[Run, dict[str, Any]]:
+    """With a model that is fitted within a moment, every second env step."""
+    learner = dataclasses.replace(
+        run.learner,
+        policy=dataclasses.replace(run.learner.policy, batch=16, hidden=16),
+        model=dataclasses.replace(run.learner.model, members=3, elites=2, hidden=16, batch=16, patience=1),
+    )
+    rollouts = dataclasses.replace(run.source.rollouts, every=1, starts=32, kept=3)
+    small = {"learning_starts": 40, "fit_every": 2, "updates_per_step": 1.0, "rollouts": rollouts}
+    return dataclasses.replace(run, learner=learner), source | small
 
 
 def learned(run: Run, learner: Any, source: Any, batches: int) -> None:
@@ -134,13 +148,13 @@ def test_a_joiner_is_given_what_neither_a_peer_nor_its_own_first_start_was(run: 
         return found
 
     def role(rank: int, member: Any) -> dict[str, torch.Tensor]:
-        learner = build_learner(run, rank, Replica)
-        started = first(open_source(run, rank, learner, member))
-        joiner = open_source(run, rank, learner, member)
+        # a learner each: a source may have its own fit a model
+        started, joiner, again = (
+            open_source(run, rank, build_learner(run, rank, Replica), member) for _ in range(3)
+        )
         joiner.fresh_start(7)
-        again = open_source(run, rank, learner, member)
         again.fresh_start(7)
-        return {"started": started, "joined": first(joiner), "joined again": first(again)}
+        return {"started": first(started), "joined": first(joiner), "joined again": first(again)}
 
     one, other = fabric.run([lambda m, r=r: role(r, m) for r in range(2)])  # type: ignore[misc]
     assert torch.equal(other["joined"], other["joined again"]), "it follows from the seed"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -57,6 +57,44 @@ class Agent(Learner, Policy, Protocol):
     def assign_simulators(self, first: int, total: int) -> None:
         """The next ``act`` is for the simulators ``first``, ``first`` + 1, ... of ``total``, where
         exploration differs between simulators."""
+        ...
+
+
+class Imagined(NamedTuple):
+    """B transitions that a model predicts from states of the world.
+
+    observation, next_observation: [B, ...]. action: [B, D]. reward: [B]. terminated: [B] bool.
+    priority: [B], the present priorities of the states, where the agent gives them any.
+    """
+
+    observation: Tensor
+    action: Tensor
+    reward: Tensor
+    next_observation: Tensor
+    terminated: Tensor
+    priority: Tensor | None = None
+
+
+class ModelAgent(Agent, Protocol):
+    """An agent with a model of the world (``spec.Model``). Its source decides when it uses these methods."""
+
+    def fit(self, transitions: Mapping[str, Tensor], interrupted: Callable[[], bool]) -> bool:
+        """Fit the model to ``observation`` [N, ...], ``action``, ``reward`` and ``next_observation``.
+
+        interrupted: called often. If it returns True, the result is False, and the agent is as it was.
+        """
+        ...
+
+    def imagine(self, observation: Tensor) -> Imagined:
+        """One step of the present policy from each of ``observation`` [B, ...], as the model predicts it."""
+        ...
+
+
+class PrioritizingAgent(ModelAgent, Protocol):
+    """A ``ModelAgent`` that decides from which states it predicts."""
+
+    def priority(self, observation: Tensor, action: Tensor) -> Tensor:
+        """[B], at least 0, of the world's transitions from ``observation`` by ``action``."""
         ...
 
 

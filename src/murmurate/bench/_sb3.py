@@ -1,9 +1,11 @@
-"""Stable-Baselines3 as a racer: ``python -m murmurate.bench._sb3 pong|cartpole|pong-dqn SIMULATORS FILE``.
+"""Stable-Baselines3 as a racer: ``python -m murmurate.bench._sb3 WORLD SIMULATORS FILE``, where WORLD is
+pong, cartpole, pong-dqn, halfcheetah-td3 or halfcheetah-sac.
 
 A2C has its own defaults (5 steps, RMSprop at 7e-4); DQN has batches of 32 and draws each transition 8 times,
 as our recipe does. One torch thread; all simulators in this process, which is faster for it than one process
 each. On Pong it has the same net as ours, as a features extractor (16 filters 8x8/4, 32 filters 4x4/2, 256
-units), and the entropy bonus of 0.01.
+units), and the entropy bonus of 0.01. On HalfCheetah TD3 and SAC have two layers of 256 units, batches of 256
+and an update a step, after 1,000 random ones.
 """
 
 from __future__ import annotations
@@ -46,12 +48,27 @@ def main(world: str, simulators: int, progress: Path) -> None:
 
 
 def learner(world: str, simulators: int) -> Any:
-    from stable_baselines3 import A2C, DQN
+    from stable_baselines3 import A2C, DQN, SAC, TD3
     from stable_baselines3.common.env_util import make_atari_env, make_vec_env
     from stable_baselines3.common.vec_env import VecFrameStack
 
     if world == "cartpole":
         return A2C("MlpPolicy", make_vec_env("CartPole-v1", simulators, seed=0), seed=0, device="cpu")
+    if world.startswith("halfcheetah"):
+        kind = TD3 if world.endswith("td3") else SAC
+        return kind(
+            "MlpPolicy",
+            gymnasium.make("HalfCheetah-v5"),
+            buffer_size=200_000,
+            batch_size=256,
+            learning_starts=1_000,
+            train_freq=1,
+            gradient_steps=1,
+            learning_rate=3e-4,
+            policy_kwargs={"net_arch": [256, 256]},
+            seed=0,
+            device="cpu",
+        )
     import ale_py
 
     gymnasium.register_envs(ale_py)

@@ -28,15 +28,17 @@ NAME = "spo-scaling"
 SUMMARY = "seconds an update of SPO-DQN with 1, 2, 4 learners, measured and by Zhang's eq. 5.1 to 5.6"
 
 _SPEC = EnvSpec("seventeen numbers", (17,), torch.float32, actions=6)
+_NEVER = 10**9
 _CONFIG = ReplayConfig(capacity=2**17, learning_starts=0)
 
 
 @dataclasses.dataclass(frozen=True)
 class SPOScalingPlan:
-    """batch: B, of all learners together. turns: updates that are timed, in blocks of the longest period."""
+    """batch: B, of all learners together. hidden: width of the net's two layers, which decides how much a
+    mean costs beside an update. turns: updates that are timed, in blocks of the longest period."""
 
-    batch: int = 2048
-    hidden: int = 256
+    batch: int = 1024
+    hidden: int = 1024
     learners: tuple[int, ...] = (1, 2, 4)
     periods: tuple[int, ...] = (1, 5, 10, 25)
     turns: int = 100
@@ -48,7 +50,8 @@ QUICK, FULL = SPOScalingPlan(), SPOScalingPlan(turns=400)
 def measure(plan: SPOScalingPlan, log: Log) -> dict[str, Any]:
     """Measured and predicted seconds per update for each number of learners and each period.
 
-    Learners share this machine's cores: the model's parts are multiplied by the learners per core.
+    All parts are measured while as many learners run as in the run that they predict, so that they share
+    cores and memory alike. ``worst_error`` is the largest relative error of the predictions.
     ``scaling_factor`` is relative to the number of learners, ``scaling_factor_of_cores`` to the smaller of
     learners and cores.
     """
@@ -57,16 +60,15 @@ def measure(plan: SPOScalingPlan, log: Log) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for learners in plan.learners:
         size = plan.batch // learners
-        part = BatchCosts(**_roles.together(1, parts, size, plan)[0])
-        log(f"{learners} learner(s), batches of {size}: parts {1e3 * part.total:.2f} ms")
-        crowded = part.times(max(1.0, learners / cores))
-        average = _averaging_seconds(learners, plan)
-        exchange = ExchangeCosts(average=average * max(1.0, learners / cores))
-        for period in plan.periods:
+        part = _slowest([BatchCosts(**costs) for costs in _roles.together(learners, parts, size, plan)])
+        average = float(max(_roles.together(learners, mean_seconds, plan))) if learners > 1 else 0.0
+        log(f"{learners} learner(s): {1e3 * part.total:.2f} ms, and a mean {1e3 * average:.2f} ms")
+        exchange = ExchangeCosts(average=average)
+        for period in plan.periods if learners > 1 else plan.periods[:1]:
             measured = max(_roles.together(learners, work, size, period, plan), key=statistics.median)
             seconds = statistics.median(measured)
             alone = alone or seconds
-            predicted = spo_seconds(crowded, exchange, period) if learners > 1 else part.total
+            predicted = spo_seconds(part, exchange, period)
             rows.append(
                 {
                     "learners": learners,
@@ -82,14 +84,23 @@ def measure(plan: SPOScalingPlan, log: Log) -> dict[str, Any]:
                 }
             )
             log(f"{learners} x H={period}: {1e3 * seconds:.2f} ms, by the model {1e3 * predicted:.2f} ms")
-    return {"cores": cores, "rows": rows}
+    worst = max(abs(row["predicted_to_measured"] - 1) for row in rows)
+    return {"cores": cores, "worst_error": worst, "rows": rows}
+
+
+def _slowest(costs: list[BatchCosts]) -> BatchCosts:
+    """Those of the learner that the others wait for."""
+    return max(costs, key=lambda cost: cost.total)
 
 
 def parts(fabric: Fabric, size: int, plan: SPOScalingPlan) -> dict[str, float]:
-    """The fields of ``BatchCosts`` for one learner alone and batches of ``size``."""
-    agent, replay = _learner(Replicator(LocalSGD(), fabric), size, plan)
+    """The fields of ``BatchCosts`` for batches of ``size``, without exchanges. What an update does beside its
+    forward passes and the optimizer's step counts as ``backward``."""
+    agent, replay = _learner(Replicator(LocalSGD(period=_NEVER), fabric), size, plan)
     sample = replay.sample(size, 0.4)
-    value = agent.net(sample.observation)
+    outcome = agent.learn(Batch(sample))
+    assert outcome.priorities is not None
+    errors = outcome.priorities
 
     def forward() -> None:
         with torch.no_grad():
@@ -97,18 +108,14 @@ def parts(fabric: Fabric, size: int, plan: SPOScalingPlan) -> dict[str, float]:
             agent.net(sample.next_observation)
         agent.net(sample.observation)
 
-    def both() -> None:
-        forward()
-        agent.net(sample.observation).square().mean().backward(inputs=agent.replica.own_parameters())
-
-    one_pass = _seconds(lambda: agent.net(sample.observation))
-    forward_seconds = _seconds(forward)
+    learn, forward_seconds = _seconds(lambda: agent.learn(Batch(sample))), _seconds(forward)
+    update = _seconds(agent.replica.update)
     return {
         "sample": _seconds(lambda: replay.sample(size, 0.4)),
         "forward": forward_seconds,
-        "backward": max(0.0, _seconds(both) - forward_seconds - one_pass),
-        "update": _seconds(agent.replica.update),
-        "priority": _seconds(lambda: replay.update(sample.keys, value.detach()[:, 0])),
+        "backward": max(0.0, learn - forward_seconds - update),
+        "update": update,
+        "priority": _seconds(lambda: replay.update(sample.keys, errors)),
     }
 
 
@@ -123,12 +130,8 @@ def _seconds(call: Callable[[], Any], turns: int = 60) -> float:
     return statistics.median(times)
 
 
-def _averaging_seconds(learners: int, plan: SPOScalingPlan) -> float:
-    """Of one mean of the parameters over all learners."""
-    return float(max(_roles.together(learners, mean_seconds, plan))) if learners > 1 else 0.0
-
-
 def mean_seconds(fabric: Fabric, plan: SPOScalingPlan) -> float:
+    """Of one mean of the parameters over all learners."""
     agent, _ = _learner(Replicator(LocalSGD(), fabric), 32, plan)
     channel = fabric.channel("mean", agent.replica.params.detach())
     vector = agent.replica.params.detach().clone()

@@ -24,10 +24,6 @@ class BatchCosts:
     def total(self) -> float:
         return self.sample + self.forward + self.backward + self.update + self.priority
 
-    def times(self, factor: float) -> BatchCosts:
-        """All times multiplied by ``factor``, on shared cores for example."""
-        return BatchCosts(*(factor * x for x in vars(self).values()))
-
 
 @dataclass(frozen=True)
 class ExchangeCosts:

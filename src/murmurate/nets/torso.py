@@ -19,12 +19,8 @@ observations raises ``ValueError``.
 from __future__ import annotations
 
 import difflib
-import importlib.util
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -51,9 +47,8 @@ def checked_torso(name: str) -> str:
     Raises:
         ValueError: for an unknown name.
     """
-    file, _, function = name.rpartition(":")
-    if file.endswith(".py"):
-        return f"{os.path.abspath(file)}:{function}"
+    if (own := plugins.absolute(name)).rpartition(":")[0].endswith(".py"):
+        return own
     known = [AUTO, *sorted(torsos())]
     if name in known:
         return name
@@ -78,7 +73,8 @@ def build_torso(spec: EnvSpec, name: str, hidden: Sequence[int]) -> nn.Module:
     if name == AUTO:
         name = usual_torso(spec)
     known = torsos()
-    torso = (known[name] if name in known else _in_file(name))(spec, hidden)
+    make = known[name] if name in known else plugins.function_in_file(name, "torso", "--agent.torso")
+    torso = make(spec, hidden)
     if not isinstance(getattr(torso, "out_features", None), int):
         raise ValueError(f"the torso {name} has no number of features: set its out_features")
     return torso
@@ -91,16 +87,3 @@ def seeded_by(generator: torch.Generator) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(generator.initial_seed())
         yield
-
-
-def _in_file(name: str) -> Torso:
-    file, _, function = name.rpartition(":")
-    spec = importlib.util.spec_from_file_location(f"murmurate_torso_{Path(file).stem}", file)
-    if spec is None or spec.loader is None or not Path(file).is_file():
-        raise ValueError(f"there is no file {file} with a torso: use --agent.torso FILE.py:FUNCTION")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where dataclasses look for it
-    spec.loader.exec_module(module)
-    torso: Torso | None = getattr(module, function, None)
-    if not callable(torso):
-        raise ValueError(f"there is no function '{function}' in {file}")
-    return torso

@@ -108,5 +108,7 @@ class LearnerConfig(Protocol):
 
 
 def updates_of(learner: Learner) -> int:
-    """Own updates so far; if there are several replicas, the maximum."""
-    return max(replica.clock for replica in learner.replicas.values())
+    """Own updates so far; if there are several replicas, the maximum. A learner that has others beside (a
+    model that is fitted now and then, say) names those that count in ``counted``."""
+    counted = getattr(learner, "counted", None)
+    return max(replica.clock for name, replica in learner.replicas.items() if not counted or name in counted)

@@ -80,7 +80,7 @@ class GymWorld(SimulatorWorld):
 
     id: str = field(metadata={"in_name": True})
     max_episode_steps: PositiveInt | None = None
-    served: bool = False
+    served: bool = field(default=False, metadata={"since": 4})
 
     def __post_init__(self) -> None:
         check_ranges(self)

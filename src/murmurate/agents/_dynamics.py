@@ -1,0 +1,220 @@
+"""Shared by model-based agents: learning an ensemble of a world's dynamics, and predicting with it.
+
+Janner et al. 2019, appendix B, and Chua et al. 2018.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor
+
+from murmurate.agents._ensemble_gradient import EnsembleGradient
+from murmurate.agents._running import group_of_equals
+from murmurate.losses.gaussian_nll import soft_bounds
+from murmurate.nets.dynamics import DynamicsEnsemble
+from murmurate.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, Range, UnitInterval
+from murmurate.replica.adam import Adam
+from murmurate.replica.vector import Replica
+from murmurate.replicator.learner import Context
+from murmurate.spec import derive_generator
+
+_HEARTBEAT = 16  # batches
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The ensemble and its training; the defaults are those of Janner et al. 2019.
+
+    members: nets. elites: the members with the least held-out error, which predict.
+    layers, hidden: number and width of the hidden layers.
+    batch: examples of each member's mini-batches. learning_rate: of Adam.
+    weight_decay: of the last layer; 1/4 of it in the first, 1/2 in the second, 3/4 in between.
+    held_out: share of the data on which the error is measured; held_out_most: at most so many transitions.
+    patience: a fit ends when for so many epochs no member's held-out error has fallen by the share
+        ``improvement`` of its least.
+    precision: of the matrix products in fits; ``auto`` is bfloat16 on CPUs with native bfloat16 arithmetic.
+        Sums, held-out errors and predictions are float32.
+    """
+
+    members: PositiveInt = 7
+    elites: PositiveInt = 5
+    layers: PositiveInt = 4
+    hidden: PositiveInt = 200
+    batch: PositiveInt = 256
+    learning_rate: PositiveFloat = 1e-3
+    weight_decay: NonNegativeFloat = 1e-4
+    held_out: Annotated[float, Range(0, 1, above=True, below=True)] = 0.2
+    held_out_most: PositiveInt = 5_000
+    patience: PositiveInt = 5
+    improvement: UnitInterval = 0.01
+    precision: Literal["float32", "bfloat16", "auto"] = "auto"
+
+    def decay(self) -> list[float]:
+        """The weight decay of each layer."""
+        shares = [0.25, 0.5] + [0.75] * self.layers
+        return [self.weight_decay * share for share in [*shares[: self.layers], 1.0]]
+
+
+class DynamicsModel:
+    """Learns ``targets`` [N, D] as functions of ``inputs`` [N, I], by the replica ``model``.
+
+    All replicas fit alike where they make common rounds: they have the same statistics of inputs, take as
+    many steps, and decide by the mean of their held-out errors. Elsewhere each decides alone.
+
+    error: mean squared error of the elites on held-out data; NaN before the first fit. epochs: of the last
+    fit. loss: mean of the members', of the last mini-batch.
+    """
+
+    def __init__(self, config: ModelConfig, context: Context, inputs: int, outputs: int) -> None:
+        self.config, self._context = config, context
+        self.ensemble = DynamicsEnsemble(
+            inputs,
+            outputs,
+            members=config.members,
+            elites=config.elites,
+            layers=config.layers,
+            hidden=config.hidden,
+            generator=derive_generator(context.seed, "model"),
+        ).to(context.device)
+        self.replica: Replica = context.replicate(
+            "model", self.ensemble, lambda parameters: Adam(parameters, lr=config.learning_rate)
+        )
+        self.group = group_of_equals(context)
+        self.error, self.epochs, self.loss = math.nan, 0, math.nan
+
+    @functools.cached_property
+    def _generator(self) -> torch.Generator:
+        context = self._context
+        return derive_generator(context.seed, "fits", context.rank, context.device)
+
+    def predict(self, inputs: Tensor) -> Tensor:
+        """[B, D]: a draw from the distribution that an elite predicts for each of ``inputs`` [B, I]."""
+        ensemble = self.ensemble
+        mean, raw = ensemble.predict(inputs, self._generator)
+        with torch.no_grad():
+            std = torch.exp(soft_bounds(raw, ensemble.low, ensemble.high) / 2)
+            return torch.normal(mean, std, generator=self._generator)
+
+    def fit(self, inputs: Tensor, targets: Tensor, interrupted: Callable[[], bool] = lambda: False) -> bool:
+        """Continue to learn until held-out errors stop falling; then each member has its best parameters.
+
+        interrupted: called every few batches. If it returns True, all is as it was before, and the result is
+        False.
+        """
+        before = {"replica": self.replica.state(), **self.state()}
+        order = self._permutation(len(inputs))
+        held = max(1, min(int(len(inputs) * self.config.held_out), self.config.held_out_most))
+        test_inputs, test_targets = inputs[order[:held]], targets[order[:held]]
+        inputs, targets = inputs[order[held:]], targets[order[held:]]
+        self._standardise_by(inputs)
+        inputs = self.ensemble.standardised(inputs).contiguous()
+        chosen = torch.randint(
+            len(inputs), (self.config.members, len(inputs)), generator=self._generator, device=inputs.device
+        )
+        stopping = EarlyStopping(self.ensemble, self.config)
+        batch = min(self.config.batch, len(inputs))
+        gradient = EnsembleGradient(self.ensemble, self.replica, self.config.decay(), batch)
+        for epoch in itertools.count(1):  # noqa: B007, it is read afterwards
+            if self._epoch(gradient, inputs, targets, self._shuffled(chosen), batch, interrupted):
+                self.replica.load(before.pop("replica"))
+                self.load(before)
+                return False
+            errors = self.group.mean(self._held_out_errors(test_inputs, test_targets))
+            if stopping.after_epoch(errors):
+                break
+        stopping.restore()
+        best = stopping.least.sort()
+        self.ensemble.elite.copy_(best.indices[: self.config.elites])
+        self.error, self.epochs = float(best.values[: self.config.elites].mean()), epoch
+        return True
+
+    def _epoch(
+        self,
+        gradient: EnsembleGradient,
+        inputs: Tensor,
+        targets: Tensor,
+        chosen: Tensor,
+        batch: int,
+        interrupted: Callable[[], bool],
+    ) -> bool:
+        """One pass over the rows ``chosen`` [E, N]; returns whether it was interrupted."""
+        steps = max(1, chosen.shape[1] // batch)
+        if self.group.size > 1:  # as many on all replicas, also where one has less data
+            steps = int(self.group.reduce(steps, "max"))
+        step, staleness = 0, 0
+        while step < steps or (staleness and self.replica.common_rounds):  # only whole rounds
+            if step % _HEARTBEAT == 0 and interrupted():
+                return True
+            columns = torch.arange(step * batch, (step + 1) * batch, device=chosen.device) % chosen.shape[1]
+            rows = chosen[:, columns].flatten()
+            shape = (self.config.members, batch, -1)
+            loss = gradient(inputs[rows].view(shape), targets[rows].view(shape), self.config.precision)
+            staleness = self.replica.follow(self.replica.grad).staleness
+            step += 1
+        self.loss = float(loss.mean())
+        return False
+
+    def _permutation(self, size: int) -> Tensor:
+        return torch.randperm(size, generator=self._generator, device=self._generator.device)
+
+    def _shuffled(self, chosen: Tensor) -> Tensor:
+        """Each member's rows in a new order."""
+        keys = torch.rand(chosen.shape, generator=self._generator, device=chosen.device)
+        return chosen.gather(1, keys.argsort(1))
+
+    def _standardise_by(self, inputs: Tensor) -> None:
+        exact = inputs.double()
+        mean, square = self.group.mean((exact.mean(0), exact.square().mean(0)))
+        self.ensemble.standardise_by(mean, square - mean.square())
+
+    @torch.no_grad()
+    def _held_out_errors(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """[E]: the mean squared error of each member's means."""
+        mean, _ = self.ensemble(inputs).chunk(2, -1)
+        errors: Tensor = (mean - targets).square().mean((1, 2))
+        return errors
+
+    def metrics(self) -> dict[str, float]:
+        return {"model_error": self.error, "model_loss": self.loss, "model_epochs": float(self.epochs)}
+
+    def state(self) -> dict[str, Any]:
+        kept = {"error": self.error, "loss": self.loss, "epochs": self.epochs}
+        return {"generator": self._generator.get_state(), **kept}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._generator.set_state(state["generator"].cpu())
+        self.error, self.loss = float(state["error"]), float(state["loss"])
+        self.epochs = int(state["epochs"])
+
+
+class EarlyStopping:
+    """Remembers each member's parameters at its least held-out error. least: [E], these errors."""
+
+    def __init__(self, ensemble: DynamicsEnsemble, config: ModelConfig) -> None:
+        self.config, self._epochs = config, 0  # epochs without an improvement
+        self._parameters = list(ensemble.net.parameters())
+        self._best = [parameter.detach().clone() for parameter in self._parameters]
+        self.least = torch.full((config.members,), math.inf, device=self._parameters[0].device)
+
+    @torch.no_grad()
+    def after_epoch(self, errors: Tensor) -> bool:
+        """Take in the members' held-out errors [E]; returns whether to stop."""
+        improved = errors < self.least * (1 - self.config.improvement)
+        self.least = torch.where(improved, errors, self.least)
+        for best, parameter in zip(self._best, self._parameters, strict=True):
+            best[improved] = parameter[improved]
+        self._epochs = 0 if improved.any() else self._epochs + 1
+        return self._epochs >= self.config.patience
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Give each member its best parameters."""
+        for best, parameter in zip(self._best, self._parameters, strict=True):
+            parameter.copy_(best)

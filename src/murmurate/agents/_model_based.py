@@ -1,0 +1,148 @@
+"""Shared by agents that learn a model of the world, and a policy from what it predicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from murmurate.agents._dynamics import DynamicsModel, ModelConfig
+from murmurate.agents._soft_actor_critic import SoftActorCritic
+from murmurate.agents.interface import Action, Imagined
+from murmurate.ranges import AnyFloat, NonNegativeFloat, PositiveFloat, PositiveInt, Range, UnitInterval
+from murmurate.replica.vector import Replica
+from murmurate.replicator.learner import Context
+from murmurate.spec import Batch, Outcome, derive_generator
+from murmurate.worlds.terminations import termination
+
+
+@dataclass(frozen=True)
+class PolicySettings:
+    """Of soft actor-critic, which learns the policy; see ``SAC`` for the meaning of each."""
+
+    batch: PositiveInt = 256
+    discount: UnitInterval = 0.99
+    policy_rate: NonNegativeFloat = 3e-4
+    critic_rate: NonNegativeFloat = 3e-4
+    temperature_rate: NonNegativeFloat = 3e-4
+    temperature: PositiveFloat = 1.0
+    target_entropy: AnyFloat | None = None
+    clip: Annotated[float, Range(0, math.inf, above=True)] = math.inf
+    hidden: PositiveInt = 256
+    target_every: PositiveInt = 1
+    polyak: Annotated[float, Range(0, 1, above=True)] = 0.005
+    precision: Literal["float32", "bfloat16", "auto"] = "float32"
+
+    name: ClassVar[str] = "a model-based agent"
+    normalize_observations: ClassVar[bool] = False
+
+
+class WorldModel:
+    """Predicts rewards, changes of observations, and where episodes end.
+
+    end: see ``worlds.terminations``. Raises Refusal for a world of which it is not known where episodes end.
+    """
+
+    def __init__(self, config: ModelConfig, context: Context, end: str) -> None:
+        spec = context.spec
+        self.terminated = termination(spec.name, end)
+        self._shape, self._device = spec.observation_shape, context.device
+        observed = math.prod(spec.observation_shape)
+        inputs = observed + math.prod(spec.action_shape)
+        self.dynamics = DynamicsModel(config, context, inputs, 1 + observed)
+
+    def fit(self, transitions: Mapping[str, Tensor], interrupted: Callable[[], bool]) -> bool:
+        """See ``ModelAgent.fit``."""
+        observation, action, reward, following = (
+            transitions[name].to(self._device).float().flatten(1)
+            if transitions[name].ndim > 1
+            else transitions[name].to(self._device)[:, None]
+            for name in ("observation", "action", "reward", "next_observation")
+        )
+        inputs = torch.cat((observation, action), 1)
+        return self.dynamics.fit(inputs, torch.cat((reward, following - observation), 1), interrupted)
+
+    def step(self, observation: Tensor, action: Tensor) -> Imagined:
+        """One step from ``observation`` [B, ...] by ``action`` [B, D]."""
+        seen = observation.flatten(1)
+        predicted = self.dynamics.predict(torch.cat((seen, action.flatten(1)), 1))
+        following = (seen + predicted[:, 1:]).view(-1, *self._shape)
+        return Imagined(observation, action, predicted[:, 0], following, self.terminated(following))
+
+
+class Settings(Protocol):
+    """What a ``ModelBasedAgent`` reads of its config."""
+
+    @property
+    def policy(self) -> PolicySettings: ...
+    @property
+    def model(self) -> ModelConfig: ...
+    @property
+    def termination(self) -> str: ...
+
+
+class ModelBasedAgent:
+    """One actor-learner with a model of its own (see ``ModelAgent``)."""
+
+    acting = ("policy",)
+
+    def __init__(self, config: Settings, context: Context) -> None:
+        self.core = SoftActorCritic(config.policy, context)
+        self.world = WorldModel(config.model, context, config.termination)
+        self._context = context
+
+    @property
+    def replicas(self) -> dict[str, Replica]:
+        return {**self.core.replicas, "model": self.world.dynamics.replica}
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        return tuple(self.core.replicas)
+
+    @cached_property
+    def generator(self) -> torch.Generator:
+        """For draws from the policy in rollouts."""
+        context = self._context
+        return derive_generator(context.seed, "imagined actions", context.rank, context.device)
+
+    def assign_simulators(self, first: int, total: int) -> None:
+        """Exploration does not differ between simulators."""
+
+    def initial_memory(self, batch: int) -> Tensor | None:
+        return None
+
+    def act(
+        self,
+        observation: Tensor,
+        memory: Tensor | None,
+        first: Tensor,
+        generator: torch.Generator,
+        greedy: bool = False,
+    ) -> Action:
+        """A draw from the policy; its most likely action if ``greedy``."""
+        return self.core.act(observation, generator, greedy)
+
+    def fit(self, transitions: Mapping[str, Tensor], interrupted: Callable[[], bool]) -> bool:
+        return self.world.fit(transitions, interrupted)
+
+    def imagine(self, observation: Tensor) -> Imagined:
+        action = self.core.act(observation, self.generator, greedy=False).action
+        return self.world.step(observation, action)
+
+    def learn(self, batch: Batch) -> Outcome:
+        metrics, _ = self.core.update(batch.data)
+        return Outcome({**metrics, **self.world.dynamics.metrics()})
+
+    def state(self) -> dict[str, Any]:
+        generator = self.generator.get_state()
+        return {"core": self.core.state(), "model": self.world.dynamics.state(), "actions": generator}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.core.load(state["core"])
+        self.world.dynamics.load(state["model"])
+        self.generator.set_state(state["actions"].cpu())

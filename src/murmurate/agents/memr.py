@@ -1,0 +1,150 @@
+"""Maximum-entropy model rollouts (Zhang, chapter 3, Algorithm 2): one-step rollouts, from states at which the
+policy has moved away from the actions that were imagined there before.
+
+The lines of the algorithm: the source fits the model (4-6), plays (7), gives the new transition its priority
+(8), draws states by priority, with their weights (10, 11), stores what was imagined as a segment (14), and
+draws batches from one segment (18). The rest is here: imagined actions and steps (12), the rollout policy
+pi_psi (15), priorities (16), and the update of soft actor-critic, with weights in the critics' loss (19, 20).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from murmurate import plugins
+from murmurate.agents._auto import resolve_precision
+from murmurate.agents._dynamics import ModelConfig
+from murmurate.agents._model_based import ModelBasedAgent, PolicySettings
+from murmurate.agents.interface import Imagined
+from murmurate.losses.gaussian_nll import entropy_priority, gaussian_nll
+from murmurate.nets.batched_mlp import BatchedMLP
+from murmurate.nets.control import ActionBounds, limited_log_std
+from murmurate.ranges import NonNegativeFloat, PositiveInt
+from murmurate.replica.adam import Adam
+from murmurate.replica.vector import Replica
+from murmurate.replicator.learner import Context, LearnerConfig
+from murmurate.spec import Batch, EnvSpec, Model, Outcome, derive_generator
+from murmurate.worlds.terminations import AUTO
+
+_LEAST_PRIORITY, _GREATEST_PRIORITY = 1e-4, 50.0  # as in the author's code
+
+
+@dataclass(frozen=True)
+class MEMR(LearnerConfig):
+    """Hyper-parameters; when the model is fitted and rolled out, and alpha and beta, are up to the source.
+
+    policy: of soft actor-critic. model: the ensemble and its training.
+    rollout_rate: learning rate (Adam) of the rollout policy pi_psi, the Gaussian distribution of imagined
+        actions. rollout_epochs: D, passes over the new ones after each round of rollouts, in mini-batches of
+        ``policy.batch``.
+    termination: where the model's episodes end; ``auto`` for a world of which that is known, else a function
+        of your own, FILE.py:FUNCTION (docs/algorithms/mbpo.md).
+    """
+
+    name: ClassVar[str] = "memr"
+    summary: ClassVar[str] = "MBPO with one-step rollouts from states drawn by entropy; vector actions"
+
+    policy: PolicySettings = field(default_factory=PolicySettings)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    rollout_rate: NonNegativeFloat = 3e-4
+    rollout_epochs: PositiveInt = 1
+    termination: str = AUTO
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "termination", plugins.absolute(self.termination))
+
+    @property
+    def requires(self) -> Model:
+        return Model(self.policy.batch, self.policy.discount, priorities=True)
+
+    def resolved(self, spec: EnvSpec, device: torch.device) -> MEMR:
+        """This config without an ``auto`` in a precision."""
+        policy, model = resolve_precision(self.policy, device), resolve_precision(self.model, device)
+        return dataclasses.replace(self, policy=policy, model=model)
+
+    def build(self, context: Context) -> MEMRAgent:
+        """The agent. Raises ValueError for a world of discrete actions, or of images."""
+        return MEMRAgent(self.resolved(context.spec, context.device), context)
+
+
+class MEMRAgent(ModelBasedAgent):
+    """One actor-learner with a model and a rollout policy (see ``PrioritizingAgent``)."""
+
+    def __init__(self, config: MEMR, context: Context) -> None:
+        super().__init__(config, context)
+        self.rollouts = RolloutPolicy(config, context)
+
+    def imagine(self, observation: Tensor) -> Imagined:
+        """Lines 12, 15 and 16 for the states s_j [M, ...]."""
+        step = super().imagine(observation)
+        self.rollouts.fit(observation, step.action, self.generator)
+        return step._replace(priority=self.priority(observation, step.action))
+
+    def priority(self, observation: Tensor, action: Tensor) -> Tensor:
+        """Eq. 3.7, limited."""
+        return self.rollouts.priority(observation, action).clamp(_LEAST_PRIORITY, _GREATEST_PRIORITY)
+
+    @property
+    def replicas(self) -> dict[str, Replica]:
+        return {**super().replicas, "rollout_policy": self.rollouts.replica}
+
+    def learn(self, batch: Batch) -> Outcome:
+        outcome = super().learn(batch)
+        return Outcome({**outcome.metrics, "rollout_policy_loss": self.rollouts.loss})
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "rollout_loss": self.rollouts.loss}
+
+    def load(self, state: dict[str, Any]) -> None:
+        super().load(state)
+        self.rollouts.loss = float(state["rollout_loss"])
+
+
+class RolloutPolicy:
+    """pi_psi: a diagonal Gaussian of the places of imagined actions between their bounds, given the state.
+
+    loss: of its last mini-batch, twice the negative log-likelihood of a dimension, without its constant.
+    """
+
+    def __init__(self, config: MEMR, context: Context) -> None:
+        spec, hidden = context.spec, config.policy.hidden
+        self._epochs, self._batch, self.loss = config.rollout_epochs, config.policy.batch, math.nan
+        self._bounds = ActionBounds(spec).to(context.device)
+        widths = (math.prod(spec.observation_shape), hidden, hidden, 2 * math.prod(spec.action_shape))
+        drawn = derive_generator(context.seed, "rollout policy")
+        self._net: nn.Module = BatchedMLP(1, widths, generator=drawn).to(context.device)
+        self.replica: Replica = context.replicate(
+            "rollout_policy", self._net, lambda parameters: Adam(parameters, lr=config.rollout_rate)
+        )
+
+    def fit(self, observation: Tensor, action: Tensor, generator: torch.Generator) -> None:
+        """Maximum likelihood on ``observation`` [M, ...] and ``action`` [M, D], in mini-batches."""
+        size = len(observation)
+        batch = min(self._batch, size)
+        steps, step, staleness = self._epochs * -(-size // batch), 0, 0
+        while step < steps or (staleness and self.replica.common_rounds):  # only whole rounds
+            first = step * batch % size
+            if first < batch:
+                order = torch.randperm(size, generator=generator, device=generator.device)
+            rows = order[torch.arange(first, first + batch, device=order.device) % size]
+            mean, log_std = self._distribution(observation[rows])
+            loss = gaussian_nll(mean, 2 * log_std, self._bounds.to_place(action[rows]))
+            staleness = self.replica.descend(loss).staleness
+            step += 1
+        self.loss = float(loss.detach())
+
+    @torch.no_grad()
+    def priority(self, observation: Tensor, action: Tensor) -> Tensor:
+        """[B] of eq. 3.7."""
+        return entropy_priority(self._bounds.to_place(action), *self._distribution(observation))
+
+    def _distribution(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """mu_psi, log sigma_psi: [B, D] each."""
+        mean, log_std = self._net(observation.flatten(1))[0].chunk(2, 1)
+        return mean, limited_log_std(log_std)

@@ -1,0 +1,161 @@
+"""Returns of TD3 and SAC on MuJoCo beside the authors' own curves and Stable-Baselines3 with equal settings.
+
+Interrupted at any time, the same command continues (see ``_resumable``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from murmurate.bench import _commands, _resumable
+from murmurate.bench._result import Log
+from murmurate.bench._resumable import ResumableRun, Summary, diverged
+from murmurate.errors import MissingExtra, RunFailed
+from murmurate.ranges import NonNegativeInt, PositiveInt
+from murmurate.recipes import recipe
+from murmurate.record.report import report
+
+NAME = "control-learning"
+SUMMARY = "returns of TD3 and SAC on MuJoCo beside the authors' curves and SB3, resumable; --full: 4 seeds"
+
+# Mean and deviation over 10 seeds of the evaluations in sfujim/TD3, learning_curves (of version 1 of the
+# tasks; ours is 5)
+PUBLISHED: dict[tuple[str, str, int], tuple[float, float]] = {
+    ("halfcheetah", "td3", 100_000): (5514.0, 554.0),
+    ("halfcheetah", "td3", 300_000): (7697.0, 727.0),
+    ("halfcheetah", "td3", 1_000_000): (9567.0, 833.0),
+    ("hopper", "td3", 100_000): (659.0, 752.0),
+    ("hopper", "td3", 300_000): (2410.0, 900.0),
+    ("hopper", "td3", 1_000_000): (3391.0, 378.0),
+    ("walker2d", "td3", 100_000): (770.0, 586.0),
+    ("walker2d", "td3", 300_000): (3335.0, 957.0),
+    ("walker2d", "td3", 1_000_000): (4413.0, 1030.0),
+    # CleanRL's of version 4
+    ("halfcheetah", "sac", 1_000_000): (9635.0, 1424.0),
+}
+
+
+@dataclass(frozen=True)
+class ControlLearningPlan:
+    """Every agent is trained once for each world and seed.
+
+    seeds: 0 up to this. sb3_seeds: the same of Stable-Baselines3; 0: none. env_steps: of each run.
+    where: the folder that keeps the runs. precision: of our products between hidden layers.
+    """
+
+    worlds: tuple[str, ...] = ("halfcheetah", "hopper", "walker2d")
+    agents: tuple[str, ...] = ("td3",)
+    env_steps: PositiveInt = 300_000
+    seeds: PositiveInt = 4
+    sb3_seeds: NonNegativeInt = 4
+    eval_episodes: PositiveInt = 10
+    precision: str = "float32"
+    where: str = "runs/control"
+
+
+QUICK = ControlLearningPlan(
+    worlds=("inverted-pendulum",), env_steps=10_000, seeds=1, sb3_seeds=0, where="runs/control-quick"
+)
+FULL = ControlLearningPlan()
+
+
+def measure(plan: ControlLearningPlan, log: Log) -> dict[str, Any]:
+    """Mean and deviation over seeds of the evaluation return of the last parameters.
+
+    ``reached``: the mean is at least the published one minus one deviation. ``welch_p``: of Welch's test that
+    ours and Stable-Baselines3's have the same mean, two-sided.
+    """
+    cases = list(itertools.product(plan.worlds, plan.agents))
+    runs = {(*case, seed): _planned(plan, *case, seed) for case in cases for seed in range(plan.seeds)}
+    cost = _resumable.expected(list(runs.values()), log)
+    summaries = {key: _resumable.train(run, log)[plan.env_steps] for key, run in runs.items()}
+    rows = []
+    for world, agent in cases:
+        ours = [summaries[world, agent, seed] for seed in range(plan.seeds)]
+        theirs = [_sb3(plan, world, agent, seed, log) for seed in range(plan.sb3_seeds)]
+        rows.append(_row(plan, world, agent, ours, theirs))
+    pages = []
+    for world in plan.worlds:
+        page = Path(plan.where) / f"{world}-to-{plan.env_steps}.html"
+        report([run.folder for (of, _, _), run in runs.items() if of == world], page)
+        pages.append(str(page))
+    return {"expected": cost, "rows": rows, "reports": pages}
+
+
+def _planned(plan: ControlLearningPlan, world: str, agent: str, seed: int) -> ResumableRun:
+    settings = (
+        "--seed", str(seed),
+        "--stop-at-return", "none",
+        "--eval-episodes", str(plan.eval_episodes),
+        "--agent.precision", plan.precision,
+    )  # fmt: skip
+    name = f"{world}-{agent}-{plan.precision}-to-{plan.env_steps}-seed-{seed}"
+    return ResumableRun(
+        f"{world}-{agent}",
+        settings,
+        seed,
+        (plan.env_steps,),
+        Path(plan.where) / name,
+        label=f"{world}, {agent}",
+        speed_like=f"{world} {agent}",
+        speed_settings=("--replay.learning-starts", "500", "--random-env-steps", "500"),
+    )
+
+
+def _sb3(plan: ControlLearningPlan, world: str, agent: str, seed: int, log: Log) -> float:
+    """The evaluation return of one run, which is kept. Raises MissingExtra without the package."""
+    if _commands.missing("stable-baselines3"):
+        raise MissingExtra("stable-baselines3", "bench", "a comparison with Stable-Baselines3")
+    file = Path(plan.where) / f"sb3-{world}-{agent}-to-{plan.env_steps}-seed-{seed}.json"
+    if not file.exists():
+        ident = recipe(f"{world}-{agent}").world.id  # type: ignore[attr-defined]
+        words = [agent, ident, str(plan.env_steps), str(seed), str(file)]
+        command = [sys.executable, "-m", "murmurate.bench._sb3_learning", *words]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise RunFailed(f"Stable-Baselines3 failed: {done.stderr.strip()[-400:]}")
+    found = float(json.loads(file.read_text())["eval_return_mean"])
+    log(f"Stable-Baselines3, {world}, {agent}, seed {seed}: evaluation {found:.1f}")
+    return found
+
+
+def _row(
+    plan: ControlLearningPlan, world: str, agent: str, ours: Sequence[Summary], theirs: Sequence[float]
+) -> dict[str, Any]:
+    finite = [float(run["eval_return_mean"]) for run in ours if not diverged(run)]
+    published = PUBLISHED.get((world, agent, plan.env_steps))
+    mean = statistics.fmean(finite) if finite else None
+    return {
+        "world": world,
+        "agent": agent,
+        "env_steps": plan.env_steps,
+        "mean": mean,
+        "deviation": statistics.stdev(finite) if len(finite) > 1 else None,
+        "returns": finite,
+        "diverged": len(ours) - len(finite),
+        "published": published and {"mean": published[0], "deviation": published[1]},
+        "reached": published and mean is not None and mean >= published[0] - published[1],
+        "sb3_mean": statistics.fmean(theirs) if theirs else None,
+        "sb3_returns": list(theirs),
+        "welch_p": _welch(finite, theirs),
+        "hours": sum(run["wall_seconds"] for run in ours) / 3600,
+    }
+
+
+def _welch(one: Sequence[float], other: Sequence[float]) -> float | None:
+    """None with fewer than two values on a side. Raises MissingExtra without scipy."""
+    if min(len(one), len(other)) < 2:
+        return None
+    try:
+        from scipy import stats
+    except ImportError as error:
+        raise MissingExtra("scipy", "topics", "Welch's test") from error
+    return float(stats.ttest_ind(one, other, equal_var=False).pvalue)

@@ -1,0 +1,110 @@
+"""Updates per CPU second of TD3 and SAC on HalfCheetah, everything counted, against peers and products."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from murmurate.bench import _commands, _peers
+from murmurate.bench._racer import Racer, RaceWindow, ThroughputPlan, race
+from murmurate.bench._result import Log, median, ratios, spread
+from murmurate.ranges import PositiveFloat, PositiveInt
+
+NAME = "control-throughput"
+SUMMARY = "updates per CPU second of TD3 and SAC on HalfCheetah, against SB3, other peers and the products"
+
+ALGORITHMS = ("td3", "sac")
+PEERS = ("cleanrl", "tianshou", "sbx")
+_SCRIPT = "control.py"
+# a smaller replay and an earlier start than the recipes', so that all are learning when the windows begin
+_EQUAL = ("--replay.capacity", "200000", "--replay.learning-starts", "1000", "--random-env-steps", "1000")
+
+
+@dataclasses.dataclass(frozen=True)
+class ControlPlan:
+    """``rounds`` windows of so many CPU seconds of each racer, in turn."""
+
+    rounds: PositiveInt = 5
+    window_cpu_seconds: PositiveFloat = 8.0
+
+
+QUICK, FULL = ControlPlan(), ControlPlan(rounds=11, window_cpu_seconds=20.0)
+
+
+def measure(plan: ControlPlan, log: Log) -> dict[str, Any]:
+    """All have two layers of 256 units, batches of 256, one simulator and one update for each env step; one
+    torch thread. ``limit`` is the time of the products of an update (``_control_limit``)."""
+    with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
+        racing = ThroughputPlan(plan.rounds, plan.window_cpu_seconds)
+        windows = race(_racers(Path(folder)), racing, log, warm_up_cpu_seconds=20.0)
+    return figures(windows)
+
+
+def _racers(where: Path) -> dict[str, Racer]:
+    racers = {}
+    for algorithm in ALGORITHMS:
+        for precision in ("float32", "bfloat16"):
+            label = f"{algorithm} {precision}"
+            racers[f"ours {label}"] = _commands.ours(
+                label.replace(" ", "-"), f"halfcheetah-{algorithm}", where,
+                *_EQUAL, "--agent.precision", precision,
+            )  # fmt: skip
+            limit = [sys.executable, "-m", "murmurate.bench._control_limit", algorithm, precision]
+            racers[f"limit {label}"] = _racer(f"limit-{algorithm}-{precision}", limit, where)
+        if _commands.missing("stable-baselines3") is None:
+            racers[f"sb3 {algorithm}"] = _commands.sb3(
+                f"sb3-{algorithm}", f"halfcheetah-{algorithm}", 1, where
+            )
+        for peer in _present():
+            command = [_peers.command(peer)[0], str(_script(peer)), algorithm]
+            racers[f"{peer} {algorithm}"] = _racer(f"{peer}-{algorithm}", command, where)
+    return racers
+
+
+def _racer(label: str, command: Sequence[str], where: Path) -> Racer:
+    progress = where / label / "progress.jsonl"
+    return Racer(label, [*command, str(progress)], progress)
+
+
+def _script(peer: str) -> Path:
+    return Path(_peers.command(peer)[1]).with_name(_SCRIPT)
+
+
+def _present() -> list[str]:
+    return [peer for peer in PEERS if _peers.absent(peer) is None and _script(peer).exists()]
+
+
+def figures(windows: Mapping[str, Sequence[RaceWindow]]) -> dict[str, Any]:
+    """``X_ratio_Y``: medians of the ratios of the same rounds, in float32; ``X_bfloat16_ratio_sb3``: ours in
+    bfloat16. ``fastest_peer`` and ``ratio_fastest_peer`` are of the algorithm where the ratio is lower."""
+    rates = {label: [w.per_cpu_second for w in of] for label, of in windows.items()}
+    found: dict[str, Any] = {
+        "world": "HalfCheetah-v5, 1 simulator, 2 layers of 256 units, batches of 256, an update an env step",
+        "updates_per_cpu_second": {label: spread(values) for label, values in rates.items()},
+    }
+    worst: tuple[float, str] | None = None
+    for algorithm in ALGORITHMS:
+        ours = rates[f"ours {algorithm} float32"]
+        found[f"{algorithm}_updates_per_cpu_second"] = median(ours)
+        found[f"{algorithm}_ratio_limit"] = median(ratios(ours, rates[f"limit {algorithm} float32"]))
+        peers = {
+            peer: median(ratios(ours, rates[f"{peer} {algorithm}"]))
+            for peer in ("sb3", *PEERS)
+            if f"{peer} {algorithm}" in rates
+        }
+        found |= {f"{algorithm}_ratio_{peer}": ratio for peer, ratio in peers.items()}
+        if "sb3" in peers:
+            low = ratios(rates[f"ours {algorithm} bfloat16"], rates[f"sb3 {algorithm}"])
+            found[f"{algorithm}_bfloat16_ratio_sb3"] = median(low)
+        for peer, ratio in peers.items():
+            if worst is None or ratio < worst[0]:
+                worst = ratio, f"{peer} {algorithm}"
+    if worst is not None:
+        found["ratio_fastest_peer"], found["fastest_peer"] = worst
+    absent = {peer: _peers.absent(peer) for peer in PEERS}
+    found["peers"] = [{"peer": peer, "status": reason or "ran"} for peer, reason in absent.items()]
+    return found

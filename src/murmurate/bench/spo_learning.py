@@ -1,0 +1,129 @@
+"""Zhang 2022, Figures 5.11 and 5.13: SPO-TD3 with 1, 2 and 4 learners, and with H of 5, 10 and 25.
+
+All runs have the same number of env steps and of transitions in a batch of all learners together. Interrupted
+at any time, the same command continues (see ``_resumable``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from murmurate.bench import _resumable
+from murmurate.bench._interquartile import interquartile_mean
+from murmurate.bench._result import Log
+from murmurate.bench._resumable import ResumableRun, diverged
+from murmurate.ranges import PositiveInt
+from murmurate.record.report import report
+
+NAME = "spo-learning"
+SUMMARY = "returns of SPO-TD3 against the number of learners and H, resumable; --full: 3 seeds"
+
+CLAIM = (
+    "Zhang 2022, section 5.3.2.1: more learners change the learning efficiency of most tasks little "
+    "(Hammer's falls), and a larger H typically lowers it; figures only, not measured here"
+)
+_ROUNDS = 20  # F
+
+
+@dataclass(frozen=True)
+class SPOLearningPlan:
+    """learners: numbers L, at ``period``. periods: values of H, with the most learners.
+
+    batch, env_steps, random_env_steps: of all learners together; the last before the first update. rounds: of
+    H = ``period`` updates between moves of the target nets; for other H as many updates. seeds: 0 up to this.
+    where: the folder that keeps the runs.
+    """
+
+    worlds: tuple[str, ...] = ("hopper",)
+    learners: tuple[int, ...] = (1, 2, 4)
+    periods: tuple[int, ...] = (5, 10, 25)
+    period: PositiveInt = 10
+    rounds: PositiveInt = _ROUNDS
+    batch: PositiveInt = 256
+    env_steps: PositiveInt = 300_000
+    random_env_steps: PositiveInt = 24_000
+    seeds: PositiveInt = 3
+    eval_episodes: PositiveInt = 10
+    where: str = "runs/spo"
+
+
+QUICK = SPOLearningPlan(
+    worlds=("inverted-pendulum",),
+    learners=(1, 2),
+    periods=(10,),
+    env_steps=6_000,
+    random_env_steps=1_000,
+    seeds=1,
+    where="runs/spo-quick",
+)
+FULL = SPOLearningPlan()
+
+
+def measure(plan: SPOLearningPlan, log: Log) -> dict[str, Any]:
+    """Evaluation returns of the last averaged policies; the hours that they will take are logged first."""
+    cases = _cases(plan)
+    runs = {
+        (world, *case, seed): _planned(plan, world, *case, seed)
+        for seed, world, case in itertools.product(range(plan.seeds), plan.worlds, cases)
+    }
+    cost = _resumable.expected(list(runs.values()), log)
+    summaries = {key: _resumable.train(run, log)[plan.env_steps] for key, run in runs.items()}
+    rows = []
+    for world, (learners, period) in itertools.product(plan.worlds, cases):
+        of = [summaries[world, learners, period, seed] for seed in range(plan.seeds)]
+        finite = [float(summary["eval_return_mean"]) for summary in of if not diverged(summary)]
+        rows.append(
+            {
+                "world": world,
+                "learners": learners,
+                "period": period,
+                **(interquartile_mean([finite]) if finite else {"iqm": None, "interval": None}),
+                "returns": finite,
+                "deviation": statistics.stdev(finite) if len(finite) > 1 else None,
+                "diverged": len(of) - len(finite),
+                "updates": [summary["updates"] for summary in of],
+                "hours": sum(summary["wall_seconds"] for summary in of) / 3600,
+            }
+        )
+    pages = []
+    for world in plan.worlds:
+        page = Path(plan.where) / f"{world}-to-{plan.env_steps}.html"
+        report([run.folder for key, run in runs.items() if key[0] == world], page)
+        pages.append(str(page))
+    return {"expected": cost, "paper": CLAIM, "rows": rows, "reports": pages}
+
+
+def _cases(plan: SPOLearningPlan) -> list[tuple[int, int]]:
+    """(learners, H), each once."""
+    by_learners = [(learners, plan.period) for learners in plan.learners]
+    return list(dict.fromkeys([*by_learners, *((max(plan.learners), period) for period in plan.periods)]))
+
+
+def _planned(plan: SPOLearningPlan, world: str, learners: int, period: int, seed: int) -> ResumableRun:
+    settings = (
+        "--replicas", str(learners),
+        "--strategy.period", str(period),
+        "--agent.batch", str(plan.batch // learners),
+        "--agent.target-every", str(plan.rounds * plan.period),
+        "--replay.samples-per-insert", str(plan.batch),
+        "--replay.learning-starts", str(plan.random_env_steps // learners),
+        "--random-env-steps", str(plan.random_env_steps // learners),
+        "--seed", str(seed),
+        "--stop-at-return", "none",
+        "--eval-episodes", str(plan.eval_episodes),
+    )  # fmt: skip
+    name = f"{world}-L{learners}-H{period}-to-{plan.env_steps}-seed-{seed}"
+    return ResumableRun(
+        f"{world}-spo-td3",
+        settings,
+        seed,
+        (plan.env_steps,),
+        Path(plan.where) / name,
+        label=f"{world}, {learners} learners, H = {period}",
+        speed_like=f"{world} {learners}",
+        speed_settings=("--replay.learning-starts", "500", "--random-env-steps", "500"),
+    )

@@ -1,0 +1,108 @@
+"""Negative log-likelihood of diagonal Gaussians whose log variances have soft bounds, and entropy's gain."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from murmurate.losses.checks import check_rank, check_shape
+
+
+class NLLGradient(NamedTuple):
+    """loss: [E]. output: [E, B, 2 D], low, high: [D], the gradients of the sum of the losses."""
+
+    loss: Tensor
+    output: Tensor
+    low: Tensor
+    high: Tensor
+
+
+def soft_bounds(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """``x`` [..., D] moved smoothly to between ``low`` and ``high`` [D].
+
+    Source: Chua et al. 2018, appendix A.1: first ``high - softplus(high - x)``, then ``low + softplus(. -
+    low)``. The result may exceed ``high`` by up to ``softplus(low - high)``.
+
+    Raises:
+        ValueError: on a wrong shape.
+    """
+    check_shape(x.shape[-1:], "x[..., :]", low=low, high=high)
+    x = high - F.softplus(high - x)
+    return low + F.softplus(x - low)
+
+
+def gaussian_nll(mean: Tensor, log_variance: Tensor, target: Tensor) -> Tensor:
+    """``mean of (mu - y)^2 exp(-l) + l`` over examples and dimensions: twice the negative log-likelihood for
+    each dimension, without its constant log(2 pi).
+
+    Source: Chua et al. 2018, eq. 1; the mean over dimensions is that of the code of Janner et al. 2019.
+
+    Args:
+        mean, log_variance: mu, l [..., B, D].
+        target: y [..., B, D]; constants.
+
+    Returns:
+        [...], one for each of several models.
+
+    Raises:
+        ValueError: on a wrong shape.
+    """
+    check_shape(mean.shape, "mean", log_variance=log_variance, target=target)
+    square = (mean - target.detach()).square()
+    return (square * torch.exp(-log_variance) + log_variance).mean((-2, -1))
+
+
+def bounded_nll_gradient(output: Tensor, target: Tensor, low: Tensor, high: Tensor) -> NLLGradient:
+    """``gaussian_nll`` of E models with ``soft_bounds``, and its gradient in closed form: for so few numbers
+    the overhead of autograd exceeds the arithmetic.
+
+    Args:
+        output: [E, B, 2 D], means and then log variances before they are bounded.
+        target: [E, B, D].
+        low, high: [D], the bounds, which are learned too.
+
+    Raises:
+        ValueError: on a wrong rank or shape.
+    """
+    check_rank(3, output=output, target=target)
+    dimensions = target.shape[-1]
+    check_shape(torch.Size((*target.shape[:2], 2 * dimensions)), "[E, B, 2 D]", output=output)
+    check_shape(target.shape[-1:], "target[0, 0]", low=low, high=high)
+    error = output[..., :dimensions] - target
+    to_high = high - output[..., dimensions:]
+    to_low = high - F.softplus(to_high) - low
+    log_variance = low + F.softplus(to_low)
+    precision = torch.exp(-log_variance)
+    scaled = error * precision
+    square = error * scaled
+    loss = (square + log_variance).mean((1, 2))
+    size = target.shape[1] * dimensions
+    by_log_variance = (1 - square).div_(size)
+    inside_low, inside_high = torch.sigmoid(to_low), torch.sigmoid(to_high)
+    through = by_log_variance * inside_low
+    by_raw = through * inside_high
+    gradient = torch.cat((scaled.mul_(2 / size), by_raw), -1)
+    by_low, by_high = (by_log_variance - through).sum((0, 1)), (through - by_raw).sum((0, 1))
+    return NLLGradient(loss, gradient, by_low, by_high)
+
+
+def entropy_priority(action: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+    """``-log(sqrt(2 pi) pi(a|s) sigma)``, the mean over an action's dimensions: [B].
+
+    Source: Zhang, eq. 3.7 and theorem 3.2.1: where it is greatest, the action adds most to the entropy of a
+    set of states and actions whose conditional distribution is the Gaussian pi. For one dimension it is
+    ``z^2 / 2`` of the standardised action z, so at least 0; dimensions of a diagonal covariance add. Their
+    mean instead of their sum is a constant factor, which eq. 3.6 does not depend on.
+
+    Args:
+        action, mean, log_std: [B, D].
+
+    Raises:
+        ValueError: on a wrong rank or shape.
+    """
+    check_rank(2, action=action)
+    check_shape(action.shape, "action", mean=mean, log_std=log_std)
+    return ((action - mean) * torch.exp(-log_std)).square().mean(-1) / 2

@@ -1,0 +1,174 @@
+"""Batches that a learner's own model of the world imagines, with a share of real transitions.
+
+Model-based policy optimisation (Janner et al. 2019, Algorithm 2) and maximum-entropy model rollouts (Zhang,
+Algorithm 2). This source has both replays and decides when the model is fitted and rolled out; the learner
+decides how (``agents.interface.ModelAgent``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, cast
+
+from murmurate.agents.interface import ModelAgent
+from murmurate.errors import Refusal
+from murmurate.ranges import NonNegativeInt, PositiveInt, Range, UnitInterval
+from murmurate.replay.config import ReplayConfig, replay_bytes
+from murmurate.sources.imagined_sampler import WEIGHT, ImaginedSampler
+from murmurate.sources.interface import RunView, Source, SourceConfig, SourceContext
+from murmurate.sources.replay_source import ReplaySource
+from murmurate.sources.simulator_groups import (
+    SIMULATOR_BYTES,
+    check_saved_simulators,
+    check_simulators,
+    open_groups,
+    step_bytes,
+)
+from murmurate.spec import derive_seed
+from murmurate.worlds.interface import SimulatorWorld
+
+
+@dataclass(frozen=True)
+class ModelRollouts:
+    """When, from where and how far the model is rolled out; the defaults are those of MBPO.
+
+    every: env steps between two rounds of rollouts. starts: real states, drawn with repetition, from which a
+        round begins.
+    length: steps of a rollout, which ends earlier where the model predicts the end of the episode. It grows
+        linearly to ``length_end`` between ``grows_after`` and ``grows_until`` env steps, which are counted
+        from the first fit; rounded down.
+    kept: rounds of which the imagined transitions are kept.
+    alpha: for learners that give priorities: states are drawn in proportion to priority ** alpha (Zhang, eq.
+        3.6), and a batch comes from a single round, of which its weights are (section 3.2.3). Others draw
+        uniformly (0).
+    beta, beta_end: exponent of the importance weights of these draws, and its final value, reached linearly
+        over the run.
+    """
+
+    every: PositiveInt = 250
+    starts: PositiveInt = 100_000
+    length: PositiveInt = 1
+    length_end: PositiveInt = 1
+    grows_after: NonNegativeInt = 20_000
+    grows_until: PositiveInt = 150_000
+    kept: PositiveInt = 4
+    alpha: UnitInterval = 0.0
+    beta: UnitInterval = 0.4
+    beta_end: UnitInterval = 1.0
+
+    def length_after(self, env_steps: float) -> int:
+        share = (env_steps - self.grows_after) / (self.grows_until - self.grows_after)
+        return int(self.length + min(max(share, 0.0), 1.0) * (self.length_end - self.length))
+
+    def capacity(self, length: int) -> int:
+        """Imagined transitions that are kept."""
+        return self.kept * self.starts * length
+
+
+@dataclass(frozen=True)
+class ImaginedSourceConfig(SourceConfig):
+    """Batches of imagined and real transitions, for a learner with a model.
+
+    simulators: of each learner. double_buffer: act for one half of the simulators while the other half steps
+        in native threads.
+    capacity: real transitions that are kept; the oldest are overwritten.
+    learning_starts: env steps of each learner, with uniformly random actions, before the first fit.
+    updates_per_step: batches for each env step after these.
+    fit_every: env steps between two fits of the model.
+    real_share: share of a batch that is real.
+    """
+
+    simulators: PositiveInt = 1
+    double_buffer: bool = False
+    capacity: PositiveInt = 1_000_000
+    learning_starts: PositiveInt = 5_000
+    updates_per_step: Annotated[float, Range(1e-3, 1e3)] = 20.0
+    fit_every: PositiveInt = 250
+    real_share: UnitInterval = 0.05
+    rollouts: ModelRollouts = field(default_factory=ModelRollouts)
+
+    gives: ClassVar[str] = "model"
+
+    def check(self, run: RunView) -> None:
+        check_simulators(self.simulators, self.double_buffer)
+        requires, rollouts = run.learner.requires, self.rollouts
+        if self.capacity < requires.batch:
+            raise Refusal(
+                f"capacity is {self.capacity} and a batch is {requires.batch}: it would never be full. Use "
+                f"--capacity {100 * requires.batch}."
+            )
+        if rollouts.grows_until <= rollouts.grows_after:
+            raise Refusal(
+                f"rollouts.grows_until is {rollouts.grows_until}, not after rollouts.grows_after. Use "
+                f"--rollouts.grows-until {rollouts.grows_after + 1}."
+            )
+        if rollouts.alpha and not requires.priorities:
+            raise Refusal(
+                f"rollouts.alpha is {rollouts.alpha}, and {run.learner.name} gives states no priorities. Use "
+                "--rollouts.alpha 0, or a memr recipe."
+            )
+        if requires.priorities and max(rollouts.length, rollouts.length_end) > 1:
+            raise Refusal(
+                f"rollouts of more than one step have states of the model, to which {run.learner.name} gives "
+                "no priorities. Use --rollouts.length 1 --rollouts.length-end 1, or an mbpo recipe."
+            )
+        if run.env_steps is not None and run.env_steps // run.replicas <= self.learning_starts:
+            raise Refusal(
+                f"each learner makes {run.env_steps // run.replicas:,} env steps and begins to learn after "
+                f"{self.learning_starts:,}. Use more --env-steps, or --learning-starts 1000."
+            )
+
+    def batches(self, run: RunView) -> int | None:
+        if run.env_steps is None:
+            return None
+        return max(1, int((run.env_steps / run.replicas - self.learning_starts) * self.updates_per_step))
+
+    def memory_bytes(self, run: RunView) -> int:
+        batches = 2 * run.learner.requires.batch * step_bytes(run)
+        # while the replay of the model grows there are two of them
+        rounds = 2 * self.rollouts.starts * max(self.rollouts.length, self.rollouts.length_end)
+        growing = rounds * step_bytes(run) * (self.rollouts.kept if self.rollouts.length_end > 1 else 1)
+        return int(self.saved_bytes(run) + batches + growing + self.simulators * SIMULATOR_BYTES)
+
+    def saved_bytes(self, run: RunView) -> int:
+        requires, rollouts = run.learner.requires, self.rollouts
+        longest = max(rollouts.length, rollouts.length_end)
+        weight = {WEIGHT: ()} if requires.priorities else {}
+        return sum(
+            replay_bytes(
+                ReplayConfig(capacity=capacity),
+                run.world.spec(),
+                simulators=self.simulators,
+                steps=1,
+                batch=requires.batch,
+                behaviour=weight,
+            )
+            for capacity in (self.capacity, rollouts.capacity(longest))
+        )
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        check_saved_simulators(state, self.simulators)
+
+    def open(self, context: SourceContext) -> Source:
+        run, learner, rank = context.run, cast(ModelAgent, context.learner), context.rank
+        seed, world = derive_seed(run.seed, "source", rank), cast(SimulatorWorld, run.world)
+        sampler = ImaginedSampler(
+            self,
+            run.learner.requires,
+            world.spec(),
+            learner,
+            seed=derive_seed(run.seed, "replay", rank),
+            device=context.device,
+            progress=context.progress,
+        )
+        first, total = rank * self.simulators, run.replicas * self.simulators
+        source = ReplaySource(
+            open_groups(world, self.simulators, training=True, double_buffer=self.double_buffer),
+            learner,
+            sampler,
+            seed=seed,
+            assign=lambda index: learner.assign_simulators(first + index, total),
+            random_env_steps=self.learning_starts,
+        )
+        sampler.alive = lambda played: source.alive(played)  # which the training loop sets later
+        return source

@@ -1,0 +1,197 @@
+"""The replays of real and of imagined transitions, and when the model between them is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from murmurate.agents.interface import ModelAgent, PrioritizingAgent
+from murmurate.replay.interface import Sample, Steps
+from murmurate.replay.priorities import Prioritized, SlotSampler, Uniform
+from murmurate.replay.row_replay import RowReplay
+from murmurate.replay.rows import RECORDED, Column
+from murmurate.replay.segments import Segmented
+from murmurate.sources.replay_sampler import on_device
+from murmurate.spec import Batch, EnvSpec, Episode, Model, derive_seed
+
+if TYPE_CHECKING:
+    from murmurate.sources.imagined import ImaginedSourceConfig
+
+WEIGHT = "weight"  # column of the importance weights of the states from which rollouts began
+_LEARNED = ("observation", "action", "reward", "next_observation")
+
+
+class ImaginedSampler:
+    """A ``Sampler``: before a batch is drawn, the model is fitted and rolled out if that is due.
+
+    Both are due after numbers of batches, not of env steps, so that replicas with common rounds do the same
+    at the same time. alive: called while the model is fitted, with the env steps since the last batch; True
+    requests a stop.
+
+    Attributes:
+        replay: the real transitions. model_replay: the imagined ones.
+        imagined: transitions imagined so far.
+    """
+
+    banks = None
+
+    def __init__(
+        self,
+        config: ImaginedSourceConfig,
+        requires: Model,
+        spec: EnvSpec,
+        learner: ModelAgent,
+        *,
+        seed: int,
+        device: torch.device,
+        progress: Callable[[], float],
+    ) -> None:
+        self.config, self.rollouts, self.requires = config, config.rollouts, requires
+        self.device, self.exact = device, True
+        self.alive: Callable[[int], bool] = lambda played: False
+        self.batches = self.played = self.imagined = self._drawn = 0
+        self._spec, self._learner, self._seed, self._progress = spec, learner, seed, progress
+        self._sampler = self._sampler_of(config.capacity, seed)
+        self.replay = self._open(self._sampler, config.simulators)
+        self._length = self.rollouts.length
+        self.model_replay = self._open_model_replay()
+        per_step = config.updates_per_step
+        self._fit_every = max(1, round(config.fit_every * per_step))
+        self._roll_out_every = max(1, round(self.rollouts.every * per_step))
+
+    def _sampler_of(self, slots: int, seed: int) -> Prioritized | Uniform:
+        if self.requires.priorities:
+            return Prioritized(slots, alpha=self.rollouts.alpha, seed=seed)
+        return Uniform(slots, seed=seed)
+
+    def _open(self, sampler: SlotSampler, simulators: int = 1, weighted: bool = False) -> RowReplay:
+        return RowReplay(
+            sampler,
+            Column(self._spec.observation_shape, self._spec.observation_dtype),
+            Column(self._spec.action_shape, torch.float32),
+            discount=self.requires.discount,
+            simulators=simulators,
+            behaviour={WEIGHT: ()} if weighted else None,
+        )
+
+    def _open_model_replay(self) -> RowReplay:
+        """Of rollouts of the present length; with priorities each round is a segment of it."""
+        seed, starts = derive_seed(self._seed, "imagined"), self.rollouts.starts
+        if not self.requires.priorities:
+            return self._open(Uniform(self.rollouts.capacity(self._length), seed=seed))
+        seeds = [derive_seed(seed, "segment", k) for k in range(self.rollouts.kept)]
+        segments = [Uniform(starts, seed=each) for each in seeds]
+        return self._open(Segmented(segments, whole=True, seed=seed), weighted=True)
+
+    # -- env steps ---------------------------------------------------------------------------------------
+
+    @property
+    def due(self) -> bool:
+        """Whether a batch is to be drawn before further env steps."""
+        allowed = self.config.updates_per_step * (self.played - self.config.learning_starts)
+        return self._drawn + 1 <= allowed and len(self.replay) >= self.requires.batch
+
+    def before_steps(self) -> None:
+        """Nothing is drawn in advance."""
+
+    def insert(self, first_simulator: int, steps: Steps) -> None:
+        count = self.replay.observe(first_simulator, steps)
+        self.played += count
+        if self.requires.priorities:
+            learner = cast(PrioritizingAgent, self._learner)
+            priority = learner.priority(steps.observation.to(self.device), steps.action.to(self.device))
+            numbers = torch.arange(self.replay.inserted - count, self.replay.inserted)
+            self.replay.update(numbers, priority.cpu())
+
+    # -- batches -----------------------------------------------------------------------------------------
+
+    def next(self, env_steps: int, episodes: Sequence[Episode]) -> Batch:
+        """Draw a batch. env_steps, episodes: since the last one."""
+        if self.batches % self._fit_every == 0:
+            transitions = {name: self.replay.rows.column(name)[: len(self.replay)] for name in _LEARNED}
+            if not self._learner.fit(transitions, lambda: self.alive(env_steps)):
+                return Batch(None, env_steps, episodes)
+        if self.batches % self._roll_out_every == 0 or not len(self.model_replay):
+            self._roll_out()
+        self.batches += 1
+        self._drawn += 1
+        return Batch(on_device(self._draw(), self.device), env_steps, episodes)
+
+    def _roll_out(self) -> None:
+        """A round of rollouts, from states of the real replay."""
+        self._keep(self.rollouts.length_after(self.batches / self.config.updates_per_step))
+        draw = self._sampler.draw_any(self.rollouts.starts, self._beta())
+        observation = self.replay.rows.column("observation")[draw.indices].to(self.device)
+        weights = {RECORDED + WEIGHT: draw.weights / draw.weights.max()} if self.requires.priorities else {}
+        for _ in range(self._length):
+            step = self._learner.imagine(observation)
+            values = {name: getattr(step, name).cpu() for name in _LEARNED}
+            discount = torch.where(step.terminated.cpu(), 0.0, self.requires.discount)
+            self.model_replay.insert({**values, "discount": discount, **weights}, len(discount))
+            self.imagined += len(discount)
+            if step.priority is not None:
+                self._sampler.update(draw.indices, step.priority.cpu())
+            observation = step.next_observation[~step.terminated]
+            if not len(observation):
+                break
+
+    def _keep(self, length: int) -> None:
+        """Keep transitions of rollouts of ``length`` steps from now on, also those that there are."""
+        if length == self._length:
+            return
+        old, self._length = self.model_replay, length
+        self.model_replay = self._open_model_replay()
+        first = max(0, old.inserted - self.model_replay.sampler.capacity, old.inserted - old.sampler.capacity)
+        for start in range(first, old.inserted, self.rollouts.starts):
+            numbers = torch.arange(start, min(start + self.rollouts.starts, old.inserted))
+            self.model_replay.insert(old.rows.read(numbers % old.sampler.capacity), len(numbers))
+
+    def _draw(self) -> Sample:
+        real = int(self.requires.batch * self.config.real_share)
+        imagined = self.requires.batch - real
+        parts = [self.replay.sample(real, self._beta())] if real else []
+        if imagined:
+            part = self.model_replay.sample(imagined, 1.0)
+            part.weights = part.behaviour.get(WEIGHT, part.weights)
+            parts.append(part)
+        names = ("keys", "weights", *_LEARNED, "discount")
+        joined: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+        return Sample(**joined)
+
+    def _beta(self) -> float:
+        rollouts = self.rollouts
+        return rollouts.beta + (rollouts.beta_end - rollouts.beta) * self._progress()
+
+    # -- the rest of a ``Sampler`` -----------------------------------------------------------------------
+
+    def fields(self) -> dict[str, Any]:
+        return {
+            "replay_transitions": len(self.replay),
+            "model_replay_transitions": len(self.model_replay),
+            "imagined_transitions": self.imagined,
+            "rollout_length": self._length,
+        }
+
+    def state(self) -> dict[str, Any]:
+        counters = {name: getattr(self, name) for name in ("batches", "played", "imagined")}
+        replays = {"replay": self.replay.state(), "model_replay": self.model_replay.state()}
+        return {**counters, "drawn": self._drawn, "length": self._length, "replays": replays}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.batches, self.played = int(state["batches"]), int(state["played"])
+        self.imagined, self._drawn = int(state["imagined"]), int(state["drawn"])
+        self._length = int(state["length"])
+        self.replay.load(state["replays"]["replay"])
+        self.model_replay = self._open_model_replay()
+        self.model_replay.load(state["replays"]["model_replay"])
+
+    def fresh_start(self, batches: int) -> None:
+        """Begin in the middle of a run with empty replays: learn as soon as a batch can be drawn."""
+        self.batches = batches
+        self.played, self._drawn = self.config.learning_starts, 0
+        self.exact = False
+
+    def close(self) -> None:
+        """Nothing is open."""

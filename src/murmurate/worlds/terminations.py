@@ -1,0 +1,100 @@
+"""Where episodes end, as functions of the observations after a step: for models, which predict these.
+
+A module of this folder, or one that joins it by an entry point of the group ``murmurate.worlds``, offers such
+functions in ``TERMINATIONS``, by the name of their world. A function in a file of your own is named
+``path/to/file.py:function``. It takes observations [B, ...] as the world gives them and returns [B] bool.
+
+Those of MuJoCo follow gymnasium's environments of version 5 with their default arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from murmurate import plugins
+from murmurate.errors import Refusal
+
+Termination = Callable[[Tensor], Tensor]
+AUTO = "auto"
+
+
+def terminations() -> dict[str, Termination]:
+    """All functions by their world."""
+    known: dict[str, Termination] = {}
+    for module in plugins.modules("murmurate.worlds"):
+        known.update(getattr(module, "TERMINATIONS", {}))
+    return known
+
+
+def termination(world: str, name: str = AUTO) -> Termination:
+    """The function of the world, or the one called ``FILE.py:FUNCTION``.
+
+    Raises Refusal for a world that has none, ValueError for a function that does not exist.
+    """
+    if name != AUTO:
+        return plugins.function_in_file(name, "termination function", "--agent.termination")
+    known = terminations()
+    if world not in known:
+        others = ", ".join(sorted(known))
+        raise Refusal(
+            f"A model of {world} cannot tell where its episodes end: that is known for {others}. Write "
+            "a function of observations [B, ...] to bool [B]: --agent.termination FILE.py:FUNCTION."
+        )
+    return known[world]
+
+
+def never(observation: Tensor) -> Tensor:
+    return torch.zeros(len(observation), dtype=torch.bool, device=observation.device)
+
+
+def hopper(observation: Tensor) -> Tensor:
+    """Too low, bent by more than 0.2 rad, or thrown out of all bounds."""
+    height, angle = observation[:, 0], observation[:, 1]
+    wild = (observation[:, 1:].abs() >= 100).any(1)
+    return ~((height > 0.7) & (angle.abs() < 0.2)) | wild
+
+
+def walker2d(observation: Tensor) -> Tensor:
+    height, angle = observation[:, 0], observation[:, 1]
+    return ~((height > 0.8) & (height < 2.0) & (angle.abs() < 1.0))
+
+
+def ant(observation: Tensor) -> Tensor:
+    height = observation[:, 0]
+    return ~(observation.isfinite().all(1) & (height >= 0.2) & (height <= 1.0))
+
+
+def humanoid(observation: Tensor) -> Tensor:
+    height = observation[:, 0]
+    return ~((height > 1.0) & (height < 2.0))
+
+
+def inverted_pendulum(observation: Tensor) -> Tensor:
+    return ~(observation.isfinite().all(1) & (observation[:, 1].abs() <= 0.2))
+
+
+def inverted_double_pendulum(observation: Tensor) -> Tensor:
+    """The tip of two poles of 0.6 m at or below 1 m; an observation has sines, then cosines, of two angles,
+    the second relative to the first."""
+    sin, cos = observation[:, 1:3].unbind(1), observation[:, 3:5].unbind(1)
+    height = 0.6 * (cos[0] + cos[0] * cos[1] - sin[0] * sin[1])
+    return ~(height > 1.0)
+
+
+TERMINATIONS: dict[str, Termination] = {
+    "ant": ant,
+    "halfcheetah": never,
+    "hopper": hopper,
+    "humanoid": humanoid,
+    "humanoid-standup": never,
+    "inverted-double-pendulum": inverted_double_pendulum,
+    "inverted-pendulum": inverted_pendulum,
+    "pendulum": never,
+    "pusher": never,
+    "reacher": never,
+    "swimmer": never,
+    "walker2d": walker2d,
+}

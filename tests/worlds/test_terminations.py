@@ -1,0 +1,63 @@
+"""Where episodes end, against gymnasium's environments on random play."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from murmurate.errors import Refusal
+from murmurate.worlds.registry import world, world_names
+from murmurate.worlds.terminations import TERMINATIONS, termination
+
+ENDING = {"ant", "hopper", "humanoid", "inverted-double-pendulum", "inverted-pendulum", "walker2d"}
+
+
+@pytest.mark.parametrize("name", sorted(TERMINATIONS))
+def test_it_is_where_the_environments_episodes_end(name: str) -> None:
+    pytest.importorskip("mujoco")
+    simulators = world(name).open(8, training=True)
+    environments, size = simulators._envs, simulators.size  # type: ignore[attr-defined]
+    spec, generator = simulators.spec, torch.Generator().manual_seed(0)
+    low, high = torch.tensor(spec.action_low), torch.tensor(spec.action_high)
+    simulators.reset(0)
+    ended = 0
+    for _ in range(150 if name in ENDING else 15):
+        share = torch.rand(size, *spec.action_shape, generator=generator)
+        raw = []
+        for environment, action in zip(environments, low + share * (high - low), strict=True):
+            observation, _, terminated, _, _ = environment.step(action.numpy())
+            raw.append((torch.as_tensor(observation, dtype=torch.float32), terminated))
+            if terminated:
+                environment.reset()
+        found = termination(name)(torch.stack([observation for observation, _ in raw]))
+        assert found.tolist() == [bool(terminated) for _, terminated in raw]
+        ended += int(found.sum())
+    simulators.close()
+    assert (ended > 0) == (name in ENDING)
+
+
+def test_states_beyond_the_bounds() -> None:
+    hopper = termination("hopper")
+    upright = torch.zeros(4, 11)
+    upright[:, 0] = 1.25
+    upright[1, 1], upright[2, 0], upright[3, 5] = 0.21, 0.69, 150.0
+    assert hopper(upright).tolist() == [False, True, True, True]
+    lost = torch.full((1, 105), float("nan"))
+    for name in ("ant", "humanoid", "walker2d", "inverted-double-pendulum"):
+        assert termination(name)(lost).tolist() == [True], "what is no number has ended"
+
+
+def test_a_world_without_one_is_refused_with_the_remedy() -> None:
+    assert set(TERMINATIONS) <= set(world_names())
+    with pytest.raises(Refusal, match=r"mountain-car-continuous .* --agent.termination FILE.py:FUNCTION"):
+        termination("mountain-car-continuous")
+
+
+def test_a_function_of_your_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def far(observation):\n    return observation[:, 0] > 2\n")
+    assert termination("anything", f"{file}:far")(torch.tensor([[1.0], [3.0]])).tolist() == [False, True]
+    with pytest.raises(ValueError, match="no function 'near'"):
+        termination("anything", f"{file}:near")
+    with pytest.raises(ValueError, match=r"there is no file .* with a termination function"):
+        termination("anything", f"{tmp_path}/yours.py:far")
