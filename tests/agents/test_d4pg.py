@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from agents.test_vector_actions import SPEC, in_double, mlp, place, sample, vectors
 from losses.test_categorical import in_the_papers_notation
 from murmurate.agents.d4pg import D4PG
+from murmurate.evaluation.games import evaluate
 from murmurate.nets.d4pg import random_shift
 from murmurate.recipes import recipe
 from murmurate.replay.interface import Sample
@@ -238,3 +239,18 @@ def test_from_pixels_a_resumed_run_is_the_uninterrupted_one() -> None:
         assert torch.equal(vector, other.replicas[name].params), name
     batches.close()
     again.close()
+
+
+@pytest.mark.slow
+def test_it_learns_to_swing_up_a_pendulum() -> None:
+    """A policy that does nothing useful has a return of about -1,200."""
+    run = recipe("pendulum-d4pg")
+    replay = dataclasses.replace(run.source.replay, samples_per_insert=64.0)
+    learner = dataclasses.replace(run.learner, batch=64, policy_rate=1e-3, critic_rate=1e-3)
+    run = dataclasses.replace(run, source=dataclasses.replace(run.source, replay=replay), learner=learner)
+    made = build_learner(run, 0, Replica)
+    batches = open_only_source(run, made)
+    for _, batch in zip(range(9_000), batches, strict=False):
+        batch.feedback(made.learn(batch).priorities)
+    batches.close()
+    assert evaluate(run.world, made, 10, seed=1).mean > -350
