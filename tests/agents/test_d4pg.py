@@ -211,6 +211,24 @@ def test_what_it_cannot_use_is_refused(change: dict[str, Any], spec: EnvSpec, sa
         agent(dataclasses.replace(VECTORS, **change), spec=spec)
 
 
+@pytest.mark.parametrize(
+    ("name", "greatest"),
+    [
+        ("dmc-cartpole-swingup-pixels", 8 / 0.01),  # 1 for each of 8 steps that an action lasts, for ever
+        ("dmc-walker-walk-pixels", 2 / 0.01),
+        ("dmc-walker-walk", 1 / 0.01),
+        ("gym:Pendulum-v1", 0.0),
+        ("adroit-door", 20 / 0.01),
+    ],
+)
+def test_a_recipe_s_support_holds_the_returns_of_its_world(name: str, greatest: float) -> None:
+    for package in ("dm_control", "gymnasium_robotics"):
+        pytest.importorskip(package)
+    learner = recipe(f"{name}-d4pg").learner
+    assert learner.v_min < greatest <= learner.v_max
+    assert learner.discount == 0.99
+
+
 def test_from_pixels_a_resumed_run_is_the_uninterrupted_one() -> None:
     """Simulators, images of the replay, nets and their targets."""
     pytest.importorskip("dm_control")
