@@ -168,6 +168,8 @@ def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("dmc-ball-in-cup-catch-pixels", "dmc-cartpole-swingup-sparse", "dmc-humanoid-CMU-run"):
         assert world(name).name == name, "listed or not"
     assert world("dmc-quadruped-walk-pixels").camera == 2
+    with pytest.raises(Refusal, match=r"from states. Leave them out, or use dmc-cheetah-run-pixels"):
+        DmcWorld("cheetah", "run", stack=4)
     with pytest.raises(Refusal, match="Did you mean 'dmc-walker-walk'"):
         world("dmc-walker-wlk")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -102,6 +102,11 @@ class DmcWorld(SimulatorWorld):
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        if not self.pixels and (self.stack, self.size) != (DmcWorld.stack, DmcWorld.size):
+            raise errors.Refusal(
+                f"stack and size are of pictures, and {self.name} is from states. Leave them out, or use "
+                f"{self.name}{_PIXELS}."
+            )
 
     @property
     def name(self) -> str:
