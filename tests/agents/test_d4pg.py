@@ -129,6 +129,20 @@ def test_the_encoder_learns_from_the_critic_s_loss_alone() -> None:
     assert torch.equal(one.replicas["critic"].params, other.replicas["critic"].params)
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "middle"), [(-100.0, 100.0, 0.0), (0.0, 800.0, 0.0), (-9.0, -4.0, -4.0)]
+)
+def test_distributions_begin_around_nothing(low: float, high: float, middle: float) -> None:
+    made = agent(dataclasses.replace(VECTORS, v_min=low, v_max=high, atoms=51))
+    data, atom = sample(1), (high - low) / 50
+    with torch.no_grad():
+        p = made.critic(made.policy.read(data.observation), place(data.action).float()).softmax(1)
+    mean = (p @ made.critic.support).mean()
+    deviation = (p * (made.critic.support - mean) ** 2).sum(1).sqrt().mean()
+    assert abs(float(mean) - middle) < 3 * atom
+    assert atom < float(deviation) < 4 * atom
+
+
 @pytest.mark.parametrize(("config", "spec", "drawn"), CASES)
 def test_saved_and_loaded_it_goes_on_as_if_uninterrupted(config: D4PG, spec: EnvSpec, drawn: Any) -> None:
     made, restored = agent(config, spec=spec), agent(config, spec=spec)

@@ -31,8 +31,14 @@ class PixelEncoder(nn.Module):
         return torch.tanh(normed)
 
 
+_FIRST_SPREAD = 2.0  # atoms
+
+
 class CategoricalCritic(nn.Module):
     """The distribution of the return of an action, as logits over a fixed support (Barth-Maron et al. 2018).
+
+    It begins as about a Laplace distribution around 0, of a scale of two atoms. The uniform one that usual
+    weights begin with would first have to shrink, by the discount with each move of the target nets.
 
     features: F, of an observation. encoder: of images, trained with the critic; None for vectors.
 
@@ -57,6 +63,10 @@ class CategoricalCritic(nn.Module):
         inputs = features + math.prod(spec.action_shape)
         self.net = BatchedMLP(1, (inputs, *hidden, len(support)), generator=generator)
         self.register_buffer("support", support, persistent=False)
+        middle = support.new_zeros(()).clamp(support[0], support[-1])
+        with torch.no_grad():
+            distance = (support - middle).abs() / (support[1] - support[0])
+            self.net.biases[-1].sub_(distance / _FIRST_SPREAD)
 
     def forward(self, features: Tensor, place: Tensor) -> Tensor:
         """[B, F] and an action's place [B, D] to logits [B, K]."""

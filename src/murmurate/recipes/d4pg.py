@@ -39,7 +39,7 @@ def recipe(name: str) -> Run:
         low, high = _RETURNS.get(chosen.name, (D4PG.v_min, D4PG.v_max))
         learner = D4PG(v_min=low, v_max=high)
         return Run(recipe=f"{name}-{ALGORITHM}", learner=learner, strategy=AllReduce(), **settings(name))
-    # rewards of the Control Suite are at most 1 for each of the steps that an action lasts
+    # rewards of the Control Suite are from 0 to 1 for each of the steps that an action lasts
     high = 100.0 * getattr(chosen, "action_repeat", 1)
     # much as DrQ learns from pixels: one update of 128 for every env step
     replay = ReplayConfig(capacity=100_000, alpha=0.0, learning_starts=1_000, samples_per_insert=128.0)
@@ -51,7 +51,7 @@ def recipe(name: str) -> Run:
             n_step=3,
             policy_rate=3e-4,
             critic_rate=3e-4,
-            v_min=-high,
+            v_min=0.0,
             v_max=high,
             target_every=1,
             polyak=0.01,
