@@ -1,9 +1,9 @@
 """Training steps of an ensemble of 7 nets of 4 x 200 at 256 examples of each, as a racer.
 
-``python -m murmurate.bench._ensemble_racer KIND PRECISION FILE`` learns random transitions of Hopper's sizes in
-one thread, and appends the number of steps to FILE as ``env_steps``. Kinds: ``ours``, a fit's epochs without its
-held-out error; ``autograd``, the same with the gradient by autograd, in float32; ``limit``, the products of a
-step alone, all of them in the precision.
+``python -m murmurate.bench._ensemble_racer KIND PRECISION FILE`` learns random transitions of Hopper's sizes
+in one thread, and appends the number of steps to FILE as ``env_steps``. Kinds: ``ours``, a fit's epochs
+without its held-out error; ``autograd``, the same with the gradient by autograd, in float32; ``limit``, the
+products of a step alone, all of them in the precision.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def autograd(precision: str) -> Callable[[], int]:
         model.replica.descend(loss)
 
     def epoch() -> int:
-        for rows in model._shuffled(chosen).split(config.batch, 1):
+        for rows in torch.split(model._shuffled(chosen), config.batch, 1):
             step(rows)
         return ROWS // config.batch
 
