@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 
 from murmurate.worlds._game_server import Frame, Unusable
@@ -74,3 +75,36 @@ class ScriptedGame:
 
     def close(self) -> None:
         pass
+
+
+class Drifting(gymnasium.Env):  # type: ignore[type-arg]
+    """A place that actions move; episodes of four steps, each a success.
+
+    how: it fails so, where an action is negative, unless the file ``once`` exists; then it is made.
+    """
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def __init__(self, how: str, once: str) -> None:
+        self._how, self._once = how, Path(once)
+        self._place, self._steps = np.zeros(2), 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._place, self._steps = self.np_random.integers(8, size=2) / 4, 0
+        return self._place, {}
+
+    def step(self, action):
+        self._steps += 1
+        self._place = self._place + action
+        seen, reward = self._place, 1.0
+        if action[0] < 0 and not self._once.exists():
+            self._once.touch()
+            if self._how == "raises":
+                raise OSError("no licence")
+            if self._how == "hangs":
+                time.sleep(3600)
+            seen = {"nan": np.full(2, np.nan), "short": np.zeros(1)}.get(self._how, seen)
+            reward = float("nan") if self._how == "nan reward" else reward
+        return seen, reward, False, self._steps == 4, {"success": True}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -12,11 +13,14 @@ from torch import Tensor, nn
 from agents.test_vector_actions import SPEC, in_double, mlp, place, sample, vectors
 from losses.test_categorical import in_the_papers_notation
 from murmurate.agents.d4pg import D4PG
+from murmurate.evaluation.games import evaluate
 from murmurate.nets.d4pg import random_shift
+from murmurate.recipes import recipe
 from murmurate.replay.interface import Sample
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
 from murmurate.spec import Batch, EnvSpec
+from murmurate.training.members import build_learner, open_only_source
 
 BATCH = 8
 VECTORS = D4PG(batch=BATCH, hidden=16, atoms=11, v_min=-4.0, v_max=4.0, target_every=2, polyak=0.3)
@@ -205,3 +209,48 @@ def test_the_shifts_of_an_update_follow_from_the_seed_and_the_rank() -> None:
 def test_what_it_cannot_use_is_refused(change: dict[str, Any], spec: EnvSpec, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         agent(dataclasses.replace(VECTORS, **change), spec=spec)
+
+
+def test_from_pixels_a_resumed_run_is_the_uninterrupted_one() -> None:
+    """Simulators, images of the replay, nets and their targets."""
+    pytest.importorskip("dm_control")
+    run = recipe("dmc-cartpole-swingup-pixels-d4pg")
+    replay = dataclasses.replace(run.source.replay, capacity=300, learning_starts=12)
+    source = dataclasses.replace(run.source, simulators=2, replay=replay, random_env_steps=8)
+    learner = dataclasses.replace(run.learner, batch=4, hidden=16)
+    run = dataclasses.replace(run, source=source, learner=learner, env_steps=1_000)
+
+    def learn(made: Any, batches: Any, count: int) -> None:
+        for _, batch in zip(range(count), batches, strict=False):
+            batch.feedback(made.learn(batch).priorities)
+
+    one, other = build_learner(run, 0, Replica), build_learner(run, 0, Replica)
+    batches, again = open_only_source(run, one), open_only_source(run, other)
+    learn(one, batches, 30)
+    assert batches.exact
+    saved = copy.deepcopy((batches.state(), one.state(), {n: r.state() for n, r in one.replicas.items()}))
+    learn(one, batches, 60)
+    again.load(saved[0])
+    other.load(saved[1])
+    for name, replica in other.replicas.items():
+        replica.load(saved[2][name])
+    learn(other, again, 60)
+    for name, vector in vectors(one).items():
+        assert torch.equal(vector, other.replicas[name].params), name
+    batches.close()
+    again.close()
+
+
+@pytest.mark.slow
+def test_it_learns_to_swing_up_a_pendulum() -> None:
+    """A policy that does nothing useful has a return of about -1,200."""
+    run = recipe("pendulum-d4pg")
+    replay = dataclasses.replace(run.source.replay, samples_per_insert=64.0)
+    learner = dataclasses.replace(run.learner, batch=64, policy_rate=1e-3, critic_rate=1e-3)
+    run = dataclasses.replace(run, source=dataclasses.replace(run.source, replay=replay), learner=learner)
+    made = build_learner(run, 0, Replica)
+    batches = open_only_source(run, made)
+    for _, batch in zip(range(9_000), batches, strict=False):
+        batch.feedback(made.learn(batch).priorities)
+    batches.close()
+    assert evaluate(run.world, made, 10, seed=1).mean > -350

@@ -10,7 +10,7 @@ import torch
 
 from covering import pairwise
 from murmurate import native
-from murmurate.replay.frame_replay import FrameReplay
+from murmurate.replay.frame_replay import DISCRETE, FrameReplay
 from murmurate.replay.interface import Selection, Steps
 from murmurate.replay.priorities import Prioritized
 from murmurate.replay.row_replay import RowReplay
@@ -62,12 +62,13 @@ def everything(replay: Any) -> Counter[tuple[Any, ...]]:
     )
 
 
-def stores(stack: int, steps: int, length: int, discount: float) -> tuple[RowReplay, FrameReplay]:
+def stores(
+    stack: int, steps: int, length: int, discount: float, action: Column = DISCRETE
+) -> tuple[RowReplay, FrameReplay]:
     more: dict[str, Any] = {"simulators": SIMULATORS, "steps": steps, "discount": discount}
-    rows = RowReplay(
-        Prioritized(SIMULATORS * STEPS), Column((stack, 2, 3), torch.uint8), Column((), torch.int64), **more
-    )
-    return rows, FrameReplay(Prioritized(SIMULATORS * length), (2, 3), stack=stack, **more)
+    rows = RowReplay(Prioritized(SIMULATORS * STEPS), Column((stack, 2, 3), torch.uint8), action, **more)
+    frames = FrameReplay(Prioritized(SIMULATORS * length), (2, 3), stack=stack, action=action, **more)
+    return rows, frames
 
 
 @pytest.mark.parametrize(
@@ -88,6 +89,23 @@ def test_rows_and_frames_give_the_same_windows(
     wanted = everything(rows)
     assert rows.inserted == frames.inserted == sum(wanted.values()) > 0.9 * SIMULATORS * STEPS
     assert everything(frames) == wanted
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_vector_actions_are_those_of_their_windows_also_after_a_resume(steps: int) -> None:
+    vectors = Column((2, 2), torch.float32)
+    rows, frames = stores(4, steps, 8 * STEPS, 0.9, vectors)
+    _, other = stores(4, steps, 8 * STEPS, 0.9, vectors)
+    for t, step in enumerate(stream(4, seed=steps)):
+        action = step.action[:, None, None] + torch.tensor([[0.5, t], [0.25, -t]])
+        step = step._replace(action=action)
+        if t == 100:
+            other.load(frames.state())
+        rows.observe(0, step)
+        frames.observe(0, step)
+        if t >= 100:
+            other.observe(0, step)
+    assert everything(frames) == everything(other) == everything(rows)
 
 
 @pytest.mark.parametrize("steps", [2, 5])

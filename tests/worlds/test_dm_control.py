@@ -87,8 +87,9 @@ def test_from_states_it_resumes_bit_for_bit(domain: str, task: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("domain", "task"), suite.ALL_TASKS)
+@pytest.mark.parametrize(("domain", "task"), [pair for pair in suite.ALL_TASKS if pair[0] != "lqr"])
 def test_every_task_resumes_bit_for_bit(domain: str, task: str) -> None:
+    """All but those whose actions have no bounds."""
     assert_resumes_exactly(DmcWorld(domain, task, action_repeat=10), before=13, after=120)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from murmurate.agents._noise import UpdateNoise
-from murmurate.agents._off_policy import check_vector_actions, including, passes, replicate
+from murmurate.agents._off_policy import ActsByPolicy, check_vector_actions, including, passes, replicate
 from murmurate.agents.interface import Action
 from murmurate.losses.continuous import clipped_target, squared_error
 from murmurate.nets.control import ControlPolicy, critics
@@ -23,45 +23,19 @@ from murmurate.replicator.learner import Context
 from murmurate.spec import Batch, Outcome, derive_generator
 
 
-class Settings(Protocol):
-    """What the learner reads of its config; see ``TD3`` for the meaning of each."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def batch(self) -> int: ...
-    @property
-    def policy_rate(self) -> float: ...
-    @property
-    def critic_rate(self) -> float: ...
-    @property
-    def clip(self) -> float: ...
-    @property
-    def hidden(self) -> int: ...
-    @property
-    def exploration_noise(self) -> float: ...
-    @property
-    def target_every(self) -> int: ...
-    @property
-    def polyak(self) -> float: ...
-    @property
-    def normalize_observations(self) -> bool: ...
-    @property
-    def precision(self) -> str: ...
-
-
-class DeterministicAgent:
+class DeterministicAgent(ActsByPolicy):
     """One actor-learner (see ``Agent``), with the replicas ``critic`` and ``policy``.
 
-    critics: 1 or 2. policy_delay: updates of the critics for one of the policy; 0: as many as a round has, at
-    its end (Zhang, Algorithm 8). target_noise, noise_clip: of the target actions.
+    config: a ``TD3`` or ``DDPG``. critics_count: 1 or 2. policy_delay: updates of the critics for one of the
+    policy; 0: as many as a round has, at its end (Zhang, Algorithm 8). target_noise, noise_clip: of the
+    target actions.
 
     An update of the critics reads no autograd graph: see ``nets.passes``.
     """
 
     def __init__(
         self,
-        config: Settings,
+        config: Any,
         context: Context,
         *,
         critics_count: int,
@@ -98,16 +72,6 @@ class DeterministicAgent:
     @property
     def replicas(self) -> dict[str, Replica]:
         return {"policy": self._policy, "critic": self._critic}
-
-    @property
-    def acting(self) -> tuple[str, ...]:
-        return ("policy",)
-
-    def assign_simulators(self, first: int, total: int) -> None:
-        """Exploration does not differ between simulators."""
-
-    def initial_memory(self, batch: int) -> Tensor | None:
-        return None
 
     @torch.no_grad()
     def act(

@@ -19,6 +19,18 @@ from murmurate.replicator.learner import Context
 from murmurate.spec import EnvSpec
 
 
+class ActsByPolicy:
+    """The parts of an ``Agent`` whose replica ``policy`` acts, without memory and alike in all simulators."""
+
+    acting: tuple[str, ...] = ("policy",)
+
+    def assign_simulators(self, first: int, total: int) -> None:
+        """Exploration does not differ between simulators."""
+
+    def initial_memory(self, batch: int) -> Tensor | None:
+        return None
+
+
 def check_vector_actions(spec: EnvSpec, agent: str, images: bool = False) -> None:
     """Raise ValueError for discrete actions, for actions without bounds, and unless ``images`` for images."""
     if spec.actions:

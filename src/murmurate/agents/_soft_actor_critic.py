@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,37 +29,6 @@ from murmurate.replicator.learner import Context
 from murmurate.spec import Metric, derive_generator
 
 
-class Settings(Protocol):
-    """What the learner reads of its config; see ``SAC`` for the meaning of each."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def batch(self) -> int: ...
-    @property
-    def policy_rate(self) -> float: ...
-    @property
-    def critic_rate(self) -> float: ...
-    @property
-    def temperature_rate(self) -> float: ...
-    @property
-    def temperature(self) -> float: ...
-    @property
-    def target_entropy(self) -> float | None: ...
-    @property
-    def clip(self) -> float: ...
-    @property
-    def hidden(self) -> int: ...
-    @property
-    def target_every(self) -> int: ...
-    @property
-    def polyak(self) -> float: ...
-    @property
-    def normalize_observations(self) -> bool: ...
-    @property
-    def precision(self) -> str: ...
-
-
 class Update(NamedTuple):
     """metrics: of the update. error: [B], the mean size of the critics' errors."""
 
@@ -79,10 +48,11 @@ class SoftActorCritic:
     """A squashed Gaussian policy, two critics and a temperature: the replicas ``policy``, ``critic`` and
     ``temperature``, which is missing where it is constant.
 
-    An update reads no autograd graph: see ``nets.passes``.
+    config: a ``SAC``, or another config with its fields. An update reads no autograd graph: see
+    ``nets.passes``.
     """
 
-    def __init__(self, config: Settings, context: Context) -> None:
+    def __init__(self, config: Any, context: Context) -> None:
         spec, self.device = context.spec, context.device
         check_vector_actions(spec, config.name)
         self.config = config

@@ -118,6 +118,7 @@ class D4PGAgent:
         self._critic = replicate(context, "critic", self.critic, config.critic_rate, clip, low)
         self._target_policy = TargetNetwork(self.policy, every=config.target_every, polyak=config.polyak)
         self._target_critic = TargetNetwork(self.critic, every=config.target_every, polyak=config.polyak)
+        self._targets: Sequence[TargetNetwork[Any]] = (self._target_policy, self._target_critic)
         self._include = including(self.policy, context)
 
     @property
@@ -167,7 +168,7 @@ class D4PGAgent:
         step = categorical_cross_entropy(logits, target, data.weights)
         exchange = self._critic.descend(step.loss)
         value = self._update_policy(features.detach())
-        for net in (self._target_policy, self._target_critic):
+        for net in self._targets:
             net.after_update(exchange.staleness, self._critic.common_rounds)
         z, logits = self.critic.support, logits.detach()
         return Outcome(
@@ -215,11 +216,11 @@ class D4PGAgent:
     # -- state --------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        return {"targets": [target.state() for target in (self._target_policy, self._target_critic)]}
+        return {"targets": [target.state() for target in self._targets]}
 
     def load(self, state: dict[str, Any]) -> None:
         saved: Sequence[dict[str, Any]] = state["targets"]
-        for target, each in zip((self._target_policy, self._target_critic), saved, strict=True):
+        for target, each in zip(self._targets, saved, strict=True):
             target.load(each)
 
 
@@ -230,8 +231,9 @@ def _place(policy: ControlPolicy, features: Tensor) -> Tensor:
 
 def _of_features(spec: EnvSpec, features: int) -> EnvSpec:
     """``spec`` with an encoder's features as its observations."""
-    vectors = {"observation_shape": (features,), "observation_dtype": torch.float32}
-    return dataclasses.replace(spec, **vectors, stacked=False, channels=1)
+    return dataclasses.replace(
+        spec, observation_shape=(features,), observation_dtype=torch.float32, stacked=False, channels=1
+    )
 
 
 def _check_options(config: D4PG, spec: EnvSpec) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from murmurate.agents._auto import resolve_precision
+from murmurate.agents._off_policy import ActsByPolicy
 from murmurate.agents._soft_actor_critic import SoftActorCritic
 from murmurate.agents.interface import Action
 from murmurate.ranges import AnyFloat, NonNegativeFloat, PositiveFloat, PositiveInt, Range, UnitInterval
@@ -70,7 +71,7 @@ class SAC(LearnerConfig):
         return SACAgent(self.resolved(context.spec, context.device), context)
 
 
-class SACAgent:
+class SACAgent(ActsByPolicy):
     """One actor-learner (see ``Agent``)."""
 
     def __init__(self, config: SAC, context: Context) -> None:
@@ -79,16 +80,6 @@ class SACAgent:
     @property
     def replicas(self) -> dict[str, Replica]:
         return self.core.replicas
-
-    @property
-    def acting(self) -> tuple[str, ...]:
-        return ("policy",)
-
-    def assign_simulators(self, first: int, total: int) -> None:
-        """Exploration does not differ between simulators."""
-
-    def initial_memory(self, batch: int) -> Tensor | None:
-        return None
 
     def act(
         self,

@@ -49,30 +49,42 @@ class Products:
             torch.bmm(seen.transpose(1, 2), slope)
 
 
+class Update:
+    """The products of an update of ``td3`` or ``sac``."""
+
+    def __init__(self, algorithm: str, dtype: torch.dtype) -> None:
+        actions = ACTIONS * (1 if algorithm == "td3" else 2)
+        self.policy = Products(1, (OBSERVED, HIDDEN, HIDDEN, actions), dtype)
+        self.critics = Products(2, (OBSERVED + ACTIONS, HIDDEN, HIDDEN, 1), dtype)
+        self.delay = 2 if algorithm == "td3" else 1
+        self.judging = 1 if algorithm == "td3" else 2  # critics that judge the policy's actions
+
+    def __call__(self, number: int) -> None:
+        self.policy.forward(1)  # target actions
+        self.critics.forward(2)  # their values
+        self.critics.forward(2)
+        self.critics.of_inputs(2, first=False)
+        self.critics.of_weights()
+        if number % self.delay == 0:
+            self.policy.forward(1)
+            self.critics.forward(self.judging)
+            self.critics.of_inputs(self.judging, first=True)
+            self.policy.of_inputs(1, first=False)
+            self.policy.of_weights()
+
+
 def main(algorithm: str, dtype: torch.dtype, progress: Path) -> None:
     torch.set_num_threads(1)
     bench, written_at = os.getppid(), time.monotonic()
-    policy = Products(1, (OBSERVED, HIDDEN, HIDDEN, ACTIONS * (1 if algorithm == "td3" else 2)), dtype)
-    critics = Products(2, (OBSERVED + ACTIONS, HIDDEN, HIDDEN, 1), dtype)
-    judging = 1 if algorithm == "td3" else 2  # critics that judge the policy's actions
+    update = Update(algorithm, dtype)
     progress.parent.mkdir(parents=True, exist_ok=True)
     with open(progress, "a", buffering=1) as file:
-        for update in itertools.count(1):
-            policy.forward(1)  # target actions
-            critics.forward(2)  # their values
-            critics.forward(2)
-            critics.of_inputs(2, first=False)
-            critics.of_weights()
-            if algorithm == "sac" or update % 2 == 0:
-                policy.forward(1)
-                critics.forward(judging)
-                critics.of_inputs(judging, first=True)
-                policy.of_inputs(1, first=False)
-                policy.of_weights()
+        for number in itertools.count(1):
+            update(number)
             now = time.monotonic()
             if now - written_at > _LINE_SECONDS:
                 written_at = now
-                file.write(json.dumps({"env_steps": update}) + "\n")
+                file.write(json.dumps({"env_steps": number}) + "\n")
                 if os.getppid() != bench:
                     return
 

@@ -26,10 +26,12 @@ _EQUAL = ("--replay.capacity", "200000", "--replay.learning-starts", "1000", "--
 
 @dataclasses.dataclass(frozen=True)
 class ControlPlan:
-    """``rounds`` windows of so many CPU seconds of each racer, in turn."""
+    """``rounds`` windows of so many CPU seconds of each racer, in turn, after ``warm_up_cpu_seconds``, within
+    which each imports, compiles and makes its random env steps."""
 
     rounds: PositiveInt = 5
-    window_cpu_seconds: PositiveFloat = 8.0
+    window_cpu_seconds: PositiveFloat = 6.0
+    warm_up_cpu_seconds: PositiveFloat = 20.0
 
 
 QUICK, FULL = ControlPlan(), ControlPlan(rounds=11, window_cpu_seconds=20.0)
@@ -40,7 +42,7 @@ def measure(plan: ControlPlan, log: Log) -> dict[str, Any]:
     torch thread. ``limit`` is the time of the products of an update (``_control_limit``)."""
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
         racing = ThroughputPlan(plan.rounds, plan.window_cpu_seconds)
-        windows = race(_racers(Path(folder)), racing, log, warm_up_cpu_seconds=20.0)
+        windows = race(_racers(Path(folder)), racing, log, warm_up_cpu_seconds=plan.warm_up_cpu_seconds)
     return figures(windows)
 
 

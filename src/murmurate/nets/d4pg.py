@@ -71,11 +71,19 @@ def random_shift(images: Tensor, pad: int, generator: torch.Generator) -> Tensor
     drawn on the generator's device.
     """
     height, width = images.shape[2:]
-    offsets = torch.randint(2 * pad + 1, (len(images), 2), generator=generator).tolist()
-    left, right = images[..., :1], images[..., -1:]
-    wide = torch.cat([left.expand(-1, -1, -1, pad), images, right.expand(-1, -1, -1, pad)], 3)
-    top, bottom = wide[:, :, :1], wide[:, :, -1:]
-    padded = torch.cat([top.expand(-1, -1, pad, -1), wide, bottom.expand(-1, -1, pad, -1)], 2)
-    return torch.stack(
-        [image[:, y : y + height, x : x + width] for image, (y, x) in zip(padded, offsets, strict=True)]
-    )
+    offsets = torch.randint(-pad, pad + 1, (len(images), 2), generator=generator).tolist()
+    moved = torch.empty_like(images)
+    # slices: an index of all pixels takes four times as long on a CPU
+    for new, old, (y, x) in zip(moved, images, offsets, strict=True):
+        top, bottom = max(0, -y), min(height, height - y)
+        left, right = max(0, -x), min(width, width - x)
+        new[:, top:bottom, left:right] = old[:, top + y : bottom + y, left + x : right + x]
+        if left:
+            new[:, top:bottom, :left] = new[:, top:bottom, left : left + 1]
+        if right < width:
+            new[:, top:bottom, right:] = new[:, top:bottom, right - 1 : right]
+        if top:
+            new[:, :top] = new[:, top : top + 1]
+        if bottom < height:
+            new[:, bottom:] = new[:, bottom - 1 : bottom]
+    return moved

@@ -39,8 +39,8 @@ def recipe(name: str) -> Run:
     if not chosen.images:
         learner = D4PG(v_min=low, v_max=high)
         return Run(recipe=f"{name}-{ALGORITHM}", learner=learner, strategy=AllReduce(), **settings(name))
-    # as DrQ learns from pixels, with one update of 128 for every two env steps
-    replay = ReplayConfig(capacity=100_000, alpha=0.0, learning_starts=1_000, samples_per_insert=64.0)
+    # much as DrQ learns from pixels: one update of 128 for every env step
+    replay = ReplayConfig(capacity=100_000, alpha=0.0, learning_starts=1_000, samples_per_insert=128.0)
     return Run(
         recipe=f"{name}-{ALGORITHM}",
         world=chosen,

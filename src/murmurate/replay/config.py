@@ -13,7 +13,7 @@ import torch
 
 from murmurate.errors import Refusal
 from murmurate.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Range, UnitInterval
-from murmurate.replay.frame_replay import FrameReplay
+from murmurate.replay.frame_replay import DISCRETE, FrameReplay
 from murmurate.replay.interface import Replay
 from murmurate.replay.memory import in_folder, private
 from murmurate.replay.priorities import Prioritized, SlotSampler, Uniform
@@ -168,8 +168,9 @@ def replay_bytes(
             f"replay.capacity is {config.capacity:,}: {ring} images for each of {simulators} simulators "
             f"are too few for a batch of {batch}. Use --replay.capacity {4 * simulators * (window + batch)}."
         )
+    vector = 4 * math.prod(spec.action_shape)
     return simulators * (ring + window) * math.prod(shape) + config.capacity * (
-        32 + recorded + _SAMPLER_BYTES
+        32 + vector + recorded + _SAMPLER_BYTES
     )
 
 
@@ -211,6 +212,7 @@ def open_replay(
         segments = [sampler_of(size, derive_seed(seed, "segment", k)) for k in range(config.segments)]
         sampler = Segmented(segments, whole=config.segment_draws == "one", seed=seed)
     allocate = in_folder(Path(config.folder) / f"replica-{rank}") if config.folder else private
+    action = DISCRETE if spec.actions else Column(spec.action_shape, torch.float32)
     if images:
         stack, shape = _image(spec)
         return FrameReplay(
@@ -221,9 +223,9 @@ def open_replay(
             steps=steps,
             discount=discount,
             allocate=allocate,
+            action=action,
             behaviour=behaviour,
         )
-    action = Column((), torch.int64) if spec.actions else Column(spec.action_shape, torch.float32)
     return RowReplay(
         sampler,
         Column(spec.observation_shape, spec.observation_dtype),

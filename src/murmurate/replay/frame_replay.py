@@ -27,6 +27,7 @@ from murmurate.replay.rows import (
 from murmurate.replay.sum_tree import Draw
 from murmurate.spec import Shapes
 
+DISCRETE = Column((), torch.int64)  # an action that is a number
 _STREAM_BITS = 40  # a key is the stream's number shifted by these, plus the frame's number in the stream
 
 
@@ -35,7 +36,7 @@ class FrameReplay:
     newest frame of a transition's observation.
 
     sampler: over simulators x length slots; each simulator has its own ring. shape: of an image, [H, W] or
-    [C, H, W]. behaviour: shapes of the tensors stored with each action, by name.
+    [C, H, W]. action: its shape and dtype. behaviour: shapes of the tensors stored with each action, by name.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class FrameReplay:
         steps: int = 1,
         discount: float = 0.99,
         allocate: Allocate = private,
+        action: Column = DISCRETE,
         behaviour: Shapes | None = None,
     ) -> None:
         self._behaviour = dict(behaviour or {})
@@ -63,8 +65,8 @@ class FrameReplay:
         self._stack = (stack, *shape)
         channels = shape[:-2]  # none where an image is [H, W]
         self._observation = Column((stack * math.prod(channels), *shape[-2:]), torch.uint8)
-        self._action = Column((), torch.int64)
-        columns = {"action": self._action, "reward": one, "discount": one}
+        self._action = action
+        columns = {"action": action, "reward": one, "discount": one}
         columns |= recorded_columns(self._behaviour)
         self.rows = RowStore(sampler.capacity, columns, allocate)
         # k, from s to s': less than n for the last steps before an episode is cut off
@@ -75,7 +77,7 @@ class FrameReplay:
         self._first = np.ones(simulators, np.bool_)
         # of the last n steps of each simulator, newest first: the number of its newest frame, and the action
         self._frame_numbers = np.zeros((steps, simulators), np.int64)
-        self._actions = np.zeros((steps, simulators), np.int64)
+        self._actions = torch.zeros(steps, simulators, *action.shape, dtype=action.dtype).numpy()
         self._recorded = {
             RECORDED + name: np.zeros((steps, simulators, *shape), np.float32)
             for name, shape in self._behaviour.items()
@@ -118,7 +120,7 @@ class FrameReplay:
         first_step = (completed.age - 1, completed.simulator)
         slots = completed.simulator * length + self._frame_numbers[first_step] % length
         values = {
-            "action": numbers_as_bytes(self._actions[first_step]),
+            "action": self.rows.as_bytes("action", torch.from_numpy(self._actions[first_step])),
             "reward": numbers_as_bytes(completed.reward),
             "discount": numbers_as_bytes(completed.discount),
         }

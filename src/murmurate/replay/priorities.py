@@ -7,7 +7,7 @@ p) ** -beta.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -18,9 +18,13 @@ from murmurate.replay.sum_tree import Backend, Draw, sum_tree
 
 
 class SlotSampler(Protocol):
-    """A distribution over slots 0 .. capacity - 1; only slots that were ``put`` and not removed are drawn."""
+    """A distribution over slots 0 .. capacity - 1; only slots that were ``put`` and not removed are drawn.
+
+    weighted: whether errors matter; otherwise all weights are 1.
+    """
 
     capacity: int
+    weighted: ClassVar[bool]
 
     @property
     def filled(self) -> int:
@@ -59,6 +63,8 @@ class Prioritized:
     slot can be drawn again. stratified: one draw from each of ``count`` equal parts of the total, as in the
     paper's appendix. threads: of the tree's searches.
     """
+
+    weighted: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -141,6 +147,8 @@ class Prioritized:
 
 class Uniform:
     """See ``SlotSampler``: uniform; errors and exponents are ignored, and weights are 1."""
+
+    weighted: ClassVar[bool] = False
 
     def __init__(self, capacity: int, *, seed: int = 0) -> None:
         self.capacity = capacity

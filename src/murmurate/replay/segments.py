@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ class Segmented:
         probability share_k p_i / P_k. Its weight divided by the greatest of all segments is
         (p_i / least p of k) ** -beta times a factor of the segment.
     """
+
+    weighted: ClassVar[bool] = True
 
     def __init__(
         self,

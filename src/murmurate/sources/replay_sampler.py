@@ -91,6 +91,7 @@ class ReplaySampler:
         self.batches = self._played = self._drawn = 0
         self.exact = config.saved  # whether killed and resumed equals uninterrupted
         self._progress = progress
+        self._weighted = replay.sampler.weighted
         self._ahead = Prefetcher(replay, batch, config.ahead, device.type == "cuda", self._weigh)
 
     @property
@@ -123,15 +124,16 @@ class ReplaySampler:
             self.replay.sampler.set_alpha(self.config.alpha_at(self._progress()))
         sample = self._ahead.next(self._beta())
         data = on_device(sample, self.device)
-        return ReplayBatch(data, env_steps, episodes, replay=self.replay, keys=sample.keys)
+        replay = self.replay if self._weighted else None  # else errors change nothing
+        return ReplayBatch(data, env_steps, episodes, replay=replay, keys=sample.keys)
 
     def _weigh(self, weights: Tensor, beta: float) -> None:
-        if self.banks is None:
+        if self.banks is not None:
+            self.banks.weigh(weights, *self.replay.sampler.mass, beta)
+        elif self._weighted:
             # divided by the greatest weight of the batch: that of the replay may belong to a transition with
             # an error near 0, which would shrink all steps
             weights.div_(weights.max())
-        else:
-            self.banks.weigh(weights, *self.replay.sampler.mass, beta)
 
     def _beta(self) -> float:
         return self.config.beta_at(self._progress())

@@ -91,7 +91,7 @@ class GymSimulators:
                 raw, reward[b], terminated[b], truncated[b], infos[b] = env.step(action)
                 observation[b] = self._arranged(raw)
             except (Exception, SystemExit) as problem:
-                observation[b], reward[b], failed[b] = 0, 0.0, self._raised(b, "step", problem)
+                failed[b] = self._raised(b, "step", problem)
         with np.errstate(over="ignore"):
             given = reward.astype(np.float32)
         self._note_not_finite(failed, observation, given)
@@ -207,11 +207,8 @@ class GymSimulators:
         self, failed: dict[int, str], observation: npt.NDArray[Any], reward: npt.NDArray[Any]
     ) -> None:
         """Add the simulators that gave numbers that are not finite, with a sentence for each."""
-        given = (
-            {"reward": reward} if self._dtype == np.uint8 else {"observation": observation, "reward": reward}
-        )
-        for name, values in given.items():
-            if np.isfinite(values).all():
+        for name, values in (("observation", observation), ("reward", reward)):
+            if values.dtype == np.uint8 or np.isfinite(values).all():
                 continue
             rows = ~np.isfinite(values.reshape(self.size, -1)).all(1)
             for b in set(np.flatnonzero(rows).tolist()) - set(failed):

@@ -1,0 +1,84 @@
+"""Benches of continuous control: the limit has the learner's products, and figures by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from murmurate.agents.sac import SAC
+from murmurate.agents.td3 import TD3
+from murmurate.bench import control_learning, control_throughput, spo_learning
+from murmurate.bench._control_limit import ACTIONS, BATCH, OBSERVED, Update
+from murmurate.bench._racer import RaceWindow
+from murmurate.replay.interface import Sample
+from murmurate.replica.vector import Replica
+from murmurate.replicator.learner import Context
+from murmurate.spec import Batch, EnvSpec
+
+
+@pytest.mark.parametrize("algorithm", ["td3", "sac"])
+def test_the_limit_multiplies_what_the_learner_multiplies(algorithm: str) -> None:
+    spec = EnvSpec("halfcheetah", (OBSERVED,), torch.float32, actions=0, action_shape=(ACTIONS,))
+    learner = {"td3": TD3, "sac": SAC}[algorithm]().build(Context(spec, Replica, 0))
+    data = Sample(
+        torch.arange(BATCH),
+        torch.ones(BATCH),
+        torch.randn(BATCH, OBSERVED),
+        torch.rand(BATCH, ACTIONS),
+        torch.randn(BATCH),
+        torch.ones(BATCH),
+        torch.randn(BATCH, OBSERVED),
+    )
+    limit = Update(algorithm, torch.float32)
+    with FlopCounterMode(display=False) as ours:
+        for _ in range(2):
+            learner.learn(Batch(data))
+    with FlopCounterMode(display=False) as products:
+        for number in (1, 2):
+            limit(number)
+    # the learner's sums over the batch for the biases' gradients are products with a row of ones
+    assert products.get_total_flops() <= ours.get_total_flops() <= 1.01 * products.get_total_flops()
+
+
+def test_ratios_are_those_of_the_same_rounds() -> None:
+    def windows(*rates: float) -> list[RaceWindow]:
+        return [RaceWindow(int(rate * 10), 10.0, 10.0) for rate in rates]
+
+    of = {}
+    for algorithm, ours in (("td3", (200.0, 100.0)), ("sac", (100.0, 50.0))):
+        of |= {
+            f"ours {algorithm} float32": windows(*ours),
+            f"ours {algorithm} bfloat16": windows(*(2 * rate for rate in ours)),
+            f"limit {algorithm} float32": windows(*(1.25 * rate for rate in ours)),
+            f"limit {algorithm} bfloat16": windows(*(5 * rate for rate in ours)),
+            f"sb3 {algorithm}": windows(*(0.5 * rate for rate in ours)),
+        }
+    of["sbx sac"] = windows(80.0, 40.0)
+    found = control_throughput.figures(of)
+    assert found["td3_ratio_sb3"] == pytest.approx(2.0)
+    assert found["sac_ratio_limit"] == pytest.approx(0.8)
+    assert found["td3_bfloat16_ratio_sb3"] == pytest.approx(4.0)
+    assert (found["fastest_peer"], found["ratio_fastest_peer"]) == ("sbx sac", pytest.approx(1.25))
+
+
+def test_a_row_of_the_learning_bench() -> None:
+    plan = control_learning.ControlLearningPlan()
+    summaries = [
+        {"eval_return_mean": value, "exit": "finished", "wall_seconds": 3600.0} for value in (7000.0, 8000.0)
+    ]
+    row = control_learning._row(plan, "halfcheetah", "td3", summaries, [7000.0, 8000.0])
+    assert row["mean"] == 7500.0
+    assert row["published"] == {"mean": 7697.0, "deviation": 727.0}
+    assert row["reached"] is True
+    assert row["welch_p"] == pytest.approx(1.0)
+    assert control_learning._row(plan, "hopper", "td3", summaries, [])["welch_p"] is None
+
+
+def test_learners_of_spo_share_batch_and_steps() -> None:
+    plan = spo_learning.FULL
+    assert spo_learning._cases(plan) == [(1, 10), (2, 10), (4, 10), (4, 5), (4, 25)]
+    run = spo_learning._planned(plan, "hopper", 4, 25, 0)
+    options = dict(zip(run.settings[::2], run.settings[1::2], strict=True))
+    assert (options["--agent.batch"], options["--replay.learning-starts"]) == ("64", "6000")
+    assert (options["--strategy.period"], options["--agent.target-every"]) == ("25", "200")
