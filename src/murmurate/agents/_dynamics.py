@@ -39,8 +39,8 @@ class ModelConfig:
     held_out: share of the data on which the error is measured; held_out_most: at most so many transitions.
     patience: a fit ends when for so many epochs no member's held-out error has fallen by the share
         ``improvement`` of its least.
-    precision: of the matrix products in fits; ``auto`` is bfloat16 on CPUs with native bfloat16 arithmetic.
-        Sums, held-out errors and predictions are float32.
+    precision: between the first and the last layer in fits; ``auto`` is bfloat16 where the device has native
+        bfloat16 arithmetic. Held-out errors and predictions are float32.
     """
 
     members: PositiveInt = 7
@@ -119,8 +119,8 @@ class DynamicsModel:
             len(inputs), (self.config.members, len(inputs)), generator=self._generator, device=inputs.device
         )
         stopping = EarlyStopping(self.ensemble, self.config)
-        batch = min(self.config.batch, len(inputs))
-        gradient = EnsembleGradient(self.ensemble, self.replica, self.config.decay(), batch)
+        config, batch = self.config, min(self.config.batch, len(inputs))
+        gradient = EnsembleGradient(self.ensemble, self.replica, config.decay(), batch, config.precision)
         for epoch in itertools.count(1):  # noqa: B007, it is read afterwards
             if self._epoch(gradient, inputs, targets, self._shuffled(chosen), batch, interrupted):
                 self.replica.load(before.pop("replica"))
@@ -155,7 +155,7 @@ class DynamicsModel:
             columns = torch.arange(step * batch, (step + 1) * batch, device=chosen.device) % chosen.shape[1]
             rows = chosen[:, columns].flatten()
             shape = (self.config.members, batch, -1)
-            loss = gradient(inputs[rows].view(shape), targets[rows].view(shape), self.config.precision)
+            loss = gradient(inputs[rows].view(shape), targets[rows].view(shape))
             staleness = self.replica.follow(self.replica.grad).staleness
             step += 1
         self.loss = float(loss.mean())

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -58,10 +58,9 @@ class WorldModel:
 
     def fit(self, transitions: Mapping[str, Tensor], interrupted: Callable[[], bool]) -> bool:
         """See ``ModelAgent.fit``."""
+        size = len(transitions["reward"])
         observation, action, reward, following = (
-            transitions[name].to(self._device).float().flatten(1)
-            if transitions[name].ndim > 1
-            else transitions[name].to(self._device)[:, None]
+            transitions[name].to(self._device, torch.float32).reshape(size, -1)
             for name in ("observation", "action", "reward", "next_observation")
         )
         inputs = torch.cat((observation, action), 1)
@@ -75,23 +74,15 @@ class WorldModel:
         return Imagined(observation, action, predicted[:, 0], following, self.terminated(following))
 
 
-class Settings(Protocol):
-    """What a ``ModelBasedAgent`` reads of its config."""
-
-    @property
-    def policy(self) -> PolicySettings: ...
-    @property
-    def model(self) -> ModelConfig: ...
-    @property
-    def termination(self) -> str: ...
-
-
 class ModelBasedAgent:
-    """One actor-learner with a model of its own (see ``ModelAgent``)."""
+    """One actor-learner with a model of its own (see ``ModelAgent``).
+
+    config: an ``MBPO``, or another config with its fields.
+    """
 
     acting = ("policy",)
 
-    def __init__(self, config: Settings, context: Context) -> None:
+    def __init__(self, config: Any, context: Context) -> None:
         self.core = SoftActorCritic(config.policy, context)
         self.world = WorldModel(config.model, context, config.termination)
         self._context = context

@@ -1,0 +1,125 @@
+"""Training steps of an ensemble of 7 nets of 4 x 200 at 256 examples of each, as a racer.
+
+``python -m murmurate.bench._ensemble_racer KIND PRECISION FILE`` learns random transitions of Hopper's sizes
+in one thread, and appends the number of steps to FILE as ``env_steps``. Kinds: ``ours``, a fit's epochs
+without its held-out error; ``autograd``, the same with the gradient by autograd, in float32; ``limit``, the
+products of a step alone, all of them in the precision.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from murmurate.agents._dynamics import DynamicsModel, ModelConfig
+from murmurate.agents._ensemble_gradient import EnsembleGradient
+from murmurate.losses.gaussian_nll import gaussian_nll, soft_bounds
+from murmurate.replica.vector import Replica
+from murmurate.replicator.learner import Context
+from murmurate.spec import EnvSpec
+
+SPEC = EnvSpec("hopper", (11,), torch.float32, 0, (3,))
+INPUTS, OUTPUTS, ROWS = 14, 12, 12_800
+
+
+def fit(precision: str) -> Callable[[], int]:
+    """An epoch of our fit."""
+    config = ModelConfig(precision=precision)  # type: ignore[arg-type]
+    model = DynamicsModel(config, Context(SPEC, Replica, seed=0), INPUTS, OUTPUTS)
+    inputs, targets, chosen = _data(config.members)
+    gradient = EnsembleGradient(model.ensemble, model.replica, config.decay(), config.batch, precision)
+
+    def epoch() -> int:
+        model._epoch(gradient, inputs, targets, model._shuffled(chosen), config.batch, lambda: False)
+        return ROWS // config.batch
+
+    return epoch
+
+
+def autograd(precision: str) -> Callable[[], int]:
+    """As many steps, each by ``Replica.descend``. Raises ValueError for another precision than float32."""
+    if precision != "float32":
+        raise ValueError("the gradient by autograd is measured in float32")
+    config = ModelConfig(precision="float32")
+    model = DynamicsModel(config, Context(SPEC, Replica, seed=0), INPUTS, OUTPUTS)
+    ensemble, decay = model.ensemble, config.decay()
+    inputs, targets, chosen = _data(config.members)
+
+    def step(rows: Tensor) -> None:
+        mean, raw = ensemble.net(inputs[rows]).chunk(2, -1)
+        log_variance = soft_bounds(raw, ensemble.low, ensemble.high)
+        loss = gaussian_nll(mean, log_variance, targets[rows]).sum()
+        loss = loss + 0.01 * (ensemble.high - ensemble.low).sum()
+        for weight, share in zip(ensemble.net.weights, decay, strict=True):
+            loss = loss + share * weight.square().sum() / 2
+        model.replica.descend(loss)
+
+    def epoch() -> int:
+        for rows in torch.split(model._shuffled(chosen), config.batch, 1):
+            step(rows)
+        return ROWS // config.batch
+
+    return epoch
+
+
+def limit(precision: str) -> Callable[[], int]:
+    """Products of random matrices: forward, and backward for weights and all inputs but the first."""
+    config = ModelConfig()
+    widths = [INPUTS, *[config.hidden] * config.layers, 2 * OUTPUTS]
+    dtype: torch.dtype = getattr(torch, precision)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(config.members, *shape).to(dtype)
+
+    seen, slopes = [drawn(config.batch, w) for w in widths], [drawn(config.batch, w) for w in widths]
+    weights = [drawn(a, b) for a, b in itertools.pairwise(widths)]
+
+    def step() -> int:
+        for i, weight in enumerate(weights):
+            torch.bmm(seen[i], weight)
+        for i, weight in enumerate(weights):
+            torch.bmm(seen[i].transpose(1, 2), slopes[i + 1])
+            if i:
+                torch.bmm(slopes[i + 1], weight.transpose(1, 2))
+        return 1
+
+    return step
+
+
+KINDS = {"ours": fit, "autograd": autograd, "limit": limit}
+
+
+def _data(members: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs, targets, and the rows of each member."""
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = (torch.randn(ROWS, width, generator=generator) for width in (INPUTS, OUTPUTS))
+    return inputs, targets, torch.randint(ROWS, (members, ROWS), generator=generator)
+
+
+def main(kind: str, precision: str, progress: Path) -> None:
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)  # as every worker does
+    bench, written_at, steps = os.getppid(), time.monotonic(), 0
+    work = KINDS[kind](precision)
+    progress.parent.mkdir(parents=True, exist_ok=True)
+    with open(progress, "a", buffering=1) as file:
+        while True:
+            steps += work()
+            now = time.monotonic()
+            if now - written_at > 0.25:
+                written_at = now
+                file.write(json.dumps({"env_steps": steps}) + "\n")
+                if os.getppid() != bench:
+                    return
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

@@ -1,0 +1,207 @@
+"""Zhang, Fig. 3.5 and 3.6: returns of MEMR, MBPO and SAC at equal env steps, and how much work each needs.
+
+Interrupted at any time, the same command continues (see ``_resumable``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from murmurate.bench import _resumable
+from murmurate.bench._result import Log
+from murmurate.bench._resumable import ResumableRun, Summary, diverged
+from murmurate.errors import unknown
+from murmurate.ranges import NonNegativeInt, PositiveInt
+from murmurate.record.report import report
+from murmurate.record.runs import RecordedRun, open_run
+
+NAME = "memr"
+SUMMARY = "returns and work of MEMR, MBPO and SAC, and MEMR's ablations, resumable; --full: the thesis' tasks"
+
+# env steps; of these the first ones are random for all three
+BUDGETS = {"inverted-pendulum": (15_000, 500), "hopper": (70_000, 5_000)}
+# the algorithm of a recipe, and options that make a variant of it (Fig. 3.6)
+AGENTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "sac": ("sac", ()),
+    "mbpo": ("mbpo", ()),
+    "memr": ("memr", ()),
+    "memr-alpha-0.2": ("memr", ("--rollouts.alpha", "0.2")),
+    "memr-alpha-1": ("memr", ("--rollouts.alpha", "1.0")),
+    "memr-updates-1": ("memr", ("--updates-per-step", "1")),
+    "memr-updates-10": ("memr", ("--updates-per-step", "10")),
+    "memr-keeps-20000": ("memr", ("--rollouts.kept", "20")),
+    "memr-keeps-1000000": ("memr", ("--rollouts.kept", "1000")),
+}
+_MAIN = ("sac", "mbpo", "memr")
+# the authors' curve of MBPO on Hopper, version 2 of the task, read off a figure (+-150)
+PUBLISHED = {("hopper", "mbpo"): {50_000: 1_700, 70_000: 3_100, 100_000: 3_330}}
+
+
+@dataclass(frozen=True)
+class MEMRPlan:
+    """Every agent is trained once for each task and seed.
+
+    tasks, agents: names of ``BUDGETS`` and ``AGENTS``. seeds: 0 up to this. mbpo_seeds: the same of MBPO,
+    which takes longest. env_steps: of each run; 0: those of ``BUDGETS``. points: of each learning curve.
+    where: the folder that keeps the runs.
+    """
+
+    tasks: tuple[str, ...] = tuple(BUDGETS)
+    agents: tuple[str, ...] = _MAIN
+    seeds: PositiveInt = 4
+    mbpo_seeds: PositiveInt = 2
+    env_steps: NonNegativeInt = 0
+    points: PositiveInt = 10
+    eval_episodes: PositiveInt = 10
+    where: str = "runs/memr"
+
+
+QUICK = MEMRPlan(
+    tasks=("inverted-pendulum",), seeds=1, mbpo_seeds=1, env_steps=3_000, where="runs/memr-quick"
+)
+FULL = MEMRPlan()
+
+
+def measure(plan: MEMRPlan, log: Log) -> dict[str, Any]:
+    """For each task and agent the evaluation returns of the last policies, one a seed, and ``curve``: the
+    mean over seeds of the training return (of the last episodes) at numbers of env steps.
+
+    ``policy_updates`` and ``imagined_transitions`` are means over seeds. ``claims``: of MEMR, whether its
+    mean return is at least MBPO's less one deviation of MBPO's seeds, and its shares of MBPO's updates and of
+    MBPO's imagined transitions (Zhang, section 3.3.1: 1/4, and fewer).
+    """
+    runs = {
+        (task, agent, seed): planned(plan, task, agent, seed)
+        for task, agent in itertools.product(plan.tasks, plan.agents)
+        for seed in range(plan.mbpo_seeds if agent == "mbpo" else plan.seeds)
+    }
+    cost = _resumable.expected(list(runs.values()), log)
+    summaries = {key: _resumable.train(run, log)[run.ends[-1]] for key, run in runs.items()}
+    rows = [
+        _row(plan, task, agent, {key[2]: runs[key] for key in runs if key[:2] == (task, agent)}, summaries)
+        for task, agent in itertools.product(plan.tasks, plan.agents)
+    ]
+    pages = []
+    for task in plan.tasks:
+        page = Path(plan.where) / f"{task}.html"
+        report([run.folder for (of, _, _), run in runs.items() if of == task], page)
+        pages.append(str(page))
+    return {
+        "expected": cost,
+        "published": [
+            {"task": task, "agent": agent, "returns": returns}
+            for (task, agent), returns in PUBLISHED.items()
+            if task in plan.tasks
+        ],
+        "rows": rows,
+        "claims": claims(rows),
+        "reports": pages,
+    }
+
+
+def planned(plan: MEMRPlan, task: str, agent: str, seed: int) -> ResumableRun:
+    """Raises Refusal for an unknown task or agent."""
+    if task not in BUDGETS:
+        raise unknown("task", task, BUDGETS)
+    if agent not in AGENTS:
+        raise unknown("agent of this benchmark", agent, AGENTS)
+    algorithm, variant = AGENTS[agent]
+    budget, random = BUDGETS[task]
+    env_steps = plan.env_steps or budget
+    starts = ["--random-env-steps", str(random), "--replay.learning-starts", str(random)]
+    settings = (
+        *(starts if algorithm == "sac" else ()),
+        *variant,
+        "--seed", str(seed),
+        "--stop-at-return", "none",
+        "--eval-episodes", str(plan.eval_episodes),
+    )  # fmt: skip
+    # while the speed is measured, learning begins early
+    early = ["--random-env-steps", "300", "--replay.learning-starts", "300"]
+    if algorithm != "sac":
+        early = ["--learning-starts", "300"]
+    return ResumableRun(
+        f"{task}-{algorithm}",
+        settings,
+        seed,
+        (env_steps,),
+        Path(plan.where) / f"{task}-{agent}-to-{env_steps}-seed-{seed}",
+        label=f"{task}, {agent}",
+        speed_like=f"{task} {agent}",
+        speed_settings=tuple(early),
+    )
+
+
+def _row(
+    plan: MEMRPlan,
+    task: str,
+    agent: str,
+    runs: Mapping[int, ResumableRun],
+    summaries: Mapping[tuple[str, str, int], Summary],
+) -> dict[str, Any]:
+    ends = [summaries[task, agent, seed] for seed in runs]
+    finite = [float(end["eval_return_mean"]) for end in ends if not diverged(end)]
+    recorded = [open_run(run.folder) for run in runs.values()]
+    last = next(iter(runs.values())).ends[-1]
+    marks = np.linspace(0, last, plan.points + 1)[1:]
+    return {
+        "task": task,
+        "agent": agent,
+        "env_steps": last,
+        "mean": statistics.fmean(finite) if finite else None,
+        "deviation": statistics.stdev(finite) if len(finite) > 1 else None,
+        "returns": finite,
+        "diverged": len(ends) - len(finite),
+        "policy_updates": statistics.fmean(end["updates"] for end in ends),
+        "imagined_transitions": statistics.fmean(_last(run, "imagined_transitions") for run in recorded),
+        "model_error": statistics.fmean(_last(run, "model_error") for run in recorded),
+        "curve": _curve(recorded, marks),
+        "hours": sum(end["wall_seconds"] for end in ends) / 3600,
+    }
+
+
+def _last(run: RecordedRun, key: str) -> float:
+    """The last value of a field; 0 where there is none."""
+    values = [series.value[-1] for series in run.series(key).values()]
+    return float(values[0]) if values else 0.0
+
+
+def _curve(runs: Sequence[RecordedRun], marks: np.ndarray) -> list[dict[str, float]]:
+    """Mean over the runs of the training return at each of ``marks`` env steps, where all have one."""
+    means = [run.mean("return_mean", "total_env_steps") for run in runs]
+    known = [mean for mean in means if mean is not None and len(mean[0])]
+    if len(known) < len(runs):
+        return []
+    first = max(float(x[0]) for x, _ in known)
+    return [
+        {"env_steps": float(mark), "return": statistics.fmean(float(np.interp(mark, x, y)) for x, y in known)}
+        for mark in marks
+        if mark >= first
+    ]
+
+
+def claims(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """MEMR against MBPO on each task that has both."""
+    found = []
+    by_case = {(row["task"], row["agent"]): row for row in rows}
+    for task in dict.fromkeys(row["task"] for row in rows):
+        memr, mbpo = by_case.get((task, "memr")), by_case.get((task, "mbpo"))
+        if memr is None or mbpo is None or memr["mean"] is None or mbpo["mean"] is None:
+            continue
+        least = mbpo["mean"] - (mbpo["deviation"] or 0.0)
+        found.append(
+            {
+                "task": task,
+                "reached": memr["mean"] >= least,
+                "share_of_updates": memr["policy_updates"] / mbpo["policy_updates"],
+                "share_of_imagined_transitions": memr["imagined_transitions"] / mbpo["imagined_transitions"],
+            }
+        )
+    return found

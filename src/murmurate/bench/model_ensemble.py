@@ -1,0 +1,84 @@
+"""Training steps per CPU second of MBPO's ensemble of models, against mbrl-lib, autograd and the products."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from murmurate.bench import _peers
+from murmurate.bench._racer import Racer, RaceWindow, ThroughputPlan, race
+from murmurate.bench._result import Log, median, ratios, spread
+from murmurate.ranges import PositiveFloat, PositiveInt
+from murmurate.spec import native_bfloat16
+
+NAME = "model-ensemble"
+SUMMARY = (
+    "training steps per CPU second of an ensemble of 7 models of 4 x 200, against mbrl-lib and the products"
+)
+
+_PEER, _PRECISIONS = "mbrl", ("float32", "bfloat16")
+_KINDS = [("autograd", "float32"), *((kind, p) for kind in ("ours", "limit") for p in _PRECISIONS)]
+
+
+@dataclasses.dataclass(frozen=True)
+class EnsemblePlan:
+    """``rounds`` windows of so many CPU seconds of each racer, in turn."""
+
+    rounds: PositiveInt = 5
+    window_cpu_seconds: PositiveFloat = 4.0
+    warm_up_cpu_seconds: PositiveFloat = 10.0
+
+
+QUICK, FULL = EnsemblePlan(), EnsemblePlan(rounds=15, window_cpu_seconds=10.0)
+
+
+def measure(plan: EnsemblePlan, log: Log) -> dict[str, Any]:
+    """A step is one of all 7 members, of 256 examples each, drawn included; one torch thread."""
+    with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
+        racing = ThroughputPlan(plan.rounds, plan.window_cpu_seconds)
+        racers = _racers(Path(folder))
+        return figures(race(racers, racing, log, warm_up_cpu_seconds=plan.warm_up_cpu_seconds))
+
+
+def _racers(where: Path) -> dict[str, Racer]:
+    racers = {}
+    for kind, precision in _KINDS:
+        command = [sys.executable, "-m", "murmurate.bench._ensemble_racer", kind, precision]
+        racers[f"{kind} {precision}"] = _racer(f"{kind}-{precision}", command, where)
+    if _peers.absent(_PEER) is None:
+        python, run = _peers.command(_PEER)
+        racers[_PEER] = _racer(_PEER, [python, str(Path(run).with_name("model.py"))], where)
+    return racers
+
+
+def _racer(label: str, command: Sequence[str], where: Path) -> Racer:
+    progress = where / label / "progress.jsonl"
+    return Racer(label, [*command, str(progress)], progress)
+
+
+def figures(windows: Mapping[str, Sequence[RaceWindow]]) -> dict[str, Any]:
+    """Medians of the ratios of the same rounds. ``ratio_mbrl`` is of the precision that ``auto`` means here;
+    autograd is in float32."""
+    rates = {label: [w.per_cpu_second for w in of] for label, of in windows.items()}
+    own = "bfloat16" if native_bfloat16(torch.device("cpu")) else "float32"
+    found: dict[str, Any] = {
+        "ensemble": "7 nets of 4 layers of 200, 14 inputs, 12 outputs, 256 examples of each",
+        "precision": own,
+        "steps_per_cpu_second": {label: spread(values) for label, values in rates.items()},
+    }
+    for precision in _PRECISIONS:
+        ours = rates[f"ours {precision}"]
+        found[f"{precision}_ratio_autograd"] = median(ratios(ours, rates["autograd float32"]))
+        found[f"{precision}_ratio_limit"] = median(ratios(ours, rates[f"limit {precision}"]))
+        if _PEER in rates:
+            found[f"{precision}_ratio_mbrl"] = median(ratios(ours, rates[_PEER]))
+    if _PEER in rates:
+        found["ratio_mbrl"] = found[f"{own}_ratio_mbrl"]
+    found["peers"] = [{"peer": _PEER, "status": _peers.absent(_PEER) or "ran"}]
+    return found

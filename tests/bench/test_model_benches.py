@@ -1,0 +1,91 @@
+"""The benches of model-based agents: their runs, and the figures of given measurements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from murmurate.bench import memr, model_ensemble
+from murmurate.bench._ensemble_racer import KINDS
+from murmurate.bench._racer import RaceWindow
+from murmurate.cli.options import change
+from murmurate.errors import Refusal
+from murmurate.recipes import recipe
+
+
+def windows(*rates: float) -> list[RaceWindow]:
+    return [RaceWindow(int(rate * 10), 10.0, 10.0) for rate in rates]
+
+
+def test_ratios_are_medians_over_rounds() -> None:
+    found = model_ensemble.figures(
+        {
+            "ours float32": windows(100, 120, 90),
+            "ours bfloat16": windows(200, 240, 150),
+            "autograd float32": windows(50, 50, 50),
+            "limit float32": windows(200, 150, 100),
+            "limit bfloat16": windows(400, 300, 300),
+            "mbrl": windows(50, 60, 30),
+        }
+    )
+    assert found["float32_ratio_limit"] == pytest.approx(0.8)
+    assert found["float32_ratio_mbrl"] == pytest.approx(2.0)
+    assert found["bfloat16_ratio_mbrl"] == pytest.approx(4.0)
+    assert found["float32_ratio_autograd"] == pytest.approx(2.0)
+    assert found["ratio_mbrl"] == found[f"{found['precision']}_ratio_mbrl"]
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_racer_makes_steps(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("murmurate.bench._ensemble_racer.ROWS", 512)
+    assert KINDS[kind]("float32")() == (1 if kind == "limit" else 2)
+
+
+@pytest.mark.parametrize("task", sorted(memr.BUDGETS))
+@pytest.mark.parametrize("agent", sorted(memr.AGENTS))
+def test_every_planned_run_stands(task: str, agent: str) -> None:
+    pytest.importorskip("mujoco")
+    planned = memr.planned(memr.FULL, task, agent, seed=1)
+    run = change(recipe(planned.recipe), [*planned.settings, "--env-steps", str(planned.ends[-1])], "")
+    run.validate()
+    assert run.env_steps == memr.BUDGETS[task][0]
+    assert run.seed == 1
+
+
+def test_unknown_tasks_and_agents_are_refused() -> None:
+    with pytest.raises(Refusal, match="hopper"):
+        memr.planned(memr.FULL, "hoppper", "memr", 0)
+    with pytest.raises(Refusal, match="memr"):
+        memr.planned(memr.FULL, "hopper", "mmer", 0)
+
+
+def test_claims_compare_memr_with_mbpo() -> None:
+    def row(agent: str, mean: float, deviation: float, updates: float, imagined: float) -> dict[str, object]:
+        return {
+            "task": "hopper", "agent": agent, "mean": mean, "deviation": deviation,
+            "policy_updates": updates, "imagined_transitions": imagined,
+        }  # fmt: skip
+
+    mbpo = row("mbpo", 3000.0, 200.0, 1_300_000, 60e6)
+    (claim,) = memr.claims([mbpo, row("memr", 2850.0, 10.0, 325_000, 6e6)])
+    assert claim["reached"]
+    assert claim["share_of_updates"] == pytest.approx(0.25)
+    assert claim["share_of_imagined_transitions"] == pytest.approx(0.1)
+    (claim,) = memr.claims([mbpo, row("memr", 2700.0, 500.0, 325_000, 6e6)])
+    assert not claim["reached"], "it is MBPO's deviation that counts"
+    assert memr.claims([mbpo]) == []
+
+
+def test_the_curve_begins_where_all_runs_have_one(tmp_path: Path) -> None:
+    class Recorded:
+        def __init__(self, x: list[float], y: list[float]) -> None:
+            self.x, self.y = x, y
+
+        def mean(self, key: str, axis: str) -> tuple[list[float], list[float]]:
+            assert (key, axis) == ("return_mean", "total_env_steps")
+            return self.x, self.y
+
+    runs = [Recorded([0, 100], [0, 100]), Recorded([40, 80], [0, 40])]
+    points = memr._curve(runs, [25, 50, 75])  # type: ignore[arg-type]
+    assert points == [{"env_steps": 50.0, "return": 30.0}, {"env_steps": 75.0, "return": 55.0}]
