@@ -7,11 +7,11 @@ import math
 import os
 import secrets
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, cast
 
 from murmurate.agents.interface import Agent
 from murmurate.errors import Refusal
-from murmurate.ranges import NonNegativeInt, PositiveInt
+from murmurate.ranges import NonNegativeInt, PositiveInt, Range
 from murmurate.replay.config import ReplayConfig, memory_bytes, replay_bytes
 from murmurate.replay.rate_limiter import least_slack
 from murmurate.sources.actor_processes import ActorPlan
@@ -39,7 +39,10 @@ class ReplayServiceSourceConfig(SourceConfig):
     simulators, random_env_steps: of each learner. actors: processes of each learner, which share its simulators;
         with 0 there is no service, and the learner acts itself and has a replay of its own.
     shards: processes of each learner, each with an equal part of its replay and of its actors.
-    samplers: processes of each learner; each keeps two batches ahead, with a share of each learner's shards.
+    samplers: processes of each learner. Each keeps two blocks of batches, of which it draws one while the learner
+        uses the other; each batch has an equal part from each shard of all learners.
+    block: batches that are drawn at once: the more, the less often processes wait for one another, and the older
+        are the priorities that batches were drawn by.
     slack: env steps by which a shard's actors may be ahead of what the draws so far ask for: more lets actors
         and learners alternate less often, and samples per insert deviate more.
     replay: of each learner.
@@ -49,6 +52,7 @@ class ReplayServiceSourceConfig(SourceConfig):
     actors: NonNegativeInt = 4
     shards: PositiveInt = 1
     samplers: PositiveInt = 2
+    block: Annotated[int, Range(1, 32)] = 4
     slack: PositiveInt = 1_000
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     random_env_steps: NonNegativeInt = 0
@@ -108,7 +112,9 @@ class ReplayServiceSourceConfig(SourceConfig):
             )
         shard_config(replay, self.shards, 0).validate(part)
         least = math.ceil(
-            least_slack(replay.samples_per_insert, part, math.ceil(self.simulators / self.actors))
+            least_slack(
+                replay.samples_per_insert, self.block * part, math.ceil(self.simulators / self.actors)
+            )
         )
         if self.slack < least:
             raise Refusal(
@@ -171,7 +177,7 @@ class ReplayServiceSourceConfig(SourceConfig):
             name: math.prod(shape) * kind.itemsize
             for name, (shape, kind) in batch_fields(run.world.spec(), requires.behaviour).items()
         }
-        return SlotLayout(SLOTS, requires.batch, run.replicas * self.shards, tuple(sizes.items()))
+        return SlotLayout(SLOTS, self.block, requires.batch, run.replicas * self.shards, tuple(sizes.items()))
 
     def open(self, context: SourceContext) -> Source:
         if not self.actors:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import queue
 import socket
@@ -96,7 +97,7 @@ def dial_bridge(address: ShardAddress, stream: Stream, slots: BatchSlots) -> tup
         ask = Ask.read(message)
         if not ask.has_errors:
             return message
-        return message + bytes(slots.bytes_of("errors", ask.slot, slots.layout.rows(ask.part)))
+        return b"".join([message, *_parts(slots, "errors", ask.slot, ask.part)])
 
     def arrived(payload: bytes) -> bytes:
         view = memoryview(payload)
@@ -104,9 +105,9 @@ def dial_bridge(address: ShardAddress, stream: Stream, slots: BatchSlots) -> tup
         done, at = Done.read(message), Done.SIZE
         if done.number == slots.number(done.slot) and not slots.is_filled(done.slot, done.part):
             for name in _drawn(slots):
-                column = slots.bytes_of(name, done.slot, slots.layout.rows(done.part))
-                column[:] = view[at : at + column.nbytes]
-                at += column.nbytes
+                for rows in _parts(slots, name, done.slot, done.part):
+                    rows[:] = view[at : at + rows.nbytes]
+                    at += rows.nbytes
             slots.fill(done.slot, done.part, done.number)
         return message
 
@@ -152,15 +153,17 @@ class Bridges:
 
         def sent(message: bytes) -> bytes:
             done = Done.read(message)
-            rows = layout.rows(done.part)
-            return b"".join([message, *(slots.bytes_of(name, done.slot, rows) for name in _drawn(slots))])
+            columns = (_parts(slots, name, done.slot, done.part) for name in _drawn(slots))
+            return b"".join([message, *itertools.chain.from_iterable(columns)])
 
         def arrived(payload: bytes) -> bytes:
             message = bytes(payload[: Ask.SIZE])
             ask = Ask.read(message)
             if ask.has_errors:
-                errors = slots.bytes_of("errors", ask.slot, layout.rows(ask.part))
-                errors[:] = memoryview(payload)[Ask.SIZE :]
+                at = Ask.SIZE
+                for rows in _parts(slots, "errors", ask.slot, ask.part):
+                    rows[:] = memoryview(payload)[at : at + rows.nbytes]
+                    at += rows.nbytes
             return message
 
         outer, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -173,6 +176,12 @@ class Bridges:
 def _drawn(slots: BatchSlots) -> list[str]:
     """The columns that a shard writes."""
     return [name for name, _ in slots.layout.columns if name != "errors"]
+
+
+def _parts(slots: BatchSlots, column: str, slot: int, part: int) -> list[memoryview]:
+    """The rows of a part, of each batch of the block."""
+    layout = slots.layout
+    return [slots.bytes_of(column, slot, layout.rows(part, number)) for number in range(layout.block)]
 
 
 def _identity(address: ShardAddress) -> Identity:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
+from murmurate.sources.service_slots import BatchSlots, Rows
 from murmurate.spec import EnvSpec, Shapes
 
 Field = tuple[tuple[int, ...], torch.dtype]
@@ -32,6 +33,14 @@ def batch_fields(spec: EnvSpec, behaviour: Shapes) -> dict[str, Field]:
         "reward": number,
         "discount": number,
         **{f"behaviour.{name}": (shape, torch.float32) for name, shape in behaviour.items()},
+    }
+
+
+def row_tensors(slots: BatchSlots, fields: dict[str, Field], slot: int, rows: Rows) -> dict[str, Tensor]:
+    """The columns of some rows of a slot, as tensors in its memory."""
+    return {
+        name: torch.frombuffer(slots.bytes_of(name, slot, rows), dtype=kind).view(-1, *shape)
+        for name, (shape, kind) in fields.items()
     }
 
 

@@ -17,19 +17,19 @@ from typing import NamedTuple
 
 from murmurate.sources.service_slots import BatchSlots, SlotLayout
 
-_ASK, _DONE = struct.Struct("<IIQ?dd"), struct.Struct("<IIQ")
+_ASK, _DONE = struct.Struct("<IIQIdd"), struct.Struct("<IIQ")
 _HELLO_BYTES = 1 << 14
 _CREDENTIALS = struct.Struct("3i")  # of a peer: pid, uid, gid
 
 
 class Ask(NamedTuple):
-    """Draw the rows of ``part`` into ``slot``. has_errors: take the errors of the rows that are there first, as
-    those of the former draw from this shard. alpha: negative to keep it."""
+    """Draw the rows of ``part`` into ``slot``. has_errors: of the batches whose bit is set, first take the errors
+    of the rows that are there, from the former draw of this shard. alpha: negative to keep it."""
 
     slot: int
     part: int
     number: int
-    has_errors: bool
+    has_errors: int
     beta: float
     alpha: float
 

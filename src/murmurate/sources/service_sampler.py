@@ -118,7 +118,7 @@ class SamplerLoop:
     # -- slots ------------------------------------------------------------------------------------------
 
     def _begin(self, slot: int) -> None:
-        """Ask for the next batch of a slot, with the errors of the last."""
+        """Ask for the next block of a slot, with the errors of the last."""
         slots, parts = self._slots, range(self._slots.layout.parts)
         has_errors = slots.has_errors(slot)
         former = [slots.owner(slot, part) for part in parts]
@@ -127,7 +127,7 @@ class SamplerLoop:
             slots.set_owner(slot, part, owners[part])
         slots.begin(slot)
         for part in parts:
-            self._ask(slot, part, has_errors and owners[part] == former[part])
+            self._ask(slot, part, has_errors if owners[part] == former[part] else 0)
 
     def _finish(self, slot: int) -> None:
         if self._slots.finish(slot):
@@ -139,7 +139,7 @@ class SamplerLoop:
         living = sorted(number for number, shard in self._shards.items() if shard.link is not None)
         return living[part % len(living)] if living else part
 
-    def _ask(self, slot: int, part: int, has_errors: bool = False) -> None:
+    def _ask(self, slot: int, part: int, has_errors: int = 0) -> None:
         shard = self._shards.get(self._slots.owner(slot, part))
         if shard is None or shard.link is None:
             return

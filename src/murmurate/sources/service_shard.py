@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import itertools
 import os
 import select
 import signal
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.replay.config import ReplayConfig, open_replay
+from murmurate.replay.interface import Steps
 from murmurate.replay.rate_limiter import RateLimiter
 from murmurate.replay.sum_tree import Draw, empty_draw
 from murmurate.sources import service_links
@@ -34,6 +36,7 @@ from murmurate.sources.service_control import (
     ShardCounts,
     batch_fields,
     receive_state,
+    row_tensors,
     send_state,
 )
 from murmurate.sources.service_links import Ask, Done, ShardAddress
@@ -41,11 +44,8 @@ from murmurate.sources.service_slots import BatchSlots
 from murmurate.sources.shared_ring import ActorRing
 from murmurate.spec import EnvSpec, Episode, Shapes
 
-_FIRST_PAUSE_SECONDS, _ASKED_SECONDS, _LONGEST_PAUSE_SECONDS = (
-    1e-4,
-    2e-3,
-    1e-2,
-)  # between looks into the rings
+# between two looks into the rings: with a draw that waits, and without
+_ASKED_SECONDS, _LOOK_SECONDS = 1e-3, 1e-2
 _IDLE_SECONDS = 1.0  # between two beats of a shard that waits
 _EPISODES = 50  # of a message
 
@@ -94,25 +94,30 @@ class _Link:
 
     socket: socket.socket
     fields: dict[str, Field]
+    is_bridge: bool
     slots: BatchSlots | None = None
-    views: dict[tuple[int, int], _Views] = field(default_factory=dict)
+    views: dict[tuple[int, int], list[_Views]] = field(default_factory=dict)
 
-    def views_of(self, slots: BatchSlots, slot: int, part: int) -> _Views:
+    def views_of(self, slots: BatchSlots, slot: int, part: int) -> list[_Views]:
+        """Of a part, in each batch of a block."""
         found = self.views.get((slot, part))
         if found is None:
-            columns = part_columns(slots, self.fields, slot, part)
-            keys, weights, errors = (columns.pop(name) for name in ("keys", "weights", "errors"))
-            found = self.views[slot, part] = _Views(keys, weights, errors, columns)
+            found = self.views[slot, part] = []
+            for number in range(slots.layout.block):
+                columns = row_tensors(slots, self.fields, slot, slots.layout.rows(part, number))
+                keys, weights, errors = (columns.pop(name) for name in ("keys", "weights", "errors"))
+                found.append(_Views(keys, weights, errors, columns))
         return found
 
 
-def part_columns(slots: BatchSlots, fields: dict[str, Field], slot: int, part: int) -> dict[str, Tensor]:
-    """The columns of a part of a slot, as tensors in its memory."""
-    rows = slots.layout.rows(part)
-    return {
-        name: torch.frombuffer(slots.bytes_of(name, slot, rows), dtype=kind).view(-1, *shape)
-        for name, (shape, kind) in fields.items()
-    }
+def joined(records: list[Steps]) -> Steps:
+    """One step of the simulators of all; either all or none have values."""
+    if len(records) == 1:
+        return records[0]
+    fields = zip(*(steps[:-1] for steps in records), strict=True)
+    values = [None if parts[0] is None else torch.cat(parts) for parts in fields]
+    names = records[0].behaviour
+    return Steps(*values, {name: torch.cat([s.behaviour[name] for s in records]) for name in names})
 
 
 class ReplayShard:
@@ -160,19 +165,19 @@ class ReplayShard:
             self._tell("listening", bridges.port)
             self._watch(
                 bridges.arrived,
-                lambda: self._let_in(_Link(end, self._fields, slots) for end, slots in bridges.accept()),
+                lambda: self._let_in(
+                    _Link(end, self._fields, True, slots) for end, slots in bridges.accept()
+                ),
             )
 
     def run(self) -> None:
-        pause = _FIRST_PAUSE_SECONDS
         while True:
             moved = not self._is_paused and (self._serve() | self._insert())
             self._note()
             if moved:
-                pause, seconds = _FIRST_PAUSE_SECONDS, 0.0
+                seconds = 0.0
             elif not self._is_paused and self.limiter.may_insert(self._least):  # actors are waited for
-                pause = min(2 * pause, _ASKED_SECONDS if self._asks else _LONGEST_PAUSE_SECONDS)
-                seconds = pause
+                seconds = _ASKED_SECONDS if self._asks else _LOOK_SECONDS
             else:
                 seconds = _IDLE_SECONDS
             for descriptor, _ in self._poll.poll(seconds):
@@ -187,34 +192,53 @@ class ReplayShard:
     # -- inserts ----------------------------------------------------------------------------------------
 
     def _insert(self) -> bool:
-        """Take at most one record of each actor, in turn; returns whether there was one."""
-        moved = False
-        for _ in self._feeds:
-            feed = self._feeds[self._next_feed % len(self._feeds)]
-            if not self.limiter.may_insert(feed.size):
+        """Take at most one record of each actor, in turn; returns whether there was one.
+
+        Those of neighbours are inserted together, which costs little more than one alone.
+        """
+        feeds, start = self._feeds, self._next_feed
+        together: list[_Feed] = []
+        size, moved = 0, False
+        for step in range(len(feeds)):
+            feed = feeds[(start + step) % len(feeds)]
+            if not self.limiter.may_insert(size + feed.size):
                 break
-            self._next_feed += 1
-            if feed.ring.waiting_records:
-                self._take(feed)
-                moved = True
+            if not feed.ring.waiting_records:
+                continue
+            if together and together[-1].first + together[-1].size != feed.first:
+                self._take(together)
+                together, size = [], 0
+            together.append(feed)
+            size, moved = size + feed.size, True
+            self._next_feed = (start + step + 1) % len(feeds)
+        if together:
+            self._take(together)
         return moved
 
-    def _take(self, feed: _Feed) -> None:
-        """Store a record, then acknowledge it: a record without a mark in the ring was never sent."""
-        record = feed.ring.oldest()
-        if record.number != feed.taken:
-            raise RuntimeError(f"record {record.number} of an actor came where {feed.taken} was due")
-        if record.incarnation != feed.incarnation:  # the former one's unfinished transitions never end
-            feed.incarnation = record.incarnation
-            self.replay.restart(feed.first, feed.size)
-        self.replay.observe(feed.first, record.steps)
-        self.limiter.inserted += feed.size
-        feed.taken += 1
-        feed.ring.drop()
-        self._version, self._restarts = record.version, self._restarts + record.restarts
-        self._episodes += [
-            Episode(feed.first + e.simulator, e.episode_return, e.length) for e in record.episodes
-        ]
+    def _take(self, feeds: list[_Feed]) -> None:
+        """Store a record of each, then acknowledge it: a record without a mark in the ring was never sent."""
+        records = []
+        for feed in feeds:
+            record = feed.ring.oldest()
+            if record.number != feed.taken:
+                raise RuntimeError(f"record {record.number} of an actor came where {feed.taken} was due")
+            if record.incarnation != feed.incarnation:  # the former one's unfinished transitions never end
+                feed.incarnation = record.incarnation
+                self.replay.restart(feed.first, feed.size)
+            self._episodes += [
+                Episode(feed.first + e.simulator, e.episode_return, e.length) for e in record.episodes
+            ]
+            self._version, self._restarts = record.version, self._restarts + record.restarts
+            records.append(record.steps)
+        low = feeds[0].first
+        for _, group in itertools.groupby(records, lambda steps: steps.action_value is None):
+            steps = joined(list(group))
+            self.replay.observe(low, steps)
+            low += steps.reward.shape[0]
+        for feed in feeds:
+            self.limiter.inserted += feed.size
+            feed.taken += 1
+            feed.ring.drop()
 
     # -- draws ------------------------------------------------------------------------------------------
 
@@ -222,7 +246,7 @@ class ReplayShard:
         with contextlib.suppress(BlockingIOError):
             connection, _ = self._listener.accept()
             connection.setblocking(False)
-            self._let_in([_Link(connection, self._fields)])
+            self._let_in([_Link(connection, self._fields, False)])
 
     def _let_in(self, links: Iterable[_Link]) -> None:
         for link in links:
@@ -251,8 +275,9 @@ class ReplayShard:
 
     def _take_ask(self, link: _Link, slots: BatchSlots, ask: Ask) -> None:
         if ask.has_errors:
-            views = link.views_of(slots, ask.slot, ask.part)
-            self.replay.update(views.keys, views.errors)
+            for number, views in enumerate(link.views_of(slots, ask.slot, ask.part)):
+                if ask.has_errors >> number & 1:
+                    self.replay.update(views.keys, views.errors)
         if slots.mark(ask.slot, ask.part) == ask.number:
             self._answer(
                 link, ask
@@ -266,34 +291,34 @@ class ReplayShard:
         while self._asks:
             link, ask = self._asks[0]
             assert link.slots is not None
-            rows = link.slots.layout.rows(ask.part)
-            count = rows.high - rows.low
-            if not self.limiter.may_draw(count) or len(self.replay) < count:
+            count = link.slots.layout.count(ask.part)
+            if not self.limiter.may_draw(count) or len(self.replay) < count // link.slots.layout.block:
                 break
             self._asks.popleft()
-            self._draw(link, link.slots, ask, count)
+            self._draw(link, link.slots, ask)
+            self.limiter.drawn += count
             moved = True
         return moved
 
-    def _draw(self, link: _Link, slots: BatchSlots, ask: Ask, count: int) -> None:
-        views = link.views_of(slots, ask.slot, ask.part)
-        sampler = self.replay.sampler
+    def _draw(self, link: _Link, slots: BatchSlots, ask: Ask) -> None:
+        replay = self.replay
         if ask.alpha >= 0:
-            sampler.set_alpha(ask.alpha)
-        if count not in self._draws:
-            self._draws[count] = empty_draw(count)
-        out = Draw(self._draws[count].indices, views.weights)
-        selection = self.replay.choose(count, ask.beta, out)
-        self.replay.write(selection, views.columns)
-        views.keys.copy_(selection.keys)
-        if not self._uniform:
-            # P(i) = count / batch * p_i / sum p, and the weights are (p_i / least p) ** -beta: up to a factor
-            # that all shards have, P(i) ** -beta is left
-            total, least = sampler.mass
-            views.weights.mul_((count * least / total) ** -ask.beta)
+            replay.sampler.set_alpha(ask.alpha)
+        for views in link.views_of(slots, ask.slot, ask.part):
+            count = views.keys.shape[0]
+            if count not in self._draws:
+                self._draws[count] = empty_draw(count)
+            selection = replay.choose(count, ask.beta, Draw(self._draws[count].indices, views.weights))
+            replay.write(selection, views.columns)
+            views.keys.copy_(selection.keys)
+            if not self._uniform:
+                # P(i) = count / batch * p_i / sum p, and the weights are (p_i / least p) ** -beta: up to a
+                # factor that all shards have, P(i) ** -beta is left
+                total, least = replay.sampler.mass
+                views.weights.mul_((count * least / total) ** -ask.beta)
         slots.fill(ask.slot, ask.part, ask.number)
-        self.limiter.drawn += count
-        self._answer(link, ask)
+        if link.is_bridge or slots.is_complete(ask.slot):  # else another shard wakes the sampler
+            self._answer(link, ask)
 
     def _answer(self, link: _Link, ask: Ask) -> None:
         with contextlib.suppress(OSError):  # it ended; or it reads nothing, and will look at the marks

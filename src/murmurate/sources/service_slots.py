@@ -1,6 +1,6 @@
-"""Batches of a replay service on their way to a learner: slots in shared memory. Nothing here needs torch.
+"""Blocks of batches of a replay service, in slots of shared memory. Nothing here needs torch.
 
-A slot goes round: FREE, DRAWING (shards write their parts of the rows), READY, USED (the learner has written
+A slot goes round: FREE, DRAWING (shards write their parts of each batch), READY, USED (the learner has written
 the errors). What is to be done with a slot is known from the memory alone, so a sampler that is started again
 goes on where its predecessor was killed.
 """
@@ -30,16 +30,23 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """columns: (name, bytes of a row) of each; ``errors`` is one. parts: of a batch, each drawn from one
-    shard."""
+    """block: batches of a slot, at most 32. parts: of each batch, drawn from a shard each. columns: (name, bytes of
+    a row) of each; ``errors`` is one."""
 
     slots: int
+    block: int
     batch: int
     parts: int
     columns: tuple[tuple[str, int], ...]
 
-    def rows(self, part: int) -> Rows:
-        return Rows(self.batch * part // self.parts, self.batch * (part + 1) // self.parts)
+    def rows(self, part: int, number: int) -> Rows:
+        """Of a part, in the block's batch of that number."""
+        first = self.batch * number
+        return Rows(first + self.batch * part // self.parts, first + self.batch * (part + 1) // self.parts)
+
+    def count(self, part: int) -> int:
+        """Rows of a part in all batches of a block."""
+        return self.block * (self.batch * (part + 1) // self.parts - self.batch * part // self.parts)
 
     @property
     def slot_cells(self) -> int:
@@ -49,7 +56,7 @@ class SlotLayout:
     def offsets(self) -> dict[str, int]:
         """Where each column of all slots begins; "" is the end."""
         begins = _LINE + _CELL * self.slots * self.slot_cells
-        sizes = [_aligned(size * self.batch) * self.slots for _, size in self.columns]
+        sizes = [_aligned(size * self.block * self.batch) * self.slots for _, size in self.columns]
         return dict(zip([*dict(self.columns), ""], itertools.accumulate(sizes, initial=begins), strict=True))
 
     @property
@@ -81,7 +88,8 @@ class BatchSlots:
 
     def start(self, column: str, slot: int) -> int:
         """Where a slot's rows of a column begin, in bytes."""
-        return self._offsets[column] + _aligned(self._sizes[column] * self.layout.batch) * slot
+        size = self._sizes[column] * self.layout.block * self.layout.batch
+        return self._offsets[column] + _aligned(size) * slot
 
     # -- exponents, written by the learner ------------------------------------------------------------
 
@@ -127,6 +135,11 @@ class BatchSlots:
         """Whether the part of the present draw has been written."""
         return self.mark(slot, part) == self.number(slot)
 
+    def is_complete(self, slot: int) -> bool:
+        cells, at = self._cells, slot * self._width
+        number = cells[at + _NUMBER]
+        return all(cells[at + _PARTS + 2 * part + 1] == number for part in range(self.layout.parts))
+
     def mark(self, slot: int, part: int) -> int:
         return self._cells[slot * self._width + _PARTS + 2 * part + 1]
 
@@ -145,24 +158,25 @@ class BatchSlots:
         """By the shard, or what carries its rows here, once the rows are written."""
         fence(self._lock)
         self._cells[slot * self._width + _PARTS + 2 * part + 1] = number
+        fence(self._lock)
 
     def finish(self, slot: int) -> bool:
         """By the sampler: READY, if all parts are filled."""
-        if not all(self.is_filled(slot, part) for part in range(self.layout.parts)):
+        if not self.is_complete(slot):
             return False
         fence(self._lock)
         self._cells[slot * self._width + _STATE] = READY
         return True
 
-    def release(self, slot: int, has_errors: bool) -> None:
-        """By the learner; the errors are written before."""
+    def release(self, slot: int, has_errors: int) -> None:
+        """By the learner; the errors are written before. has_errors: a bit for each batch."""
         self._cells[slot * self._width + _HAS_ERRORS] = has_errors
         fence(self._lock)
         self._cells[slot * self._width + _STATE] = USED
 
-    def has_errors(self, slot: int) -> bool:
-        """Of the former draw, until the next ``begin``."""
-        return bool(self._cells[slot * self._width + _HAS_ERRORS])
+    def has_errors(self, slot: int) -> int:
+        """Of the former draw, until the next ``begin``: a bit for each batch."""
+        return self._cells[slot * self._width + _HAS_ERRORS]
 
 
 def _aligned(size: int) -> int:

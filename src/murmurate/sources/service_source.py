@@ -21,11 +21,11 @@ from murmurate.replicator.learner import updates_of
 from murmurate.sources.actor_processes import ActorPlan, ActorProcesses
 from murmurate.sources.interface import SourceContext
 from murmurate.sources.replay_sampler import on_device
-from murmurate.sources.service_control import batch_fields
+from murmurate.sources.service_control import batch_fields, row_tensors
 from murmurate.sources.service_links import ShardAddress
 from murmurate.sources.service_processes import SamplerProcess, ServiceProcesses
 from murmurate.sources.service_shard import ShardSettings
-from murmurate.sources.service_slots import READY, BatchSlots, Rows, SlotLayout
+from murmurate.sources.service_slots import DRAWING, READY, BatchSlots, Rows, SlotLayout
 from murmurate.sources.shared_ring import ActorRing
 from murmurate.spec import Batch, Episode, derive_generator, derive_seed
 
@@ -35,14 +35,18 @@ _ADDRESS_BYTES = 512  # of one shard, on the channel
 
 @dataclass
 class _Slot:
-    """A slot of a sampler, whose memory ``sample`` shows."""
+    """A slot of a sampler, whose memory ``samples`` and ``errors`` show, one of each for each batch.
+
+    handed: batches of the block that were handed out. has_errors: a bit for each with errors.
+    """
 
     sampler: SamplerProcess
     slots: BatchSlots
     number: int
-    sample: Sample
-    errors: Tensor
-    has_errors: bool = False
+    samples: list[Sample]
+    errors: list[Tensor]
+    handed: int = 0
+    has_errors: int = 0
 
 
 @dataclass
@@ -50,11 +54,12 @@ class ServiceBatch(Batch):
     """A batch whose ``feedback`` goes to the shards that it was drawn from."""
 
     slot: _Slot | None = None
+    number: int = 0  # in the block
 
     def feedback(self, priorities: Tensor | None) -> None:
         if priorities is not None and self.slot is not None:
-            self.slot.errors.copy_(priorities.detach())
-            self.slot.has_errors = True
+            self.slot.errors[self.number].copy_(priorities.detach())
+            self.slot.has_errors |= 1 << self.number
 
 
 class ServiceSource:
@@ -113,15 +118,14 @@ class ServiceSource:
         self._events: list[tuple[str, str]] = []
 
     def _slot(self, sampler: SamplerProcess, number: int) -> _Slot:
-        rows = Rows(0, self._layout.batch)
-        columns = {
-            name: torch.frombuffer(sampler.slots.bytes_of(name, number, rows), dtype=kind).view(-1, *shape)
-            for name, (shape, kind) in self._fields.items()
-        }
-        errors = columns.pop("errors")
-        behaviour = {n.partition(".")[2]: x for n, x in columns.items() if n.startswith("behaviour.")}
-        plain = {name: x for name, x in columns.items() if not name.startswith("behaviour.")}
-        return _Slot(sampler, sampler.slots, number, Sample(**plain, behaviour=behaviour), errors)
+        size, samples, errors = self._layout.batch, [], []
+        for k in range(self._layout.block):
+            columns = row_tensors(sampler.slots, self._fields, number, Rows(k * size, (k + 1) * size))
+            errors.append(columns.pop("errors"))
+            behaviour = {n.partition(".")[2]: x for n, x in columns.items() if n.startswith("behaviour.")}
+            plain = {name: x for name, x in columns.items() if not name.startswith("behaviour.")}
+            samples.append(Sample(**plain, behaviour=behaviour))
+        return _Slot(sampler, sampler.slots, number, samples, errors)
 
     # -- batches ----------------------------------------------------------------------------------------
 
@@ -130,7 +134,8 @@ class ServiceSource:
 
     def __next__(self) -> Batch:
         self._start()
-        self._release()
+        if self._held is not None and self._held.handed == self._layout.block:
+            self._release(self._held)
         while (slot := self._ready()) is None:
             select.select([self._processes.ready], [], [], _WAIT_SECONDS)
             with contextlib.suppress(BlockingIOError):
@@ -139,15 +144,18 @@ class ServiceSource:
             if self.alive(self._inserted(told=False)):
                 return Batch(None, self._inserted(), self._episodes())
         self._look_after()
-        self._held = slot
+        self._held, number = slot, slot.handed
+        slot.handed += 1
         self._batches += 1
-        weights = slot.sample.weights
-        weights.div_(weights.max())
-        data = on_device(slot.sample, self._context.device)
-        return ServiceBatch(data, self._inserted(), self._episodes(), slot=slot)
+        sample = slot.samples[number]
+        sample.weights.div_(sample.weights.max())
+        data = on_device(sample, self._context.device)
+        return ServiceBatch(data, self._inserted(), self._episodes(), slot=slot, number=number)
 
     def _ready(self) -> _Slot | None:
-        """The next slot with a batch, in turn."""
+        """The slot with the next batch, in turn."""
+        if self._held is not None:
+            return self._held
         count = len(self._slots)
         for step in range(count):
             slot = self._slots[(self._next_slot + step) % count]
@@ -156,14 +164,12 @@ class ServiceSource:
                 return slot
         return None
 
-    def _release(self) -> None:
-        """Give the last batch's slot back, with its errors."""
-        slot, self._held = self._held, None
-        if slot is not None:
-            slot.slots.set_exponents(*self._exponents())
-            slot.slots.release(slot.number, slot.has_errors)
-            slot.has_errors = False
-            slot.sampler.wake()
+    def _release(self, slot: _Slot) -> None:
+        """Give a slot back whose batches were all used, with their errors."""
+        slot.slots.set_exponents(*self._exponents())
+        slot.slots.release(slot.number, slot.has_errors)
+        slot.sampler.wake()
+        self._held, slot.handed, slot.has_errors = None, 0, 0
 
     def _exponents(self) -> tuple[float, float]:
         progress = self._context.progress()
@@ -256,6 +262,40 @@ class ServiceSource:
         events = [*self._processes.events, *self._actors.taken_events(), *self._events]
         self._processes.events, self._events = [], []
         return events
+
+    # -- what is counted ---------------------------------------------------------------------------------
+
+    @property
+    def pids(self) -> dict[str, list[int]]:
+        """Of the living processes, by kind."""
+        watched = {
+            "shards": [shard.watched.process for shard in self._processes.shards],
+            "samplers": [sampler.watched.process for sampler in self._processes.samplers],
+            "actors": [actor.process for actor in self._actors.actors],
+        }
+        return {
+            kind: [p.pid for p in processes if p is not None and p.poll() is None]
+            for kind, processes in watched.items()
+        }
+
+    @property
+    def records(self) -> tuple[int, int, int]:
+        """Records of all actors: sent, acknowledged, and waiting."""
+        rings = [actor.ring for actor in self._actors.actors]
+        sent, waiting = sum(ring.beats for ring in rings), sum(ring.waiting_records for ring in rings)
+        return sent, sum(ring.taken for ring in rings), waiting
+
+    @property
+    def waiting_draws(self) -> int:
+        """Rows that were drawn and not handed out: in slots that are ready, or that are being filled."""
+        count = 0
+        for slot in self._slots:
+            state = slot.slots.state(slot.number)
+            if state in (DRAWING, READY):
+                for part in range(self._layout.parts):
+                    count += self._layout.count(part) * slot.slots.is_filled(slot.number, part)
+                count -= self._layout.batch * slot.handed
+        return count
 
     # -- state ------------------------------------------------------------------------------------------
 

@@ -110,6 +110,11 @@ class ActorRing:
         return int(self._marks[0])
 
     @property
+    def taken(self) -> int:
+        """Number of steps that were dropped, and so acknowledged."""
+        return int(self._marks[1])
+
+    @property
     def has_room(self) -> bool:
         """Whether a step may be put. A full ring has room once half of it is free again, so that the producer
         wakes up less often."""
