@@ -26,8 +26,8 @@ class NumberedWorld(SimulatorWorld):
 
     length: int = 1_000
 
-    name: ClassVar[str] = "numbered"  # type: ignore[misc]
-    images: ClassVar[bool] = False  # type: ignore[misc]
+    name: ClassVar[str] = "numbered"
+    images: ClassVar[bool] = False
 
     def open(
         self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False

@@ -34,9 +34,9 @@ _STARTED_SECONDS = 240.0
 @dataclasses.dataclass(frozen=True)
 class ServicePlan:
     """actors, samplers, shards: of all ``learners`` together. simulators: of each actor. seconds: of the
-    measurement without kills. kills: of actors, and as many of samplers, by each learner, after it; between two of
-    them ``kill_draws`` batches are drawn. capacity: of all shards; less than what is inserted makes the count of
-    the law impossible."""
+    measurement without kills. kills: of actors, and as many of samplers, by each learner, after it; between
+    two of them ``kill_draws`` batches are drawn. capacity: of all shards; less than what is inserted makes
+    the count of the law impossible."""
 
     learners: PositiveInt = 2
     actors: PositiveInt = 4
@@ -159,7 +159,7 @@ class _Drawn:
         self.meet()
         state = self.source.state()
         self.meet()
-        source, config = self.source, run.source
+        source, config = self.source, cast(ReplayServiceSourceConfig, run.source)
         put, taken, waiting = source.records
         steps = _stored(run, self.barrier.rank, state)
         of_process: dict[tuple[float, float], list[float]] = {}
@@ -174,7 +174,7 @@ class _Drawn:
             "doubled_inserts": float(sum(len(n) - len(set(n)) for n in of_process.values())),
             "unacknowledged_records": float(put - taken - waiting),
             "drawn": float(sum(shard["drawn"] for shard in state["shards"])),
-            "handed": float(self.batches * run.learner.requires.batch),
+            "handed": float(self.batches * self.learner.batch),
             "waiting_draws": float(source.waiting_draws),
             "starts": float(config.replay.learning_starts),
             "kills": float(self.kills),
@@ -187,8 +187,8 @@ class _Drawn:
 
 def _stored(run: Run, rank: int, state: dict[str, Any]) -> Any:
     """[n, 3]: simulator, process and number of each step that this learner's shards hold."""
-    source = run.source
-    found = []
+    source = cast(ReplayServiceSourceConfig, run.source)
+    found: list[Any] = []
     for number in itertools.count():
         saved = state["replays"].get(f"shard-{number}")
         if saved is None:

@@ -11,8 +11,8 @@ from murmurate.bench._service_law import ServicePlan, serve_and_count
 
 NAME = "replay-service"
 SUMMARY = (
-    "draws per CPU second from a replay service, and from a learner's own replay; samples per insert; what kills of "
-    "actors and samplers lose; --full: 32 actors, 8 samplers, 2 learners"
+    "draws per CPU second from a replay service and from a learner's own replay; samples per insert; what "
+    "kills of actors and samplers lose; --full: 32 actors, 8 samplers, 2 learners"
 )
 
 
@@ -31,8 +31,9 @@ _SERVICE = ("learner", "samplers", "shards")
 
 
 def measure(plan: ReplayServicePlan, log: Log) -> dict[str, Any]:
-    """CPU seconds of the service are those of its learners' loops, shards and samplers; those of actors, which
-    also step their simulators, are given apart. A learner's own replay inserts steps that were made before."""
+    """CPU seconds of the service are those of its learners' loops, shards and samplers; those of actors,
+    which also step their simulators, are given apart. A learner's own replay inserts steps that were made
+    before."""
     own_plan = replay_shared.SharedReplayPlan(
         seconds=plan.seconds,
         filled=plan.filled,

@@ -1,11 +1,13 @@
-"""``<world>-service-dqn``: DQN from a replay service, which actors fill and samplers draw from (decision 0033)."""
+"""``<world>-service-dqn``: DQN whose learners share a replay service (decision 0033)."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import cast
 
 from murmurate.recipes.apex_dqn import recipe as apex
 from murmurate.sources.replay_service import with_service
+from murmurate.sources.replay_source import ReplaySourceConfig
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.training.run import Run
 
@@ -17,5 +19,8 @@ def recipe(name: str) -> Run:
     shards, actors and samplers of its own."""
     run = apex(name)
     return dataclasses.replace(
-        run, recipe=f"{name}-{ALGORITHM}", source=with_service(run.source), strategy=AllReduce()
+        run,
+        recipe=f"{name}-{ALGORITHM}",
+        source=with_service(cast(ReplaySourceConfig, run.source)),
+        strategy=AllReduce(),
     )

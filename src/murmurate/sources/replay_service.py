@@ -1,4 +1,4 @@
-"""Batches from a replay service: actors of all learners fill its shards, and samplers draw from all of them."""
+"""Batches from a replay service, whose shards the actors of all learners fill (decision 0033)."""
 
 from __future__ import annotations
 
@@ -36,16 +36,18 @@ _POLL_SECONDS = 2e-2  # of actors that are far ahead
 class ReplayServiceSourceConfig(SourceConfig):
     """Batches of transitions from the shards of all learners, which actor processes fill.
 
-    simulators, random_env_steps: of each learner. actors: processes of each learner, which share its simulators;
-        with 0 there is no service, and the learner acts itself and has a replay of its own.
+    simulators: of each learner.
+    actors: processes of each learner, which share its simulators; with 0 there is no service, and the learner
+        acts itself and has a replay of its own.
     shards: processes of each learner, each with an equal part of its replay and of its actors.
-    samplers: processes of each learner. Each keeps two blocks of batches, of which it draws one while the learner
-        uses the other; each batch has an equal part from each shard of all learners.
-    block: batches that are drawn at once: the more, the less often processes wait for one another, and the older
-        are the priorities that batches were drawn by.
+    samplers: processes of each learner. Each keeps two blocks of batches ready, and a batch has an equal part
+        from each shard of all learners.
+    block: batches that are drawn at once. With more of them processes wait for one another less often, and
+        batches are drawn by older priorities.
     slack: env steps by which a shard's actors may be ahead of what the draws so far ask for: more lets actors
         and learners alternate less often, and samples per insert deviate more.
-    replay: of each learner.
+    replay: size, sampling and storage of each learner's replay.
+    random_env_steps: env steps of each learner, at its start, whose actions are uniformly random.
     """
 
     simulators: PositiveInt = 16
@@ -102,8 +104,8 @@ class ReplayServiceSourceConfig(SourceConfig):
                 )
         if replay.folder and replay.saved:
             raise Refusal(
-                "replay.folder keeps a shard on a disk, and its learner would need memory for all of it to save "
-                "it. Use --replay.saved false, or leave out --replay.folder."
+                "replay.folder keeps a shard on a disk, and its learner would need memory for all of it to "
+                "save it. Use --replay.saved false, or leave out --replay.folder."
             )
         if replay.capacity % self.shards:
             raise Refusal(
@@ -118,8 +120,8 @@ class ReplayServiceSourceConfig(SourceConfig):
         )
         if self.slack < least:
             raise Refusal(
-                f"slack is {self.slack}: the shards' actors would wait before {part} transitions may be drawn "
-                f"from each. Use --slack {2 * least}."
+                f"slack is {self.slack}: actors would wait before a block of {self.block} batches may be "
+                f"drawn. Use --slack {2 * least}."
             )
 
     def batches(self, run: RunView) -> int | None:

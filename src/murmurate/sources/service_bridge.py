@@ -1,8 +1,9 @@
 """A sampler and a shard on different hosts: both ends of a connection behave like a local socket.
 
-On the shard's host there is a mirror of the sampler's slots, which the shard fills as if they were local; its end
-of the bridge sends the rows along with the answer, and the sampler's end writes them into the slots. The
-connection is encrypted and authenticated (``fabric.network.handshake``) by a key that learners tell one another.
+On the shard's host there is a mirror of the sampler's slots, which the shard fills as if they were local; its
+end of the bridge sends the rows along with the answer, and the sampler's end writes them into the slots. The
+connection is encrypted and authenticated (``fabric.network.handshake``) by a key that learners tell one
+another.
 """
 
 from __future__ import annotations
@@ -23,7 +24,17 @@ from murmurate.fabric.network.crypto import Identity, PeerRecord
 from murmurate.fabric.network.frames import Closed, Frame, FrameRejected, Kind, Pipe
 from murmurate.fabric.network.handshake import Credentials, answer, dial
 from murmurate.fabric.network.listener import Listener
-from murmurate.sources.service_links import Ask, Done, ShardAddress, Stream, hello, read_hello
+from murmurate.sources.service_links import (
+    ASK_BYTES,
+    DONE_BYTES,
+    MESSAGE_BYTES,
+    Ask,
+    Done,
+    ShardAddress,
+    Stream,
+    hello,
+    read_hello,
+)
 from murmurate.sources.service_slots import BatchSlots
 
 SILENCE_SECONDS = 20.0  # a connection without a byte for so long is dead
@@ -62,7 +73,7 @@ class Bridge:
     def _send(self) -> None:
         while True:
             try:
-                message = self._inner.recv(64)
+                message = self._inner.recv(MESSAGE_BYTES)
             except TimeoutError:
                 self._pipe.writer(Frame(Kind.CONTROL)).write()  # a sign of life
                 continue
@@ -101,8 +112,8 @@ def dial_bridge(address: ShardAddress, stream: Stream, slots: BatchSlots) -> tup
 
     def arrived(payload: bytes) -> bytes:
         view = memoryview(payload)
-        message = bytes(view[: Done.SIZE])
-        done, at = Done.read(message), Done.SIZE
+        message = bytes(view[:DONE_BYTES])
+        done, at = Done.read(message), DONE_BYTES
         if done.number == slots.number(done.slot) and not slots.is_filled(done.slot, done.part):
             for name in _drawn(slots):
                 for rows in _parts(slots, name, done.slot, done.part):
@@ -157,10 +168,10 @@ class Bridges:
             return b"".join([message, *itertools.chain.from_iterable(columns)])
 
         def arrived(payload: bytes) -> bytes:
-            message = bytes(payload[: Ask.SIZE])
+            message = bytes(payload[:ASK_BYTES])
             ask = Ask.read(message)
             if ask.has_errors:
-                at = Ask.SIZE
+                at = ASK_BYTES
                 for rows in _parts(slots, "errors", ask.slot, ask.part):
                     rows[:] = memoryview(payload)[at : at + rows.nbytes]
                     at += rows.nbytes

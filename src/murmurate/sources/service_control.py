@@ -112,7 +112,7 @@ def receive_state(connection: Connection) -> Any:
     for size in sizes:
         buffer = np.empty(size, np.uint8)
         if size:
-            connection.recv_bytes_into(buffer)  # type: ignore[arg-type]
+            connection.recv_bytes_into(buffer)
         buffers.append(buffer)
     return pickle.loads(text, buffers=buffers)
 
@@ -123,7 +123,7 @@ class _TensorPickler(pickle.Pickler):
             return NotImplemented
         whole = value.detach().cpu().contiguous()
         data = whole.reshape(-1).view(torch.uint8).numpy()
-        return _tensor, (pickle.PickleBuffer(data), whole.dtype, tuple(whole.shape))
+        return _tensor, (pickle.PickleBuffer(data.data), whole.dtype, tuple(whole.shape))
 
 
 def _tensor(data: Any, kind: torch.dtype, shape: tuple[int, ...]) -> Tensor:

@@ -2,7 +2,8 @@
 
 A shard listens on an abstract socket, which exists in one network namespace, under a name that cannot be
 guessed; only processes of its own user are let in. A sampler's first message describes its slots and comes
-with the descriptor of their memory; then small messages ask for rows, which the shard writes into that memory.
+with the descriptor of their memory; then small messages ask for rows, which the shard writes into that
+memory.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from typing import NamedTuple
 from murmurate.sources.service_slots import BatchSlots, SlotLayout
 
 _ASK, _DONE = struct.Struct("<IIQIdd"), struct.Struct("<IIQ")
+ASK_BYTES, DONE_BYTES = _ASK.size, _DONE.size
+MESSAGE_BYTES = max(ASK_BYTES, DONE_BYTES)
 _HELLO_BYTES = 1 << 14
 _CREDENTIALS = struct.Struct("3i")  # of a peer: pid, uid, gid
 
 
 class Ask(NamedTuple):
-    """Draw the rows of ``part`` into ``slot``. has_errors: of the batches whose bit is set, first take the errors
-    of the rows that are there, from the former draw of this shard. alpha: negative to keep it."""
+    """Draw the rows of ``part`` into ``slot``. has_errors: of the batches whose bit is set, first take the
+    errors of the rows that are there, from the former draw of this shard. alpha: negative to keep it."""
 
     slot: int
     part: int
@@ -32,8 +35,6 @@ class Ask(NamedTuple):
     has_errors: int
     beta: float
     alpha: float
-
-    SIZE = _ASK.size
 
     def pack(self) -> bytes:
         return _ASK.pack(*self)
@@ -50,8 +51,6 @@ class Done(NamedTuple):
     part: int
     number: int
 
-    SIZE = _DONE.size
-
     def pack(self) -> bytes:
         return _DONE.pack(*self)
 
@@ -64,8 +63,8 @@ class Done(NamedTuple):
 class ShardAddress:
     """What a learner tells the others of each of its shards.
 
-    name: of its socket, for the same host. host, port, key: for others; the port is 0 if there are none. All of
-    it is secret.
+    name: of its socket, for the same host. host, port, key: for others; the port is 0 if there are none. All
+    of it is secret.
     """
 
     rank: int

@@ -28,7 +28,7 @@ from murmurate.sources.service_links import ShardAddress, Stream
 from murmurate.sources.service_sampler import SamplerSettings
 from murmurate.sources.service_shard import ShardSettings
 from murmurate.sources.service_slots import BatchSlots, SlotLayout
-from murmurate.spec import Episode, derive_seed
+from murmurate.spec import Episode
 
 _CHECK_SECONDS = 0.5
 _STARTUP_SECONDS, _SILENCE_SECONDS = 300.0, 60.0  # without a beat: before the first, and after it
@@ -291,8 +291,8 @@ class ServiceProcesses:
                 continue
             if watched.silent_deaths >= _DEATHS:
                 raise RunFailed(
-                    f"{watched.name} died {_DEATHS} times in a row ({how}). See its output in logs/ in the run "
-                    "folder."
+                    f"{watched.name} died {_DEATHS} times in a row ({how}). See its output in logs/ in the "
+                    "run folder."
                 )
             self._note(watched, "died", f"({how}) and is started again")
             watched.kill()

@@ -1,8 +1,8 @@
 """A sampler of a replay service: a process that keeps batches ready for its learner.
 
-It asks the shards of all learners for parts of batches, and sends them the errors of batches that were used. All
-that it must remember is in the slots (``service_slots``), so it can be killed at any time. It does without torch
-unless shards are on other hosts.
+It asks the shards of all learners for parts of batches, and sends them the errors of batches that were used.
+All that it must remember is in the slots (``service_slots``), so it can be killed at any time. It does
+without torch unless shards are on other hosts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from murmurate.sources.service_links import Ask, ShardAddress, Stream, dial
+from murmurate.sources.service_links import MESSAGE_BYTES, Ask, ShardAddress, Stream, dial
 from murmurate.sources.service_slots import DRAWING, READY, BatchSlots, SlotLayout
 
 _IDLE_SECONDS = 1.0  # between two beats of a sampler that waits
@@ -30,8 +30,8 @@ _UNREACHABLE_SECONDS = 30.0  # a shard is then given up
 
 @dataclass(frozen=True)
 class SamplerSettings:
-    """memory: descriptor of the slots. wake, ready: eventfds, written to by the learner after it has released a
-    slot or sent addresses, and by this process when a batch is ready."""
+    """memory: descriptor of the slots. wake, ready: eventfds, written to by the learner after it has released
+    a slot or sent addresses, and by this process when a batch is ready."""
 
     stream: Stream
     layout: SlotLayout
@@ -84,8 +84,8 @@ class _Shard:
 
 
 class SamplerLoop:
-    """See the module. Shards are numbered alike by all learners; a batch's part k is drawn from shard k, or from
-    another one if that is gone."""
+    """See the module. Shards are numbered alike by all learners; a batch's part k is drawn from shard k, or
+    from another one if that is gone."""
 
     def __init__(self, settings: SamplerSettings) -> None:
         self.settings = settings
@@ -151,7 +151,7 @@ class SamplerLoop:
         shard = self._shards[number]
         assert shard.link is not None
         try:
-            while shard.link.recv(64):  # what has been drawn is marked in the slots
+            while shard.link.recv(MESSAGE_BYTES):  # what has been drawn is marked in the slots
                 pass
         except BlockingIOError:
             return
@@ -189,7 +189,8 @@ class SamplerLoop:
                 self._ask_again()
 
     def _ask_again(self) -> None:
-        """Ask for the parts that are missing: of a connection, of a shard that is gone, or before this process."""
+        """Ask for the parts that are missing: of a connection, of a shard that is gone, or before this
+        process."""
         slots = self._slots
         for slot in range(slots.layout.slots):
             if slots.state(slot) != DRAWING:

@@ -1,7 +1,7 @@
 """A replay shard: a process that stores what its actors send, and draws rows for samplers.
 
-It is the only one that reads or writes its replay, so nothing is locked. ``ServiceProcesses`` starts it; it exits
-when its learner does.
+It is the only one that reads or writes its replay, so nothing is locked. ``ServiceProcesses`` starts it; it
+exits when its learner does.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from murmurate.sources.service_control import (
     row_tensors,
     send_state,
 )
-from murmurate.sources.service_links import Ask, Done, ShardAddress
+from murmurate.sources.service_links import MESSAGE_BYTES, Ask, Done, ShardAddress
 from murmurate.sources.service_slots import BatchSlots
 from murmurate.sources.shared_ring import ActorRing
 from murmurate.spec import EnvSpec, Episode, Shapes
@@ -114,10 +114,11 @@ def joined(records: list[Steps]) -> Steps:
     """One step of the simulators of all; either all or none have values."""
     if len(records) == 1:
         return records[0]
-    fields = zip(*(steps[:-1] for steps in records), strict=True)
-    values = [None if parts[0] is None else torch.cat(parts) for parts in fields]
-    names = records[0].behaviour
-    return Steps(*values, {name: torch.cat([s.behaviour[name] for s in records]) for name in names})
+    names = [n for n in Steps._fields if n != "behaviour" and getattr(records[0], n) is not None]
+    values: dict[str, Any] = {name: torch.cat([getattr(steps, name) for steps in records]) for name in names}
+    outputs = records[0].behaviour
+    behaviour = {name: torch.cat([steps.behaviour[name] for steps in records]) for name in outputs}
+    return Steps(**values, behaviour=behaviour)
 
 
 class ReplayShard:
@@ -257,7 +258,7 @@ class ReplayShard:
             if link.slots is None:
                 link.slots = service_links.accept(link.socket)
             while True:
-                if not (message := link.socket.recv(64)):
+                if not (message := link.socket.recv(MESSAGE_BYTES)):
                     raise ConnectionError("it ended")
                 self._take_ask(link, link.slots, Ask.read(message))
         except BlockingIOError:

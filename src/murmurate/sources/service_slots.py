@@ -1,8 +1,8 @@
 """Blocks of batches of a replay service, in slots of shared memory. Nothing here needs torch.
 
-A slot goes round: FREE, DRAWING (shards write their parts of each batch), READY, USED (the learner has written
-the errors). What is to be done with a slot is known from the memory alone, so a sampler that is started again
-goes on where its predecessor was killed.
+A slot goes round: FREE, DRAWING (shards write their parts of each batch), READY, USED (the learner has
+written the errors). What is to be done with a slot is known from the memory alone, so a sampler that is
+started again goes on where its predecessor was killed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """block: batches of a slot, at most 32. parts: of each batch, drawn from a shard each. columns: (name, bytes of
-    a row) of each; ``errors`` is one."""
+    """block: batches of a slot, at most 32. parts: of each batch, drawn from a shard each. columns: (name,
+    bytes of a row) of each; ``errors`` is one."""
 
     slots: int
     block: int

@@ -1,4 +1,4 @@
-"""A learner's end of a replay service: it starts its part of the service, and takes batches from its samplers."""
+"""A learner's end of a replay service: it starts its own part of it, and takes batches from its samplers."""
 
 from __future__ import annotations
 
@@ -65,8 +65,9 @@ class ServiceBatch(Batch):
 class ServiceSource:
     """Yields ``Batch(data=Sample)`` without end (a ``Source``); a batch is valid until the next is requested.
 
-    shards: of this learner. actors: first and last of each shard. A batch that was drawn is handed out once, also
-    if the sampler that had it drawn dies; batches that wait when a checkpoint is taken are drawn anew after it.
+    shards: of this learner. actors: first and last of each shard. A batch that was drawn is handed out once,
+    also if the sampler that asked for it dies. Those that wait when a checkpoint is taken count as drawn,
+    and a resumed run does not have them.
     """
 
     exact = False  # neither the state of actors nor the order of draws is saved
@@ -198,7 +199,7 @@ class ServiceSource:
     # -- processes --------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """Of all processes, the first time; of shards that stood still, after a checkpoint; of newer parameters."""
+        """Publish parameters; the first time, start all; after a checkpoint, let the shards go on."""
         processes = self._processes
         version, published = updates_of(self.learner) + 1, self._actors.parameters.version
         if not published or version >= published + self.config.publish_every:
@@ -300,8 +301,8 @@ class ServiceSource:
     # -- state ------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Between two batches only. The shards stand still until the next one. The actors' unfinished episodes
-        are lost; so are draws that wait, which then were none."""
+        """Between two batches only; the shards stand still until the next one. The actors' unfinished
+        episodes are lost."""
         shards = self._states if not self._processes.has_started else self._shard_states()
         generator = derive_generator(self._seed, f"actions after batch {self._batches}")
         return {
@@ -327,8 +328,8 @@ class ServiceSource:
         return [shard.state() for shard in self._processes.shards]
 
     def load(self, state: dict[str, Any]) -> None:
-        """Actors begin new episodes, with new seeds. Where the replay was not saved, it is empty, and the learner
-        goes on as soon as a batch can be drawn."""
+        """Actors begin new episodes, with new seeds. Where the replay was not saved, it is empty, and the
+        learner goes on as soon as a batch can be drawn."""
         if len(state["first"]) != self.plan.simulators:
             raise ValueError(
                 f"the state is of {len(state['first'])} simulators, these are {self.plan.simulators}"
