@@ -190,7 +190,7 @@ def _stored(run: Run, rank: int, state: dict[str, Any]) -> Any:
     source = cast(ReplayServiceSourceConfig, run.source)
     found: list[Any] = []
     for number in itertools.count():
-        saved = state["replays"].get(f"shard-{number}")
+        saved = state["replays"].get(f"shard{number}")
         if saved is None:
             return np.concatenate(found)
         config = dataclasses.replace(source.replay, capacity=source.replay.capacity // source.shards)

@@ -312,7 +312,7 @@ class ServiceSource:
                 for s in shards
             ],
             "replays": {
-                f"shard-{k}": {"store": s["store"]}
+                f"shard{k}": {"store": s["store"]}
                 for k, s in enumerate(shards)
                 if s and s["store"] is not None
             },
@@ -339,7 +339,7 @@ class ServiceSource:
         self._batches = int(state["batches"])
         self._states = []
         for index, counts in enumerate(state["shards"]):
-            saved = state["replays"].get(f"shard-{index}")
+            saved = state["replays"].get(f"shard{index}")
             self._states.append(self._empty(index) if saved is None else {**counts, "store": saved["store"]})
 
     def _empty(self, index: int) -> dict[str, Any]:
