@@ -145,14 +145,17 @@ class _Drawn:
     def with_kills(self, plan: ServicePlan) -> None:
         generator = np.random.default_rng(self.barrier.rank)
         for kind in ["actors", "samplers"] * plan.kills:
-            victims = self.source.pids[kind]
+            victims, deaths = self.source.pids[kind], self._deaths()
             os.kill(victims[generator.integers(len(victims))], signal.SIGKILL)
             self.kills += 1
             for _ in range(plan.kill_draws):
                 self.next()
-            # the next victim is one that has come back
-            while len(self.source.pids[kind]) < len(victims):
+            while self._deaths() == deaths:  # until it has been started again
                 self.next()
+
+    def _deaths(self) -> int:
+        fields = self.source.fields()
+        return int(fields["actor_deaths"] + fields["sampler_deaths"])
 
     def counted(self, run: Run) -> dict[str, float]:
         """After all learners have stopped to draw: this one's shards stand still."""

@@ -46,14 +46,19 @@ def shard_config(config: ReplayConfig, shards: int, index: int) -> ReplayConfig:
 
 @dataclass
 class _Watched:
-    """A process, and its last sign of life."""
+    """A process, and its last sign of life. kind: what it is; where: which of them."""
 
-    name: str
+    kind: str
+    where: str
     process: subprocess.Popen[bytes] | None = None
     beats: float = 0
     seen_at: float = 0.0
     starts: int = 0
     silent_deaths: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} {self.where}"
 
     def began(self, process: subprocess.Popen[bytes], beats: float) -> None:
         self.process, self.beats, self.seen_at = process, beats, time.monotonic()
@@ -89,7 +94,7 @@ class ShardProcess:
     """One shard, and what it has told."""
 
     def __init__(self, settings: ShardSettings, rank: int, index: int) -> None:
-        self.watched = _Watched(f"replay shard {index} of replica {rank}")
+        self.watched = _Watched("replay shard", f"{index} of replica {rank}")
         self._memory = SharedMemoryFile.create()
         self.counts = ShardCounts(self._memory)
         self.settings = settings
@@ -193,7 +198,7 @@ class SamplerProcess:
     """One sampler and its slots."""
 
     def __init__(self, layout: SlotLayout, rank: int, index: int, ready: int) -> None:
-        self.watched = _Watched(f"sampler {index} of replica {rank}")
+        self.watched = _Watched("sampler", f"{index} of replica {rank}")
         self._descriptor = os.memfd_create("murmurate", os.MFD_CLOEXEC)
         os.ftruncate(self._descriptor, layout.size_bytes)
         self.slots = BatchSlots.mapped(self._descriptor, layout)
@@ -294,16 +299,15 @@ class ServiceProcesses:
                     f"{watched.name} died {_DEATHS} times in a row ({how}). See its output in logs/ in the "
                     "run folder."
                 )
-            self._note(watched, "died", f"({how}) and is started again")
+            self._note(watched, "died", f" ({how}) and is started again")
             watched.kill()
             sampler.start(self.addresses)
             self._note(watched, "began")
         return True
 
-    def _note(self, watched: _Watched, kind: str, more: str = "") -> None:
-        what = " ".join(watched.name.split()[:-4])  # "replay shard", "sampler"
+    def _note(self, watched: _Watched, kind: str, how: str = "") -> None:
         pid = watched.process.pid if watched.process is not None else 0
-        self.events.append((f"{what} {kind}", f"{watched.name} {kind} {more or f', process {pid}'}"))
+        self.events.append((f"{watched.kind} {kind}", f"{watched.name} {kind}{how or f', process {pid}'}"))
 
     @property
     def deaths(self) -> int:
