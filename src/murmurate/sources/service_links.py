@@ -133,5 +133,7 @@ def accept(link: socket.socket) -> BatchSlots:
         raise ConnectionError("it ended")
     try:
         return BatchSlots.mapped(descriptors[0], read_hello(message)[1])
+    except (ValueError, KeyError, TypeError) as problem:
+        raise ConnectionError(f"it does not follow the protocol ({problem})") from None
     finally:
         os.close(descriptors[0])
