@@ -27,7 +27,7 @@ from waiting import DEADLINE_SECONDS, until
 
 pytestmark = pytest.mark.timeout(3 * DEADLINE_SECONDS)
 REPLAY = ReplayConfig(capacity=300, learning_starts=40, samples_per_insert=4.0, alpha=1.0, epsilon=0.0)
-CONFIG = ReplayServiceSourceConfig(simulators=4, actors=1, samplers=1, block=2, slack=20, replay=REPLAY)
+CONFIG = ReplayServiceSourceConfig(simulators=4, actors=1, samplers=1, block=2, slack=24, replay=REPLAY)
 
 
 def run_of(**changes: Any) -> Run:
@@ -48,10 +48,8 @@ def refusal(replicas: int = 1, batch: int = 16, **changes: Any) -> str:
         ({"shards": 2}, "2 shards are filled by 1 actors, and each needs one. Use --shards 1"),
         ({"actors": 5}, "5 actors share 4 simulators"),
         ({"replicas": 17}, "a batch of 16 has a part from each of 17 shards"),
-        (
-            {"slack": 11},
-            "slack is 11: actors would wait before a block of 2 batches may be drawn. Use --slack 24",
-        ),
+        ({"slack": 23}, "slack is 23: draws and inserts would wait for one another for ever. Use --slack 48"),
+        ({"slack": 24, "replay": {"samples_per_insert": 1.0}}, "Use --slack 72, or 0"),
         ({"replay": {"fit_every": 40}}, "replay.fit_every is 40, and in a replay service actors never wait"),
         ({"replay": {"ahead": 2}}, "samplers draw ahead: use --samplers. Leave out --replay.ahead"),
         ({"replay": {"weights": "all"}}, "weights are always those of all shards together"),
@@ -138,10 +136,10 @@ def test_draws_priorities_and_what_a_checkpoint_brings_back() -> None:
             )  # by the transition: alike, however often it is drawn
             told |= dict(zip(data.keys.tolist(), errors.tolist(), strict=True))
             batch.feedback(errors)
-            assert 16 * batches <= 4.0 * (source.fields()["replay_transitions"] and played - 40 + 20 + 4)
+            assert 16 * batches <= 4.0 * (source.fields()["replay_transitions"] and played - 40 + 24 + 4)
         state = copy.deepcopy(source.state())
         counts = state["shards"][0]
-        assert played <= counts["inserted"] <= 40 + counts["drawn"] / 4.0 + 20
+        assert played <= counts["inserted"] <= 40 + counts["drawn"] / 4.0 + 24
         assert counts["drawn"] <= 4.0 * (counts["inserted"] - 40)
         assert counts["drawn"] == 16 * batches + source.waiting_draws
         replay = steps_in(run, state)
@@ -163,7 +161,7 @@ def test_draws_priorities_and_what_a_checkpoint_brings_back() -> None:
     try:
         again.load(state)
         batch = next(again)
-        assert batch.env_steps <= 20, "the learner begins at once"
+        assert batch.env_steps <= 24, "the learner begins at once"
         later = again.state()
         assert later["shards"][0]["inserted"] >= counts["inserted"]
         assert later["shards"][0]["drawn"] > counts["drawn"]

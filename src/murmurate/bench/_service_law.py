@@ -50,7 +50,7 @@ class ServicePlan:
     filled: PositiveInt = 2**14
     batch: PositiveInt = 256
     samples_per_insert: float = 8.0
-    slack: PositiveInt = 128
+    slack: NonNegativeInt = 0
 
 
 def service_run(plan: ServicePlan) -> Run:

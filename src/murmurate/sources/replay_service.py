@@ -24,7 +24,7 @@ from murmurate.sources.service_shard import ShardSettings
 from murmurate.sources.service_slots import SlotLayout
 from murmurate.sources.service_source import ServiceSource
 from murmurate.sources.simulator_groups import SIMULATOR_BYTES, check_saved_simulators, step_bytes
-from murmurate.spec import derive_seed
+from murmurate.spec import Transitions, derive_seed
 from murmurate.worlds.interface import SimulatorWorld
 
 SLOTS = 2  # batches of a sampler: one that the learner uses or may use, one that is drawn
@@ -44,8 +44,9 @@ class ReplayServiceSourceConfig(SourceConfig):
         from each shard of all learners.
     block: batches that are drawn at once. With more of them processes wait for one another less often, and
         batches are drawn by older priorities.
-    slack: env steps by which a shard's actors may be ahead of what the draws so far ask for: more lets actors
-        and learners alternate less often, and samples per insert deviate more.
+    slack: env steps by which a shard's actors may be ahead of what the draws so far ask for; 0: twice the
+        least with which draws and inserts never both wait. With more of them actors and learners alternate
+        less often, and samples per insert may deviate more.
     replay: size, sampling and storage of each learner's replay.
     random_env_steps: env steps of each learner, at its start, whose actions are uniformly random.
     """
@@ -55,7 +56,7 @@ class ReplayServiceSourceConfig(SourceConfig):
     shards: PositiveInt = 1
     samplers: PositiveInt = 2
     block: Annotated[int, Range(1, 32)] = 4
-    slack: PositiveInt = 1_000
+    slack: NonNegativeInt = 0
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     random_env_steps: NonNegativeInt = 0
 
@@ -88,6 +89,12 @@ class ReplayServiceSourceConfig(SourceConfig):
                 "--agent.batch."
             )
         self._check_replay(math.ceil(batch / parts))
+        least = self._least_slack(run)
+        if self.slack and self.slack < least:
+            raise Refusal(
+                f"slack is {self.slack}: draws and inserts would wait for one another for ever. Use --slack "
+                f"{2 * least}, or 0."
+            )
 
     def _check_replay(self, part: int) -> None:
         replay = self.replay
@@ -113,19 +120,17 @@ class ReplayServiceSourceConfig(SourceConfig):
                 f"--replay.capacity {replay.capacity - replay.capacity % self.shards}."
             )
         shard_config(replay, self.shards, 0).validate(part)
-        least = math.ceil(
-            least_slack(
-                replay.samples_per_insert, self.block * part, math.ceil(self.simulators / self.actors)
-            )
-        )
-        if self.slack < least:
-            raise Refusal(
-                f"slack is {self.slack}: actors would wait before a block of {self.block} batches may be "
-                f"drawn. Use --slack {2 * least}."
-            )
 
     def batches(self, run: RunView) -> int | None:
         return self._as_replay.batches(run)
+
+    def _least_slack(self, run: RunView) -> int:
+        """Of a shard: for the draw of a block, and for an empty replay to hold a batch's part."""
+        requires: Transitions = run.learner.requires
+        part = math.ceil(requires.batch / (run.replicas * self.shards))
+        of_actor, of_shard = (math.ceil(self.simulators / n) for n in (self.actors, self.shards))
+        block = least_slack(self.replay.samples_per_insert, self.block * part, of_actor)
+        return max(math.ceil(block), part + requires.n_step * (of_shard + of_actor))
 
     def memory_bytes(self, run: RunView) -> int:
         if not self.actors:
@@ -208,7 +213,7 @@ class ReplayServiceSourceConfig(SourceConfig):
             address=ShardAddress(context.rank, index, new_name(), context.address, key=key),
             spec=run.world.spec(),
             config=shard_config(self.replay, self.shards, index),
-            slack=self.slack,
+            slack=self.slack or 2 * self._least_slack(run),
             steps=requires.n_step,
             discount=requires.discount,
             behaviour=requires.behaviour,
