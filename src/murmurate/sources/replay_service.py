@@ -29,7 +29,7 @@ from murmurate.worlds.interface import SimulatorWorld
 
 SLOTS = 2  # batches of a sampler: one that the learner uses or may use, one that is drawn
 _PROCESS_BYTES, _SAMPLER_BYTES = 150 * 2**20, 30 * 2**20
-_POLL_SECONDS = 2e-2  # of actors that are far ahead
+_POLL_SECONDS = 5e-3  # of actors that are far ahead
 
 
 @dataclass(frozen=True)

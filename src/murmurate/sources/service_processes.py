@@ -7,6 +7,7 @@ import dataclasses
 import os
 import pickle
 import secrets
+import select
 import socket
 import struct
 import subprocess
@@ -253,8 +254,10 @@ class ServiceProcesses:
     ) -> None:
         self.shards = [ShardProcess(settings, rank, index) for index, settings in enumerate(shards)]
         self._rings = rings
-        self.ready = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.samplers = [SamplerProcess(layout, rank, index, self.ready) for index in range(samplers)]
+        self._ready = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll = select.poll()
+        self._poll.register(self._ready, select.POLLIN)
+        self.samplers = [SamplerProcess(layout, rank, index, self._ready) for index in range(samplers)]
         self.addresses: dict[int, ShardAddress] = {}  # of all learners' shards, once they are known
         self.events: list[tuple[str, str]] = []
         self._checked_at = 0.0
@@ -266,6 +269,12 @@ class ServiceProcesses:
         for shard, rings, state in zip(self.shards, self._rings, states, strict=True):
             shard.start(rings, state)
             self._note(shard.watched, "began")
+
+    def wait_ready(self, seconds: float) -> None:
+        """Until a sampler has told that a batch is ready, or so long."""
+        if self._poll.poll(1_000 * seconds):
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._ready)
 
     def tell(self, addresses: dict[int, ShardAddress]) -> None:
         """Of shards that are new to the samplers, which start with the first."""
@@ -319,4 +328,4 @@ class ServiceProcesses:
             sampler.close()
         for shard in self.shards:
             shard.close()
-        os.close(self.ready)
+        os.close(self._ready)

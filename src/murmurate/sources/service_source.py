@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import os
-import select
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -138,9 +135,7 @@ class ServiceSource:
         if self._held is not None and self._held.handed == self._layout.block:
             self._release(self._held)
         while (slot := self._ready()) is None:
-            select.select([self._processes.ready], [], [], _WAIT_SECONDS)
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._processes.ready)
+            self._processes.wait_ready(_WAIT_SECONDS)
             self._look_after()
             if self.alive(self._inserted(told=False)):
                 return Batch(None, self._inserted(), self._episodes())
@@ -181,7 +176,7 @@ class ServiceSource:
         """Env steps inserted into this learner's shards since the last batch."""
         new = 0
         for shard in self._processes.shards:
-            inserted = shard.counts.inserted
+            inserted = max(shard.counts.inserted, shard.inserted)  # less before it has loaded its contents
             new += inserted - shard.inserted
             if told:
                 shard.inserted = inserted
