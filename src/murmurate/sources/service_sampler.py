@@ -25,7 +25,7 @@ from murmurate.sources.service_slots import DRAWING, READY, BatchSlots, SlotLayo
 
 _IDLE_SECONDS = 1.0  # between two beats of a sampler that waits
 _DIAL_AGAIN_SECONDS = 0.2
-_UNREACHABLE_SECONDS = 30.0  # a shard is then given up
+_UNREACHABLE_SECONDS = 30.0  # a shard is then left out, and dialled once in that time
 
 
 @dataclass(frozen=True)
@@ -41,22 +41,22 @@ class SamplerSettings:
 
 
 class _Shard:
-    """A shard and the connection to it, if there is one."""
+    """A shard and the connection to it, if there is one. is_gone: other shards take its parts meanwhile."""
 
     def __init__(self, address: ShardAddress) -> None:
         self.address = address
         self.link: socket.socket | None = None
         self.is_gone = False
         self._bridge: Any = None
+        self._has_ended = False
         self._lost_at = time.monotonic()
-        self._dialled_at = 0.0
+        self._dial_at = 0.0
 
     def connect(self, stream: Stream, slots: BatchSlots, memory: int) -> bool:
         """Whether there is a connection now that was not there before."""
         now = time.monotonic()
-        if self.link is not None or self.is_gone or now < self._dialled_at + _DIAL_AGAIN_SECONDS:
+        if self.link is not None or self._has_ended or now < self._dial_at:
             return False
-        self._dialled_at = now
         try:
             try:
                 self.link = dial(self.address, stream, slots, memory)
@@ -66,13 +66,17 @@ class _Shard:
                 from murmurate.sources.service_bridge import dial_bridge  # it needs the package cryptography
 
                 self.link, self._bridge = dial_bridge(self.address, stream, slots)
-        except ConnectionRefusedError:  # its process has ended
-            self.is_gone = True
+        except ConnectionRefusedError:
+            self._has_ended = self.is_gone = True
+            return False
         except Exception as problem:  # it may come back
             if now > self._lost_at + _UNREACHABLE_SECONDS:
                 self.is_gone = True
                 print(f"{self.address} is out of reach: {problem}", file=sys.stderr, flush=True)
-        return self.link is not None
+            self._dial_at = time.monotonic() + (_UNREACHABLE_SECONDS if self.is_gone else _DIAL_AGAIN_SECONDS)
+            return False
+        self.is_gone = False
+        return True
 
     def close(self) -> None:
         if self.link is not None:
@@ -80,7 +84,7 @@ class _Shard:
         if self._bridge is not None:
             self._bridge.close()
         self.link, self._bridge = None, None
-        self._lost_at, self._dialled_at = time.monotonic(), 0.0
+        self._lost_at, self._dial_at = time.monotonic(), 0.0
 
 
 class SamplerLoop:
