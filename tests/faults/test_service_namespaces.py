@@ -59,8 +59,8 @@ def test_learners_on_two_hosts_draw_from_the_shards_of_both(cut_seconds, tmp_pat
     assert (cable.lost > 0) == (cut_seconds > 0)
     counts = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     totals = {name: sum(count[name] for count in counts) for name in counts[0]}
-    assert totals["lost_inserts"] == totals["doubled_inserts"] == totals["unacknowledged_records"] == 0
-    assert totals["stored"] == totals["inserted"]
+    assert totals["lost_inserts"] == totals["doubled_inserts"] == 0
+    assert totals["stored"] == totals["inserted"] == totals["acknowledged"]
     assert totals["drawn"] == totals["handed"] + totals["waiting_draws"]
     assert totals["actor_deaths"] == totals["sampler_deaths"] == 2 * PLAN.kills
     # half of each batch came over the link

@@ -116,7 +116,7 @@ class _Drawn:
     def until_started(self) -> None:
         """Draw until the actors have begun, and all processes have warmed up."""
         deadline = time.monotonic() + _STARTED_SECONDS
-        while self.batches < 50 or self.source.records[0] < 4 * len(self.source.pids["actors"]):
+        while self.batches < 50 or self.source.sent_records < 4 * len(self.source.pids["actors"]):
             self.next()
             if time.monotonic() > deadline:
                 raise RunFailed(f"the actors did not begin within {_STARTED_SECONDS:g} s")
@@ -160,22 +160,22 @@ class _Drawn:
     def counted(self, run: Run) -> dict[str, float]:
         """After all learners have stopped to draw: this one's shards stand still."""
         self.meet()
+        self.source.hold()
         state = self.source.state()
         self.meet()
         source, config = self.source, cast(ReplayServiceSourceConfig, run.source)
-        put, taken, waiting = source.records
         steps = _stored(run, self.barrier.rank, state)
         of_process: dict[tuple[float, float], list[float]] = {}
         for simulator, process, step in steps.tolist():
             of_process.setdefault((simulator, process), []).append(step)
         inserted = sum(shard["inserted"] for shard in state["shards"])
         figures = {
+            "acknowledged": float(source.acknowledged),
             "inserted": float(inserted),
             "stored": float(len(steps)),
             # each incarnation's steps are 0, 1, ... without a hole
             "lost_inserts": float(sum(max(n) + 1 - len(set(n)) for n in of_process.values())),
             "doubled_inserts": float(sum(len(n) - len(set(n)) for n in of_process.values())),
-            "unacknowledged_records": float(put - taken - waiting),
             "drawn": float(sum(shard["drawn"] for shard in state["shards"])),
             "handed": float(self.batches * self.learner.batch),
             "waiting_draws": float(source.waiting_draws),

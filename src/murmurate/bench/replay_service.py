@@ -69,9 +69,8 @@ def _counts(totals: dict[str, float], plan: ServicePlan) -> dict[str, float]:
     return {
         "samples_per_insert_held": totals["drawn"] / (totals["inserted"] - totals["starts"]),
         "kills": totals["kills"],
-        "lost_inserts": totals["lost_inserts"] + max(0.0, totals["inserted"] - totals["stored"]),
-        "doubled_inserts": totals["doubled_inserts"] + max(0.0, totals["stored"] - totals["inserted"]),
-        "unacknowledged_records": totals["unacknowledged_records"],
+        "lost_inserts": totals["lost_inserts"] + max(0.0, totals["acknowledged"] - totals["stored"]),
+        "doubled_inserts": totals["doubled_inserts"] + max(0.0, totals["stored"] - totals["acknowledged"]),
         "lost_draws": max(0.0, missing),
         "doubled_draws": max(0.0, -missing),
         **{f"cpu_seconds_{kind}": totals[f"cpu_seconds_{kind}"] for kind in (*_SERVICE, "actors")},

@@ -111,7 +111,10 @@ class ShardProcess:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _ANSWER_SECONDS, 0))
         with service_links.listen(self.address.name) as listener, theirs:
             settings = dataclasses.replace(
-                self.settings, listener=listener.fileno(), counts=self._memory.descriptor
+                self.settings,
+                listener=listener.fileno(),
+                counts=self._memory.descriptor,
+                loads=state is not None,
             )
             process = subprocess.Popen(
                 [sys.executable, "-m", "murmurate.sources.service_shard", str(theirs.fileno())],
@@ -124,7 +127,6 @@ class ShardProcess:
         with self._named():
             self._control.send(settings)
             if state is not None:
-                self._control.send("load")
                 send_state(self._control, state)
 
     @contextlib.contextmanager
@@ -179,7 +181,7 @@ class ShardProcess:
             self._control.send(command)
 
     def state(self) -> dict[str, Any]:
-        """The shard's contents, to be asked of one that is paused."""
+        """A copy of the shard's contents at one moment."""
         assert self._control is not None
         self.tell("state")
         while self._next_message() != "state":

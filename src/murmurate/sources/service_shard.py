@@ -54,7 +54,7 @@ _EPISODES = 50  # of a message
 class ShardSettings:
     """address: where it is reached; a port of 0 is chosen, if there is a host. config: of this shard. steps,
     discount, behaviour: see ``open_replay``. rings: (descriptor, first simulator, simulators) of each actor.
-    listener, counts: descriptors."""
+    listener, counts: descriptors. loads: whether its contents follow."""
 
     address: ShardAddress
     spec: EnvSpec
@@ -68,6 +68,7 @@ class ShardSettings:
     rings: tuple[tuple[int, int, int], ...] = ()
     listener: int = -1
     counts: int = -1
+    loads: bool = False
 
 
 @dataclass
@@ -351,8 +352,6 @@ class ReplayShard:
         elif command == "state":
             self._tell("state", None)
             send_state(self._control, self.state())
-        elif command == "load":
-            self.load(receive_state(self._control))
 
     def state(self) -> dict[str, Any]:
         store = self.replay.state() if self.config.saved else None
@@ -373,7 +372,10 @@ def main(descriptor: int) -> None:
     torch.set_flush_denormal(True)
     use_batch_scheduling()
     try:
-        ReplayShard(settings, control).run()
+        shard = ReplayShard(settings, control)
+        if settings.loads:
+            shard.load(receive_state(control))
+        shard.run()
     except BaseException as error:
         traceback.print_exc()
         with contextlib.suppress(OSError):

@@ -194,7 +194,7 @@ class ServiceSource:
     # -- processes --------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """Publish parameters; the first time, start all; after a checkpoint, let the shards go on."""
+        """Publish parameters; the first time, start all; after ``hold``, let the shards go on."""
         processes = self._processes
         version, published = updates_of(self.learner) + 1, self._actors.parameters.version
         if not published or version >= published + self.config.publish_every:
@@ -275,11 +275,14 @@ class ServiceSource:
         }
 
     @property
-    def records(self) -> tuple[int, int, int]:
-        """Records of all actors: sent, acknowledged, and waiting."""
-        rings = [actor.ring for actor in self._actors.actors]
-        sent, waiting = sum(ring.beats for ring in rings), sum(ring.waiting_records for ring in rings)
-        return sent, sum(ring.taken for ring in rings), waiting
+    def sent_records(self) -> int:
+        """Of all actors, acknowledged or not."""
+        return sum(actor.ring.beats for actor in self._actors.actors)
+
+    @property
+    def acknowledged(self) -> int:
+        """Env steps that the shards have acknowledged to the actors."""
+        return sum(actor.ring.taken * actor.simulators for actor in self._actors.actors)
 
     @property
     def waiting_draws(self) -> int:
@@ -293,12 +296,18 @@ class ServiceSource:
                 count -= self._layout.batch * slot.handed
         return count
 
+    def hold(self) -> None:
+        """Let the shards stand still until the next batch, so that counts can be compared."""
+        self._is_paused = True
+        for shard in self._processes.shards:
+            shard.tell("pause")
+
     # -- state ------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Between two batches only; the shards stand still until the next one. The actors' unfinished
-        episodes are lost."""
-        shards = self._states if not self._processes.has_started else self._shard_states()
+        """Between two batches only. The actors' unfinished episodes are lost."""
+        has_started = self._processes.has_started
+        shards = [s.state() for s in self._processes.shards] if has_started else self._states
         generator = derive_generator(self._seed, f"actions after batch {self._batches}")
         return {
             "batches": self._batches,
@@ -315,12 +324,6 @@ class ServiceSource:
             "generator": generator.get_state(),
             "first": torch.ones(self.plan.simulators, dtype=torch.bool),
         }
-
-    def _shard_states(self) -> list[dict[str, Any]]:
-        self._is_paused = True
-        for shard in self._processes.shards:
-            shard.tell("pause")
-        return [shard.state() for shard in self._processes.shards]
 
     def load(self, state: dict[str, Any]) -> None:
         """Actors begin new episodes, with new seeds. Where the replay was not saved, it is empty, and the
