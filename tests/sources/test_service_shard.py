@@ -16,7 +16,7 @@ from murmurate.replay.config import ReplayConfig, open_replay
 from murmurate.replay.interface import Steps
 from murmurate.sources import service_links
 from murmurate.sources.service_control import batch_fields, receive_state, row_tensors, send_state
-from murmurate.sources.service_links import Ask, ShardAddress
+from murmurate.sources.service_links import Ask, Done, ShardAddress
 from murmurate.sources.service_shard import ReplayShard, ShardSettings, _Link, joined
 from murmurate.sources.service_slots import BatchSlots, Rows, SlotLayout
 from murmurate.sources.shared_ring import ActorRing, ActorStep
@@ -157,6 +157,55 @@ def test_weights_are_those_of_one_mixture_of_all_shards() -> None:
         )
         assert torch.equal(columns["observation"][:, 0], columns["reward"])
         assert torch.equal(columns["next_observation"], columns["observation"] + 1)
+
+
+def test_a_draw_that_two_connections_ask_for_is_made_once() -> None:
+    """A sampler was killed, and its successor asks before the end of its connection is noticed."""
+    layout = SlotLayout(1, 1, 4, 1, tuple(_sizes().items()))
+    slots = BatchSlots(memoryview(bytearray(layout.size_bytes)), layout)
+    shard, rings = opened()
+    slots.begin(0)
+    ends = []
+    for _ in range(2):
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ends.append(mine)
+        shard._take_ask(_Link(theirs, FIELDS, False, slots), slots, Ask(0, 0, 1, 0, 0.7, -1.0))
+    assert not shard._serve(), "nothing may be drawn yet"
+    for _ in range(2):
+        for k, ring in enumerate(rings):
+            ring.put(record(SIZES[k], 1.0 + k, 0.3))
+        shard._insert()
+    assert shard._serve()
+    assert shard.limiter.drawn == 4
+    assert [Done.read(end.recv(64)) for end in ends] == [Done(0, 0, 1)] * 2
+    assert not shard._asks
+    before = shard.replay.sampler.tree.priorities[:12].clone()  # type: ignore[attr-defined]
+    late = Ask(0, 0, 1, 1, 0.7, -1.0)  # with errors of the batch that was there before
+    shard._take_ask(_Link(theirs, FIELDS, False, slots), slots, late)
+    assert torch.equal(shard.replay.sampler.tree.priorities[:12], before)  # type: ignore[attr-defined]
+
+
+def test_errors_become_priorities_of_the_batches_that_have_some() -> None:
+    layout = SlotLayout(1, 3, 4, 1, tuple(_sizes().items()))
+    slots = BatchSlots(memoryview(bytearray(layout.size_bytes)), layout)
+    shard, rings = opened()
+    for _ in range(4):
+        for k, ring in enumerate(rings):
+            ring.put(record(SIZES[k], 1.0 + k, 0.3))
+        shard._insert()
+    link = _Link(socket.socketpair()[0], FIELDS, False, slots)
+    slots.begin(0)
+    shard._take_ask(link, slots, Ask(0, 0, 1, 0, 0.7, -1.0))
+    assert shard._serve()
+    expected = torch.full((24,), 0.3)
+    for number in range(3):
+        columns = row_tensors(slots, FIELDS, 0, Rows(4 * number, 4 * number + 4))
+        columns["errors"].fill_(-2.0 - number)
+        if number != 1:
+            expected[columns["keys"]] = 2.0 + number
+    slots.begin(0)
+    shard._take_ask(link, slots, Ask(0, 0, 2, 0b101, 0.7, -1.0))
+    torch.testing.assert_close(shard.replay.sampler.tree.priorities[:24], expected)  # type: ignore[attr-defined]
 
 
 def _sizes() -> dict[str, int]:

@@ -276,16 +276,11 @@ class ReplayShard:
         self._asks = collections.deque(pair for pair in self._asks if pair[0] is not link)
 
     def _take_ask(self, link: _Link, slots: BatchSlots, ask: Ask) -> None:
-        if ask.has_errors:
+        if slots.mark(ask.slot, ask.part) != ask.number:  # else the rows are those of the next draw already
             for number, views in enumerate(link.views_of(slots, ask.slot, ask.part)):
                 if ask.has_errors >> number & 1:
                     self.replay.update(views.keys, views.errors)
-        if slots.mark(ask.slot, ask.part) == ask.number:
-            self._answer(
-                link, ask
-            )  # drawn before: its sampler was started again, or its host connected again
-        else:
-            self._asks.append((link, ask))
+        self._asks.append((link, ask))
 
     def _serve(self) -> bool:
         """Serve the draws that are allowed, in the order in which they were asked for."""
@@ -293,6 +288,10 @@ class ReplayShard:
         while self._asks:
             link, ask = self._asks[0]
             assert link.slots is not None
+            if link.slots.mark(ask.slot, ask.part) == ask.number:
+                self._asks.popleft()  # drawn before: its sampler was started again, or has connected again
+                self._answer(link, ask)
+                continue
             count = link.slots.layout.count(ask.part)
             if not self.limiter.may_draw(count) or len(self.replay) < count // link.slots.layout.block:
                 break
