@@ -185,6 +185,12 @@ class FrameReplay:
             behaviour=behaviour,
         )
 
+    def write(self, selection: Selection, columns: dict[str, Tensor]) -> None:
+        sample = self.gather(selection)
+        values = vars(sample) | {RECORDED + name: x for name, x in sample.behaviour.items()}
+        for name, column in columns.items():
+            column.copy_(values[name])
+
     def sample(self, count: int, beta: float) -> Sample:
         return self.gather(self.choose(count, beta))
 

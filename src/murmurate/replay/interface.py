@@ -120,6 +120,11 @@ class Replay(Protocol):
         copier's ``wait``."""
         ...
 
+    def write(self, selection: Selection, columns: dict[str, Tensor]) -> None:
+        """Copy a selection's values into ``columns`` [B, ...], contiguous: the fields of a ``Sample`` but for
+        keys and weights, and ``behaviour.NAME`` for each output of the behaviour policy."""
+        ...
+
     def sample(self, count: int, beta: float) -> Sample:
         """``gather(choose(count, beta))``"""
         ...

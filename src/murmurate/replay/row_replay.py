@@ -173,6 +173,9 @@ class RowReplay:
         behaviour = behaviour_of(values)
         return Sample(selection.keys, selection.draw.weights, **values, behaviour=behaviour)
 
+    def write(self, selection: Selection, columns: dict[str, Tensor]) -> None:
+        self.rows.read(selection.draw.indices, columns)
+
     def sample(self, count: int, beta: float) -> Sample:
         return self.gather(self.choose(count, beta))
 

@@ -38,7 +38,7 @@ class ActorLoop:
         self._generator = derive_generator(
             settings.seed, f"actions {settings.incarnation}", settings.global_first_simulator
         )
-        self._backoff = Backoff()
+        self._backoff = Backoff(settings.poll_seconds)
 
     def run(self) -> None:
         settings = self.settings
@@ -61,7 +61,9 @@ class ActorLoop:
             step = self._simulators.receive()
             first = step.terminated | step.truncated
             steps = steps_of(observation, action, step)._replace(action_value=action.action_value)
-            pending = ActorStep(steps, list(step.episodes), version, len(step.restarts))
+            pending = ActorStep(
+                steps, list(step.episodes), version, len(step.restarts), settings.starts_before
+            )
             for message in step.restarts:
                 print(message, file=sys.stderr, flush=True)
 

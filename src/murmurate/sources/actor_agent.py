@@ -23,7 +23,7 @@ from murmurate.agents.interface import Agent
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
-from murmurate.sources.polling import Backoff, use_batch_scheduling
+from murmurate.sources.polling import LONGEST_SECONDS, Backoff, use_batch_scheduling
 from murmurate.sources.shared_ring import SharedParameters
 from murmurate.spec import EnvSpec, native_bfloat16
 from murmurate.worlds.interface import SimulatorWorld
@@ -35,8 +35,9 @@ class ActorSettings:
 
     first_simulator: its index among the learner's simulators. global_first_simulator: its index among the
     ``total_simulators`` of all replicas. incarnation: identifies this start of the process;
-    each start has its own random seeds. random_env_steps, queue: see ``ActorPlan``; random_env_steps is this
-    actor's share. parameters: file descriptor and number of the shared parameters. ring: file descriptor.
+    each start has its own random seeds. starts_before: of this actor in this run. random_env_steps, queue,
+    poll_seconds: see ``ActorPlan``; random_env_steps is this actor's share. parameters: file descriptor and
+    number of the shared parameters. ring: file descriptor.
     """
 
     world: SimulatorWorld
@@ -51,6 +52,8 @@ class ActorSettings:
     queue: int
     parameters: tuple[int, int]
     ring: int
+    starts_before: int = 0
+    poll_seconds: float = LONGEST_SECONDS
 
 
 class ActorAgent:

@@ -19,6 +19,7 @@ from murmurate.errors import RunFailed
 from murmurate.fabric.processes.process_handle import is_stopped
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.sources.actor_agent import ActorSettings, published
+from murmurate.sources.polling import LONGEST_SECONDS
 from murmurate.sources.shared_ring import SharedParameters
 from murmurate.worlds.interface import SimulatorWorld
 
@@ -55,7 +56,8 @@ class ActorPlan:
 
     actors: number of processes that share its ``simulators``. rank, replicas: of the learner; the epsilons
         are spread over the simulators of all learners. random_env_steps: of all these actors together.
-    queue: trajectories that wait, of each, where they make trajectories.
+    queue: trajectories that wait, of each, where they make trajectories. poll_seconds: the longest time
+    between two looks of an actor whose ring is full.
     """
 
     world: SimulatorWorld
@@ -66,6 +68,7 @@ class ActorPlan:
     replicas: int
     random_env_steps: int = 0
     queue: int = 0
+    poll_seconds: float = LONGEST_SECONDS
 
 
 @dataclass
@@ -224,8 +227,10 @@ class ActorProcesses(Generic[R]):
             total_simulators=plan.replicas * plan.simulators,
             seed=self._seed,
             incarnation=f"{batches} {actor.starts}",
+            starts_before=actor.starts,
             random_env_steps=plan.random_env_steps * actor.simulators // plan.simulators,
             queue=plan.queue,
+            poll_seconds=plan.poll_seconds,
             parameters=(self._memory_file.descriptor, len(self.parameters)),
             ring=actor.memory_file.descriptor,
         )

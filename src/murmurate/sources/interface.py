@@ -43,6 +43,7 @@ class SourceContext:
 
     progress: completed share of the run, in [0, 1]. channel: opens a channel among the learners, by name and
     with a tensor of the shape and dtype that it carries; all learners open the same ones in the same order.
+    address: at which other hosts reach this one; empty if all learners are on one host.
     """
 
     run: RunView
@@ -50,6 +51,7 @@ class SourceContext:
     learner: Any
     progress: Callable[[], float]
     channel: Callable[[str, Tensor], Channel]
+    address: str = ""
 
     @property
     def device(self) -> torch.device:

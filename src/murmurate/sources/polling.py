@@ -6,14 +6,14 @@ import contextlib
 import os
 import time
 
-_SHORTEST_SECONDS, _LONGEST_SECONDS = 1e-4, 2e-3
+_SHORTEST_SECONDS, LONGEST_SECONDS = 1e-4, 2e-3
 
 
 class Backoff:
     """Exponential backoff for polling: each sleep is twice as long as the one before; the first is half as
     long as the last wait. Sleeping leaves the core and its caches to the process that is waited for."""
 
-    def __init__(self, longest_seconds: float = _LONGEST_SECONDS) -> None:
+    def __init__(self, longest_seconds: float = LONGEST_SECONDS) -> None:
         self._longest = longest_seconds
         self._seconds, self._slept = _SHORTEST_SECONDS, 0.0
 

@@ -65,12 +65,17 @@ class SharedParameters:
 @dataclass
 class ActorStep:
     """One step of an actor's simulators, the episodes that ended with it, the version of the parameters it
-    used, and how many simulators were replaced in it."""
+    used, and how many simulators were replaced in it.
+
+    incarnation: of the actor's process. number: of the step in its ring, which gives it: 0, 1, ...
+    """
 
     steps: Steps
     episodes: list[Episode]
     version: int
     restarts: int = 0
+    incarnation: int = 0
+    number: int = 0
 
 
 class ActorRing:
@@ -105,6 +110,11 @@ class ActorRing:
         return int(self._marks[0])
 
     @property
+    def taken(self) -> int:
+        """Number of steps that were dropped, and so acknowledged."""
+        return int(self._marks[1])
+
+    @property
     def has_room(self) -> bool:
         """Whether a step may be put. A full ring has room once half of it is free again, so that the producer
         wakes up less often."""
@@ -114,7 +124,8 @@ class ActorRing:
 
     def put(self, record: ActorStep) -> None:
         """Append a step. Requires ``has_room``."""
-        slot = self._slots[int(self._marks[0]) % SLOTS]
+        number = int(self._marks[0])
+        slot = self._slots[number % SLOTS]
         behaviour = record.steps.behaviour
         for name, value in record.steps._replace(behaviour={})._asdict().items():
             if isinstance(value, Tensor):
@@ -122,7 +133,15 @@ class ActorRing:
         for name, value in behaviour.items():
             slot[f"behaviour.{name}"].copy_(value)
         has_values = record.steps.action_value is not None
-        slot["about"].copy_(torch.tensor([record.version, len(record.episodes), has_values, record.restarts]))
+        about = [
+            record.version,
+            len(record.episodes),
+            has_values,
+            record.restarts,
+            record.incarnation,
+            number,
+        ]
+        slot["about"].copy_(torch.tensor(about))
         for k, episode in enumerate(record.episodes):
             slot["episodes"][k] = torch.tensor(
                 [episode.simulator, episode.episode_return, episode.length], dtype=torch.float64
@@ -133,13 +152,13 @@ class ActorRing:
     def oldest(self) -> ActorStep:
         """The oldest step, as views that are valid until ``drop``. Requires ``waiting`` > 0."""
         fence(self._lock)
-        number = int(self._marks[1]) % SLOTS
-        slot, steps = self._slots[number], self._steps[number]
-        version, ended, has_values, restarts = slot["about"].tolist()
+        place = int(self._marks[1]) % SLOTS
+        slot, steps = self._slots[place], self._steps[place]
+        version, ended, has_values, restarts, incarnation, number = slot["about"].tolist()
         if not has_values:
             steps = steps._replace(action_value=None, next_value=None)
         episodes = [Episode(int(s), r, int(n)) for s, r, n in slot["episodes"][:ended].tolist()]
-        return ActorStep(steps, episodes, version, restarts)
+        return ActorStep(steps, episodes, version, restarts, incarnation, number)
 
     def drop(self) -> None:
         """Free the oldest step's slot."""
@@ -168,6 +187,6 @@ def _shapes(spec: EnvSpec, size: int, recorded: Shapes) -> dict[str, tuple[tuple
         "action_value": number,
         "next_value": number,
         **{name: ((size, *shape), torch.float32) for name, shape in recorded.items()},
-        "about": ((4,), torch.int64),
+        "about": ((6,), torch.int64),
         "episodes": ((size, 3), torch.float64),
     }

@@ -97,4 +97,5 @@ def open_source(run: Run, rank: int, learner: Any, fabric: Fabric) -> Source:
 
     simulators = run.replicas * getattr(run.source, "simulators", 1)
     shared = dataclasses.replace(run, world=run.world.shared_by(simulators))
-    return run.source.open(SourceContext(shared, rank, learner, progress, channel))
+    address = getattr(fabric, "address", "")  # of a fabric between hosts
+    return run.source.open(SourceContext(shared, rank, learner, progress, channel, address))

@@ -1,0 +1,205 @@
+"""Learners that draw from one replay service while actors and samplers are killed, and the count of what it
+stored and what they drew."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import signal
+import time
+from typing import Any, cast
+
+import numpy as np
+import psutil
+import torch
+
+from murmurate.bench._numbered import NumberedLearner, NumberedWorld
+from murmurate.errors import RunFailed
+from murmurate.evaluation.games import Games
+from murmurate.fabric.interface import Channel, Fabric
+from murmurate.ranges import NonNegativeInt, PositiveInt
+from murmurate.replay.config import ReplayConfig, open_replay
+from murmurate.replica.vector import Replica
+from murmurate.replicator.learner import Context
+from murmurate.sources.replay_service import ReplayServiceSourceConfig
+from murmurate.sources.service_source import ServiceSource
+from murmurate.strategies.all_reduce import AllReduce
+from murmurate.training.members import open_source
+from murmurate.training.run import Run
+
+_STARTED_SECONDS = 240.0
+
+
+@dataclasses.dataclass(frozen=True)
+class ServicePlan:
+    """actors, samplers, shards: of all ``learners`` together. simulators: of each actor. seconds: of the
+    measurement without kills. kills: of actors, and as many of samplers, by each learner, after it; between
+    two of them ``kill_draws`` batches are drawn. capacity: of all shards; less than what is inserted makes
+    the count of the law impossible."""
+
+    learners: PositiveInt = 2
+    actors: PositiveInt = 4
+    samplers: PositiveInt = 4
+    shards: PositiveInt = 2
+    simulators: PositiveInt = 16
+    seconds: float = 5.0
+    kills: NonNegativeInt = 3
+    kill_draws: PositiveInt = 200
+    capacity: PositiveInt = 2**21
+    filled: PositiveInt = 2**14
+    batch: PositiveInt = 256
+    samples_per_insert: float = 8.0
+    slack: NonNegativeInt = 0
+
+
+def service_run(plan: ServicePlan) -> Run:
+    learners = plan.learners
+    replay = ReplayConfig(
+        capacity=plan.capacity // learners,
+        learning_starts=plan.filled // learners,
+        samples_per_insert=plan.samples_per_insert,
+    )
+    source = ReplayServiceSourceConfig(
+        simulators=plan.simulators * plan.actors // learners,
+        actors=plan.actors // learners,
+        shards=plan.shards // learners,
+        samplers=plan.samplers // learners,
+        slack=plan.slack,
+        replay=replay,
+    )
+    return Run(
+        recipe="numbered",
+        world=NumberedWorld(),
+        learner=NumberedLearner(plan.batch),
+        strategy=AllReduce(),
+        source=source,
+        evaluation=Games(),
+        replicas=learners,
+        env_steps=1_000_000_000,
+    )
+
+
+def serve_and_count(fabric: Fabric, plan: ServicePlan) -> dict[str, float]:
+    """What one learner measures; the figures of the law are those of its own shards and its own draws."""
+    run = service_run(plan)
+    learner = run.learner.build(Context(run.world.spec(), Replica, 0, rank=fabric.rank))
+    source = cast(ServiceSource, open_source(run, fabric.rank, learner, fabric))
+    barrier = fabric.channel("barrier", torch.zeros(1, dtype=torch.float64))
+    drawn = _Drawn(source, learner, barrier)
+    try:
+        drawn.until_started()
+        figures = drawn.measured(plan.seconds)
+        drawn.with_kills(plan)
+        return figures | drawn.counted(run)
+    finally:
+        source.close()
+
+
+class _Drawn:
+    """A learner's loop; ``batches`` were handed out."""
+
+    def __init__(self, source: ServiceSource, learner: Any, barrier: Channel) -> None:
+        self.source, self.learner, self.barrier = source, learner, barrier
+        self.batches = 0
+        self.kills = 0
+        source.alive = lambda played: False
+
+    def next(self) -> None:
+        batch = next(self.source)
+        batch.feedback(self.learner.learn(batch).priorities)
+        self.batches += 1
+
+    def meet(self) -> None:
+        self.barrier.gather(torch.zeros(1, dtype=torch.float64))
+
+    def until_started(self) -> None:
+        """Draw until the actors have begun, and all processes have warmed up."""
+        deadline = time.monotonic() + _STARTED_SECONDS
+        while self.batches < 50 or self.source.sent_records < 4 * len(self.source.pids["actors"]):
+            self.next()
+            if time.monotonic() > deadline:
+                raise RunFailed(f"the actors did not begin within {_STARTED_SECONDS:g} s")
+        self.meet()
+
+    def measured(self, seconds: float) -> dict[str, float]:
+        before, cpu, began, batches = self._cpu(), time.process_time(), time.monotonic(), self.batches
+        while time.monotonic() < began + seconds:
+            self.next()
+        wall = time.monotonic() - began
+        cpu, spent = time.process_time() - cpu, self._cpu()
+        kinds = {f"cpu_seconds_{kind}": spent[kind] - before[kind] for kind in spent}
+        self.meet()
+        draws = float((self.batches - batches) * self.learner.batch)
+        return {"draws": draws, "wall_seconds": wall, "cpu_seconds_learner": cpu, **kinds}
+
+    def _cpu(self) -> dict[str, float]:
+        """Seconds so far, of the processes of each kind."""
+
+        def seconds(pid: int) -> float:
+            times = psutil.Process(pid).cpu_times()
+            return float(times.user + times.system)
+
+        return {kind: sum(seconds(pid) for pid in pids) for kind, pids in self.source.pids.items()}
+
+    def with_kills(self, plan: ServicePlan) -> None:
+        generator = np.random.default_rng(self.barrier.rank)
+        for kind in ["actors", "samplers"] * plan.kills:
+            victims, deaths = self.source.pids[kind], self._deaths()
+            os.kill(victims[generator.integers(len(victims))], signal.SIGKILL)
+            self.kills += 1
+            for _ in range(plan.kill_draws):
+                self.next()
+            while self._deaths() == deaths:  # until it has been started again
+                self.next()
+
+    def _deaths(self) -> int:
+        fields = self.source.fields()
+        return int(fields["actor_deaths"] + fields["sampler_deaths"])
+
+    def counted(self, run: Run) -> dict[str, float]:
+        """After all learners have stopped to draw: this one's shards stand still."""
+        self.meet()
+        self.source.hold()
+        state = self.source.state()
+        self.meet()
+        source, config = self.source, cast(ReplayServiceSourceConfig, run.source)
+        steps = _stored(run, self.barrier.rank, state)
+        of_process: dict[tuple[float, float], list[float]] = {}
+        for simulator, process, step in steps.tolist():
+            of_process.setdefault((simulator, process), []).append(step)
+        inserted = sum(shard["inserted"] for shard in state["shards"])
+        figures = {
+            "acknowledged": float(source.acknowledged),
+            "inserted": float(inserted),
+            "stored": float(len(steps)),
+            # each incarnation's steps are 0, 1, ... without a hole
+            "lost_inserts": float(sum(max(n) + 1 - len(set(n)) for n in of_process.values())),
+            "doubled_inserts": float(sum(len(n) - len(set(n)) for n in of_process.values())),
+            "drawn": float(sum(shard["drawn"] for shard in state["shards"])),
+            "handed": float(self.batches * self.learner.batch),
+            "waiting_draws": float(source.waiting_draws),
+            "starts": float(config.replay.learning_starts),
+            "kills": float(self.kills),
+            "actor_deaths": float(source.fields()["actor_deaths"]),
+            "sampler_deaths": float(source.fields()["sampler_deaths"]),
+        }
+        self.meet()
+        return figures
+
+
+def _stored(run: Run, rank: int, state: dict[str, Any]) -> Any:
+    """[n, 3]: simulator, process and number of each step that this learner's shards hold."""
+    source = cast(ReplayServiceSourceConfig, run.source)
+    found: list[Any] = []
+    for number in itertools.count():
+        saved = state["replays"].get(f"shard{number}")
+        if saved is None:
+            return np.concatenate(found)
+        config = dataclasses.replace(source.replay, capacity=source.replay.capacity // source.shards)
+        actors = len(state["first"])
+        replay = open_replay(config, run.world.spec(), simulators=actors, steps=1, discount=0.99, seed=0)
+        rows = cast(Any, replay).rows
+        filled = min(saved["store"]["head"], config.capacity)
+        rows.load(saved["store"]["rows"])
+        found.append(rows.column("observation")[:filled, :3].numpy().copy())

@@ -1,0 +1,77 @@
+"""A replay service beside a learner's own replay, and whether kills lose or double anything."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from murmurate.bench import _roles, replay_shared
+from murmurate.bench._result import Log, median, ratios, spreads
+from murmurate.bench._service_law import ServicePlan, serve_and_count
+
+NAME = "replay-service"
+SUMMARY = (
+    "draws per CPU second from a replay service and from a learner's own replay; samples per insert; what "
+    "kills of actors and samplers lose; --full: 32 actors, 8 samplers, 2 learners"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayServicePlan(ServicePlan):
+    """See ``ServicePlan``. repetitions: of both measurements, in turn."""
+
+    repetitions: int = 1
+
+
+QUICK = ReplayServicePlan()
+FULL = ReplayServicePlan(
+    actors=32, samplers=8, seconds=30.0, kills=10, repetitions=3, capacity=2**24, filled=2**16
+)
+_SERVICE = ("learner", "samplers", "shards")
+
+
+def measure(plan: ReplayServicePlan, log: Log) -> dict[str, Any]:
+    """CPU seconds of the service are those of its learners' loops, shards and samplers; those of actors,
+    which also step their simulators, are given apart. A learner's own replay inserts steps that were made
+    before."""
+    own_plan = replay_shared.SharedReplayPlan(
+        seconds=plan.seconds,
+        filled=plan.filled,
+        batch=plan.batch,
+        simulators=plan.simulators,
+        samples_per_insert=plan.samples_per_insert,
+    )
+    own, service, counts = [], [], []
+    for number in range(plan.repetitions):
+        log(f"own replay, {number + 1} of {plan.repetitions}")
+        (alone,) = _roles.together(1, replay_shared.work, 1, False, own_plan)
+        own.append(alone["draws"] / alone["cpu_seconds"])
+        log(f"replay service, {number + 1} of {plan.repetitions}")
+        answers = _roles.together(plan.learners, serve_and_count, plan)
+        totals = {key: sum(answer[key] for answer in answers) for key in answers[0]}
+        cpu = sum(totals[f"cpu_seconds_{kind}"] for kind in _SERVICE)
+        service.append(totals["draws"] / cpu)
+        counts.append(_counts(totals, plan))
+        log(f"{service[-1]:,.0f} draws per CPU second, alone {own[-1]:,.0f}; {counts[-1]}")
+    return {
+        "draws_per_cpu_second": spreads(
+            [{"service": s, "own": o} for s, o in zip(service, own, strict=True)]
+        ),
+        "share_of_own": median(ratios(service, own)),
+        "samples_per_insert_asked": plan.samples_per_insert,
+        "samples_per_insert_held": spreads(counts)["samples_per_insert_held"],
+        **{key: sum(count[key] for count in counts) for key in counts[0] if key != "samples_per_insert_held"},
+    }
+
+
+def _counts(totals: dict[str, float], plan: ServicePlan) -> dict[str, float]:
+    missing = totals["drawn"] - totals["handed"] - totals["waiting_draws"]
+    return {
+        "samples_per_insert_held": totals["drawn"] / (totals["inserted"] - totals["starts"]),
+        "kills": totals["kills"],
+        "lost_inserts": totals["lost_inserts"] + max(0.0, totals["acknowledged"] - totals["stored"]),
+        "doubled_inserts": totals["doubled_inserts"] + max(0.0, totals["stored"] - totals["acknowledged"]),
+        "lost_draws": max(0.0, missing),
+        "doubled_draws": max(0.0, -missing),
+        **{f"cpu_seconds_{kind}": totals[f"cpu_seconds_{kind}"] for kind in (*_SERVICE, "actors")},
+    }

@@ -1,0 +1,41 @@
+"""Holds a ratio of samples to inserts between processes that insert and others that draw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class RateLimiter:
+    """Draws wait for inserts, and inserts for draws (as Reverb's limiter; Cassirer et al. 2021, section 3.4).
+
+    starts: env steps before the first draw. slack: env steps by which inserts may be ahead of what the draws
+    so far ask for. With n inserted and d drawn, d <= samples_per_insert * (n - starts) and n <= starts + d /
+    samples_per_insert + slack, always.
+
+    Draws of ``count`` at a time never stop for good if slack >= count / samples_per_insert + the largest
+    insert (``least_slack``).
+    """
+
+    samples_per_insert: float
+    starts: int
+    slack: int
+    inserted: int = 0
+    drawn: int = 0
+
+    def may_draw(self, count: int) -> bool:
+        return self.drawn + count <= self.samples_per_insert * (self.inserted - self.starts)
+
+    def may_insert(self, count: int) -> bool:
+        return self.inserted + count <= self.starts + self.drawn / self.samples_per_insert + self.slack
+
+    @property
+    def ratio(self) -> float:
+        """Samples per insert so far; 0 before the first draw is allowed."""
+        after = self.inserted - self.starts
+        return self.drawn / after if after > 0 else 0.0
+
+
+def least_slack(samples_per_insert: float, draw: int, insert: int) -> float:
+    """The least slack with which draws and inserts of these sizes never both wait."""
+    return draw / samples_per_insert + insert

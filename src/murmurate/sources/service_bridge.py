@@ -1,0 +1,226 @@
+"""A sampler and a shard on different hosts: both ends of a connection behave like a local socket.
+
+On the shard's host there is a mirror of the sampler's slots, which the shard fills as if they were local; its
+end of the bridge sends the rows along with the answer, and the sampler's end writes them into the slots. The
+connection is encrypted and authenticated (``fabric.network.handshake``) by a key that learners tell one
+another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from murmurate.fabric.network.crypto import Identity, PeerRecord
+from murmurate.fabric.network.frames import Closed, Frame, FrameRejected, Kind, Pipe
+from murmurate.fabric.network.handshake import Credentials, answer, dial
+from murmurate.fabric.network.listener import Listener
+from murmurate.sources.service_links import (
+    ASK_BYTES,
+    DONE_BYTES,
+    MESSAGE_BYTES,
+    Ask,
+    Done,
+    ShardAddress,
+    Stream,
+    hello,
+    read_hello,
+)
+from murmurate.sources.service_slots import BatchSlots
+
+SILENCE_SECONDS = 20.0  # a connection without a byte for so long is dead
+_DIAL_SECONDS = 5.0
+_HELLO_BYTES, _LARGEST_BYTES = 1 << 16, 1 << 31
+_CONNECTIONS = 64  # beyond these, strangers that have not authenticated wait
+_INCARNATION = bytes(16)
+_ENDED = (OSError, Closed, FrameRejected)
+Handle = Callable[[bytes], bytes]
+
+
+class Bridge:
+    """Carries messages between ``inner``, a local socket, and ``pipe``, until either ends; then it ends the
+    other.
+
+    sent: what to send for a message from ``inner``. arrived: the message for ``inner`` that came.
+    """
+
+    def __init__(self, pipe: Pipe, inner: socket.socket, sent: Handle, arrived: Handle) -> None:
+        self._pipe, self._inner, self._sent, self._arrived = pipe, inner, sent, arrived
+        inner.settimeout(SILENCE_SECONDS / 4)
+        self._threads = [
+            threading.Thread(target=self._until_ended, args=(work,), daemon=True)
+            for work in (self._send, self._receive)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _until_ended(self, work: Callable[[], None]) -> None:
+        with contextlib.suppress(*_ENDED):
+            work()
+        self._pipe.close()
+        with contextlib.suppress(OSError):
+            self._inner.shutdown(socket.SHUT_RDWR)
+
+    def _send(self) -> None:
+        while True:
+            try:
+                message = self._inner.recv(MESSAGE_BYTES)
+            except TimeoutError:
+                self._pipe.writer(Frame(Kind.CONTROL)).write()  # a sign of life
+                continue
+            if not message:
+                return
+            self._pipe.writer(Frame(Kind.MAIL, payload=self._sent(message))).write()
+
+    def _receive(self) -> None:
+        while True:
+            frame = self._pipe.receive(_allocate)
+            if frame.kind is Kind.MAIL:
+                self._inner.sendall(self._arrived(frame.payload))
+
+    def close(self) -> None:
+        """After it nothing is written to the slots any more."""
+        self._pipe.close()
+        with contextlib.suppress(OSError):
+            self._inner.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        self._inner.close()
+
+
+def dial_bridge(address: ShardAddress, stream: Stream, slots: BatchSlots) -> tuple[socket.socket, Bridge]:
+    """The sampler's end, and what carries its messages. Raises OSError, Closed or FrameRejected."""
+    record = PeerRecord(address.rank, address.host, address.port, _identity(address).public, _INCARNATION)
+    credentials = _credentials(address, stream.rank)
+    pipe = dial(credentials, record, 0, _DIAL_SECONDS).pipe
+    pipe.writer(Frame(Kind.MAIL, payload=hello(stream, slots.layout))).write()
+
+    def sent(message: bytes) -> bytes:
+        ask = Ask.read(message)
+        if not ask.has_errors:
+            return message
+        return b"".join([message, *_parts(slots, "errors", ask.slot, ask.part)])
+
+    def arrived(payload: bytes) -> bytes:
+        view = memoryview(payload)
+        message = bytes(view[:DONE_BYTES])
+        done, at = Done.read(message), DONE_BYTES
+        if done.number == slots.number(done.slot) and not slots.is_filled(done.slot, done.part):
+            for name in _drawn(slots):
+                for rows in _parts(slots, name, done.slot, done.part):
+                    rows[:] = view[at : at + rows.nbytes]
+                    at += rows.nbytes
+            slots.fill(done.slot, done.part, done.number)
+        return message
+
+    outer, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    outer.setblocking(False)
+    return outer, Bridge(pipe, inner, sent, arrived)
+
+
+class Bridges:
+    """The shard's ends: connections from other hosts, each with a mirror of its sampler's slots."""
+
+    def __init__(self, address: ShardAddress) -> None:
+        self._address, self._credentials = address, _credentials(address, address.rank)
+        self._mirrors: dict[tuple[int, int], tuple[str, BatchSlots]] = {}  # with the token of the slots
+        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[tuple[socket.socket, BatchSlots]] = queue.SimpleQueue()
+        self.arrived = os.eventfd(0, os.EFD_NONBLOCK)  # readable when ``accept`` has something
+        self._listener = Listener(address.host, _CONNECTIONS, self._authenticate, lambda cause, text: None)
+        self.port = self._listener.port
+
+    def accept(self) -> list[tuple[socket.socket, BatchSlots]]:
+        """New connections: the shard's ends, and the mirrors."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.arrived)
+        return [self._queue.get() for _ in range(self._queue.qsize())]
+
+    def _authenticate(self, sock: socket.socket, seconds: float) -> None:
+        try:
+            self._begin(answer(self._credentials, sock, self._record, lambda rank: 0, seconds).pipe)
+        except (*_ENDED, ValueError, KeyError, TypeError):
+            sock.close()
+
+    def _record(self, rank: int, incarnation: bytes) -> PeerRecord:
+        return PeerRecord(rank, "", 0, self._credentials.identity.public, incarnation)
+
+    def _begin(self, pipe: Pipe) -> None:
+        stream, layout = read_hello(pipe.receive(_allocate_hello).payload)
+        with self._lock:
+            token, slots = self._mirrors.get((stream.rank, stream.index), ("", None))
+            if slots is None or token != stream.token:
+                slots = BatchSlots(memoryview(bytearray(layout.size_bytes)), layout)
+                self._mirrors[stream.rank, stream.index] = stream.token, slots
+
+        def sent(message: bytes) -> bytes:
+            done = Done.read(message)
+            columns = (_parts(slots, name, done.slot, done.part) for name in _drawn(slots))
+            return b"".join([message, *itertools.chain.from_iterable(columns)])
+
+        def arrived(payload: bytes) -> bytes:
+            message = bytes(payload[:ASK_BYTES])
+            ask = Ask.read(message)
+            if ask.has_errors:
+                at = ASK_BYTES
+                for rows in _parts(slots, "errors", ask.slot, ask.part):
+                    rows[:] = memoryview(payload)[at : at + rows.nbytes]
+                    at += rows.nbytes
+            return message
+
+        outer, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        outer.setblocking(False)
+        Bridge(pipe, inner, sent, arrived)
+        self._queue.put((outer, slots))
+        os.eventfd_write(self.arrived, 1)
+
+
+def _drawn(slots: BatchSlots) -> list[str]:
+    """The columns that a shard writes."""
+    return [name for name, _ in slots.layout.columns if name != "errors"]
+
+
+def _parts(slots: BatchSlots, column: str, slot: int, part: int) -> list[memoryview]:
+    """The rows of a part, of each batch of the block."""
+    layout = slots.layout
+    return [slots.bytes_of(column, slot, layout.rows(part, number)) for number in range(layout.block)]
+
+
+def _identity(address: ShardAddress) -> Identity:
+    """Of both ends: what proves who they are is that they know the key."""
+    private = hashlib.blake2b(bytes.fromhex(address.key), digest_size=32, person=b"replay service").digest()
+    return Identity(X25519PrivateKey.from_private_bytes(private), _INCARNATION)
+
+
+def _credentials(address: ShardAddress, rank: int) -> Credentials:
+    return Credentials(
+        rank=rank,
+        run=hashlib.blake2b(address.name.encode(), digest_size=16).digest(),
+        epoch=0,
+        secret=bytes.fromhex(address.key),
+        identity=_identity(address),
+        encrypt=True,
+        cipher="aes-256-gcm",
+        silence_seconds=SILENCE_SECONDS,
+    )
+
+
+def _allocate(frame: Frame, length: int) -> Any:
+    if length > _LARGEST_BYTES:
+        raise FrameRejected("length", f"a message of {length} bytes")
+    return bytearray(length)
+
+
+def _allocate_hello(frame: Frame, length: int) -> Any:
+    if length > _HELLO_BYTES:
+        raise FrameRejected("length", f"a greeting of {length} bytes")
+    return bytearray(length)

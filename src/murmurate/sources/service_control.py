@@ -1,0 +1,132 @@
+"""What a learner and its replay shards tell each other: settings, requests, and the contents of a replay."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
+from murmurate.sources.service_slots import BatchSlots, Rows
+from murmurate.spec import EnvSpec, Shapes
+
+Field = tuple[tuple[int, ...], torch.dtype]
+
+
+def batch_fields(spec: EnvSpec, behaviour: Shapes) -> dict[str, Field]:
+    """Shapes, for one transition, and dtypes of the columns of a ``BatchSlots``."""
+    observation: Field = (spec.observation_shape, spec.observation_dtype)
+    action: Field = ((), torch.int64) if spec.actions else (spec.action_shape, torch.float32)
+    number: Field = ((), torch.float32)
+    return {
+        "keys": ((), torch.int64),
+        "weights": number,
+        "errors": number,
+        "observation": observation,
+        "next_observation": observation,
+        "action": action,
+        "reward": number,
+        "discount": number,
+        **{f"behaviour.{name}": (shape, torch.float32) for name, shape in behaviour.items()},
+    }
+
+
+def row_tensors(slots: BatchSlots, fields: dict[str, Field], slot: int, rows: Rows) -> dict[str, Tensor]:
+    """The columns of some rows of a slot, as tensors in its memory."""
+    return {
+        name: torch.frombuffer(slots.bytes_of(name, slot, rows), dtype=kind).view(-1, *shape)
+        for name, (shape, kind) in fields.items()
+    }
+
+
+class ShardCounts:
+    """Counts that a shard keeps in shared memory: what its learner reads without asking."""
+
+    def __init__(self, memory_file: SharedMemoryFile) -> None:
+        self._cells = memoryview(memory_file.counters("counts", (8,)))  # type: ignore[arg-type]
+
+    def set(self, inserted: int, drawn: int, transitions: int, version: int, restarts: int) -> None:
+        cells = self._cells
+        cells[0], cells[1], cells[2], cells[3], cells[4] = inserted, drawn, transitions, version, restarts
+
+    @property
+    def inserted(self) -> int:
+        """Env steps."""
+        return int(self._cells[0])
+
+    @property
+    def drawn(self) -> int:
+        return int(self._cells[1])
+
+    @property
+    def transitions(self) -> int:
+        """That can be drawn."""
+        return int(self._cells[2])
+
+    @property
+    def version(self) -> int:
+        """Of the parameters that the newest step was made with."""
+        return int(self._cells[3])
+
+    @property
+    def restarts(self) -> int:
+        """Of simulators."""
+        return int(self._cells[4])
+
+    @property
+    def beats(self) -> int:
+        return int(self._cells[5])
+
+    def beat(self) -> None:
+        self._cells[5] += 1
+
+    @property
+    def messages(self) -> int:
+        """That the shard has sent."""
+        return int(self._cells[6])
+
+    def note_message(self) -> None:
+        self._cells[6] += 1
+
+
+def send_state(connection: Connection, state: Any) -> None:
+    """Nested state, whose tensors are sent from where they are."""
+    buffers: list[pickle.PickleBuffer] = []
+    text = io.BytesIO()
+    _TensorPickler(text, protocol=5, buffer_callback=buffers.append).dump(state)
+    parts = [buffer.raw() for buffer in buffers]
+    connection.send(([part.nbytes for part in parts], text.getvalue()))
+    for part in parts:
+        if part.nbytes:
+            connection.send_bytes(part)
+
+
+def receive_state(connection: Connection) -> Any:
+    sizes, text = connection.recv()
+    buffers = []
+    for size in sizes:
+        buffer = np.empty(size, np.uint8)
+        if size:
+            connection.recv_bytes_into(buffer)
+        buffers.append(buffer)
+    return pickle.loads(text, buffers=buffers)
+
+
+class _TensorPickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return NotImplemented
+        whole = value.detach().cpu().contiguous()
+        data = whole.reshape(-1).view(torch.uint8).numpy()
+        return _tensor, (pickle.PickleBuffer(data.data), whole.dtype, tuple(whole.shape))
+
+
+def _tensor(data: Any, kind: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    if not memoryview(data).nbytes:
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(data, dtype=kind).view(shape)

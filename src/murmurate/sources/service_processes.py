@@ -1,0 +1,333 @@
+"""The replay shards and samplers of one learner: they are started here, and watched."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pickle
+import secrets
+import select
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from murmurate.errors import RunFailed
+from murmurate.fabric.processes.process_handle import is_stopped
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
+from murmurate.replay.config import ReplayConfig
+from murmurate.sources import service_links
+from murmurate.sources.service_control import ShardCounts, receive_state, send_state
+from murmurate.sources.service_links import ShardAddress, Stream
+from murmurate.sources.service_sampler import SamplerSettings
+from murmurate.sources.service_shard import ShardSettings
+from murmurate.sources.service_slots import BatchSlots, SlotLayout
+from murmurate.spec import Episode
+
+_CHECK_SECONDS = 0.5
+_STARTUP_SECONDS, _SILENCE_SECONDS = 300.0, 60.0  # without a beat: before the first, and after it
+_STOPPED_SECONDS = 10.0  # where the operating system says that the process is stopped
+_ANSWER_SECONDS = 300  # for the contents of a shard
+_DEATHS = 5  # of a sampler in a row, each without a beat
+
+
+def shard_config(config: ReplayConfig, shards: int, index: int) -> ReplayConfig:
+    """One shard's part of a learner's replay."""
+    folder = str(Path(config.folder) / f"shard-{index}") if config.folder else None
+    capacity, starts = config.capacity // shards, config.learning_starts // shards
+    return dataclasses.replace(config, capacity=capacity, learning_starts=starts, folder=folder)
+
+
+@dataclass
+class _Watched:
+    """A process, and its last sign of life. kind: what it is; where: which of them."""
+
+    kind: str
+    where: str
+    process: subprocess.Popen[bytes] | None = None
+    beats: float = 0
+    seen_at: float = 0.0
+    starts: int = 0
+    silent_deaths: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} {self.where}"
+
+    def began(self, process: subprocess.Popen[bytes], beats: float) -> None:
+        self.process, self.beats, self.seen_at = process, beats, time.monotonic()
+        self.starts += 1
+        self.silent_deaths += 1  # until its first beat
+
+    def cause_of_death(self, beats: float) -> str | None:
+        """Why it is no longer of use; None while it is."""
+        if self.process is None:
+            return None
+        now = time.monotonic()
+        if beats != self.beats:
+            self.beats, self.seen_at, self.silent_deaths = beats, now, 0
+        if (code := self.process.poll()) is not None:
+            return f"signal {-code}" if code < 0 else f"exit code {code}"
+        silent = now - self.seen_at
+        limit = _STARTUP_SECONDS if self.silent_deaths else _SILENCE_SECONDS
+        if silent > limit or (silent > _STOPPED_SECONDS and is_stopped(self.process.pid)):
+            return f"hung: no sign of life for {silent:.0f} s"
+        return None
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            if self.process.stdin is not None:
+                with contextlib.suppress(OSError):
+                    self.process.stdin.close()
+            self.process = None
+
+
+class ShardProcess:
+    """One shard, and what it has told."""
+
+    def __init__(self, settings: ShardSettings, rank: int, index: int) -> None:
+        self.watched = _Watched("replay shard", f"{index} of replica {rank}")
+        self._memory = SharedMemoryFile.create()
+        self.counts = ShardCounts(self._memory)
+        self.settings = settings
+        self.address = settings.address
+        self.episodes: list[Episode] = []
+        self.is_listening = not settings.address.host
+        self.inserted = 0  # env steps that were told to the learner's loop
+        self._heard = 0
+        self._control: Connection | None = None
+
+    def start(self, rings: Sequence[int], state: dict[str, Any] | None) -> None:
+        ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _ANSWER_SECONDS, 0))
+        with service_links.listen(self.address.name) as listener, theirs:
+            settings = dataclasses.replace(
+                self.settings,
+                listener=listener.fileno(),
+                counts=self._memory.descriptor,
+                loads=state is not None,
+            )
+            process = subprocess.Popen(
+                [sys.executable, "-m", "murmurate.sources.service_shard", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), listener.fileno(), self._memory.descriptor, *rings),
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+        self._control = Connection(ours.detach())
+        self.watched.began(process, self.counts.beats)
+        with self._named():
+            self._control.send(settings)
+            if state is not None:
+                send_state(self._control, state)
+
+    @contextlib.contextmanager
+    def _named(self) -> Any:
+        """Around what waits for the shard."""
+        try:
+            yield
+        except (EOFError, OSError) as problem:
+            how = self.watched.cause_of_death(self.counts.beats) or f"no answer: {problem}"
+            raise self._failure(how) from problem
+
+    def _failure(self, how: str, error: str = "") -> RunFailed:
+        cause = f" ({error})" if error else ""
+        return RunFailed(
+            f"{self.watched.name} died ({how}){cause}, and with it its part of the replay. See its output in "
+            "logs/ in the run folder; murmurate resume has the replay of the last checkpoint."
+        )
+
+    def check(self) -> None:
+        how = self.watched.cause_of_death(self.counts.beats)
+        if how is not None:
+            with contextlib.suppress(EOFError, OSError):
+                while self._control is not None and self._control.poll():
+                    self._take(*self._control.recv())
+            raise self._failure(how)
+
+    def hear(self) -> None:
+        """Take what the shard has sent."""
+        while self._heard < self.counts.messages:
+            self._next_message()
+
+    def _next_message(self) -> str:
+        assert self._control is not None
+        with self._named():
+            kind, content = self._control.recv()
+        self._heard += 1
+        self._take(kind, content)
+        return str(kind)
+
+    def _take(self, kind: str, content: Any) -> None:
+        if kind == "episodes":
+            self.episodes += content
+        elif kind == "listening":
+            self.address = dataclasses.replace(self.address, port=content)
+            self.is_listening = True
+        elif kind == "failed":
+            raise self._failure("an error", content)
+
+    def tell(self, command: str) -> None:
+        assert self._control is not None
+        with self._named():
+            self._control.send(command)
+
+    def state(self) -> dict[str, Any]:
+        """A copy of the shard's contents at one moment."""
+        assert self._control is not None
+        self.tell("state")
+        while self._next_message() != "state":
+            pass
+        with self._named():
+            state: dict[str, Any] = receive_state(self._control)
+        return state
+
+    def close(self) -> None:
+        self.watched.kill()
+        if self._control is not None:
+            self._control.close()
+        self._memory.close()
+
+
+class SamplerProcess:
+    """One sampler and its slots."""
+
+    def __init__(self, layout: SlotLayout, rank: int, index: int, ready: int) -> None:
+        self.watched = _Watched("sampler", f"{index} of replica {rank}")
+        self._descriptor = os.memfd_create("murmurate", os.MFD_CLOEXEC)
+        os.ftruncate(self._descriptor, layout.size_bytes)
+        self.slots = BatchSlots.mapped(self._descriptor, layout)
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        stream = Stream(rank, index, secrets.token_hex(8))
+        self._settings = SamplerSettings(stream, layout, self._descriptor, self._wake, ready)
+
+    def start(self, addresses: dict[int, ShardAddress]) -> None:
+        settings = self._settings
+        process = subprocess.Popen(
+            [sys.executable, "-m", "murmurate.sources.service_sampler"],
+            stdin=subprocess.PIPE,
+            pass_fds=(settings.memory, settings.wake, settings.ready),
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        self.watched.began(process, self.slots.beats)
+        self._write(settings)
+        self.tell(addresses)
+
+    def tell(self, addresses: dict[int, ShardAddress]) -> None:
+        self._write(addresses)
+
+    def _write(self, content: Any) -> None:
+        process = self.watched.process
+        with contextlib.suppress(BrokenPipeError):  # the next check finds it dead
+            if process is not None and process.stdin is not None:
+                process.stdin.write(pickle.dumps(content))
+                process.stdin.flush()  # it stays open: the process exits when it is closed
+
+    def wake(self) -> None:
+        os.eventfd_write(self._wake, 1)
+
+    def close(self) -> None:
+        self.watched.kill()
+        os.close(self._wake)
+        os.close(self._descriptor)
+
+
+class ServiceProcesses:
+    """A learner's shards and samplers. A shard that dies ends the run; a sampler is started again.
+
+    shards: their settings, but for descriptors. rings: descriptors of the rings of each.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        shards: Sequence[ShardSettings],
+        rings: Sequence[Sequence[int]],
+        samplers: int,
+        layout: SlotLayout,
+    ) -> None:
+        self.shards = [ShardProcess(settings, rank, index) for index, settings in enumerate(shards)]
+        self._rings = rings
+        self._ready = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll = select.poll()
+        self._poll.register(self._ready, select.POLLIN)
+        self.samplers = [SamplerProcess(layout, rank, index, self._ready) for index in range(samplers)]
+        self.addresses: dict[int, ShardAddress] = {}  # of all learners' shards, once they are known
+        self.events: list[tuple[str, str]] = []
+        self._checked_at = 0.0
+        self.has_started = False
+
+    def start(self, states: Sequence[dict[str, Any] | None]) -> None:
+        """Start the shards, with their contents."""
+        self.has_started = True
+        for shard, rings, state in zip(self.shards, self._rings, states, strict=True):
+            shard.start(rings, state)
+            self._note(shard.watched, "began")
+
+    def wait_ready(self, seconds: float) -> None:
+        """Until a sampler has told that a batch is ready, or so long."""
+        if self._poll.poll(1_000 * seconds):
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._ready)
+
+    def tell(self, addresses: dict[int, ShardAddress]) -> None:
+        """Of shards that are new to the samplers, which start with the first."""
+        is_first = not self.addresses
+        self.addresses |= addresses
+        for sampler in self.samplers:
+            if is_first:
+                sampler.start(self.addresses)
+                self._note(sampler.watched, "began")
+            else:
+                sampler.tell(addresses)
+
+    def check(self) -> bool:
+        """Whether some time has passed since the last check; then all processes are checked.
+
+        Raises RunFailed for a shard that has died, and a sampler that dies again and again.
+        """
+        now = time.monotonic()
+        if now < self._checked_at + _CHECK_SECONDS:
+            return False
+        self._checked_at = now
+        for shard in self.shards:
+            shard.check()
+        for sampler in self.samplers:
+            watched = sampler.watched
+            how = watched.cause_of_death(sampler.slots.beats)
+            if how is None:
+                continue
+            if watched.silent_deaths >= _DEATHS:
+                raise RunFailed(
+                    f"{watched.name} died {_DEATHS} times in a row ({how}). See its output in logs/ in the "
+                    "run folder."
+                )
+            self._note(watched, "died", f" ({how}) and is started again")
+            watched.kill()
+            sampler.start(self.addresses)
+            self._note(watched, "began")
+        return True
+
+    def _note(self, watched: _Watched, kind: str, how: str = "") -> None:
+        pid = watched.process.pid if watched.process is not None else 0
+        self.events.append((f"{watched.kind} {kind}", f"{watched.name} {kind}{how or f', process {pid}'}"))
+
+    @property
+    def deaths(self) -> int:
+        """Of samplers."""
+        return sum(max(0, sampler.watched.starts - 1) for sampler in self.samplers)
+
+    def close(self) -> None:
+        for sampler in self.samplers:
+            sampler.close()
+        for shard in self.shards:
+            shard.close()
+        os.close(self._ready)

@@ -1,0 +1,385 @@
+"""A learner's end of a replay service: it starts its own part of it, and takes batches from its samplers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from murmurate.agents.interface import Agent
+from murmurate.replay.config import ReplayConfig
+from murmurate.replay.interface import Sample
+from murmurate.replicator.learner import updates_of
+from murmurate.sources.actor_processes import ActorPlan, ActorProcesses
+from murmurate.sources.interface import SourceContext
+from murmurate.sources.replay_sampler import on_device
+from murmurate.sources.service_control import batch_fields, row_tensors
+from murmurate.sources.service_links import ShardAddress
+from murmurate.sources.service_processes import SamplerProcess, ServiceProcesses
+from murmurate.sources.service_shard import ShardSettings
+from murmurate.sources.service_slots import DRAWING, READY, BatchSlots, Rows, SlotLayout
+from murmurate.sources.shared_ring import ActorRing
+from murmurate.spec import Batch, Episode, derive_generator, derive_seed
+
+_WAIT_SECONDS = 0.05  # for a batch, between two calls of ``alive``
+_ADDRESS_BYTES = 512  # of one shard, on the channel
+
+
+@dataclass
+class _Slot:
+    """A slot of a sampler, whose memory ``samples`` and ``errors`` show, one of each for each batch.
+
+    handed: batches of the block that were handed out. has_errors: a bit for each with errors.
+    """
+
+    sampler: SamplerProcess
+    slots: BatchSlots
+    number: int
+    samples: list[Sample]
+    errors: list[Tensor]
+    handed: int = 0
+    has_errors: int = 0
+
+
+@dataclass
+class ServiceBatch(Batch):
+    """A batch whose ``feedback`` goes to the shards that it was drawn from."""
+
+    slot: _Slot | None = None
+    number: int = 0  # in the block
+
+    def feedback(self, priorities: Tensor | None) -> None:
+        if priorities is not None and self.slot is not None:
+            self.slot.errors[self.number].copy_(priorities.detach())
+            self.slot.has_errors |= 1 << self.number
+
+
+class ServiceSource:
+    """Yields ``Batch(data=Sample)`` without end (a ``Source``); a batch is valid until the next is requested.
+
+    shards: of this learner. actors: first and last of each shard. A batch that was drawn is handed out once,
+    also if the sampler that asked for it dies. Those that wait when a checkpoint is taken count as drawn,
+    and a resumed run does not have them.
+    """
+
+    exact = False  # neither the state of actors nor the order of draws is saved
+
+    def __init__(
+        self,
+        plan: ActorPlan,
+        context: SourceContext,
+        config: ReplayConfig,
+        shards: Sequence[ShardSettings],
+        actors: Sequence[tuple[int, int]],
+        samplers: int,
+        layout: SlotLayout,
+    ) -> None:
+        self.plan, self.config = plan, config
+        self.learner = cast(Agent, context.learner)
+        self.alive: Callable[[int], bool] = lambda played: False
+        self._context, self._layout = context, layout
+        self._seed = derive_seed(context.run.seed, "source", plan.rank)
+        spec, behaviour = shards[0].spec, shards[0].behaviour
+        self._actors = ActorProcesses(
+            plan,
+            self.learner,
+            "murmurate.sources.actor",
+            lambda memory_file, size: ActorRing(memory_file, spec, size, behaviour),
+            seed=self._seed,
+        )
+        self._firsts, rings, settings = [], [], []
+        for shard, (start, stop) in zip(shards, actors, strict=True):
+            of_shard = self._actors.actors[start:stop]
+            first = of_shard[0].first_simulator
+            self._firsts.append(first)
+            rings.append([actor.memory_file.descriptor for actor in of_shard])
+            fed = [(a.memory_file.descriptor, a.first_simulator - first, a.simulators) for a in of_shard]
+            settings.append(dataclasses.replace(shard, rings=tuple(fed)))
+        self._processes = ServiceProcesses(plan.rank, settings, rings, samplers, layout)
+        self._fields = batch_fields(spec, behaviour)
+        self._slots = [
+            self._slot(sampler, number)
+            for number in range(layout.slots)
+            for sampler in self._processes.samplers
+        ]
+        self._next_slot, self._held = 0, cast(_Slot | None, None)
+        self._peers = _Peers(context, len(shards)) if plan.replicas > 1 else None
+        self._states: list[dict[str, Any] | None] = [None] * len(shards)  # of shards that start
+        self._is_paused = False
+        self._batches = 0
+        self._shards_before = 0
+        self._events: list[tuple[str, str]] = []
+
+    def _slot(self, sampler: SamplerProcess, number: int) -> _Slot:
+        size, samples, errors = self._layout.batch, [], []
+        for k in range(self._layout.block):
+            columns = row_tensors(sampler.slots, self._fields, number, Rows(k * size, (k + 1) * size))
+            errors.append(columns.pop("errors"))
+            behaviour = {n.partition(".")[2]: x for n, x in columns.items() if n.startswith("behaviour.")}
+            plain = {name: x for name, x in columns.items() if not name.startswith("behaviour.")}
+            samples.append(Sample(**plain, behaviour=behaviour))
+        return _Slot(sampler, sampler.slots, number, samples, errors)
+
+    # -- batches ----------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        self._start()
+        if self._held is not None and self._held.handed == self._layout.block:
+            self._release(self._held)
+        while (slot := self._ready()) is None:
+            self._processes.wait_ready(_WAIT_SECONDS)
+            self._look_after()
+            if self.alive(self._inserted(told=False)):
+                return Batch(None, self._inserted(), self._episodes())
+        self._look_after()
+        self._held, number = slot, slot.handed
+        slot.handed += 1
+        self._batches += 1
+        sample = slot.samples[number]
+        sample.weights.div_(sample.weights.max())
+        data = on_device(sample, self._context.device)
+        return ServiceBatch(data, self._inserted(), self._episodes(), slot=slot, number=number)
+
+    def _ready(self) -> _Slot | None:
+        """The slot with the next batch, in turn."""
+        if self._held is not None:
+            return self._held
+        count = len(self._slots)
+        for step in range(count):
+            slot = self._slots[(self._next_slot + step) % count]
+            if slot.slots.state(slot.number) == READY:
+                self._next_slot = (self._next_slot + step + 1) % count
+                return slot
+        return None
+
+    def _release(self, slot: _Slot) -> None:
+        """Give a slot back whose batches were all used, with their errors."""
+        slot.slots.set_exponents(*self._exponents())
+        slot.slots.release(slot.number, slot.has_errors)
+        slot.sampler.wake()
+        self._held, slot.handed, slot.has_errors = None, 0, 0
+
+    def _exponents(self) -> tuple[float, float]:
+        progress = self._context.progress()
+        alpha = -1.0 if self.config.alpha_end is None else self.config.alpha_at(progress)
+        return self.config.beta_at(progress), alpha
+
+    def _inserted(self, told: bool = True) -> int:
+        """Env steps inserted into this learner's shards since the last batch."""
+        new = 0
+        for shard in self._processes.shards:
+            inserted = max(shard.counts.inserted, shard.inserted)  # less before it has loaded its contents
+            new += inserted - shard.inserted
+            if told:
+                shard.inserted = inserted
+        return new
+
+    def _episodes(self) -> list[Episode]:
+        episodes = []
+        for first, shard in zip(self._firsts, self._processes.shards, strict=True):
+            shard.hear()
+            if shard.episodes:
+                episodes += [dataclasses.replace(e, simulator=first + e.simulator) for e in shard.episodes]
+                shard.episodes = []
+        return episodes
+
+    # -- processes --------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """Publish parameters; the first time, start all; after ``hold``, let the shards go on."""
+        processes = self._processes
+        version, published = updates_of(self.learner) + 1, self._actors.parameters.version
+        if not published or version >= published + self.config.publish_every:
+            self._actors.publish(version)
+        if not processes.has_started:
+            for slot in self._slots:
+                slot.slots.set_exponents(*self._exponents())
+            processes.start(self._states)
+            for shard, state in zip(processes.shards, self._states, strict=True):
+                shard.inserted = 0 if state is None else int(state["inserted"])
+            self._states = []
+            self._actors.start(self._batches)
+        if self._is_paused:
+            self._is_paused = False
+            for shard in processes.shards:
+                shard.tell("go on")
+
+    def _look_after(self) -> None:
+        """From time to time: restart what has died, and tell the samplers of shards that are new."""
+        if not self._processes.check():
+            return
+        for actor in self._actors.actors:
+            if actor.ring.beats != actor.beats:
+                actor.beats = actor.ring.beats
+                actor.note_record()
+        self._actors.check(self._batches)
+        own = [shard.address for shard in self._processes.shards if shard.is_listening]
+        if len(own) == len(self._processes.shards):
+            known = own if self._peers is None else self._peers.exchange(own)
+            numbered = {a.rank * len(own) + a.index: a for a in known}
+            new = {n: a for n, a in numbered.items() if self._processes.addresses.get(n) != a}
+            if new:
+                self._processes.tell(new)
+        for shard in self._processes.shards:
+            shard.hear()
+        connected = min(sampler.slots.shards for sampler in self._processes.samplers)
+        if connected < self._shards_before:
+            self._events.append(
+                ("replay shard gone", f"replica {self.plan.rank} draws from {connected} replay shard(s) now")
+            )
+        self._shards_before = connected
+
+    def fields(self) -> dict[str, Any]:
+        counts = [shard.counts for shard in self._processes.shards]
+        starts = sum(shard.settings.config.learning_starts for shard in self._processes.shards)
+        after = sum(c.inserted for c in counts) - starts
+        exponents = self._exponents()
+        restarts = sum(c.restarts for c in counts)
+        return {
+            "replay_transitions": sum(c.transitions for c in counts),
+            "samples_per_insert": sum(c.drawn for c in counts) / max(after, 1),
+            "beta": exponents[0],
+            **({} if self.config.alpha_end is None else {"alpha": exponents[1]}),
+            "actor_lag_updates": updates_of(self.learner) + 1 - min(c.version for c in counts),
+            "actor_deaths": self._actors.deaths,
+            "sampler_deaths": self._processes.deaths,
+            **({"simulator_restarts": restarts} if restarts else {}),
+        }
+
+    def events(self) -> Sequence[tuple[str, str]]:
+        events = [*self._processes.events, *self._actors.taken_events(), *self._events]
+        self._processes.events, self._events = [], []
+        return events
+
+    # -- what is counted ---------------------------------------------------------------------------------
+
+    @property
+    def pids(self) -> dict[str, list[int]]:
+        """Of the living processes, by kind."""
+        watched = {
+            "shards": [shard.watched.process for shard in self._processes.shards],
+            "samplers": [sampler.watched.process for sampler in self._processes.samplers],
+            "actors": [actor.process for actor in self._actors.actors],
+        }
+        return {
+            kind: [p.pid for p in processes if p is not None and p.poll() is None]
+            for kind, processes in watched.items()
+        }
+
+    @property
+    def sent_records(self) -> int:
+        """Of all actors, acknowledged or not."""
+        return sum(actor.ring.beats for actor in self._actors.actors)
+
+    @property
+    def acknowledged(self) -> int:
+        """Env steps that the shards have acknowledged to the actors."""
+        return sum(actor.ring.taken * actor.simulators for actor in self._actors.actors)
+
+    @property
+    def waiting_draws(self) -> int:
+        """Rows that were drawn and not handed out: in slots that are ready, or that are being filled."""
+        count = 0
+        for slot in self._slots:
+            state = slot.slots.state(slot.number)
+            if state in (DRAWING, READY):
+                for part in range(self._layout.parts):
+                    count += self._layout.count(part) * slot.slots.is_filled(slot.number, part)
+                count -= self._layout.batch * slot.handed
+        return count
+
+    def hold(self) -> None:
+        """Let the shards stand still until the next batch, so that counts can be compared."""
+        self._is_paused = True
+        for shard in self._processes.shards:
+            shard.tell("pause")
+
+    # -- state ------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Between two batches only. The actors' unfinished episodes are lost."""
+        has_started = self._processes.has_started
+        shards = [s.state() for s in self._processes.shards] if has_started else self._states
+        generator = derive_generator(self._seed, f"actions after batch {self._batches}")
+        return {
+            "batches": self._batches,
+            "shards": [
+                {"inserted": s["inserted"], "drawn": s["drawn"]} if s else {"inserted": 0, "drawn": 0}
+                for s in shards
+            ],
+            "replays": {
+                f"shard{k}": {"store": s["store"]}
+                for k, s in enumerate(shards)
+                if s and s["store"] is not None
+            },
+            "groups": [None],
+            "generator": generator.get_state(),
+            "first": torch.ones(self.plan.simulators, dtype=torch.bool),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Actors begin new episodes, with new seeds. Where the replay was not saved, it is empty, and the
+        learner goes on as soon as a batch can be drawn."""
+        if len(state["first"]) != self.plan.simulators:
+            raise ValueError(
+                f"the state is of {len(state['first'])} simulators, these are {self.plan.simulators}"
+            )
+        if len(state["shards"]) != len(self._states):
+            raise ValueError(f"the state is of {len(state['shards'])} shards, these are {len(self._states)}")
+        self._batches = int(state["batches"])
+        self._states = []
+        for index, counts in enumerate(state["shards"]):
+            saved = state["replays"].get(f"shard{index}")
+            self._states.append(self._empty(index) if saved is None else {**counts, "store": saved["store"]})
+
+    def _empty(self, index: int) -> dict[str, Any]:
+        starts = self._processes.shards[index].settings.config.learning_starts
+        return {"inserted": starts, "drawn": 0, "store": None}
+
+    def fresh_start(self, batches: int) -> None:
+        """With empty shards; actors have not started yet."""
+        self._batches = batches
+        self._states = [self._empty(index) for index in range(len(self._states))]
+
+    def close(self) -> None:
+        self._processes.close()
+        self._actors.close()
+
+
+class _Peers:
+    """Tells the other learners the addresses of our shards, and learns theirs."""
+
+    def __init__(self, context: SourceContext, shards: int) -> None:
+        self._size = shards * _ADDRESS_BYTES
+        like = torch.zeros(self._size // 8, dtype=torch.int64)
+        self._channel = context.channel("replay service", like)
+        self._others = [rank for rank in range(context.run.replicas) if rank != context.rank]
+        self._seen: dict[int, int] = {}
+        self._known: dict[int, list[ShardAddress]] = {}
+        self._published: list[ShardAddress] = []
+
+    def exchange(self, own: list[ShardAddress]) -> list[ShardAddress]:
+        """All addresses; none before all living learners have told theirs."""
+        channel = self._channel
+        if own != self._published:
+            self._published = own
+            text = json.dumps([dataclasses.asdict(address) for address in own]).encode().ljust(self._size)
+            channel.publish(torch.frombuffer(bytearray(text), dtype=torch.int64))
+        living = set(channel.living())
+        for rank in self._others:
+            version = channel.version(rank)
+            if rank in living and version > self._seen.get(rank, 0):
+                vector, self._seen[rank] = channel.peek(rank)
+                text = vector.numpy().tobytes()
+                self._known[rank] = [ShardAddress(**fields) for fields in json.loads(text)]
+        if any(rank in living and rank not in self._known for rank in self._others):
+            return []
+        return own + [address for rank in self._others for address in self._known.get(rank, [])]

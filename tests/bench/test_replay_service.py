@@ -1,0 +1,24 @@
+"""The law of a replay service with several learners: nothing is lost or doubled by kills."""
+
+from __future__ import annotations
+
+import pytest
+
+from murmurate.bench.replay_service import ReplayServicePlan, measure
+from waiting import DEADLINE_SECONDS
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * DEADLINE_SECONDS)]
+
+
+@pytest.mark.parametrize("shards", [2, 4])
+def test_kills_of_any_actor_or_sampler_lose_and_double_nothing(shards: int) -> None:
+    plan = ReplayServicePlan(
+        actors=4, shards=shards, samplers=4, simulators=4, seconds=2.0, kills=3, kill_draws=100, filled=2_000,
+        batch=64, capacity=2**20,
+    )  # fmt: skip
+    result = measure(plan, lambda line: None)
+    assert result["kills"] == 2 * 2 * plan.kills
+    for name in ("lost_inserts", "doubled_inserts", "lost_draws", "doubled_draws"):
+        assert result[name] == 0, name
+    held = result["samples_per_insert_held"]["median"]
+    assert 0.98 * plan.samples_per_insert <= held <= plan.samples_per_insert

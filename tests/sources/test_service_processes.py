@@ -1,0 +1,75 @@
+"""How the processes of a replay service are watched: one that ends, is suspended, or says nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from murmurate.fabric.processes.process_handle import is_stopped
+from murmurate.replay.config import ReplayConfig
+from murmurate.sources import service_processes
+from murmurate.sources.service_processes import _Watched, shard_config
+from waiting import until
+
+
+@pytest.fixture
+def watched() -> Iterator[_Watched]:
+    one = _Watched("replay shard", "2 of replica 1")
+    one.began(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE), beats=0)
+    yield one
+    one.kill()
+
+
+def test_a_process_with_signs_of_life_is_fine(watched: _Watched) -> None:
+    assert watched.name == "replay shard 2 of replica 1"
+    assert [watched.cause_of_death(beats) for beats in (0, 1, 1, 2)] == [None] * 4
+
+
+@pytest.mark.parametrize(("number", "cause"), [(signal.SIGKILL, "signal 9"), (signal.SIGTERM, "signal 15")])
+def test_a_process_that_is_killed(watched: _Watched, number: signal.Signals, cause: str) -> None:
+    assert watched.process is not None
+    watched.process.send_signal(number)
+    assert until(lambda: watched.cause_of_death(0)) == cause
+
+
+def test_a_process_that_ends_by_itself(watched: _Watched) -> None:
+    assert watched.process is not None
+    assert watched.process.stdin is not None
+    watched.process.stdin.close()  # an EOFError in it
+    assert until(lambda: watched.cause_of_death(0)) == "exit code 1"
+
+
+def test_silence_counts_from_the_last_beat(watched: _Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1_000.0
+    monkeypatch.setattr(service_processes.time, "monotonic", lambda: now)
+    watched.seen_at = now
+    now = 1_299.0
+    assert watched.cause_of_death(0) is None, "it may take that long to begin"
+    assert watched.cause_of_death(1) is None
+    now = 1_358.0
+    assert watched.cause_of_death(1) is None
+    now = 1_360.0
+    assert watched.cause_of_death(1) == "hung: no sign of life for 61 s"
+
+
+def test_a_suspended_process_is_given_up_sooner(watched: _Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert watched.process is not None
+    os.kill(watched.process.pid, signal.SIGSTOP)
+    until(lambda: is_stopped(watched.process and watched.process.pid))
+    assert watched.cause_of_death(1) is None
+    monkeypatch.setattr(service_processes, "_STOPPED_SECONDS", 0.0)
+    assert str(watched.cause_of_death(1)).startswith("hung: no sign of life for")
+
+
+def test_the_shards_share_the_replay_of_their_learner() -> None:
+    whole = ReplayConfig(capacity=1_200, learning_starts=100, folder="/disk")
+    parts = [shard_config(whole, 4, index) for index in range(4)]
+    assert {part.capacity for part in parts} == {300}
+    assert {part.learning_starts for part in parts} == {25}
+    assert [part.folder for part in parts] == [f"/disk/shard-{index}" for index in range(4)]
+    assert shard_config(ReplayConfig(), 2, 0).folder is None

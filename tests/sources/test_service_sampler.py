@@ -1,0 +1,152 @@
+"""A sampler process between a learner and two shards, which are this test."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from murmurate.sources import service_links
+from murmurate.sources.service_links import MESSAGE_BYTES, Ask, Done, ShardAddress
+from murmurate.sources.service_processes import SamplerProcess
+from murmurate.sources.service_slots import DRAWING, READY, BatchSlots, SlotLayout
+from waiting import DEADLINE_SECONDS, until
+
+pytestmark = pytest.mark.timeout(2 * DEADLINE_SECONDS)
+LAYOUT = SlotLayout(slots=1, block=3, batch=4, parts=2, columns=(("keys", 8), ("errors", 4)))
+
+
+class Shard:
+    """The shard's end: what it is asked, and its answers."""
+
+    def __init__(self, index: int) -> None:
+        self.address = ShardAddress(0, index, service_links.new_name())
+        self._listener = service_links.listen(self.address.name)
+        self._link: socket.socket | None = None
+        self._slots: BatchSlots | None = None
+
+    def accept(self) -> None:
+        """The next connection of the sampler."""
+        self._listener.settimeout(DEADLINE_SECONDS)
+        self._link, _ = self._listener.accept()
+        self._link.settimeout(DEADLINE_SECONDS)
+        self._slots = service_links.accept(self._link)
+
+    def asked(self) -> Ask:
+        assert self._link is not None
+        return Ask.read(self._link.recv(MESSAGE_BYTES))
+
+    def answer(self, ask: Ask) -> None:
+        assert self._slots is not None
+        assert self._link is not None
+        self._slots.fill(ask.slot, ask.part, ask.number)
+        self._link.send(Done(ask.slot, ask.part, ask.number).pack())
+
+    def end(self) -> None:
+        self._listener.close()
+        if self._link is not None:
+            self._link.close()
+
+
+@pytest.fixture
+def service() -> Iterator[tuple[SamplerProcess, list[Shard], int]]:
+    ready = os.eventfd(0, os.EFD_NONBLOCK)
+    shards = [Shard(0), Shard(1)]
+    sampler = SamplerProcess(LAYOUT, rank=0, index=0, ready=ready)
+    sampler.slots.set_exponents(0.5, -1.0)
+    sampler.start({shard.address.index: shard.address for shard in shards})
+    for shard in shards:
+        shard.accept()
+    yield sampler, shards, ready
+    sampler.close()
+    for shard in shards:
+        with contextlib.suppress(OSError):
+            shard.end()
+    os.close(ready)
+
+
+def expect(shard: Shard, part: int, number: int, has_errors: int = 0) -> Ask:
+    ask = shard.asked()
+    assert ask == Ask(0, part, number, has_errors, 0.5, -1.0)
+    return ask
+
+
+def test_each_shard_is_asked_for_its_part_and_gets_its_errors(
+    service: tuple[SamplerProcess, list[Shard], int],
+) -> None:
+    sampler, (one, two), ready = service
+    one.answer(expect(one, 0, 1))
+    two.answer(expect(two, 1, 1))
+    until(lambda: sampler.slots.state(0) == READY)
+    assert until(lambda: os.eventfd_read(ready)) == 1
+    sampler.slots.release(0, has_errors=0b101)
+    sampler.wake()
+    expect(two, 1, 2, 0b101)
+    expect(one, 0, 2, 0b101)
+    assert sampler.slots.state(0) == DRAWING
+    assert sampler.watched.process is not None
+    maps = Path(f"/proc/{sampler.watched.process.pid}/maps").read_text()
+    assert "libtorch" not in maps, "it starts at once and takes little memory"
+
+
+def test_a_successor_asks_for_what_is_missing_by_the_same_number(
+    service: tuple[SamplerProcess, list[Shard], int],
+) -> None:
+    sampler, (one, two), _ = service
+    one.answer(expect(one, 0, 1))
+    expect(two, 1, 1)
+    assert sampler.watched.process is not None
+    os.kill(sampler.watched.process.pid, signal.SIGKILL)
+    until(lambda: sampler.watched.cause_of_death(0) == "signal 9")
+    sampler.watched.kill()
+    sampler.start({shard.address.index: shard.address for shard in (one, two)})
+    for shard in (one, two):
+        shard.accept()
+    two.answer(expect(two, 1, 1))
+    until(lambda: sampler.slots.state(0) == READY)
+    sampler.slots.release(0, has_errors=0)
+    sampler.wake()
+    expect(one, 0, 2)  # it was asked for nothing in between
+    expect(two, 1, 2)
+
+
+def test_another_shard_takes_the_part_of_one_that_ends_but_not_its_errors(
+    service: tuple[SamplerProcess, list[Shard], int],
+) -> None:
+    sampler, (one, two), _ = service
+    one.answer(expect(one, 0, 1))
+    two.answer(expect(two, 1, 1))
+    until(lambda: sampler.slots.state(0) == READY)
+    two.end()
+    until(lambda: sampler.slots.shards == 1)
+    sampler.slots.release(0, has_errors=0b111)
+    sampler.wake()
+    one.answer(expect(one, 0, 2, 0b111))
+    one.answer(expect(one, 1, 2, 0))
+    until(lambda: sampler.slots.state(0) == READY)
+    # the learner of the ended shard is started again, and has another
+    new = Shard(1)
+    sampler.tell({1: new.address})
+    new.accept()
+    until(lambda: sampler.slots.shards == 2)
+    sampler.slots.release(0, has_errors=0b111)
+    sampler.wake()
+    expect(one, 0, 3, 0b111)
+    expect(new, 1, 3, 0)
+    new.end()
+
+
+def test_a_part_that_was_asked_of_a_shard_that_ends_is_asked_of_another(
+    service: tuple[SamplerProcess, list[Shard], int],
+) -> None:
+    sampler, (one, two), _ = service
+    one.answer(expect(one, 0, 1))
+    expect(two, 1, 1)
+    two.end()
+    one.answer(expect(one, 1, 1))
+    until(lambda: sampler.slots.state(0) == READY)
