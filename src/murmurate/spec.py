@@ -89,7 +89,8 @@ class TimeStep:
     reward: Tensor  # [B] float32
     terminated: Tensor  # [B] bool
     truncated: Tensor  # [B] bool
-    final_observation: Tensor | None = None  # [B, ...]; rows valid where truncated; None if nowhere
+    # [B, ...]; rows valid where truncated, and of vectors also where terminated; None if nowhere
+    final_observation: Tensor | None = None
     episodes: Sequence[Episode] = ()
     restarts: Sequence[str] = ()
 

@@ -17,7 +17,9 @@ from murmurate.sources.imagined import ImaginedSourceConfig, ModelRollouts
 from murmurate.sources.imagined_sampler import ImaginedSampler
 from murmurate.sources.replay_source import ReplaySource
 from murmurate.spec import EnvSpec, Model
+from murmurate.worlds.gym import GymWorld
 from murmurate.worlds.registry import world
+from murmurate.worlds.terminations import termination
 from short_runs import altered, preflight
 
 ROLLOUTS = ModelRollouts(every=4, starts=8, kept=3, length_end=3, grows_after=8, grows_until=16)
@@ -157,6 +159,28 @@ def test_the_model_replay_grows_with_the_rollouts_and_keeps_what_it_had() -> Non
     for kept in seen:
         assert kept in [calls[end - len(kept) : end] for end in range(len(kept), len(calls) + 1)]
     assert len(seen[-1]) > ROLLOUTS.capacity(1)
+    source.close()
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_a_model_is_shown_how_episodes_end(served: bool) -> None:
+    """The real replay holds the last observation of an episode, not the first of the next one."""
+    pytest.importorskip("mujoco")
+    simulators = GymWorld("Hopper-v5", max_episode_steps=12, served=served).open(2, training=True)
+    config = dataclasses.replace(CONFIG, learning_starts=150)
+    requires = Model(batch=8, discount=0.9)
+    sampler = ImaginedSampler(
+        config, requires, simulators.spec, Dreamer(), seed=0, device=torch.device("cpu"), progress=lambda: 0.0
+    )
+    source = ReplaySource([simulators], Dreamer(), sampler, seed=0, random_env_steps=150)
+    while sampler.played < 150:
+        source._start()
+        source._step_all()
+    rows = {n: sampler.replay.rows.column(n)[:150] for n in ("observation", "next_observation", "discount")}
+    ended = rows["discount"] == 0
+    assert 0 < ended.sum() < 50
+    assert torch.equal(termination("hopper")(rows["next_observation"]), ended)
+    assert (rows["next_observation"] - rows["observation"])[:, 0].abs().max() < 0.1, "no jump to a beginning"
     source.close()
 
 

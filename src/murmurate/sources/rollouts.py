@@ -263,7 +263,7 @@ class _RolloutBuffers:
         after.terminated.copy_(step.terminated)
         after.truncated.copy_(step.truncated)
         torch.logical_or(step.terminated, step.truncated, out=before.first)
-        if step.final_observation is not None:
+        if step.final_observation is not None and step.truncated.any():
             self._truncated_observations.append(step.final_observation[step.truncated])
         first_simulator = self._parts[g].start
         return [Episode(first_simulator + e.simulator, e.episode_return, e.length) for e in step.episodes]

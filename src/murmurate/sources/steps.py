@@ -11,12 +11,13 @@ from murmurate.spec import EnvSpec, TimeStep
 
 
 def steps_of(observation: Tensor, action: Action, step: TimeStep) -> Steps:
-    """The transitions from ``observation`` by ``action``; where an episode was truncated, to its final
-    observation."""
+    """The transitions from ``observation`` by ``action``; where an episode ended, to its final observation
+    (of images only where it was truncated)."""
     next_observation = step.observation
     if step.final_observation is not None:
         next_observation = next_observation.clone()
-        next_observation[step.truncated] = step.final_observation[step.truncated]
+        ended = step.truncated | step.terminated if observation.is_floating_point() else step.truncated
+        next_observation[ended] = step.final_observation[ended]
     return Steps(
         observation,
         action.action,

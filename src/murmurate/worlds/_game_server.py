@@ -61,7 +61,7 @@ class Game(Protocol):
     def step(self, action: Any) -> tuple[Frame, float, bool, bool]:
         """action: a number, or an array of float32 within its bounds.
 
-        Returns (frame, reward, terminated, truncated); the frame does not matter where terminated.
+        Returns (frame, reward, terminated, truncated); of images, the frame does not matter where terminated.
         """
         ...
 
@@ -204,8 +204,10 @@ class _Slot:
                 frame, reward, terminated, truncated = self._game.step(action)
                 if not math.isfinite(reward):
                     raise ValueError(f"it gave {reward} as its reward")
-                if not terminated:
-                    _copy(frame, shared.final[index] if truncated else shared.frame[index])
+                if truncated or (terminated and shared.final.dtype == np.float32):
+                    _copy(frame, shared.final[index])
+                elif not terminated:
+                    _copy(frame, shared.frame[index])
         except Exception as problem:
             shared.final[index] = shared.frame[index]  # the last one of the episode that was lost
             self._replace(problem)

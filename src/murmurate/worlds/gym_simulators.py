@@ -110,7 +110,7 @@ class GymSimulators:
             truncated=torch.from_numpy(truncated),
         )
         if over.any():
-            if truncated.any():
+            if truncated.any() or self._dtype == np.float32:
                 step.final_observation = step.observation.clone()
             restarts = []
             for b in np.flatnonzero(over).tolist():

@@ -156,9 +156,10 @@ class ServedSimulators:
         )
         over = terminated | truncated
         if over.any():
-            if truncated.any():
+            seen = over if observation.is_floating_point() else truncated
+            if seen.any():
                 step.final_observation = observation.clone()
-                self._stacks(step.final_observation)[truncated, -1] = shared.final[truncated]
+                self._stacks(step.final_observation)[seen, -1] = shared.final[seen]
             stacks[over] = shared.frame[over, None]
             self._counter.forget(shared.lost)
             successes = [None if said < 0 else bool(said) for said in shared.success.tolist()]
