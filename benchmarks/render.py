@@ -32,6 +32,18 @@ COLUMNS: dict[str, list[tuple[str, str]]] = {
         ("double buffer on: env steps / s", "double_buffer.env_steps_per_second_on.median"),
         ("off", "double_buffer.env_steps_per_second_off.median"),
     ],
+    "control-throughput": [
+        ("TD3: updates / CPU s", "td3_updates_per_cpu_second"),
+        ("x SB3", "td3_ratio_sb3"),
+        ("of limit", "td3_ratio_limit"),
+        ("bfloat16: x SB3", "td3_bfloat16_ratio_sb3"),
+        ("SAC: updates / CPU s", "sac_updates_per_cpu_second"),
+        ("x SB3", "sac_ratio_sb3"),
+        ("of limit", "sac_ratio_limit"),
+        ("bfloat16: x SB3", "sac_bfloat16_ratio_sb3"),
+        ("fastest peer", "fastest_peer"),
+        ("x it", "ratio_fastest_peer"),
+    ],
     "vizdoom-throughput": [
         ("A2C: env steps / CPU s", "env_steps_per_cpu_second"),
         ("x Sample Factory", "ratio_sample_factory"),
@@ -317,6 +329,27 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, s
             ("env steps / CPU s", "env_steps_per_cpu_second.median"),
             ("x D=0", "to_the_strict_loop_per_cpu_second.median"),
         ],
+    ),
+    "control-learning": (
+        "world, agent, env steps",
+        lambda result: [
+            (f"{row['world']}, {row['agent']}, {row['env_steps']:,}", row) for row in result["rows"]
+        ],
+        [
+            ("mean", "mean"),
+            ("deviation", "deviation"),
+            ("published", "published.mean"),
+            ("deviation", "published.deviation"),
+            ("SB3 here", "sb3_mean"),
+            ("Welch p", "welch_p"),
+        ],
+    ),
+    "spo-learning": (
+        "world, learners, H",
+        lambda result: [
+            (f"{row['world']}, {row['learners']}, {row['period']}", row) for row in result["rows"]
+        ],
+        [("interquartile mean", "iqm"), ("deviation", "deviation"), ("hours", "hours")],
     ),
     "spo-scaling": (
         "learners, H",
