@@ -34,7 +34,9 @@ def show(what: str, rows: list[dict[str, Any]]) -> None:
     console = rich.console.Console()
     if what == "recipes":
         print("Recipes are <world>-<algorithm>, for example cartpole-a2c. Algorithms:")
-        print("".join(f"  {name:<12}{line}\n" for name, line in summaries().items()))
+        algorithms = summaries()
+        width = max(map(len, algorithms)) + 2
+        print("".join(f"  {name:<{width}}{line}\n" for name, line in algorithms.items()))
         show("worlds", _worlds())
         return
     if what == "worlds":
