@@ -92,6 +92,7 @@ def written_out(net: ResNet, x: Tensor) -> Tensor:
             x = torch.cat([x.new_zeros(len(x), missing // 2, *x.shape[2:]), x], 1)
             x = torch.cat([x, x.new_zeros(len(x), missing - missing // 2, *x.shape[2:])], 1)
         elif not isinstance(shortcut, nn.Identity):
-            x = normalised(shortcut.norm, shortcut.conv(x))  # type: ignore[arg-type, operator]
+            step = -(-x.shape[-1] // y.shape[-1])
+            x = normalised(shortcut.norm, F.conv2d(x, shortcut.conv.weight, stride=step))  # type: ignore[arg-type, union-attr]
         x = F.relu(y + x)
     return net.head(x.mean((2, 3)))  # type: ignore[no-any-return]

@@ -14,6 +14,7 @@ from murmurate.nets.torso import seeded_by
 
 Norm = Callable[[int], BatchNorm]  # by the number of channels
 
+_ONEDNN_BLOCK = 16  # channels
 _SMALL = 64  # pixels of a side below which the first convolution does not reduce the image
 _EXPANSION = 4
 
@@ -58,14 +59,21 @@ class PaddedShortcut(nn.Module):
 
 
 class ProjectedShortcut(nn.Module):
-    """A convolution with 1 x 1 filters and batch normalisation (option B)."""
+    """A convolution with 1 x 1 filters and batch normalisation (option B).
+
+    Images of few channels are sampled first: the backward pass of oneDNN's strided 1 x 1 convolution writes out
+    of bounds where channels-last images have fewer than a vector block (uxlfoundation/oneDNN#6035).
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
         super().__init__()
-        self.conv = _conv(inputs, outputs, 1, stride)
+        self.sampled = stride if inputs < _ONEDNN_BLOCK else 1
+        self.conv = _conv(inputs, outputs, 1, stride // self.sampled)
         self.norm = norm(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.sampled > 1:
+            x = x[:, :, :: self.sampled, :: self.sampled].contiguous(memory_format=torch.channels_last)
         return self.norm(self.conv(x))  # type: ignore[no-any-return]
 
 
