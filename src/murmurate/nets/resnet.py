@@ -61,8 +61,8 @@ class PaddedShortcut(nn.Module):
 class ProjectedShortcut(nn.Module):
     """A convolution with 1 x 1 filters and batch normalisation (option B).
 
-    Images of few channels are sampled first: the backward pass of oneDNN's strided 1 x 1 convolution writes out
-    of bounds where channels-last images have fewer than a vector block (uxlfoundation/oneDNN#6035).
+    Images of few channels are sampled first: the backward pass of oneDNN's strided 1 x 1 convolution writes
+    out of bounds where channels-last images have fewer than a vector block (uxlfoundation/oneDNN#6035).
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
