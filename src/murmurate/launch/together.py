@@ -1,0 +1,50 @@
+"""A function in several processes, each of them one member of a ``ProcessFabric``: for measurements."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from murmurate.errors import RunFailed
+from murmurate.fabric.processes.fabric import ProcessFabric
+from murmurate.fabric.processes.spawn import FINISHED, Exit, Worker, WorkerProcesses, take_signals
+
+_DEADLINE_SECONDS = 280.0
+
+Work = Callable[..., Any]
+
+
+def together(members: int, work: Work, *arguments: Any) -> list[Any]:
+    """Call ``work(fabric, *arguments)`` in ``members`` processes; their results by rank.
+
+    No process outlives the call. Raises RunFailed with the reason of the first one that fails.
+    """
+    deadline = time.monotonic() + _DEADLINE_SECONDS
+    results: dict[int, Any] = {}
+    with WorkerProcesses(members) as workers:
+        for rank in range(members):
+            workers.start(rank, functools.partial(_member, work, arguments))
+        while workers.alive:
+            if time.monotonic() > deadline:
+                late = workers.alive[0].rank
+                raise RunFailed(f"member {late} did not answer within {_DEADLINE_SECONDS:g} s")
+            for worker in workers.wait(1.0):
+                ended = worker.exit
+                assert ended is not None
+                if ended.how != FINISHED:
+                    reason = ended.trace or ended.error
+                    raise RunFailed(f"member {worker.rank} {ended.how}: {reason}")
+                results[worker.rank] = ended.result
+    return [results[rank] for rank in range(members)]
+
+
+def _member(work: Work, arguments: tuple[Any, ...], worker: Worker) -> Exit:
+    take_signals()
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    fabric = ProcessFabric(worker.memory_file, worker.run_state, worker.rank)
+    return Exit(FINISHED, result=work(fabric, *arguments))

@@ -1,0 +1,69 @@
+"""The throughput of a run, measured."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from murmurate.errors import RunFailed
+from murmurate.launch.local import Local
+from murmurate.mapping.pilot import steady
+from murmurate.training.run import Run
+from murmurate.training.run_folder import write_run
+from murmurate.training.session import preflight, resolved
+
+_START_SECONDS = 6.0  # of the processes, and of their first episodes
+_WARM_UP_SHARE = 0.3
+_RECORD_SECONDS = 0.5
+
+
+def measured(run: Run, seconds: float = 12.0) -> float:
+    """Env steps per second of all replicas of ``run`` together, once they learn, over about ``seconds``.
+
+    A real run of the local launcher, which is not evaluated. Raises RunFailed if it fails, or is too slow to
+    measure in that time.
+    """
+    run = dataclasses.replace(
+        steady(run),
+        launcher=Local.name,
+        minutes=(_START_SECONDS + (1 + _WARM_UP_SHARE) * seconds) / 60,
+        record_every_seconds=_RECORD_SECONDS,
+    )
+    run = resolved(dataclasses.replace(run, strategy=run.learner.adapted(run.strategy)))
+    engine = Local()
+    preflight(run, engine)
+    with tempfile.TemporaryDirectory(prefix="murmurate-check-") as name:
+        folder = Path(name)
+        (folder / "checkpoints").mkdir()
+        write_run(folder, run)
+        with contextlib.redirect_stdout(io.StringIO()):
+            coordinator = engine.start(run, folder, None)
+        if coordinator.failure is not None:
+            raise RunFailed(str(coordinator.failure)) from coordinator.failure
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return throughput(lines, run.replicas)
+
+
+def throughput(lines: Sequence[dict[str, Any]], replicas: int) -> float:
+    """The sum of the replicas' env steps per second, each from its records after it began to learn and had
+    warmed up. Raises RunFailed if there are too few."""
+    records: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)
+    for line in lines:
+        if line.get("kind", "replica") == "replica" and line.get("updates", 0) > 0:
+            records[int(line.get("replica", 0))].append((float(line["time_seconds"]), int(line["env_steps"])))
+    total = 0.0
+    for rank in range(replicas):
+        own = records[rank][:-1]  # the last record is made at the end, after waiting for the others
+        own = own[int(_WARM_UP_SHARE / (1 + _WARM_UP_SHARE) * len(own)) :]
+        if len(own) < 3:
+            raise RunFailed("the run was too slow to measure: give it more seconds")
+        (began, first), (ended, last) = own[0], own[-1]
+        total += (last - first) / (ended - began)
+    return total

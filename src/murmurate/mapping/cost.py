@@ -1,0 +1,122 @@
+"""Predicts the throughput of a run from the costs of its primitives: a queueing model of its dataflow.
+
+A replica's actors and its learner are stages of a pipeline with bounded queues. Its throughput is that of the
+slowest stage (Zhang, eq. 4.2), and at most what the cores can compute: replicas and actors beyond their
+number share them. Replicas that agree together wait for the slowest of each round.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+from murmurate.mapping.primitives import PRIMITIVES, Shape, shape_of
+from murmurate.mapping.profile import DeviceProfile, RecipeCosts, exchange_key, key
+from murmurate.training.run import Run
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """env_steps_per_second, updates_per_second: of the whole run; updates are batches of each replica.
+
+    seconds: of each primitive for one batch of a replica, with the slow-down where cores are shared;
+    ``exchange`` and ``waiting`` among them. bottleneck: the stage that limits: ``learner``, ``actors`` or
+    ``cores``. busy: the mean number of busy cores.
+    """
+
+    env_steps_per_second: float
+    updates_per_second: float
+    seconds: dict[str, float]
+    bottleneck: str
+    busy: float
+
+
+class NotMeasured(Exception):
+    """The profile lacks the costs of a run; the message names them."""
+
+
+def predict(run: Run, profile: DeviceProfile) -> Prediction:
+    """Raises NotMeasured."""
+    costs, shape = profile.recipes.get(key(run)), shape_of(run)
+    if costs is None or shape is None:
+        raise NotMeasured(f"the costs of {run.recipe}")
+    actors = getattr(run.source, "actors", 0)
+    processes = run.replicas * (1 + actors) + run.strategy.centre
+    busy_processes = min(processes, profile.cores)
+    seconds = _batch_seconds(costs, shape, profile.cores, busy_processes)
+    seconds["exchange"] = _exchange(run, costs, profile)
+    learner = [n for n in (*PRIMITIVES, "exchange") if not actors or n == "exchange" or _of_learner(n)]
+    own = sum(seconds[name] for name in learner)
+    deviation = costs.deviation * sum(seconds[name] for name in learner if name != "exchange")
+    seconds["waiting"] = _waiting(run, deviation)
+    if not actors and getattr(run.source, "double_buffer", False) and processes < profile.cores:
+        own -= _overlap(seconds)
+    total = own + seconds["waiting"]
+    if not actors:
+        share = max(1.0, processes / profile.cores)
+        rate = 1 / (total * share)
+        bottleneck = "learner" if share == 1 else "cores"
+        busy = min(processes * own / total, profile.cores)
+        return _prediction(run, shape, rate, seconds, bottleneck, busy)
+    acting = sum(seconds[name] for name in PRIMITIVES if not _of_learner(name))
+    stages = {
+        "learner": total,
+        "actors": acting / actors,
+        "cores": run.replicas * (own + acting) / profile.cores,
+    }
+    bottleneck = max(stages, key=lambda name: stages[name])
+    rate = 1 / stages[bottleneck]
+    return _prediction(run, shape, rate, seconds, bottleneck, run.replicas * (own + acting) * rate)
+
+
+def _prediction(
+    run: Run, shape: Shape, rate: float, seconds: dict[str, float], bottleneck: str, busy: float
+) -> Prediction:
+    return Prediction(run.replicas * shape.env_steps * rate, run.replicas * rate, seconds, bottleneck, busy)
+
+
+def _of_learner(primitive: str) -> bool:
+    return PRIMITIVES[primitive].role == "learner"
+
+
+def _batch_seconds(costs: RecipeCosts, shape: Shape, cores: int, busy: int) -> dict[str, float]:
+    """Of each primitive, for one batch of a replica."""
+    loaded = (busy - 1) / (cores - 1) if cores > 1 else 0.0
+    return {
+        name: shape.calls(name)
+        * costs.lines[name].seconds(shape.size_of(name))
+        * (1 + loaded * (costs.busy[name] - 1))
+        for name in PRIMITIVES
+    }
+
+
+def _exchange(run: Run, costs: RecipeCosts, profile: DeviceProfile) -> float:
+    """For one batch of a replica: the strategy's step in each of its updates."""
+    if run.replicas == 1:
+        return 0.0
+    name = exchange_key(run.strategy, run.replicas)
+    line = profile.exchange.get(name)
+    if line is None:
+        raise NotMeasured(f"{run.strategy.name} among {run.replicas} replicas")
+    return run.learner.updates(1) * line.seconds(costs.parameters)
+
+
+def _waiting(run: Run, deviation: float) -> float:
+    """Of the replicas that are early, for the last, in each batch: the expected maximum of R normal times,
+    of which a round of H updates has the sum."""
+    if run.replicas == 1 or not run.strategy.synchronous:
+        return 0.0
+    period: float = max(1, getattr(run.strategy, "period", 1))
+    return deviation * _expected_maximum(run.replicas) / math.sqrt(period)
+
+
+def _expected_maximum(count: int) -> float:
+    """Of so many standard normal variables (Blom 1958)."""
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+
+
+def _overlap(seconds: dict[str, Any]) -> float:
+    """What double buffering hides: one half of the simulators steps in a thread while the other half acts."""
+    return float(min(seconds["act"], seconds["simulate"]) / 2)

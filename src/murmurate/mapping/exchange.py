@@ -1,0 +1,76 @@
+"""Seconds that a strategy's step takes beside the update, in several processes of this host."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+from murmurate.fabric.interface import Fabric
+from murmurate.launch.together import together
+from murmurate.mapping.lines import Line, fit
+from murmurate.replica.vector import Replica
+from murmurate.replicator.replicator import Replicator
+from murmurate.strategies.interface import Strategy
+
+SIZES = (10_000, 300_000, 1_500_000)  # parameters
+_WINDOWS, _TURNS, _WARM_UP_TURNS = 6, 100, 20  # turns: a multiple of usual periods
+
+
+class _Parameters(nn.Module):
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(count))
+
+
+def measure(strategy: Strategy, replicas: int) -> Line:
+    """Seconds that an update takes longer with ``strategy`` among ``replicas`` processes, over the number of
+    parameters.
+
+    Everything beside the update is left out, so that replicas are never early or late: waiting for one
+    another is the cost model's part. A centre, where there is one, answers in a process of its own.
+    """
+    members = replicas + strategy.centre
+    samples: list[tuple[int, float]] = []
+    for size in SIZES:
+        answers = together(members, _work, strategy, replicas, size)
+        learners = [answer for answer in answers if answer is not None]
+        samples += [(size, statistics.fmean(window)) for window in zip(*learners, strict=True)]
+    return fit(samples)
+
+
+def _work(fabric: Fabric, strategy: Strategy, replicas: int, size: int) -> list[float] | None:
+    """The seconds of an exchange, in each window; None at the centre."""
+    shared = Replicator(strategy, fabric)
+    replica = shared.replicate("shared", _Parameters(size), _sgd)
+    done = fabric.channel("done", torch.zeros(1, dtype=torch.int64))
+    if fabric.rank >= replicas:
+        shared.serve_until(lambda: all(_flag(done, rank) for rank in range(replicas)))
+        return None
+    alone = Replica("alone", _Parameters(size), _sgd)
+    _seconds(lambda: replica.exchange(replica), _WARM_UP_TURNS)
+    times = []
+    for _ in range(_WINDOWS):
+        both = _seconds(lambda: replica.exchange(replica), _TURNS)
+        times.append(max(0.0, both - _seconds(alone.update, _TURNS)))
+    done.publish(torch.ones(1, dtype=torch.int64))
+    return times
+
+
+def _flag(done: Any, rank: int) -> bool:
+    return bool(done.version(rank) > 0)
+
+
+def _sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.01)
+
+
+def _seconds(call: Any, turns: int) -> float:
+    began = time.perf_counter()
+    with torch.no_grad():
+        for _ in range(turns):
+            call()
+    return (time.perf_counter() - began) / turns

@@ -1,0 +1,106 @@
+"""Measures a recipe's primitives on the devices here, and adds them to a device profile."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from murmurate.mapping import exchange
+from murmurate.mapping.lines import fit
+from murmurate.mapping.pilot import Pilot, measure, pilot_run
+from murmurate.mapping.primitives import FLOAT_BYTES, PRIMITIVES
+from murmurate.mapping.profile import DeviceProfile, RecipeCosts, exchange_key, key
+from murmurate.training.memory import planned_bytes
+from murmurate.training.run import Run
+
+Log = Callable[[str], None]
+SECONDS = 1.5  # of a pilot
+
+
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def sizes(run: Run) -> list[Run]:
+    """Pilots of ``run``: its own simulators and batch first, then fewer and more of each."""
+    base = pilot_run(run)
+    source: Any = base.source
+    own = source.simulators // max(1, getattr(run.source, "actors", 0))
+    pilots = [base]
+    requires: Any = base.learner.requires
+    least = getattr(requires, "simulators", 1)
+    for simulators in dict.fromkeys((max(1, own // 4), own, 2 * source.simulators)):
+        if simulators != source.simulators and simulators >= least:
+            pilots.append(dataclasses.replace(base, source=_with(source, simulators=simulators)))
+    if requires.kind == "transitions":
+        for batch in (max(8, requires.batch // 4), 4 * requires.batch):
+            # with as many env steps for each batch as the recipe has
+            ratio = source.replay.samples_per_insert * batch / requires.batch
+            replay = dataclasses.replace(source.replay, samples_per_insert=ratio)
+            learner = dataclasses.replace(base.learner, batch=batch)
+            pilots.append(dataclasses.replace(base, learner=learner, source=_with(source, replay=replay)))
+    return pilots
+
+
+def _with(source: Any, **fields: Any) -> Any:
+    changed = dataclasses.replace(source, **fields)
+    if getattr(changed, "double_buffer", False):
+        changed = dataclasses.replace(changed, double_buffer=False)
+    return changed
+
+
+def add_recipe(profile: DeviceProfile, run: Run, log: Log, seconds: float = SECONDS) -> RecipeCosts:
+    """Measure ``run``'s primitives at several sizes, and its own also while all cores compute."""
+    pilots: list[Pilot] = []
+    runs = sizes(run)
+    for number, pilot in enumerate(runs, 1):
+        found = measure(pilot, seconds)
+        pilots.append(found)
+        log(
+            f"{run.recipe} {number}/{len(runs)}: {found.simulators} simulators, batches of {found.rows}: "
+            f"{1e3 * statistics.median(found.iteration):.2f} ms"
+        )
+    busy = measure(runs[0], seconds, profile.cores) if profile.cores > 1 else pilots[0]
+    log(f"{run.recipe}: {1e3 * statistics.median(busy.iteration):.2f} ms while {profile.cores} cores compute")
+    costs = RecipeCosts(
+        {name: fit(_samples(pilots, name)) for name in PRIMITIVES},
+        {name: _factor(pilots[0], busy, name) for name in PRIMITIVES},
+        pilots[0].deviation / statistics.median(pilots[0].iteration),
+        parameters(run),
+        [(pilot.simulators, pilot.rows) for pilot in pilots],
+    )
+    profile.recipes[key(run)] = costs
+    return costs
+
+
+def _samples(pilots: Sequence[Pilot], name: str) -> list[tuple[int, float]]:
+    kind = PRIMITIVES[name].size
+    return [
+        ({"simulators": pilot.simulators, "batch": pilot.rows, "none": 0}[kind], seconds)
+        for pilot in pilots
+        for seconds in pilot.seconds[name]
+    ]
+
+
+def _factor(alone: Pilot, busy: Pilot, name: str) -> float:
+    before, after = (statistics.median(pilot.seconds[name]) for pilot in (alone, busy))
+    return max(1.0, after / before) if before > 0 else 1.0
+
+
+def parameters(run: Run) -> int:
+    """N of all replicas' vectors together."""
+    return (planned_bytes(run) or 0) // FLOAT_BYTES
+
+
+def add_exchange(profile: DeviceProfile, run: Run, log: Log) -> None:
+    """Measure the exchange of ``run``'s strategy among its replicas, unless the profile has it."""
+    name = exchange_key(run.strategy, run.replicas)
+    if run.replicas > 1 and name not in profile.exchange:
+        line = exchange.measure(run.strategy, run.replicas)
+        profile.exchange[name] = line
+        among = f"{run.strategy.name} among {run.replicas}"
+        log(f"{among}: {1e6 * line.a:.0f} us + {1e9 * line.b:.2f} ns for each parameter")

@@ -1,0 +1,167 @@
+"""Short runs of a recipe's own loop, with one replica, in which each primitive is timed."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from murmurate.errors import Refusal
+from murmurate.fabric.interface import Fabric
+from murmurate.fabric.processes.fabric import ProcessFabric
+from murmurate.fabric.processes.run_state import RunState
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
+from murmurate.launch.role import prepare_process
+from murmurate.launch.together import together
+from murmurate.mapping.primitives import MODELLED, PER_STEP, PRIMITIVES, shape_of
+from murmurate.mapping.timers import Clock, TimedWorld, attach
+from murmurate.strategies.solo import Solo
+from murmurate.training.loop import TrainingLoop
+from murmurate.training.run import Run
+from murmurate.training.session import resolved
+from murmurate.training.worker_context import WorkerContext
+
+WINDOWS = 8
+_LEAST_ITERATIONS = 2 * WINDOWS
+_LONGEST_SECONDS = 40.0
+_WARM_UP_SHARE = 0.3
+_FEW_TRANSITIONS = 2_000  # in the replay when learning begins
+
+
+@dataclasses.dataclass(frozen=True)
+class Pilot:
+    """What a pilot measured.
+
+    simulators, rows: of a batch. busy: how many processes ran the same at once. seconds: of one call of each
+    primitive, a median for each of ``WINDOWS`` windows. iteration: seconds of an iteration, alike; deviation:
+    its standard deviation from one iteration to the next.
+    """
+
+    simulators: int
+    rows: int
+    busy: int
+    seconds: dict[str, list[float]]
+    iteration: list[float]
+    deviation: float
+
+
+def steady(run: Run) -> Run:
+    """``run`` without an end, as it is once it learns: the replay has few steps before that, and the policy
+    acts (random actions would cost no forward pass)."""
+    source: Any = run.source
+    if hasattr(source, "random_env_steps"):
+        source = dataclasses.replace(source, random_env_steps=0)
+    if hasattr(source, "replay"):
+        requires: Any = run.learner.requires
+        starts = min(max(_FEW_TRANSITIONS, requires.batch), source.replay.capacity)
+        replay = dataclasses.replace(source.replay, learning_starts=starts, saved=False)
+        source = dataclasses.replace(source, replay=replay)
+    learner: Any = run.learner
+    if hasattr(learner, "explore_updates"):
+        learner = dataclasses.replace(learner, explore_updates=0)
+    return dataclasses.replace(
+        run,
+        source=source,
+        learner=learner,
+        env_steps=None,
+        updates=None,
+        minutes=60.0,
+        stop_at_return=None,
+        probe_every_updates=0,
+        checkpoint_every_env_steps=10**12,
+    )
+
+
+def pilot_run(run: Run) -> Run:
+    """``steady`` with one replica that collects and learns by itself.
+
+    Raises Refusal where the kind of its batches is not modelled.
+    """
+    if type(run.source).__name__ not in MODELLED:
+        raise Refusal(
+            f"{run.recipe} learns from {run.learner.requires.kind}, whose costs are not modelled. A plan is "
+            "made for recipes that learn from rollouts, trajectories or a replay of their own."
+        )
+    source: Any = run.source
+    if hasattr(source, "actors"):
+        source = dataclasses.replace(source, actors=0)
+    return dataclasses.replace(steady(run), source=source, strategy=Solo(), replicas=1)
+
+
+def measure(run: Run, seconds: float, busy: int = 1) -> Pilot:
+    """Time the primitives of ``run``, as ``pilot_run`` returns it, for about ``seconds`` after a warm-up.
+
+    busy: in as many processes at once, each with a run of its own; the result is their mean.
+    """
+    run = resolved(run)
+    found = together(busy, _timed, run, seconds)
+    shape = shape_of(run)
+    assert shape is not None
+    per_window = [_windows(iterations, shape.steps) for iterations in found]
+    names = per_window[0][0]
+    calls = {
+        name: [float(np.mean([windows[0][name][w] for windows in per_window])) for w in range(WINDOWS)]
+        for name in names
+    }
+    total = [float(np.mean([windows[1][w] for windows in per_window])) for w in range(WINDOWS)]
+    deviation = float(np.mean([windows[2] for windows in per_window]))
+    return Pilot(shape.simulators, shape.rows, busy, calls, total, deviation)
+
+
+def _windows(
+    iterations: Sequence[dict[str, float]], steps: float
+) -> tuple[dict[str, list[float]], list[float], float]:
+    """Seconds of a call of each primitive, and of an iteration, for each window; their deviation."""
+    parts = np.array_split(np.arange(len(iterations)), WINDOWS)
+    calls = {}
+    for name in PRIMITIVES:
+        values = np.array([iteration[name] for iteration in iterations])
+        divisor = steps if name in PER_STEP else 1.0
+        calls[name] = [float(values[part].mean() / divisor) for part in parts]
+    totals = np.array([iteration["total"] for iteration in iterations])
+    low, high = np.percentile(totals, [2, 98])
+    return calls, [float(totals[part].mean()) for part in parts], float(np.std(np.clip(totals, low, high)))
+
+
+def _timed(_: Fabric, run: Run, seconds: float) -> list[dict[str, float]]:
+    """The seconds of each iteration, in this process."""
+    prepare_process(run.placement.threads)
+    memory_file, run_state, clock = SharedMemoryFile.create(), RunState(1), Clock()
+    run_state.open()
+    iterations: list[dict[str, float]] = []
+    world: Any = TimedWorld(run.world, clock)
+    timed = dataclasses.replace(run, world=world)
+    with tempfile.TemporaryDirectory(prefix="murmurate-pilot-") as folder:
+        (Path(folder) / "checkpoints").mkdir()
+        began: list[float] = []
+
+        def between() -> None:
+            if not iterations:
+                return
+            now = time.monotonic()
+            if not began:
+                began.append(now)
+            spent = now - began[0]
+            enough = spent > (1 + _WARM_UP_SHARE) * seconds and len(iterations) > 2 * _LEAST_ITERATIONS
+            if enough or spent > _LONGEST_SECONDS:
+                run_state.request_stop()
+
+        fabric = ProcessFabric(memory_file, run_state, 0)
+        context = WorkerContext(0, fabric, run_state, Path(folder), time.monotonic(), between=between)
+        loop = TrainingLoop(timed, context)
+        attach(loop, clock, iterations)
+        loop.run_to_end()
+    memory_file.close()
+    warm_up = min(len(iterations) // 2, max(1, int(_WARM_UP_SHARE / (1 + _WARM_UP_SHARE) * len(iterations))))
+    kept = iterations[warm_up:]
+    if len(kept) < WINDOWS:
+        raise Refusal(
+            f"{run.recipe} made {len(kept)} batches in {_LONGEST_SECONDS:g} s, too few to measure. Use fewer "
+            "--simulators, or shorter rollouts."
+        )
+    return kept

@@ -1,0 +1,143 @@
+"""The primitives of a training run (Zhang, section 4.1.1 and Fig. 4.1), and the dataflow graph they form.
+
+Finer than the thesis': its actor is ``act`` and ``simulate``, its replay management module ``sample`` and
+``priority``, its data storage ``insert`` and ``gather``, its learner ``forward``, ``backward``, ``update``
+and ``exchange``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from murmurate.training.run import Run
+
+Size = Literal["simulators", "batch", "none"]
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Primitive:
+    """A kind of work that is measured, predicted and placed as a whole.
+
+    size: what its time grows with: the simulators that step together, or the rows of a batch. role: the
+    process that does it where actors and learner are separate.
+    """
+
+    name: str
+    size: Size
+    role: Literal["actor", "learner"]
+    about: str
+
+
+PRIMITIVES: dict[str, Primitive] = {
+    p.name: p
+    for p in (
+        Primitive("act", "simulators", "actor", "actions of the policy for all simulators"),
+        Primitive("simulate", "simulators", "actor", "one step of all simulators"),
+        Primitive("collect", "simulators", "actor", "copies and bookkeeping of a step"),
+        Primitive("insert", "simulators", "learner", "writing a step to the replay, with its priority"),
+        Primitive("sample", "batch", "learner", "drawing the indices of a batch by priority"),
+        Primitive("gather", "batch", "learner", "reading the rows of a batch from the replay's storage"),
+        Primitive("forward", "batch", "learner", "losses of a batch"),
+        Primitive("backward", "batch", "learner", "their gradients"),
+        Primitive("update", "none", "learner", "clipping and optimizer step"),
+        Primitive("priority", "batch", "learner", "writing the new priorities of a batch"),
+        Primitive("loop", "none", "learner", "counting, recording and heartbeats of an iteration"),
+    )
+}
+# once for each step of the simulators; the others once for each batch
+PER_STEP = ("act", "simulate", "collect", "insert")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How much work one batch of a run is.
+
+    simulators: n of a learner. groups: how many processes, or halves, they are divided into. steps: of all
+    simulators, for each batch. rows: of a batch. env_steps: for each batch.
+    """
+
+    simulators: int
+    groups: int
+    steps: float
+    rows: int
+
+    @property
+    def env_steps(self) -> float:
+        return self.steps * self.simulators
+
+    def size_of(self, primitive: str) -> int:
+        """What the time of a primitive grows with, in this shape."""
+        size = PRIMITIVES[primitive].size
+        if size == "batch":
+            return self.rows
+        if size == "none":
+            return 0
+        return self.simulators if primitive == "insert" else max(1, self.simulators // self.groups)
+
+    def calls(self, primitive: str) -> float:
+        """How often a primitive runs for each batch of a learner, over all its groups."""
+        if primitive not in PER_STEP:
+            return 1.0
+        return self.steps if primitive == "insert" else self.steps * self.groups
+
+
+def shape_of(run: Run) -> Shape | None:
+    """None where the run's kind of batches is not modelled: see ``MODELLED``."""
+    source: Any = run.source
+    requires: Any = run.learner.requires
+    simulators = getattr(source, "simulators", 0)
+    actors = getattr(source, "actors", 0)
+    groups = actors or (2 if getattr(source, "double_buffer", False) else 1)
+    if type(source).__name__ not in MODELLED:
+        return None
+    if requires.kind == "transitions":
+        batch, ratio = requires.batch, source.replay.samples_per_insert
+        return Shape(simulators, groups, batch / (ratio * simulators), batch)
+    columns = getattr(source, "columns", simulators)  # simulators whose steps make one batch
+    rows = columns * requires.steps
+    return Shape(simulators, groups, rows / simulators, rows)
+
+
+# sources whose work is that of the primitives above
+MODELLED = ("RolloutSourceConfig", "TrajectorySourceConfig", "ReplaySourceConfig")
+
+
+@dataclass(frozen=True)
+class Edge:
+    """bytes: that go from one primitive to the other for each batch."""
+
+    start: str
+    end: str
+    bytes: float
+
+
+def edges(run: Run, parameters: int) -> Iterator[Edge]:
+    """The dataflow of one replica: what is passed on, and how much for each batch.
+
+    parameters: N of the learner's vectors.
+    """
+    shape, spec = shape_of(run), run.world.spec()
+    assert shape is not None
+    observation = math.prod(spec.observation_shape) * spec.observation_dtype.itemsize
+    action = 8 if spec.actions else FLOAT_BYTES * math.prod(spec.action_shape)
+    step = observation + action + FLOAT_BYTES + 2
+    yield Edge("simulate", "act", shape.env_steps * observation)
+    yield Edge("act", "simulate", shape.env_steps * action)
+    if run.learner.requires.kind == "transitions":
+        row = 2 * observation + action + 2 * FLOAT_BYTES
+        yield Edge("simulate", "insert", shape.env_steps * step)
+        yield Edge("sample", "gather", 8.0 * shape.rows)
+        yield Edge("gather", "forward", float(row * shape.rows))
+        yield Edge("forward", "priority", 12.0 * shape.rows)
+        yield Edge("priority", "sample", 0.0)
+    else:
+        yield Edge("simulate", "forward", shape.env_steps * step)
+    yield Edge("forward", "backward", 0.0)
+    yield Edge("backward", "update", float(FLOAT_BYTES * parameters))
+    yield Edge("update", "act", float(FLOAT_BYTES * parameters))
+    if run.replicas > 1:
+        yield Edge("update", "exchange", float(FLOAT_BYTES * parameters))

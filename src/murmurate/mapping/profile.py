@@ -1,0 +1,138 @@
+"""What is known about a device: a JSON file, so that a plan can be made for machines that are not here."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from murmurate.errors import Refusal
+from murmurate.mapping.lines import Line
+from murmurate.mapping.primitives import PRIMITIVES
+from murmurate.training.run import Run
+from murmurate.training.run_folder import hardware, plain, versions
+
+FORMAT = 1
+_REMEDY = "Measure it there: murmurate plan RECIPE --profile --out FILE."
+
+
+@dataclass
+class RecipeCosts:
+    """The measured costs of one recipe's loop on one device.
+
+    lines: seconds of a call of each primitive while one process computes. busy: how much slower each is while
+    all cores do, a factor. deviation: of an iteration's time, relative to it. parameters: N. batches: the
+    greatest and the least that were measured, as (simulators, rows).
+    """
+
+    lines: dict[str, Line]
+    busy: dict[str, float]
+    deviation: float
+    parameters: int
+    measured: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass
+class Link:
+    """latency_seconds: of an empty message. bytes_per_second: of long ones. how: measured or assumed."""
+
+    latency_seconds: float
+    bytes_per_second: float
+    how: str = "measured"
+
+    def seconds(self, size: float) -> float:
+        return self.latency_seconds + size / self.bytes_per_second
+
+
+@dataclass
+class DeviceProfile:
+    """cores: of the host. device: ``cpu`` or ``cuda:0``. recipes: by ``key``. exchange: of a strategy among
+    so many replicas, by ``exchange_key``, over the number of parameters. links: by name. watts: of a busy
+    core, where it is known."""
+
+    cores: int
+    device: str = "cpu"
+    date: str = ""
+    hardware: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, Any] = field(default_factory=dict)
+    recipes: dict[str, RecipeCosts] = field(default_factory=dict)
+    exchange: dict[str, Line] = field(default_factory=dict)
+    links: dict[str, Link] = field(default_factory=dict)
+    watts: float | None = None
+
+    @classmethod
+    def here(cls, cores: int, device: str) -> DeviceProfile:
+        now = datetime.now().astimezone().isoformat(timespec="seconds")
+        return cls(cores, device, now, hardware(), versions())
+
+
+def key(run: Run) -> str:
+    """Names what a recipe's costs depend on beside its sizes: the world, and the learner but its batch."""
+    learner = {name: value for name, value in plain(run.learner).items() if name not in _FREE}
+    described = json.dumps([plain(run.world), learner], sort_keys=True, default=str)
+    digest = hashlib.sha256(described.encode()).hexdigest()[:12]
+    return f"{run.world.name} {run.learner.name} {digest}"
+
+
+# fields of a learner that change no primitive's cost at a given size
+_FREE = frozenset(
+    {
+        "batch",
+        "learning_rate",
+        "learning_rate_end",
+        "explore_updates",
+        "epsilon",
+        "entropy_coefficient",
+        "discount",
+    }
+)
+
+
+def exchange_key(strategy: Any, replicas: int) -> str:
+    settings = json.dumps(plain(strategy), sort_keys=True, default=str)
+    return f"{strategy.name} x{replicas} {settings}"
+
+
+def save(profile: DeviceProfile, path: Path) -> None:
+    stored = {"format": FORMAT, **dataclasses.asdict(profile)}
+    path.write_text(json.dumps(stored, indent=1) + "\n")
+
+
+def load(path: Path) -> DeviceProfile:
+    """Raises Refusal for a file that is no profile, or has unknown or missing parts."""
+    try:
+        stored = json.loads(path.read_text())
+        if stored.pop("format") != FORMAT:
+            raise ValueError("another format")
+        recipes = {
+            name: RecipeCosts(
+                {primitive: _line(line) for primitive, line in costs["lines"].items()},
+                {primitive: float(factor) for primitive, factor in costs["busy"].items()},
+                float(costs["deviation"]),
+                int(costs["parameters"]),
+                [(int(n), int(rows)) for n, rows in costs["measured"]],
+            )
+            for name, costs in stored.pop("recipes").items()
+        }
+        if any(set(costs.lines) != set(PRIMITIVES) for costs in recipes.values()):
+            raise ValueError("other primitives")
+        exchange = {name: _line(line) for name, line in stored.pop("exchange").items()}
+        links = {name: Link(**link) for name, link in stored.pop("links").items()}
+        profile = DeviceProfile(**stored, recipes=recipes, exchange=exchange, links=links)
+        if profile.cores < 1:
+            raise ValueError("no cores")
+    except OSError as error:
+        raise Refusal(f"{path}: {error.strerror}. {_REMEDY}") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Refusal(f"{path} is no device profile ({type(error).__name__}: {error}). {_REMEDY}") from error
+    return profile
+
+
+def _line(stored: dict[str, Any]) -> Line:
+    a, b = float(stored["a"]), float(stored["b"])
+    low, high, sizes = stored["low"], stored["high"], stored["sizes"]
+    return Line(a, b, (low[0], low[1]), (high[0], high[1]), (int(sizes[0]), int(sizes[1])))

@@ -1,0 +1,139 @@
+"""Times the primitives of a running training loop, without changing it."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from murmurate.replica.vector import Exchange, Replica
+from murmurate.spec import TimeStep
+from murmurate.training.loop import TrainingLoop
+
+_SOURCE = ("act", "simulate", "insert", "sample", "gather")
+
+
+class Clock:
+    """Adds up the seconds spent in named functions; ``taken`` returns them and begins anew."""
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        seconds, now = self._seconds, time.perf_counter
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            began = now()
+            result = function(*arguments, **options)
+            seconds[name] += now() - began
+            return result
+
+        return call
+
+    def taken(self) -> dict[str, float]:
+        seconds = dict(self._seconds)
+        self._seconds.clear()
+        return seconds
+
+
+class TimedWorld:
+    """A world whose simulators are timed."""
+
+    def __init__(self, world: Any, clock: Clock) -> None:
+        self._world, self._clock = world, clock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._world, name)
+
+    def shared_by(self, simulators: int) -> TimedWorld:
+        return TimedWorld(self._world.shared_by(simulators), self._clock)
+
+    def open(self, simulators: int, **options: Any) -> _TimedSimulators:
+        return _TimedSimulators(self._world.open(simulators, **options), self._clock)
+
+
+class _TimedSimulators:
+    def __init__(self, simulators: Any, clock: Clock) -> None:
+        self._simulators = simulators
+        self._send = clock.timed("simulate", simulators.send)
+        self._receive = clock.timed("simulate", simulators.receive)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._simulators, name)
+
+    def send(self, action: Tensor) -> None:
+        self._send(action)
+
+    def receive(self) -> TimeStep:
+        return self._receive()  # type: ignore[no-any-return]
+
+
+def attach(loop: TrainingLoop, clock: Clock, iterations: list[dict[str, float]]) -> None:
+    """Append to ``iterations`` the seconds of each of the loop's iterations, by primitive and in all
+    (``total``)."""
+    learner, source = loop.learner, loop.source
+    for name, owner, method in (("learn", learner, "learn"), ("act", learner, "act")):
+        if hasattr(owner, method):
+            setattr(owner, method, clock.timed(name, getattr(owner, method)))
+    if (replay := getattr(source, "replay", None)) is not None:
+        for name, method in (
+            ("insert", "observe"), ("sample", "choose"), ("gather", "gather"), ("priority", "update")
+        ):  # fmt: skip
+            setattr(replay, method, clock.timed(name, getattr(replay, method)))
+    for replica in learner.replicas.values():
+        _attach_replica(replica, clock)
+    loop.source = _TimedSource(source, clock)
+    ended = loop.timer.end_iteration
+    last = [time.perf_counter()]
+
+    def end_iteration() -> None:
+        ended()
+        now = time.perf_counter()
+        iterations.append(primitives_of(clock.taken(), now - last[0]))
+        last[0] = now
+
+    setattr(loop.timer, "end_iteration", end_iteration)  # noqa: B010
+
+
+class _TimedSource:
+    def __init__(self, source: Any, clock: Clock) -> None:
+        object.__setattr__(self, "_source", source)
+        object.__setattr__(self, "_next", clock.timed("next", source.__next__))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._source, name, value)
+
+    def __iter__(self) -> _TimedSource:
+        return self
+
+    def __next__(self) -> Any:
+        return self._next()
+
+
+def _attach_replica(replica: Replica, clock: Clock) -> None:
+    exchange: Callable[[Replica], Exchange] = clock.timed("step", replica.exchange)
+    replica.exchange = exchange
+    setattr(replica, "descend", clock.timed("descend", replica.descend))  # noqa: B010
+
+
+def primitives_of(seconds: Mapping[str, float], total: float) -> dict[str, float]:
+    """The seconds of an iteration by primitive, from those of the functions that were timed; the rest of the
+    source's is ``collect``, the rest of all is ``loop``.
+
+    The strategy's step is ``update``: a single replica clips and updates in it, and exchanges nothing.
+    """
+    found = {name: seconds.get(name, 0.0) for name in (*_SOURCE, "priority")}
+    collecting = seconds.get("next", 0.0)
+    found["collect"] = max(0.0, collecting - sum(seconds.get(name, 0.0) for name in _SOURCE))
+    learn, descend, step = (seconds.get(name, 0.0) for name in ("learn", "descend", "step"))
+    found["forward"] = max(0.0, learn - descend)
+    found["backward"] = max(0.0, descend - step)
+    found["update"] = step
+    found["loop"] = max(0.0, total - collecting - learn - found["priority"])
+    return {**found, "total": total}
