@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from murmurate.cli.main import _new_folder, _parser, main
+from murmurate.cli.main import new_folder, _parser, main
 from murmurate.cli.options import change, options
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability
@@ -197,7 +197,7 @@ def test_a_launcher_that_cannot_carry_a_strategy_is_named_with_one_that_it_can(
 
 
 def test_a_run_of_any_world_lies_right_below_runs() -> None:
-    folder = _new_folder("gym:houses:House/Corridor-v0-a2c")
+    folder = new_folder("gym:houses:House/Corridor-v0-a2c")
     assert folder.parent == Path("runs")
     assert folder.name.startswith("gym-houses-House-Corridor-v0-a2c-")
 

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from murmurate import __version__
 from murmurate.cli.options import number_argument
+from murmurate.cli.plan import add_verb as add_plan
 from murmurate.cli.topics_verbs import add_verbs
 from murmurate.errors import Refusal, RunFailed, printable
 from murmurate.fabric.processes.fork_server import begin_fork_server, end_fork_server
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _verb_first(sys.argv[1:] if arguments is None else arguments)
         )
         verb = options.verb if options.verb != "topics" else f"topics {options.inner}"
-        if rest and verb not in ("train", "resume", "simulate", "topics fit", "bench"):
+        if rest and verb not in ("train", "resume", "simulate", "topics fit", "bench", "plan"):
             raise Refusal(f"{verb} has no option {rest[0]}. See: murmurate {verb} --help")
         code: int = options.act(options, rest)
     except Refusal as refusal:
@@ -160,6 +161,7 @@ def _parser() -> argparse.ArgumentParser:
         "topics", help="topic models: fit, show, transform, evaluate", allow_abbrev=False
     )
     add_verbs(topics.add_subparsers(dest="inner", required=True, metavar="VERB"), report_end)
+    add_plan(verbs)
     doctor = verbs.add_parser("doctor", help="check this machine, with advice for what is missing")
     doctor.add_argument("--json", action="store_true")
     doctor.set_defaults(act=_doctor)
@@ -207,12 +209,12 @@ def _train(options: argparse.Namespace, rest: list[str]) -> int:
     if (ranks := engine.dictated_replicas()) is not None:
         run = change(dataclasses.replace(base, replicas=ranks), rest, verb)
 
-    folder = options.out or _new_folder(run.recipe)
+    folder = options.out or new_folder(run.recipe)
     finish = train(run, folder, engine, stored)
     return report_end(finish, finish.folder or folder)
 
 
-def _new_folder(name: str) -> Path:
+def new_folder(name: str) -> Path:
     """A new folder below ``runs``, without the slashes and colons of Gymnasium ids."""
     return Path("runs") / f"{re.sub('[/:]', '-', name)}-{time.strftime('%Y%m%d-%H%M%S')}"
 
@@ -235,7 +237,7 @@ def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
     if has_end:  # an explicit end replaces the recipe's, which a thousand replicas would reach at once
         run = dataclasses.replace(run, env_steps=None)
     run = change(run, of_run, verb)
-    folder = options.out or _new_folder(f"{run.recipe}-simulated")
+    folder = options.out or new_folder(f"{run.recipe}-simulated")
     finish = simulate(run, cluster, folder, quiet=options.json)
     if options.json:
         print(json.dumps(finish.summary))

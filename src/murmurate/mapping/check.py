@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
 import json
 import tempfile
 from collections import defaultdict
@@ -15,9 +13,8 @@ from typing import Any
 from murmurate.errors import RunFailed
 from murmurate.launch.local import Local
 from murmurate.mapping.pilot import steady
+from murmurate.mapping.quiet import started
 from murmurate.training.run import Run
-from murmurate.training.run_folder import write_run
-from murmurate.training.session import preflight, resolved
 
 _START_SECONDS = 6.0  # of the processes, and of their first episodes
 _WARM_UP_SHARE = 0.3
@@ -36,18 +33,9 @@ def measured(run: Run, seconds: float = 12.0) -> float:
         minutes=(_START_SECONDS + (1 + _WARM_UP_SHARE) * seconds) / 60,
         record_every_seconds=_RECORD_SECONDS,
     )
-    run = resolved(dataclasses.replace(run, strategy=run.learner.adapted(run.strategy)))
-    engine = Local()
-    preflight(run, engine)
-    with tempfile.TemporaryDirectory(prefix="murmurate-check-") as name:
-        folder = Path(name)
-        (folder / "checkpoints").mkdir()
-        write_run(folder, run)
-        with contextlib.redirect_stdout(io.StringIO()):
-            coordinator = engine.start(run, folder, None)
-        if coordinator.failure is not None:
-            raise RunFailed(str(coordinator.failure)) from coordinator.failure
-        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    with tempfile.TemporaryDirectory(prefix="murmurate-check-") as folder:
+        started(run, Path(folder))
+        lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
     return throughput(lines, run.replicas)
 
 

@@ -96,11 +96,13 @@ def parameters(run: Run) -> int:
     return (planned_bytes(run) or 0) // FLOAT_BYTES
 
 
-def add_exchange(profile: DeviceProfile, run: Run, log: Log) -> None:
-    """Measure the exchange of ``run``'s strategy among its replicas, unless the profile has it."""
+def add_exchange(profile: DeviceProfile, run: Run, log: Log) -> bool:
+    """Measure the exchange of ``run``'s strategy among its replicas. Returns False if the profile has it."""
     name = exchange_key(run.strategy, run.replicas)
-    if run.replicas > 1 and name not in profile.exchange:
-        line = exchange.measure(run.strategy, run.replicas)
-        profile.exchange[name] = line
-        among = f"{run.strategy.name} among {run.replicas}"
-        log(f"{among}: {1e6 * line.a:.0f} us + {1e9 * line.b:.2f} ns for each parameter")
+    if run.replicas == 1 or name in profile.exchange:
+        return False
+    line = exchange.measure(run.strategy, run.replicas)
+    profile.exchange[name] = line
+    among = f"{run.strategy.name} among {run.replicas}"
+    log(f"{among}: {1e6 * line.a:.0f} us + {1e9 * line.b:.2f} ns for each parameter")
+    return True

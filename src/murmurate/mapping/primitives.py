@@ -74,15 +74,11 @@ class Shape:
         size = PRIMITIVES[primitive].size
         if size == "batch":
             return self.rows
-        if size == "none":
-            return 0
-        return self.simulators if primitive == "insert" else max(1, self.simulators // self.groups)
+        return 0 if size == "none" else max(1, self.simulators // self.groups)
 
     def calls(self, primitive: str) -> float:
         """How often a primitive runs for each batch of a learner, over all its groups."""
-        if primitive not in PER_STEP:
-            return 1.0
-        return self.steps if primitive == "insert" else self.steps * self.groups
+        return self.steps * self.groups if primitive in PER_STEP else 1.0
 
 
 def shape_of(run: Run) -> Shape | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from murmurate.errors import Refusal
+from murmurate.mapping.learning import Learning
 from murmurate.mapping.lines import Line
 from murmurate.mapping.primitives import PRIMITIVES
 from murmurate.training.run import Run
@@ -25,8 +26,8 @@ class RecipeCosts:
     """The measured costs of one recipe's loop on one device.
 
     lines: seconds of a call of each primitive while one process computes. busy: how much slower each is while
-    all cores do, a factor. deviation: of an iteration's time, relative to it. parameters: N. batches: the
-    greatest and the least that were measured, as (simulators, rows).
+    all cores do, a factor. deviation: of an iteration's time, relative to it. parameters: N. batches: those
+    that were measured, as (simulators, rows). learning: how many env steps it needs, where that was measured.
     """
 
     lines: dict[str, Line]
@@ -34,6 +35,7 @@ class RecipeCosts:
     deviation: float
     parameters: int
     measured: list[tuple[int, int]] = field(default_factory=list)
+    learning: Learning | None = None
 
 
 @dataclass
@@ -68,6 +70,10 @@ class DeviceProfile:
     def here(cls, cores: int, device: str) -> DeviceProfile:
         now = datetime.now().astimezone().isoformat(timespec="seconds")
         return cls(cores, device, now, hardware(), versions())
+
+    def is_here(self, cores: int) -> bool:
+        """Whether it is of this machine: the same processor and as many cores."""
+        return self.cores == cores and self.hardware.get("cpu") == hardware()["cpu"]
 
 
 def key(run: Run) -> str:
@@ -115,6 +121,7 @@ def load(path: Path) -> DeviceProfile:
                 float(costs["deviation"]),
                 int(costs["parameters"]),
                 [(int(n), int(rows)) for n, rows in costs["measured"]],
+                None if costs["learning"] is None else Learning(**costs["learning"]),
             )
             for name, costs in stored.pop("recipes").items()
         }

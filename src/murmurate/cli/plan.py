@@ -1,0 +1,180 @@
+"""``murmurate plan``: which configuration of a recipe is best on a machine, from measured costs."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from murmurate.cli.options import change, number_argument
+from murmurate.errors import Refusal
+from murmurate.ranges import AnyFloat, PositiveFloat, PositiveInt
+
+if TYPE_CHECKING:
+    from murmurate.mapping.profile import DeviceProfile
+    from murmurate.mapping.search import Candidate
+    from murmurate.training.run import Run
+
+PROFILE = Path("runs") / "profile.json"
+_SHOWN, _CHECKED = 5, 3
+
+
+def add_verb(verbs: Any) -> None:
+    plan = verbs.add_parser(
+        "plan",
+        help="predict the best replicas, strategy, simulators, actors and batch for a machine",
+        description="Measures what the parts of a recipe cost on this machine, and predicts which "
+        "configuration of it is best. Options of the recipe, as of train, may follow.",
+        allow_abbrev=False,
+    )
+    plan.add_argument("recipe", help="<world>-<algorithm>; see: murmurate list recipes")
+    plan.add_argument("--strategy", help="how the replicas agree; see: murmurate list strategies")
+    plan.add_argument("--profile", action="store_true", help="measure the costs, again if they are known")
+    plan.add_argument(
+        "--on", type=Path, help=f"a machine's profile, also of another one (default: {PROFILE})"
+    )
+    plan.add_argument("--objective", choices=("throughput", "time", "energy"), default="throughput")
+    plan.add_argument(
+        "--target", type=number_argument(AnyFloat), help="return of --objective time; trains short runs"
+    )
+    plan.add_argument("--watts", type=number_argument(PositiveFloat), help="power of a busy core")
+    plan.add_argument("--hosts", type=number_argument(PositiveInt), default=1, help="of the same kind")
+    plan.add_argument("--check", action="store_true", help="run the best few, and compare")
+    plan.add_argument("--apply", action="store_true", help="train with the best one")
+    plan.add_argument("--out", type=Path, help="run folder of --apply")
+    plan.add_argument("--page", type=Path, help="write the plan as a web page")
+    plan.add_argument("--json", action="store_true", help="candidates as a list, best first")
+    plan.set_defaults(act=act)
+
+
+def act(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.mapping.search import search
+    from murmurate.recipes import recipe
+    from murmurate.strategies import strategy
+
+    run = recipe(options.recipe)
+    if options.strategy is not None and options.strategy != run.strategy.name:
+        run = dataclasses.replace(run, strategy=strategy(options.strategy)())
+    run = change(run, rest, f"murmurate train {options.recipe}")
+    run.validate()
+    profile = _profile(run, options)
+    found = search(run, profile, options.objective, options.hosts, _say)
+    checked = _checked(found, options) if options.check else {}
+    if options.page is not None:
+        from murmurate.mapping.page import write_page
+
+        _say(f"the page is {write_page(options.page, run, profile, found, checked)}")
+    if options.json:
+        rows = [candidate.plain() | {"measured": checked.get(candidate.name)} for candidate in found]
+        print(json.dumps(rows))
+    else:
+        _show(run, found, profile, checked)
+    return _apply(found[0], options) if options.apply else 0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _profile(run: Run, options: argparse.Namespace) -> DeviceProfile:
+    """The profile of ``--on``, or this machine's, with what the plan needs."""
+    from murmurate.mapping import learning, measure
+    from murmurate.mapping.profile import DeviceProfile, key, load, save
+    from murmurate.mapping.search import needed
+
+    path = options.on or PROFILE
+    cores = measure.cores()
+    profile = (
+        load(path) if options.on or path.exists() else DeviceProfile.here(cores, run.placement.devices[0])
+    )
+    here = profile.is_here(cores)
+    if not here and (options.profile or options.on is None):
+        raise Refusal(
+            f"{path} is of another machine ({profile.hardware.get('cpu')}, {profile.cores} cores), and what "
+            "is measured here does not belong in it. Use --on with another file, or remove it."
+        )
+    measured = False
+    if here and (options.profile or key(run) not in profile.recipes):
+        _say(f"measuring {run.recipe} on this machine")
+        measure.add_recipe(profile, run, _say)
+        measured = True
+    if here:
+        for other in needed(run, cores):
+            measured |= measure.add_exchange(profile, other, _say)
+    costs = profile.recipes.get(key(run))
+    if here and costs is not None and options.target not in (None, getattr(costs.learning, "target", None)):
+        costs.learning = learning.measure(run, options.target, _say)
+        measured = True
+    if options.watts is not None:
+        profile.watts = options.watts
+    if measured:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save(profile, path)
+        _say(f"the profile is {path}")
+    return profile
+
+
+def _checked(found: Sequence[Candidate], options: argparse.Namespace) -> dict[str, float]:
+    """Env steps per second of the best few, measured, by name."""
+    from murmurate.mapping.check import measured
+
+    if options.on is not None:
+        raise Refusal("--check runs the candidates here, and --on is of a machine that need not be this one.")
+    rates = {}
+    for candidate in found[:_CHECKED]:
+        rate = rates[candidate.name] = measured(candidate.run)
+        predicted = candidate.prediction.env_steps_per_second
+        _say(
+            f"{candidate.name}: {rate:,.0f} env steps/s, predicted {predicted:,.0f} ({predicted / rate:.2f})"
+        )
+    return rates
+
+
+def _show(run: Run, found: Sequence[Candidate], profile: DeviceProfile, checked: Mapping[str, float]) -> None:
+    import rich.console
+    import rich.table
+
+    unit = found[0].unit
+    table = rich.table.Table(title=f"{run.recipe} on {profile.cores} cores: {len(found)} configurations")
+    table.add_column("configuration")
+    table.add_column(f"predicted {unit}", justify="right")
+    if checked:
+        table.add_column("measured env steps/s", justify="right")
+    table.add_column("why")
+    own = next((c for c in found if not c.changes), None)
+    shown = [*found[:_SHOWN], *([own] if own is not None and own not in found[:_SHOWN] else [])]
+    for candidate in shown:
+        measured = [f"{checked[candidate.name]:,.0f}" if candidate.name in checked else ""] * bool(checked)
+        table.add_row(candidate.name, f"{candidate.predicted:,.4g}", *measured, candidate.why)
+    rich.console.Console().print(table)
+    print(f"Train with the first: murmurate train {run.recipe} {' '.join(found[0].changes)}")
+    for sentence in advice(found, profile):
+        print(sentence)
+
+
+def advice(found: Sequence[Candidate], profile: DeviceProfile) -> list[str]:
+    """What would make the plan, or the run, better."""
+    sentences = []
+    best = found[0].prediction
+    if best.bottleneck == "cores" or best.busy > 0.9 * profile.cores:
+        sentences.append(f"All {profile.cores} cores are busy with it: more cores would make it faster.")
+    if found[0].run.replicas > profile.cores and "network" not in profile.links:
+        sentences.append("The network was assumed: put its latency and bandwidth in the profile's links.")
+    return sentences
+
+
+def _apply(best: Candidate, options: argparse.Namespace) -> int:
+    from murmurate.cli.main import new_folder, report_end
+    from murmurate.launch import launcher
+    from murmurate.recipes import stored
+    from murmurate.training.session import train
+
+    if options.hosts > 1:
+        raise Refusal("--apply trains on this host, and the plan is for several. Leave out --hosts.")
+    folder = options.out or new_folder(best.run.recipe)
+    finish = train(best.run, folder, launcher(best.run.launcher), stored)
+    return report_end(finish, finish.folder or folder)

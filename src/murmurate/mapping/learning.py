@@ -1,0 +1,127 @@
+"""How many env steps a run needs to a target return, by rules measured on short runs.
+
+Larger batches and more replicas see more env steps between two updates; rare averaging lets replicas drift
+apart. Each of these changes what is learned from an env step. The rule is a power law in each factor,
+S = S_0 prod_k (x_k / x_k0) ** e_k, whose exponents e_k are fitted to runs in which one factor changes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from murmurate.errors import Refusal
+from murmurate.launch.local import Local
+from murmurate.mapping.quiet import started
+from murmurate.strategies import strategy
+from murmurate.training.run import Run
+
+FACTORS = ("replicas", "simulators", "batch", "period")
+
+
+@dataclass
+class Learning:
+    """target: a mean return of the last 100 training episodes. env_steps: S_0, that the recipe itself needed;
+    exponents: by factor; runs: how many there were, and ``unfinished`` of them did not reach the target and
+    count as what they made."""
+
+    target: float
+    env_steps: float
+    exponents: dict[str, float]
+    runs: int
+    unfinished: int = 0
+
+
+def factors(run: Run) -> dict[str, float]:
+    """The factors of the rule; 1 where a run has no such thing."""
+    requires: Any = run.learner.requires
+    period = getattr(run.strategy, "period", 1) if run.replicas > 1 else 1
+    return {
+        "replicas": float(run.replicas),
+        "simulators": float(getattr(run.source, "simulators", 1)),
+        "batch": float(getattr(requires, "batch", 1)),
+        "period": float(period),
+    }
+
+
+def env_steps_to_target(candidate: Run, run: Run, learning: Learning) -> float:
+    """Predicted for ``candidate``, a variant of ``run``."""
+    own, base = factors(candidate), factors(run)
+    ratio = math.prod((own[name] / base[name]) ** learning.exponents.get(name, 0.0) for name in FACTORS)
+    return float(learning.env_steps * ratio)
+
+
+def measure(run: Run, target: float, log: Callable[[str], None], seeds: int = 2) -> Learning:
+    """Train ``run`` and variants of it, each with one factor changed, until ``target``.
+
+    Raises Refusal if the recipe itself does not reach it.
+    """
+    base = [_env_steps(run, target, seed) for seed in range(seeds)]
+    reached = [steps for steps, there in base if there]
+    if not reached:
+        raise Refusal(
+            f"{run.recipe} did not reach a return of {target:g} in its {run.env_steps or 0:,} env steps. Use "
+            "a lower --target, or more --env-steps."
+        )
+    own = _mean([steps for steps, _ in base])
+    log(f"{run.recipe}: {own:,.0f} env steps to a return of {target:g}")
+    exponents: dict[str, float] = {}
+    runs, unfinished = seeds, seeds - len(reached)
+    before = factors(run)
+    for name, variant in variants(run).items():
+        found = [_env_steps(variant, target, seed) for seed in range(seeds)]
+        runs, unfinished = runs + seeds, unfinished + sum(not there for _, there in found)
+        steps = _mean([steps for steps, _ in found])
+        reference = own
+        if name == "period":  # the variant has two replicas as well
+            reference *= (2 / before["replicas"]) ** exponents.get("replicas", 0.0)
+        exponents[name] = math.log(steps / reference) / math.log(factors(variant)[name] / before[name])
+        log(f"{name} {before[name]:g} -> {factors(variant)[name]:g}: {steps:,.0f} env steps")
+    return Learning(target, own, exponents, runs, unfinished)
+
+
+def variants(run: Run) -> dict[str, Run]:
+    """By the factor that differs from ``run``."""
+    found: dict[str, Run] = {}
+    source: Any = run.source
+    learner: Any = run.learner
+    agreed = run.strategy if run.replicas > 1 else strategy("all-reduce")()
+    found["replicas"] = dataclasses.replace(run, replicas=2 * run.replicas, strategy=agreed)
+    found["simulators"] = dataclasses.replace(
+        run, source=dataclasses.replace(source, simulators=2 * source.simulators)
+    )
+    if hasattr(learner, "batch"):
+        found["batch"] = dataclasses.replace(
+            run, learner=dataclasses.replace(learner, batch=2 * learner.batch)
+        )
+    local: Any = strategy("local-sgd")()
+    found["period"] = dataclasses.replace(run, replicas=max(2, run.replicas), strategy=local)
+    accepted = {}
+    for name, variant in found.items():
+        try:
+            variant.validate()
+        except Refusal:
+            continue
+        accepted[name] = variant
+    return accepted
+
+
+def _env_steps(run: Run, target: float, seed: int) -> tuple[float, bool]:
+    """(env steps of one training run until ``target`` or its end, whether it reached the target)"""
+    with tempfile.TemporaryDirectory(prefix="murmurate-learning-") as folder:
+        coordinator = started(
+            dataclasses.replace(run, seed=seed, stop_at_return=target, launcher=Local.name), Path(folder)
+        )
+        steps = float(coordinator.run_state.total_env_steps())
+    end = float(run.env_steps or math.inf)
+    return steps, steps < end
+
+
+def _mean(values: list[float]) -> float:
+    return math.exp(statistics.fmean(math.log(max(value, 1.0)) for value in values))

@@ -1,0 +1,162 @@
+"""A plan as a web page: the dataflow graph, when each part works, and the candidates' trade-offs."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from murmurate.mapping.cost import Prediction
+from murmurate.mapping.lines import relative_width
+from murmurate.mapping.primitives import PRIMITIVES, edges, shape_of
+from murmurate.mapping.profile import DeviceProfile, key
+from murmurate.mapping.search import Candidate
+from murmurate.training.run import Run
+
+_COLUMNS = {  # of the picture of the graph: (column, row)
+    "simulate": (0, 0), "act": (0, 1), "insert": (1, 0), "sample": (1, 1), "gather": (2, 1),
+    "forward": (3, 1), "backward": (4, 1), "update": (4, 0), "priority": (2, 0), "exchange": (5, 0),
+}  # fmt: skip
+_SHOWN = 12
+_ACTING, _LEARNING = "#dd8452", "#4c72b0"
+
+
+def write_page(
+    path: Path, run: Run, profile: DeviceProfile, found: Sequence[Candidate], checked: Mapping[str, float]
+) -> Path:
+    """Write the plan of ``run`` as one HTML file without references to others. Returns ``path``."""
+    best, costs = found[0], profile.recipes[key(run)]
+    rows = [
+        {
+            "name": c.name,
+            "value": f"{c.predicted:,.4g}",
+            "measured": f"{checked[c.name]:,.0f}" if c.name in checked else "",
+            "why": c.why,
+        }
+        for c in found[:_SHOWN]
+    ]
+    lines = [
+        {
+            "name": f"{name}: {PRIMITIVES[name].about}",
+            "line": f"{1e6 * line.a:,.1f} us + {1e6 * line.b:,.3f} us n",
+            "sizes": f"{line.sizes[0]} to {line.sizes[1]}",
+            "width": f"± {relative_width(line, line.sizes[1]):.0%}",
+            "busy": f"{costs.busy[name]:.2f} times",
+        }
+        for name, line in costs.lines.items()
+        if line.seconds(line.sizes[1]) > 0
+    ]
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    page = jinja2.Environment(loader=loader, autoescape=True).get_template("plan.html")
+    html = page.render(
+        title=f"Plan of {run.recipe}",
+        hardware=f"{profile.hardware.get('cpu', 'unknown processor')}, {profile.cores} cores",
+        date=profile.date or "at an unknown time",
+        unit=best.unit,
+        rows=rows,
+        costs=lines,
+        graph=_graph(best.run, costs.parameters, best.prediction),
+        gantt=_gantt(best.run, best.prediction),
+        pareto=_pareto(found),
+    )
+    path.write_text(html)
+    return path
+
+
+def _figure(width: float, height: float) -> tuple[Any, Any]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots()
+
+
+def _encoded(figure: Any) -> str:
+    memory = io.BytesIO()
+    figure.savefig(memory, format="png", dpi=110)
+    return base64.b64encode(memory.getvalue()).decode()
+
+
+def _graph(run: Run, parameters: int, prediction: Prediction) -> str:
+    figure, axes = _figure(9, 3.6)
+    drawn = [edge for edge in edges(run, parameters) if edge.start in _COLUMNS and edge.end in _COLUMNS]
+    present = {name for edge in drawn for name in (edge.start, edge.end)}
+    for edge in drawn:
+        (x0, y0), (x1, y1) = _COLUMNS[edge.start], _COLUMNS[edge.end]
+        arrow = {
+            "arrowstyle": "->",
+            "color": "0.5",
+            "shrinkA": 28,
+            "shrinkB": 28,
+            "connectionstyle": "arc3,rad=.2",
+        }
+        axes.annotate("", (x1, y1), (x0, y0), arrowprops=arrow)
+        bend = 0.1 if x1 >= x0 else -0.1
+        if edge.bytes:
+            axes.text(
+                (x0 + x1) / 2 + bend * (y1 - y0),
+                (y0 + y1) / 2 - bend,
+                _bytes(edge.bytes),
+                fontsize=8,
+                color="0.35",
+            )
+    for name in present:
+        x, y = _COLUMNS[name]
+        box = {"boxstyle": "round,pad=.5", "facecolor": "#e8eef7", "edgecolor": _LEARNING}
+        label = f"{name}\n{1e3 * prediction.seconds[name]:.3g} ms"
+        axes.text(x, y, label, ha="center", va="center", bbox=box, fontsize=9)
+    axes.set_xlim(-0.6, 5.6)
+    axes.set_ylim(-0.5, 1.5)
+    axes.axis("off")
+    return _encoded(figure)
+
+
+def _bytes(count: float) -> str:
+    for unit, size in (("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def _gantt(run: Run, prediction: Prediction) -> str:
+    """The parts one after another, actors above the learner where they are processes of their own."""
+    actors = getattr(run.source, "actors", 0)
+    names = [n for n in (*PRIMITIVES, "exchange", "waiting") if prediction.seconds.get(n, 0) > 0]
+    figure, axes = _figure(9, 0.8 + 0.33 * len(names))
+    at = {"actor": 0.0, "learner": 0.0}
+    for row, name in enumerate(names):
+        role = PRIMITIVES[name].role if name in PRIMITIVES else "learner"
+        seconds = prediction.seconds[name]
+        lane = role if actors else "learner"
+        if actors and role == "actor":
+            seconds /= actors
+        axes.barh(
+            row, 1e3 * seconds, left=1e3 * at[lane], color=_LEARNING if role == "learner" else "#dd8452"
+        )
+        at[lane] += seconds
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.set_xlabel("ms (orange: acting; blue: learning)")
+    return _encoded(figure)
+
+
+def _pareto(found: Sequence[Candidate]) -> str:
+    figure, axes = _figure(7, 4)
+    points = []
+    for candidate in found:
+        shape = shape_of(candidate.run)
+        assert shape is not None
+        between = candidate.run.replicas * shape.env_steps / candidate.run.learner.updates(1)
+        points.append((between, candidate.prediction.env_steps_per_second))
+    front = [p for p in points if not any(q[0] <= p[0] and q[1] > p[1] for q in points)]
+    axes.scatter(*zip(*points, strict=True), facecolors="none", edgecolors=_LEARNING)
+    axes.plot(*zip(*sorted(set(front)), strict=True), "o-", color=_LEARNING)
+    axes.set_xscale("log")
+    axes.set_xlabel("env steps of all replicas between two updates")
+    axes.set_ylabel("env steps per second, predicted")
+    return _encoded(figure)
