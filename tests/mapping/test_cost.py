@@ -1,0 +1,129 @@
+"""The cost model, on costs that are written down: its figures can be computed by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from murmurate.mapping.cost import NotMeasured, predict
+from murmurate.mapping.lines import Line
+from murmurate.mapping.primitives import PRIMITIVES, edges, shape_of
+from murmurate.mapping.profile import DeviceProfile, RecipeCosts, exchange_key, key
+from murmurate.recipes import recipe
+from murmurate.strategies import strategy
+from murmurate.training.run import Run
+
+MILLISECOND = 1e-3
+PARAMETERS = 1_000_000
+
+
+def line(a: float, b: float = 0.0) -> Line:
+    return Line(a, b, (a, b), (a, b), (1, 1024))
+
+
+def profile_of(
+    run: Run, cores: int = 4, deviation: float = 0.0, busy: float = 1.0, **lines: Line
+) -> DeviceProfile:
+    """In which every primitive that is not given costs nothing."""
+    costs = RecipeCosts(
+        {name: lines.get(name, line(0.0)) for name in PRIMITIVES},
+        dict.fromkeys(PRIMITIVES, busy),
+        deviation,
+        PARAMETERS,
+    )
+    return DeviceProfile(cores, recipes={key(run): costs})
+
+
+def with_source(run: Run, **fields: Any) -> Run:
+    source: Any = run.source
+    return dataclasses.replace(run, source=dataclasses.replace(source, **fields))
+
+
+def test_a_learner_alone_does_its_work_one_after_another() -> None:
+    run = recipe("cartpole-a2c")  # 8 simulators, 8 steps
+    profile = profile_of(
+        run, act=line(MILLISECOND), simulate=line(0, MILLISECOND / 8), forward=line(4 * MILLISECOND)
+    )
+    found = predict(run, profile)
+    assert found.env_steps_per_second == pytest.approx(64 / ((8 + 8 + 4) * MILLISECOND))
+    assert found.updates_per_second == pytest.approx(1 / (20 * MILLISECOND))
+    assert found.bottleneck == "learner"
+
+
+def test_a_replay_steps_as_often_as_its_ratio_allows() -> None:
+    run = recipe("cartpole-dqn")  # 8 simulators, batches of 64, 8 samples per insert: a step for each batch
+    shape = shape_of(run)
+    assert shape is not None
+    assert (shape.steps, shape.rows, shape.env_steps) == (1.0, 64, 8.0)
+    twice = shape_of(with_source(run, simulators=4))
+    assert twice is not None
+    assert (twice.steps, twice.env_steps) == (2.0, 8.0)
+
+
+def test_replicas_beyond_the_cores_share_them() -> None:
+    run = recipe("cartpole-a2c")
+    profile = profile_of(run, cores=2, forward=line(10 * MILLISECOND))
+    for replicas in (2, 4, 8):
+        many = dataclasses.replace(run, replicas=replicas)
+        profile.exchange[exchange_key(many.strategy, replicas)] = line(0.0)
+        found = predict(many, profile)
+        assert found.env_steps_per_second == pytest.approx(2 * 64 / (10 * MILLISECOND))
+        assert found.bottleneck == ("learner" if replicas == 2 else "cores")
+
+
+def test_the_slowest_stage_limits_a_pipeline() -> None:
+    run = with_source(recipe("cartpole-impala"), actors=2, simulators=8)
+    slow_learner = profile_of(run, cores=4, act=line(MILLISECOND), forward=line(20 * MILLISECOND))
+    assert predict(run, slow_learner).bottleneck == "learner"
+    slow_actors = profile_of(run, cores=4, act=line(10 * MILLISECOND), forward=line(MILLISECOND))
+    assert predict(run, slow_actors).bottleneck == "actors"
+    few_cores = profile_of(run, cores=1, act=line(MILLISECOND), forward=line(9 * MILLISECOND))
+    assert predict(run, few_cores).bottleneck == "cores"
+
+
+def test_an_exchange_is_paid_in_every_update() -> None:
+    run = dataclasses.replace(recipe("cartpole-a2c"), replicas=2)
+    profile = profile_of(run, forward=line(10 * MILLISECOND))
+    with pytest.raises(NotMeasured, match="all-reduce among 2"):
+        predict(run, profile)
+    profile.exchange[exchange_key(run.strategy, 2)] = line(MILLISECOND, MILLISECOND / PARAMETERS)
+    found = predict(run, profile)
+    assert found.seconds["exchange"] == pytest.approx(2 * MILLISECOND)
+    assert found.updates_per_second == pytest.approx(2 / (12 * MILLISECOND))
+
+
+def test_rounds_wait_for_the_slowest_and_rarer_rounds_less() -> None:
+    run = dataclasses.replace(recipe("cartpole-a2c"), replicas=4)
+    profile = profile_of(run, deviation=0.5, forward=line(10 * MILLISECOND))
+    waits = {}
+    for name in ("all-reduce", "local-sgd", "gala"):
+        many = dataclasses.replace(run, strategy=strategy(name)())
+        profile.exchange[exchange_key(many.strategy, 4)] = line(0.0)
+        waits[name] = predict(many, profile).seconds["waiting"]
+    assert waits["all-reduce"] > waits["local-sgd"] > waits["gala"] == 0.0
+    assert waits["all-reduce"] == pytest.approx(1.03 * 5 * MILLISECOND, rel=0.03)  # of four normal variables
+
+
+def test_busy_cores_are_slower() -> None:
+    run = recipe("cartpole-a2c")
+    profile = profile_of(run, cores=2, busy=1.5, forward=line(10 * MILLISECOND))
+    two = dataclasses.replace(run, replicas=2)
+    profile.exchange[exchange_key(two.strategy, 2)] = line(0.0)
+    assert predict(two, profile).updates_per_second == pytest.approx(2 / (15 * MILLISECOND))
+    assert predict(run, profile).updates_per_second == pytest.approx(1 / (10 * MILLISECOND))
+
+
+def test_what_was_not_measured_is_named() -> None:
+    with pytest.raises(NotMeasured, match="cartpole-dqn"):
+        predict(recipe("cartpole-dqn"), profile_of(recipe("cartpole-a2c")))
+
+
+def test_the_graph_of_a_replay_has_its_traffic() -> None:
+    run = recipe("cartpole-dqn")
+    found = {(edge.start, edge.end): edge.bytes for edge in edges(run, PARAMETERS)}
+    assert found["simulate", "act"] == 8 * 4 * 4  # 8 simulators, 4 numbers of 4 bytes
+    assert found["sample", "gather"] == 8 * 64
+    assert found["gather", "forward"] == 64 * (2 * 16 + 8 + 8)
+    assert found["backward", "update"] == 4 * PARAMETERS

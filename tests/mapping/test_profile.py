@@ -1,0 +1,68 @@
+"""A device profile is stored whole, and what is no profile is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from murmurate.errors import Refusal
+from murmurate.mapping.learning import Learning
+from murmurate.mapping.lines import Line
+from murmurate.mapping.primitives import PRIMITIVES
+from murmurate.mapping.profile import DeviceProfile, Link, RecipeCosts, key, load, save
+from murmurate.recipes import recipe
+
+
+def a_profile() -> DeviceProfile:
+    profile = DeviceProfile.here(2, "cpu")
+    some = Line(1e-3, 2e-6, (9e-4, 1e-6), (1.1e-3, 3e-6), (2, 16))
+    learning = Learning(400.0, 1e5, {"replicas": 0.7}, 4, 1)
+    profile.recipes["one"] = RecipeCosts(
+        dict.fromkeys(PRIMITIVES, some), dict.fromkeys(PRIMITIVES, 1.2), 0.1, 99, [(8, 64)], learning
+    )
+    profile.exchange["gala x2"] = some
+    profile.links["network"] = Link(1e-4, 1e9, "assumed")
+    return profile
+
+
+def test_a_profile_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
+    profile = a_profile()
+    save(profile, tmp_path / "p.json")
+    assert load(tmp_path / "p.json") == profile
+
+
+@pytest.mark.parametrize("damage", ["", "[]", "{}", '{"format": 99}', "not json"])
+def test_another_file_is_refused(tmp_path: Path, damage: str) -> None:
+    (tmp_path / "p.json").write_text(damage)
+    with pytest.raises(Refusal, match="no device profile"):
+        load(tmp_path / "p.json")
+
+
+@pytest.mark.parametrize("part", ["recipes", "exchange", "cores", "hardware"])
+def test_a_profile_of_another_shape_is_refused(tmp_path: Path, part: str) -> None:
+    save(a_profile(), tmp_path / "p.json")
+    stored = json.loads((tmp_path / "p.json").read_text())
+    stored["recipes"]["one"]["lines"].pop("act") if part == "recipes" else stored.pop(part)
+    (tmp_path / "p.json").write_text(json.dumps(stored))
+    if part == "hardware":  # it may be left out by hand
+        assert load(tmp_path / "p.json").hardware == {}
+        return
+    with pytest.raises(Refusal, match="murmurate plan"):
+        load(tmp_path / "p.json")
+
+
+def test_no_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match="murmurate plan"):
+        load(tmp_path / "p.json")
+
+
+def test_costs_depend_on_the_net_and_not_on_the_batch() -> None:
+    run = recipe("cartpole-dqn")
+    learner: Any = run.learner
+    assert key(dataclasses.replace(run, learner=dataclasses.replace(learner, batch=128))) == key(run)
+    assert key(dataclasses.replace(run, learner=dataclasses.replace(learner, hidden=99))) != key(run)
+    assert key(recipe("pong-dqn")) != key(run)
