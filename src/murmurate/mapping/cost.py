@@ -17,13 +17,17 @@ from murmurate.mapping.profile import DeviceProfile, RecipeCosts, exchange_key, 
 from murmurate.training.run import Run
 
 
+_EXPOSED = 0.6  # share of the handover that no other process makes use of, where cores are shared
+_SLICE_SECONDS = 1.5e-3  # of the scheduler
+
+
 @dataclass(frozen=True)
 class Prediction:
     """env_steps_per_second, updates_per_second: of the whole run; updates are batches of each replica.
 
     seconds: of each primitive for one batch of a replica, with the slow-down where cores are shared;
-    ``exchange`` and ``waiting`` among them. bottleneck: the stage that limits: ``learner``, ``actors`` or
-    ``cores``. busy: the mean number of busy cores.
+    ``exchange``, ``waiting`` and ``handover`` (between processes) among them. bottleneck: the stage that
+    limits: ``learner``, ``actors`` or ``cores``. busy: the mean number of busy cores.
     """
 
     env_steps_per_second: float
@@ -54,20 +58,22 @@ def predict(run: Run, profile: DeviceProfile) -> Prediction:
     if not actors and getattr(run.source, "double_buffer", False) and processes < profile.cores:
         own -= _overlap(seconds)
     total = own + seconds["waiting"]
+    crowd = 1 + (costs.crowded - 1) * min(max(0.0, processes / profile.cores - 1), 1.0)
     if not actors:
         share = max(1.0, processes / profile.cores)
-        rate = 1 / (total * share)
+        rate = 1 / (total * share * crowd)
         bottleneck = "learner" if share == 1 else "cores"
-        busy = min(processes * own / total, profile.cores)
-        return _prediction(run, shape, rate, seconds, bottleneck, busy)
+        return _prediction(run, shape, rate, seconds, bottleneck, min(processes * own / total, profile.cores))
     acting = sum(seconds[name] for name in PRIMITIVES if not _of_learner(name))
+    seconds["handover"] = costs.handover_seconds
     stages = {
-        "learner": total,
-        "actors": acting / actors,
-        "cores": run.replicas * (own + acting) / profile.cores,
+        "learner": total + costs.handover_seconds,
+        "actors": acting / actors + costs.handover_seconds,
+        # while one process waits for another, a third may have its core
+        "cores": crowd * run.replicas * (own + acting) / profile.cores + _EXPOSED * costs.handover_seconds,
     }
     bottleneck = max(stages, key=lambda name: stages[name])
-    rate = 1 / stages[bottleneck]
+    rate = 1 / (stages[bottleneck] + _descheduled(run, processes, profile.cores))
     return _prediction(run, shape, rate, seconds, bottleneck, run.replicas * (own + acting) * rate)
 
 
@@ -101,6 +107,12 @@ def _exchange(run: Run, costs: RecipeCosts, profile: DeviceProfile) -> float:
     if line is None:
         raise NotMeasured(f"{run.strategy.name} among {run.replicas} replicas")
     return run.learner.updates(1) * line.seconds(costs.parameters)
+
+
+def _descheduled(run: Run, processes: int, cores: int) -> float:
+    """Of a round in which replicas wait for one without a core: an actor has it for its slice."""
+    together = run.replicas > 1 and run.strategy.synchronous
+    return _SLICE_SECONDS if together and processes > cores else 0.0
 
 
 def _waiting(run: Run, deviation: float) -> float:

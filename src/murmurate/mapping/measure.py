@@ -9,15 +9,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from murmurate.mapping import exchange
+from murmurate.mapping.check import measured
+from murmurate.mapping.cost import predict
 from murmurate.mapping.lines import fit
 from murmurate.mapping.pilot import Pilot, measure, pilot_run
-from murmurate.mapping.primitives import FLOAT_BYTES, PRIMITIVES
+from murmurate.mapping.primitives import FLOAT_BYTES, PRIMITIVES, shape_of
 from murmurate.mapping.profile import DeviceProfile, RecipeCosts, exchange_key, key
+from murmurate.strategies.solo import Solo
 from murmurate.training.memory import planned_bytes
 from murmurate.training.run import Run
 
 Log = Callable[[str], None]
 SECONDS = 1.5  # of a pilot
+_HANDOVER_SECONDS = 4.0
 
 
 def cores() -> int:
@@ -65,16 +69,38 @@ def add_recipe(profile: DeviceProfile, run: Run, log: Log, seconds: float = SECO
             f"{1e3 * statistics.median(found.iteration):.2f} ms"
         )
     busy = measure(runs[0], seconds, profile.cores) if profile.cores > 1 else pilots[0]
-    log(f"{run.recipe}: {1e3 * statistics.median(busy.iteration):.2f} ms while {profile.cores} cores compute")
+    crowded = measure(runs[0], seconds, 2 * profile.cores)
+    one, all_busy, shared = (1e3 * statistics.median(p.iteration) for p in (pilots[0], busy, crowded))
+    log(f"{run.recipe}: {one:.2f} ms alone, {all_busy:.2f} ms with all {profile.cores} cores busy")
+    log(f"{run.recipe}: {shared:.2f} ms with two processes a core")
     costs = RecipeCosts(
         {name: fit(_samples(pilots, name)) for name in PRIMITIVES},
         {name: _factor(pilots[0], busy, name) for name in PRIMITIVES},
         pilots[0].deviation / statistics.median(pilots[0].iteration),
         parameters(run),
         [(pilot.simulators, pilot.rows) for pilot in pilots],
+        crowded=max(1.0, shared / (2 * all_busy)),
     )
     profile.recipes[key(run)] = costs
+    if hasattr(run.source, "actors") and profile.cores > 1:
+        costs.handover_seconds = _handover(profile, run, log)
     return costs
+
+
+def _handover(profile: DeviceProfile, run: Run, log: Log) -> float:
+    """Seconds that a batch takes longer than its slowest stage, in a run with one actor process."""
+    source: Any = run.source
+    own = source.simulators // max(1, source.actors)
+    one = dataclasses.replace(source, actors=1, simulators=own)
+    actor_run = dataclasses.replace(run, source=one, replicas=1, strategy=Solo())
+    shape = shape_of(actor_run)
+    assert shape is not None
+    batch = shape.env_steps / measured(actor_run, _HANDOVER_SECONDS)
+    stage = shape.env_steps / predict(actor_run, profile).env_steps_per_second
+    log(
+        f"{run.recipe} with an actor process: {1e3 * batch:.2f} ms, {1e3 * stage:.2f} ms without handing over"
+    )
+    return max(0.0, batch - stage)
 
 
 def _samples(pilots: Sequence[Pilot], name: str) -> list[tuple[int, float]]:

@@ -126,7 +126,7 @@ def _bytes(count: float) -> str:
 def _gantt(run: Run, prediction: Prediction) -> str:
     """The parts one after another, actors above the learner where they are processes of their own."""
     actors = getattr(run.source, "actors", 0)
-    names = [n for n in (*PRIMITIVES, "exchange", "waiting") if prediction.seconds.get(n, 0) > 0]
+    names = [n for n in (*PRIMITIVES, "exchange", "waiting", "handover") if prediction.seconds.get(n, 0) > 0]
     figure, axes = _figure(9, 0.8 + 0.33 * len(names))
     at = {"actor": 0.0, "learner": 0.0}
     for row, name in enumerate(names):

@@ -28,6 +28,9 @@ class RecipeCosts:
     lines: seconds of a call of each primitive while one process computes. busy: how much slower each is while
     all cores do, a factor. deviation: of an iteration's time, relative to it. parameters: N. batches: those
     that were measured, as (simulators, rows). learning: how many env steps it needs, where that was measured.
+    handover_seconds: what a batch takes longer where one actor process makes its steps: for passing them on,
+    and for noticing that there are some. crowded: how much less all cores compute, a factor, where each has
+    two processes.
     """
 
     lines: dict[str, Line]
@@ -36,6 +39,8 @@ class RecipeCosts:
     parameters: int
     measured: list[tuple[int, int]] = field(default_factory=list)
     learning: Learning | None = None
+    handover_seconds: float = 0.0
+    crowded: float = 1.0
 
 
 @dataclass
@@ -122,6 +127,8 @@ def load(path: Path) -> DeviceProfile:
                 int(costs["parameters"]),
                 [(int(n), int(rows)) for n, rows in costs["measured"]],
                 None if costs["learning"] is None else Learning(**costs["learning"]),
+                float(costs["handover_seconds"]),
+                float(costs["crowded"]),
             )
             for name, costs in stored.pop("recipes").items()
         }

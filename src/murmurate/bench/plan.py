@@ -1,0 +1,101 @@
+"""What ``murmurate plan`` predicts against what is measured, for configurations drawn at random."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import statistics
+import time
+from typing import Any
+
+from murmurate.bench._result import Log
+from murmurate.mapping import measure as costs
+from murmurate.mapping.check import measured
+from murmurate.mapping.profile import DeviceProfile
+from murmurate.mapping.search import Candidate, needed, search
+from murmurate.recipes import recipe
+
+NAME = "plan"
+SUMMARY = "throughput that a plan predicts from measured costs, over that of the same run"
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanPlan:
+    """recipes: each profiled, then run in its plan's first choice and in ``placements`` configurations drawn
+    at random. exhaustive: recipes of which all configurations are run. seconds: of a run that is measured.
+    seed: of the draws."""
+
+    recipes: tuple[str, ...] = ("cartpole-a2c", "cartpole-dqn", "cartpole-impala")
+    placements: int = 2
+    exhaustive: tuple[str, ...] = ()
+    seconds: float = 6.0
+    seed: int = 0
+
+
+QUICK = PlanPlan()
+FULL = PlanPlan(
+    (
+        *("cartpole-a2c", "cartpole-dqn", "cartpole-gala", "cartpole-ppo", "cartpole-impala"),
+        *("cartpole-apex-dqn", "cartpole-spo-dqn", "pong-a2c", "pong-dqn", "pong-ppo"),
+        *("hopper-td3", "hopper-sac"),
+    ),
+    placements=4,
+    exhaustive=("cartpole-a2c", "cartpole-gala", "cartpole-ppo"),
+    seconds=10.0,
+)
+
+
+def measure(plan: PlanPlan, log: Log) -> dict[str, Any]:
+    """``median_error``, ``worst_error``: of the predictions for configurations that were drawn, relative.
+    ``choice_over_best``: how much faster the fastest measured configuration of a recipe is than its plan's
+    first choice, at most over the recipes, and over the exhaustive ones alone."""
+    draws = random.Random(plan.seed)
+    profile = DeviceProfile.here(costs.cores(), "cpu")
+    cases: list[dict[str, Any]] = []
+    excess: dict[str, float] = {}
+    seconds: dict[str, float] = {}
+    for name in plan.recipes:
+        began = time.monotonic()
+        run = recipe(name)
+        costs.add_recipe(profile, run, log)
+        for other in needed(run, profile.cores):
+            costs.add_exchange(profile, other, log)
+        seconds[name] = time.monotonic() - began
+        found = search(run, profile)
+        choice = found[0]
+        drawn = (
+            found[1:]
+            if name in plan.exhaustive
+            else draws.sample(found[1:], min(plan.placements, len(found) - 1))
+        )
+        rates = {}
+        for candidate in [choice, *drawn]:
+            rates[candidate.name] = measured(candidate.run, plan.seconds)
+            case = _case(name, candidate, rates[candidate.name], candidate is choice)
+            cases.append(case)
+            log(f"{name} {case['configuration']}: predicted over measured {case['ratio']:.2f}")
+        excess[name] = max(rates.values()) / rates[choice.name] - 1
+    drawn_errors = [case["error"] for case in cases if not case["choice"]]
+    return {
+        "median_error": statistics.median(drawn_errors),
+        "worst_error": max(drawn_errors),
+        "choice_over_best": max(excess.values()),
+        "choice_over_best_of_all": max((excess[name] for name in plan.exhaustive), default=None),
+        "profile_seconds": seconds,
+        "cases": cases,
+        "cores": profile.cores,
+    }
+
+
+def _case(name: str, candidate: Candidate, rate: float, choice: bool) -> dict[str, Any]:
+    ratio = candidate.prediction.env_steps_per_second / rate
+    return {
+        "recipe": name,
+        "configuration": candidate.name,
+        "choice": choice,
+        "predicted": candidate.prediction.env_steps_per_second,
+        "measured": rate,
+        "ratio": ratio,
+        "error": abs(ratio - 1),
+        "bottleneck": candidate.prediction.bottleneck,
+    }
