@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from murmurate.cli.main import new_folder, _parser, main
+from murmurate.cli.main import _parser, main, new_folder
 from murmurate.cli.options import change, options
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability

@@ -149,7 +149,7 @@ def _show(run: Run, found: Sequence[Candidate], profile: DeviceProfile, checked:
     shown = [*found[:_SHOWN], *([own] if own is not None and own not in found[:_SHOWN] else [])]
     for candidate in shown:
         measured = [f"{checked[candidate.name]:,.0f}" if candidate.name in checked else ""] * bool(checked)
-        table.add_row(candidate.name, f"{candidate.predicted:,.4g}", *measured, candidate.why)
+        table.add_row(candidate.name, candidate.figure, *measured, candidate.why)
     rich.console.Console().print(table)
     print(f"Train with the first: murmurate train {run.recipe} {' '.join(found[0].changes)}")
     for sentence in advice(found, profile):

@@ -16,7 +16,6 @@ from murmurate.mapping.primitives import PRIMITIVES, Shape, shape_of
 from murmurate.mapping.profile import DeviceProfile, RecipeCosts, exchange_key, key
 from murmurate.training.run import Run
 
-
 _EXPOSED = 0.6  # share of the handover that no other process makes use of, where cores are shared
 _SLICE_SECONDS = 1.5e-3  # of the scheduler
 
@@ -44,7 +43,7 @@ class NotMeasured(Exception):
 def predict(run: Run, profile: DeviceProfile) -> Prediction:
     """Raises NotMeasured."""
     costs, shape = profile.recipes.get(key(run)), shape_of(run)
-    if costs is None or shape is None:
+    if costs is None or shape is None or set(costs.lines) != set(PRIMITIVES):
         raise NotMeasured(f"the costs of {run.recipe}")
     actors = getattr(run.source, "actors", 0)
     processes = run.replicas * (1 + actors) + run.strategy.centre

@@ -1,8 +1,9 @@
 """How many env steps a run needs to a target return, by rules measured on short runs.
 
 Larger batches and more replicas see more env steps between two updates; rare averaging lets replicas drift
-apart. Each of these changes what is learned from an env step. The rule is a power law in each factor,
-S = S_0 prod_k (x_k / x_k0) ** e_k, whose exponents e_k are fitted to runs in which one factor changes.
+apart, and so does not waiting for one another. Each of these changes what is learned from an env step. The
+rule is a power law in each factor, S = S_0 prod_k (x_k / x_k0) ** e_k, whose exponents e_k are fitted to runs
+in which one factor changes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from murmurate.mapping.quiet import started
 from murmurate.strategies import strategy
 from murmurate.training.run import Run
 
-FACTORS = ("replicas", "simulators", "batch", "period")
+FACTORS = ("replicas", "simulators", "batch", "period", "asynchrony")
 
 
 @dataclass
@@ -39,7 +40,8 @@ class Learning:
 
 
 def factors(run: Run) -> dict[str, float]:
-    """The factors of the rule; 1 where a run has no such thing."""
+    """The factors of the rule; 1 where a run has no such thing. asynchrony: 2 for replicas that do not wait
+    for one another, else 1."""
     requires: Any = run.learner.requires
     period = getattr(run.strategy, "period", 1) if run.replicas > 1 else 1
     return {
@@ -47,6 +49,7 @@ def factors(run: Run) -> dict[str, float]:
         "simulators": float(getattr(run.source, "simulators", 1)),
         "batch": float(getattr(requires, "batch", 1)),
         "period": float(period),
+        "asynchrony": 2.0 if run.replicas > 1 and not run.strategy.synchronous else 1.0,
     }
 
 
@@ -79,9 +82,10 @@ def measure(run: Run, target: float, log: Callable[[str], None], seeds: int = 2)
         runs, unfinished = runs + seeds, unfinished + sum(not there for _, there in found)
         steps = _mean([steps for steps, _ in found])
         reference = own
-        if name == "period":  # the variant has two replicas as well
-            reference *= (2 / before["replicas"]) ** exponents.get("replicas", 0.0)
-        exponents[name] = math.log(steps / reference) / math.log(factors(variant)[name] / before[name])
+        if name in ("period", "asynchrony"):  # the variant has at least two replicas as well
+            reference *= (variant.replicas / run.replicas) ** exponents.get("replicas", 0.0)
+        ratio = factors(variant)[name] / before[name]
+        exponents[name] = math.log(steps / reference) / math.log(ratio) if ratio != 1 else 0.0
         log(f"{name} {before[name]:g} -> {factors(variant)[name]:g}: {steps:,.0f} env steps")
     return Learning(target, own, exponents, runs, unfinished)
 
@@ -101,7 +105,9 @@ def variants(run: Run) -> dict[str, Run]:
             run, learner=dataclasses.replace(learner, batch=2 * learner.batch)
         )
     local: Any = strategy("local-sgd")()
+    gossip: Any = strategy("gala")()
     found["period"] = dataclasses.replace(run, replicas=max(2, run.replicas), strategy=local)
+    found["asynchrony"] = dataclasses.replace(run, replicas=max(2, run.replicas), strategy=gossip)
     accepted = {}
     for name, variant in found.items():
         try:

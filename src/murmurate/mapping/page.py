@@ -22,6 +22,7 @@ _COLUMNS = {  # of the picture of the graph: (column, row)
     "forward": (3, 1), "backward": (4, 1), "update": (4, 0), "priority": (2, 0), "exchange": (5, 0),
 }  # fmt: skip
 _SHOWN = 12
+_SHORTEST_SECONDS = 1e-7
 _ACTING, _LEARNING = "#dd8452", "#4c72b0"
 
 
@@ -33,7 +34,7 @@ def write_page(
     rows = [
         {
             "name": c.name,
-            "value": f"{c.predicted:,.4g}",
+            "value": c.figure,
             "measured": f"{checked[c.name]:,.0f}" if c.name in checked else "",
             "why": c.why,
         }
@@ -48,7 +49,7 @@ def write_page(
             "busy": f"{costs.busy[name]:.2f} times",
         }
         for name, line in costs.lines.items()
-        if line.seconds(line.sizes[1]) > 0
+        if line.seconds(line.sizes[1]) > _SHORTEST_SECONDS
     ]
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     page = jinja2.Environment(loader=loader, autoescape=True).get_template("plan.html")
@@ -126,7 +127,11 @@ def _bytes(count: float) -> str:
 def _gantt(run: Run, prediction: Prediction) -> str:
     """The parts one after another, actors above the learner where they are processes of their own."""
     actors = getattr(run.source, "actors", 0)
-    names = [n for n in (*PRIMITIVES, "exchange", "waiting", "handover") if prediction.seconds.get(n, 0) > 0]
+    names = [
+        n
+        for n in (*PRIMITIVES, "exchange", "waiting", "handover")
+        if prediction.seconds.get(n, 0) > _SHORTEST_SECONDS
+    ]
     figure, axes = _figure(9, 0.8 + 0.33 * len(names))
     at = {"actor": 0.0, "learner": 0.0}
     for row, name in enumerate(names):

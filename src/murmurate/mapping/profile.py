@@ -132,7 +132,7 @@ def load(path: Path) -> DeviceProfile:
             )
             for name, costs in stored.pop("recipes").items()
         }
-        if any(set(costs.lines) != set(PRIMITIVES) for costs in recipes.values()):
+        if any(not set(costs.lines) <= set(PRIMITIVES) or not costs.lines for costs in recipes.values()):
             raise ValueError("other primitives")
         exchange = {name: _line(line) for name, line in stored.pop("exchange").items()}
         links = {name: Link(**link) for name, link in stored.pop("links").items()}

@@ -52,6 +52,11 @@ class Candidate:
     changes: list[str] = field(default_factory=list)
     bytes: int = 0
 
+    @property
+    def figure(self) -> str:
+        """``predicted``, to be read."""
+        return f"{self.predicted:,.0f}" if self.predicted >= 100 else f"{self.predicted:.3g}"
+
     def plain(self) -> dict[str, Any]:
         """For JSON."""
         p = self.prediction

@@ -1,0 +1,136 @@
+"""Places a learner, its replay manager and its data storage on devices (Zhang, section 4.4.2, steps 1 to 3).
+
+In the relaxed loop (section 4.3.1) batches are drawn ahead, so that training and the replay manager overlap:
+gradient steps per second are min(TP_train, TP_RMM) (eq. 4.2), where TP_RMM counts a batch's draws and its
+priorities. Differs: the link between devices is in these times, as it may take longer than the work itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from murmurate.errors import Refusal
+from murmurate.mapping.profile import Link, RecipeCosts
+
+_WORD_BYTES = 4  # of an index, or a priority
+_LOSS = 1e-9  # relative: differences of rounding
+HOST = "cpu"
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device that can take some of the three parts.
+
+    costs: with lines for ``forward``, ``backward`` and ``update``, if it can train, and ``sample`` and
+    ``priority``, if it can manage a replay. link: from the host; None for the host itself. shares: whether
+    training and replay manager slow each other down here, as on a GPU; else each has its own resources.
+    bytes: of memory for the storage. how: the costs are known: ``measured``, or by a ``model``.
+    """
+
+    name: str
+    costs: RecipeCosts
+    link: Link | None = None
+    shares: bool = False
+    bytes: float = float("inf")
+    how: str = "measured"
+
+    def train_seconds(self, batch: int) -> float | None:
+        """Of a gradient step on ``batch`` rows that are on the device."""
+        return self._sum(("forward", "backward", "update"), batch)
+
+    def replay_seconds(self, batch: int) -> float | None:
+        """Of drawing a batch and setting its priorities, with the link to and from the host."""
+        own = self._sum(("sample", "priority"), batch)
+        return None if own is None else own + 2 * self.transfer_seconds(_WORD_BYTES * batch)
+
+    def transfer_seconds(self, size: float) -> float:
+        return 0.0 if self.link is None else self.link.seconds(size)
+
+    def _sum(self, names: Sequence[str], batch: int) -> float | None:
+        lines = self.costs.lines
+        if any(name not in lines for name in names):
+            return None
+        return sum(lines[name].seconds(0 if name == "update" else batch) for name in names)
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """learner, replay, storage: names of devices. steps_per_second: gradient steps. traffic_bytes: to and
+    from the storage for each gradient step. why: a sentence for each step. others: gradient steps per second
+    of every other pair of devices for learner and replay."""
+
+    learner: str
+    replay: str
+    storage: str
+    steps_per_second: float
+    traffic_bytes: float
+    why: tuple[str, str, str]
+    others: dict[tuple[str, str], float] = field(default_factory=dict)
+
+
+def steps_per_second(learner: Device, replay: Device, batch: int, row_bytes: float) -> float | None:
+    """Gradient steps, by eq. 4.2, with these two parts on these devices; None where one of them cannot.
+
+    The rows of a batch go to the learner's device while it trains on the batch before.
+    """
+    train, draw = learner.train_seconds(batch), replay.replay_seconds(batch)
+    if train is None or draw is None:
+        return None
+    train = max(train, learner.transfer_seconds(row_bytes * batch))
+    both = train + draw if learner.name == replay.name and learner.shares else max(train, draw)
+    return 1 / both
+
+
+def assign(devices: Sequence[Device], batch: int, row_bytes: float, actors: int, stored: int) -> Assignment:
+    """The devices of learner, replay manager and storage.
+
+    row_bytes: E, of a transition. actors: that insert one each for a gradient step, from the host. stored:
+    transitions in the storage. Raises Refusal if no device can train, or none can manage a replay.
+    """
+    rates = {
+        (a.name, b.name): rate
+        for a in devices
+        for b in devices
+        if (rate := steps_per_second(a, b, batch, row_bytes)) is not None
+    }
+    if not rates:
+        raise Refusal(
+            "none of these devices can both train and draw from a replay. Add this host's profile: murmurate "
+            "plan RECIPE --profile."
+        )
+    trains = {d.name: 1 / s for d in devices if (s := d.train_seconds(batch)) is not None}
+    draws = {d.name: 1 / s for d in devices if (s := d.replay_seconds(batch)) is not None}
+    # Step 1: the learner where it is fastest, its input included
+    learner = max(trains, key=lambda name: max(rates[name, other] for other in draws))
+    # Step 2: among the devices that do not limit it, the learner's own, then the host, then the fastest
+    best = max(rates[learner, name] for name in draws)
+    equal = [name for name in draws if rates[learner, name] >= best * (1 - _LOSS)]
+    replay = min(equal, key=lambda name: (name != learner, name != HOST, -draws[name]))
+    # Step 3: the storage where the least data have to move, if it fits
+    traffic = {
+        d.name: (d.name != replay) * batch * _WORD_BYTES
+        + (d.name != learner) * batch * row_bytes
+        + (d.name != HOST) * actors * row_bytes
+        for d in devices
+        if d.bytes >= stored * row_bytes
+    }
+    if not traffic:
+        raise Refusal(f"no device has room for {stored:,} transitions of {row_bytes:,.0f} bytes.")
+    storage = min(traffic, key=lambda name: (traffic[name], name != HOST))
+    rate = rates[learner, replay]
+    others = {pair: value for pair, value in rates.items() if pair != (learner, replay)}
+    limits = "the learner" if draws[replay] >= trains[learner] else "the replay manager"
+    return Assignment(
+        learner,
+        replay,
+        storage,
+        rate,
+        traffic[storage],
+        (
+            f"the learner is fastest on {learner}: {trains[learner]:,.0f} gradient steps/s",
+            f"the replay manager on {replay} draws {draws[replay]:,.0f} batches/s: {limits} limits",
+            f"storage on {storage} moves {traffic[storage]:,.0f} bytes for each gradient step",
+        ),
+        others,
+    )
