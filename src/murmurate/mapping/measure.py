@@ -57,19 +57,19 @@ def _with(source: Any, **fields: Any) -> Any:
     return changed
 
 
-def add_recipe(profile: DeviceProfile, run: Run, log: Log, seconds: float = SECONDS) -> RecipeCosts:
+def add_recipe(profile: DeviceProfile, run: Run, log: Log) -> RecipeCosts:
     """Measure ``run``'s primitives at several sizes, and its own also while all cores compute."""
     pilots: list[Pilot] = []
     runs = sizes(run)
     for number, pilot in enumerate(runs, 1):
-        found = measure(pilot, seconds)
+        found = measure(pilot, SECONDS)
         pilots.append(found)
         log(
             f"{run.recipe} {number}/{len(runs)}: {found.simulators} simulators, batches of {found.rows}: "
             f"{1e3 * statistics.median(found.iteration):.2f} ms"
         )
-    busy = measure(runs[0], seconds, profile.cores) if profile.cores > 1 else pilots[0]
-    crowded = measure(runs[0], seconds, 2 * profile.cores)
+    busy = measure(runs[0], SECONDS, profile.cores) if profile.cores > 1 else pilots[0]
+    crowded = measure(runs[0], SECONDS, 2 * profile.cores)
     one, all_busy, shared = (1e3 * statistics.median(p.iteration) for p in (pilots[0], busy, crowded))
     log(f"{run.recipe}: {one:.2f} ms alone, {all_busy:.2f} ms with all {profile.cores} cores busy")
     log(f"{run.recipe}: {shared:.2f} ms with two processes a core")

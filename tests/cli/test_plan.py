@@ -1,0 +1,103 @@
+"""``murmurate plan`` as a user calls it: it measures once, predicts, explains, and refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from murmurate.cli.main import main
+from murmurate.mapping import exchange, measure
+from murmurate.mapping.profile import load, save
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the profile that a first plan left."""
+    place = tmp_path_factory.mktemp("plan")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.setattr(measure, "SECONDS", 0.3)
+        patch.setattr(exchange, "SIZES", (10_000, 100_000))
+        assert main(["plan", "cartpole-a2c", "--page", "plan.html"]) == 0
+    return place
+
+
+@pytest.fixture(autouse=True)
+def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
+def planned(capsys: Capture, *words: str) -> list[dict[str, Any]]:
+    assert main(["plan", "cartpole-a2c", "--json", *words]) == 0
+    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    return rows
+
+
+def test_candidates_are_listed_best_first(capsys: Capture) -> None:
+    rows = planned(capsys)
+    assert len(rows) > 10
+    assert all({"name", "predicted", "unit", "why"} <= set(row) for row in rows)
+    values = [row["predicted"] for row in rows]
+    assert values == sorted(values, reverse=True)
+    assert rows[0]["why"].startswith("best")
+    assert any(row["name"] == "as the recipe is" for row in rows)
+    assert "--strategy" in " ".join(word for row in rows for word in row["changes"])
+
+
+def test_a_second_plan_measures_nothing(folder: Path, capsys: Capture) -> None:
+    before = (folder / "runs" / "profile.json").read_bytes()
+    assert main(["plan", "cartpole-a2c", "--json"]) == 0
+    assert "measuring" not in capsys.readouterr().err
+    assert (folder / "runs" / "profile.json").read_bytes() == before
+
+
+def test_the_page_stands_alone(folder: Path) -> None:
+    html = (folder / "plan.html").read_text()
+    assert html.count("data:image/png;base64,") == 3
+    assert "http" not in html.replace("http-equiv", "")
+    assert "simulate: one step of all simulators" in html
+
+
+def test_energy_needs_the_power_of_a_core(capsys: Capture) -> None:
+    assert main(["plan", "cartpole-a2c", "--objective", "energy"]) == 2
+    assert "--watts" in capsys.readouterr().err
+    rows = planned(capsys, "--objective", "energy", "--watts", "6")
+    assert rows[0]["unit"] == "J per 1,000 env steps"
+    assert rows[0]["predicted"] == pytest.approx(
+        6000 * rows[0]["busy_cores"] / rows[0]["env_steps_per_second"]
+    )
+
+
+def test_the_time_to_a_target_needs_a_target(capsys: Capture) -> None:
+    assert main(["plan", "cartpole-a2c", "--objective", "time"]) == 2
+    assert "--target" in capsys.readouterr().err
+
+
+def test_a_profile_of_other_settings_is_refused(folder: Path, capsys: Capture) -> None:
+    profile = load(folder / "runs" / "profile.json")
+    profile.hardware["cpu"] = "another processor"
+    save(profile, folder / "other.json")
+    assert main(["plan", "cartpole-dqn", "--on", "other.json"]) == 2
+    assert "murmurate plan cartpole-dqn --profile" in capsys.readouterr().err
+    assert (
+        main(["plan", "cartpole-a2c", "--on", "other.json", "--json"]) == 0
+    )  # another machine can be planned for
+    capsys.readouterr()
+    assert main(["plan", "cartpole-a2c", "--on", "other.json", "--profile"]) == 2
+    assert "another machine" in capsys.readouterr().err
+
+
+def test_a_recipe_whose_batches_are_not_modelled_is_refused(capsys: Capture) -> None:
+    assert main(["plan", "hopper-mbpo"]) == 2
+    assert "hopper-mbpo learns from model, whose costs are not modelled" in capsys.readouterr().err
+
+
+def test_more_hosts_go_through_a_simulated_network(capsys: Capture) -> None:
+    rows = planned(capsys, "--hosts", "2", "--simulators", "4")
+    assert all("--replicas" in row["name"] for row in rows)
+    assert rows[0]["predicted"] > 0
