@@ -1,0 +1,128 @@
+"""The replay manager: samples and updates of a sum tree at one operation a cycle each, and rows by index."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Module, Mux, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.data import StructLayout
+from amaranth.lib.fifo import SyncFIFOBuffered
+from amaranth.lib.wiring import In, Out
+
+from murmurate.fpga.memory import LaneMemory
+from murmurate.fpga.sampler import LevelSampler, Multiplier
+from murmurate.fpga.shape import MULTIPLY, READ, UNIFORM_BITS, TreeShape
+from murmurate.fpga.updater import LevelUpdater
+
+
+class ReplayManager(wiring.Component):
+    """Streams of random numbers in and of indices out, and of priorities in; valid and ready as in AXI.
+
+    samples: uniform numbers of ``UNIFORM_BITS`` bits. indices: for each, in order, the index with its prefix
+    sum, and ``found``: whether there was a positive priority; with ``row_bits``, also the index's row. At rest
+    the index is exactly that of ``SumTree.find``. While updates are in flight it is that of sums some of which
+    contain them, and never one whose priority was zero when it was read.
+    updates: an index and its new priority (and row), always ready. total: of all updates that have arrived.
+
+    Sampler and updater have a copy of the sums each, so that both run in every cycle.
+    """
+
+    def __init__(self, shape: TreeShape, row_bits: int = 0) -> None:
+        self.shape, self.row_bits = shape, row_bits
+        update = {"index": shape.index_bits, "priority": shape.width}
+        index = {"index": shape.index_bits, "found": 1}
+        if row_bits:
+            update["row"] = index["row"] = row_bits
+        super().__init__(
+            {
+                "samples": In(stream.Signature(UNIFORM_BITS)),
+                "indices": Out(stream.Signature(StructLayout(index))),
+                "updates": In(stream.Signature(StructLayout(update))),
+                "total": Out(shape.total_bits),
+            }
+        )
+
+    @property
+    def sample_latency(self) -> int:
+        """With the row's."""
+        return self.shape.sample_latency + (READ if self.row_bits else 0)
+
+    def elaborate(self, platform: object) -> Module:
+        m, shape = Module(), self.shape
+        updaters = self._updates(m)
+        m.submodules.multiplier = multiplier = Multiplier(shape.total_bits)
+        m.d.comb += [multiplier.uniform.eq(self.samples.payload), multiplier.total.eq(self.total)]
+        depth = self.sample_latency + 2
+        m.submodules.output = output = SyncFIFOBuffered(width=len(self.indices.payload.as_value()), depth=depth)
+        room = Signal(range(depth + 1), init=depth)  # places of the output that no sample on its way will need
+        accepted, left = Signal(), Signal()
+        m.d.comb += [
+            self.samples.ready.eq(room != 0),
+            accepted.eq(self.samples.valid & self.samples.ready),
+            left.eq(self.indices.valid & self.indices.ready),
+        ]
+        m.d.sync += room.eq(room - accepted + left)
+
+        valid: Signal = accepted
+        for stage in range(MULTIPLY):
+            later = Signal(name=f"valid_{stage}")
+            m.d.sync += later.eq(valid)
+            valid = later
+        found = Signal(init=1)
+        m.d.comb += found.eq(1)
+        node, mass = None, multiplier.mass
+        for level, updater in enumerate(updaters):
+            sampler = LevelSampler(shape, level)
+            m.submodules[f"sampler_{level}"] = sampler
+            m.d.comb += [
+                sampler.valid.eq(valid),
+                sampler.found.eq(found),
+                sampler.mass.eq(mass),
+                sampler.write_enable.eq(updater.write_enable),
+                sampler.write_address.eq(updater.write_address),
+                sampler.write_data.eq(updater.write_data),
+            ]
+            if node is not None:
+                m.d.comb += sampler.node.eq(node)
+            valid, found, node, mass = sampler.next_valid, sampler.next_found, sampler.next_node, sampler.next_mass
+        index: Signal = node
+        entry = self.indices.payload.shape()(output.w_data)
+        if self.row_bits:
+            m.submodules.rows = rows = self._rows()
+            m.d.comb += rows.read_address.eq(index)
+            for stage in range(READ):
+                later = [Signal(len(x), name=f"{n}_{stage}") for x, n in ((valid, "rv"), (found, "rf"), (index, "ri"))]
+                m.d.sync += [a.eq(b) for a, b in zip(later, (valid, found, index), strict=True)]
+                valid, found, index = later
+            m.d.comb += [
+                rows.write_enable.eq(self.updates.valid),
+                rows.write_address.eq(self.updates.payload.index),
+                rows.write_data.eq(self.updates.payload.row),
+                entry.row.eq(rows.read_data),
+            ]
+        m.d.comb += [
+            entry.index.eq(index),
+            entry.found.eq(found),
+            output.w_en.eq(valid),
+            self.indices.payload.as_value().eq(output.r_data),
+            self.indices.valid.eq(output.r_rdy),
+            output.r_en.eq(left),
+        ]
+        return m
+
+    def _updates(self, m: Module) -> list[LevelUpdater]:
+        """The updaters by level, from the root down, connected from the leaves up."""
+        shape = self.shape
+        updaters = [LevelUpdater(shape, level) for level in range(shape.levels)]
+        payload = self.updates.payload
+        valid, index, delta = self.updates.valid, payload.index, payload.priority
+        for level in reversed(range(shape.levels)):
+            updater = updaters[level]
+            m.submodules[f"updater_{level}"] = updater
+            m.d.comb += [updater.valid.eq(valid), updater.index.eq(index), updater.delta.eq(delta)]
+            valid, index, delta = updater.next_valid, updater.next_index, updater.next_delta
+        m.d.comb += self.updates.ready.eq(1)
+        m.d.sync += self.total.eq(Mux(valid, self.total + delta, self.total))
+        return updaters
+
+    def _rows(self) -> LaneMemory:
+        return LaneMemory(self.shape.leaves, 1, self.row_bits)

@@ -1,0 +1,131 @@
+"""Finds the leaf of a prefix sum: from the root down, one sample a cycle (Zhang, Algorithm 3)."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from murmurate.fpga.memory import LaneMemory
+from murmurate.fpga.shape import READ, UNIFORM_BITS, TreeShape
+
+_HALF = UNIFORM_BITS // 2
+
+
+class Multiplier(wiring.Component):
+    """mass = (uniform * total) >> UNIFORM_BITS, in ``shape.MULTIPLY`` cycles: halves, their four products, the
+    sums of two, their sum."""
+
+    def __init__(self, total_bits: int) -> None:
+        self.total_bits = total_bits
+        super().__init__({"uniform": In(UNIFORM_BITS), "total": In(total_bits), "mass": Out(total_bits)})
+
+    def elaborate(self, platform: object) -> Module:
+        m, split = Module(), self.total_bits // 2
+        u = [Signal(_HALF, name=f"u{i}") for i in range(2)]
+        t = [Signal(split, name="t0"), Signal(self.total_bits - split, name="t1")]
+        m.d.sync += [
+            u[0].eq(self.uniform[:_HALF]),
+            u[1].eq(self.uniform[_HALF:]),
+            t[0].eq(self.total[:split]),
+            t[1].eq(self.total[split:]),
+        ]
+        products = [[Signal(len(a) + len(b), name=f"p{i}{j}") for j, b in enumerate(t)] for i, a in enumerate(u)]
+        m.d.sync += [products[i][j].eq(u[i] * t[j]) for i in range(2) for j in range(2)]
+        rows = [Signal(_HALF + self.total_bits, name=f"row{i}") for i in range(2)]
+        m.d.sync += [rows[i].eq(products[i][0] + (products[i][1] << split)) for i in range(2)]
+        mass = Signal(self.total_bits)
+        m.d.sync += mass.eq((rows[0] + (rows[1] << _HALF)) >> UNIFORM_BITS)
+        m.d.comb += self.mass.eq(mass)
+        return m
+
+
+class LevelSampler(wiring.Component):
+    """Finds the child of a node in whose range the mass lies, and the mass that is left in it.
+
+    While updates are in flight, sums of different levels may disagree by them, and the mass may lie above all
+    children: then it is the last child that is not zero. ``found`` is unset if all are.
+    """
+
+    def __init__(self, shape: TreeShape, level: int) -> None:
+        self.shape, self.level = shape, level
+        lanes, words = shape.lanes(level), shape.words(level)
+        self.node_bits = words.bit_length() - 1
+        self.lane_bits = lanes.bit_length() - 1
+        self.width = shape.lane_width(level)
+        self.mass_bits = shape.total_bits if level == 0 else shape.lane_width(level - 1)
+        super().__init__(
+            {
+                "valid": In(1),
+                "found": In(1),
+                "node": In(self.node_bits),
+                "mass": In(self.mass_bits),  # two cycles after the node, at all levels but the first
+                "next_valid": Out(1),
+                "next_found": Out(1),
+                "next_node": Out(self.node_bits + self.lane_bits),
+                "next_mass": Out(self.width),
+                "write_enable": In(lanes),
+                "write_address": In(max(1, (words - 1).bit_length())),
+                "write_data": In(self.width),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m, lanes = Module(), self.shape.lanes(self.level)
+        m.submodules.memory = memory = LaneMemory(self.shape.words(self.level), lanes, self.width)
+        m.d.comb += [
+            memory.read_address.eq(self.node),
+            memory.write_enable.eq(self.write_enable),
+            memory.write_address.eq(self.write_address),
+            memory.write_data.eq(self.write_data),
+        ]
+        stages = READ + self.lane_bits + 2
+        valid, found, node = self.valid, self.found, self.node
+        mass: Value = self.mass
+        for stage in range(stages):
+            valid, found, node = (self._later(m, x, f"{n}_{stage}") for x, n in ((valid, "v"), (found, "f"), (node, "n")))
+        for stage in range(READ + self.lane_bits - 2 * (self.level > 0)):
+            mass = self._later(m, mass, f"mass_{stage}")
+
+        # Kogge and Stone 1973: sums[k] is that of lanes 0 to k after log2(K) stages
+        bits = self.width + self.lane_bits
+        sums: list[Value] = [memory.read_data.word_select(k, self.width) for k in range(lanes)]
+        nonzero: Value = Cat(lane.any() for lane in sums)
+        for stage in range(self.lane_bits):
+            step = 1 << stage
+            added = [Signal(bits, name=f"sum_{stage}_{k}") for k in range(lanes)]
+            m.d.sync += [
+                added[k].eq(sums[k] + sums[k - step] if k >= step else sums[k]) for k in range(lanes)
+            ]
+            sums, nonzero = list(added), self._later(m, nonzero, f"nonzero_{stage}")
+
+        beyond, present = Signal(lanes), self._later(m, nonzero, "present")  # mass is not below these sums
+        m.d.sync += beyond.eq(Cat(mass >= total for total in sums))
+        kept_sums = [self._later(m, total, f"kept_{k}") for k, total in enumerate(sums)]
+        kept_mass = self._later(m, mass, "kept_mass")
+
+        child: Value = Signal(self.lane_bits)
+        last: Value = Signal(self.lane_bits)
+        for k in range(1, lanes):
+            child = Mux(beyond[k - 1], k, child)
+            last = Mux(present[k], k, last)
+        chosen = Signal(self.lane_bits)
+        m.d.sync += chosen.eq(Mux(beyond[lanes - 1], last, child))
+        before = Array([0, *(self._later(m, total, f"before_{k}") for k, total in enumerate(kept_sums[:-1]))])
+        taken, left = Signal(self.mass_bits), Signal(self.width)
+        waiting = self._later(m, self._later(m, kept_mass, "mass_of_choice"), "mass_of_taken")
+        m.d.sync += [taken.eq(before[chosen]), left.eq(waiting - taken)]
+        m.d.comb += [
+            self.next_valid.eq(valid),
+            self.next_found.eq(found & self._later(m, present.any(), "any")),
+            self.next_node.eq(Cat(chosen, node)),
+            self.next_mass.eq(left),
+        ]
+        return m
+
+    @staticmethod
+    def _later(m: Module, value: Value, name: str) -> Signal:
+        """``value`` one cycle later."""
+        later = Signal(value.shape(), name=name)
+        m.d.sync += later.eq(value)
+        return later

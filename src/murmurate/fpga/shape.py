@@ -1,0 +1,95 @@
+"""The shape of a K-ary sum tree in hardware, and how many cycles its operations take. Nothing here needs
+Amaranth."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from murmurate.errors import Refusal
+
+READ = 2  # cycles from an address to the data at the memory's output register
+UPDATE_LEVEL = READ + 2  # select the lane, add
+UNIFORM_BITS = 24  # of a random number
+MULTIPLY = 4  # its inputs, four products, two sums
+OUTPUT = 1
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """N leaves of ``width`` bits, and K children of a node.
+
+    Level 0 are the root's children, level ``levels`` - 1 the leaves. A level is a memory of words, one for
+    each node above, whose lanes are the sums of its children. Sums are unsigned and exact: a lane has as many
+    bits as the sum of its leaves may need. Where log2(N) is no multiple of log2(K) the root has fewer children.
+
+    Raises Refusal if N or K is no power of two, or the tree has no two levels.
+    """
+
+    leaves: int
+    fan_out: int = 4
+    width: int = 16
+
+    def __post_init__(self) -> None:
+        for name, value in (("leaves", self.leaves), ("fan_out", self.fan_out)):
+            if value < 2 or value & (value - 1):
+                raise Refusal(f"{name} is {value}, and hardware needs a power of two. Use 4096 and 4, say.")
+        if not 2 <= self.width <= 32:
+            raise Refusal(f"width is {self.width} bits; a priority has 2 to 32.")
+        if self.leaves <= self.fan_out:
+            raise Refusal(
+                f"{self.leaves} leaves are one node of {self.fan_out} children. Use a smaller fan-out."
+            )
+
+    @property
+    def index_bits(self) -> int:
+        return self.leaves.bit_length() - 1
+
+    @property
+    def lane_bits(self) -> int:
+        """log2(K)"""
+        return self.fan_out.bit_length() - 1
+
+    @property
+    def levels(self) -> int:
+        return math.ceil(self.index_bits / self.lane_bits)
+
+    @property
+    def total_bits(self) -> int:
+        """Of the sum of all leaves."""
+        return self.width + self.index_bits
+
+    def lanes(self, level: int) -> int:
+        below = self.lane_bits * (self.levels - 1)
+        return 1 << (self.index_bits - below if level == 0 else self.lane_bits)
+
+    def bits_below(self, level: int) -> int:
+        """Of a leaf's index, that lie below the lane of this level."""
+        return self.lane_bits * (self.levels - 1 - level)
+
+    def words(self, level: int) -> int:
+        return self.leaves >> (self.bits_below(level) + self.lanes(level).bit_length() - 1)
+
+    def lane_width(self, level: int) -> int:
+        return self.width + self.bits_below(level)
+
+    @property
+    def memory_bits(self) -> int:
+        """Of all levels, each of which has a copy for samples and one for updates."""
+        return 2 * sum(
+            self.words(level) * self.lanes(level) * self.lane_width(level) for level in range(self.levels)
+        )
+
+    def sample_level_cycles(self, level: int) -> int:
+        """Read; prefix sums, log2(K) stages; compare; choose the child."""
+        return READ + (self.lanes(level).bit_length() - 1) + 2
+
+    @property
+    def sample_latency(self) -> int:
+        """Cycles from an accepted random number to its index at the output."""
+        return MULTIPLY + sum(self.sample_level_cycles(level) for level in range(self.levels)) + OUTPUT
+
+    @property
+    def update_latency(self) -> int:
+        """Cycles from an accepted priority to the total that contains it."""
+        return UPDATE_LEVEL * self.levels + 1

@@ -1,0 +1,104 @@
+"""Sets priorities: from the leaf to the root, one operation a cycle (Zhang, section 4.2.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from amaranth.hdl import Array, Cat, Module, Mux, Signal, signed
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from murmurate.fpga.memory import LaneMemory
+from murmurate.fpga.shape import READ, UPDATE_LEVEL, TreeShape
+
+_IN_FLIGHT = UPDATE_LEVEL  # operations whose sums the memory does not show yet
+
+
+class LevelUpdater(wiring.Component):
+    """Adds differences to the lanes of a level; at the leaves it stores values, and finds the differences.
+
+    An operation reads its lane in cycle 0, has it in cycle ``READ``, adds in the next and writes in the one
+    after. Sums of the ``_IN_FLIGHT`` operations before it may not be in the memory yet: it compares their places
+    with its own in cycle 1, and takes the newest one's sum instead.
+    """
+
+    def __init__(self, shape: TreeShape, level: int) -> None:
+        self.shape, self.level = shape, level
+        self.leaf = level == shape.levels - 1
+        self.width = shape.lane_width(level)
+        self.delta_bits = shape.width + 1
+        super().__init__(
+            {
+                "valid": In(1),
+                "index": In(shape.index_bits),
+                "delta": In(signed(self.delta_bits)),  # at the leaves: the new value
+                "next_valid": Out(1),
+                "next_index": Out(shape.index_bits),
+                "next_delta": Out(signed(self.delta_bits)),
+                "write_enable": Out(shape.lanes(level)),
+                "write_address": Out(max(1, (shape.words(level) - 1).bit_length())),
+                "write_data": Out(self.width),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m, shape, level = Module(), self.shape, self.level
+        lanes = shape.lanes(level)
+        m.submodules.memory = memory = LaneMemory(shape.words(level), lanes, self.width)
+        # place: the word and lane of an operation; stage s holds what entered s cycles ago
+        place_bits = shape.index_bits - shape.bits_below(level)
+        stages = 1 + _IN_FLIGHT + 1
+        valid = self._delayed(m, self.valid, stages, "valid")
+        index = self._delayed(m, self.index, UPDATE_LEVEL + 1, "index")
+        place = self._delayed(m, self.index[shape.bits_below(level) :], stages, "place")
+        delta = self._delayed(m, self.delta, UPDATE_LEVEL, "delta")
+        lane_bits = lanes.bit_length() - 1
+        m.d.comb += memory.read_address.eq(self.index[shape.bits_below(level) + lane_bits :])
+        assert len(place[0]) == place_bits
+
+        matches = Signal(_IN_FLIGHT)  # bit d - 1: the operation d before this one has its place; in cycle READ
+        m.d.sync += matches.eq(
+            Cat(valid[1 + d] & (place[1 + d] == place[1]) for d in range(1, _IN_FLIGHT + 1))
+        )
+        written = Signal(self.width)  # the sum of the operation in its last cycle
+        history = [written, Signal(self.width), Signal(self.width)]
+        m.d.sync += [history[1].eq(history[0]), history[2].eq(history[1])]
+
+        own = Array(memory.read_data.word_select(k, self.width) for k in range(lanes))
+        stored = own[place[READ][:lane_bits]]
+        found = stored
+        for d in range(_IN_FLIGHT, 1, -1):  # the nearest wins
+            found = Mux(matches[d - 1], history[d - 2], found)
+        base, follows = Signal(self.width), Signal()
+        m.d.sync += [base.eq(found), follows.eq(matches[0])]
+        before = Mux(follows, written, base)
+        change = Signal(signed(self.delta_bits))
+        if self.leaf:
+            m.d.sync += [written.eq(delta[UPDATE_LEVEL - 1]), change.eq(delta[UPDATE_LEVEL - 1] - before)]
+        else:
+            m.d.sync += [written.eq(before + delta[UPDATE_LEVEL - 1]), change.eq(delta[UPDATE_LEVEL - 1])]
+
+        last = UPDATE_LEVEL
+        enable = valid[last] << place[last][:lane_bits]
+        m.d.comb += [
+            self.next_valid.eq(valid[last]),
+            self.next_index.eq(index[last]),
+            self.next_delta.eq(change),
+            self.write_enable.eq(enable),
+            self.write_address.eq(place[last][lane_bits:]),
+            self.write_data.eq(written),
+            memory.write_enable.eq(self.write_enable),
+            memory.write_address.eq(self.write_address),
+            memory.write_data.eq(self.write_data),
+        ]
+        return m
+
+    @staticmethod
+    def _delayed(m: Module, signal: Signal, stages: int, name: str) -> Sequence[Signal]:
+        """[signal, signal one cycle later, ...]"""
+        found = [signal]
+        for stage in range(1, stages):
+            later = Signal.like(found[-1], name=f"{name}_{stage}")
+            m.d.sync += later.eq(found[-1])
+            found.append(later)
+        return found
