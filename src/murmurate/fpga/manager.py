@@ -52,8 +52,12 @@ class ReplayManager(wiring.Component):
         m.submodules.multiplier = multiplier = Multiplier(shape.total_bits)
         m.d.comb += [multiplier.uniform.eq(self.samples.payload), multiplier.total.eq(self.total)]
         depth = self.sample_latency + 2
-        m.submodules.output = output = SyncFIFOBuffered(width=len(self.indices.payload.as_value()), depth=depth)
-        room = Signal(range(depth + 1), init=depth)  # places of the output that no sample on its way will need
+        m.submodules.output = output = SyncFIFOBuffered(
+            width=len(self.indices.payload.as_value()), depth=depth
+        )
+        room = Signal(
+            range(depth + 1), init=depth
+        )  # places of the output that no sample on its way will need
         accepted, left = Signal(), Signal()
         m.d.comb += [
             self.samples.ready.eq(room != 0),
@@ -83,14 +87,22 @@ class ReplayManager(wiring.Component):
             ]
             if node is not None:
                 m.d.comb += sampler.node.eq(node)
-            valid, found, node, mass = sampler.next_valid, sampler.next_found, sampler.next_node, sampler.next_mass
+            valid, found, node, mass = (
+                sampler.next_valid,
+                sampler.next_found,
+                sampler.next_node,
+                sampler.next_mass,
+            )
         index: Signal = node
         entry = self.indices.payload.shape()(output.w_data)
         if self.row_bits:
             m.submodules.rows = rows = self._rows()
             m.d.comb += rows.read_address.eq(index)
             for stage in range(READ):
-                later = [Signal(len(x), name=f"{n}_{stage}") for x, n in ((valid, "rv"), (found, "rf"), (index, "ri"))]
+                later = [
+                    Signal(len(x), name=f"{n}_{stage}")
+                    for x, n in ((valid, "rv"), (found, "rf"), (index, "ri"))
+                ]
                 m.d.sync += [a.eq(b) for a, b in zip(later, (valid, found, index), strict=True)]
                 valid, found, index = later
             m.d.comb += [

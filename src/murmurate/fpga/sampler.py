@@ -30,7 +30,9 @@ class Multiplier(wiring.Component):
             t[0].eq(self.total[:split]),
             t[1].eq(self.total[split:]),
         ]
-        products = [[Signal(len(a) + len(b), name=f"p{i}{j}") for j, b in enumerate(t)] for i, a in enumerate(u)]
+        products = [
+            [Signal(len(a) + len(b), name=f"p{i}{j}") for j, b in enumerate(t)] for i, a in enumerate(u)
+        ]
         m.d.sync += [products[i][j].eq(u[i] * t[j]) for i in range(2) for j in range(2)]
         rows = [Signal(_HALF + self.total_bits, name=f"row{i}") for i in range(2)]
         m.d.sync += [rows[i].eq(products[i][0] + (products[i][1] << split)) for i in range(2)]
@@ -83,7 +85,9 @@ class LevelSampler(wiring.Component):
         valid, found, node = self.valid, self.found, self.node
         mass: Value = self.mass
         for stage in range(stages):
-            valid, found, node = (self._later(m, x, f"{n}_{stage}") for x, n in ((valid, "v"), (found, "f"), (node, "n")))
+            valid, found, node = (
+                self._later(m, x, f"{n}_{stage}") for x, n in ((valid, "v"), (found, "f"), (node, "n"))
+            )
         for stage in range(READ + self.lane_bits - 2 * (self.level > 0)):
             mass = self._later(m, mass, f"mass_{stage}")
 

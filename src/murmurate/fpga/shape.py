@@ -12,7 +12,7 @@ READ = 2  # cycles from an address to the data at the memory's output register
 UPDATE_LEVEL = READ + 2  # select the lane, add
 UNIFORM_BITS = 24  # of a random number
 MULTIPLY = 4  # its inputs, four products, two sums
-OUTPUT = 1
+OUTPUT = 2  # a buffered queue
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,9 @@ class LevelUpdater(wiring.Component):
         m.d.comb += memory.read_address.eq(self.index[shape.bits_below(level) + lane_bits :])
         assert len(place[0]) == place_bits
 
-        matches = Signal(_IN_FLIGHT)  # bit d - 1: the operation d before this one has its place; in cycle READ
+        matches = Signal(
+            _IN_FLIGHT
+        )  # bit d - 1: the operation d before this one has its place; in cycle READ
         m.d.sync += matches.eq(
             Cat(valid[1 + d] & (place[1 + d] == place[1]) for d in range(1, _IN_FLIGHT + 1))
         )

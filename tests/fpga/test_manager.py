@@ -1,0 +1,89 @@
+"""The simulated hardware finds what prefix sums say, with any updates before, and in as many cycles as said."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+pytest.importorskip("amaranth", reason="needs murmurate[fpga]")
+
+from murmurate.errors import Refusal
+from murmurate.fpga.shape import UNIFORM_BITS, TreeShape
+from murmurate.fpga.simulation import SimulatedManager
+
+SHAPES = [TreeShape(16, 2, 8), TreeShape(64, 4, 16), TreeShape(128, 4, 16), TreeShape(512, 16, 12)]
+
+
+def hazards(shape: TreeShape, count: int, generator: random.Random) -> list[tuple[int, int, int]]:
+    """Updates of all leaves, of a few neighbours and of one leaf, back to back, zeros among them."""
+    chosen = []
+    for number in range(count):
+        index = generator.choice([generator.randrange(shape.leaves), generator.randrange(shape.fan_out), 3])
+        priority = generator.choice([0, 1, generator.randrange(1 << shape.width), (1 << shape.width) - 1])
+        chosen.append((index, priority, number % 256))
+    return chosen
+
+
+def find(priorities: list[int], uniform: int) -> int:
+    """The least index whose prefix sum is above the mass."""
+    mass = (uniform * sum(priorities)) >> UNIFORM_BITS
+    return next(i for i, total in enumerate(itertools.accumulate(priorities)) if total > mass)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_samples_are_those_of_prefix_sums(shape: TreeShape) -> None:
+    generator = random.Random(shape.leaves)
+    manager = SimulatedManager(shape, row_bits=8)
+    priorities, rows = [0] * shape.leaves, [0] * shape.leaves
+    for _ in range(3):
+        updates = hazards(shape, 300, generator)
+        manager.run(updates, ())
+        for index, priority, row in updates:
+            priorities[index], rows[index] = priority, row
+        assert manager.total == sum(priorities)
+        uniforms = [0, (1 << UNIFORM_BITS) - 1, *(generator.randrange(1 << UNIFORM_BITS) for _ in range(200))]
+        expected = [(i, True, rows[i]) for i in (find(priorities, u) for u in uniforms)]
+        assert manager.sample(uniforms) == expected
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_cycles_are_those_of_the_model(shape: TreeShape) -> None:
+    manager = SimulatedManager(shape)
+    manager.update(range(shape.leaves), [1] * shape.leaves)
+    assert manager.total == shape.leaves
+    for count in (1, 50):
+        before = manager.cycles
+        manager.sample(list(range(count)))
+        assert manager.cycles - before == count + shape.sample_latency
+    manager._updates.append((0, 5, 0))
+    manager._run(shape.update_latency)
+    assert manager.total == shape.leaves
+    manager._run(1)
+    assert manager.total == shape.leaves + 4
+
+
+def test_a_tree_of_zeros_has_nothing_to_draw() -> None:
+    manager = SimulatedManager(TreeShape(64, 4, 16))
+    assert [found for _, found, _ in manager.sample([0, 5, 1 << 20])] == [False] * 3
+    manager.update([9], [7])
+    assert manager.sample([0, 1 << 23]) == [(9, True, 0)] * 2
+
+
+def test_updates_in_flight_never_give_a_leaf_that_was_always_zero() -> None:
+    shape, generator = TreeShape(64, 4, 16), random.Random(4)
+    manager = SimulatedManager(shape)
+    used = [i for i in range(shape.leaves) if i % 3]
+    manager.update(used, [100] * len(used))
+    updates = [(generator.choice(used), generator.randrange(1 << 16), 0) for _ in range(1_500)]
+    uniforms = [generator.randrange(1 << UNIFORM_BITS) for _ in range(1_500)]
+    drawn = manager.run(updates, uniforms)
+    assert all(found for _, found, _ in drawn)
+    assert all(index in used for index, _, _ in drawn)
+
+
+@pytest.mark.parametrize("wrong", [(100, 4, 16), (64, 3, 16), (4, 4, 16), (64, 4, 1)])
+def test_shapes_that_hardware_has_not_are_refused(wrong: tuple[int, int, int]) -> None:
+    with pytest.raises(Refusal):
+        TreeShape(*wrong)
