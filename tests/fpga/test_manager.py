@@ -1,4 +1,4 @@
-"""The simulated hardware finds what prefix sums say, with any updates before, and in as many cycles as said."""
+"""The simulated hardware finds what prefix sums say, whatever was updated, in as many cycles as said."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ class ReplayManager(wiring.Component):
     """Streams of random numbers in and of indices out, and of priorities in; valid and ready as in AXI.
 
     samples: uniform numbers of ``UNIFORM_BITS`` bits. indices: for each, in order, the index with its prefix
-    sum, and ``found``: whether there was a positive priority; with ``row_bits``, also the index's row. At rest
-    the index is exactly that of ``SumTree.find``. While updates are in flight it is that of sums some of which
-    contain them, and never one whose priority was zero when it was read.
+    sum, and ``found``: whether there was a positive priority; with ``row_bits``, also the index's row. At
+    rest the index is exactly that of ``SumTree.find``. While updates are in flight it is that of sums some of
+    which contain them, and never one whose priority was zero when it was read.
     updates: an index and its new priority (and row), always ready. total: of all updates that have arrived.
 
     Sampler and updater have a copy of the sums each, so that both run in every cycle.

@@ -13,8 +13,8 @@ _HALF = UNIFORM_BITS // 2
 
 
 class Multiplier(wiring.Component):
-    """mass = (uniform * total) >> UNIFORM_BITS, in ``shape.MULTIPLY`` cycles: halves, their four products, the
-    sums of two, their sum."""
+    """mass = (uniform * total) >> UNIFORM_BITS, in ``shape.MULTIPLY`` cycles: halves, their four products,
+    the sums of two, their sum."""
 
     def __init__(self, total_bits: int) -> None:
         self.total_bits = total_bits

@@ -21,7 +21,8 @@ class TreeShape:
 
     Level 0 are the root's children, level ``levels`` - 1 the leaves. A level is a memory of words, one for
     each node above, whose lanes are the sums of its children. Sums are unsigned and exact: a lane has as many
-    bits as the sum of its leaves may need. Where log2(N) is no multiple of log2(K) the root has fewer children.
+    bits as the sum of its leaves may need. Where log2(N) is no multiple of log2(K) the root has fewer
+    children.
 
     Raises Refusal if N or K is no power of two, or the tree has no two levels.
     """

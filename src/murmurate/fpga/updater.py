@@ -18,8 +18,8 @@ class LevelUpdater(wiring.Component):
     """Adds differences to the lanes of a level; at the leaves it stores values, and finds the differences.
 
     An operation reads its lane in cycle 0, has it in cycle ``READ``, adds in the next and writes in the one
-    after. Sums of the ``_IN_FLIGHT`` operations before it may not be in the memory yet: it compares their places
-    with its own in cycle 1, and takes the newest one's sum instead.
+    after. Sums of the ``_IN_FLIGHT`` operations before it may not be in the memory yet: it compares their
+    places with its own in cycle 1, and takes the newest one's sum instead.
     """
 
     def __init__(self, shape: TreeShape, level: int) -> None:
