@@ -10,7 +10,7 @@ from amaranth.lib.wiring import In, Out
 
 from murmurate.fpga.memory import LaneMemory
 from murmurate.fpga.sampler import LevelSampler, Multiplier
-from murmurate.fpga.shape import MULTIPLY, READ, UNIFORM_BITS, TreeShape
+from murmurate.fpga.shape import BYPASS, MULTIPLY, READ, UNIFORM_BITS, TreeShape
 from murmurate.fpga.updater import LevelUpdater
 
 
@@ -44,7 +44,7 @@ class ReplayManager(wiring.Component):
     @property
     def sample_latency(self) -> int:
         """With the row's."""
-        return self.shape.sample_latency + (READ if self.row_bits else 0)
+        return self.shape.sample_latency + (READ + BYPASS if self.row_bits else 0)
 
     def elaborate(self, platform: object) -> Module:
         m, shape = Module(), self.shape
@@ -98,7 +98,7 @@ class ReplayManager(wiring.Component):
         if self.row_bits:
             m.submodules.rows = rows = self._rows()
             m.d.comb += rows.read_address.eq(index)
-            for stage in range(READ):
+            for stage in range(READ + BYPASS):
                 later = [
                     Signal(len(x), name=f"{n}_{stage}")
                     for x, n in ((valid, "rv"), (found, "rf"), (index, "ri"))
@@ -137,4 +137,4 @@ class ReplayManager(wiring.Component):
         return updaters
 
     def _rows(self) -> LaneMemory:
-        return LaneMemory(self.shape.leaves, 1, self.row_bits)
+        return LaneMemory(self.shape.leaves, 1, self.row_bits, bypass=True)

@@ -15,8 +15,8 @@ _BITS = 18
 def use_output_registers(netlist: dict[str, Any]) -> int:
     """Change ``netlist`` (Yosys JSON, after synth_ecp5); returns how many ports of block RAMs were changed.
 
-    A port is changed if each of its data outputs that is used goes to the D of one flip-flop and nothing else,
-    and these have neither clock enable nor reset, and its clock.
+    A port is changed if each of its data outputs that is used goes to the D of one flip-flop and nothing
+    else, and these have neither clock enable nor reset, and its clock.
     """
     changed = 0
     for module in netlist["modules"].values():
@@ -43,7 +43,7 @@ def _is_plain(cell: dict[str, Any]) -> bool:
     parameters, connections = cell["parameters"], cell["connections"]
     enable, reset = connections.get("CE", ["1"]), connections.get("LSR", ["0"])
     return (
-        (parameters.get("CEMUX", "1") == "1" or enable == ["1"])
+        (parameters.get("CEMUX", "1").strip() == "1" or enable == ["1"])
         and (parameters.get("LSRMUX", "LSR") != "LSR" or reset in (["0"], ["x"], []))
         and parameters.get("CLKMUX", "CLK") == "CLK"
     )

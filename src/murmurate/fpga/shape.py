@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from murmurate.errors import Refusal
 
 READ = 2  # cycles from an address to the data at the memory's output register
+BYPASS = 1  # more, where what is written at the same time replaces what is read
 UPDATE_LEVEL = READ + 2  # select the lane, add
 UNIFORM_BITS = 24  # of a random number
 MULTIPLY = 4  # its inputs, four products, two sums
@@ -83,7 +84,7 @@ class TreeShape:
 
     def sample_level_cycles(self, level: int) -> int:
         """Read; prefix sums, log2(K) stages; compare; choose the child."""
-        return READ + (self.lanes(level).bit_length() - 1) + 2
+        return READ + BYPASS + (self.lanes(level).bit_length() - 1) + 2
 
     @property
     def sample_latency(self) -> int:

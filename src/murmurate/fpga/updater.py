@@ -100,7 +100,8 @@ class LevelUpdater(wiring.Component):
         """[signal, signal one cycle later, ...]"""
         found = [signal]
         for stage in range(1, stages):
-            later = Signal.like(found[-1], name=f"{name}_{stage}")
+            # a reset clears what is on its way, not its data
+            later = Signal.like(found[-1], name=f"{name}_{stage}", reset_less=name != "valid")
             m.d.sync += later.eq(found[-1])
             found.append(later)
         return found

