@@ -7,6 +7,10 @@ from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
+# bits of a word of one block RAM by its words: memories are cut into such columns by hand, as Yosys prefers
+# to stack block RAMs, and then needs multiplexers between their outputs and the output register
+_COLUMNS = {16_384: 1, 8_192: 2, 4_096: 4, 2_048: 9, 1_024: 18}
+
 
 class LaneMemory(wiring.Component):
     """``words`` of ``lanes`` x ``width`` bits; a write changes one lane.
@@ -18,6 +22,7 @@ class LaneMemory(wiring.Component):
 
     def __init__(self, words: int, lanes: int, width: int, bypass: bool = False) -> None:
         self.words, self.lanes, self.width, self.bypass = words, lanes, width, bypass
+        self.piece = next((bits for depth, bits in sorted(_COLUMNS.items()) if words <= depth), 1)
         address = max(1, (words - 1).bit_length())
         super().__init__(
             {
@@ -31,19 +36,20 @@ class LaneMemory(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules.memory = memory = Memory(
-            shape=unsigned(self.lanes * self.width), depth=max(2, self.words), init=[]
-        )
-        write = memory.write_port(granularity=self.width)
-        read = memory.read_port()
         data = Signal(self.lanes * self.width, reset_less=True)  # as the register of a block RAM
-        m.d.sync += data.eq(read.data)
-        m.d.comb += [
-            read.addr.eq(self.read_address),
-            write.addr.eq(self.write_address),
-            write.en.eq(self.write_enable),
-            *(write.data.word_select(lane, self.width).eq(self.write_data) for lane in range(self.lanes)),
-        ]
+        for lane in range(self.lanes):
+            for low in range(0, self.width, self.piece):
+                bits = slice(low, min(low + self.piece, self.width))
+                memory = Memory(shape=unsigned(bits.stop - bits.start), depth=max(2, self.words), init=[])
+                m.submodules[f"memory_{lane}_{low}"] = memory
+                write, read = memory.write_port(), memory.read_port()
+                m.d.sync += data.word_select(lane, self.width)[bits].eq(read.data)
+                m.d.comb += [
+                    read.addr.eq(self.read_address),
+                    write.addr.eq(self.write_address),
+                    write.en.eq(self.write_enable[lane]),
+                    write.data.eq(self.write_data[bits]),
+                ]
         if not self.bypass:
             m.d.comb += self.read_data.eq(data)
             return m

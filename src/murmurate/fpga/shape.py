@@ -10,7 +10,7 @@ from murmurate.errors import Refusal
 
 READ = 2  # cycles from an address to the data at the memory's output register
 BYPASS = 1  # more, where what is written at the same time replaces what is read
-UPDATE_LEVEL = READ + 2  # select the lane, add
+UPDATE_LEVEL = READ + 3  # select the lane; take a newer sum; add
 UNIFORM_BITS = 24  # of a random number
 MULTIPLY = 4  # its inputs, four products, two sums
 OUTPUT = 2  # a buffered queue

@@ -17,9 +17,9 @@ _IN_FLIGHT = UPDATE_LEVEL  # operations whose sums the memory does not show yet
 class LevelUpdater(wiring.Component):
     """Adds differences to the lanes of a level; at the leaves it stores values, and finds the differences.
 
-    An operation reads its lane in cycle 0, has it in cycle ``READ``, adds in the next and writes in the one
-    after. Sums of the ``_IN_FLIGHT`` operations before it may not be in the memory yet: it compares their
-    places with its own in cycle 1, and takes the newest one's sum instead.
+    An operation reads its word in cycle 0, has its lane in cycle ``READ`` + 1, adds in the next cycle but
+    one, and then writes. Sums of the ``_IN_FLIGHT`` operations before it may not be in the memory yet: it
+    compares their places with its own in cycle ``READ``, and takes the newest one's sum instead.
     """
 
     def __init__(self, shape: TreeShape, level: int) -> None:
@@ -47,7 +47,7 @@ class LevelUpdater(wiring.Component):
         m.submodules.memory = memory = LaneMemory(shape.words(level), lanes, self.width)
         # place: the word and lane of an operation; stage s holds what entered s cycles ago
         place_bits = shape.index_bits - shape.bits_below(level)
-        stages = 1 + _IN_FLIGHT + 1
+        stages = READ + _IN_FLIGHT + 1
         valid = self._delayed(m, self.valid, stages, "valid")
         index = self._delayed(m, self.index, UPDATE_LEVEL + 1, "index")
         place = self._delayed(m, self.index[shape.bits_below(level) :], stages, "place")
@@ -58,16 +58,16 @@ class LevelUpdater(wiring.Component):
 
         matches = Signal(
             _IN_FLIGHT
-        )  # bit d - 1: the operation d before this one has its place; in cycle READ
+        )  # bit d - 1: the operation d before this one has its place; in cycle READ + 1
         m.d.sync += matches.eq(
-            Cat(valid[1 + d] & (place[1 + d] == place[1]) for d in range(1, _IN_FLIGHT + 1))
+            Cat(valid[READ + d] & (place[READ + d] == place[READ]) for d in range(1, _IN_FLIGHT + 1))
         )
         written = Signal(self.width)  # the sum of the operation in its last cycle
-        history = [written, Signal(self.width), Signal(self.width)]
-        m.d.sync += [history[1].eq(history[0]), history[2].eq(history[1])]
+        history = self._delayed(m, written, _IN_FLIGHT - 1, "written")
 
         own = Array(memory.read_data.word_select(k, self.width) for k in range(lanes))
-        stored = own[place[READ][:lane_bits]]
+        stored = Signal(self.width)
+        m.d.sync += stored.eq(own[place[READ][:lane_bits]])
         found = stored
         for d in range(_IN_FLIGHT, 1, -1):  # the nearest wins
             found = Mux(matches[d - 1], history[d - 2], found)
