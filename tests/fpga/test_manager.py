@@ -12,18 +12,9 @@ pytest.importorskip("amaranth", reason="needs murmurate[fpga]")
 from murmurate.errors import Refusal
 from murmurate.fpga.shape import UNIFORM_BITS, TreeShape
 from murmurate.fpga.simulation import SimulatedManager
+from murmurate.fpga.verify import hazards, verify
 
 SHAPES = [TreeShape(16, 2, 8), TreeShape(64, 4, 16), TreeShape(128, 4, 16), TreeShape(512, 16, 12)]
-
-
-def hazards(shape: TreeShape, count: int, generator: random.Random) -> list[tuple[int, int, int]]:
-    """Updates of all leaves, of a few neighbours and of one leaf, back to back, zeros among them."""
-    chosen = []
-    for number in range(count):
-        index = generator.choice([generator.randrange(shape.leaves), generator.randrange(shape.fan_out), 3])
-        priority = generator.choice([0, 1, generator.randrange(1 << shape.width), (1 << shape.width) - 1])
-        chosen.append((index, priority, number % 256))
-    return chosen
 
 
 def find(priorities: list[int], uniform: int) -> int:
@@ -87,3 +78,18 @@ def test_updates_in_flight_never_give_a_leaf_that_was_always_zero() -> None:
 def test_shapes_that_hardware_has_not_are_refused(wrong: tuple[int, int, int]) -> None:
     with pytest.raises(Refusal):
         TreeShape(*wrong)
+
+
+@pytest.mark.slow
+def test_400_000_operations_with_hazards_have_no_mismatch() -> None:
+    found = verify(TreeShape(4096, 4, 16), 400_000)
+    assert (found.mismatches, found.samples) == (0, 400_000)
+    assert found.cycles_over_model == pytest.approx(1, abs=0.01)
+
+
+def test_a_verification_finds_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = verify(TreeShape(64, 4, 16), 300)
+    assert right.mismatches == 0
+    assert right.cycles_over_model == pytest.approx(1, abs=0.01)
+    monkeypatch.setattr(SimulatedManager, "sample", lambda self, u: [(0, True, 0)] * len(u))
+    assert verify(TreeShape(64, 4, 16), 300).mismatches > 200

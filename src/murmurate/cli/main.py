@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from murmurate import __version__
+from murmurate.cli.fpga import add_verbs as add_fpga
 from murmurate.cli.options import number_argument
 from murmurate.cli.plan import add_verb as add_plan
 from murmurate.cli.topics_verbs import add_verbs
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options, rest = _parser().parse_known_args(
             _verb_first(sys.argv[1:] if arguments is None else arguments)
         )
-        verb = options.verb if options.verb != "topics" else f"topics {options.inner}"
+        verb = f"{options.verb} {options.inner}" if options.verb in ("topics", "fpga") else options.verb
         if rest and verb not in ("train", "resume", "simulate", "topics fit", "bench", "plan"):
             raise Refusal(f"{verb} has no option {rest[0]}. See: murmurate {verb} --help")
         code: int = options.act(options, rest)
@@ -162,6 +163,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_verbs(topics.add_subparsers(dest="inner", required=True, metavar="VERB"), report_end)
     add_plan(verbs)
+    fpga = verbs.add_parser(
+        "fpga", help="a replay's manager as hardware: Verilog, simulation, area and clock"
+    )
+    add_fpga(fpga.add_subparsers(dest="inner", required=True, metavar="VERB"))
     doctor = verbs.add_parser("doctor", help="check this machine, with advice for what is missing")
     doctor.add_argument("--json", action="store_true")
     doctor.set_defaults(act=_doctor)

@@ -52,6 +52,8 @@ class ReplayConfig:
     folder: on a disk, for memory-mapped files that hold images and rows, in a subfolder for each learner: for
         replays larger than memory. None: in memory. ``resume`` may change it.
     publish_every: own updates between publications of the parameters to actors; for runs with actors.
+    manager: what draws and updates priorities: ``host``, or the simulated hardware of ``murmurate fpga``,
+        which takes about a millisecond for each draw (small replays).
     """
 
     capacity: PositiveInt = 1_000_000
@@ -70,6 +72,7 @@ class ReplayConfig:
     saved: bool = field(default=True, metadata={"place": True})
     folder: str | None = field(default=None, metadata={"place": True})
     publish_every: NonNegativeInt = 10
+    manager: Literal["host", "fpga"] = field(default="host", metadata={"since": 5})
 
     def __post_init__(self) -> None:
         if self.folder:  # absolute, because a run may be resumed from another working directory
@@ -204,7 +207,14 @@ def open_replay(
     def sampler_of(slots: int, seed: int) -> Prioritized | Uniform:
         if config.alpha == 0 and not config.alpha_end:
             return Uniform(slots, seed=seed)
-        return Prioritized(slots, alpha=config.alpha, epsilon=config.epsilon, seed=seed, threads=threads)
+        tree = None
+        if config.manager == "fpga":
+            from murmurate.replay._fpga_tree import FpgaTree
+
+            tree = FpgaTree(slots, seed)
+        return Prioritized(
+            slots, alpha=config.alpha, epsilon=config.epsilon, seed=seed, threads=threads, tree=tree
+        )
 
     sampler: SlotSampler = sampler_of(capacity, seed)
     if config.segments > 1:

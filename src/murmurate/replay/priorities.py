@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from murmurate.replay._native_tree import check_out
-from murmurate.replay.sum_tree import Backend, Draw, sum_tree
+from murmurate.replay.sum_tree import Backend, Draw, SumTree, sum_tree
 
 
 class SlotSampler(Protocol):
@@ -61,7 +61,7 @@ class Prioritized:
 
     alpha: exponent; 0 is uniform, 1 proportional to the error. epsilon: added to each error, so that each
     slot can be drawn again. stratified: one draw from each of ``count`` equal parts of the total, as in the
-    paper's appendix. threads: of the tree's searches.
+    paper's appendix. threads: of the tree's searches. tree: instead of one of these properties.
     """
 
     weighted: ClassVar[bool] = True
@@ -77,13 +77,16 @@ class Prioritized:
         backend: Backend = "auto",
         memory: memoryview | None = None,
         threads: int = 1,
+        tree: SumTree | None = None,
     ) -> None:
         if not 0 <= alpha <= 1:
             raise ValueError(f"alpha must lie between 0 and 1, but it is {alpha}")
         if not epsilon >= 0:
             raise ValueError(f"epsilon must not be negative, but it is {epsilon}")
         self.capacity, self.alpha, self.epsilon, self.stratified = capacity, alpha, epsilon, stratified
-        self.tree = sum_tree(capacity, seed=seed, backend=backend, memory=memory, threads=threads)
+        if tree is None:
+            tree = sum_tree(capacity, seed=seed, backend=backend, memory=memory, threads=threads)
+        self.tree = tree
         self.highest = 1.0  # of all priorities so far
         self._present = np.zeros(capacity, np.bool_)
         self._filled = 0

@@ -1,0 +1,128 @@
+"""``murmurate fpga``: a prioritized replay's manager as hardware."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from murmurate.cli.options import number_argument
+from murmurate.ranges import NonNegativeInt, PositiveInt, Seed
+
+
+def add_verbs(verbs: Any) -> None:
+    count, zero = number_argument(PositiveInt), number_argument(NonNegativeInt)
+
+    def verb(name: str, help: str, act: Any, tree: bool = True) -> Any:
+        parser = verbs.add_parser(name, help=help, allow_abbrev=False)
+        if tree:
+            parser.add_argument("--leaves", type=count, default=4096, help="transitions; a power of two")
+            parser.add_argument("--fan-out", type=count, default=4, help="K; a power of two")
+            parser.add_argument("--width", type=count, default=16, help="bits of a priority")
+        parser.add_argument("--json", action="store_true")
+        parser.set_defaults(act=act)
+        return parser
+
+    generate = verb("generate", "write the replay manager as Verilog", _generate)
+    generate.add_argument("--row-bits", type=zero, default=0, help="of each transition's row; 0: none")
+    generate.add_argument("--out", type=Path, default=Path("replay_manager.v"))
+    simulate = verb("simulate", "compare the simulated hardware with prefix sums", _simulate)
+    simulate.add_argument("--operations", type=count, default=20_000, help="updates, and as many samples")
+    simulate.add_argument("--seed", type=number_argument(Seed), default=0)
+    pnr = verb("pnr", "place and route: area and clock (minutes)", _pnr)
+    pnr.add_argument("--device", default="lfe5u-85f")
+    pnr.add_argument("--seed", type=count, default=1, help="of the placement")
+    verb("report", "the committed results of place and route", _report, tree=False)
+
+
+def _shape(options: argparse.Namespace) -> Any:
+    from murmurate.fpga.shape import TreeShape
+
+    return TreeShape(options.leaves, options.fan_out, options.width)
+
+
+def _generate(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.fpga.verilog import verilog
+
+    shape = _shape(options)
+    text = verilog(shape, options.row_bits)
+    options.out.write_text(text)
+    facts = {
+        "out": str(options.out),
+        "lines": text.count("\n"),
+        "sample_cycles": shape.sample_latency,
+        "update_cycles": shape.update_latency,
+        "memory_bits": shape.memory_bits,
+    }
+    if options.json:
+        print(json.dumps(facts))
+    else:
+        print(
+            f"{options.out}: {facts['lines']:,} lines; {shape.memory_bits:,} bits of memory; in every cycle "
+            f"a sample and an update begin ({shape.sample_latency} and {shape.update_latency} cycles)"
+        )
+    return 0
+
+
+def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.fpga.verify import verify
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    found = verify(_shape(options), options.operations, options.seed, say)
+    if options.json:
+        print(json.dumps(dataclasses.asdict(found)))
+    else:
+        print(
+            f"{found.updates:,} updates and {found.samples:,} samples: {found.mismatches} mismatches; "
+            f"{found.cycles:,} cycles, {found.cycles_over_model:.4f} of the model, in "
+            f"{found.wall_seconds:.0f} s"
+        )
+    return 1 if found.mismatches else 0
+
+
+def _pnr(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.fpga.place_and_route import place_and_route
+
+    row = place_and_route(_shape(options), device=options.device, seed=options.seed)
+    if options.json:
+        print(json.dumps(row))
+    else:
+        _show([row])
+    return 0
+
+
+def _report(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.fpga.model import table
+
+    if options.json:
+        print(json.dumps(table()))
+    else:
+        _show(list(table()))
+    return 0
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
+    import rich.console
+    import rich.table
+
+    names = (
+        "leaves",
+        "fan_out",
+        "width",
+        "lut",
+        "ff",
+        "bram",
+        "dsp",
+        "mhz",
+        "sample_cycles",
+        "update_cycles",
+    )
+    shown = rich.table.Table(*names, title="place and route (static timing; no board)")
+    for row in rows:
+        shown.add_row(*(f"{row[name]:,}" for name in names))
+    rich.console.Console().print(shown)

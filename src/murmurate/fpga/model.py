@@ -1,0 +1,79 @@
+"""Seconds that a replay manager needs, from its cycles (``TreeShape``) and its clock (place and route)."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from murmurate.errors import Refusal
+from murmurate.fpga.shape import TreeShape
+
+TABLE = Path(__file__).with_name("place_and_route.json")
+Provenance = Literal["measured-pnr", "interpolated-pnr", "assumed"]
+
+
+@functools.cache
+def table() -> tuple[dict[str, Any], ...]:
+    """The committed results of ``place_and_route``: of static timing, no board."""
+    rows: list[dict[str, Any]] = json.loads(TABLE.read_text())
+    return tuple(rows)
+
+
+@dataclass(frozen=True)
+class ReplayManagerModel:
+    """A replay manager of ``banks`` trees, each with a pipeline of its own; an index belongs to a random one.
+
+    mhz: None takes that of the committed table; a number is assumed.
+    """
+
+    shape: TreeShape
+    banks: int = 1
+    device: str = "lfe5u-85f"
+    mhz: float | None = None
+
+    @property
+    def clock(self) -> tuple[float, Provenance]:
+        """(Hz, how it is known). Between two sizes of the same fan-out and width the lower clock is taken.
+
+        Raises Refusal outside the table.
+        """
+        if self.mhz is not None:
+            return 1e6 * self.mhz, "assumed"
+        rows = self._rows()
+        exact = [row["mhz"] for row in rows if row["leaves"] == self.shape.leaves]
+        if exact:
+            return 1e6 * min(exact), "measured-pnr"
+        below = [row for row in rows if row["leaves"] < self.shape.leaves]
+        above = [row for row in rows if row["leaves"] > self.shape.leaves]
+        if not below or not above:
+            known = sorted({row["leaves"] for row in rows})
+            raise Refusal(
+                f"the table of place and route has no clock for {self.shape.leaves:,} leaves of fan-out "
+                f"{self.shape.fan_out} and width {self.shape.width} on {self.device} (it has "
+                f"{', '.join(f'{n:,}' for n in known) or 'none'}). Measure it: murmurate fpga pnr; or "
+                "assume a clock."
+            )
+        near = max(below, key=lambda row: row["leaves"]), min(above, key=lambda row: row["leaves"])
+        return 1e6 * min(row["mhz"] for row in near), "interpolated-pnr"
+
+    def _rows(self) -> list[dict[str, Any]]:
+        key = (self.shape.fan_out, self.shape.width, self.device)
+        return [row for row in table() if (row["fan_out"], row["width"], row["device"]) == key]
+
+    def sample_seconds(self, batch: int) -> float:
+        return (self._fullest(batch) + self.shape.sample_latency) / self.clock[0]
+
+    def update_seconds(self, batch: int) -> float:
+        return (self._fullest(batch) + self.shape.update_latency) / self.clock[0]
+
+    def _fullest(self, batch: int) -> float:
+        """Expected operations of the bank with the most: mean plus sqrt(2 m log S) for S banks (of binomials,
+        Raab and Steger 1998), at most all."""
+        mean = batch / self.banks
+        if self.banks == 1:
+            return float(batch)
+        return min(float(batch), mean + math.sqrt(2 * mean * math.log(self.banks)))

@@ -1,0 +1,73 @@
+"""Compares the simulated hardware with prefix sums, over any number of operations with hazards."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from murmurate.fpga.shape import UNIFORM_BITS, TreeShape
+from murmurate.fpga.simulation import SimulatedManager
+
+
+@dataclass(frozen=True)
+class Verification:
+    """mismatches: of indices, and of totals. cycles_over_model: simulated cycles over those of the latencies
+    in ``TreeShape``."""
+
+    updates: int
+    samples: int
+    mismatches: int
+    cycles: int
+    cycles_over_model: float
+    wall_seconds: float
+
+
+def hazards(shape: TreeShape, count: int, generator: random.Random) -> list[tuple[int, int, int]]:
+    """(index, priority, row): of all leaves, of one node's and of a single leaf, back to back, with zeros and
+    greatest values among them."""
+    last = (1 << shape.width) - 1
+    return [
+        (
+            generator.choice((generator.randrange(shape.leaves), generator.randrange(shape.fan_out), 3)),
+            generator.choice((0, 1, generator.randrange(last + 1), last)),
+            number % 256,
+        )
+        for number in range(count)
+    ]
+
+
+def verify(
+    shape: TreeShape, operations: int, seed: int = 0, log: Callable[[str], None] = lambda line: None
+) -> Verification:
+    """``operations`` updates, and as many samples, in rounds of 2,000 of each: at the end of each round's
+    updates the total, and then the index of every sample, are compared."""
+    generator, manager = random.Random(seed), SimulatedManager(shape)
+    priorities = np.zeros(shape.leaves, np.int64)
+    done = mismatches = modelled = 0
+    began = time.monotonic()
+    while done < operations:
+        count = min(2_000, operations - done)
+        updates = hazards(shape, count, generator)
+        manager.run(updates, ())
+        modelled += count + shape.update_latency + 1
+        for index, priority, _ in updates:
+            priorities[index] = priority
+        total = int(priorities.sum())
+        mismatches += manager.total != total
+        uniforms = [generator.randrange(1 << UNIFORM_BITS) for _ in range(count)]
+        masses = np.array([(u * total) >> UNIFORM_BITS for u in uniforms])
+        expected = np.searchsorted(priorities.cumsum(), masses, side="right")
+        drawn = manager.sample(uniforms)
+        modelled += count + shape.sample_latency
+        mismatches += sum(
+            (index, found) != (int(right), True)
+            for (index, found, _), right in zip(drawn, expected, strict=True)
+        )
+        done += count
+        log(f"{done:,} updates and samples, {mismatches} mismatches, {manager.cycles:,} cycles")
+    seconds = time.monotonic() - began
+    return Verification(done, done, mismatches, manager.cycles, manager.cycles / modelled, seconds)

@@ -1,0 +1,101 @@
+"""The sum tree of an FPGA, in cycle-accurate simulation: what a replay would draw on the hardware."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from murmurate.fpga.shape import UNIFORM_BITS, TreeShape
+from murmurate.fpga.simulation import SimulatedManager
+from murmurate.replay._native_tree import check_lengths, mass_outside, nothing_to_draw, wrong_priority
+from murmurate.replay._torch_tree import _uniform
+from murmurate.replay.sum_tree import Draw
+
+_SCALE = 4096.0  # of a priority of 1 in fixed point
+_WIDTH, _FAN_OUT = 16, 4
+
+
+class FpgaTree:
+    """See ``SumTree``. Priorities are multiples of 1 / 4096 of 16 bits: a positive one is at least 1 / 4096,
+    so that it is drawn now and then, and at most 16; ``saturated`` counts those that were above.
+
+    Masses are drawn by the hardware from ``UNIFORM_BITS`` random bits, so ``find`` is computed on the host.
+    The tree has the next power of two of leaves.
+    """
+
+    backend = "fpga"
+
+    def __init__(self, capacity: int, seed: int) -> None:
+        self.capacity, self.fan_out = capacity, _FAN_OUT
+        leaves = max(2 * _FAN_OUT, 1 << (capacity - 1).bit_length())
+        self.manager = SimulatedManager(TreeShape(leaves, _FAN_OUT, _WIDTH))
+        self.saturated = 0
+        self._fixed = torch.zeros(capacity, dtype=torch.int64)
+        self._stream = torch.tensor([seed, 0], dtype=torch.int64)
+
+    @property
+    def priorities(self) -> Tensor:
+        return (self._fixed / _SCALE).float()
+
+    @property
+    def total(self) -> float:
+        return self.manager.total / _SCALE
+
+    @property
+    def minimum(self) -> float:
+        positive = self._fixed[self._fixed > 0]
+        return float(positive.min()) / _SCALE if len(positive) else math.inf
+
+    def set(self, index: Tensor, priority: Tensor) -> None:
+        index, priority = index.view(-1).cpu(), priority.view(-1).float().cpu()
+        check_lengths(index, priority)
+        right = (index >= 0) & (index < self.capacity) & (priority >= 0) & (priority < math.inf)
+        if not bool(right.all()):
+            raise wrong_priority(index, priority, int((~right).nonzero()[0]), self.capacity)
+        greatest = (1 << _WIDTH) - 1
+        fixed = (priority.double() * _SCALE).round().long()
+        self.saturated += int((fixed > greatest).sum())
+        fixed = torch.where(priority > 0, fixed.clamp(1, greatest), 0)
+        self.manager.update(index.tolist(), fixed.tolist())
+        for place, value in zip(index.tolist(), fixed.tolist(), strict=True):  # in order: the last wins
+            self._fixed[place] = value
+
+    def update(self, index: Tensor, error: Tensor, alpha: float, epsilon: float) -> float:
+        priority = (error.abs() + epsilon) ** alpha
+        self.set(index, priority)
+        return float(priority.max()) if len(priority) else 0.0
+
+    def find(self, mass: Tensor, out: Tensor | None = None) -> Tensor:
+        if not self.total > 0:
+            raise nothing_to_draw()
+        mass = mass.view(-1).double()
+        if not bool(((mass >= 0) & (mass < self.total)).all()):
+            raise mass_outside(self.total)
+        found = torch.searchsorted(self._fixed.cumsum(0).double() / _SCALE, mass, right=True)
+        return found if out is None else out.copy_(found)
+
+    def sample(self, count: int, beta: float, stratified: bool = False, out: Draw | None = None) -> Draw:
+        if not self.total > 0:
+            raise nothing_to_draw()
+        u = _uniform(int(self._stream[0]), int(self._stream[1]), count)
+        self._stream[1] += count
+        if stratified:
+            u = (u + torch.arange(count, dtype=torch.float64)) / count
+        bits = (u * (1 << UNIFORM_BITS)).long().clamp(max=(1 << UNIFORM_BITS) - 1)
+        index = torch.tensor([found for found, _, _ in self.manager.sample(bits.tolist())])
+        weight = ((self._fixed[index] / _SCALE / self.minimum).clamp(min=1.0) ** -beta).float()
+        if out is None:
+            return Draw(index, weight)
+        out.indices.copy_(index)
+        out.weights.copy_(weight)
+        return out
+
+    def state(self) -> dict[str, Any]:
+        return {"priorities": self.priorities, "stream": self._stream.clone()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.set(torch.arange(self.capacity), state["priorities"])
+        self._stream.copy_(state["stream"])
