@@ -9,36 +9,30 @@ from amaranth.lib.wiring import In, Out
 from murmurate.fpga.memory import LaneMemory
 from murmurate.fpga.shape import BYPASS, READ, UNIFORM_BITS, TreeShape
 
-_HALF = UNIFORM_BITS // 2
-
 
 class Multiplier(wiring.Component):
-    """mass = (uniform * total) >> UNIFORM_BITS, in ``shape.MULTIPLY`` cycles: halves, their four products,
-    the sums of two, their sum."""
+    """mass = (uniform * total) >> UNIFORM_BITS, in ``shape.MULTIPLY`` cycles: a tree of adders, a register
+    after each. nextpnr times an ECP5's multipliers without their registers: they would limit the clock."""
 
     def __init__(self, total_bits: int) -> None:
         self.total_bits = total_bits
         super().__init__({"uniform": In(UNIFORM_BITS), "total": In(total_bits), "mass": Out(total_bits)})
 
     def elaborate(self, platform: object) -> Module:
-        m, split = Module(), self.total_bits // 2
-        u = [Signal(_HALF, name=f"u{i}") for i in range(2)]
-        t = [Signal(split, name="t0"), Signal(self.total_bits - split, name="t1")]
-        m.d.sync += [
-            u[0].eq(self.uniform[:_HALF]),
-            u[1].eq(self.uniform[_HALF:]),
-            t[0].eq(self.total[:split]),
-            t[1].eq(self.total[split:]),
-        ]
-        products = [
-            [Signal(len(a) + len(b), name=f"p{i}{j}") for j, b in enumerate(t)] for i, a in enumerate(u)
-        ]
-        m.d.sync += [products[i][j].eq(u[i] * t[j]) for i in range(2) for j in range(2)]
-        rows = [Signal(_HALF + self.total_bits, name=f"row{i}") for i in range(2)]
-        m.d.sync += [rows[i].eq(products[i][0] + (products[i][1] << split)) for i in range(2)]
-        mass = Signal(self.total_bits)
-        m.d.sync += mass.eq((rows[0] + (rows[1] << _HALF)) >> UNIFORM_BITS)
-        m.d.comb += self.mass.eq(mass)
+        m = Module()
+        uniform, total = Signal(UNIFORM_BITS, reset_less=True), Signal(self.total_bits, reset_less=True)
+        m.d.sync += [uniform.eq(self.uniform), total.eq(self.total)]
+        terms: list[Value] = [Mux(bit, total, 0) for bit in uniform]
+        distance, stage = 1, 0  # between the weights of two terms, in bits
+        while len(terms) > 1:
+            sums: list[Value] = []
+            for k in range(0, len(terms), 2):
+                value = terms[k] + (terms[k + 1] << distance) if k + 1 < len(terms) else terms[k]
+                bits = self.total_bits + min(2 * distance, UNIFORM_BITS - k * distance)
+                sums.append(Signal(bits, name=f"sum_{stage}_{k // 2}", reset_less=True))
+                m.d.sync += sums[-1].eq(value)
+            terms, distance, stage = sums, 2 * distance, stage + 1
+        m.d.comb += self.mass.eq(terms[0] >> UNIFORM_BITS)
         return m
 
 

@@ -12,7 +12,7 @@ READ = 2  # cycles from an address to the data at the memory's output register
 BYPASS = 1  # more, where what is written at the same time replaces what is read
 UPDATE_LEVEL = READ + 3  # select the lane; take a newer sum; add
 UNIFORM_BITS = 24  # of a random number
-MULTIPLY = 4  # its inputs, four products, two sums
+MULTIPLY = 1 + (UNIFORM_BITS - 1).bit_length()  # its inputs, and a tree of adders
 OUTPUT = 2  # a buffered queue
 
 
