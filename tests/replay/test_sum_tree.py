@@ -9,12 +9,15 @@ import threading
 import pytest
 import torch
 
-from compiled import NO_KERNELS
+from compiled import NO_KERNELS, needs_triton
 from murmurate import native
 from murmurate.errors import Refusal
 from murmurate.replay.sum_tree import Draw, sum_tree, tree_bytes
 
-BACKENDS = ["torch", "native"] if native.kernels is not None else ["torch"]
+BACKENDS = [
+    *(["torch", "native"] if native.kernels is not None else ["torch"]),
+    pytest.param("triton", marks=needs_triton),
+]
 needs_native = pytest.mark.skipif(native.kernels is None, reason=NO_KERNELS)
 
 
