@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -71,3 +76,12 @@ def test_a_refused_set_leaves_nothing_for_the_next() -> None:
     tree.set(torch.tensor([3]), torch.tensor([4.0]))
     tree.set(torch.tensor([5, 3, 5]), torch.tensor([1.0, 0.5, 2.0]))
     assert tree.priorities[[3, 5]].tolist() == [0.5, 2.0]
+
+
+def test_every_kernel_compiles_for_gpus_that_need_not_be_here(tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    program = [sys.executable, str(Path(__file__).with_name("triton_compiled.py"))]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-2000:]
+    kernels = {line.split()[0] for line in done.stdout.splitlines()}
+    assert kernels == {"_find", "_sample", "_elect", "_write", "_refresh", "_step"}
