@@ -84,4 +84,4 @@ def test_every_kernel_compiles_for_gpus_that_need_not_be_here(tmp_path: Path) ->
     done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-2000:]
     kernels = {line.split()[0] for line in done.stdout.splitlines()}
-    assert kernels == {"_find", "_sample", "_elect", "_write", "_refresh", "_step"}
+    assert kernels == {"_find", "_sample", "_elect", "_write", "_refresh", "_gather", "_step"}

@@ -1,5 +1,4 @@
-"""Compiles every Triton kernel for two GPUs, which need not be there; to be run in a process without
-the interpreter. Fails where a kernel whose sums are compared with a twin's fuses multiplication and addition."""
+"""Compiles every Triton kernel for two GPUs, which need not be there; not in the interpreter. Fails where a kernel whose sums are compared with a twin's fuses multiplication and addition."""
 
 from __future__ import annotations
 
@@ -8,6 +7,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from murmurate.losses import _triton_q
+from murmurate.replay import _triton_frames
 from murmurate.replay import _triton_tree as tree
 
 TYPES = {
@@ -19,6 +19,9 @@ TYPES = {
     **dict.fromkeys(("count", "capacity", "leaves_each", "actions"), "i32"),
     **dict.fromkeys(("key", "first", "ticket"), "i64"),
     "beta": "fp32",
+    "frames": "*u8",
+    "frame_bytes": "i32",
+    "window_bytes": "i32",
 }
 SEARCH = {"LEVELS": 4, "FAN_OUT": 16, "BLOCK": 64}
 CASES = [
@@ -32,6 +35,7 @@ CASES = [
         for all_ in (False, True)
         for leaves, below in ((True, "*fp32"), (False, "*fp64"))
     ),
+    (_triton_frames._gather, {"BLOCK": 4096}, {"out": "*u8", "first": "*i64"}),
     (_triton_q._step, {"WIDTH": 8, "BLOCK": 16}, {}),
 ]
 
