@@ -1,4 +1,7 @@
-"""Compiles every Triton kernel for two GPUs, which need not be there; not in the interpreter. Fails where a kernel whose sums are compared with a twin's fuses multiplication and addition."""
+"""Compiles every Triton kernel for two GPUs, which need not be there; not in the interpreter.
+
+Fails where a kernel whose sums are compared with a twin's fuses multiplication and addition.
+"""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def on_device(device: torch.device, label: str, shape: tuple[int, ...]) -> torch
         free = torch.cuda.mem_get_info(device)[0]
         if size_bytes > free:
             raise Refusal(
-                f"the replay's {label} need {size_bytes / 2**30:.1f} GiB but {device} has {free / 2**30:.1f} GiB "
-                "free. Use a smaller --replay.capacity, or --replay.images host."
+                f"the replay's {label} need {size_bytes / 2**30:.1f} GiB but {device} has "
+                f"{free / 2**30:.1f} GiB free. Use a smaller --replay.capacity, or --replay.images host."
             )
     return torch.zeros(shape, dtype=torch.uint8, device=device)
