@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
+
+# before anything imports Triton, which decides then: without a GPU its interpreter runs the kernels
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from murmurate.cli.main import main
 from short_runs import SHORT

@@ -16,7 +16,7 @@ _LISTS = ("launchers", "recipes", "strategies", "fabrics", "agents", "benches")
 _BARE = """
 import contextlib, io, json, sys
 extras = "cryptography ray ale_py mujoco cv2 imageio imageio_ffmpeg pygame stable_baselines3 scipy sklearn"
-for name in [*extras.split(), "vizdoom", "miniworld", "dm_control", "gymnasium_robotics"]:
+for name in [*extras.split(), "vizdoom", "miniworld", "dm_control", "gymnasium_robotics", "triton"]:
     sys.modules[name] = None  # an import of it fails
 from murmurate.cli.main import main
 for arguments in json.loads(sys.argv[1]):

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from compiled import GPU, NO_TRITON
 from covering import pairwise
 from murmurate import native
+from murmurate.native import gpu
 from murmurate.replay.frame_replay import DISCRETE, FrameReplay
 from murmurate.replay.interface import Selection, Steps
 from murmurate.replay.priorities import Prioritized
@@ -52,8 +54,8 @@ def everything(replay: Any) -> Counter[tuple[Any, ...]]:
     """What can be drawn, each once. What follows a termination is not looked at."""
     slots = replay.sampler.tree.priorities.nonzero()[:, 0]
     found = replay.gather(Selection(slots, Draw(slots, torch.ones(len(slots)))))
-    after = torch.where((found.discount > 0)[:, None, None, None], found.next_observation, 0)
-    parts = (found.observation, found.action, found.reward, found.discount, after)
+    after = torch.where((found.discount > 0)[:, None, None, None], found.next_observation.cpu(), 0)
+    parts = (found.observation.cpu(), found.action, found.reward, found.discount, after)
     return Counter(
         zip(
             *(map(str, part.flatten(1).tolist() if part.dim() > 1 else part.tolist()) for part in parts),
@@ -63,11 +65,18 @@ def everything(replay: Any) -> Counter[tuple[Any, ...]]:
 
 
 def stores(
-    stack: int, steps: int, length: int, discount: float, action: Column = DISCRETE
+    stack: int,
+    steps: int,
+    length: int,
+    discount: float,
+    action: Column = DISCRETE,
+    device: torch.device | None = None,
 ) -> tuple[RowReplay, FrameReplay]:
     more: dict[str, Any] = {"simulators": SIMULATORS, "steps": steps, "discount": discount}
     rows = RowReplay(Prioritized(SIMULATORS * STEPS), Column((stack, 2, 3), torch.uint8), action, **more)
-    frames = FrameReplay(Prioritized(SIMULATORS * length), (2, 3), stack=stack, action=action, **more)
+    frames = FrameReplay(
+        Prioritized(SIMULATORS * length), (2, 3), stack=stack, action=action, device=device, **more
+    )
     return rows, frames
 
 
@@ -89,6 +98,32 @@ def test_rows_and_frames_give_the_same_windows(
     wanted = everything(rows)
     assert rows.inserted == frames.inserted == sum(wanted.values()) > 0.9 * SIMULATORS * STEPS
     assert everything(frames) == wanted
+
+
+@pytest.mark.parametrize(
+    ("stack", "steps", "backend"), [(4, 1, "triton"), (4, 3, "triton"), (1, 2, "triton"), (4, 3, "torch")]
+)
+def test_images_on_a_device_are_those_of_rows_also_after_a_resume(
+    stack: int, steps: int, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if backend == "torch":
+        monkeypatch.setattr(gpu, "why_not", lambda device: "the test switches it off")
+    elif NO_TRITON:
+        pytest.skip(NO_TRITON)
+    rows, frames = stores(stack, steps, 8 * STEPS, 0.9, device=torch.device(GPU))
+    _, other = stores(stack, steps, 8 * STEPS, 0.9, device=torch.device(GPU))
+    for t, step in enumerate(stream(stack, seed=steps)):
+        if t == 100:
+            other.load(frames.state())
+        rows.observe(0, step)
+        frames.observe(0, step)
+        if t >= 100:
+            other.observe(0, step)
+    assert len(frames) > 0.9 * SIMULATORS * STEPS
+    assert everything(frames) == everything(other) == everything(rows)
+    batch = frames.sample(8, 0.4)
+    assert batch.observation.device.type == GPU
+    assert batch.reward.device.type == "cpu"
 
 
 @pytest.mark.parametrize("steps", [1, 5])

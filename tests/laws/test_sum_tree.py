@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiled import NO_KERNELS
+from compiled import GPU, NO_KERNELS, needs_triton
 from murmurate import native
 from murmurate.replay.sum_tree import NATIVE_FAN_OUT, sum_tree, tree_bytes
 
@@ -30,13 +30,16 @@ def runs(simd):
 
 
 IN_TORCH = ["torch", *(["cuda"] if torch.cuda.is_available() else [])]
-BACKENDS = [*IN_TORCH, *(simd for simd in SETS if runs(simd))]
+COMPILED = [simd for simd in SETS if runs(simd)]
+BACKENDS = [*IN_TORCH, pytest.param("triton", marks=needs_triton), *COMPILED]
 
 
 def make(backend, capacity, fan_out=NATIVE_FAN_OUT, seed=0):
     if backend in IN_TORCH:
         device = "cpu" if backend == "torch" else backend
         return sum_tree(capacity, fan_out=fan_out, seed=seed, backend="torch", device=device)
+    if backend == "triton":
+        return sum_tree(capacity, fan_out=fan_out, seed=seed, backend="triton", device=GPU)
     native.kernels.use(backend)
     return sum_tree(capacity, seed=seed, backend="native")
 
@@ -134,12 +137,12 @@ def test_it_draws_in_proportion(backend, stratified):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_sums_do_not_drift(backend):
     """Priorities that decay by four decades: what was large once leaves no trace."""
-    capacity = 4096
+    capacity, steps = 4096, 60 if backend == "triton" else 300
     tree = make(backend, capacity)
     generator = torch.Generator().manual_seed(2)
-    for step in range(300):
+    for step in range(steps):
         index = torch.randint(capacity, (512,), generator=generator)
-        tree.set(index, torch.rand(512, generator=generator) * 10 ** (-4 * step / 300))
+        tree.set(index, torch.rand(512, generator=generator) * 10 ** (-4 * step / steps))
     exact = float(tree.priorities.double().sum())
     assert tree.total == pytest.approx(exact, rel=1e-6)
 
@@ -149,7 +152,7 @@ def test_all_draw_the_same():
     capacity = 2000
     priority = torch.rand(capacity, generator=torch.Generator().manual_seed(4))
     drawn = []
-    for backend in BACKENDS:
+    for backend in [*IN_TORCH, *COMPILED]:
         tree = make(backend, capacity, seed=-5)
         tree.set(torch.arange(capacity), priority)
         drawn.append(torch.cat([tree.sample(n, 0.5)[0].cpu() for n in (1, 63, 64, 65, 1500)]))
@@ -167,9 +170,7 @@ def test_instruction_sets_find_the_same_to_the_bit(capacity, zeros):
     priority[torch.rand(capacity, generator=generator) < zeros] = 0.0
     priority[0] = 1.0
     found = []
-    for backend in BACKENDS:
-        if backend in IN_TORCH:
-            continue
+    for backend in COMPILED:
         tree = make(backend, capacity, seed=7)
         tree.set(torch.arange(capacity), priority)
         ends = priority.double().cumsum(0)
@@ -182,7 +183,7 @@ def test_instruction_sets_find_the_same_to_the_bit(capacity, zeros):
             assert torch.equal(one, same)
 
 
-@pytest.mark.parametrize("backend", [simd for simd in BACKENDS if simd not in IN_TORCH])
+@pytest.mark.parametrize("backend", COMPILED)
 @pytest.mark.parametrize("zeros", [0.0, 0.9])
 def test_where_leaves_lie_far_off_many_searches_find_what_few_do(backend, zeros):
     """From so many leaves on, groups of queries follow one another through the levels."""
@@ -221,7 +222,7 @@ def test_a_mass_outside_the_tree_is_refused(backend, mass):
         tree.find(torch.tensor([0.5, mass], dtype=torch.float64))
 
 
-@pytest.mark.parametrize("backend", [simd for simd in BACKENDS if simd not in IN_TORCH])
+@pytest.mark.parametrize("backend", COMPILED)
 def test_what_vanishes_between_a_search_and_a_look_weighs_no_more_than_the_least(backend):
     """Leaves that another process has set to 0, whose sums it has not reached yet."""
     tree = make(backend, 64)

@@ -9,12 +9,16 @@ import threading
 import pytest
 import torch
 
-from compiled import NO_KERNELS
+from compiled import NO_KERNELS, needs_triton
 from murmurate import native
 from murmurate.errors import Refusal
+from murmurate.native import gpu
 from murmurate.replay.sum_tree import Draw, sum_tree, tree_bytes
 
-BACKENDS = ["torch", "native"] if native.kernels is not None else ["torch"]
+BACKENDS = [
+    *(["torch", "native"] if native.kernels is not None else ["torch"]),
+    pytest.param("triton", marks=needs_triton),
+]
 needs_native = pytest.mark.skipif(native.kernels is None, reason=NO_KERNELS)
 
 
@@ -181,6 +185,18 @@ def test_the_fastest_that_can_do_it_is_taken():
     for wrong in ({"capacity": 0}, {"capacity": 5, "fan_out": 1}):
         with pytest.raises(ValueError, match="at least"):
             sum_tree(**wrong)
+
+
+def test_a_tree_in_triton_that_cannot_run_says_why(monkeypatch):
+    with pytest.raises(Refusal, match="fan-out of at most 64, not 65"):
+        sum_tree(10, fan_out=65, backend="triton")
+    monkeypatch.setattr(gpu, "interpreted", lambda: False)
+    monkeypatch.setattr(gpu, "installed", lambda: True)
+    with pytest.raises(Refusal, match="on a CPU its interpreter does, with TRITON_INTERPRET=1"):
+        sum_tree(10, backend="triton")
+    monkeypatch.setattr(gpu, "installed", lambda: False)
+    with pytest.raises(Refusal, match=r"pip install 'murmurate\[gpu\]'"):
+        sum_tree(10, backend="triton")
 
 
 def test_a_wrong_choice_by_hand_is_told(monkeypatch):

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from murmurate.losses.checks import check_rank, check_shape
+from murmurate.native import gpu
 
 
 class QStep(NamedTuple):
@@ -33,7 +34,8 @@ def q_step(
 
     The arguments are those of these three functions, which check the shapes. On a CPU loss and gradient,
     -w min(max(error, -1), 1) / B at the action and 0 elsewhere, are computed in closed form by numpy: for so
-    few numbers the overhead of torch's operations exceeds the arithmetic.
+    few numbers the overhead of torch's operations exceeds the arithmetic. On a CUDA device one Triton kernel
+    computes them (``_triton_q``), if Triton is installed.
     """
     table = q_tm1.shape
     row = table[:1]
@@ -49,6 +51,11 @@ def q_step(
     if q_tm1.is_cpu and fits:
         selector = q_t if q_t_selector is None else q_t_selector
         return QStep(*_ClosedForm.apply(q_tm1, a_tm1, r_t, discount_t, weight, q_t, selector))  # type: ignore[no-untyped-call]
+    if q_tm1.is_cuda and fits and gpu.installed():
+        from murmurate.losses._triton_q import FusedStep
+
+        selector = q_t if q_t_selector is None else q_t_selector
+        return QStep(*FusedStep.apply(q_tm1, a_tm1, r_t, discount_t, weight, q_t, selector))  # type: ignore[no-untyped-call]
     error = td_error(q_tm1, a_tm1, q_target(r_t, discount_t, q_t, q_t_selector))
     return QStep(q_loss(error, weight), error.detach())
 

@@ -130,8 +130,12 @@ def as_vector(x: Tensor, dtype: torch.dtype) -> Tensor:
     if x.dtype is dtype and x.is_cpu and x.is_contiguous():
         return x
     if x.is_floating_point() != dtype.is_floating_point:
-        raise TypeError(f"expected a tensor of {dtype}, this is {x.dtype}")
+        raise wrong_kind(x, dtype)
     return x.to("cpu", dtype).contiguous()
+
+
+def wrong_kind(x: Tensor, dtype: torch.dtype) -> TypeError:
+    return TypeError(f"expected a tensor of {dtype}, this is {x.dtype}")
 
 
 def as_pair(index: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,8 @@ from murmurate.replay.sum_tree import Draw
 
 
 class TorchTree:
-    """See ``SumTree``. Leaves are float32, sums float64 where the device has it."""
+    """See ``SumTree``. Leaves are float32, sums float64 where the device has it. A node's children are added
+    in their order on a CPU; on other devices torch may add them in another."""
 
     backend = "torch"
 
@@ -36,7 +37,7 @@ class TorchTree:
 
     @property
     def total(self) -> float:
-        return float((self._sums[-1] if self._sums else self._leaves.double()).sum())
+        return float((self._sums[-1] if self._sums else self._leaves.double()).cumsum(0)[-1])
 
     @property
     def minimum(self) -> float:
@@ -66,7 +67,7 @@ class TorchTree:
         for level, (sums, lows) in enumerate(zip(self._sums, self._least, strict=True)):
             index = torch.unique(torch.div(index, self.fan_out, rounding_mode="floor"))
             lines = below.view(-1, self.fan_out)[index]
-            sums[index] = lines.to(sums.dtype).sum(1)
+            sums[index] = lines.to(sums.dtype).cumsum(1)[:, -1]
             low = _positive(lines) if level == 0 else self._least[level - 1].view(-1, self.fan_out)[index]
             lows[index] = low.amin(1)
             below = sums
@@ -89,8 +90,8 @@ class TorchTree:
             numbers = torch.arange(self.fan_out, device=self._device)
             last = torch.where(lines > 0, numbers, -1).amax(1)
             child = torch.minimum((upto <= rest[:, None]).sum(1), last)
-            before = upto.gather(1, child[:, None])[:, 0] - lines.gather(1, child[:, None])[:, 0]
-            rest = rest - before
+            before = upto.gather(1, (child - 1).clamp(min=0)[:, None])[:, 0]
+            rest = torch.where(child > 0, rest - before, rest)
             node = node * self.fan_out + child
         return node
 

@@ -51,6 +51,8 @@ class ReplayConfig:
         starts with an empty one. ``resume`` may change it.
     folder: on a disk, for memory-mapped files that hold images and rows, in a subfolder for each learner: for
         replays larger than memory. None: in memory. ``resume`` may change it.
+    images: whose memory holds stacked images: the ``host``'s, or that of the learner's ``device``, a GPU's,
+        which then reads batches without a copy from the host. ``resume`` may change it.
     publish_every: own updates between publications of the parameters to actors; for runs with actors.
     manager: what draws and updates priorities: ``host``, or the simulated hardware of ``murmurate fpga``,
         which takes about a millisecond for each draw (small replays).
@@ -71,6 +73,7 @@ class ReplayConfig:
     ahead: NonNegativeInt = 0
     saved: bool = field(default=True, metadata={"place": True})
     folder: str | None = field(default=None, metadata={"place": True})
+    images: Literal["host", "device"] = field(default="host", metadata={"place": True, "since": 5})
     publish_every: NonNegativeInt = 10
     manager: Literal["host", "fpga"] = field(default="host", metadata={"since": 5})
 
@@ -99,6 +102,10 @@ class ReplayConfig:
                 f"--replay.capacity {100 * batch}."
             )
         self._validate_segments(batch)
+        if self.images == "device" and self.folder:
+            raise Refusal(
+                "replay.images is device, and replay.folder keeps them in files. Use --replay.images host."
+            )
         if self.learning_starts > self.capacity:
             raise Refusal(
                 f"replay.learning_starts is {self.learning_starts}, more than the {self.capacity} that are "
@@ -193,11 +200,13 @@ def open_replay(
     threads: int = 1,
     rank: int = 0,
     behaviour: Shapes | None = None,
+    device: torch.device | None = None,
 ) -> Replay:
     """A ``FrameReplay`` where observations are stacks of images, a ``RowReplay`` elsewhere.
 
     steps, discount: of the n-step returns. threads: of the sum tree's searches for large batches. rank: of
     the learner, for the name of its subfolder. behaviour: shapes of the tensors stored with each action.
+    device: the learner's, for images where ``config.images`` is device.
 
     Raises Refusal if there is not enough memory.
     """
@@ -235,6 +244,7 @@ def open_replay(
             allocate=allocate,
             action=action,
             behaviour=behaviour,
+            device=device if config.images == "device" else None,
         )
     return RowReplay(
         sampler,

@@ -37,6 +37,7 @@ class FrameReplay:
 
     sampler: over simulators x length slots; each simulator has its own ring. shape: of an image, [H, W] or
     [C, H, W]. action: its shape and dtype. behaviour: shapes of the tensors stored with each action, by name.
+    device: see ``Frames``; batches have their images there, and everything else on the host.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class FrameReplay:
         allocate: Allocate = private,
         action: Column = DISCRETE,
         behaviour: Shapes | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self._behaviour = dict(behaviour or {})
         length = sampler.capacity // simulators
@@ -60,7 +62,15 @@ class FrameReplay:
                 f"use {length * simulators}"
             )
         self.sampler, self.steps, self.inserted = sampler, steps, 0
-        self.frames = Frames(length, shape, streams=simulators, stack=stack, steps=steps, allocate=allocate)
+        self.frames = Frames(
+            length,
+            shape,
+            streams=simulators,
+            stack=stack,
+            steps=steps,
+            allocate=allocate,
+            device=device,
+        )
         one = Column((), torch.float32)
         self._stack = (stack, *shape)
         channels = shape[:-2]  # none where an image is [H, W]

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from murmurate import native
 from murmurate.buffers import Pool, as_tensor
+from murmurate.native import gpu
 from murmurate.replay.async_copy import AsyncCopy
 from murmurate.replay.interface import Chunk
-from murmurate.replay.memory import Allocate, array, private
+from murmurate.replay.memory import Allocate, array, on_device, private
 from murmurate.replay.returns import Integers
 
 _CHUNK_BYTES = 16 << 20  # of a ring, in a checkpoint
@@ -57,6 +58,9 @@ class Frames:
     shape: of a frame, [H, W] or [C, H, W]. stack: frames of an observation. steps: n, from s to s'.
     The first stack + n - 1 frames of each ring are repeated behind its end, so that every window is
     contiguous.
+
+    device: whose memory holds them, and the windows read from them, as for a learner on a GPU; None: the
+    host's, as ``allocate`` gives it. Raises Refusal if a GPU has not enough memory.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class Frames:
         stack: int = 4,
         steps: int = 1,
         allocate: Allocate = private,
+        device: torch.device | None = None,
     ) -> None:
         self.window = stack + steps
         if length < 2 * self.window:
@@ -79,8 +84,13 @@ class Frames:
         self.shape = shape
         self.frame_bytes = int(np.prod(shape, dtype=np.int64))
         self._pitch = length + self.window - 1  # frames of a ring and the repeated ones
-        whole = array(allocate, "frames", (streams * self._pitch, *shape), np.uint8)
-        self._whole, self._frames = whole, torch.from_numpy(whole)
+        self._device = device
+        if device is None:
+            self._whole = array(allocate, "frames", (streams * self._pitch, *shape), np.uint8)
+            self._frames = torch.from_numpy(self._whole)
+        else:
+            self._frames = on_device(device, "frames", (streams * self._pitch, *shape))
+            self._fused = not gpu.why_not(device)
         self._address = self._frames.data_ptr()
         self._pool = Pool()
         self._chunk = max(1, _CHUNK_BYTES // self.frame_bytes)  # frames
@@ -90,8 +100,15 @@ class Frames:
     def append(self, streams: Integers, heads: Integers, images: Tensor) -> None:
         """Images [S, (C,) H, W] uint8, one for each of ``streams`` [S], numbered ``heads`` [S] in them; each
         takes the place of the one ``length`` before it."""
-        at, new = heads % self.length, images.numpy()
+        at = heads % self.length
         place = streams * self._pitch + at
+        if self._device is not None:
+            again = at < self.window - 1
+            places = np.concatenate((place, place[again] + self.length))
+            images = torch.cat((images, images[torch.from_numpy(again)])) if again.any() else images
+            self._frames[torch.from_numpy(places).to(self._device)] = images.to(self._device)
+            return
+        new = images.numpy()
         self._whole[place] = new  # torch's index_copy_ takes five times as long
         again = at < self.window - 1
         if again.any():
@@ -100,6 +117,8 @@ class Frames:
     def buffers(self, count: int, pinned: bool = False) -> Tensor:
         """[count, stack + n, (C,) H, W] for ``read`` to write into; reused once nothing refers to it."""
         shape = (count, self.window, *self.shape)
+        if self._device is not None:
+            return torch.empty(shape, dtype=torch.uint8, device=self._device)
         if pinned:
             return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
         # page faults on newly allocated memory would cost as much as the copy
@@ -121,15 +140,24 @@ class Frames:
         if steps is None or (steps == self.steps).all():
             return FrameWindow(out, self.stack)
         shape = (len(slots), self.stack, *self.shape)
-        after = as_tensor(self._pool.take(math.prod(shape)), torch.uint8).view(shape)
+        if self._device is not None:
+            after = torch.empty(shape, dtype=torch.uint8, device=self._device)
+        else:
+            after = as_tensor(self._pool.take(math.prod(shape)), torch.uint8).view(shape)
         self._gather(first + torch.from_numpy(steps), after, copier)
         return FrameWindow(out, self.stack, after)
 
     def _gather(self, first: Tensor, out: Tensor, copier: AsyncCopy | None) -> None:
         """out[b] <- the ``out.shape[1]`` frames from frame ``first[b]`` on."""
         count = out.shape[1]
-        if native.kernels is None:
-            rows = first[:, None] + torch.arange(count)
+        if self._device is not None:
+            first = first.to(self._device)
+            if self._fused:
+                from murmurate.replay import _triton_frames
+
+                return _triton_frames.gather(self._frames, first, out)
+        if self._device is not None or native.kernels is None:
+            rows = first[:, None] + torch.arange(count, device=first.device)
             torch.index_select(self._frames, 0, rows.view(-1), out=out.view(-1, *self.shape))
             return
         size = self.frame_bytes
@@ -140,13 +168,15 @@ class Frames:
             native.kernels.gather(self._address, size, size * count, *places)
 
     def save(self, heads: list[int]) -> list[list[Chunk]]:
-        """For each stream its frames [F, (C,) H, W] in the order of the ring, in chunks; views."""
+        """For each stream its frames [F, (C,) H, W] in the order of the ring, in chunks; views, or
+        copies of what is on a GPU."""
         whole = self._frames.view(self.streams, self._pitch, *self.shape)
         saved = []
         for stream, head in enumerate(heads):
             end = min(head, self.length)
             bounds = [(start, min(start + self._chunk, end)) for start in range(0, end, self._chunk)]
-            saved.append([Chunk(self._name(stream, head, *at), whole[stream, slice(*at)]) for at in bounds])
+            parts = [(self._name(stream, head, *at), whole[stream, slice(*at)].cpu()) for at in bounds]
+            saved.append([Chunk(*part) for part in parts])
         return saved
 
     def _name(self, stream: int, head: int, start: int, stop: int) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import torch
 
 from murmurate.errors import Refusal
 
@@ -91,3 +92,16 @@ def array(allocate: Allocate, label: str, shape: tuple[int, ...], dtype: np.dtyp
     count = int(np.prod(shape, dtype=np.int64))
     buffer = allocate(label, count * np.dtype(dtype).itemsize)
     return np.frombuffer(buffer, dtype=dtype, count=count).reshape(shape)
+
+
+def on_device(device: torch.device, label: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """[shape] uint8 of zeros in a device's memory. Raises Refusal if a GPU has not as much free."""
+    size_bytes = int(np.prod(shape, dtype=np.int64))
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+        if size_bytes > free:
+            raise Refusal(
+                f"the replay's {label} need {size_bytes / 2**30:.1f} GiB but {device} has "
+                f"{free / 2**30:.1f} GiB free. Use a smaller --replay.capacity, or --replay.images host."
+            )
+    return torch.zeros(shape, dtype=torch.uint8, device=device)

@@ -3,7 +3,7 @@
 Zhang, sections 3.2.2 and 4.2.3: a node has K children, and one node is one cache line. The compiled tree
 (``_native_tree``) stores in each line the prefix sums of its 16 children, so that a search compares the mass
 with all of them at once (Differs: Algorithm 1 scans the K children, adding). The torch tree (``_torch_tree``)
-supports any fan-out and any device.
+supports any fan-out and any device; on CUDA devices the one in Triton (``_triton_tree``) takes its place.
 
 Sums do not drift: parents are recomputed from their children, and never by adding differences, so the
 rounding error of a sum is that of log2(N) additions, whatever happened before.
@@ -18,9 +18,11 @@ from torch import Tensor
 
 from murmurate import native
 from murmurate.errors import Refusal
+from murmurate.native import gpu
 
-Backend = Literal["auto", "native", "torch"]
+Backend = Literal["auto", "native", "torch", "triton"]
 NATIVE_FAN_OUT = 16
+TRITON_FAN_OUT = 64  # at most: the loop over a node's children is unrolled
 
 
 class Draw(NamedTuple):
@@ -113,7 +115,7 @@ def sum_tree(
     threads: for searches of large batches (16,384 draws and more); the result is the same to the bit. The
         torch tree uses torch's threads.
 
-    Raises Refusal if ``backend`` is native and the native tree is not available or lacks one of these.
+    Raises Refusal if ``backend`` is native or triton and that tree is not available or lacks one of these.
     """
     if capacity < 1:
         raise ValueError(f"a tree has at least one leaf, not {capacity}")
@@ -122,24 +124,43 @@ def sum_tree(
     if threads < 1:
         raise ValueError(f"a search has at least one thread, not {threads}")
     device = torch.device(device)
-    reason = ""
+    native_lacks = _native_lacks(fan_out, device)
+    chosen: str = backend
+    if backend == "auto" and not native_lacks:
+        chosen = "native"
+    elif backend == "auto":
+        chosen = "triton" if device.type == "cuda" and not _triton_lacks(fan_out, device) else "torch"
+    elif backend == "native" and native_lacks:
+        raise Refusal(f"backend is 'native', but {native_lacks}. Use backend='auto'.")
+    elif backend == "triton" and (reason := _triton_lacks(fan_out, device)):
+        raise Refusal(f"backend is 'triton', but {reason}. Or use backend='auto'.")
+    if chosen == "native":
+        from murmurate.replay._native_tree import NativeTree
+
+        return NativeTree(capacity, seed, memory, threads)
+    if memory is not None:
+        raise Refusal(f"only the native sum tree takes memory: {native_lacks or f'backend is {chosen}'}.")
+    if chosen == "triton":
+        from murmurate.replay._triton_tree import TritonTree
+
+        return TritonTree(capacity, fan_out, seed, device)
+    from murmurate.replay._torch_tree import TorchTree
+
+    return TorchTree(capacity, fan_out, seed, device)
+
+
+def _native_lacks(fan_out: int, device: torch.device) -> str:
     if native.kernels is None:
-        reason = f"the compiled kernels do not run ({native.simd})"
-    elif fan_out != NATIVE_FAN_OUT:
-        reason = f"it has a fan-out of {NATIVE_FAN_OUT}, not {fan_out}"
-    elif device.type != "cpu":
-        reason = f"it lives in host memory, not on {device}"
-    if backend == "torch" or (backend == "auto" and reason):
-        from murmurate.replay._torch_tree import TorchTree
+        return f"the compiled kernels do not run ({native.simd})"
+    if fan_out != NATIVE_FAN_OUT:
+        return f"it has a fan-out of {NATIVE_FAN_OUT}, not {fan_out}"
+    return "" if device.type == "cpu" else f"it lives in host memory, not on {device}"
 
-        if memory is not None:
-            raise Refusal(f"only the native sum tree takes memory: {reason or 'backend is torch'}.")
-        return TorchTree(capacity, fan_out, seed, device)
-    if reason:
-        raise Refusal(f"backend is 'native', but {reason}. Use backend='auto'.")
-    from murmurate.replay._native_tree import NativeTree
 
-    return NativeTree(capacity, seed, memory, threads)
+def _triton_lacks(fan_out: int, device: torch.device) -> str:
+    if fan_out > TRITON_FAN_OUT:
+        return f"it has a fan-out of at most {TRITON_FAN_OUT}, not {fan_out}"
+    return gpu.why_not(device)
 
 
 def tree_bytes(capacity: int) -> int:

@@ -100,6 +100,7 @@ class ReplayServiceSourceConfig(SourceConfig):
         replay = self.replay
         for name, default, why in (
             ("fit_every", 0, "actors never wait for a fit"),
+            ("images", "host", "shards use no GPU"),
             ("ahead", 0, "samplers draw ahead: use --samplers"),
             ("weights", "own", "weights are always those of all shards together"),
         ):

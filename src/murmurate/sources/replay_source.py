@@ -128,6 +128,7 @@ class ReplaySourceConfig(SourceConfig):
             threads=run.placement.threads,
             rank=rank,
             behaviour=requires.behaviour,
+            device=context.device,
         )
         shared = self.replay.weights == "all" and run.replicas > 1
         banks = BankWeights(context.channel("banks", LIKE), run.replicas) if shared else None

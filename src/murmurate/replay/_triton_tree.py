@@ -1,0 +1,313 @@
+"""The sum tree in Triton, for CUDA devices. Its twin is ``_torch_tree``: the same sums by the same additions
+in the same order, so that both find the same leaves.
+
+A thread adds a node's children one after the other instead of scanning them with its neighbours: they are one
+or two cache lines, and the order of a scan would depend on the layout of the block.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from murmurate.native import gpu
+from murmurate.replay._native_tree import (
+    check_lengths,
+    mass_outside,
+    nothing_to_draw,
+    wrong_kind,
+    wrong_priority,
+)
+from murmurate.replay.sum_tree import Draw
+
+_BLOCK = 64  # few, so that a batch of 256 is spread over several multiprocessors
+_INCREMENT = tl.constexpr(0x9E3779B97F4A7C15)  # of SplitMix64
+_FIRST = tl.constexpr(0xBF58476D1CE4E5B9)
+_SECOND = tl.constexpr(0x94D049BB133111EB)
+
+
+@triton.jit
+def _descend(rest, sums, leaves, starts, LEVELS: tl.constexpr, FAN_OUT: tl.constexpr):
+    """The leaf at each mass ``rest``: level by level to the first child whose end is above what is left."""
+    node = tl.zeros_like(rest).to(tl.int64)
+    for level in range(LEVELS):
+        child, rest = _child(sums + tl.load(starts + level) + node * FAN_OUT, rest, FAN_OUT)
+        node = node * FAN_OUT + child
+    child, rest = _child(leaves + node * FAN_OUT, rest, FAN_OUT)
+    return node * FAN_OUT + child
+
+
+@triton.jit
+def _child(line, rest, FAN_OUT: tl.constexpr):
+    """(the number of the child, the mass that is left in it). A mass beyond all children by rounding goes to
+    the last child that is not empty."""
+    upto, before = tl.zeros_like(rest), tl.zeros_like(rest)
+    child = tl.zeros_like(rest).to(tl.int64)
+    for k in tl.static_range(FAN_OUT):
+        weight = tl.load(line + k).to(tl.float64)
+        reached = (weight > 0) & (upto <= rest)
+        child = tl.where(reached, k, child)
+        before = tl.where(reached, upto, before)
+        upto += weight
+    return child, rest - before
+
+
+@triton.jit
+def _find(
+    mass, count, sums, leaves, starts, out, LEVELS: tl.constexpr, FAN_OUT: tl.constexpr, BLOCK: tl.constexpr
+):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    rest = tl.load(mass + at, mask=inside, other=0.0)
+    tl.store(out + at, _descend(rest, sums, leaves, starts, LEVELS, FAN_OUT), mask=inside)
+
+
+@triton.jit(do_not_specialize=["key", "first"])
+def _sample(
+    key: tl.int64,
+    first: tl.int64,
+    count,
+    beta,
+    sums,
+    lows,
+    leaves,
+    starts,
+    indices,
+    weights,
+    STRATIFIED: tl.constexpr,
+    LEVELS: tl.constexpr,
+    FAN_OUT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Numbers ``first`` and on of SplitMix64 (Steele et al. 2014), the leaves at these parts of the total,
+    and their weights."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    z = (at + first).to(tl.uint64) * _INCREMENT + key.to(tl.uint64)
+    z = (z ^ (z >> 30)) * _FIRST
+    z = (z ^ (z >> 27)) * _SECOND
+    z = z ^ (z >> 31)
+    u = (z >> 11).to(tl.float64) * 1.1102230246251565e-16  # 2 ** -53
+    if STRATIFIED:
+        u = (u + at) / count
+    # the root's sum comes first; lanes beyond the batch search too, as their mass is in the tree
+    index = _descend(tl.where(inside, u, 0.0) * tl.load(sums), sums, leaves, starts, LEVELS, FAN_OUT)
+    ratio = tl.maximum(tl.div_rn(tl.load(leaves + index), tl.load(lows)), 1.0)
+    tl.store(indices + at, index, mask=inside)
+    tl.store(weights + at, tl.exp2(-beta * tl.log2(ratio)), mask=inside)
+
+
+@triton.jit(do_not_specialize=["ticket", "count"])
+def _elect(index, priority, owner, wrong, ticket: tl.int64, count, capacity, BLOCK: tl.constexpr):
+    """owner[index] <- the ticket of the last that names it; wrong <- a number above ``ticket`` if an index or
+    a priority is not possible, greatest for the first. Greatest numbers do not depend on the order in which
+    threads come, and tickets only grow, so nothing is reset between two calls."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    where = tl.load(index + at, mask=inside, other=0)
+    new = tl.load(priority + at, mask=inside, other=0.0)
+    here = (where >= 0) & (where < capacity)
+    right = here & (new >= 0.0) & (new < float("inf"))
+    tl.atomic_max(owner + where, ticket + at, mask=inside & here)
+    tl.atomic_max(wrong + tl.zeros_like(at), ticket + count - at, mask=inside & (right == 0))
+
+
+@triton.jit(do_not_specialize=["ticket", "count"])
+def _write(index, priority, owner, leaves, ticket: tl.int64, count, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    where = tl.load(index + at, mask=inside, other=0)
+    last = tl.load(owner + where) == ticket + at
+    tl.store(leaves + where, tl.load(priority + at, mask=inside, other=0.0), mask=inside & last)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _refresh(
+    index,
+    below,
+    lows_below,
+    sums,
+    lows,
+    count,
+    leaves_each,
+    ALL: tl.constexpr,
+    LEAVES: tl.constexpr,
+    FAN_OUT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The sums and least priorities of the nodes above ``index``, each over ``leaves_each`` leaves, from
+    their children (``LEAVES``: which are leaves); of the first ``count`` nodes where ``ALL``. Threads that
+    share a node write the same numbers."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    node = at if ALL else tl.load(index + at, mask=inside, other=0) // leaves_each
+    line = tl.where(inside, node, 0) * FAN_OUT
+    total = tl.zeros([BLOCK], tl.float64)
+    least = tl.full([BLOCK], float("inf"), tl.float32)
+    for k in tl.static_range(FAN_OUT):
+        weight = tl.load(below + line + k)
+        total += weight.to(tl.float64)
+        low = tl.where(weight > 0, weight, float("inf")) if LEAVES else tl.load(lows_below + line + k)
+        least = tl.minimum(least, low)
+    tl.store(sums + node, total, mask=inside)
+    tl.store(lows + node, least, mask=inside)
+
+
+class TritonTree:
+    """See ``SumTree``. Leaves are float32, sums float64. Not for several writers or threads."""
+
+    backend = "triton"
+
+    def __init__(self, capacity: int, fan_out: int, seed: int, device: torch.device) -> None:
+        self.capacity, self.fan_out = capacity, fan_out
+        self._device = device
+        sizes = [-(-capacity // fan_out) * fan_out]
+        while sizes[-1] > fan_out:
+            sizes.append(-(-sizes[-1] // fan_out // fan_out) * fan_out)
+        self._leaves = torch.zeros(sizes[0], device=device)
+        levels = [*sizes[1:], 1]  # from the leaves' parents up; the last is the root
+        starts = [sum(levels[k + 1 :]) for k in range(len(levels))]  # the root first
+        self._all_sums = torch.zeros(sum(levels), dtype=torch.float64, device=device)
+        self._all_lows = torch.full((sum(levels),), math.inf, device=device)
+        spans = [slice(start, start + size) for start, size in zip(starts, levels, strict=True)]
+        self._sums = [self._all_sums[span] for span in spans]
+        self._lows = [self._all_lows[span] for span in spans]
+        self._starts = torch.tensor(starts[-2::-1] or [0], dtype=torch.int64, device=device)
+        self._search = {"LEVELS": len(levels) - 1, "FAN_OUT": fan_out}
+        self._owner = torch.zeros(capacity, dtype=torch.int64, device=device)
+        self._wrong = torch.zeros(1, dtype=torch.int64, device=device)
+        self._ticket = 1
+        self._root: tuple[float, float] | None = None  # the sum and the least priority, once they are read
+        self._stream = torch.tensor([seed, 0], dtype=torch.int64)
+
+    @property
+    def priorities(self) -> Tensor:
+        return self._leaves[: self.capacity]
+
+    @property
+    def total(self) -> float:
+        return self._mass[0]
+
+    @property
+    def minimum(self) -> float:
+        return self._mass[1]
+
+    @property
+    def _mass(self) -> tuple[float, float]:
+        if self._root is None:
+            total, least = torch.cat((self._sums[-1], self._lows[-1].double())).tolist()
+            self._root = total, least
+        return self._root
+
+    def set(self, index: Tensor, priority: Tensor) -> None:
+        if index.is_floating_point():
+            raise wrong_kind(index, torch.int64)
+        index = index.to(self._device, torch.int64).contiguous().view(-1)
+        priority = priority.to(self._device, torch.float32).contiguous().view(-1)
+        check_lengths(index, priority)
+        count = len(index)
+        if not count:
+            return
+        grid, size = gpu.block(count, _BLOCK)
+        ticket = self._ticket
+        self._ticket += count + 1
+        _elect[grid](index, priority, self._owner, self._wrong, ticket, count, self.capacity, BLOCK=size)
+        wrong = int(self._wrong)
+        if wrong > ticket:
+            raise wrong_priority(index, priority, ticket + count - wrong, self.capacity)
+        _write[grid](index, priority, self._owner, self._leaves, ticket, count, BLOCK=size)
+        self._root = None
+        below, lows_below, leaves_each = self._leaves, self._leaves, self.fan_out
+        for level, (sums, lows) in enumerate(zip(self._sums, self._lows, strict=True)):
+            nodes = -(-self.capacity // leaves_each)
+            everything = nodes <= count
+            grid, size = gpu.block(min(nodes, count), _BLOCK)
+            _refresh[grid](
+                index,
+                below,
+                lows_below,
+                sums,
+                lows,
+                min(nodes, count),
+                leaves_each,
+                ALL=everything,
+                LEAVES=level == 0,
+                FAN_OUT=self.fan_out,
+                BLOCK=size,
+            )
+            below, lows_below, leaves_each = sums, lows, leaves_each * self.fan_out
+
+    def update(self, index: Tensor, error: Tensor, alpha: float, epsilon: float) -> float:
+        priority = (error.to(self._device).abs() + epsilon) ** alpha
+        self.set(index, priority)
+        return float(priority.max()) if len(priority) else 0.0
+
+    def find(self, mass: Tensor, out: Tensor | None = None) -> Tensor:
+        if not self._can_draw:
+            raise nothing_to_draw()
+        rest = mass.to(self._device, torch.float64).contiguous().view(-1)
+        if not bool(((rest >= 0) & (rest < self.total)).all()):
+            raise mass_outside(self.total)
+        found = torch.empty(len(rest), dtype=torch.int64, device=self._device)
+        if len(rest):
+            grid, size = gpu.block(len(rest), _BLOCK)
+            _find[grid](
+                rest,
+                len(rest),
+                self._all_sums,
+                self._leaves,
+                self._starts,
+                found,
+                **self._search,
+                BLOCK=size,
+                enable_fp_fusion=False,
+            )
+        return found if out is None else out.copy_(found)
+
+    @property
+    def _can_draw(self) -> bool:
+        return 0 < self.total < math.inf
+
+    def sample(self, count: int, beta: float, stratified: bool = False, out: Draw | None = None) -> Draw:
+        if not self._can_draw:
+            raise nothing_to_draw()
+        index = torch.empty(count, dtype=torch.int64, device=self._device)
+        weight = torch.empty(count, device=self._device)
+        key, first = self._stream.tolist()
+        self._stream[1] += count
+        if count:
+            grid, size = gpu.block(count, _BLOCK)
+            # a fused multiply and subtract would round the mass otherwise than the twin
+            _sample[grid](
+                key,
+                first,
+                count,
+                float(beta),
+                self._all_sums,
+                self._all_lows,
+                self._leaves,
+                self._starts,
+                index,
+                weight,
+                STRATIFIED=stratified,
+                **self._search,
+                BLOCK=size,
+                enable_fp_fusion=False,
+            )
+        if out is None:
+            return Draw(index, weight)
+        out.indices.copy_(index)
+        out.weights.copy_(weight)
+        return out
+
+    def state(self) -> dict[str, Any]:
+        return {"priorities": self.priorities.to("cpu", copy=True), "stream": self._stream.clone()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.set(torch.arange(self.capacity), state["priorities"])
+        self._stream.copy_(state["stream"])
