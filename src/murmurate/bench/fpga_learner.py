@@ -1,0 +1,128 @@
+"""CartPole learned in the arithmetic of the FPGA learner's pipeline (``fpga/learner.py``)."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor
+
+from murmurate.bench._result import Log, spread
+from murmurate.fpga.learner import EmulatedLearner
+
+NAME = "fpga-learner"
+SUMMARY = "evaluation return of CartPole learned in fixed point, as the FPGA pipeline computes it"
+_GOAL = 475.0
+_LAYERS = (4, 8, 8, 2)
+_SCALE = torch.tensor([1.0, 1.0, 8.0, 1.0])  # of observations: the pole's angle is below 0.21 rad
+_REWARD = 1 / 16  # so that values of 500 steps, 100 at this discount, are within +-16
+_DISCOUNT = 0.99
+_BATCH = 64
+_LEARNING_STARTS = 1_000
+_EXPLORE_STEPS = 10_000
+_TARGET_EVERY = 200
+_CHECK_EVERY = 2_500
+# seeds of environments: a run's training, its choice of a stop, and its final evaluation never share one
+_CHOICE_SEED, _FINAL_SEED = 1_000_000, 2_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class FpgaLearnerPlan:
+    """env_steps: at most. rate_shift: -log2 of the learning rate. episodes: of the final evaluation."""
+
+    seeds: int = 2
+    env_steps: int = 100_000
+    rate_shift: int = 2
+    episodes: int = 100
+    stochastic: bool = True
+
+
+QUICK, FULL = FpgaLearnerPlan(), FpgaLearnerPlan(seeds=10)
+
+
+def measure(plan: FpgaLearnerPlan, log: Log) -> dict[str, Any]:
+    """Double DQN with uniform replay, one gradient step an env step.
+
+    Every 2,500 env steps 30 episodes are played greedily. A run stops when their mean is 490, and keeps the
+    weights with the best mean; these play the final episodes, whose environments have other seeds.
+    """
+    runs = []
+    for seed in range(plan.seeds):
+        runs.append(run := train(plan, seed))
+        log(f"seed {seed}: {run['return']:.1f} after {run['env_steps']:,} env steps, {run['seconds']:.0f} s")
+    returns = [run["return"] for run in runs]
+    return {
+        "goal": _GOAL,
+        "reached": sum(r >= _GOAL for r in returns),
+        "return": spread(returns),
+        "return_std": float(np.std(returns)),
+        "env_steps": spread([float(run["env_steps"]) for run in runs]),
+        "runs": runs,
+    }
+
+
+def train(plan: FpgaLearnerPlan, seed: int) -> dict[str, Any]:
+    """One run: final ``return`` (mean of the episodes), ``env_steps``, ``seconds``, ``saturated`` shares."""
+    generator, choice = torch.Generator().manual_seed(seed), random.Random(seed)
+    learner = EmulatedLearner(
+        _LAYERS, rate_shift=plan.rate_shift, generator=generator, stochastic=plan.stochastic
+    )
+    size = plan.env_steps
+    before, after = torch.zeros(size, 4), torch.zeros(size, 4)
+    action, discount = torch.zeros(size, dtype=torch.int64), torch.zeros(size)
+    env = gymnasium.make("CartPole-v1")
+    present = _features(env.reset(seed=seed)[0])
+    began, step, best, masters, target = time.perf_counter(), 0, -1.0, learner.masters, learner.weights
+    while step < size and best < 490:
+        chance = max(0.02, 1 - step / _EXPLORE_STEPS)
+        chosen = (
+            choice.randrange(2) if choice.random() < chance else int(learner.values(present[None]).argmax())
+        )
+        observation, _, terminated, truncated, _ = env.step(chosen)
+        following = _features(observation)
+        before[step], after[step], action[step] = present, following, chosen
+        discount[step] = 0.0 if terminated else _DISCOUNT
+        present = _features(env.reset()[0]) if terminated or truncated else following
+        step += 1
+        if step < _LEARNING_STARTS:
+            continue
+        drawn = torch.randint(step, (_BATCH,), generator=generator)
+        best_action = learner.values(after[drawn]).argmax(1, keepdim=True)
+        ahead = learner.values(after[drawn], target).gather(1, best_action)[:, 0]
+        learner.step(before[drawn], action[drawn], _REWARD + discount[drawn] * ahead)
+        if step % _TARGET_EVERY == 0:
+            target = learner.weights
+        if step % _CHECK_EVERY == 0:
+            found = evaluate(learner, 30, _CHOICE_SEED + seed * 1_000)
+            if found > best:
+                best, masters = found, [master.clone() for master in learner.masters]
+    learner.masters = masters
+    seconds = time.perf_counter() - began
+    return {
+        "return": evaluate(learner, plan.episodes, _FINAL_SEED + seed * 1_000),
+        "env_steps": step,
+        "seconds": seconds,
+        "saturated": {k: v.saturated / max(v.numbers, 1) for k, v in learner.saturations.items()},
+    }
+
+
+def evaluate(learner: EmulatedLearner, episodes: int, seed: int) -> float:
+    """Mean return of greedy episodes in environments with the seeds ``seed``, ``seed`` + 1, ..."""
+    envs = gymnasium.make_vec("CartPole-v1", num_envs=episodes, vectorization_mode="sync")
+    observation, weights = envs.reset(seed=seed)[0], learner.weights
+    running, returns = np.ones(episodes, bool), np.zeros(episodes)
+    while running.any():
+        action = learner.values(_features(observation), weights).argmax(1).numpy()
+        observation, _, terminated, truncated, _ = envs.step(action)
+        returns += running
+        running &= ~(terminated | truncated)
+    return float(returns.mean())
+
+
+def _features(observation: Any) -> Tensor:
+    return torch.from_numpy(np.asarray(observation, np.float32)) * _SCALE

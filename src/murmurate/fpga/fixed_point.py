@@ -1,0 +1,108 @@
+"""Fixed-point arithmetic as hardware does it, bit by bit, on int64 tensors. Nothing here needs Amaranth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from murmurate.errors import Refusal
+
+OPERAND_BITS = 16
+LFSR_BITS = 16
+LFSR_TAPS = (15, 14, 12, 3)  # x^16 + x^15 + x^13 + x^4 + 1: period 65,535
+
+
+def quantise(values: Tensor, fraction: int, bits: int = OPERAND_BITS) -> Tensor:
+    """The nearest numbers of ``bits`` bits, ``fraction`` of them behind the point, as int64."""
+    low, high = limits(bits)
+    return torch.round(values.double() * 2.0**fraction).clamp_(low, high).long()
+
+
+def value(numbers: Tensor, fraction: int) -> Tensor:
+    """What fixed-point ``numbers`` stand for, in float32."""
+    return (numbers.double() * 2.0**-fraction).float()
+
+
+def limits(bits: int) -> tuple[int, int]:
+    """The least and the greatest number of two's complement."""
+    return -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+
+
+@dataclass
+class Saturations:
+    """How many numbers were narrowed, and how many of them lay outside the narrower range."""
+
+    numbers: int = 0
+    saturated: int = 0
+
+
+def narrow(
+    wide: Tensor, shift: int, bits: int = OPERAND_BITS, *, noise: Tensor | None = None,
+    count: Saturations | None = None,
+) -> Tensor:  # fmt: skip
+    """``wide`` without its last ``shift`` bits, saturated to ``bits`` bits.
+
+    Rounds to the nearest, halves upwards: half of the last place is added, and the bits are cut off. noise:
+    random numbers of ``LFSR_BITS`` bits in the shape of ``wide``, whose upper bits are added instead
+    (stochastic rounding: the expectation is the number itself).
+    """
+    if shift > 0:
+        if noise is None:
+            wide = wide + (1 << (shift - 1))
+        else:
+            lag = LFSR_BITS - shift
+            wide = wide + (noise >> lag if lag >= 0 else noise << -lag)
+        wide = wide >> shift
+    else:
+        wide = wide << -shift
+    low, high = limits(bits)
+    kept = wide.clamp(low, high)
+    if count is not None:
+        count.numbers += wide.numel()
+        count.saturated += int((kept != wide).sum())
+    return kept
+
+
+def longest_sum(accumulator_bits: int) -> int:
+    """How many products of two operands fit into an accumulator, whatever they are."""
+    return (1 << (accumulator_bits - 1 - 2 * (OPERAND_BITS - 1))) - 1
+
+
+def matmul(a: Tensor, b: Tensor, accumulator_bits: int = 40) -> Tensor:
+    """[M, K] @ [K, N] of operands, exact. Raises Refusal where a sum of K products may overflow."""
+    if a.shape[1] > longest_sum(accumulator_bits):
+        raise Refusal(
+            f"a sum of {a.shape[1]} products may overflow an accumulator of {accumulator_bits} bits, which "
+            f"holds {longest_sum(accumulator_bits)}. Use smaller batches per pipeline, or more bits."
+        )
+    return a @ b
+
+
+@cache
+def _lfsr_states() -> Tensor:
+    """[65535] all states in their order, from 1."""
+    states, state = [], 1
+    for _ in range((1 << LFSR_BITS) - 1):
+        states.append(state)
+        bit = 0
+        for tap in LFSR_TAPS:
+            bit ^= state >> tap & 1
+        state = (state << 1 | bit) & ((1 << LFSR_BITS) - 1)
+    return torch.tensor(states)
+
+
+class Lfsr:
+    """A linear feedback shift register: one state a draw. seed: how many states after 1 it begins."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.position = seed % len(_lfsr_states())
+
+    def draw(self, count: int) -> Tensor:
+        """[count] the present state and those after it."""
+        states = _lfsr_states()
+        found = states[(torch.arange(count) + self.position) % len(states)]
+        self.position = (self.position + count) % len(states)
+        return found

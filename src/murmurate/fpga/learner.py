@@ -1,0 +1,168 @@
+"""The learner's pipeline as its hardware computes it: fixed point, bit by bit (Zhang, section 4.2.2.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from murmurate.errors import Refusal
+from murmurate.fpga.fixed_point import Lfsr, Saturations, limits, matmul, narrow, quantise, value
+
+MASTER_BITS = 32
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Bits behind the point of activations, weights and errors (16 bits each), and of the weights as the
+    weight update keeps them (32 bits); bits of an accumulator."""
+
+    activation: int = 11
+    weight: int = 12
+    error: int = 14
+    master: int = 28
+    accumulator_bits: int = 40
+
+
+class GradientStep(NamedTuple):
+    """td_error: [B] float32, target - Q. gradients: of each layer [K + 1, N], sums over the batch, with
+    ``activation + error`` bits behind the point. outputs: [B, A] int64."""
+
+    td_error: Tensor
+    gradients: list[Tensor]
+    outputs: Tensor
+
+
+class EmulatedLearner:
+    """An MLP with ReLU that learns action values by SGD, in the arithmetic of the pipeline.
+
+    The last row of a weight matrix is its bias: the activations of a layer end with a constant 1. The weight
+    update is w <- w - 2^-rate_shift * (mean gradient), which needs a shift and no multiplier.
+
+    Args:
+        layers: widths, from the observation to the actions.
+        rate_shift: -log2 of the learning rate.
+        generator: of the initial weights, uniform within 1 / sqrt(K).
+        pipelines: DP; the batch is split among them and their gradients are added.
+        stochastic: round the updates of weights stochastically, by ``Lfsr``, instead of to the nearest.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[int],
+        *,
+        rate_shift: int,
+        generator: torch.Generator,
+        numbers: Numbers = Numbers(),
+        pipelines: int = 1,
+        stochastic: bool = False,
+    ) -> None:
+        if len(layers) < 2 or min(layers) < 1:
+            raise Refusal(
+                f"layers is {tuple(layers)}; give the widths of at least two, such as (4, 8, 8, 2)."
+            )
+        self.layers, self.numbers, self.rate_shift = tuple(layers), numbers, rate_shift
+        self.pipelines = pipelines
+        self.noise = Lfsr() if stochastic else None
+        self.saturations = {stage: Saturations() for stage in ("forward", "backward", "weights")}
+        self.masters = []
+        for inputs, outputs in pairwise(layers):
+            drawn = torch.rand(inputs + 1, outputs, generator=generator) * 2 - 1
+            self.masters.append(quantise(drawn / inputs**0.5, numbers.master, MASTER_BITS))
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """What the tensor units hold: [K + 1, N] of each layer, 16 bits."""
+        return [narrow(m, self.numbers.master - self.numbers.weight) for m in self.masters]
+
+    def inputs(self, observation: Tensor) -> Tensor:
+        """[B, S] float as operands."""
+        return quantise(observation, self.numbers.activation)
+
+    def forward(self, inputs: Tensor, weights: list[Tensor] | None = None) -> list[Tensor]:
+        """FW: the activations of each layer with their constant 1, [B, K + 1], and the outputs [B, A]."""
+        n = self.numbers
+        found, x = [], inputs
+        weights = self.weights if weights is None else weights
+        one = torch.full((len(inputs), 1), 1 << n.activation)
+        for layer, weight in enumerate(weights):
+            x = torch.cat((x, one), 1)
+            found.append(x)
+            count = self.saturations["forward"]
+            x = narrow(matmul(x, weight, n.accumulator_bits), n.weight, count=count)
+            if layer < len(weights) - 1:
+                x = x.clamp(min=0)
+        return [*found, x]
+
+    def values(self, observation: Tensor, weights: list[Tensor] | None = None) -> Tensor:
+        """[B, A] float32, the outputs for ``observation`` [B, S]."""
+        return value(self.forward(self.inputs(observation), weights)[-1], self.numbers.activation)
+
+    def errors(self, outputs: Tensor, action: Tensor, target: Tensor) -> Tensor:
+        """LOSS: the slope of Huber's loss, [B, A]: output - target within [-1, 1] at the action, else 0.
+
+        target: [B] operands.
+        """
+        n = self.numbers
+        one = 1 << n.activation
+        taken = action[:, None]
+        slope = (outputs.gather(1, taken) - target[:, None]).clamp(-one, one) << (n.error - n.activation)
+        return torch.zeros_like(outputs).scatter_(1, taken, slope)
+
+    def gradients(self, activations: list[Tensor], errors: Tensor) -> list[Tensor]:
+        """BW and WA of one pipeline: of each layer the sum over its samples, [K + 1, N]."""
+        n, weights = self.numbers, self.weights
+        found = []
+        for layer in reversed(range(len(weights))):
+            found.append(matmul(activations[layer].T, errors, n.accumulator_bits))
+            if layer:
+                wide = matmul(errors, weights[layer][:-1].T, n.accumulator_bits)
+                errors = narrow(wide, n.weight, count=self.saturations["backward"])
+                errors = errors * (activations[layer][:, :-1] > 0)
+        return found[::-1]
+
+    def step(self, observation: Tensor, action: Tensor, target: Tensor) -> GradientStep:
+        """One gradient step on B transitions: ``observation`` [B, S], ``action`` [B], ``target`` [B] float.
+
+        Raises Refusal if B is no power of two, or not a multiple of the number of pipelines.
+        """
+        n, size = self.numbers, len(observation)
+        if size & (size - 1) or size % self.pipelines:
+            raise Refusal(
+                f"a batch of {size} on {self.pipelines} pipelines: hardware divides by shifting, so use a "
+                "power of two that is a multiple of the pipelines."
+            )
+        inputs, wanted = self.inputs(observation), quantise(target, n.activation)
+        share = size // self.pipelines
+        sums, outputs = [torch.zeros_like(m) for m in self.masters], []
+        for start in range(0, size, share):
+            part = slice(start, start + share)
+            *activations, output = self.forward(inputs[part])
+            outputs.append(output)
+            errors = self.errors(output, action[part], wanted[part])
+            parts = self.gradients(activations, errors)
+            sums = [total + more for total, more in zip(sums, parts, strict=True)]
+        self.update(sums, size)
+        output = torch.cat(outputs)
+        error = wanted - output.gather(1, action[:, None])[:, 0]
+        return GradientStep(value(error, n.activation), sums, output)
+
+    def update_shift(self, batch: int) -> int:
+        """By how many bits a sum of gradients is shifted right to change a weight as the update keeps it."""
+        n = self.numbers
+        return self.rate_shift + batch.bit_length() - 1 - (n.master - n.activation - n.error)
+
+    def update(self, gradients: list[Tensor], batch: int) -> None:
+        """WU, weight after weight in the order of layers and rows."""
+        low, high = limits(MASTER_BITS)
+        shift, count = self.update_shift(batch), self.saturations["weights"]
+        for master, gradient in zip(self.masters, gradients, strict=True):
+            noise = None if self.noise is None else self.noise.draw(gradient.numel()).view_as(gradient)
+            wide = master - narrow(gradient, shift, 64 - 8, noise=noise)
+            master.copy_(wide.clamp(low, high))
+            count.numbers += wide.numel()
+            count.saturated += int((wide != master).sum())

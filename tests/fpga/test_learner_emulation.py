@@ -1,0 +1,103 @@
+"""The fixed-point learner computes the gradient of its loss, splits batches exactly, and learns."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from murmurate.errors import Refusal
+from murmurate.fpga.fixed_point import Lfsr, Saturations, limits, longest_sum, matmul, narrow, quantise, value
+from murmurate.fpga.learner import EmulatedLearner, Numbers
+
+
+def learner(seed: int = 0, **options: object) -> EmulatedLearner:
+    settings = {"rate_shift": 4, "generator": torch.Generator().manual_seed(seed), **options}
+    return EmulatedLearner((4, 8, 8, 2), **settings)  # type: ignore[arg-type]
+
+
+def batch(size: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    observation = torch.randn(size, 4, generator=generator)
+    return (
+        observation,
+        torch.randint(2, (size,), generator=generator),
+        torch.randn(size, generator=generator),
+    )
+
+
+def test_narrowing_rounds_halves_upwards_and_saturates() -> None:
+    count = Saturations()
+    wide = torch.tensor([6, 5, -6, -7, 1 << 40, -(1 << 40)])
+    assert narrow(wide, 2, count=count).tolist() == [2, 1, -1, -2, 32767, -32768]
+    assert (count.numbers, count.saturated) == (6, 2)
+    assert narrow(torch.tensor([3]), -2).tolist() == [12]
+
+
+@pytest.mark.parametrize("shift", [3, 16, 20])
+def test_stochastic_rounding_has_the_number_as_its_mean(shift: int) -> None:
+    lfsr, wide = Lfsr(), 11 * 2**shift // 8
+    noise = lfsr.draw((1 << 16) - 1)
+    assert len(noise.unique()) == len(noise)  # all states but 0
+    assert lfsr.draw(1).item() == noise[0]
+    mean = narrow(torch.full_like(noise, wide), shift, noise=noise).double().mean()
+    assert mean == pytest.approx(11 / 8, abs=1e-4)
+
+
+def test_sums_that_may_overflow_are_refused() -> None:
+    low, _ = limits(16)
+    longest = longest_sum(40)
+    full = torch.full((1, longest), low)
+    assert matmul(full, full.T).item() <= limits(40)[1]
+    more = torch.full((1, longest + 1), low)
+    assert (more @ more.T).item() > limits(40)[1]
+    with pytest.raises(Refusal, match="may overflow"):
+        matmul(more, more.T)
+
+
+def test_quantising_keeps_what_fits() -> None:
+    numbers = torch.arange(-32768, 32768, 7)
+    assert torch.equal(quantise(value(numbers, 11), 11), numbers)
+    assert quantise(torch.tensor([1e9, -1e9]), 11).tolist() == [32767, -32768]
+
+
+def test_gradients_are_those_of_the_huber_loss() -> None:
+    fixed = learner()
+    n = fixed.numbers
+    weights = [value(w, n.weight).requires_grad_() for w in fixed.weights]
+    observation, action, target = batch(32)
+    x = observation
+    for layer, weight in enumerate(weights):
+        x = torch.cat((x, torch.ones(len(x), 1)), 1) @ weight
+        x = x if layer == 2 else x.relu()
+    loss = torch.nn.functional.huber_loss(x.gather(1, action[:, None])[:, 0], target, reduction="sum")
+    expected = torch.autograd.grad(loss, weights)
+    step = fixed.step(observation, action, target)
+    for mine, theirs in zip(step.gradients, expected, strict=True):
+        scale = theirs.abs().max()
+        assert (value(mine, n.activation + n.error) - theirs).abs().max() < 0.01 * scale
+
+
+@pytest.mark.parametrize("pipelines", [2, 8])
+def test_pipelines_give_the_very_weights_of_one(pipelines: int) -> None:
+    one, many = learner(), learner(pipelines=pipelines)
+    for seed in range(3):
+        for each in (one, many):
+            each.step(*batch(32, seed))
+    assert all(torch.equal(a, b) for a, b in zip(one.masters, many.masters, strict=True))
+
+
+@pytest.mark.parametrize("stochastic", [False, True])
+def test_the_loss_falls(stochastic: bool) -> None:
+    fixed = learner(stochastic=stochastic)
+    observation, action, _ = batch(256)
+    target = (observation[:, 0] - observation[:, 1] * action).clamp(-2, 2)
+    errors = [fixed.step(observation, action, target).td_error.abs().mean().item() for _ in range(400)]
+    assert errors[-1] < 0.3 * errors[0]
+    assert fixed.saturations["weights"].saturated == 0
+
+
+def test_batches_that_need_a_division_are_refused() -> None:
+    with pytest.raises(Refusal, match="power of two"):
+        learner().step(*batch(33))
+    with pytest.raises(Refusal, match="widths"):
+        EmulatedLearner((4,), rate_shift=1, generator=torch.Generator(), numbers=Numbers())
