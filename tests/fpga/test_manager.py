@@ -80,6 +80,15 @@ def test_shapes_that_hardware_has_not_are_refused(wrong: tuple[int, int, int]) -
         TreeShape(*wrong)
 
 
+def test_memories_that_lie_far_apart_have_a_register_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    near = TreeShape(64, 4, 16).sample_latency
+    monkeypatch.setattr("murmurate.fpga.shape.FAR_WORDS", 16)
+    shape = TreeShape(64, 4, 16)
+    assert shape.sample_latency == near + 1
+    found = verify(shape, 1_000)
+    assert (found.mismatches, found.cycles_over_model) == (0, pytest.approx(1, abs=0.01))
+
+
 @pytest.mark.slow
 def test_400_000_operations_with_hazards_have_no_mismatch() -> None:
     found = verify(TreeShape(4096, 4, 16), 400_000)

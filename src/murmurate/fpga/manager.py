@@ -10,7 +10,7 @@ from amaranth.lib.wiring import In, Out
 
 from murmurate.fpga.memory import LaneMemory
 from murmurate.fpga.sampler import LevelSampler, Multiplier
-from murmurate.fpga.shape import BYPASS, MULTIPLY, READ, UNIFORM_BITS, TreeShape
+from murmurate.fpga.shape import BYPASS, MULTIPLY, UNIFORM_BITS, TreeShape, read_cycles
 from murmurate.fpga.updater import LevelUpdater
 
 
@@ -44,7 +44,11 @@ class ReplayManager(wiring.Component):
     @property
     def sample_latency(self) -> int:
         """With the row's."""
-        return self.shape.sample_latency + (READ + BYPASS if self.row_bits else 0)
+        return self.shape.sample_latency + (self._row_cycles if self.row_bits else 0)
+
+    @property
+    def _row_cycles(self) -> int:
+        return read_cycles(self.shape.leaves) + BYPASS
 
     def elaborate(self, platform: object) -> Module:
         m, shape = Module(), self.shape
@@ -98,7 +102,7 @@ class ReplayManager(wiring.Component):
         if self.row_bits:
             m.submodules.rows = rows = self._rows()
             m.d.comb += rows.read_address.eq(index)
-            for stage in range(READ + BYPASS):
+            for stage in range(self._row_cycles):
                 later = [
                     Signal(len(x), name=f"{n}_{stage}")
                     for x, n in ((valid, "rv"), (found, "rf"), (index, "ri"))

@@ -7,6 +7,8 @@ from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
+from murmurate.fpga.shape import READ, read_cycles
+
 # bits of a word of one block RAM by its words: memories are cut into such columns by hand, as Yosys prefers
 # to stack block RAMs, and then needs multiplexers between their outputs and the output register
 _COLUMNS = {16_384: 1, 8_192: 2, 4_096: 4, 2_048: 9, 1_024: 18}
@@ -15,9 +17,9 @@ _COLUMNS = {16_384: 1, 8_192: 2, 4_096: 4, 2_048: 9, 1_024: 18}
 class LaneMemory(wiring.Component):
     """``words`` of ``lanes`` x ``width`` bits; a write changes one lane.
 
-    Data appear ``shape.READ`` cycles after their address. The lane that is written in the cycle in which it
-    is read is undefined (block RAMs of an ECP5 have no order of their ports). bypass: it has the new data,
-    and all appear ``shape.BYPASS`` later.
+    Data appear ``shape.read_cycles(words)`` cycles after their address. The lane that is written in the cycle
+    in which it is read is undefined (block RAMs of an ECP5 have no order of their ports). bypass: it has the
+    new data, and all appear ``shape.BYPASS`` later.
     """
 
     def __init__(self, words: int, lanes: int, width: int, bypass: bool = False) -> None:
@@ -36,6 +38,12 @@ class LaneMemory(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
+        read_address, write_address = self.read_address, self.write_address
+        write_enable, write_data = self.write_enable, self.write_data
+        if read_cycles(self.words) > READ:
+            read_address, write_address, write_enable, write_data = (
+                self._later(m, x) for x in (read_address, write_address, write_enable, write_data)
+            )
         data = Signal(self.lanes * self.width, reset_less=True)  # as the register of a block RAM
         for lane in range(self.lanes):
             for low in range(0, self.width, self.piece):
@@ -45,10 +53,10 @@ class LaneMemory(wiring.Component):
                 write, read = memory.write_port(), memory.read_port()
                 m.d.sync += data.word_select(lane, self.width)[bits].eq(read.data)
                 m.d.comb += [
-                    read.addr.eq(self.read_address),
-                    write.addr.eq(self.write_address),
-                    write.en.eq(self.write_enable[lane]),
-                    write.data.eq(self.write_data[bits]),
+                    read.addr.eq(read_address),
+                    write.addr.eq(write_address),
+                    write.en.eq(write_enable[lane]),
+                    write.data.eq(write_data[bits]),
                 ]
         if not self.bypass:
             m.d.comb += self.read_data.eq(data)
@@ -56,10 +64,16 @@ class LaneMemory(wiring.Component):
         # two cycles later, beside the data
         hit, hits = Signal(self.lanes), Signal(self.lanes)
         new, news = (Signal(self.width, reset_less=True, name=name) for name in ("new", "news"))
-        same = Mux(self.read_address == self.write_address, self.write_enable, 0)
-        m.d.sync += [hit.eq(same), hits.eq(hit), new.eq(self.write_data), news.eq(new)]
+        same = Mux(read_address == write_address, write_enable, 0)
+        m.d.sync += [hit.eq(same), hits.eq(hit), new.eq(write_data), news.eq(new)]
         m.d.sync += [
             self.read_data.word_select(k, self.width).eq(Mux(hits[k], news, data.word_select(k, self.width)))
             for k in range(self.lanes)
         ]
         return m
+
+    @staticmethod
+    def _later(m: Module, signal: Signal) -> Signal:
+        later = Signal.like(signal)
+        m.d.sync += later.eq(signal)
+        return later

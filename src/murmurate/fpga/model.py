@@ -7,6 +7,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any, Literal
 
 from murmurate.errors import Refusal
@@ -27,17 +28,19 @@ def table() -> tuple[dict[str, Any], ...]:
 class ReplayManagerModel:
     """A replay manager of ``banks`` trees, each with a pipeline of its own; an index belongs to a random one.
 
-    mhz: None takes that of the committed table; a number is assumed.
+    speed: grade of the device. mhz: None takes that of the committed table; a number is assumed.
     """
 
     shape: TreeShape
     banks: int = 1
     device: str = "lfe5u-85f"
+    speed: int = 6
     mhz: float | None = None
 
     @property
     def clock(self) -> tuple[float, Provenance]:
-        """(Hz, how it is known). Between two sizes of the same fan-out and width the lower clock is taken.
+        """(Hz, how it is known): of the best seed that was placed. Between two sizes of the same fan-out and
+        width the lower clock is taken.
 
         Raises Refusal outside the table.
         """
@@ -46,7 +49,7 @@ class ReplayManagerModel:
         rows = self._rows()
         exact = [row["mhz"] for row in rows if row["leaves"] == self.shape.leaves]
         if exact:
-            return 1e6 * min(exact), "measured-pnr"
+            return 1e6 * max(exact), "measured-pnr"
         below = [row for row in rows if row["leaves"] < self.shape.leaves]
         above = [row for row in rows if row["leaves"] > self.shape.leaves]
         if not below or not above:
@@ -61,8 +64,9 @@ class ReplayManagerModel:
         return 1e6 * min(row["mhz"] for row in near), "interpolated-pnr"
 
     def _rows(self) -> list[dict[str, Any]]:
-        key = (self.shape.fan_out, self.shape.width, self.device)
-        return [row for row in table() if (row["fan_out"], row["width"], row["device"]) == key]
+        key = (self.shape.fan_out, self.shape.width, self.device, self.speed)
+        names = ("fan_out", "width", "device", "speed")
+        return [row for row in table() if tuple(row[name] for name in names) == key]
 
     def sample_seconds(self, batch: int) -> float:
         return (self._fullest(batch) + self.shape.sample_latency) / self.clock[0]
@@ -71,9 +75,11 @@ class ReplayManagerModel:
         return (self._fullest(batch) + self.shape.update_latency) / self.clock[0]
 
     def _fullest(self, batch: int) -> float:
-        """Expected operations of the bank with the most: mean plus sqrt(2 m log S) for S banks (of binomials,
-        Raab and Steger 1998), at most all."""
+        """Expected operations of the bank with the most: of the greatest of S binomials, taken as normal
+        (Blom 1958). 3 to 8 % less than in simulations with 2 to 16 operations a bank, 1 % with more."""
         mean = batch / self.banks
         if self.banks == 1:
             return float(batch)
-        return min(float(batch), mean + math.sqrt(2 * mean * math.log(self.banks)))
+        deviation = math.sqrt(mean * (1 - 1 / self.banks))
+        greatest = NormalDist().inv_cdf((self.banks - 0.375) / (self.banks + 0.25))
+        return min(float(batch), mean + greatest * deviation)

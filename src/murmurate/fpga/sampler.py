@@ -7,7 +7,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from murmurate.fpga.memory import LaneMemory
-from murmurate.fpga.shape import BYPASS, READ, UNIFORM_BITS, TreeShape
+from murmurate.fpga.shape import BYPASS, UNIFORM_BITS, TreeShape
 
 
 class Multiplier(wiring.Component):
@@ -77,14 +77,15 @@ class LevelSampler(wiring.Component):
             memory.write_address.eq(self.write_address),
             memory.write_data.eq(self.write_data),
         ]
-        stages = READ + BYPASS + self.lane_bits + 2
+        read = self.shape.read_cycles(self.level)
+        stages = read + BYPASS + self.lane_bits + 2
         valid, found, node = self.valid, self.found, self.node
         mass: Value = self.mass
         for stage in range(stages):
             valid, found, node = (
                 self._later(m, x, f"{n}_{stage}") for x, n in ((valid, "v"), (found, "f"), (node, "n"))
             )
-        for stage in range(READ + BYPASS + self.lane_bits - 2 * (self.level > 0)):
+        for stage in range(read + BYPASS + self.lane_bits - 2 * (self.level > 0)):
             mass = self._later(m, mass, f"mass_{stage}")
 
         # Kogge and Stone 1973: sums[k] is that of lanes 0 to k after log2(K) stages
@@ -126,6 +127,6 @@ class LevelSampler(wiring.Component):
     @staticmethod
     def _later(m: Module, value: Value, name: str) -> Signal:
         """``value`` one cycle later. A reset clears what is on its way, not its data."""
-        later = Signal(value.shape(), name=name, reset_less=not name.startswith("valid"))
+        later = Signal(value.shape(), name=name, reset_less=not name.startswith("v_"))
         m.d.sync += later.eq(value)
         return later

@@ -10,10 +10,16 @@ from murmurate.errors import Refusal
 
 READ = 2  # cycles from an address to the data at the memory's output register
 BYPASS = 1  # more, where what is written at the same time replaces what is read
-UPDATE_LEVEL = READ + 3  # select the lane; take a newer sum; add
+FAR_WORDS = 4_096  # memories of so many words lie far apart: their inputs have a register more
+SUM = 3  # select the lane; take a newer sum; add
 UNIFORM_BITS = 24  # of a random number
 MULTIPLY = 1 + (UNIFORM_BITS - 1).bit_length()  # its inputs, and a tree of adders
 OUTPUT = 2  # a buffered queue
+
+
+def read_cycles(words: int) -> int:
+    """Of a memory of so many words, from an address to the data."""
+    return READ + (words >= FAR_WORDS)
 
 
 @dataclass(frozen=True)
@@ -82,9 +88,16 @@ class TreeShape:
             self.words(level) * self.lanes(level) * self.lane_width(level) for level in range(self.levels)
         )
 
+    def read_cycles(self, level: int) -> int:
+        """From an address to the data."""
+        return read_cycles(self.words(level))
+
+    def update_level_cycles(self, level: int) -> int:
+        return self.read_cycles(level) + SUM
+
     def sample_level_cycles(self, level: int) -> int:
         """Read; prefix sums, log2(K) stages; compare; choose the child."""
-        return READ + BYPASS + (self.lanes(level).bit_length() - 1) + 2
+        return self.read_cycles(level) + BYPASS + (self.lanes(level).bit_length() - 1) + 2
 
     @property
     def sample_latency(self) -> int:
@@ -94,4 +107,4 @@ class TreeShape:
     @property
     def update_latency(self) -> int:
         """Cycles from an accepted priority to the total that contains it."""
-        return UPDATE_LEVEL * self.levels + 1
+        return sum(self.update_level_cycles(level) for level in range(self.levels)) + 1

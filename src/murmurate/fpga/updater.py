@@ -9,17 +9,15 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from murmurate.fpga.memory import LaneMemory
-from murmurate.fpga.shape import READ, UPDATE_LEVEL, TreeShape
-
-_IN_FLIGHT = UPDATE_LEVEL  # operations whose sums the memory does not show yet
+from murmurate.fpga.shape import TreeShape
 
 
 class LevelUpdater(wiring.Component):
     """Adds differences to the lanes of a level; at the leaves it stores values, and finds the differences.
 
-    An operation reads its word in cycle 0, has its lane in cycle ``READ`` + 1, adds in the next cycle but
-    one, and then writes. Sums of the ``_IN_FLIGHT`` operations before it may not be in the memory yet: it
-    compares their places with its own in cycle ``READ``, and takes the newest one's sum instead.
+    An operation has its lane a cycle after its word, adds in the next cycle but one, and then writes. Sums of
+    the operations before it may not be in the memory yet: it compares their places with its own while it
+    selects the lane, and takes the newest one's sum instead.
     """
 
     def __init__(self, shape: TreeShape, level: int) -> None:
@@ -44,43 +42,44 @@ class LevelUpdater(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m, shape, level = Module(), self.shape, self.level
         lanes = shape.lanes(level)
+        read = shape.read_cycles(level)
+        in_flight = shape.update_level_cycles(level)  # operations whose sums the memory does not show yet
         m.submodules.memory = memory = LaneMemory(shape.words(level), lanes, self.width)
         # place: the word and lane of an operation; stage s holds what entered s cycles ago
         place_bits = shape.index_bits - shape.bits_below(level)
-        stages = READ + _IN_FLIGHT + 1
+        stages = read + in_flight + 1
         valid = self._delayed(m, self.valid, stages, "valid")
-        index = self._delayed(m, self.index, UPDATE_LEVEL + 1, "index")
+        index = self._delayed(m, self.index, in_flight + 1, "index")
         place = self._delayed(m, self.index[shape.bits_below(level) :], stages, "place")
-        delta = self._delayed(m, self.delta, UPDATE_LEVEL, "delta")
+        delta = self._delayed(m, self.delta, in_flight, "delta")
         lane_bits = lanes.bit_length() - 1
         m.d.comb += memory.read_address.eq(self.index[shape.bits_below(level) + lane_bits :])
         assert len(place[0]) == place_bits
 
-        matches = Signal(
-            _IN_FLIGHT
-        )  # bit d - 1: the operation d before this one has its place; in cycle READ + 1
+        # bit d - 1: the operation d before this one has its place; in cycle read + 1
+        matches = Signal(in_flight)
         m.d.sync += matches.eq(
-            Cat(valid[READ + d] & (place[READ + d] == place[READ]) for d in range(1, _IN_FLIGHT + 1))
+            Cat(valid[read + d] & (place[read + d] == place[read]) for d in range(1, in_flight + 1))
         )
         written = Signal(self.width)  # the sum of the operation in its last cycle
-        history = self._delayed(m, written, _IN_FLIGHT - 1, "written")
+        history = self._delayed(m, written, in_flight - 1, "written")
 
         own = Array(memory.read_data.word_select(k, self.width) for k in range(lanes))
         stored = Signal(self.width)
-        m.d.sync += stored.eq(own[place[READ][:lane_bits]])
+        m.d.sync += stored.eq(own[place[read][:lane_bits]])
         found = stored
-        for d in range(_IN_FLIGHT, 1, -1):  # the nearest wins
+        for d in range(in_flight, 1, -1):  # the nearest wins
             found = Mux(matches[d - 1], history[d - 2], found)
         base, follows = Signal(self.width), Signal()
         m.d.sync += [base.eq(found), follows.eq(matches[0])]
         before = Mux(follows, written, base)
         change = Signal(signed(self.delta_bits))
         if self.leaf:
-            m.d.sync += [written.eq(delta[UPDATE_LEVEL - 1]), change.eq(delta[UPDATE_LEVEL - 1] - before)]
+            m.d.sync += [written.eq(delta[in_flight - 1]), change.eq(delta[in_flight - 1] - before)]
         else:
-            m.d.sync += [written.eq(before + delta[UPDATE_LEVEL - 1]), change.eq(delta[UPDATE_LEVEL - 1])]
+            m.d.sync += [written.eq(before + delta[in_flight - 1]), change.eq(delta[in_flight - 1])]
 
-        last = UPDATE_LEVEL
+        last = in_flight
         enable = valid[last] << place[last][:lane_bits]
         m.d.comb += [
             self.next_valid.eq(valid[last]),
