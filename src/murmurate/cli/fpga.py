@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from murmurate.cli.options import number_argument
-from murmurate.ranges import NonNegativeInt, PositiveInt, Seed
+from murmurate.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Seed
 
 
 def add_verbs(verbs: Any) -> None:
@@ -35,6 +35,7 @@ def add_verbs(verbs: Any) -> None:
     pnr = verb("pnr", "place and route: area and clock (minutes)", _pnr)
     pnr.add_argument("--device", default="lfe5u-85f")
     pnr.add_argument("--seed", type=count, default=1, help="of the placement")
+    pnr.add_argument("--target-mhz", type=number_argument(PositiveFloat), default=150.0)
     verb("report", "the committed results of place and route", _report, tree=False)
 
 
@@ -88,7 +89,9 @@ def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
 def _pnr(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.fpga.place_and_route import place_and_route
 
-    row = place_and_route(_shape(options), device=options.device, seed=options.seed)
+    row = place_and_route(
+        _shape(options), device=options.device, seed=options.seed, target_mhz=options.target_mhz
+    )
     if options.json:
         print(json.dumps(row))
     else:
