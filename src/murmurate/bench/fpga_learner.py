@@ -14,6 +14,8 @@ from torch import Tensor
 
 from murmurate.bench._result import Log, spread
 from murmurate.fpga.learner import EmulatedLearner
+from murmurate.fpga.learner_area import measured_units
+from murmurate.fpga.learner_model import choose
 
 NAME = "fpga-learner"
 SUMMARY = "evaluation return of CartPole learned in fixed point, as the FPGA pipeline computes it"
@@ -63,6 +65,22 @@ def measure(plan: FpgaLearnerPlan, log: Log) -> dict[str, Any]:
         "return_std": float(np.std(returns)),
         "env_steps": spread([float(run["env_steps"]) for run in runs]),
         "runs": runs,
+        "modelled": modelled(_BATCH),
+    }
+
+
+def modelled(batch: int) -> dict[str, Any]:
+    """A gradient step on an LFE5U-85F at the clock of the largest unit that was placed and routed."""
+    unit = max(measured_units(), key=lambda unit: unit["dsp"])
+    model = choose(_LAYERS, batch, clock_hz=unit["mhz"] * 1e6, clock_provenance=unit["provenance"])
+    return {
+        "batch": batch,
+        "cycles": model.gradient_step_cycles(batch),
+        "seconds": model.gradient_step_seconds(batch),
+        "dsps": model.dsps,
+        "pipelines": model.dp,
+        "clock_of_one_unit_mhz": unit["mhz"],
+        "clock_provenance": model.clock_provenance,
     }
 
 

