@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,9 @@ def test_a_second_plan_measures_nothing(folder: Path, capsys: Capture) -> None:
 
 def test_the_page_stands_alone(folder: Path) -> None:
     html = (folder / "plan.html").read_text()
-    assert html.count("data:image/png;base64,") == 3
-    assert "http" not in html.replace("http-equiv", "")
+    text, images = re.subn(r"data:image/png;base64,[A-Za-z0-9+/=]+", "", html)
+    assert images == 3
+    assert "http" not in text.replace("http-equiv", "")
     assert "simulate: one step of all simulators" in html
 
 
