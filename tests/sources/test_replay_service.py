@@ -165,6 +165,8 @@ def test_draws_priorities_and_what_a_checkpoint_brings_back() -> None:
         batch = next(again)
         assert min([*seen, batch.env_steps]) >= 0
         assert batch.env_steps <= 24, "the learner begins at once"
+        while not batch.env_steps:
+            batch = next(again)  # until the actors have inserted
         later = again.state()
         assert later["shards"][0]["inserted"] >= counts["inserted"]
         assert later["shards"][0]["drawn"] > counts["drawn"]
