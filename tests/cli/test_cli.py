@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from murmurate.cli.main import _parser, main, new_folder
+from murmurate.cli.main import _parser, main
+from murmurate.cli.run_verbs import new_folder
 from murmurate.cli.options import change, options
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability

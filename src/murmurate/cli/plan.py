@@ -168,7 +168,7 @@ def advice(found: Sequence[Candidate], profile: DeviceProfile) -> list[str]:
 
 
 def _apply(best: Candidate, options: argparse.Namespace) -> int:
-    from murmurate.cli.main import new_folder, report_end
+    from murmurate.cli.run_verbs import new_folder, report_end
     from murmurate.launch import launcher
     from murmurate.recipes import stored
     from murmurate.training.session import train

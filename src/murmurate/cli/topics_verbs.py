@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from murmurate.cli.options import number_argument, parse_bool
+from murmurate.cli.run_verbs import report_end
 from murmurate.fabric.processes.fork_server import begin_fork_server
 from murmurate.ranges import PositiveFloat, PositiveInt, Seed
 
 
-def add_verbs(verbs: Any, report_end: Callable[[Any, Path], int]) -> None:
-    """Add the parsers of ``topics``. report_end: prints how a run ended, and returns the exit code."""
+def add_verbs(verbs: Any) -> None:
+    """Add the parsers of ``topics``."""
 
     def act(options: argparse.Namespace, rest: list[str]) -> int:
         if not options.fields_help:

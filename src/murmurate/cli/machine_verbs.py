@@ -1,0 +1,88 @@
+"""``murmurate list``, ``bench``, ``doctor`` and ``secret``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import signal
+import sys
+from typing import Any
+
+
+def add_verbs(verbs: Any) -> None:
+    listing = verbs.add_parser(
+        "list", help="list recipes, worlds, strategies, agents, fabrics, launchers or benches"
+    )
+    listing.add_argument("what", nargs="?", default="recipes")
+    listing.add_argument("--json", action="store_true")
+    listing.set_defaults(act=_list)
+    bench = verbs.add_parser("bench", help="benchmark against other libraries and physical limits")
+    bench.add_argument("name")
+    bench.add_argument("--json", action="store_true")
+    bench.add_argument("--full", action="store_true", help="longer and with all peers")
+    bench.set_defaults(act=_bench)
+    doctor = verbs.add_parser("doctor", help="check this machine, with advice for what is missing")
+    doctor.add_argument("--json", action="store_true")
+    doctor.set_defaults(act=_doctor)
+    secret = verbs.add_parser(
+        "secret",
+        help="print a new MURMURATE_SECRET, for runs on several hosts",
+        description="Print a random secret. Members of a run on several hosts authenticate and encrypt what "
+        "they send each other with the one in MURMURATE_SECRET: set it to the same on every host.",
+    )
+    secret.set_defaults(act=_secret)
+
+
+def _list(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.cli.listing import listing, show
+
+    rows = listing(options.what)
+    if options.json:
+        print(json.dumps(rows))
+    else:
+        show(options.what, rows)
+    return 0
+
+
+def _bench(options: argparse.Namespace, rest: list[str]) -> int:
+    import psutil
+
+    from murmurate.bench import bench
+    from murmurate.cli.options import change
+
+    def end(*_: object) -> None:
+        """Kills all processes of the benchmark, including those that are just being started."""
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        sys.exit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, end)
+    result = bench(
+        options.name,
+        full=options.full,
+        quiet=options.json,
+        options=rest,
+        change=lambda plan, words: change(plan, words, f"murmurate bench {options.name}"),
+    )
+    print(json.dumps(result))
+    return 0
+
+
+def _doctor(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.cli.doctor import findings, show
+
+    report = findings()
+    if options.json:
+        print(json.dumps(report))
+    else:
+        show(report)
+    return 0
+
+
+def _secret(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.launch.secret import drawn_secret
+
+    print(drawn_secret())
+    return 0

@@ -1,0 +1,70 @@
+"""``murmurate eval`` and ``report``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from murmurate.cli.options import number_argument
+from murmurate.ranges import PositiveInt, Seed
+
+
+def add_verbs(verbs: Any) -> None:
+    evaluate = verbs.add_parser("eval", help="evaluate a run on games or held-out data")
+    evaluate.add_argument("folder", type=Path)
+    count = number_argument(PositiveInt)
+    evaluate.add_argument("--episodes", type=count, help="games, instead of the run's number")
+    evaluate.add_argument("--video", action="store_true", help="write videos/episode.mp4")
+    evaluate.add_argument("--best", action="store_true", help="the best checkpoint instead of the last")
+    evaluate.add_argument("--seed", type=number_argument(Seed))
+    evaluate.add_argument("--json", action="store_true")
+    evaluate.set_defaults(act=_eval)
+    report = verbs.add_parser("report", help="write report.html for one run, or a comparison of several")
+    report.add_argument("folders", type=Path, nargs="+")
+    report.add_argument(
+        "--out",
+        type=Path,
+        default=None,
+        help="default: report.html in the run's folder; of several, comparison.html here",
+    )
+    report.set_defaults(act=_report)
+
+
+def _eval(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.recipes import stored
+    from murmurate.training.evaluate import evaluate_folder
+
+    run = stored(options.folder)
+    figures = evaluate_folder(
+        run,
+        options.folder,
+        count=options.episodes,
+        which="best" if options.best else "last",
+        video=options.video,
+        seed=options.seed,
+    )
+    if options.json:
+        print(json.dumps(figures))
+    else:
+        print(run.evaluation.sentence(figures) or "There was nothing to evaluate on.")
+        if figures["video"]:
+            print(f"video: {figures['video']}")
+    return 0
+
+
+def _report(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.recipes import stored
+    from murmurate.record.report import report
+    from murmurate.training.evaluate import write_picture
+
+    default, more = Path("comparison.html"), []  # for several runs
+    if len(options.folders) == 1:
+        (folder,) = options.folders
+        default = folder / "report.html"
+        if not (folder / "videos" / "frames.png").exists():
+            write_picture(stored(folder), folder)
+        more = stored(folder).evaluation.sections(folder)
+    print(report(options.folders, options.out or default, more))
+    return 0
