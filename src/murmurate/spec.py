@@ -29,7 +29,8 @@ class EnvSpec:
     Their bounds ``action_low`` and ``action_high`` have one number for each of its dimensions, in row-major
     order; by default -1 and 1. ``stacked``: an observation is the last few images of its episode, the newest
     last (at its beginning the first image is repeated): [stack * channels, H, W], each image of ``channels``
-    channels. ``examples``: the size of a data set; 0 for simulators.
+    channels. ``examples``: the size of a data set; 0 for simulators. ``factors``: where an action is a vector
+    of whole numbers, each chosen for itself, how many values each has (from 0); else empty.
 
     Raises ``ValueError`` for a wrong number of bounds, and channels that do not divide those of a stack.
     """
@@ -45,6 +46,7 @@ class EnvSpec:
     stacked: bool = False
     channels: int = 1
     examples: int = 0
+    factors: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         dimensions = math.prod(self.action_shape) if self.action_shape else 0
@@ -156,6 +158,10 @@ class World(Protocol):
     def check_fingerprint(self, fingerprint: Mapping[str, Any], thorough: bool = True) -> None:
         """Raise Refusal if this data set has another fingerprint. thorough: read all of it, if that is
         necessary."""
+        return None
+
+    def bound_to_process(self) -> str | None:
+        """Why no other process can open this world, and what to do; None: every process can."""
         return None
 
     def skipped(self) -> tuple[str, dict[str, int]] | None:
