@@ -18,6 +18,7 @@ from torch import Tensor
 
 from murmurate.ranges import Range
 
+_MOST_JOINED = 65_536  # combinations of an action's parts that a message advises to join
 Metric = Tensor | float | Callable[[], Tensor | float]
 
 
@@ -62,6 +63,22 @@ class EnvSpec:
     def images(self) -> bool:
         """Whether observations are images [C, H, W] in uint8."""
         return len(self.observation_shape) == 3 and self.observation_dtype == torch.uint8
+
+    @property
+    def categorical(self) -> bool:
+        """Whether actions are discrete: one number, or several chosen each for itself (``factors``)."""
+        return bool(self.actions or self.factors)
+
+    def refuse_factors(self, agent: str) -> None:
+        """Raise ValueError where an action has several parts chosen each for itself."""
+        if self.factors:
+            total = math.prod(self.factors)
+            joined = f", or --world.joint-actions {total}" if total <= _MOST_JOINED else ""
+            raise ValueError(
+                f"an action of {self.name} has {len(self.factors)} parts of {min(self.factors)} to "
+                f"{max(self.factors)} values, which are {total:,} combinations, and {agent} takes one number "
+                f"or vectors: use a2c or ppo{joined}"
+            )
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ class ActsByPolicy:
 
 def check_vector_actions(spec: EnvSpec, agent: str, images: bool = False) -> None:
     """Raise ValueError for discrete actions, for actions without bounds, and unless ``images`` for images."""
+    spec.refuse_factors(agent)
     if spec.actions:
         raise ValueError(f"{agent} needs vector actions, and those of {spec.name} are discrete: use dqn")
     if spec.images and not images:

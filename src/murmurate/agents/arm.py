@@ -95,6 +95,7 @@ class ARMAgent(OneReplica):
 
     def __init__(self, config: ARM, context: Context) -> None:
         spec, device = context.spec, context.device
+        spec.refuse_factors("regret matching")
         if not spec.actions:
             raise ValueError(
                 f"the actions of {spec.name} are vectors, and regret matching needs discrete ones: use a2c"

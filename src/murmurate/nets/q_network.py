@@ -67,6 +67,7 @@ def q_network(
     Raises:
         ValueError: for actions that are vectors, an unknown torso, or one that cannot read the observations.
     """
+    spec.refuse_factors("Q-learning")
     if not spec.actions:
         raise ValueError(
             f"the actions of {spec.name} are vectors, and Q-learning needs discrete ones: use a2c"

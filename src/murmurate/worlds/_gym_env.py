@@ -13,14 +13,14 @@ import gymnasium
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from murmurate import errors
-from murmurate.worlds._imports import import_module
 from murmurate.worlds.env_state import quiet_models
+from murmurate.worlds.modules import import_module
 
 PREFIX = "gym:"
 
 
 def registered(ident: str, folder: str = "") -> Any:
-    """Gymnasium's spec of an id. folder: see ``_imports.import_module``.
+    """Gymnasium's spec of an id. folder: see ``modules.import_module``.
 
     Raises ``Refusal`` if it is not registered.
     """

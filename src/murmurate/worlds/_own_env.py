@@ -16,38 +16,42 @@ from gymnasium.wrappers import TimeLimit
 
 from murmurate import plugins
 from murmurate.errors import MissingExtra, Refusal
-from murmurate.worlds import _imports
+from murmurate.worlds import modules
 from murmurate.worlds._gym_env import without_checks
 
 PREFIX = "env:"
 UNNAMED = "unnamed:"
-_here: dict[str, Callable[..., Any]] = {}  # callables of this process by their targets
+# callables of this process, and the folders of their modules, by their targets
+_here: dict[str, tuple[Callable[..., Any], str]] = {}
 _VECTOR_ADVICE = "To make several at once, let it take their number: def {0}(num_envs)."
 
 
-def named(function: Callable[..., Any]) -> str:
-    """The target that names ``function`` in any process: ``FILE.py:NAME`` or ``module:NAME``; or, for a
-    lambda, a nested function or the like, ``unnamed:...``, which is known in this process only."""
+def named(function: Callable[..., Any]) -> tuple[str, str]:
+    """(the target that names ``function`` in any process, the folder of its module, if it is not installed).
+
+    The target is ``FILE.py:NAME`` or ``module:NAME``; or, for a lambda, a nested function or the like,
+    ``unnamed:...``, which is known in this process only.
+    """
     path, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "") or ""
     source = sys.modules.get(module)
-    target = ""
+    target = folder = ""
     if path and "<" not in path and source is not None:
-        own = file if (file := getattr(source, "__file__", None)) and file.endswith(".py") else ""
-        spec = getattr(source, "__spec__", None)
-        if module == "__main__" and spec is not None:
-            target = f"{spec.name}:{path}"
-        elif module == "__main__" or module.startswith("murmurate_file_"):
-            target = f"{os.path.abspath(own)}:{path}" if own else ""
+        file, spec = getattr(source, "__file__", None) or "", getattr(source, "__spec__", None)
+        if module == "__main__" and spec is not None:  # of python -m
+            module = spec.name
+            target, folder = f"{module}:{path}", modules.folder_of(module, source)
+        elif module == "__main__" or module.startswith(modules.FILE):
+            target = f"{os.path.abspath(file)}:{path}" if file.endswith(".py") else ""
         elif _attribute(source, path) is function:
-            target = f"{module}:{path}"
+            target, folder = f"{module}:{path}", modules.folder_of(module, source)
     if not target:
         target = f"{UNNAMED}{path or type(function).__name__}"
         number = 1
-        while _here.get(target, function) is not function:
+        while _here.get(target, (function, ""))[0] is not function:
             number += 1
             target = f"{target.partition('#')[0]}#{number}"
-    _here[target] = function
-    return target
+    _here[target] = function, folder
+    return target, folder
 
 
 def absolute(target: str) -> str:
@@ -56,16 +60,16 @@ def absolute(target: str) -> str:
 
 def provide(target: str, function: Callable[..., Any]) -> None:
     """In this process ``target`` is ``function``, wherever it was when it was named."""
-    _here[target] = function
+    _here[target] = function, ""
 
 
 def found(target: str, folder: str, name: str) -> tuple[Callable[..., Any], str]:
-    """(the class or function called ``target``, the folder of its module: see ``_imports.import_module``).
+    """(the class or function called ``target``, the folder of its module: see ``modules.import_module``).
 
     name: of the world, for the ``Refusal`` if it is not there.
     """
     if target in _here:
-        return _here[target], folder
+        return _here[target]
     purpose = f"The world {name}"
     if target.startswith(UNNAMED):
         raise Refusal(
@@ -75,9 +79,9 @@ def found(target: str, folder: str, name: str) -> tuple[Callable[..., Any], str]
         )
     source, _, path = target.rpartition(":")
     if source.endswith(".py"):
-        return _imports.attribute(_imports.load_file(source, purpose), path, purpose), ""
-    module, folder = _imports.import_module(source, folder, purpose)
-    return _imports.attribute(module, path, purpose), folder
+        return modules.attribute(modules.load_file(source, purpose), path, purpose), ""
+    module, folder = modules.import_module(source, folder, purpose)
+    return modules.attribute(module, path, purpose), folder
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:

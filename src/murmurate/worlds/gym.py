@@ -16,11 +16,11 @@ from murmurate.errors import Refusal
 from murmurate.ranges import NonNegativeInt, PositiveInt, check_ranges
 from murmurate.worlds import _gym_env
 from murmurate.worlds._gym_env import PREFIX as _PREFIX
-from murmurate.worlds._imports import import_module
 from murmurate.worlds._spaces import JOINT_ACTIONS, holds_image
 from murmurate.worlds.cartpole import CartPoleSimulators
 from murmurate.worlds.gym_simulators import GymSimulators
 from murmurate.worlds.interface import Simulators, SimulatorWorld
+from murmurate.worlds.modules import import_module
 from murmurate.worlds.served import served_environments
 from murmurate.worlds.vector_simulators import VectorSimulators
 from murmurate.worlds.viewed import viewed

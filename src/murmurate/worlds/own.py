@@ -16,7 +16,7 @@ import gymnasium
 
 from murmurate.errors import Refusal
 from murmurate.ranges import NonNegativeInt, PositiveInt, check_ranges
-from murmurate.worlds import _gym_env, _imports, _own_env
+from murmurate.worlds import _gym_env, _own_env, modules
 from murmurate.worlds._own_env import PREFIX
 from murmurate.worlds._spaces import JOINT_ACTIONS, holds_image
 from murmurate.worlds.gym_simulators import GymSimulators
@@ -68,7 +68,7 @@ def world_name(env: str) -> str:
         return lasting(PREFIX + env)
     if not module:
         return _gym_env.PREFIX + env if env in gymnasium.registry else env
-    source, _ = _imports.import_module(module, "", f"The environment {env}")
+    source, _ = modules.import_module(module, "", f"The environment {env}")
     found: Any = source
     for part in last.split("."):
         found = getattr(found, part, None)
@@ -90,7 +90,7 @@ def world_of(env: str | Callable[..., Any]) -> SimulatorWorld:
     """
     from murmurate.worlds import registry
 
-    if file := _imports.being_loaded():
+    if file := modules.being_loaded():
         raise Refusal(
             f"{file} starts a run while it is loaded for the environment in it. Put what starts the run "
             'under: if __name__ == "__main__":'
@@ -102,7 +102,8 @@ def world_of(env: str | Callable[..., Any]) -> SimulatorWorld:
             f"env is a {type(env).__name__}, and every simulator needs an environment of its own. Pass a "
             "class or function that makes one, or its name."
         )
-    return OwnWorld(_own_env.named(env))
+    target, folder = _own_env.named(env)
+    return OwnWorld(target, folder=folder)
 
 
 @contextlib.contextmanager
@@ -207,6 +208,8 @@ class OwnWorld(SimulatorWorld):
             return VectorSimulators(self.name, make_vector, simulators, first, **spaces)
         options["max_episode_steps"] = self.max_episode_steps
         if self.served and not picture:
+            if (why := self.bound_to_process()) is not None:
+                raise Refusal(f"served is true. {why}")
             spec = dataclasses.replace(self, served=False, frame_stack=1, rescale_actions=False).spec()
             make_served = "murmurate.worlds._own_env:make"
             return served_environments(spec, make_served, options, simulators, first, **spaces)

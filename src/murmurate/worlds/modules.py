@@ -5,6 +5,7 @@ Imports no torch, so that a server can use it (``_game_server.py``).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -12,24 +13,40 @@ import os
 import site
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from murmurate.errors import Refusal
 
+FILE = "murmurate_file_"  # begins the names of modules that are loaded from files
 _loading: list[str] = []  # files that are being executed
+_searched: list[str] = []  # folders of ``search``
+
+
+@contextlib.contextmanager
+def search(folder: object) -> Iterator[None]:
+    """Within this context modules are also looked for in ``folder``, if that is one: as a run folder has
+    recorded it."""
+    if not isinstance(folder, str) or not os.path.isdir(folder):
+        yield
+        return
+    _searched.append(folder)
+    try:
+        yield
+    finally:
+        _searched.pop()
 
 
 def import_module(name: str, folder: str, purpose: str) -> tuple[ModuleType, str]:
     """(the module called ``name``, the folder where it was found; "" where it is installed).
 
-    It is looked for where Python looks, then in ``folder``, then in the working folder. purpose: what needs
-    it, for the ``Refusal`` if it cannot be imported.
+    It is looked for where Python looks, then in ``folder``, where ``search`` says, and in the working
+    folder. purpose: what needs it, for the ``Refusal`` if it cannot be imported.
     """
     missing: ModuleNotFoundError | None = None
-    for place in ("", folder, os.getcwd()):
+    for place in ("", folder, *_searched, os.getcwd()):
         if place and place not in sys.path:
             sys.path.append(place)
             importlib.invalidate_caches()
@@ -42,7 +59,7 @@ def import_module(name: str, folder: str, purpose: str) -> tuple[ModuleType, str
             raise _unusable(name, purpose, problem) from problem
         except Exception as problem:
             raise _unusable(name, purpose, problem) from problem
-        return module, _folder_of(name, module)
+        return module, folder_of(name, module)
     raise Refusal(
         f"{purpose} needs the module '{name}', which cannot be imported ({missing}). Install it, or put its "
         "folder on PYTHONPATH, as in: PYTHONPATH=. murmurate train ..."
@@ -64,7 +81,7 @@ def load_file(file: str, purpose: str) -> ModuleType:
 
 @functools.lru_cache(maxsize=64)
 def _executed(file: str, written: int, purpose: str) -> ModuleType:
-    name = f"murmurate_file_{Path(file).stem}"
+    name = FILE + Path(file).stem
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise Refusal(f"{purpose} needs the file {file}, which Python cannot load. Give it the ending .py.")
@@ -103,14 +120,15 @@ def attribute(module: ModuleType, path: str, purpose: str) -> Callable[..., Any]
     return called
 
 
-def _folder_of(name: str, module: ModuleType) -> str:
+def folder_of(name: str, module: ModuleType) -> str:
     """The folder from which ``module`` was imported, if that is not one of Python's or of its packages."""
     file = getattr(module, "__file__", None)
     if file is None:
         return ""
     package = os.path.basename(file) == "__init__.py"
     folder = Path(os.path.abspath(file)).parents[name.count(".") + package]
-    return "" if str(folder) in _installed() else str(folder)
+    installed = folder.name in ("site-packages", "dist-packages") or str(folder) in _installed()
+    return "" if installed else str(folder)
 
 
 @functools.cache
