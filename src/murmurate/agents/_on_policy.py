@@ -36,7 +36,7 @@ def draw(policy: Tensor, spec: EnvSpec, generator: torch.Generator, greedy: bool
             policy = policy - torch.empty_like(policy).exponential_(generator=generator).log()
         if spec.actions:
             return policy.argmax(-1)
-        return torch.stack([part.argmax(-1) for part in policy.split(spec.factors, -1)], -1).float()
+        return torch.stack([part.argmax(-1) for part in _split(policy, spec)], -1).float()
     mean, log_std = policy.chunk(2, -1)
     if greedy:
         return mean
@@ -70,14 +70,18 @@ def divergence(old: Tensor, new: Tensor, spec: EnvSpec) -> Tensor:
     if spec.actions:
         return categorical_kl(old, new)
     if spec.factors:
-        parts = zip(old.split(spec.factors, -1), new.split(spec.factors, -1), strict=True)
+        parts = zip(_split(old, spec), _split(new, spec), strict=True)
         return _sum([categorical_kl(*pair) for pair in parts])
     return gaussian_kl(*old.chunk(2, -1), *new.chunk(2, -1))
 
 
 def _parts(policy: Tensor, action: Tensor, spec: EnvSpec) -> Iterator[tuple[Tensor, Tensor]]:
     """Logits [..., n] and choices [...] of each part of an action: their probabilities are multiplied."""
-    return zip(policy.split(spec.factors, -1), action.long().unbind(-1), strict=True)
+    return zip(_split(policy, spec), action.long().unbind(-1), strict=True)
+
+
+def _split(policy: Tensor, spec: EnvSpec) -> tuple[Tensor, ...]:
+    return torch.split(policy, list(spec.factors), -1)
 
 
 def _sum(parts: list[Tensor]) -> Tensor:
