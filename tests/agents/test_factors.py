@@ -75,7 +75,8 @@ def context() -> Context:
 
 
 @pytest.mark.parametrize(
-    "config", [A2C(), IMPALA(), PPO(steps=4, minibatches=1, learning_rate=3e-3), TRPO(steps=4, value_minibatches=1)]
+    "config",
+    [A2C(), IMPALA(), PPO(steps=4, minibatches=1, learning_rate=3e-3), TRPO(steps=4, value_minibatches=1)],
 )
 def test_policy_gradient_agents_learn_from_them(config: Any) -> None:
     """The part that is rewarded becomes more likely; the others hardly change."""
