@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +12,7 @@ from resuming import assert_resumes_exactly, drawn_actions, play
 
 from murmurate.errors import Refusal
 from murmurate.worlds.gym import GymWorld
+from murmurate.worlds.registry import world
 
 
 def test_a_history_is_the_last_observations_of_its_own_episode() -> None:
@@ -69,6 +73,37 @@ def test_both_around_a_process_of_simulators() -> None:
             assert np.allclose(a.reward.numpy(), b.reward.numpy())
     finally:
         other.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "extra", "served"),
+    [("dmc-cartpole-swingup", "dm_control", False), ("dmc-cartpole-swingup", "dm_control", True),
+     ("adroit-door", "gymnasium_robotics", False)],
+)  # fmt: skip
+def test_every_world_of_arrays_has_them(name: str, extra: str, served: bool) -> None:
+    pytest.importorskip(extra)
+    chosen: Any = world(name)
+    limited = dataclasses.replace(chosen, max_episode_steps=5, served=served)
+    fields = {"frame_stack": 2, "rescale_actions": True}
+    plain, viewed = (
+        limited.open(1, training=True),
+        dataclasses.replace(limited, **fields).open(1, training=True),
+    )
+    try:
+        low, high = (torch.tensor(bound) for bound in (plain.spec.action_low, plain.spec.action_high))
+        before = plain.reset(1).observation
+        assert torch.equal(viewed.reset(1).observation, torch.cat([before, before], 1))
+        assert viewed.spec == dataclasses.replace(limited, **fields).spec()
+        for t, share in enumerate(torch.rand(7, 1, len(low), generator=torch.Generator().manual_seed(0))):
+            one = play(plain, low + share * (high - low))
+            other = play(viewed, 2.0 * share - 1.0)
+            assert bool(one.truncated) is bool(other.truncated) is (t == 4)
+            previous = one.observation if t == 4 else before
+            torch.testing.assert_close(other.observation, torch.cat([previous, one.observation], 1))
+            before = one.observation
+    finally:
+        plain.close()
+        viewed.close()
 
 
 def test_discrete_actions_have_no_scale() -> None:
