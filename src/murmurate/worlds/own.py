@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -161,22 +162,15 @@ class OwnWorld(SimulatorWorld):
     def name(self) -> str:
         return PREFIX + self.target
 
-    @property
+    @functools.cached_property
     def images(self) -> bool:
-        return self._holds_image
-
-    @property
-    def _holds_image(self) -> bool:
-        if (known := self.__dict__.get("_image")) is None:
-            function, _ = _own_env.found(self.target, self.folder, self.name)
-            if self.observe or _own_env.takes(function, "num_envs"):
-                known = self.spec().images
-            else:  # a Dict with an image in it is refused by ``spec``, and ``observe`` may be set later
-                env = _own_env.make(self.target, self.folder, self.name)
-                known = holds_image(env.observation_space)
-                env.close()
-            self.__dict__["_image"] = known
-        return bool(known)
+        """Also of a Dict with an image in it, until ``observe`` chooses other keys."""
+        function, _ = _own_env.found(self.target, self.folder, self.name)
+        if self.observe or _own_env.takes(function, "num_envs"):
+            return self.spec().images
+        env = _own_env.make(self.target, self.folder, self.name)
+        env.close()
+        return holds_image(env.observation_space)
 
     def bound_to_process(self) -> str | None:
         """See ``World``."""
