@@ -42,6 +42,15 @@ def draw(policy: Tensor, spec: EnvSpec, generator: torch.Generator, greedy: bool
     return mean + noise * log_std.exp()
 
 
+def policy_outputs(policy: Tensor, spec: EnvSpec, value: Tensor | None = None) -> dict[str, Tensor]:
+    """The parameters ``policy`` [B, A], and values [B], by name."""
+    named = {"value": value} if value is not None else {}
+    if spec.actions:
+        return {"logits": policy, **named}
+    mean, log_std = policy.chunk(2, -1)
+    return {"mean": mean, "log_std": log_std, **named}
+
+
 def log_probability(policy: Tensor, action: Tensor, spec: EnvSpec) -> Tensor:
     """Log-probabilities [...] of actions, for the parameters ``policy`` [..., A]."""
     if spec.actions:

@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from murmurate.agents._auto import linear_schedule, resolve_auto
-from murmurate.agents._on_policy import advantages, bootstrap_values, draw, log_prob_and_entropy, one_step
+from murmurate.agents._on_policy import (
+    advantages,
+    bootstrap_values,
+    draw,
+    log_prob_and_entropy,
+    one_step,
+    policy_outputs,
+)
 from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.policy import policy_gradient
 from murmurate.losses.value import value_loss
@@ -120,8 +127,9 @@ class A2CAgent(OneReplica):
         generator: torch.Generator,
         greedy: bool = False,
     ) -> Action:
-        policy, _, memory = one_step(self.net, observation, memory, first)
-        return Action(draw(policy, self.spec, generator, greedy), memory)
+        policy, value, memory = one_step(self.net, observation, memory, first)
+        action = draw(policy, self.spec, generator, greedy)
+        return Action(action, memory, outputs=policy_outputs(policy, self.spec, value))
 
     def learn(self, batch: Batch) -> Outcome:
         data: Trajectory = batch.data

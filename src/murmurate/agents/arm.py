@@ -137,7 +137,7 @@ class ARMAgent(OneReplica):
     ) -> Action:
         advantage = _advantage(self.net, observation)
         if greedy and self.config.evaluate == "greedy":
-            return Action(advantage.argmax(-1), None)
+            return Action(advantage.argmax(-1), None, outputs={"advantage": advantage})
         policy = regret_matching(advantage)
         action = torch.multinomial(policy, 1, generator=generator)
         if greedy:

@@ -156,7 +156,8 @@ class DQNAgent(OneReplica):
         greedy_value, action = values.max(1)
         if not greedy:
             action = torch.where(explores, random, action)
-        return Action(action, None, values.gather(1, action[:, None])[:, 0], greedy_value)
+        taken = values.gather(1, action[:, None])[:, 0]
+        return Action(action, None, taken, greedy_value, outputs={"action_values": values})
 
     def learn(self, batch: Batch) -> Outcome:
         data: Sample = batch.data

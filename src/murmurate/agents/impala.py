@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from murmurate.agents._auto import linear_schedule, resolve_auto
-from murmurate.agents._on_policy import bootstrap_values, draw, log_prob_and_entropy, one_step
+from murmurate.agents._on_policy import (
+    bootstrap_values,
+    draw,
+    log_prob_and_entropy,
+    one_step,
+    policy_outputs,
+)
 from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.policy import policy_gradient
 from murmurate.losses.value import value_loss
@@ -129,10 +135,11 @@ class IMPALAAgent(OneReplica):
         generator: torch.Generator,
         greedy: bool = False,
     ) -> Action:
-        policy, _, memory = one_step(self.net, observation, memory, first)
+        policy, value, memory = one_step(self.net, observation, memory, first)
         action = draw(policy, self.spec, generator, greedy)
         log_prob, _ = log_prob_and_entropy(policy, action, self.spec)
-        return Action(action, memory, behaviour={"log_probability": log_prob})
+        outputs = policy_outputs(policy, self.spec, value)
+        return Action(action, memory, behaviour={"log_probability": log_prob}, outputs=outputs)
 
     def learn(self, batch: Batch) -> Outcome:
         data: Trajectory = batch.data

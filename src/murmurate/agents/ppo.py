@@ -18,6 +18,7 @@ from murmurate.agents._on_policy import (
     log_prob_and_entropy,
     log_probability,
     one_step,
+    policy_outputs,
 )
 from murmurate.agents._running import RunningStatistics
 from murmurate.agents.interface import Action, OneReplica
@@ -161,7 +162,8 @@ class PPOAgent(OneReplica):
         behaviour = {"log_probability": log_probability(policy, action, self.spec), "value": value}
         if memory is not None:
             behaviour["memory"] = memory
-        return Action(action, memory, behaviour=behaviour)
+        outputs = policy_outputs(policy, self.spec, value)
+        return Action(action, memory, behaviour=behaviour, outputs=outputs)
 
     def learn(self, batch: Batch) -> Outcome:
         data = self.running.with_scaled_rewards(batch.data)

@@ -12,7 +12,14 @@ from torch import Tensor
 from torch.func import functional_call
 
 from murmurate.agents._auto import linear_schedule
-from murmurate.agents._on_policy import advantages, divergence, draw, explained_variance, log_prob_and_entropy
+from murmurate.agents._on_policy import (
+    advantages,
+    divergence,
+    draw,
+    explained_variance,
+    log_prob_and_entropy,
+    policy_outputs,
+)
 from murmurate.agents._running import RunningStatistics
 from murmurate.agents.interface import Action
 from murmurate.losses.surrogate import surrogate
@@ -149,7 +156,9 @@ class TRPOAgent:
         generator: torch.Generator,
         greedy: bool = False,
     ) -> Action:
-        return Action(draw(self.policy_net(observation), self.spec, generator, greedy), None)
+        policy = self.policy_net(observation)
+        action = draw(policy, self.spec, generator, greedy)
+        return Action(action, None, outputs=policy_outputs(policy, self.spec))
 
     def learn(self, batch: Batch) -> Outcome:
         data = self.running.with_scaled_rewards(batch.data)
