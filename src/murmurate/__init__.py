@@ -1,7 +1,7 @@
 """murmurate: write the learner once; how its replicas agree is a part you swap.
 
-``murmurate.train("cartpole-a2c", strategy="gala", replicas=4)`` trains, ``murmurate.load(folder)`` gives the agent
-to act, evaluate and export. For scripts with a loop of their own:
+``murmurate.train("cartpole-a2c", strategy="gala", replicas=4)`` trains, ``murmurate.load(folder)`` gives the
+agent to act, evaluate and export. For scripts with a loop of their own:
 ``murmurate.run(main, replicas=4, strategy="gala")``.
 """
 

@@ -145,7 +145,7 @@ class DQNAgent(OneReplica):
         greedy: bool = False,
     ) -> Action:
         """Epsilon-greedy. The number of random draws does not depend on epsilon."""
-        size, device = len(observation), observation.device
+        size, device = observation.shape[0], observation.device
         if not greedy:
             epsilon = self.epsilon(size)
             random = torch.randint(self.spec.actions, (size,), generator=generator, device=device)

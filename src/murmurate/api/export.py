@@ -42,7 +42,7 @@ class Exported:
 
 
 def check_path(path: Path) -> None:
-    """Raise Refusal for an ending that is none of ``SUFFIXES``, MissingExtra for ONNX without its packages."""
+    """Raise Refusal for an ending that is none of ``SUFFIXES``, MissingExtra where ONNX is not installed."""
     if path.suffix not in SUFFIXES:
         raise Refusal(f"{path} has the ending '{path.suffix}'; an export is {', '.join(SUFFIXES)}.")
     if path.suffix == ".onnx":
@@ -88,7 +88,15 @@ def _traced(program: Any) -> torch.export.ExportedProgram:
     # one tuple: ``forward`` takes its inputs as *inputs
     dynamic = (tuple({0: batch} for _ in example),)
     with torch.no_grad(), _quietly():
-        traced = torch.export.export(module, example, dynamic_shapes=dynamic, strict=False)
+        try:
+            traced = torch.export.export(module, example, dynamic_shapes=dynamic, strict=False)
+        except Exception as problem:
+            cause = str(problem).strip().splitlines()[0]
+            raise Refusal(
+                f"torch.export cannot trace this model for batches of any size ({cause}). An agent's act, or "
+                "a net, may branch on numbers in its tensors, or use len(observation) for "
+                "observation.shape[0]. Its weights can be exported: .safetensors."
+            ) from problem
     # parameters are views of a flat vector, which would be written whole for each of them
     for tensors in (traced.state_dict, traced.constants):
         for name, tensor in tensors.items():

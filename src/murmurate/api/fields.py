@@ -1,4 +1,4 @@
-"""The fields of a Run by nested names, as the command line has them: ``{"agent": {"learning_rate": 1e-3}}``."""
+"""The fields of a Run by nested names: ``{"agent": {"learning_rate": 1e-3}, "simulators": 16}``."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _new_value(config: Any, field: dataclasses.Field[Any], value: Any, place: st
         plain = Path(plain)
     if not is_valid(kind, plain):
         raise Refusal(f"{place} is {value!r}; it must be {_kind(kind)}.")
-    check_number(place, plain, numbers_of(type(config)).get(field.name, ()), present)
+    check_number(place, plain, numbers_of(config.__class__).get(field.name, ()), present)
     return plain
 
 
@@ -115,8 +115,7 @@ def _names(config: Any, outer: str = "") -> Iterator[tuple[str, str]]:
     """(name, how to write it) of every field at any depth; outer ones last, so that they win."""
     for name, field in _fields(config).items():
         if dataclasses.is_dataclass(inner := getattr(config, field.name)):
-            for deeper, text in _names(inner, f"{outer}{name}."):
-                yield deeper, text
+            yield from _names(inner, f"{outer}{name}.")
     for part in _flat_parts(config):
         yield from _names(getattr(config, part), outer)
     for name in _fields(config):

@@ -315,7 +315,7 @@ def _in_float32(run: Run) -> Run:
 def _array(observation: Any) -> npt.NDArray[Any] | None:
     """As an array; None for what is none: a Dict, a Tuple."""
     if isinstance(observation, Tensor):
-        return cast("npt.NDArray[Any]", observation.detach().cpu().numpy())
+        return observation.detach().cpu().numpy()
     if isinstance(observation, (dict, tuple)) and not (
         isinstance(observation, tuple) and all(np.isscalar(x) for x in observation)
     ):

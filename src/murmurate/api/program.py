@@ -42,6 +42,9 @@ class GreedyPolicy(nn.Module):
     low, high: bounds to which actions from -1 to 1 are scaled; None: they are not.
     """
 
+    low: Tensor
+    high: Tensor
+
     def __init__(self, agent: Any, spec: EnvSpec, low: Any = None, high: Any = None) -> None:
         super().__init__()
         self.nets = nn.ModuleDict({name: agent.replicas[name].module for name in agent.acting})

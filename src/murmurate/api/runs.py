@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import multiprocessing.process
 import os
 import pickle
 import re
@@ -17,6 +16,7 @@ from murmurate import recipes
 from murmurate.api.environments import instead, world_of
 from murmurate.api.fields import with_fields
 from murmurate.errors import Refusal, RunFailed
+from murmurate.fabric.processes.spawn import refuse_import
 from murmurate.launch import launcher as launcher_by_name
 from murmurate.record.callbacks import Callback, Result, Watch, checked, watching
 from murmurate.replicator.learner import LearnerConfig
@@ -88,7 +88,7 @@ def train(
         RunFailed: the run began and could not go on (its checkpoint is kept), or a callback failed.
         KeyboardInterrupt: after Ctrl-C, when all is saved; SystemExit after SIGTERM.
     """
-    _refuse_import()
+    refuse_import()
     base = _base(recipe, env, algorithm)
     given = {
         "strategy": strategy, "replicas": replicas, "env_steps": env_steps, "updates": updates,
@@ -127,7 +127,7 @@ def resume(
         Refusal: with nothing changed: no checkpoint, or a field that cannot change.
         RunFailed, KeyboardInterrupt, SystemExit: as ``train``.
     """
-    _refuse_import()
+    refuse_import()
     place = Path(folder)
     given = {"env_steps": env_steps, "updates": updates, "minutes": minutes, "launcher": launcher, **fields}
     new = {name: value for name, value in given.items() if value is not None}
@@ -188,15 +188,6 @@ def _base(recipe: str | Run | None, env: str | Callable[..., Any] | None, algori
     world = world_of(env)
     run = recipes.recipe(f"{world.name}-{algorithm}")
     return dataclasses.replace(run, world=world)
-
-
-def _refuse_import() -> None:
-    """Raise Refusal in a process that imports the script in order to be a worker."""
-    if getattr(multiprocessing.process.current_process(), "_inheriting", False):
-        raise Refusal(
-            "each process imports the script, and this one started a run while it was imported. Put "
-            "murmurate.train(...) under: if __name__ == '__main__':  or use launcher='inline'."
-        )
 
 
 def _refuse_unsendable(run: Run, engine: Launcher) -> None:

@@ -54,7 +54,7 @@ class Callback:
         return None
 
     def on_event(self, record: Mapping[str, Any]) -> Stop | None:
-        """An event: ``record["event"]`` names it (checkpoint, died, joined, ...), ``message`` is a sentence."""
+        """An event: ``event`` of the record is its name (died, joined, ...), ``message`` a sentence."""
         return None
 
     def on_checkpoint(self, folder: Path) -> Stop | None:
@@ -98,7 +98,8 @@ class Watch:
     quiet: bool = False
 
 
-_watch: ContextVar[Watch] = ContextVar("murmurate_watch", default=Watch())
+_UNWATCHED = Watch()
+_watch: ContextVar[Watch] = ContextVar("murmurate_watch", default=_UNWATCHED)
 
 
 @contextlib.contextmanager
