@@ -5,6 +5,7 @@ side)."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -29,12 +30,13 @@ def one_step(
 
 def draw(policy: Tensor, spec: EnvSpec, generator: torch.Generator, greedy: bool) -> Tensor:
     """Actions [B] or [B, D] for the parameters ``policy`` [B, A]; greedy: the most likely ones."""
-    if spec.actions:
-        if greedy:
+    if spec.categorical:
+        if not greedy:
+            # Gumbel-max: argmax of logits + Gumbel noise is a draw from softmax(logits)
+            policy = policy - torch.empty_like(policy).exponential_(generator=generator).log()
+        if spec.actions:
             return policy.argmax(-1)
-        # Gumbel-max: argmax of logits + Gumbel noise is a draw from softmax(logits)
-        noise = torch.empty_like(policy).exponential_(generator=generator)
-        return (policy - noise.log()).argmax(-1)
+        return torch.stack([part.argmax(-1) for part in _split(policy, spec)], -1).float()
     mean, log_std = policy.chunk(2, -1)
     if greedy:
         return mean
@@ -53,6 +55,8 @@ def policy_outputs(policy: Tensor, spec: EnvSpec, value: Tensor | None = None) -
 
 def log_probability(policy: Tensor, action: Tensor, spec: EnvSpec) -> Tensor:
     """Log-probabilities [...] of actions, for the parameters ``policy`` [..., A]."""
+    if spec.factors:
+        return _sum([categorical_log_prob_and_entropy(*part)[0] for part in _parts(policy, action, spec)])
     if spec.actions:
         return policy.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
     mean, log_std = policy.chunk(2, -1)
@@ -63,6 +67,9 @@ def log_prob_and_entropy(policy: Tensor, action: Tensor, spec: EnvSpec) -> tuple
     """Log-probabilities of actions, and entropies, [...] each, for the parameters ``policy`` [..., A]."""
     if spec.actions:
         return categorical_log_prob_and_entropy(policy, action)
+    if spec.factors:
+        pairs = [categorical_log_prob_and_entropy(*part) for part in _parts(policy, action, spec)]
+        return _sum([log_prob for log_prob, _ in pairs]), _sum([entropy for _, entropy in pairs])
     mean, log_std = policy.chunk(2, -1)
     return gaussian_log_prob(mean, log_std, action), gaussian_entropy(mean, log_std)
 
@@ -71,7 +78,23 @@ def divergence(old: Tensor, new: Tensor, spec: EnvSpec) -> Tensor:
     """KL(old || new) [...] of two policies with parameters [..., A]."""
     if spec.actions:
         return categorical_kl(old, new)
+    if spec.factors:
+        parts = zip(_split(old, spec), _split(new, spec), strict=True)
+        return _sum([categorical_kl(*pair) for pair in parts])
     return gaussian_kl(*old.chunk(2, -1), *new.chunk(2, -1))
+
+
+def _parts(policy: Tensor, action: Tensor, spec: EnvSpec) -> Iterator[tuple[Tensor, Tensor]]:
+    """Logits [..., n] and choices [...] of each part of an action: their probabilities are multiplied."""
+    return zip(_split(policy, spec), action.long().unbind(-1), strict=True)
+
+
+def _split(policy: Tensor, spec: EnvSpec) -> tuple[Tensor, ...]:
+    return torch.split(policy, list(spec.factors), -1)
+
+
+def _sum(parts: list[Tensor]) -> Tensor:
+    return torch.stack(parts).sum(0)
 
 
 def explained_variance(value: Tensor, advantage: Tensor) -> float:

@@ -6,7 +6,7 @@ Gradient of GALA eq. 2-4: policy gradient on the n-step advantage, TD error on t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -21,6 +21,7 @@ from murmurate.agents._on_policy import (
     one_step,
     policy_outputs,
 )
+from murmurate.agents._running import RunningStatistics
 from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.policy import policy_gradient
 from murmurate.losses.value import value_loss
@@ -45,6 +46,8 @@ class A2C(LearnerConfig):
     precision: ``bfloat16`` computes the torso in bfloat16 on a copy of the float32 vector; heads,
         losses and the optimizer stay float32. ``auto`` is bfloat16 for images where the device has native
         bfloat16 arithmetic, else float32; a run resolves and records it before it begins.
+    normalize_observations: by their running mean and deviation, limited to +-10 (vectors only).
+    scale_rewards: by the running deviation of discounted returns, limited to +-10.
     learning_rate_end: over the run the rate falls linearly to this share of its initial value (1: constant).
     """
 
@@ -67,6 +70,8 @@ class A2C(LearnerConfig):
     hidden: PositiveInt = 64
     recurrent: NonNegativeInt = 0
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
+    normalize_observations: bool = field(default=False, metadata={"since": 6})
+    scale_rewards: bool = field(default=False, metadata={"since": 6})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "torso", checked_torso(self.torso))
@@ -95,6 +100,7 @@ class A2CAgent(OneReplica):
             torso=config.torso,
             hidden=(config.hidden, config.hidden),
             recurrent=config.recurrent,
+            normalize=config.normalize_observations,
             generator=derive_generator(context.seed, "network"),
         ).to(device)
         self.replica: Replica = context.replicate(
@@ -105,6 +111,11 @@ class A2CAgent(OneReplica):
             schedule=linear_schedule(config.learning_rate_end, context.updates),
             compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
             in_compute=lambda name: name.startswith("torso."),
+        )
+        self.running = RunningStatistics(
+            context,
+            self.net.normalizer,
+            discount=config.discount if config.scale_rewards else None,
         )
 
     def _optimizer(self, parameters: list[Any]) -> torch.optim.Optimizer:
@@ -132,7 +143,7 @@ class A2CAgent(OneReplica):
         return Action(action, memory, outputs=policy_outputs(policy, self.spec, value))
 
     def learn(self, batch: Batch) -> Outcome:
-        data: Trajectory = batch.data
+        data: Trajectory = self.running.with_scaled_rewards(batch.data)
         policy, value, memory = self.net.unroll(data.observation, data.memory, data.first)
         advantage, target = self._targets(data, value.detach(), memory)
         log_prob, entropy = log_prob_and_entropy(policy, data.action, self.spec)
@@ -144,6 +155,7 @@ class A2CAgent(OneReplica):
         bonus = entropy.mean()
         loss = policy_loss + c.value_coefficient * critic_loss - c.entropy_coefficient * bonus
         self.replica.descend(loss)
+        self.running.include(data.observation)
         gradient_norm = self.replica.gradient_norm
         return Outcome(
             {
@@ -164,3 +176,10 @@ class A2CAgent(OneReplica):
             data, value, last_value, final_value, discount=c.discount, lambda_=c.gae_lambda
         )
         return advantage, advantage + value
+
+    def state(self) -> dict[str, Any]:
+        """Of the rewards' scale; the replica saves its own state."""
+        return self.running.state()
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.running.load(state)

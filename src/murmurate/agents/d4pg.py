@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from murmurate.agents._auto import resolve_auto
-from murmurate.agents._off_policy import check_vector_actions, including, replicate
+from murmurate.agents._off_policy import check_vector_actions, replicate
+from murmurate.agents._running import including
 from murmurate.agents.interface import Action
 from murmurate.losses.categorical import categorical_cross_entropy, expectation, projected_target, support
 from murmurate.nets.control import ControlPolicy
@@ -119,7 +120,7 @@ class D4PGAgent:
         self._target_policy = TargetNetwork(self.policy, every=config.target_every, polyak=config.polyak)
         self._target_critic = TargetNetwork(self.critic, every=config.target_every, polyak=config.polyak)
         self._targets: Sequence[TargetNetwork[Any]] = (self._target_policy, self._target_critic)
-        self._include = including(self.policy, context)
+        self._include = including(self.policy.normalizer, context)
 
     @property
     def replicas(self) -> dict[str, Replica]:

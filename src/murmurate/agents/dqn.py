@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from murmurate.agents._auto import linear_schedule, resolve_auto
+from murmurate.agents._running import including
 from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.q_learning import q_step
 from murmurate.nets.q_network import q_network
@@ -45,6 +46,8 @@ class DQN(LearnerConfig):
     dueling: separate streams for the state's value and the actions' advantages (Wang et al. 2016).
     torso: mlp, nature2013, nature2015, jin2018 or a function of your own, FILE.py:FUNCTION (docs/worlds.md);
         auto is nature2013 for images and mlp for vectors. hidden: width of an MLP's two layers.
+    normalize_observations: by their running mean and deviation, limited to +-10; of vectors, in the drawn
+        batches.
     precision: of the torso; ``auto`` is bfloat16 for images where the device has native bfloat16 arithmetic.
     """
 
@@ -67,6 +70,7 @@ class DQN(LearnerConfig):
     torso: str = AUTO
     hidden: PositiveInt = 128
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
+    normalize_observations: bool = field(default=False, metadata={"since": 6})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "torso", checked_torso(self.torso))
@@ -98,6 +102,7 @@ class DQNAgent(OneReplica):
             torso=config.torso,
             hidden=(config.hidden, config.hidden),
             dueling=config.dueling,
+            normalize=config.normalize_observations,
         ).to(device)
         self.replica: Replica = context.replicate(
             "dqn",
@@ -108,6 +113,7 @@ class DQNAgent(OneReplica):
             compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
             in_compute=lambda name: name.startswith("torso."),
         )
+        self._include = including(self.net.normalizer, context)
         self.target = TargetNetwork(self.net, every=config.target_every)
         self.agreed = TargetNetwork(self.net) if config.selector == "agreed" else None
         self._assigned: tuple[int, int] | None = None  # first simulator of the next ``act``, and their total
@@ -169,6 +175,7 @@ class DQNAgent(OneReplica):
         value = self.net(data.observation)
         step = q_step(value, data.action, data.reward, data.discount, data.weights, q_t, q_t_selector)
         exchange = self.replica.descend(step.loss)
+        self._include(data.observation)
         for target in (self.target, self.agreed):
             if target is not None:
                 target.after_update(exchange.staleness, self.replica.common_rounds)

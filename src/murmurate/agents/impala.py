@@ -7,7 +7,7 @@ TD errors and policy gradients by pi / mu, clipped (V-trace, ``losses/vtrace.py`
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -21,6 +21,7 @@ from murmurate.agents._on_policy import (
     one_step,
     policy_outputs,
 )
+from murmurate.agents._running import including
 from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.policy import policy_gradient
 from murmurate.losses.value import value_loss
@@ -51,6 +52,7 @@ class IMPALA(LearnerConfig):
     clip: largest norm of the gradient. hidden: width of an MLP's two layers.
     precision: ``bfloat16`` computes the torso in bfloat16 on a copy of the float32 vector; ``auto`` is
         bfloat16 for images where the device has native bfloat16 arithmetic, else float32.
+    normalize_observations: by their running mean and deviation, limited to +-10 (vectors only).
     learning_rate_end: over the run the rate falls linearly to this share of its initial value (1: constant).
     """
 
@@ -75,6 +77,7 @@ class IMPALA(LearnerConfig):
     hidden: PositiveInt = 64
     recurrent: NonNegativeInt = 0
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
+    normalize_observations: bool = field(default=False, metadata={"since": 6})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "torso", checked_torso(self.torso))
@@ -103,6 +106,7 @@ class IMPALAAgent(OneReplica):
             torso=config.torso,
             hidden=(config.hidden, config.hidden),
             recurrent=config.recurrent,
+            normalize=config.normalize_observations,
             generator=derive_generator(context.seed, "network"),
         ).to(device)
         self.replica: Replica = context.replicate(
@@ -114,6 +118,7 @@ class IMPALAAgent(OneReplica):
             compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
             in_compute=lambda name: name.startswith("torso."),
         )
+        self._include = including(self.net.normalizer, context)
 
     def _optimizer(self, parameters: list[Any]) -> torch.optim.Optimizer:
         c = self.config
@@ -153,6 +158,7 @@ class IMPALAAgent(OneReplica):
         c = self.config
         loss = policy_loss + c.value_coefficient * critic_loss - c.entropy_coefficient * bonus
         self.replica.descend(loss * data.reward.numel())  # the paper sums over steps and trajectories
+        self._include(data.observation.flatten(0, 1))
         gradient_norm = self.replica.gradient_norm
         return Outcome(
             {

@@ -80,6 +80,8 @@ def _verb_first(arguments: Sequence[str]) -> list[str]:
     verb, *rest = arguments or ["--help"]
     if verb not in ("train", "resume", "simulate"):
         return [verb, *rest]
+    if any(word.partition("=")[0] == "--env" for word in rest):
+        return [verb, "", *rest]  # no recipe; else argparse takes the first value of an unknown option for it
     index = 0
     while index < len(rest) and rest[index].startswith("-"):
         without_value = "=" in rest[index] or rest[index] in ("-h", "--help")

@@ -20,6 +20,12 @@ def add_verbs(verbs: Any) -> None:
     train.add_argument(
         "recipe", nargs="?", help="<world>-<algorithm>, for example pong-gala; see: murmurate list"
     )
+    train.add_argument(
+        "--env",
+        help="an environment of your own: a registered id, module:Id, or a class or "
+        "function as module:NAME or FILE.py:NAME",
+    )
+    train.add_argument("--algorithm", help="with --env: a2c, ppo, dqn, ...")
     train.add_argument("--strategy", help="how the replicas agree; see: murmurate list strategies")
     train.add_argument("--out", type=Path, help="run folder (default: runs/<recipe>-<time>)")
     train.add_argument("-h", "--help", action="store_true", dest="fields_help")
@@ -44,13 +50,23 @@ def add_verbs(verbs: Any) -> None:
 
 def _run(options: argparse.Namespace) -> Any:
     """The recipe's Run, with the strategy of the command line."""
-    from murmurate.recipes import recipe
+    from murmurate.recipes import recipe, recipe_of
     from murmurate.strategies import strategy
 
-    if options.recipe is None:
+    env, algorithm = getattr(options, "env", None), getattr(options, "algorithm", None)
+    if env is not None or algorithm is not None:
+        if env is None or algorithm is None or options.recipe:
+            raise Refusal(
+                "--env and --algorithm go together, in place of a recipe, as in: murmurate train "
+                "--env my_env.py:make_env --algorithm a2c"
+            )
+        run = recipe_of(env, algorithm)
+        options.recipe = run.recipe
+    elif not options.recipe:
         verb = options.verb
         raise Refusal(f"Say what to {verb}, as in: murmurate {verb} pong-gala. See: murmurate list recipes")
-    run = recipe(options.recipe)
+    else:
+        run = recipe(options.recipe)
     if options.strategy is not None and options.strategy != run.strategy.name:
         run = dataclasses.replace(run, strategy=strategy(options.strategy)())
     return run
@@ -82,8 +98,9 @@ def _train(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def new_folder(name: str) -> Path:
-    """A new folder below ``runs``, without the slashes and colons of Gymnasium ids."""
-    return Path("runs") / f"{re.sub('[/:]', '-', name)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    """A new folder below ``runs``, without the slashes and colons of environments, nor their folders."""
+    short = re.sub("[^A-Za-z0-9._+-]", "-", re.sub("^env:(.*/)?", "", name))[-100:].lstrip("-.")
+    return Path("runs") / f"{short}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _simulate(options: argparse.Namespace, rest: list[str]) -> int:

@@ -7,14 +7,16 @@ registration.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
 from murmurate import plugins
-from murmurate.errors import unknown
+from murmurate.errors import Refusal, unknown
 from murmurate.training.run import Run
 from murmurate.training.run_folder import read_run
+from murmurate.worlds.own import lasting, world_name
 from murmurate.worlds.registry import vector_worlds, world_names
 
 _FEW = 4
@@ -53,8 +55,18 @@ def recipe(name: str) -> Run:
     module = _module_of(name)
     if module is None:
         raise unknown("recipe", name, recipe_names())
-    run: Run = module.recipe(name.removesuffix(f"-{module.ALGORITHM}"))
+    run: Run = module.recipe(lasting(name.removesuffix(f"-{module.ALGORITHM}")))
     return run
+
+
+def recipe_of(env: str, algorithm: str) -> Run:
+    """The Run of an algorithm in an environment of the user's own, named as ``worlds.own.world_name`` reads
+    it. Raises Refusal."""
+    if algorithm not in algorithms():
+        near = difflib.get_close_matches(algorithm, algorithms(), n=1, cutoff=0.5)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        raise Refusal(f"There is no algorithm called '{algorithm}'.{hint} See: murmurate list recipes")
+    return recipe(f"{world_name(env)}-{algorithm}")
 
 
 def stored(folder: Path) -> Run:

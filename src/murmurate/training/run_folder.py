@@ -30,6 +30,7 @@ from murmurate.record.stored import FORMAT, UNSOUND, Changed, read_object, refus
 from murmurate.strategies import strategy as strategy_class
 from murmurate.training.option_names import option_name
 from murmurate.training.run import Run
+from murmurate.worlds.modules import search
 
 # what run.json holds beside the fields of the Run
 _BESIDE = frozenset({"format", "unit", "curves", "versions", "hardware", "command", "simulated"})
@@ -144,7 +145,9 @@ def read_run(folder: Path, recipe: Callable[[str], Run]) -> Run:
         raise Refusal(
             f"{path} is corrupt or was not written by murmurate. Name another run, or train anew with --out."
         ) from None
-    base = dataclasses.replace(recipe(name), strategy=strategy_class(strategy_name)())
+    world = stored.get("world")
+    with search(world.get("folder") if isinstance(world, dict) else None):
+        base = dataclasses.replace(recipe(name), strategy=strategy_class(strategy_name)())
     missing: list[str] = []
     try:
         rebuilt: Run = restore(base, stored, number, missing, beside=_BESIDE)

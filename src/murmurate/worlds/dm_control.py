@@ -20,6 +20,7 @@ from murmurate import errors
 from murmurate.ranges import NonNegativeInt, Range, check_ranges
 from murmurate.spec import EnvSpec
 from murmurate.worlds._dmc_env import SCREEN, DmcEnv, is_installed, suite
+from murmurate.worlds._spaces import acted, observed
 from murmurate.worlds.gym_simulators import GymSimulators, spec_of
 from murmurate.worlds.interface import Simulators, SimulatorWorld
 from murmurate.worlds.served import served_environments
@@ -119,7 +120,8 @@ class DmcWorld(SimulatorWorld):
     @functools.cached_property
     def _spec(self) -> EnvSpec:
         env = DmcEnv(**self._options | {"pixels": False})
-        spec = dataclasses.replace(spec_of(self.name, env), frames_per_step=self.action_repeat)
+        seen, taken = observed(env.observation_space, self.name), acted(env.action_space, self.name)
+        spec = dataclasses.replace(spec_of(self.name, seen, taken), frames_per_step=self.action_repeat)
         env.close()
         if not self.pixels:
             return spec
