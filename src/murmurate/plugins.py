@@ -43,6 +43,32 @@ def absolute(name: str) -> str:
     return f"{os.path.abspath(file)}:{function}" if file.endswith(".py") else name
 
 
+def named(name: str, kind: str, option: str) -> Callable[..., Any]:
+    """The class or function called ``FILE.py:NAME`` or ``module:NAME``; a module may also be in the working
+    folder. kind, option: see ``function_in_file``.
+
+    Raises ``ValueError`` where there is none.
+    """
+    source, _, path = name.rpartition(":")
+    if source.endswith(".py"):
+        return function_in_file(name, kind, option)
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        found: Any = importlib.import_module(source)
+    except ImportError as problem:
+        raise ValueError(
+            f"the module '{source}' of the {kind} {name} cannot be imported ({problem}): install it, or put "
+            "its folder on PYTHONPATH"
+        ) from problem
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise ValueError(f"there is no class or function '{path}' in the module {source}")
+    called: Callable[..., Any] = found
+    return called
+
+
 def function_in_file(name: str, kind: str, option: str) -> Callable[..., Any]:
     """The function called ``FILE.py:FUNCTION``.
 
@@ -56,5 +82,5 @@ def function_in_file(name: str, kind: str, option: str) -> Callable[..., Any]:
     spec.loader.exec_module(module)
     found: Callable[..., Any] | None = getattr(module, function, None)
     if not callable(found):
-        raise ValueError(f"there is no function '{function}' in {file}")
+        raise ValueError(f"there is no class or function '{function}' in {file}")
     return found

@@ -25,7 +25,7 @@ from murmurate.agents._running import RunningStatistics
 from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.policy import policy_gradient
 from murmurate.losses.value import value_loss
-from murmurate.nets.actor_critic import actor_critic
+from murmurate.nets.own_network import checked_network, policy_value_net, refuse_low_precision
 from murmurate.nets.torso import AUTO, checked_torso
 from murmurate.ranges import AnyFloat, NonNegativeFloat, NonNegativeInt, PositiveInt, Range, UnitInterval
 from murmurate.replica.vector import Replica
@@ -37,7 +37,7 @@ from murmurate.spec import Batch, EnvSpec, Outcome, Rollouts, Trajectory, derive
 class A2C(LearnerConfig):
     """Hyper-parameters; the defaults are those of A2C on Atari (Stooke and Abbeel 2018, Appendix).
 
-    torso: mlp, nature2013, nature2015, jin2018 or a function of your own, FILE.py:FUNCTION (docs/worlds.md);
+    torso: mlp, nature2013, nature2015, jin2018, or your own: FILE.py:NAME, module:NAME (docs/worlds.md);
         auto is nature2013 for images and mlp for vectors.
     recurrent: width of an LSTM after the torso; 0: none.
     steps: of a rollout. discount: per env step.
@@ -49,6 +49,7 @@ class A2C(LearnerConfig):
     normalize_observations: by their running mean and deviation, limited to +-10 (vectors only).
     scale_rewards: by the running deviation of discounted returns, limited to +-10.
     learning_rate_end: over the run the rate falls linearly to this share of its initial value (1: constant).
+    network: a whole net of your own in place of torso and heads: FILE.py:NAME, module:NAME (docs/worlds.md).
     """
 
     name: ClassVar[str] = "a2c"
@@ -72,9 +73,11 @@ class A2C(LearnerConfig):
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
     normalize_observations: bool = field(default=False, metadata={"since": 6})
     scale_rewards: bool = field(default=False, metadata={"since": 6})
+    network: str = field(default="", metadata={"since": 6})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "torso", checked_torso(self.torso))
+        object.__setattr__(self, "network", checked_network(self.network))
 
     @property
     def requires(self) -> Rollouts:
@@ -95,8 +98,10 @@ class A2CAgent(OneReplica):
         spec, device = context.spec, context.device
         self.config = config = config.resolved(spec, device)
         self.spec, self.device = spec, device
-        self.net = actor_critic(
+        refuse_low_precision(config.network, config.precision)
+        self.net = policy_value_net(
             spec,
+            network=config.network,
             torso=config.torso,
             hidden=(config.hidden, config.hidden),
             recurrent=config.recurrent,

@@ -53,7 +53,7 @@ class TRPO(LearnerConfig):
     learning_rate_end: over the run ``value_learning_rate`` falls linearly to this share (1: constant).
     normalize_observations: by their running mean and deviation, limited to +-10 (vectors only).
     scale_rewards: by the running deviation of discounted returns, limited to +-10.
-    torso: of both nets: mlp, nature2013, nature2015 or a function of your own, FILE.py:FUNCTION
+    torso: of both nets: mlp, nature2013, nature2015 or one of your own, FILE.py:NAME or module:NAME
         (docs/worlds.md); auto is nature2013 for images and mlp for vectors. hidden: width of an MLP's two
         layers.
     """

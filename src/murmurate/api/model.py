@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from murmurate import recipes
-from murmurate.api.environments import instead
 from murmurate.api.export import Exported, check_path, export_program, export_weights
 from murmurate.api.program import GreedyPolicy, Learned
 from murmurate.errors import Refusal
@@ -27,6 +26,7 @@ from murmurate.training.restore import load_agent
 from murmurate.training.run import Run
 from murmurate.training.run_folder import plain, versions
 from murmurate.worlds.interface import Formats, SimulatorWorld
+from murmurate.worlds.own import instead
 
 
 def load(

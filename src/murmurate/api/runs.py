@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from murmurate import recipes
-from murmurate.api.environments import instead, world_of
 from murmurate.api.fields import with_fields
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.processes.spawn import refuse_import
@@ -28,6 +27,7 @@ from murmurate.training.checkpoint import kept
 from murmurate.training.launcher import Launcher
 from murmurate.training.run import Run
 from murmurate.worlds.interface import SimulatorWorld
+from murmurate.worlds.own import instead, world_of
 
 _TERMINATED = 143
 

@@ -14,7 +14,7 @@ other field is an option ``--world.FIELD``. Recipes choose settings by ``images`
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -32,17 +32,16 @@ Picture = npt.NDArray[np.uint8]  # [H, W, 3], RGB
 class Formats:
     """How what a user's environment gives and takes becomes an agent's.
 
-    shape: of one observation for the agent, before any are stacked. observe: an environment's observation
-    as an array of that shape; it raises ``ValueError`` for another one. stack: observations that an agent
-    sees as one, along their first dimension, the newest last.
+    shape: of one observation for the agent, before several are stacked along their first dimension, the
+    newest last. observe: an environment's observation as an array of that shape; it raises ``ValueError`` for
+    another one.
     act: the environment's own actions, one for each row of an agent's, [B] or [B, *action_shape].
     low, high: bounds [*action_shape] to which actions from -1 to 1 are scaled; None: they are not.
     """
 
     shape: tuple[int, ...]
     observe: Callable[[Any], npt.NDArray[Any]]
-    act: Callable[[npt.NDArray[Any]], Sequence[Any]]
-    stack: int = 1
+    act: Callable[[npt.NDArray[Any]], Any]
     low: npt.NDArray[np.float32] | None = None
     high: npt.NDArray[np.float32] | None = None
 
