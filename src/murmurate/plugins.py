@@ -69,6 +69,20 @@ def named(name: str, kind: str, option: str) -> Callable[..., Any]:
     return called
 
 
+def made(name: str, kind: str, option: str, *arguments: Any) -> Any:
+    """What the class or function called ``name`` (see ``named``) makes of ``arguments``.
+
+    Raises ``ValueError`` if it is not there, or raises anything but that.
+    """
+    make = named(name, kind, option)
+    try:
+        return make(*arguments)
+    except ValueError:
+        raise
+    except Exception as problem:
+        raise ValueError(f"the {kind} {name} raised {type(problem).__name__}: {problem}") from problem
+
+
 def function_in_file(name: str, kind: str, option: str) -> Callable[..., Any]:
     """The function called ``FILE.py:FUNCTION``.
 

@@ -135,6 +135,11 @@ class PPOAgent(OneReplica):
             normalize=config.normalize_observations,
             generator=derive_generator(context.seed, "network"),
         ).to(device)
+        if config.network and self.net.initial_memory(1) is not None:
+            raise ValueError(
+                "ppo keeps the memory of every step, and does not know the size of that of a net of your own: "
+                "use a2c or impala, or a torso with recurrent"
+            )
         self.replica: Replica = context.replicate(
             "ppo",
             self.net,

@@ -180,9 +180,8 @@ def refuse_low_precision(network: str, precision: str) -> None:
 
 
 def _made(spec: EnvSpec, network: str, hidden: Sequence[int], generator: torch.Generator) -> nn.Module:
-    make = plugins.named(network, "net", _OPTION)
     with seeded_by(generator):
-        made = make(spec, hidden)
+        made = plugins.made(network, "net", _OPTION, spec, hidden)
     if not isinstance(made, nn.Module):
         raise ValueError(f"the net {network} is a {type(made).__name__}, and must be a torch.nn.Module")
     return made

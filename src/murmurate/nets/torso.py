@@ -75,8 +75,10 @@ def build_torso(spec: EnvSpec, name: str, hidden: Sequence[int]) -> nn.Module:
     if name == AUTO:
         name = usual_torso(spec)
     known = torsos()
-    make = known[name] if name in known else plugins.named(name, "torso", "--agent.torso")
-    torso = make(spec, hidden)
+    if name in known:
+        torso = known[name](spec, hidden)
+    else:
+        torso = plugins.made(name, "torso", "--agent.torso", spec, hidden)
     if not isinstance(getattr(torso, "out_features", None), int):
         raise ValueError(f"the torso {name} has no number of features: set its out_features")
     return torso
