@@ -77,9 +77,8 @@ def checked(callbacks: Sequence[Any]) -> tuple[Any, ...]:
         name = type(callback).__name__
         own = [method for method in dir(callback) if method.startswith("on_")]
         if isinstance(callback, type):
-            raise Refusal(
-                f"{callback.__name__} is a class: pass an object of it, as in callbacks=[{name}()]."
-            )
+            name = callback.__name__
+            raise Refusal(f"{name} is a class: pass an object of it, as in callbacks=[{name}()].")
         if not own:
             raise Refusal(f"{name} is no callback: it has none of the methods {', '.join(_METHODS)}.")
         for method in own:
