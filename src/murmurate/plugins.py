@@ -43,6 +43,46 @@ def absolute(name: str) -> str:
     return f"{os.path.abspath(file)}:{function}" if file.endswith(".py") else name
 
 
+def named(name: str, kind: str, option: str) -> Callable[..., Any]:
+    """The class or function called ``FILE.py:NAME`` or ``module:NAME``; a module may also be in the working
+    folder. kind, option: see ``function_in_file``.
+
+    Raises ``ValueError`` where there is none.
+    """
+    source, _, path = name.rpartition(":")
+    if source.endswith(".py"):
+        return function_in_file(name, kind, option)
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        found: Any = importlib.import_module(source)
+    except ImportError as problem:
+        raise ValueError(
+            f"the module '{source}' of the {kind} {name} cannot be imported ({problem}): install it, or put "
+            "its folder on PYTHONPATH"
+        ) from problem
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise ValueError(f"there is no class or function '{path}' in the module {source}")
+    called: Callable[..., Any] = found
+    return called
+
+
+def made(name: str, kind: str, option: str, *arguments: Any) -> Any:
+    """What the class or function called ``name`` (see ``named``) makes of ``arguments``.
+
+    Raises ``ValueError`` if it is not there, or raises anything but that.
+    """
+    make = named(name, kind, option)
+    try:
+        return make(*arguments)
+    except ValueError:
+        raise
+    except Exception as problem:
+        raise ValueError(f"the {kind} {name} raised {type(problem).__name__}: {problem}") from problem
+
+
 def function_in_file(name: str, kind: str, option: str) -> Callable[..., Any]:
     """The function called ``FILE.py:FUNCTION``.
 
@@ -56,5 +96,5 @@ def function_in_file(name: str, kind: str, option: str) -> Callable[..., Any]:
     spec.loader.exec_module(module)
     found: Callable[..., Any] | None = getattr(module, function, None)
     if not callable(found):
-        raise ValueError(f"there is no function '{function}' in {file}")
+        raise ValueError(f"there is no class or function '{function}' in {file}")
     return found

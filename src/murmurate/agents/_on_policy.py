@@ -13,12 +13,12 @@ from torch import Tensor
 from murmurate.losses.divergence import categorical_kl, gaussian_kl
 from murmurate.losses.policy import categorical_log_prob_and_entropy, gaussian_entropy, gaussian_log_prob
 from murmurate.losses.returns import generalized_advantages
-from murmurate.nets.actor_critic import ActorCritic
+from murmurate.nets.own_network import PolicyValueNet
 from murmurate.spec import EnvSpec, Trajectory
 
 
 def one_step(
-    net: ActorCritic, observation: Tensor, memory: Tensor | None, first: Tensor
+    net: PolicyValueNet, observation: Tensor, memory: Tensor | None, first: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The policy's parameters [B, A], values [B] and the memory afterwards, for observations [B, ...]."""
     if memory is None:
@@ -42,6 +42,15 @@ def draw(policy: Tensor, spec: EnvSpec, generator: torch.Generator, greedy: bool
         return mean
     noise = torch.empty_like(mean).normal_(generator=generator)
     return mean + noise * log_std.exp()
+
+
+def policy_outputs(policy: Tensor, spec: EnvSpec, value: Tensor | None = None) -> dict[str, Tensor]:
+    """The parameters ``policy`` [B, A], and values [B], by name."""
+    named = {"value": value} if value is not None else {}
+    if spec.categorical:
+        return {"logits": policy, **named}
+    mean, log_std = policy.chunk(2, -1)
+    return {"mean": mean, "log_std": log_std, **named}
 
 
 def log_probability(policy: Tensor, action: Tensor, spec: EnvSpec) -> Tensor:
@@ -96,7 +105,7 @@ def explained_variance(value: Tensor, advantage: Tensor) -> float:
 
 @torch.no_grad()
 def bootstrap_values(
-    net: ActorCritic, data: Trajectory, memory: Tensor | None
+    net: PolicyValueNet, data: Trajectory, memory: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Values of the observations after step T [B], and of ``data.truncated_observation`` [K], None without.
 
@@ -108,7 +117,7 @@ def bootstrap_values(
 
 
 @torch.no_grad()
-def final_values(net: ActorCritic, data: Trajectory) -> Tensor:
+def final_values(net: PolicyValueNet, data: Trajectory) -> Tensor:
     """[K] values of the final observations of truncated episodes, of which there are some."""
     final, memory = data.truncated_observation, data.memory
     if final is None:

@@ -13,12 +13,19 @@ import torch
 from torch import Tensor
 
 from murmurate.agents._auto import linear_schedule, resolve_auto
-from murmurate.agents._on_policy import advantages, bootstrap_values, draw, log_prob_and_entropy, one_step
+from murmurate.agents._on_policy import (
+    advantages,
+    bootstrap_values,
+    draw,
+    log_prob_and_entropy,
+    one_step,
+    policy_outputs,
+)
 from murmurate.agents._running import RunningStatistics
 from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.policy import policy_gradient
 from murmurate.losses.value import value_loss
-from murmurate.nets.actor_critic import actor_critic
+from murmurate.nets.own_network import checked_network, policy_value_net, refuse_low_precision
 from murmurate.nets.torso import AUTO, checked_torso
 from murmurate.ranges import AnyFloat, NonNegativeFloat, NonNegativeInt, PositiveInt, Range, UnitInterval
 from murmurate.replica.vector import Replica
@@ -30,7 +37,7 @@ from murmurate.spec import Batch, EnvSpec, Outcome, Rollouts, Trajectory, derive
 class A2C(LearnerConfig):
     """Hyper-parameters; the defaults are those of A2C on Atari (Stooke and Abbeel 2018, Appendix).
 
-    torso: mlp, nature2013, nature2015, jin2018 or a function of your own, FILE.py:FUNCTION (docs/worlds.md);
+    torso: mlp, nature2013, nature2015, jin2018, or your own: FILE.py:NAME, module:NAME (docs/worlds.md);
         auto is nature2013 for images and mlp for vectors.
     recurrent: width of an LSTM after the torso; 0: none.
     steps: of a rollout. discount: per env step.
@@ -42,6 +49,7 @@ class A2C(LearnerConfig):
     normalize_observations: by their running mean and deviation, limited to +-10 (vectors only).
     scale_rewards: by the running deviation of discounted returns, limited to +-10.
     learning_rate_end: over the run the rate falls linearly to this share of its initial value (1: constant).
+    network: a whole net of your own in place of torso and heads: FILE.py:NAME, module:NAME (docs/worlds.md).
     """
 
     name: ClassVar[str] = "a2c"
@@ -65,9 +73,11 @@ class A2C(LearnerConfig):
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
     normalize_observations: bool = field(default=False, metadata={"since": 6})
     scale_rewards: bool = field(default=False, metadata={"since": 6})
+    network: str = field(default="", metadata={"since": 6})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "torso", checked_torso(self.torso))
+        object.__setattr__(self, "network", checked_network(self.network))
 
     @property
     def requires(self) -> Rollouts:
@@ -88,8 +98,10 @@ class A2CAgent(OneReplica):
         spec, device = context.spec, context.device
         self.config = config = config.resolved(spec, device)
         self.spec, self.device = spec, device
-        self.net = actor_critic(
+        refuse_low_precision(config.network, config.precision)
+        self.net = policy_value_net(
             spec,
+            network=config.network,
             torso=config.torso,
             hidden=(config.hidden, config.hidden),
             recurrent=config.recurrent,
@@ -131,8 +143,9 @@ class A2CAgent(OneReplica):
         generator: torch.Generator,
         greedy: bool = False,
     ) -> Action:
-        policy, _, memory = one_step(self.net, observation, memory, first)
-        return Action(draw(policy, self.spec, generator, greedy), memory)
+        policy, value, memory = one_step(self.net, observation, memory, first)
+        action = draw(policy, self.spec, generator, greedy)
+        return Action(action, memory, outputs=policy_outputs(policy, self.spec, value))
 
     def learn(self, batch: Batch) -> Outcome:
         data: Trajectory = self.running.with_scaled_rewards(batch.data)

@@ -47,7 +47,7 @@ class ARM(LearnerConfig):
         several batches. None: on-policy, without weights.
     evaluate: ``policy`` draws actions from the learned policy, as in training; ``greedy`` takes the one with
         the greatest advantage. The best policy of a partially observed task may be stochastic.
-    torso: mlp, nature2013, nature2015, jin2018 or a function of your own, FILE.py:FUNCTION (docs/worlds.md);
+    torso: mlp, nature2013, nature2015, jin2018, or your own: FILE.py:NAME, module:NAME (docs/worlds.md);
         auto is nature2013 for images and mlp for vectors. hidden: width of an MLP's two layers.
     normalize_observations: by their running mean and deviation, limited to +-10; of vectors, in the drawn
         sequences.
@@ -144,7 +144,7 @@ class ARMAgent(OneReplica):
     ) -> Action:
         advantage = _advantage(self.net, observation)
         if greedy and self.config.evaluate == "greedy":
-            return Action(advantage.argmax(-1), None)
+            return Action(advantage.argmax(-1), None, outputs={"advantage": advantage})
         policy = regret_matching(advantage)
         action = torch.multinomial(policy, 1, generator=generator)
         if greedy:

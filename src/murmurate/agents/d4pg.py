@@ -42,7 +42,7 @@ class D4PG(LearnerConfig):
     target_every: own updates between moves of the target nets; under strategies with common rounds at the end
         of the current round. polyak: how far a move goes; 1 copies.
     exploration_noise: deviation of the noise of the actions taken.
-    torso: of images: nature2013, nature2015, jin2018, impala2018 or a function of your own, FILE.py:FUNCTION
+    torso: of images: nature2013, nature2015, jin2018, impala2018, or your own: FILE.py:NAME, module:NAME
         (docs/worlds.md); auto is nature2013. It is trained by the critic's loss alone.
     shift: pixels by which images are moved at random for an update (Kostrikov et al. 2020: 4); 0: not at all.
     normalize_observations: by their running mean and deviation, limited to +-10; of vectors, in the drawn

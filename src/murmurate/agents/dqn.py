@@ -13,7 +13,7 @@ from murmurate.agents._auto import linear_schedule, resolve_auto
 from murmurate.agents._running import including
 from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.q_learning import q_step
-from murmurate.nets.q_network import q_network
+from murmurate.nets.own_network import action_value_net, checked_network, refuse_low_precision
 from murmurate.nets.target import TargetNetwork
 from murmurate.nets.torso import AUTO, checked_torso
 from murmurate.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Range, UnitInterval
@@ -44,11 +44,12 @@ class DQN(LearnerConfig):
     adam_epsilon: added to the root of the mean squares. Rainbow's 1.5e-4 suits larger gradients: on Pong 95%
         of these roots are below 1.1e-5, and it would make the mean step 28 times smaller.
     dueling: separate streams for the state's value and the actions' advantages (Wang et al. 2016).
-    torso: mlp, nature2013, nature2015, jin2018 or a function of your own, FILE.py:FUNCTION (docs/worlds.md);
+    torso: mlp, nature2013, nature2015, jin2018, or your own: FILE.py:NAME, module:NAME (docs/worlds.md);
         auto is nature2013 for images and mlp for vectors. hidden: width of an MLP's two layers.
     normalize_observations: by their running mean and deviation, limited to +-10; of vectors, in the drawn
         batches.
     precision: of the torso; ``auto`` is bfloat16 for images where the device has native bfloat16 arithmetic.
+    network: a whole net of your own in place of torso and heads: FILE.py:NAME, module:NAME (docs/worlds.md).
     """
 
     name: ClassVar[str] = "dqn"
@@ -71,9 +72,11 @@ class DQN(LearnerConfig):
     hidden: PositiveInt = 128
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
     normalize_observations: bool = field(default=False, metadata={"since": 6})
+    network: str = field(default="", metadata={"since": 6})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "torso", checked_torso(self.torso))
+        object.__setattr__(self, "network", checked_network(self.network))
 
     @property
     def requires(self) -> Transitions:
@@ -96,8 +99,10 @@ class DQNAgent(OneReplica):
             raise ValueError(f"epsilon is {config.epsilon}; a chance lies between 0 and 1")
         self.config = config = config.resolved(spec, device)
         self.spec, self.device = spec, device
-        self.net = q_network(
+        refuse_low_precision(config.network, config.precision)
+        self.net = action_value_net(
             spec,
+            network=config.network,
             generator=derive_generator(context.seed, "network"),
             torso=config.torso,
             hidden=(config.hidden, config.hidden),
@@ -151,7 +156,7 @@ class DQNAgent(OneReplica):
         greedy: bool = False,
     ) -> Action:
         """Epsilon-greedy. The number of random draws does not depend on epsilon."""
-        size, device = len(observation), observation.device
+        size, device = observation.shape[0], observation.device
         if not greedy:
             epsilon = self.epsilon(size)
             random = torch.randint(self.spec.actions, (size,), generator=generator, device=device)
@@ -162,7 +167,8 @@ class DQNAgent(OneReplica):
         greedy_value, action = values.max(1)
         if not greedy:
             action = torch.where(explores, random, action)
-        return Action(action, None, values.gather(1, action[:, None])[:, 0], greedy_value)
+        taken = values.gather(1, action[:, None])[:, 0]
+        return Action(action, None, taken, greedy_value, outputs={"action_values": values})
 
     def learn(self, batch: Batch) -> Outcome:
         data: Sample = batch.data

@@ -14,13 +14,19 @@ import torch
 from torch import Tensor
 
 from murmurate.agents._auto import linear_schedule, resolve_auto
-from murmurate.agents._on_policy import bootstrap_values, draw, log_prob_and_entropy, one_step
+from murmurate.agents._on_policy import (
+    bootstrap_values,
+    draw,
+    log_prob_and_entropy,
+    one_step,
+    policy_outputs,
+)
 from murmurate.agents._running import including
 from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.policy import policy_gradient
 from murmurate.losses.value import value_loss
 from murmurate.losses.vtrace import VTrace, vtrace
-from murmurate.nets.actor_critic import actor_critic
+from murmurate.nets.own_network import checked_network, policy_value_net, refuse_low_precision
 from murmurate.nets.torso import AUTO, checked_torso
 from murmurate.ranges import AnyFloat, NonNegativeFloat, NonNegativeInt, PositiveInt, Range, UnitInterval
 from murmurate.replica.vector import Replica
@@ -35,7 +41,7 @@ class IMPALA(LearnerConfig):
     """Hyper-parameters; the defaults are the paper's on Atari (its Appendix G).
 
     torso: mlp, nature2013, nature2015, jin2018, impala2018 (the paper's deep one) or a function of your own,
-        FILE.py:FUNCTION (docs/worlds.md); auto is nature2013 for images and mlp for vectors.
+        FILE.py:NAME (docs/worlds.md); auto is nature2013 for images and mlp for vectors.
     recurrent: width of an LSTM after the torso; 0: none.
     steps: of a trajectory. discount: per env step.
     rho_bar, c_bar, policy_rho_bar: largest weights of a TD error, of what follows it, and of an advantage.
@@ -48,6 +54,7 @@ class IMPALA(LearnerConfig):
         bfloat16 for images where the device has native bfloat16 arithmetic, else float32.
     normalize_observations: by their running mean and deviation, limited to +-10 (vectors only).
     learning_rate_end: over the run the rate falls linearly to this share of its initial value (1: constant).
+    network: a whole net of your own in place of torso and heads: FILE.py:NAME, module:NAME (docs/worlds.md).
     """
 
     name: ClassVar[str] = "impala"
@@ -72,9 +79,11 @@ class IMPALA(LearnerConfig):
     recurrent: NonNegativeInt = 0
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
     normalize_observations: bool = field(default=False, metadata={"since": 6})
+    network: str = field(default="", metadata={"since": 6})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "torso", checked_torso(self.torso))
+        object.__setattr__(self, "network", checked_network(self.network))
 
     @property
     def requires(self) -> Rollouts:
@@ -95,8 +104,10 @@ class IMPALAAgent(OneReplica):
         spec, device = context.spec, context.device
         self.config = config = config.resolved(spec, device)
         self.spec = spec
-        self.net = actor_critic(
+        refuse_low_precision(config.network, config.precision)
+        self.net = policy_value_net(
             spec,
+            network=config.network,
             torso=config.torso,
             hidden=(config.hidden, config.hidden),
             recurrent=config.recurrent,
@@ -134,10 +145,11 @@ class IMPALAAgent(OneReplica):
         generator: torch.Generator,
         greedy: bool = False,
     ) -> Action:
-        policy, _, memory = one_step(self.net, observation, memory, first)
+        policy, value, memory = one_step(self.net, observation, memory, first)
         action = draw(policy, self.spec, generator, greedy)
         log_prob, _ = log_prob_and_entropy(policy, action, self.spec)
-        return Action(action, memory, behaviour={"log_probability": log_prob})
+        outputs = policy_outputs(policy, self.spec, value)
+        return Action(action, memory, behaviour={"log_probability": log_prob}, outputs=outputs)
 
     def learn(self, batch: Batch) -> Outcome:
         data: Trajectory = batch.data

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from murmurate import __version__
-from murmurate.cli import fpga, machine_verbs, plan, result_verbs, run_verbs, topics_verbs
+from murmurate.cli import export_verb, fpga, machine_verbs, plan, result_verbs, run_verbs, topics_verbs
 from murmurate.errors import Refusal, RunFailed, printable
 from murmurate.fabric.processes.fork_server import end_fork_server
 
@@ -99,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     run_verbs.add_verbs(verbs)
     result_verbs.add_verbs(verbs)
+    export_verb.add_verb(verbs)
     machine_verbs.add_verbs(verbs)
     topics = verbs.add_parser(
         "topics", help="topic models: fit, show, transform, evaluate", allow_abbrev=False

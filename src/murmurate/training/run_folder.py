@@ -113,7 +113,7 @@ def write_run(folder: Path, run: Run, **extra_fields: Any) -> None:
             "curves": [dataclasses.asdict(curve) for curve in run.evaluation.curves],
             "versions": versions(),
             "hardware": hardware(run),
-            "command": ["murmurate", *sys.argv[1:]],
+            "command": _command(),
         },
     )
 
@@ -222,11 +222,11 @@ def restore(
             changes[field.name] = restore(inner, stored[name], number, missing)
         else:
             value, kind = stored[name], kinds[field.name]
-            if isinstance(value, list) and not _is(kind, value):
+            if isinstance(value, list) and not is_valid(kind, value):
                 value = tuple(value)
             if isinstance(inner, Path) and isinstance(value, str):
                 value = Path(value)
-            if not _is(kind, value):
+            if not is_valid(kind, value):
                 raise TypeError(f"{name} is {reprlib.repr(stored[name])}")
             changes[field.name] = value
     return dataclasses.replace(like, **changes)
@@ -243,16 +243,16 @@ def _names(like: Any) -> Iterator[str]:
             yield option_name(field)
 
 
-def _is(kind: Any, value: Any) -> bool:
+def is_valid(kind: Any, value: Any) -> bool:
     """Whether a plain ``value`` is valid for a field of type ``kind``."""
     origin, inside = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return any(_is(inner, value) for inner in inside)
+        return any(is_valid(inner, value) for inner in inside)
     if origin is typing.Literal:
         return any(value == known and type(value) is type(known) for known in inside)
     if origin is tuple and isinstance(value, tuple):
         each = inside[:1] * len(value) if inside[-1] is Ellipsis else inside
-        return len(each) == len(value) and all(map(_is, each, value))
+        return len(each) == len(value) and all(map(is_valid, each, value))
     if kind in (int, float) and isinstance(value, int):
         return not isinstance(value, bool) and abs(value) < _LARGEST
     if kind is str:
@@ -272,6 +272,13 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     except OSError:
         fresh.unlink(missing_ok=True)
         raise
+
+
+def _command() -> list[str]:
+    """What started this process: the command line, or a script or notebook of the user's."""
+    called, *words = sys.argv or [""]
+    own = Path(called).stem == "murmurate" or Path(called).parent.name == "murmurate"
+    return ["murmurate", *words] if own else ["python", called, *words]
 
 
 def versions() -> dict[str, str]:

@@ -15,11 +15,12 @@ from typing import Any, Literal
 from murmurate.errors import Refusal
 from murmurate.ranges import NonNegativeInt, PositiveInt, check_ranges
 from murmurate.worlds import _gym_env
+from murmurate.worlds._formats import formats_of, spaces_of
 from murmurate.worlds._gym_env import PREFIX as _PREFIX
 from murmurate.worlds._spaces import JOINT_ACTIONS, holds_image
 from murmurate.worlds.cartpole import CartPoleSimulators
 from murmurate.worlds.gym_simulators import GymSimulators
-from murmurate.worlds.interface import Simulators, SimulatorWorld
+from murmurate.worlds.interface import Formats, Simulators, SimulatorWorld
 from murmurate.worlds.modules import import_module
 from murmurate.worlds.served import served_environments
 from murmurate.worlds.vector_simulators import VectorSimulators
@@ -131,8 +132,26 @@ class GymWorld(SimulatorWorld):
         plain = self._open(simulators, first, picture)
         return viewed(plain, frame_stack=self.frame_stack, rescale_actions=self.rescale_actions)
 
+    def formats(self) -> Formats:
+        if self.vectorization == "vector_entry_point" or self._registered.entry_point is None:
+            limit = self.max_episode_steps
+            env = _gym_env.make_vector(self.id, 1, "vector_entry_point", limit, False, self.folder)
+        else:
+            env = _gym_env.make(self.id, self.name, self.max_episode_steps, folder=self.folder)
+        return formats_of(
+            *spaces_of(env),
+            self.name,
+            observe=self.observe,
+            joint_actions=self.joint_actions,
+            rescale_actions=self.rescale_actions,
+        )
+
+    @property
+    def _registered(self) -> Any:
+        return _gym_env.registered(self.id, self.folder)
+
     def _open(self, simulators: int, first: int, picture: bool) -> Simulators:
-        registered = _gym_env.registered(self.id, self.folder)
+        registered = self._registered
         options: dict[str, Any] = {
             "ident": self.id,
             "name": self.name,

@@ -18,10 +18,11 @@ import gymnasium
 from murmurate.errors import Refusal
 from murmurate.ranges import NonNegativeInt, PositiveInt, check_ranges
 from murmurate.worlds import _gym_env, _own_env, modules
+from murmurate.worlds._formats import formats_of, spaces_of
 from murmurate.worlds._own_env import PREFIX
 from murmurate.worlds._spaces import JOINT_ACTIONS, holds_image
 from murmurate.worlds.gym_simulators import GymSimulators
-from murmurate.worlds.interface import Simulators, SimulatorWorld
+from murmurate.worlds.interface import Formats, Simulators, SimulatorWorld
 from murmurate.worlds.served import served_environments
 from murmurate.worlds.vector_simulators import VectorSimulators
 from murmurate.worlds.viewed import viewed
@@ -188,6 +189,20 @@ class OwnWorld(SimulatorWorld):
         """``training`` and ``threads`` have no effect."""
         plain = self._open(simulators, first, picture)
         return viewed(plain, frame_stack=self.frame_stack, rescale_actions=self.rescale_actions)
+
+    def formats(self) -> Formats:
+        function, _ = _own_env.found(self.target, self.folder, self.name)
+        if _own_env.takes(function, "num_envs"):
+            env = _own_env.called(function, self.name, False, num_envs=1)
+        else:
+            env = _own_env.make(self.target, self.folder, self.name)
+        return formats_of(
+            *spaces_of(env),
+            self.name,
+            observe=self.observe,
+            joint_actions=self.joint_actions,
+            rescale_actions=self.rescale_actions,
+        )
 
     def _open(self, simulators: int, first: int, picture: bool) -> Simulators:
         spaces: dict[str, Any] = {"observe": self.observe, "joint_actions": self.joint_actions}
