@@ -61,6 +61,9 @@ _SHORT = {  # options of ``fit`` by shorter names
             "min-df",
             "max-df",
             "max-vocabulary",
+            "bigrams",
+            "column",
+            "name-column",
         )
     },
 }
