@@ -43,7 +43,11 @@ def detect_kind(path: Path) -> str:
         return "uci"
     kind = _BY_NAME.get(Path(name).suffix) or _by_content(path, name)
     if kind is None:
-        raise Refusal(f"The kind of {path} is not recognised. Name it with --kind (kind= in Python): {', '.join(KINDS)}.")
+        raise Refusal(
+            f"The kind of {path} is not recognised. Name it with --kind (in Python kind=): "
+            + ", ".join(KINDS)
+            + "."
+        )
     return kind
 
 

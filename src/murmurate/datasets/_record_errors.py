@@ -17,7 +17,7 @@ _MOST_SKIPPED = 1_000_000
 
 
 def option_of(argument: str, value: str = "") -> str:
-    """An argument of ``read`` for an error message: the option of the command line, and its name in Python."""
+    """An argument of ``read`` for an error message: as an option, and in Python."""
     return f"--{argument.replace('_', '-')} ({argument}={value} in Python)"
 
 
@@ -51,7 +51,9 @@ class RecordErrors:
     def add(self, where: int | str, cause: str, detail: str, *, count: int = 1) -> None:
         """Count an error at a line (its number) or other place. Raises Refusal unless errors are skipped."""
         if not self.skip:
-            raise self.refusal(where, detail, f"Correct the file, or leave out what is wrong with {SKIP_BAD}.")
+            raise self.refusal(
+                where, detail, f"Correct the file, or leave out what is wrong with {SKIP_BAD}."
+            )
         self.causes[cause] += count
         if self.causes.total() > _MOST_SKIPPED:
             raise self.refusal(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -67,6 +67,19 @@ class TextSource:
             return map(str, count(1))
         return (document.name for document in self.documents(RecordErrors(self.path, skip=True)))
 
+    def pick(self, numbers: Iterable[int]) -> dict[int, Document]:
+        """Some documents by number, from 0; of a folder only their files are read. Raises Refusal."""
+        wanted, errors, found = set(numbers), RecordErrors(self.path, skip=True), {}
+        if self.path.is_dir():
+            paths = files_of(self.path, self.kind)
+            return {n: _file(paths[n], self.path, self.kind, errors) for n in wanted if n < len(paths)}
+        for number, document in enumerate(self.documents(errors)):
+            if number in wanted:
+                found[number] = document
+            if len(found) == len(wanted):
+                break
+        return found
+
 
 def corpus(
     source: TextSource, tokens: Tokens, vocabulary: Sequence[str] | None, bigrams: bool, errors: RecordErrors
@@ -117,10 +130,14 @@ def _files(folder: Path, kind: str, errors: RecordErrors) -> Iterator[Document]:
         suffix = SUFFIXES[kind][0]
         raise Refusal(f"There is no {suffix} file in {folder}. A folder of {kind} has a file a document.")
     for path in paths:
-        with refuse_unreadable(path):
-            text = path.read_bytes()
-        name = str(path.relative_to(folder))
-        decoded = _decode(name, text, errors)
-        if kind == "markdown" and path.suffix != ".txt":
-            decoded = _markdown.prose(decoded)
-        yield Document(name, decoded)
+        yield _file(path, folder, kind, errors)
+
+
+def _file(path: Path, folder: Path, kind: str, errors: RecordErrors) -> Document:
+    with refuse_unreadable(path):
+        text = path.read_bytes()
+    name = str(path.relative_to(folder))
+    decoded = _decode(name, text, errors)
+    if kind == "markdown" and path.suffix != ".txt":
+        decoded = _markdown.prose(decoded)
+    return Document(name, decoded)

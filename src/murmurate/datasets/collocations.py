@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
 
-from murmurate.datasets.tokens import PAIR, Tokens
+from murmurate.datasets.tokens import PAIR, Tokens, document_bound
 
 LEAST_COUNT, LEAST_NPMI = 5, 0.5
 _MOST_PAIRS = 1_000_000  # counted at a time
@@ -18,16 +18,16 @@ def find(
 ) -> frozenset[str]:
     """The collocations of ``texts``: both words, with ``_`` between.
 
-    They are pairs of adjacent, different words that ``tokens`` counts, which occur ``least_count`` times or more with a
-    normalised pointwise mutual information of ``least_npmi`` or more (Bouma 2009, section 4.1):
+    They are pairs of adjacent, different words that ``tokens`` counts, which occur ``least_count`` times or
+    more (and often enough to be in ``min_df`` documents) with a normalised pointwise mutual information of ``least_npmi`` or more (Bouma 2009, section 4.1):
     ln(p(ab) / p(a) p(b)) / -ln p(ab), which is 1 for two words that are only ever together and 0 for
     independent ones. p are shares of all words. Where there are more than a million different pairs the rare
     ones are forgotten, so memory is bounded.
     """
     alone: Counter[str] = Counter()
     together: Counter[tuple[str, str]] = Counter()
-    total, forgotten = 0, 0
-    for text in texts:
+    total, forgotten, documents = 0, 0, 0
+    for documents, text in enumerate(texts, 1):
         words = tokens.all_words_of(text)
         total += len(words)
         alone.update(words)
@@ -36,6 +36,7 @@ def find(
         while len(together) > _MOST_PAIRS:
             forgotten += 1
             together = Counter({pair: n for pair, n in together.items() if n > forgotten})
+    least_count = max(least_count, math.ceil(document_bound(tokens.min_df, documents)))
     return frozenset(
         PAIR.join(pair)
         for pair, n in together.items()

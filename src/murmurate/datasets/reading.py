@@ -66,8 +66,8 @@ def read(
     skip_bad: leave out what is wrong. skipped: is filled with what was left out, and with the documents that
     the corpus lacks. cache: a folder for the cache; by default it is beside the source. transpose: the matrix
     is [words, documents]. one_based: whether word ids begin at 1; required for SVMlight. vocabulary_size: V,
-    where the format does not give it. tokens: how text becomes words; not with a vocabulary. bigrams: pairs of
-    words that belong together count as one word; with a vocabulary, its pairs. column, name_column: which
+    where the format does not give it. tokens: how text becomes words; not with a vocabulary. bigrams: pairs
+    of words that belong together count as one word; with a vocabulary, its pairs. column, name_column: which
     columns of a CSV or JSON-lines file hold the text and the name of a document.
 
     Raises Refusal, with file and line, for errors in the file, and for options that the kind does not have.

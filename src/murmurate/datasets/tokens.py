@@ -181,13 +181,13 @@ class WordCounter:
             part = slice(seen.starts[begin], seen.starts[end])
             df += np.bincount(seen.words[part], minlength=len(names))
             frequency += np.bincount(seen.words[part], seen.counts[part], minlength=len(names))
-        low, high = _documents(cut.min_df, total), _documents(cut.max_df, total)
+        low, high = document_bound(cut.min_df, total), document_bound(cut.max_df, total)
         kept = np.flatnonzero((df >= low) & (df <= high))
         if not len(kept):
             raise Refusal(
                 f"No word is kept: {len(names)} words occur in {total} documents, and none in {low:g} to "
-                f"{high:g} of them. Lower --min-df, raise --max-df, or give fewer --stop-words (min_df, max_df "
-                "and stop_words in Python)."
+                f"{high:g} of them. Lower --min-df, raise --max-df, or give fewer --stop-words (in Python "
+                "min_df, max_df and stop_words)."
             )
         alphabetical = sorted(kept.tolist(), key=lambda w: names[w])
         if cut.max_vocabulary is not None:
@@ -196,5 +196,6 @@ class WordCounter:
         return alphabetical
 
 
-def _documents(bound: int | float, total: int) -> float:
+def document_bound(bound: int | float, total: int) -> float:
+    """A bound on document frequency as a number of ``total`` documents."""
     return bound * total if isinstance(bound, float) else bound
