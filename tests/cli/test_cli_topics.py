@@ -264,7 +264,7 @@ def reviews(tmp_path, monkeypatch):
     Path("reviews.csv").write_text("\n".join(lines) + "\n")
     few = ("--topics", 2, "--alpha", 0.1, "--prior", 0.1, "--batch", 8, "--passes", 40, "--out", "run")
     named = ("--column", "text", "--name-column", "id")
-    assert run("topics", "fit", "reviews.csv", *named, *few, "--launcher", "inline") == 0
+    assert run("topics", "fit", "reviews.csv", *named, *few, "--launcher", "inline", "--seed", 2) == 0
     return tmp_path / "run"
 
 
@@ -286,6 +286,7 @@ def test_a_csv_column_to_topics_of_named_documents(reviews, capsys):
     with np.load("w.npz") as arrays:
         assert arrays["names"].tolist() == [f"r{i:02}" for i in range(40)]
         assert len(arrays["topics"]) == 40
+    capsys.readouterr()
     assert "as in --out" in refused(capsys, "topics", "transform", reviews, "reviews.csv")
 
 
@@ -294,8 +295,7 @@ def test_the_page_has_a_map_documents_and_meanings(reviews, capsys):
     topics = json.loads(capsys.readouterr().out.splitlines()[-1])
     for row in topics:
         assert len(row["documents"]) == 2
-        about = {"kettle" in d["text"] for d in row["documents"]}
-        assert about == {"kettle" in [w["word"] for w in row["words"]]}
+        assert all(row["words"][0]["word"] in d["text"] for d in row["documents"])
         assert all(d["name"].startswith("r") for d in row["documents"])
     page = (reviews / "topics.html").read_text()
     assert page.count("<circle") == 2

@@ -19,15 +19,16 @@ def find(
     """The collocations of ``texts``: both words, with ``_`` between.
 
     They are pairs of adjacent, different words that ``tokens`` counts, which occur ``least_count`` times or
-    more (and often enough to be in ``min_df`` documents) with a normalised pointwise mutual information of ``least_npmi`` or more (Bouma 2009, section 4.1):
-    ln(p(ab) / p(a) p(b)) / -ln p(ab), which is 1 for two words that are only ever together and 0 for
-    independent ones. p are shares of all words. Where there are more than a million different pairs the rare
-    ones are forgotten, so memory is bounded.
+    more (and often enough to be in ``min_df`` documents) with a normalised pointwise mutual information of
+    ``least_npmi`` or more (Bouma 2009, section 4.1): ln(p(ab) / p(a) p(b)) / -ln p(ab), which is 1 for two
+    words that are only ever together and 0 for independent ones. p are shares of all words. Where there are
+    more than a million different pairs the rare ones are forgotten, so memory is bounded.
     """
     alone: Counter[str] = Counter()
     together: Counter[tuple[str, str]] = Counter()
     total, forgotten, documents = 0, 0, 0
-    for documents, text in enumerate(texts, 1):
+    for text in texts:
+        documents += 1
         words = tokens.all_words_of(text)
         total += len(words)
         alone.update(words)
