@@ -91,7 +91,7 @@ class GALA(Strategy):
         self._seen.pop(event.rank, None)
 
     def state(self) -> dict[str, Any]:
-        # versions start again with a new channel: vectors in flight are state, and are dropped
+        # ``_seen`` is left out: in a new channel versions count from 1 again; vectors in flight are dropped
         return {"round": self._round, "agreed_at": self._agreed_at, "patient_until": self._wait_after}
 
     def load(self, state: dict[str, Any]) -> None:

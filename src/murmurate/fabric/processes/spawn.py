@@ -1,5 +1,5 @@
-"""Workers: processes of this host that share memory. Starts them, reports how each ended, and ends all with
-the process that started them (here called the launcher).
+"""Workers: processes of this host that share memory. This module starts them and reports how each ended; when
+the process that started them (here called the launcher) ends, they end too.
 
 Runs, scripts and ``run_members`` start their workers here. A worker is no daemon, so it may start processes
 of its own, as a data loader does; those that it forked end with it, however it ends.
@@ -31,7 +31,7 @@ import numpy as np
 import torch
 
 from murmurate.fabric.interface import Fabric
-from murmurate.fabric.processes.fork_server import OF_RUNS, end_stopped_fork_server, fork_server
+from murmurate.fabric.processes.fork_server import PRELOADED_BY_RUNS, end_stopped_fork_server, fork_server
 from murmurate.fabric.processes.process_handle import ProcessHandle, is_stopped
 from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
@@ -184,7 +184,7 @@ class WorkerProcesses:
     process can be started.
     """
 
-    def __init__(self, size: int, preload: Sequence[str] = OF_RUNS) -> None:
+    def __init__(self, size: int, preload: Sequence[str] = PRELOADED_BY_RUNS) -> None:
         self.size = size
         self._context = fork_server(preload)
         self.memory_file = SharedMemoryFile.create()
