@@ -204,6 +204,17 @@ murmurate.run(functools.partial(gan_replicated.main, steps=3), replicas=2)
 """
 
 
+@pytest.mark.parametrize("output", ["main", "all"])
+def test_inline_it_prints_once_or_marked_by_rank_too(output, capsys):
+    run(who, replicas=2, launcher="inline", output=output, devices=[("cpu", "meta")])
+    print("after it")
+    *said, after = capsys.readouterr().out.splitlines()
+    assert sorted(said) == (
+        ["hello from 0"] if output == "main" else ["[0] hello from 0", "[1] hello from 1"]
+    )
+    assert after == "after it"
+
+
 def test_as_a_command_it_prints_once_or_marked_by_rank_and_an_example_runs():
     ended = subprocess.run(
         [sys.executable, "-c", COMMAND], capture_output=True, text=True, env=environment(), check=True
@@ -237,8 +248,9 @@ def added(name):
     return [line for line in lines if line.startswith("+") and not line.startswith("+++")]
 
 
-def test_five_lines_replicate_the_resnet():
+def test_five_lines_replicate_a_script():
     assert 1 <= len(added("resnet")) <= 5
+    assert 1 <= len(added("loader")) <= 5
     assert len(added("gan")) == 6  # a second optimizer to wrap
 
 
@@ -253,10 +265,14 @@ def test_the_documentation_shows_the_lines_of_the_examples():
     assert set(shown) <= {*added("resnet"), *added("gan")}
 
 
-@pytest.mark.parametrize("name", ["resnet", "gan"])
+def shortened(name):
+    return {"epochs": 1} if name == "loader" else {"steps": 3}
+
+
+@pytest.mark.parametrize("name", ["resnet", "gan", "loader"])
 def test_the_replicated_example_alone_is_the_plain_one_to_the_bit(name):
-    expected = example(name).main(steps=3)
-    result = alone(lambda loop: example(f"{name}_replicated").main(loop, steps=3))
+    expected = example(name).main(**shortened(name))
+    result = alone(lambda loop: example(f"{name}_replicated").main(loop, **shortened(name)))
     torch.testing.assert_close(result, expected, rtol=0, atol=0)
 
 

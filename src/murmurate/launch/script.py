@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import multiprocessing
 import multiprocessing.process
 import sys
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -17,7 +19,7 @@ from murmurate.fabric.processes.fabric import ProcessFabric
 from murmurate.fabric.processes.spawn import FINISHED, Died, Exit, Worker, WorkerProcesses, take_signals
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.launch import script_ranks
-from murmurate.launch.script_member import Main, ScriptSettings, failure, stdout_of
+from murmurate.launch.script_member import ByThread, Main, ScriptSettings, failure, stdout_of
 from murmurate.replicator.replica_parts import check_parts
 from murmurate.replicator.replicator import check_capabilities, check_common_rounds
 from murmurate.spatial.parts import checked_grid
@@ -118,7 +120,11 @@ def _start(settings: ScriptSettings, launcher: str) -> list[Any]:
 def _inline(settings: ScriptSettings) -> list[Any]:
     fabric = SimulatedFabric(settings.members, settings.seed, keep_log=False, coroutines="threads")
 
+    out = ByThread(sys.stdout)
+    streams = [stdout_of(settings.output, rank) for rank in range(settings.members)]
+
     def run_member(fabric: Fabric) -> Any:
+        out.streams[threading.get_ident()] = streams[fabric.rank]
         try:
             return settings.run_member(fabric)
         except Refusal:
@@ -126,7 +132,8 @@ def _inline(settings: ScriptSettings) -> list[Any]:
         except Exception as error:
             raise RunFailed(failure(settings.name_of(fabric.rank), Exit.failed(error))) from error
 
-    results = fabric.run([run_member] * settings.members)
+    with contextlib.redirect_stdout(out):
+        results = fabric.run([run_member] * settings.members)
     return [results[settings.members_of(replica)[0]] for replica in range(settings.replicas)]
 
 

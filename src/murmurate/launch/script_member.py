@@ -9,6 +9,7 @@ import math
 import os
 import pickle
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import IO, Any
@@ -155,6 +156,23 @@ def stdout_of(output: str, rank: int) -> IO[str] | io.TextIOBase:
     if output == "main":
         return sys.stdout if rank == 0 else open(os.devnull, "w")
     return _Marked(f"[{rank}] ")
+
+
+class ByThread(io.TextIOBase):
+    """Writes to the stream of the thread that prints; those of other threads are ``otherwise``.
+
+    For members that are threads of one process, which has one ``sys.stdout``.
+    """
+
+    def __init__(self, otherwise: IO[str]) -> None:
+        self._otherwise = otherwise
+        self.streams: dict[int, IO[str] | io.TextIOBase] = {}
+
+    def write(self, text: str) -> int:
+        return self.streams.get(threading.get_ident(), self._otherwise).write(text)
+
+    def flush(self) -> None:
+        self.streams.get(threading.get_ident(), self._otherwise).flush()
 
 
 class _Marked(io.TextIOBase):
