@@ -24,6 +24,7 @@ import psutil
 import torch
 
 import murmurate
+from murmurate import plugins
 from murmurate.errors import Refusal
 from murmurate.record.reader import read_metrics
 from murmurate.record.stored import FORMAT, UNSOUND, Changed, read_object, refuse_foreign, seal
@@ -32,7 +33,7 @@ from murmurate.training.option_names import option_name
 from murmurate.training.run import Run
 
 # what run.json holds beside the fields of the Run
-_BESIDE = frozenset({"format", "unit", "curves", "versions", "hardware", "command", "simulated"})
+_BESIDE = frozenset({"format", "unit", "curves", "versions", "hardware", "command", "simulated", "imports"})
 _LARGEST = 2**1000  # of an integer: a float can be made of it
 
 
@@ -113,6 +114,7 @@ def write_run(folder: Path, run: Run, **extra_fields: Any) -> None:
             "versions": versions(),
             "hardware": hardware(run),
             "command": ["murmurate", *sys.argv[1:]],
+            **({"imports": imports} if (imports := plugins.imports()) else {}),
         },
     )
 
@@ -133,6 +135,7 @@ def read_run(folder: Path, recipe: Callable[[str], Run]) -> Run:
         if not isinstance(number, int) or not 1 <= number <= FORMAT:
             raise Refusal(f"{path} has format {number!r}, and this version reads up to {FORMAT}.")
         name, strategy_name = str(stored["recipe"]), str(stored["strategy"]["name"])
+        imports = [str(module) for module in list(stored.get("imports", ()))]
     except OSError as error:
         raise Refusal(f"{folder} holds no run (run.json: {error.strerror}). Check the path.") from None
     except Changed:
@@ -144,6 +147,8 @@ def read_run(folder: Path, recipe: Callable[[str], Run]) -> Run:
         raise Refusal(
             f"{path} is corrupt or was not written by murmurate. Name another run, or train anew with --out."
         ) from None
+    if imports:
+        plugins.add_imports(imports)
     base = dataclasses.replace(recipe(name), strategy=strategy_class(strategy_name)())
     missing: list[str] = []
     try:
