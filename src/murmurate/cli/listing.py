@@ -16,6 +16,7 @@ from murmurate.bench import benches
 from murmurate.errors import unknown
 from murmurate.launch import launchers
 from murmurate.recipes import pairs, summaries
+from murmurate.replicator.learner import LearnerConfig
 from murmurate.strategies import strategies
 from murmurate.worlds.registry import world_names
 
@@ -114,12 +115,11 @@ def _strategies() -> list[dict[str, Any]]:
 
 
 def _agents() -> list[dict[str, Any]]:
-    rows = []
-    for module in plugins.modules("murmurate.agents"):
-        for kind in vars(module).values():
-            if dataclasses.is_dataclass(kind) and isinstance(kind, type) and hasattr(kind, "summary"):
-                rows.append({"name": vars(kind)["name"], "summary": vars(kind)["summary"]})
-    return rows
+    return [
+        {"name": vars(kind)["name"], "summary": vars(kind)["summary"]}
+        for kind in plugins.classes("murmurate.agents", LearnerConfig)
+        if dataclasses.is_dataclass(kind) and "summary" in vars(kind)
+    ]
 
 
 def _fabrics() -> list[dict[str, Any]]:

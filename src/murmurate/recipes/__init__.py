@@ -23,7 +23,7 @@ _FEW = 4
 
 
 def _modules() -> tuple[ModuleType, ...]:
-    return plugins.modules(__name__)
+    return tuple(module for module in plugins.modules(__name__) if hasattr(module, "ALGORITHM"))
 
 
 def algorithms() -> dict[str, Callable[[str], Run]]:
@@ -51,7 +51,14 @@ def _limits(worlds: Sequence[str]) -> str:
 
 
 def recipe(name: str) -> Run:
-    """The Run called ``<world>-<algorithm>``. Raises Refusal with the nearest name for an unknown one."""
+    """The Run called ``<world>-<algorithm>``, or that of a file, ``FILE.py`` or ``FILE.py:<world>``, which
+    joins the recipes.
+
+    Raises Refusal with the nearest name for an unknown one, and for a file without a recipe.
+    """
+    file, _, world = name.rpartition(":")
+    if name.endswith(".py") or file.endswith(".py"):
+        name = _of_file(*((name, "") if name.endswith(".py") else (file, world)))
     module = _module_of(name)
     if module is None:
         raise unknown("recipe", name, recipe_names())
@@ -83,6 +90,28 @@ def pairs() -> dict[str, tuple[str, str]]:
 
 def recipe_names() -> list[str]:
     return list(pairs())
+
+
+def _of_file(file: str, world: str) -> str:
+    """The name of its recipe. Without ``world`` it is on the first of the file's ``WORLDS``."""
+    if not Path(file).is_file():
+        raise Refusal(
+            f"there is no file {file} with a recipe. Check the path; or see: murmurate list recipes"
+        )
+    (module,) = plugins.add_imports([file])
+    if not hasattr(module, "ALGORITHM") or not callable(getattr(module, "recipe", None)):
+        raise Refusal(
+            f"{file} holds no recipe: it needs ALGORITHM = 'a name' and a function recipe(world_name) -> Run."
+        )
+    others = [other for other in _modules() if other.ALGORITHM == module.ALGORITHM and other is not module]
+    if others:
+        raise Refusal(
+            f"ALGORITHM in {file} is '{module.ALGORITHM}', as in {others[0].__name__}: choose another name."
+        )
+    worlds = getattr(module, "WORLDS", ())
+    if not world and not worlds:
+        raise Refusal(f"{file} names no WORLDS: say on which it shall run, as in {file}:cartpole")
+    return f"{world or worlds[0]}-{module.ALGORITHM}"
 
 
 def _module_of(name: str) -> ModuleType | None:

@@ -24,6 +24,7 @@ import psutil
 import torch
 
 import murmurate
+from murmurate import plugins
 from murmurate.errors import Refusal
 from murmurate.record.reader import read_metrics
 from murmurate.record.stored import FORMAT, UNSOUND, Changed, read_object, refuse_foreign, seal
@@ -33,7 +34,7 @@ from murmurate.training.run import Run
 from murmurate.worlds.modules import search
 
 # what run.json holds beside the fields of the Run
-_BESIDE = frozenset({"format", "unit", "curves", "versions", "hardware", "command", "simulated"})
+_BESIDE = frozenset({"format", "unit", "curves", "versions", "hardware", "command", "simulated", "imports"})
 _LARGEST = 2**1000  # of an integer: a float can be made of it
 
 
@@ -114,6 +115,7 @@ def write_run(folder: Path, run: Run, **extra_fields: Any) -> None:
             "versions": versions(),
             "hardware": hardware(run),
             "command": _command(),
+            **({"imports": imports} if (imports := plugins.imports()) else {}),
         },
     )
 
@@ -134,6 +136,7 @@ def read_run(folder: Path, recipe: Callable[[str], Run]) -> Run:
         if not isinstance(number, int) or not 1 <= number <= FORMAT:
             raise Refusal(f"{path} has format {number!r}, and this version reads up to {FORMAT}.")
         name, strategy_name = str(stored["recipe"]), str(stored["strategy"]["name"])
+        imports = [str(module) for module in list(stored.get("imports", ()))]
     except OSError as error:
         raise Refusal(f"{folder} holds no run (run.json: {error.strerror}). Check the path.") from None
     except Changed:
@@ -145,6 +148,8 @@ def read_run(folder: Path, recipe: Callable[[str], Run]) -> Run:
         raise Refusal(
             f"{path} is corrupt or was not written by murmurate. Name another run, or train anew with --out."
         ) from None
+    if imports:
+        plugins.add_imports(imports)
     world = stored.get("world")
     with search(world.get("folder") if isinstance(world, dict) else None):
         base = dataclasses.replace(recipe(name), strategy=strategy_class(strategy_name)())

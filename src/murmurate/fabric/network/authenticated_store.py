@@ -30,6 +30,10 @@ class Unauthentic(FabricError):
     def __init__(self, place: str, problem: str, content: bytes) -> None:
         super().__init__(f"'{place}' in the run's store {problem}")
         self.content = content
+        self._given = place, problem, content
+
+    def __reduce__(self) -> tuple[type[Unauthentic], tuple[str, str, bytes]]:
+        return Unauthentic, self._given
 
 
 class AuthenticatedStore:
