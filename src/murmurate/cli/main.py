@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from murmurate import __version__
-from murmurate.cli import fpga, machine_verbs, plan, result_verbs, run_verbs, topics_verbs
+from murmurate.cli import fpga, machine_verbs, plan, result_verbs, run_verbs, topics_verbs, tune
 from murmurate.errors import Refusal, RunFailed, printable
 from murmurate.fabric.processes.fork_server import end_fork_server
 
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _verb_first(sys.argv[1:] if arguments is None else arguments)
         )
         verb = f"{options.verb} {options.inner}" if options.verb in ("topics", "fpga") else options.verb
-        if rest and verb not in ("train", "resume", "simulate", "topics fit", "bench", "plan"):
+        if rest and verb not in ("train", "tune", "resume", "simulate", "topics fit", "bench", "plan"):
             raise Refusal(f"{verb} has no option {rest[0]}. See: murmurate {verb} --help")
         code: int = options.act(options, rest)
     except Refusal as refusal:
@@ -78,7 +78,7 @@ def _sentence(message: Warning | str, category: type[Warning], *_: object) -> st
 def _verb_first(arguments: Sequence[str]) -> list[str]:
     """``train --seed 1 pong-gala`` as ``train pong-gala --seed 1``: an option may stand before the name."""
     verb, *rest = arguments or ["--help"]
-    if verb not in ("train", "resume", "simulate"):
+    if verb not in ("train", "tune", "resume", "simulate"):
         return [verb, *rest]
     index = 0
     while index < len(rest) and rest[index].startswith("-"):
@@ -96,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"murmurate {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     run_verbs.add_verbs(verbs)
+    tune.add_verb(verbs)
     result_verbs.add_verbs(verbs)
     machine_verbs.add_verbs(verbs)
     topics = verbs.add_parser(

@@ -44,7 +44,7 @@ def add_verbs(verbs: Any) -> None:
     resume.set_defaults(act=_resume)
 
 
-def _run(options: argparse.Namespace) -> Any:
+def recipe_run(options: argparse.Namespace) -> Any:
     """The recipe's Run, with the strategy of the command line."""
     from murmurate.recipes import recipe
     from murmurate.strategies import strategy
@@ -63,7 +63,7 @@ def _train(options: argparse.Namespace, rest: list[str]) -> int:
         begin_fork_server(rest)
     from murmurate.cli.options import change, show
 
-    run = _run(options)
+    run = recipe_run(options)
     verb = f"murmurate train {options.recipe}"
     if options.fields_help:
         print(f"usage: {verb} [--strategy S] [--out DIR] [--seeds 0-4 [--jobs N]] [--FIELD VALUE ...]\n")
@@ -97,7 +97,7 @@ def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.simulation.cluster import Cluster
     from murmurate.simulation.start import simulate
 
-    run, cluster = _run(options), Cluster()
+    run, cluster = recipe_run(options), Cluster()
     verb = f"murmurate simulate {options.recipe}"
     if options.fields_help:
         print(f"usage: {verb} [--strategy S] [--out DIR] [--json] [--FIELD VALUE ...]\n")

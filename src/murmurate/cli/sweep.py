@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ def sweep(run: Any, options: argparse.Namespace, rest: list[str]) -> int:
     """Train ``run`` once for each seed of ``--seeds``; returns the exit code. Raises Refusal."""
     from murmurate.cli.run_verbs import new_folder
     from murmurate.launch import launcher
-    from murmurate.training.session import preflight
+    from murmurate.training.session import prepared
     from murmurate.tuning.sweep import Sweep, read_seeds
 
     seeds = read_seeds(options.seeds)
@@ -31,16 +31,16 @@ def sweep(run: Any, options: argparse.Namespace, rest: list[str]) -> int:
     engine = launcher(run.launcher)
     if engine.dictated_replicas() is not None:
         raise Refusal(f"The {run.launcher} launcher starts one run. Start each seed with --seed.")
-    preflight(dataclasses.replace(run, strategy=run.learner.adapted(run.strategy)), engine)
+    prepared(run, engine)
     folder = options.out or Path(f"{new_folder(run.recipe)}-sweep")
     return Sweep(run, ["train", *forwarded(options), *rest], seeds, folder, options.jobs, say=_say).train()
 
 
-def forwarded(options: argparse.Namespace) -> list[str]:
-    """The recipe and those options of ``train`` that are no fields, as words of a command."""
+def forwarded(options: argparse.Namespace, but: Collection[str] = ()) -> list[str]:
+    """The recipe and those options of ``train`` that are no fields, ``but`` some, as words of a command."""
     words = [] if options.recipe is None else [options.recipe]
     for name, value in vars(options).items():
-        if name in _NOT_FORWARDED or value is None or value is False:
+        if name in _NOT_FORWARDED or name in but or value is None or value is False:
             continue
         for one in value if isinstance(value, list) else [value]:
             words += [f"--{name.replace('_', '-')}", *([] if one is True else [str(one)])]

@@ -50,8 +50,11 @@ def report(directories: Sequence[Path | str], out: Path | str, more: Sequence[tu
             "whose metrics.jsonl or summary.json is damaged."
         ) from error
     out = Path(out)
-    if out.is_dir():
-        out = out / "report.html"
+    return write_html(page, out / "report.html" if out.is_dir() else out)
+
+
+def write_html(page: str, out: Path) -> Path:
+    """Write a page, so that a reader sees the old one or the new one. Raises Refusal where it cannot."""
     temporary = out.with_name(out.name + ".new")
     try:
         temporary.write_text(page, encoding="utf-8")
@@ -64,6 +67,12 @@ def report(directories: Sequence[Path | str], out: Path | str, more: Sequence[tu
 
 
 def _render(runs: Sequence[RecordedRun], more: Sequence[tuple[str, str]]) -> str:
+    shown = _one(runs[0], more) if len(runs) == 1 else _several(runs)
+    return render(shown, {"runs": [_data(run) for run in runs]}, [run.folder for run in runs])
+
+
+def render(shown: dict[str, Any], data: dict[str, Any], sources: Sequence[Path]) -> str:
+    """The page of a template's variables, with ``data`` as JSON for programs."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -71,14 +80,13 @@ def _render(runs: Sequence[RecordedRun], more: Sequence[tuple[str, str]]) -> str
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    shown = _one(runs[0], more) if len(runs) == 1 else _several(runs)
-    data = json.dumps({"runs": [_data(run) for run in runs]}, allow_nan=False)
+    text = json.dumps(data, allow_nan=False)
     return environment.get_template("report_template.html.j2").render(
         # inside a script element "</script" or "<!--" would be markup even within a JSON string
-        data=data.replace("<", "\\u003c"),
+        data=text.replace("<", "\\u003c"),
         version=murmurate.__version__,
         colours=COLOURS,
-        sources=", ".join(str(run.folder) for run in runs),
+        sources=", ".join(map(str, sources)),
         **shown,
     )
 

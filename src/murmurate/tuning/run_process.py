@@ -12,8 +12,10 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from murmurate.errors import Refusal
 from murmurate.record.stored import UNSOUND, read_object
 from murmurate.training import checkpoint
+from murmurate.training.run_folder import held
 
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 _POLL_SECONDS = 0.1
@@ -59,6 +61,26 @@ class RunProcess:
             self._process.wait()
 
 
+class HeldRun:
+    """A run that another process, such as one left by a killed command, still trains in ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def code(self) -> int | None:
+        """None while the folder is held; then 0 if the run has finished, else 1."""
+        return None if is_held(self._folder) else int(not has_finished(self._folder))
+
+    def signal(self, number: int) -> None:
+        """Whoever started it stops it."""
+
+    def end(self) -> None:
+        """Whoever started it ends it."""
+
+
+Running = RunProcess | HeldRun
+
+
 class Signals:
     """Inside ``with``, SIGINT and SIGTERM are counted and do not end this process.
 
@@ -84,7 +106,7 @@ class Signals:
         self.number = self.number or number
         self._received.append(number)
 
-    def forward(self, processes: Sequence[RunProcess]) -> None:
+    def forward(self, processes: Sequence[Running]) -> None:
         """Send the processes each signal that arrived since the last call: the first lets a run save and end,
         a second ends it at once."""
         for number in self._received[self._forwarded :]:
@@ -94,27 +116,31 @@ class Signals:
 
 
 def run_all(
-    start: Callable[[], tuple[Any, RunProcess] | None],
+    start: Callable[[], tuple[Any, Running] | None],
     ended: Callable[[Any, int], None],
     jobs: int,
-    watch: Callable[[Any, RunProcess], None] = lambda key, process: None,
+    watch: Callable[[Any, Running], None] = lambda key, process: None,
 ) -> int:
-    """Start processes, at most ``jobs`` at once, until ``start`` returns None; returns the first signal
-    received, or 0. After a signal no process is started, and those that run are sent it and awaited.
+    """Start processes, at most ``jobs`` at once, until ``start`` returns None and all have ended; returns the
+    first signal received, or 0. After a signal none is started, and those that run are sent it and awaited.
 
-    ended: called with what ``start`` returned beside the process, and its exit code. watch: called with both
-    now and then while it runs.
+    ended: called with what ``start`` returned beside the process, and its exit code; then ``start`` is asked
+    again. watch: called with both now and then while the process runs.
     """
-    running: list[tuple[Any, RunProcess]] = []
+    running: list[tuple[Any, Running]] = []
     exhausted = False
     try:
         with Signals() as signals:
-            while running or not (exhausted or signals.number):
+            while True:
                 while len(running) < jobs and not exhausted and not signals.number:
                     if (begun := start()) is None:
                         exhausted = True
                     else:
                         running.append(begun)
+                if signals.number:  # a run of somebody else is not awaited
+                    running = [(key, process) for key, process in running if isinstance(process, RunProcess)]
+                if not running:
+                    return signals.number
                 time.sleep(_POLL_SECONDS)
                 signals.forward([process for _, process in running])
                 for key, process in list(running):
@@ -123,7 +149,7 @@ def run_all(
                     else:
                         running.remove((key, process))
                         ended(key, code)
-            return signals.number
+                        exhausted = False
     finally:
         for _, process in running:
             process.end()
@@ -148,6 +174,17 @@ def has_finished(folder: Path) -> bool:
 def can_resume(folder: Path) -> bool:
     """Whether there is an intact checkpoint."""
     return any(checkpoint.damage(folder / "checkpoints" / name) is None for name in ("last", "previous"))
+
+
+def is_held(folder: Path) -> bool:
+    """Whether another process trains in it."""
+    if not (folder / "checkpoints").is_dir():
+        return False
+    try:
+        with held(folder):
+            return False
+    except Refusal:
+        return True
 
 
 def set_aside(folder: Path) -> None:

@@ -19,7 +19,7 @@ from murmurate.record.sweeps import FILE, run_folders, seed_folders
 from murmurate.training.run import Run
 from murmurate.training.run_folder import plain, write_json
 from murmurate.tuning import run_process
-from murmurate.tuning.run_process import RunProcess
+from murmurate.tuning.run_process import HeldRun, Running, RunProcess
 
 FAILED, REFUSED = 1, 2
 MOST_SEEDS = 10_000
@@ -55,7 +55,7 @@ class Sweep:
             self.say(f"finished before: {_seeds(finished)}")
         left = iter([seed for seed in self.seeds if seed not in finished])
 
-        def start() -> tuple[int, RunProcess] | None:
+        def start() -> tuple[int, Running] | None:
             seed = next(left, None)
             return None if seed is None else (seed, self._start(seed, paths[seed]))
 
@@ -102,7 +102,10 @@ class Sweep:
                 f"{self.folder} cannot be written: {error.strerror}. Choose another with --out."
             ) from error
 
-    def _start(self, seed: int, folder: Path) -> RunProcess:
+    def _start(self, seed: int, folder: Path) -> Running:
+        if run_process.is_held(folder):
+            self.say(f"seed {seed}: another process trains it in {folder}; waiting for its end")
+            return HeldRun(folder)
         if run_process.can_resume(folder):
             words = ["resume", str(folder)]
         else:
