@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +87,7 @@ def _tune(options: argparse.Namespace, rest: list[str], parser: argparse.Argumen
         options.pruner,
         say=lambda line: print(line, flush=True),
     )
-    print(f"{objective.name} is {objective.direction}d over: {', '.join(map(str, space))}", file=sys.stderr)
+    print(f"{objective.name} is {objective.direction}d; searched: {', '.join(map(str, space))}")
     return study.tune()
 
 

@@ -73,10 +73,15 @@ def slice_of(finished: Sequence[Any], objective: Objective, one: Dimension) -> D
             axes.set_xlim(-0.5, len(one.choices) - 0.5)
         elif one.log:
             axes.set_xscale("log")
+            subs = (1.0, 2.0, 5.0) if one.high < 30 * one.low else (1.0,)
+            axes.xaxis.set_major_locator(ticker.LogLocator(subs=subs, numticks=8))
             axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: short(value)))
             axes.xaxis.set_minor_formatter(ticker.NullFormatter())
+            axes.set_xlim(one.low / 1.15, one.high * 1.15)
         else:
             axes.xaxis.set_major_locator(ticker.MaxNLocator(4))
+            margin = 0.04 * (one.high - one.low)
+            axes.set_xlim(one.low - margin, one.high + margin)
 
     return draw
 

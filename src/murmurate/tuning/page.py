@@ -16,10 +16,16 @@ from murmurate.tuning.objective import Objective
 from murmurate.tuning.space import Dimension
 
 MOST_ROWS = 200
+LEAST_TRIALS = 10  # finished ones, of which importances are computed
 
 
 def write_page(
-    folder: Path, study: Any, objective: Objective, space: Sequence[Dimension], command: str
+    folder: Path,
+    recipe: str,
+    study: Any,
+    objective: Objective,
+    space: Sequence[Dimension],
+    command: str,
 ) -> Path:
     """Write ``report.html`` in the study's folder and return its path.
 
@@ -49,8 +55,8 @@ def write_page(
         _table(trials, objective, space),
     ]
     shown = {
-        "title": f"Tuning: {objective.name}, {objective.direction}d",
-        "subtitle": f"{folder.name}, {len(trials)} trials",
+        "title": f"Tuning of {recipe}",
+        "subtitle": f"{objective.name}, {objective.direction}d over {len(trials)} trials",
         "state": "",
         "state_bad": False,
         "facts": [{"name": name, "value": value, "small": small} for name, value, small in facts],
@@ -88,13 +94,16 @@ def _importances(study: Any, space: Sequence[Dimension]) -> Section:
     from optuna import importance
 
     title = "What mattered"
+    finished = sum(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False))
+    if finished < LEAST_TRIALS or len(space) < 2:
+        return Section(title, f"Importances are computed from {LEAST_TRIALS} finished trials on.")
     try:
         evaluator = importance.PedAnovaImportanceEvaluator(target_quantile=0.3)
         shares = importance.get_param_importances(study, evaluator=evaluator)
     except (ValueError, RuntimeError):
         shares = {}
-    if sum(shares.values()) <= 0 or len(space) < 2:
-        return Section(title, "Too few trials have finished to tell which field mattered.")
+    if sum(shares.values()) <= 0:
+        return Section(title, "The finished trials do not tell the fields apart.")
     text = (
         "Importance of each field: how differently its values are distributed among the best 30% of the "
         "trials and among all (PED-ANOVA, Watanabe et al. 2023), as shares. With few trials these are noisy."

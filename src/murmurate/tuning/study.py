@@ -191,7 +191,9 @@ class Study:
         for name, value in best.params.items():
             self.say(f"  {name} {_short(value)}")
         train = ["murmurate", *self.words, *words(self.space, best.params)]
-        page = write_page(self.folder, self._trials.study, self.objective, self.space, shlex.join(train))
+        page = write_page(
+            self.folder, self.run.recipe, self._trials.study, self.objective, self.space, shlex.join(train)
+        )
         self.say(f"The study's page: {page}")
         self.say(f"To train with it: {shlex.join(train)}")
         return 0

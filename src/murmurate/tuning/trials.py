@@ -48,7 +48,7 @@ class Trials:
     def __init__(
         self, folder: Path, space: Sequence[Dimension], direction: str, sampler: str, pruner: str, seed: int
     ) -> None:
-        self._folder, self._space = folder, space
+        self._folder, self._space, self._sampler, self._seed = folder, space, sampler, seed
         (folder / "locks").mkdir(exist_ok=True)
         optuna = _optuna()
         try:
@@ -64,7 +64,6 @@ class Trials:
             raise Refusal(
                 f"{folder / 'study.db'} cannot be opened ({type(error).__name__}). Choose another with --out."
             ) from error
-        self.study.sampler = _sampler(sampler, seed + len(self.all()))
         self.study.pruner = _pruner(pruner)
 
     def all(self) -> list[Any]:
@@ -98,6 +97,8 @@ class Trials:
             # one that was cut off while it was drawn has no parameters, and does not count
             if sum(len(trial.params) == len(self._space) for trial in trials) >= most:
                 return None
+            # by the trial's number: processes that share the study would else draw the same
+            self.study.sampler = _sampler(self._sampler, self._seed + len(trials))
             trial = self.study.ask({one.name: one.distribution() for one in self._space})
             lock = self._lock(trial.number)
             if lock is None:
@@ -157,7 +158,7 @@ def _sampler(name: str, seed: int) -> Any:
         if name == "random":
             return samplers.RandomSampler(seed=seed)
         if name == "qmc":
-            return samplers.QMCSampler(seed=seed, warn_asynchronous_seeding=False)
+            return samplers.QMCSampler(seed=0, warn_asynchronous_seeding=False)
         if name == "cmaes":
             return samplers.CmaEsSampler(seed=seed)
         if name == "gp":
