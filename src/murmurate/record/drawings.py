@@ -212,7 +212,7 @@ def stacked(rows: Sequence[tuple[str, Mapping[str, float]]]) -> Draw:
                 left += shares[kind]
             text = f"{shares['wait']:.1%} waiting, {shares['exchange']:.1%} exchanging"
             axes.text(1.02, row, text, va="center", color=COLOURS["ink"], fontsize="small", clip_on=False)
-        tidy(axes, "", "share of the replicas' time, sampled in bursts")
+        tidy(axes, "", "share of the replicas' time")
         axes.set(xlim=(0, 1.36))
         names = [
             name if len(name) <= _LABEL else f"{name[: _LABEL - 1]}\N{HORIZONTAL ELLIPSIS}"

@@ -22,6 +22,7 @@ from murmurate.record.console import clock
 from murmurate.record.figures import COLOURS, number
 from murmurate.record.groups import RunGroup, env_steps_per_second, grouped, seconds
 from murmurate.record.runs import RecordedRun, open_run
+from murmurate.record.score_sections import score_sections
 from murmurate.record.stored import UNSOUND
 
 _FACTS = (
@@ -143,6 +144,7 @@ def _several(runs: Sequence[RecordedRun]) -> dict[str, Any]:
         "facts": [],
         "comparison": comparison.table(shown),
         "sections": [
+            *score_sections(shown),
             *([sections.returns(shown)] if runs[0].plays else []),
             *sections.evaluation_curves(shown),
             sections.speed(shown),
@@ -165,12 +167,12 @@ def _headline(run: RecordedRun) -> list[dict[str, str]]:
     if evaluated is not None:
         error = run.fact("eval_return_stderr")
         fact(
-            "evaluation return",
+            "evaluation return, greedy",
             number(evaluated),
             "" if error is None else f"± {number(error)} standard error",
         )
     if run.plays:
-        fact("training return", number(run.fact("train_return_mean")), "last 100 episodes")
+        fact("training return, sampled", number(run.fact("train_return_mean")), "last 100 episodes")
     for curve in [] if run.plays else run.curves:
         if run.fact(curve["metric"]) is not None:
             fact(curve["title"].lower(), number(run.fact(curve["metric"])), "of held-out data")

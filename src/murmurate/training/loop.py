@@ -201,7 +201,7 @@ class TrainingLoop:
                 "staleness_max": max(b.staleness_max for b in bound_replicas),
                 "heard": bound_replicas[0].last.heard,
                 "rounds": bound_replicas[0].last.round,
-                "waiting_seconds": self.replicator.waiting_seconds,
+                "waiting_seconds": self.timer.waiting_seconds,
                 "bytes_exchanged": self.replicator.bytes_exchanged,
                 "refused": self.replicator.refused,
                 **self.source.fields(),
@@ -326,6 +326,7 @@ class TrainingLoop:
     def state(self) -> dict[str, Any]:
         """Everything that resuming needs; collective where the strategy is synchronous."""
         return member_state(self.replicator, self.recorder.seconds) | {
+            "waiting_seconds": self.timer.waiting_seconds,
             "learner": self.learner.state(),
             "source": self.source.state(),
             "exact": self.source.exact,
