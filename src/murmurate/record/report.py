@@ -103,6 +103,7 @@ def _one(run: RecordedRun, more: Sequence[tuple[str, str]]) -> dict[str, Any]:
         sections.staleness([group]),
         sections.timelines([group]),
         run_sections.disagreement(group),
+        run_sections.proposition(run),
         run_sections.gradients(run),
         run_sections.learning(group) if run.plays else None,
         sections.events([run]),

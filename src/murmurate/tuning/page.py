@@ -39,7 +39,7 @@ def write_page(
         ("best", number(best.value), f"{objective.name}, trial {best.number}"),
         ("median", number(statistics.median(trial.value for trial in finished)), "of the finished trials"),
         ("finished", str(len(finished)), "trials"),
-        ("ended early", str(counts.count("PRUNED")), "by the pruner"),
+        ("pruned", str(counts.count("PRUNED")), "ended before their budget"),
         ("failed", str(counts.count("FAIL")), ""),
     ]
     sections = [
@@ -83,7 +83,7 @@ def _history(trials: Sequence[Any], objective: Objective) -> Section:
     keys = [
         LegendKey("a finished trial", "accent", "bar"),
         LegendKey("best so far", "warm"),
-        LegendKey("ended early: last value before its end", "muted", "bar"),
+        LegendKey("pruned: its last value", "muted", "bar"),
     ]
     draw = drawings.history(trials, objective)
     return Section("History", legend=keys, figures=[svg(draw, 9.4, 3.2, name="history")], layout="wide")
@@ -142,7 +142,7 @@ def _table(trials: Sequence[Any], objective: Objective, space: Sequence[Dimensio
         [
             str(trial.number),
             "" if trial.state.name != "COMPLETE" else number(trial.value),
-            {"COMPLETE": "finished", "PRUNED": "ended early"}.get(trial.state.name, trial.state.name.lower()),
+            {"COMPLETE": "finished", "PRUNED": "pruned"}.get(trial.state.name, trial.state.name.lower()),
             *(drawings.short_word(trial.params.get(one.name, "")) for one in space),
         ]
         for trial in ordered[:MOST_ROWS]

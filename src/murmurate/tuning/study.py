@@ -155,7 +155,7 @@ class Study:
                     self.say(f"{name}: {self.objective.name} {number(value)}{self._best_so_far()} ({chosen})")
             elif trial.pruned:
                 self._trials.pruned(held)
-                self.say(f"{name}: ended early by the pruner ({chosen})")
+                self.say(f"{name}: pruned ({chosen})")
             elif trial.foreign or code in (INTERRUPTED, run_process.TERMINATED):
                 pass  # it stays unfinished, and goes on with the next start
             else:
@@ -210,7 +210,7 @@ class _Trial:
     foreign: bool = False
 
 
-_ENDS = {"complete": "trials finished", "pruned": "ended early", "fail": "failed"}
+_ENDS = {"complete": "trials finished", "pruned": "pruned", "fail": "failed"}
 
 
 def _short(value: Any) -> str:

@@ -171,7 +171,7 @@ def _sampler(name: str, seed: int) -> Any:
 def _pruner(name: str) -> Any:
     pruners = _optuna().pruners
     if name == "median":
-        return pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=2)
+        return pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=3)  # in tenths
     if name == "halving":
         return pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
     if name == "hyperband":
