@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from murmurate import __version__, plugins
-from murmurate.cli import export_verb, fpga, machine_verbs, plan, result_verbs, run_verbs, topics_verbs
+from murmurate.cli import export_verb, fpga, machine_verbs, plan, result_verbs, run_verbs, topics_verbs, tune
 from murmurate.errors import Refusal, RunFailed, printable
 from murmurate.fabric.processes.fork_server import end_fork_server
 
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words = _imported(sys.argv[1:] if arguments is None else arguments)
         options, rest = _parser().parse_known_args(_verb_first(words))
         verb = f"{options.verb} {options.inner}" if options.verb in ("topics", "fpga") else options.verb
-        if rest and verb not in ("train", "resume", "simulate", "topics fit", "bench", "plan"):
+        if rest and verb not in ("train", "tune", "resume", "simulate", "topics fit", "bench", "plan"):
             raise Refusal(f"{verb} has no option {rest[0]}. See: murmurate {verb} --help")
         code: int = options.act(options, rest)
     except Refusal as refusal:
@@ -98,7 +98,7 @@ def _imported(arguments: Sequence[str]) -> list[str]:
 def _verb_first(arguments: Sequence[str]) -> list[str]:
     """``train --seed 1 pong-gala`` as ``train pong-gala --seed 1``: an option may stand before the name."""
     verb, *rest = arguments or ["--help"]
-    if verb not in ("train", "resume", "simulate"):
+    if verb not in ("train", "tune", "resume", "simulate"):
         return [verb, *rest]
     if any(word.partition("=")[0] == "--env" for word in rest):
         return [verb, "", *rest]  # no recipe; else argparse takes the first value of an unknown option for it
@@ -120,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"murmurate {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     run_verbs.add_verbs(verbs)
+    tune.add_verb(verbs)
     result_verbs.add_verbs(verbs)
     export_verb.add_verb(verbs)
     machine_verbs.add_verbs(verbs)

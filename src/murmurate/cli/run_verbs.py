@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from murmurate.cli import sweep
 from murmurate.errors import Refusal
 from murmurate.fabric.processes.fork_server import begin_fork_server
 
@@ -28,6 +29,7 @@ def add_verbs(verbs: Any) -> None:
     train.add_argument("--algorithm", help="with --env: a2c, ppo, dqn, ...")
     train.add_argument("--strategy", help="how the replicas agree; see: murmurate list strategies")
     train.add_argument("--out", type=Path, help="run folder (default: runs/<recipe>-<time>)")
+    sweep.add_options(train)
     train.add_argument("-h", "--help", action="store_true", dest="fields_help")
     train.set_defaults(act=_train)
     simulate = verbs.add_parser(
@@ -48,7 +50,7 @@ def add_verbs(verbs: Any) -> None:
     resume.set_defaults(act=_resume)
 
 
-def _run(options: argparse.Namespace) -> Any:
+def recipe_run(options: argparse.Namespace) -> Any:
     """The recipe's Run, with the strategy of the command line."""
     from murmurate.recipes import recipe, recipe_of
     from murmurate.strategies import strategy
@@ -73,17 +75,21 @@ def _run(options: argparse.Namespace) -> Any:
 
 
 def _train(options: argparse.Namespace, rest: list[str]) -> int:
-    if not options.fields_help:
+    if not options.fields_help and options.seeds is None:
         begin_fork_server(rest)
     from murmurate.cli.options import change, show
 
-    run = _run(options)
+    run = recipe_run(options)
     verb = f"murmurate train {options.recipe}"
     if options.fields_help:
-        print(f"usage: {verb} [--strategy S] [--out DIR] [--FIELD VALUE ...]\n")
+        print(f"usage: {verb} [--strategy S] [--out DIR] [--seeds 0-4 [--jobs N]] [--FIELD VALUE ...]\n")
         print("Fields (with their current values):\n" + show(run))
         return 0
     base, run = run, change(run, rest, verb)
+    if options.seeds is not None:
+        return sweep.sweep(run, options, rest)
+    if options.jobs != 1:
+        raise Refusal("--jobs is for several runs. Give --seeds, as in --seeds 0-4, or leave it out.")
     from murmurate.launch import launcher
     from murmurate.recipes import stored
     from murmurate.training.session import train
@@ -108,7 +114,7 @@ def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.simulation.cluster import Cluster
     from murmurate.simulation.start import simulate
 
-    run, cluster = _run(options), Cluster()
+    run, cluster = recipe_run(options), Cluster()
     verb = f"murmurate simulate {options.recipe}"
     if options.fields_help:
         print(f"usage: {verb} [--strategy S] [--out DIR] [--json] [--FIELD VALUE ...]\n")

@@ -66,6 +66,8 @@ class Strategy:
     counts_all: ClassVar[bool] = False
     # Whether each update follows the mean of all replicas' gradients: their batches then count as one.
     averages_gradients: ClassVar[bool] = False
+    # a step updates, publishes, and then at most replaces the vector by the plain mean of it and those peeked
+    averages_peeked: ClassVar[bool] = False
     # Whether one more member, the last rank, keeps a centre: it does not learn, and runs ``serve``.
     centre: ClassVar[bool] = False
 

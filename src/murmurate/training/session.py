@@ -59,9 +59,7 @@ def train(run: Run, folder: Path, launcher: Launcher, read: Callable[[Path], Run
 
     read: returns the Run of a run folder (``recipes.stored``).
     """
-    run = dataclasses.replace(run, strategy=run.learner.adapted(run.strategy))
-    preflight(run, launcher)
-    run = resolved(run)
+    run = resolved(prepared(run, launcher))
     ranks = launcher.adopt()
     if ranks is None:
         return _begin(run, folder, launcher, None)
@@ -125,6 +123,13 @@ def claimed(folder: Path) -> Iterator[None]:
         raise
     finally:
         place.close()
+
+
+def prepared(run: Run, launcher: Launcher) -> Run:
+    """``run`` with its strategy adapted to its learner, checked. Raises Refusal (see ``preflight``)."""
+    run = dataclasses.replace(run, strategy=run.learner.adapted(run.strategy))
+    preflight(run, launcher)
+    return run
 
 
 def resolved(run: Run) -> Run:
