@@ -19,6 +19,7 @@ import murmurate
 from murmurate.errors import Refusal
 from murmurate.record import comparison, run_sections, sections
 from murmurate.record.console import clock
+from murmurate.record.evaluations import evaluations
 from murmurate.record.figures import COLOURS, number
 from murmurate.record.groups import RunGroup, env_steps_per_second, grouped, seconds
 from murmurate.record.runs import RecordedRun, open_run
@@ -89,6 +90,7 @@ def _one(run: RecordedRun, more: Sequence[tuple[str, str]]) -> dict[str, Any]:
     parts = [
         sections.returns([group]) if run.plays else None,
         *(sections.Section(title, figures=[html]) for title, html in more),
+        *evaluations([group]),
         *sections.evaluation_curves([group]),
         sections.speed([group]),
         sections.staleness([group]),
@@ -136,6 +138,7 @@ def _several(runs: Sequence[RecordedRun]) -> dict[str, Any]:
         "comparison": comparison.table(shown),
         "sections": [
             *([sections.returns(shown)] if runs[0].plays else []),
+            *evaluations(shown),
             *sections.evaluation_curves(shown),
             sections.speed(shown),
             sections.staleness(shown),
@@ -157,12 +160,12 @@ def _headline(run: RecordedRun) -> list[dict[str, str]]:
     if evaluated is not None:
         error = run.fact("eval_return_stderr")
         fact(
-            "evaluation return",
+            "evaluation return (greedy)",
             number(evaluated),
             "" if error is None else f"± {number(error)} standard error",
         )
     if run.plays:
-        fact("training return", number(run.fact("train_return_mean")), "last 100 episodes")
+        fact("training return (exploring)", number(run.fact("train_return_mean")), "last 100 episodes")
     for curve in [] if run.plays else run.curves:
         if run.fact(curve["metric"]) is not None:
             fact(curve["title"].lower(), number(run.fact(curve["metric"])), "of held-out data")

@@ -41,6 +41,12 @@ class Run:
     launcher: ``local`` (processes of this host), ``inline`` (one thread at a time, on a simulated fabric),
         ``torchrun`` or ``ray``.
     checkpoint_every_env_steps: total over the replicas between checkpoints.
+    checkpoint_every_seconds: of wall time between checkpoints, too; none: by env steps alone. Longer where
+        saving takes more than a twentieth of the time, as it may with a large replay.
+    evaluate_every_env_steps: total over the replicas between evaluations while the run learns; 0: only at its
+        end. Each is made of the consensus parameters at that moment, in a process of its own (launcher
+        ``inline``: between two steps), one at a time: what comes due meanwhile is evaluated after it.
+        Evaluations by games then also choose the best checkpoint, in place of the training returns.
     probe_every_updates: own updates between measurements of disagreement and gradient cosines; 0: none.
     record_every_seconds: between two lines of a replica in ``metrics.jsonl``.
     restarts: how often each replica that died is started again, with a living peer's state (launcher
@@ -72,6 +78,10 @@ class Run:
     launcher: str = field(default="local", metadata={"movable": True})
     placement: Placement = field(default_factory=Placement, metadata={"movable": True})
     checkpoint_every_env_steps: PositiveInt = field(default=250_000, metadata={"movable": True})
+    checkpoint_every_seconds: PositiveSeconds | None = field(
+        default=60.0, metadata={"movable": True, "since": 6}
+    )
+    evaluate_every_env_steps: NonNegativeInt = field(default=0, metadata={"movable": True, "since": 6})
     probe_every_updates: NonNegativeInt = field(default=200, metadata={"movable": True})
     record_every_seconds: PositiveSeconds = field(default=1.0, metadata={"movable": True})
     restarts: NonNegativeInt = field(default=0, metadata={"movable": True})

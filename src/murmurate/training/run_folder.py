@@ -32,7 +32,7 @@ from murmurate.training.option_names import option_name
 from murmurate.training.run import Run
 
 # what run.json holds beside the fields of the Run
-_BESIDE = frozenset({"format", "unit", "curves", "versions", "hardware", "command", "simulated"})
+_BESIDE = frozenset({"format", "unit", "curves", "headline", "versions", "hardware", "command", "simulated"})
 _LARGEST = 2**1000  # of an integer: a float can be made of it
 
 
@@ -110,6 +110,9 @@ def write_run(folder: Path, run: Run, **extra_fields: Any) -> None:
             **extra_fields,
             "unit": run.unit,
             "curves": [dataclasses.asdict(curve) for curve in run.evaluation.curves],
+            "headline": None
+            if run.evaluation.headline is None
+            else dataclasses.asdict(run.evaluation.headline),
             "versions": versions(),
             "hardware": hardware(run),
             "command": ["murmurate", *sys.argv[1:]],
