@@ -17,8 +17,10 @@ from typing import Any, cast
 import numpy as np
 import rich.console
 import rich.table
+import rich.text
 
-from murmurate.cli.options import change, show
+from murmurate.cli.help import Fields
+from murmurate.cli.options import change
 from murmurate.datasets.corpus import Corpus, RemappedCorpus
 from murmurate.datasets.corpus_world import CorpusWorld
 from murmurate.datasets.interface import Split
@@ -76,17 +78,24 @@ def fit(run: Run, folder: Path, passes: float | None = 5.0) -> Finish:
     return train(run, folder, launcher(run.launcher), stored)
 
 
-def fit_command(options: argparse.Namespace, rest: list[str]) -> tuple[Finish, Path] | None:
-    """``topics fit``: how the run ended, and its folder; None for ``--help``."""
+def fit_fields(options: argparse.Namespace | None, rest: list[str]) -> Fields:
+    """What ``topics fit --help`` prints."""
+    usage = "murmurate topics fit CORPUS [--passes N] [--strategy S] [--out DIR] [--FIELD VALUE ...]"
+    note = f"Shorter names: {', '.join(f'--{short}' for short in _SHORT)}"
+    return Fields(usage, [("the run", _fit_run(options))], note=note)
+
+
+def _fit_run(options: argparse.Namespace | None) -> Run:
     run = recipe("corpus-lda")
-    if options.strategy is not None and options.strategy != run.strategy.name:
+    if options is not None and options.strategy not in (None, run.strategy.name):
         run = dataclasses.replace(run, strategy=strategy(options.strategy)())
+    return run
+
+
+def fit_command(options: argparse.Namespace, rest: list[str]) -> tuple[Finish, Path]:
+    """``topics fit``: how the run ended, and its folder."""
+    run = _fit_run(options)
     verb = "murmurate topics fit"
-    if options.fields_help:
-        print(f"usage: {verb} CORPUS [--passes N] [--strategy S] [--out DIR] [--FIELD VALUE ...]\n")
-        print("Shorter names: " + ", ".join(f"--{short}" for short in _SHORT) + "\n")
-        print("Fields (with their current values):\n" + show(run))
-        return None
     if options.corpus is None:
         raise Refusal(f"Say which corpus, as in: {verb} docword.nytimes.txt.gz --topics 50")
     has_end = any(word.partition("=")[0] in ("--env-steps", "--updates", "--minutes") for word in rest)
@@ -191,7 +200,9 @@ def show_command(options: argparse.Namespace, rest: list[str]) -> int:
         table.add_column(column, justify="left" if column == "words" else "right")
     for row in rows:
         words = " ".join(one["word"] for one in row["words"])
-        table.add_row(str(row["topic"]), f"{row['weight']:.1%}", _plain(row["coherence"]), words)
+        table.add_row(
+            str(row["topic"]), f"{row['weight']:.1%}", _plain(row["coherence"]), rich.text.Text(words)
+        )
     rich.console.Console().print(table)
     _print_diversity(fitted.topics)
     print(f"With pictures: {page}")

@@ -122,10 +122,11 @@ class RecordedRun:
             return np.array([float(r[key if r.get(key) is not None else missing]) for r in known])
 
         spread = [r.get(curve.get("spread") or "") for r in known]
-        games = [r.get("returns") for r in known]
-        low = high = None
-        if all(isinstance(each, list) and each and None not in each for each in games):
-            low, high = (np.array([pick(each) for each in games], float) for pick in (min, max))
+        games = [r["returns"] for r in known if r.get("returns") and None not in r["returns"]]
+        low, high = (
+            np.array([float(pick(each)) for each in games]) if len(games) == len(known) else None
+            for pick in (min, max)
+        )
         return Evaluations(
             column("snapshot_seconds", "time_seconds"),
             column("env_steps"),

@@ -31,6 +31,7 @@ class PushSum(Strategy):
     stopped member does not drain the others. A share leaves at least ``least_weight`` here. And a share that
     finds a peer's queue full, or a peer that has ended, stays here.
 
+    period: own updates between two sends.
     topology: the out-peers, among the living; time-varying graphs follow this member's own sends.
     least_weight: shares are equal, with one for this member, but leave it no less than this.
     """

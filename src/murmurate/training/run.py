@@ -31,11 +31,12 @@ class Run:
 
     world: simulators or a data set. learner: model, losses and optimizers. strategy: how the replicas agree.
     source: provides the batches. evaluation: at the end of the run, and for ``murmurate eval``.
-    replicas: number of learners.
+    replicas: learners that train together.
     parts: processes of each replica, along rows and along columns of its images, of which each computes a
         rectangle (``murmurate.spatial``). For learners of images with one optimizer.
     env_steps: total over the replicas at which the run ends (examples, where it learns from those).
-        updates: per replica. minutes: of wall time. Whichever comes first; at least one is given.
+    updates: of each replica, after which the run ends. minutes: of wall time, after which it ends. Of these
+        three the first one reached ends the run; at least one is given.
     stop_at_return: also end once the mean return of the last 100 training episodes reaches this.
     seed: everything random derives from it.
     launcher: ``local`` (processes of this host), ``inline`` (one thread at a time, on a simulated fabric),

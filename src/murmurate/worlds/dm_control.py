@@ -85,6 +85,7 @@ class DmcWorld(SimulatorWorld):
     """One task of the suite. Its time limit truncates an episode.
 
     pixels: observations are pictures, of ``size`` x ``size``, the last ``stack`` of them.
+    size: of a picture, in pixels a side. stack: pictures of an observation.
     action_repeat: steps of the task that an action lasts; rewards are summed.
     camera: number of the task's camera.
     served: simulators run in a process of their own, where one that hangs is noticed too; those that draw
