@@ -14,6 +14,7 @@ from murmurate.strategies.local_sgd import LocalSGD
 from murmurate.training.run import Run
 
 ALGORITHM = "spo-dqn"
+ACTIONS = "discrete"
 _PERIOD = 10  # H
 _LEARNERS = 2
 

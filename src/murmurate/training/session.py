@@ -18,8 +18,9 @@ from murmurate.record.reader import truncate_after
 from murmurate.replicator.learner import Context, Learner
 from murmurate.replicator.replicator import Replicator, check_capabilities
 from murmurate.training import checkpoint
-from murmurate.training.coordinator import Coordinator, SecondInterrupt, signals, signals_restored
+from murmurate.training.coordinator import Coordinator
 from murmurate.training.data_record import check_data, record_data, refuse_missing, without_places
+from murmurate.training.interrupts import SecondInterrupt, signals, signals_restored
 from murmurate.training.launcher import Launcher, Ranks
 from murmurate.training.members import group_opener
 from murmurate.training.memory import bytes_of, exceeds_memory, planned_bytes, refuse_too_small, too_large
