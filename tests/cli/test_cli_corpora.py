@@ -39,7 +39,7 @@ def zoo(tmp_path, monkeypatch):
     path, folder = tmp_path / "zoo.txt", tmp_path / "run"
     path.write_text("".join(ZOO * 4))
     few = ("--topics", 2, "--alpha", 0.2, "--launcher", "inline", "--passes", 2, "--out", folder)
-    assert run("topics", "fit", path, *few, "--max-df", 0.9) == 0
+    assert run("topics", "fit", path, *few) == 0
     of_world._read.cache_clear()
     return path, folder
 
