@@ -162,12 +162,12 @@ def resume(
         return Finish(ranks.follow(read), None)
     with contextlib.nullcontext() if ranks is None else _refuse_all_ranks(ranks):
         with held(folder):
+            check_data(folder, run.world)  # first: of other data a checkpoint may not fit either
             newest = checkpoint.newest(folder / "checkpoints", lambda found: _check_fits(run, folder, found))
             return _continue(run, stored, folder, newest, launcher)
 
 
 def _continue(run: Run, stored: Run, folder: Path, newest: Path, launcher: Launcher) -> Finish:
-    check_data(folder, run.world)
     manifest = checkpoint.read_manifest(newest)
     saved = checkpoint.parts(newest)
     # a replica that had died resumes from a living one's part
