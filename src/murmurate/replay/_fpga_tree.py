@@ -1,4 +1,4 @@
-"""The sum tree of an FPGA, in cycle-accurate simulation: what a replay would draw on the hardware."""
+"""The sum tree of an FPGA in cycle-accurate simulation: draws what the hardware would draw."""
 
 from __future__ import annotations
 

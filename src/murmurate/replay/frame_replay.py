@@ -98,7 +98,7 @@ class FrameReplay:
 
     @property
     def full(self) -> bool:
-        # a step may bring the first stack of an episode, and n frames at its end
+        # a step may append the first stack of an episode, and n frames at its end
         return bool((self._heads + self.frames.window > self.frames.length).any())
 
     def observe(self, low: int, steps: Steps) -> int:
