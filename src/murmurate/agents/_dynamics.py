@@ -105,8 +105,8 @@ class DynamicsModel:
     def fit(self, inputs: Tensor, targets: Tensor, interrupted: Callable[[], bool] = lambda: False) -> bool:
         """Continue to learn until held-out errors stop falling; then each member has its best parameters.
 
-        interrupted: called every few batches. If it returns True, all is as it was before, and the result is
-        False.
+        interrupted: called every few batches. If it returns True, everything is restored to what it was
+        before, and the result is False.
         """
         before = {"replica": self.replica.state(), **self.state()}
         order = self._permutation(len(inputs))

@@ -23,7 +23,7 @@ from murmurate.worlds.terminations import termination
 
 @dataclass(frozen=True)
 class PolicySettings:
-    """Of soft actor-critic, which learns the policy; see ``SAC`` for the meaning of each."""
+    """The settings of soft actor-critic, which learns the policy; their meaning is that in ``SAC``."""
 
     batch: PositiveInt = 256
     discount: UnitInterval = 0.99

@@ -1,4 +1,4 @@
-"""Random numbers of updates that follow from the seed and the update's number, so there is none to save."""
+"""Noise for updates that depends only on the seed and the update's number, so none of it must be saved."""
 
 from __future__ import annotations
 

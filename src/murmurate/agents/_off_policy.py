@@ -39,8 +39,8 @@ def check_vector_actions(spec: EnvSpec, agent: str, images: bool = False) -> Non
         raise ValueError(f"{agent} reads vectors, and the observations of {spec.name} are images: use d4pg")
     if not all(map(math.isfinite, (*spec.action_low, *spec.action_high))):
         raise ValueError(
-            f"{agent} learns the place of an action between its bounds, and {spec.name} has actions without "
-            "them. Register it with gymnasium's RescaleAction or ClipAction among its additional_wrappers."
+            f"{agent} learns actions scaled by their bounds, and {spec.name} has actions without bounds. "
+            "Register it with gymnasium's RescaleAction or ClipAction among its additional_wrappers."
         )
 
 
@@ -85,8 +85,8 @@ def passes(replica: Replica, net: BatchedMLP, prefix: str = "") -> Passes:
 
 
 def including(policy: ControlPolicy, context: Context) -> Callable[[Tensor], None]:
-    """A function that includes a batch of observations in the policy's running statistics, those of all
-    replicas where they make common rounds; nothing is included where there are none."""
+    """A function that includes a batch of observations in the policy's running statistics, together with
+    those of all replicas if they make common rounds. Without such statistics it does nothing."""
     if policy.normalizer is None:
         return lambda observation: None
     moments, group = policy.normalizer.moments, group_of_equals(context)

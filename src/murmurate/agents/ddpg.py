@@ -17,10 +17,10 @@ from murmurate.spec import EnvSpec, Transitions
 
 @dataclass(frozen=True)
 class DDPG(LearnerConfig):
-    """Hyper-parameters; the defaults are those of TD3's without its three additions (twin critics, delayed
+    """Hyper-parameters; the defaults are those of TD3 without its three additions (twin critics, delayed
     policy updates, smoothed targets), as Fujimoto et al. compare them ("Our DDPG").
 
-    Actions are learned as places in [-1, 1] between their bounds. Differs: exploration is Gaussian, where
+    Actions are learned scaled to [-1, 1] by their bounds. Differs: exploration is Gaussian, where
     Lillicrap et al. add an Ornstein-Uhlenbeck process.
 
     batch: transitions of an update; ``replay.samples_per_insert`` gives the number of updates.

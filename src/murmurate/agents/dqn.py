@@ -111,7 +111,7 @@ class DQNAgent(OneReplica):
         self.target = TargetNetwork(self.net, every=config.target_every)
         self.agreed = TargetNetwork(self.net) if config.selector == "agreed" else None
         self._assigned: tuple[int, int] | None = None  # first simulator of the next ``act``, and their total
-        self._lowest: int | None = None  # number of a simulator ever assigned
+        self._lowest: int | None = None  # the lowest number of a simulator assigned so far
 
     def assign_simulators(self, first: int, total: int) -> None:
         self._assigned = first, total

@@ -19,7 +19,7 @@ from murmurate.spec import EnvSpec, Transitions
 class TD3(LearnerConfig):
     """Hyper-parameters; the defaults are those of the authors' code.
 
-    Actions are learned as places in [-1, 1] between their bounds, so noise has no unit.
+    Actions are learned scaled to [-1, 1] by their bounds, so noise has no unit.
 
     batch: transitions of an update; ``replay.samples_per_insert`` gives the number of updates.
     n_step: steps of the returns. discount: per env step.

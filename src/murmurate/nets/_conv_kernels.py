@@ -1,7 +1,7 @@
-"""The compiled torso of ``nets/conv.py``: frames in blocks, and both passes in bfloat16 where a processor has
-products for it (AMX, or AVX-512's BF16).
+"""The compiled torso of ``nets/conv.py``: rearranges frames into blocks, and computes both passes in bfloat16
+on processors that have matrix products for it (AMX, or AVX-512's BF16).
 
-``native/torso.hpp`` says how it computes. Everything here has its twin in ``conv.py``, which runs elsewhere.
+``native/torso.hpp`` explains the kernels. Everything here has a twin in ``conv.py``, which is used elsewhere.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ _MOST_CHANNELS = 1024  # of frames; see native/blocks.hpp
 
 
 class Layer(NamedTuple):
-    """A convolution in blocks of ``block`` x ``block``: their rows and columns in its input, numbers in one,
-    blocks along a filter's side, filters (``native/torso.hpp``)."""
+    """A convolution over blocks of ``block`` x ``block`` pixels (``native/torso.hpp``).
+
+    height, width: of its input, in blocks. channels: numbers in a block. kernel: the side of a filter, in
+    blocks. filters: how many."""
 
     height: int
     width: int
@@ -51,13 +53,13 @@ def lay(observation: Tensor, dtype: torch.dtype) -> Tensor | None:
 
 
 def rows_of(observation: Tensor) -> Tensor:
-    """[B, ...] to [B, N] with rows in one piece: no copy of what lies so, in a larger window too."""
+    """[B, ...] to [B, N] with contiguous rows; copies only if they are not contiguous already."""
     rows = observation.reshape(observation.shape[0], -1)
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
 def computes(dtype: torch.dtype) -> bool:
-    """Whether ``run`` may do something for parameters of this kind."""
+    """Whether ``run`` may have kernels for parameters of this dtype."""
     return dtype == torch.bfloat16 and bool(_which()) and not _watched()
 
 
@@ -79,7 +81,7 @@ def run(layers: tuple[Layer, ...], laid: Tensor, parameters: Sequence[Tensor]) -
 
 
 def is_plain(module: nn.Module | None, kind: type[nn.Module]) -> bool:
-    """Whether to call it is to compute what its kind does: no type of its own, and nobody listening."""
+    """Whether calling ``module`` computes what ``kind`` does: it is no subclass, and has no hooks."""
     return (
         type(module) is kind  # parametrized ones are of other types
         and "forward" not in vars(module)
@@ -94,8 +96,8 @@ def _which() -> list[str]:
 
 
 def _watched() -> bool:
-    """Whether torch records, fakes or transforms what is computed: kernels that read by address would be left
-    out of it, or find nothing there."""
+    """Whether torch records, fakes or transforms operations, which does not work for kernels that read memory
+    by its address."""
     return (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None  # jit.trace
@@ -106,7 +108,7 @@ def _watched() -> bool:
 
 
 def _lies_here(x: Tensor) -> bool:
-    """Whether its address is that of its numbers."""
+    """Whether the kernels can read ``x`` at its address."""
     return type(x) in _PLAIN and x.is_cpu
 
 

@@ -18,11 +18,12 @@ _MOST_CHANNELS = 1 << 16  # native/normalize.hpp
 def takes(x: Tensor, residual: Tensor | None) -> bool:
     """Whether the kernels can read these: dense, channels last, bfloat16 or float32, in host memory; and
     torch neither records nor transforms what is computed."""
-    if native.kernels is None or _watched() or x.dtype not in _BITS or not x.numel():
+    if native.kernels is None or _is_traced() or x.dtype not in _BITS or not x.numel():
         return False
-    if x.shape[1] > _MOST_CHANNELS or not _lies(x):
+    if x.shape[1] > _MOST_CHANNELS or not _is_readable(x):
         return False
-    return residual is None or (_lies(residual) and (residual.shape, residual.dtype) == (x.shape, x.dtype))
+    same = residual is None or (residual.shape, residual.dtype) == (x.shape, x.dtype)
+    return same and (residual is None or _is_readable(residual))
 
 
 def as_rows(x: Tensor, like: Tensor) -> Tensor:
@@ -79,12 +80,12 @@ def _at(x: Tensor | None) -> int:
     return 0 if x is None else x.data_ptr()
 
 
-def _lies(x: Tensor) -> bool:
+def _is_readable(x: Tensor) -> bool:
     return type(x) in _PLAIN and x.is_cpu and x.is_contiguous(memory_format=torch.channels_last)
 
 
-def _watched() -> bool:
-    """Whether torch records, fakes or transforms what is computed, which kernels would be left out of."""
+def _is_traced() -> bool:
+    """Whether torch records, fakes or transforms operations, which it could not do with the kernels."""
     return (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None

@@ -24,8 +24,8 @@ class BatchNorm(nn.Module):
     passes on a CPU; elsewhere torch does.
 
     Args:
-        channels: C. ghost: images whose statistics are taken together (Hoffer et al. 2017); 0: all of the
-            batch. The last ones of a batch that does not divide are together, too.
+        channels: C. ghost: size of the ghost batches, parts of a batch with their own statistics (Hoffer et
+            al. 2017); the last one may be smaller. 0: the whole batch.
         sum_over: sums over the replicas; statistics are then those of all replicas' batches
             (TF-Replicator, section 3.3). None: of the own batch alone.
 

@@ -89,8 +89,8 @@ class ConvTorso(nn.Module):
         self.layers_in_blocks = None if self.blocks is None else _in_blocks(shape, layers)
 
     def preprocess(self, observation: Tensor) -> Tensor:
-        """uint8 [B, C, H, W] rearranged for the first layer, once for several nets of this shape; ``forward``
-        accepts both.
+        """uint8 [B, C, H, W] rearranged into blocks, as the first layer reads them, so that several nets of
+        this shape can share the work; ``forward`` accepts observations in either form.
 
         Raises:
             ValueError: on another shape or dtype.
@@ -121,7 +121,7 @@ class ConvTorso(nn.Module):
         return self._plainly(observation) if computed is None else computed
 
     def _as_read(self, observation: Tensor) -> Tensor:
-        """As the first layer reads it: laid, if it is not yet."""
+        """The observation as the first layer reads it: rearranged into blocks if it is not yet."""
         laid = self.blocks is not None and observation.shape[1:] == self.blocks.shape
         return observation if laid else self.preprocess(observation)
 
@@ -130,10 +130,10 @@ class ConvTorso(nn.Module):
         return None if blocks is None else _conv_kernels.run(blocks, laid, parameters)
 
     def _plain_parameters(self) -> list[Tensor] | None:
-        """Weight and bias of each layer for the kernels; None where these cannot, and if somebody has put
-        another layer in its place, changed it, or put hooks on it."""
+        """Weight and bias of each layer for the kernels; None where the kernels do not apply, or if a layer
+        was replaced, changed, or given hooks."""
         blocks = self.layers_in_blocks
-        # past nn.Module's attributes, of which each costs as much as all that is asked here of a layer
+        # read from the dictionaries: nn.Module's attribute access would take most of this method's time
         own: dict[str, Any] = vars(self)["_modules"]
         weight = own["linear"]._parameters.get("weight")
         if blocks is None or weight is None or not _conv_kernels.computes(weight.dtype):
@@ -150,12 +150,12 @@ class ConvTorso(nn.Module):
                 or (layer.padding, layer.dilation, layer.groups) != _USUAL
             ):
                 return None
-            # a tensor that somebody has put in a parameter's place is none of these
+            # a plain tensor in a parameter's place is not in ``_parameters``
             found += [layer._parameters.get("weight"), layer._parameters.get("bias")]
         return None if any(parameter is None for parameter in found) else found
 
     def _plainly(self, x: Tensor) -> Tensor:
-        """``forward`` as torch does it, of what the first layer reads."""
+        """``forward`` in torch, of the observation as the first layer reads it."""
         blocks = self.blocks
         first, *rest = cast("list[nn.Conv2d]", list(self.convolutions))
         weight = first.weight * (1.0 / 255.0)

@@ -41,7 +41,7 @@ class QNetwork(nn.Module):
         return self.torso.preprocess(observation) if isinstance(self.torso, ConvTorso) else observation
 
     def forward(self, observation: Tensor) -> Tensor:
-        """[B, ...], or what ``lay`` makes of it, to Q(s, .) [B, A]."""
+        """[B, ...], also after ``preprocess``, to Q(s, .) [B, A]."""
         features = self.torso(observation)
         values: Tensor = self.head(features.to(next(self.head.parameters()).dtype))
         return values.float()
