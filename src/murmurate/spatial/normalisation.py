@@ -18,7 +18,7 @@ from murmurate.spatial.tensor import SpatialTensor, aligned, spatial
 
 
 class Statistics(NamedTuple):
-    """Of every normalised group over all parts: mean, biased variance, and the number of values."""
+    """Mean, biased variance and number of values of each normalised group, over all parts."""
 
     mean: Tensor
     variance: Tensor

@@ -86,7 +86,7 @@ class _Scatter:
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if not (module.training or self._in_evaluation):
             return args, kwargs
-        self._parts.place = ""
+        self._parts.layer = ""
         return tuple(self._share(a) for a in args), {k: self._share(a) for k, a in kwargs.items()}
 
     def _share(self, value: Any) -> Any:
@@ -101,7 +101,7 @@ class _Enter:
         self._parts, self._name = parts, name
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        self._parts.place = self._name
+        self._parts.layer = self._name
 
 
 def _check(module: nn.Module) -> None:
