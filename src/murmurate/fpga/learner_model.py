@@ -76,7 +76,7 @@ class LearnerModel:
         return self.dp * sum(unit.dsps for unit in self.units)
 
     def stage_cycles(self, batch: int) -> list[int]:
-        """Of each stage for the sub-batch of one pipeline, alone."""
+        """The cycles of each stage alone, for the sub-batch of one pipeline."""
         share = math.ceil(batch / self.dp)
         return [
             (outer_cycles if kind == "WA" else product_cycles)(unit, share, k, n)
