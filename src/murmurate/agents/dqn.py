@@ -130,7 +130,7 @@ class DQNAgent(OneReplica):
         return self.config.epsilon ** (1.0 + 7.0 * simulator / max(total - 1, 1))
 
     def _greatest_epsilon(self) -> Tensor:
-        """The greatest of this learner's simulators, which is that of the first."""
+        """The greatest epsilon of this learner's simulators, which is the first one's."""
         if self._assigned is None or self._lowest is None or self.config.exploration != "ladder":
             return torch.as_tensor(self.epsilon(2)).max()
         return self._ladder(torch.tensor(self._lowest), self._assigned[1])

@@ -23,7 +23,7 @@ from murmurate.spec import Batch, EnvSpec, Outcome, Transitions
 class SAC(LearnerConfig):
     """Hyper-parameters; the defaults are those of Haarnoja et al. 2018b, Table 1.
 
-    Actions are learned scaled to [-1, 1] by their bounds, and entropies are those of scaled actions.
+    Actions are learned scaled to [-1, 1] by their bounds, and entropies are of scaled actions.
 
     batch: transitions of an update; ``replay.samples_per_insert`` gives the number of updates.
     n_step: steps of the returns. discount: per env step.

@@ -67,7 +67,7 @@ def narrow(
 
 
 def longest_sum(accumulator_bits: int) -> int:
-    """How many products of two operands fit into an accumulator, whatever they are."""
+    """How many products of two operands an accumulator can sum without overflow, whatever their values."""
     return (1 << (accumulator_bits - 1 - 2 * (OPERAND_BITS - 1))) - 1
 
 

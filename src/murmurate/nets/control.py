@@ -85,7 +85,7 @@ def limited_log_std(log_std: Tensor) -> Tensor:
 
 
 def through_limit(slope: Tensor, log_std: Tensor) -> Tensor:
-    """The gradient [B, D] of the input of ``limited_log_std`` from that of its output."""
+    """The gradient [B, D] by the input of ``limited_log_std`` from the gradient by its output (``slope``)."""
     inside = (log_std >= _LEAST_LOG_STD) & (log_std <= _GREATEST_LOG_STD)
     return slope * inside
 

@@ -15,7 +15,7 @@ from murmurate.spec import EnvSpec
 
 
 class PixelEncoder(nn.Module):
-    """A torso, layer normalisation and tanh: features in (-1, 1), whatever the scale of the torso's."""
+    """A torso, layer normalisation and tanh: features in (-1, 1), independent of the torso's scale."""
 
     def __init__(self, spec: EnvSpec, torso: str, hidden: Sequence[int], generator: torch.Generator) -> None:
         super().__init__()

@@ -50,7 +50,7 @@ class Passes:
         return [*activations, x]
 
     def backward(self, activations: list[Tensor], slope: Tensor) -> None:
-        """Write the gradients of all parameters. slope: the gradient [E, B, out] of the result."""
+        """Write the gradients by all parameters. slope: the loss's gradient [E, B, out] by the result."""
         for layer in range(len(self._weights) - 1, -1, -1):
             weight, (weight_slope, bias_slope) = self._weights[layer], self._slopes[layer]
             slope = slope.to(weight.dtype)
@@ -60,7 +60,7 @@ class Passes:
                 slope = _before(slope, weight, activations[layer])
 
     def input_slope(self, activations: list[Tensor], slope: Tensor, members: slice = _ALL) -> Tensor:
-        """The gradient [E, B, in] of the input; those of the parameters are not computed."""
+        """The gradient [E, B, in] by the input, without the gradients by the parameters."""
         for layer in range(len(self._weights) - 1, 0, -1):
             slope = _before(slope, self._weights[layer][members], activations[layer])
         first = self._weights[0][members]

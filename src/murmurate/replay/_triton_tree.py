@@ -142,7 +142,7 @@ def _refresh(
 ):
     """Recompute the sums and least priorities of one level from the level below: of the nodes above
     ``index``, or if ``ALL`` of the first ``count`` nodes. leaves_each: leaves under each node. LEAVES: the
-    level below is that of the leaves. Threads that share a node write the same numbers."""
+    level below holds the leaves. Threads that share a node write the same numbers."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     node = at if ALL else tl.load(index + at, mask=inside, other=0) // leaves_each

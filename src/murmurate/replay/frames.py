@@ -1,6 +1,6 @@
 """Transitions of stacked images: each image is stored once, and stacks are assembled when they are drawn.
 
-A stream (the frames of one simulator) is a ring. A transition's slot is that of its observation's newest
+A stream (the frames of one simulator) is a ring. A transition's slot is the one of its observation's newest
 frame; the window of frames around it contains s and s' as views of one copy. At the start of an episode all
 frames of its first stack are appended, so that no window crosses into another episode; slots whose window
 would are never drawn.

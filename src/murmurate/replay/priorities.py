@@ -1,8 +1,8 @@
 """Samplers of slots: in proportion to a priority, or uniformly.
 
 Prioritized replay (Schaul et al. 2016): p = (|error| + epsilon) ** alpha, P(i) = p_i / sum p, and the weight
-of a draw is (N P(i)) ** -beta over the largest such weight, which is that of the least priority: (p_i / least
-p) ** -beta.
+of a draw is (N P(i)) ** -beta over the largest such weight, which belongs to the least priority: so it is
+(p_i / least p) ** -beta.
 """
 
 from __future__ import annotations

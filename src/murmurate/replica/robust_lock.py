@@ -24,7 +24,7 @@ _libc = ctypes.CDLL(None)
 def open_locks(count: int) -> Tensor:
     """[count, 8] int64: unlocked locks, to be copied into shared memory.
 
-    Raises OSError where the C library has no robust mutexes, as that of macOS.
+    Raises OSError where the C library has no robust mutexes (macOS).
     """
     if not hasattr(_libc, "pthread_mutexattr_setrobust"):
         raise OSError(

@@ -1,7 +1,7 @@
 """Shared memory between a learner and the processes that decode its images. Nothing here needs torch.
 
 There are a few slots, each for a mini-batch. The learner writes into a slot which images to decode, and the
-processes write the pixels into the slot: process w of W those of the images w, w + W, w + 2 W, ... No lock is
+processes write the pixels into the slot: process w of W decodes the images w, w + W, w + 2 W, ... No lock is
 needed: a process only reads how many batches are assigned, and writes how many it has done.
 """
 

@@ -131,7 +131,7 @@ class ReplaySampler:
         if self.banks is not None:
             self.banks.weigh(weights, *self.replay.sampler.mass, beta)
         elif self._weighted:
-            # divided by the greatest weight of the batch: that of the replay may belong to a transition with
+            # divided by the batch's greatest weight: the replay's greatest may belong to a transition with
             # an error near 0, which would shrink all steps
             weights.div_(weights.max())
 

@@ -196,7 +196,7 @@ def _parts(slots: BatchSlots, column: str, slot: int, part: int) -> list[memoryv
 
 
 def _identity(address: ShardAddress) -> Identity:
-    """The key pair of both ends, derived from the shared key: whoever knows that is authenticated."""
+    """The key pair of both ends, derived from the shared key: knowing it authenticates a process."""
     private = hashlib.blake2b(bytes.fromhex(address.key), digest_size=32, person=b"replay service").digest()
     return Identity(X25519PrivateKey.from_private_bytes(private), _INCARNATION)
 

@@ -1,4 +1,4 @@
-"""Converts time steps of simulators to those of a replay; draws random actions."""
+"""Converts time steps of simulators to the steps that a replay stores; draws random actions."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class _Conv2d(torch.autograd.Function):
 def _backward_directly(
     ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor, pieces: Pieces, wanted: tuple[bool, bool, bool]
 ) -> list[Tensor | None]:
-    """The gradients of the halos first, so that they travel while those of the own pixels are computed."""
+    """Compute the halos' gradients first, and send them while the own pixels' gradients are computed."""
     g, parts = ctx.geometry, ctx.parts
     to_weight: list[Tensor] = []
     to_halo: list[tuple[Rect, Tensor]] = []

@@ -104,7 +104,7 @@ def layer_norm(
 ) -> SpatialTensor:
     """``torch.nn.functional.layer_norm`` over the last dimensions, rows and columns included.
 
-    Raises ValueError for another shape than that of the whole image's last dimensions.
+    Raises ValueError for another shape than the whole image's last dimensions.
     """
     sizes = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
     if len(sizes) < 2 or list(x.shape[-len(sizes) :]) != sizes:

@@ -43,7 +43,7 @@ def parallelize(
 
     Every part passes the same whole images [N, C, H, W], or its own rectangles (``SpatialTensor``); outputs
     that depend on all pixels (logits behind a pooling, losses) are whole on every part, and images are
-    ``SpatialTensor``. Parameters, buffers and their names stay those of the whole, so a checkpoint is the
+    ``SpatialTensor``. Parameters, buffers and their names stay the whole module's, so a checkpoint is the
     whole module's. Each part computes the same loss; the gradient of a parameter is the mean over the parts.
 
     in_evaluation: whether images are divided in evaluation mode, too, so that all parts evaluate together.

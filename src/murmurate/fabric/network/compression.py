@@ -55,7 +55,7 @@ class WireCopy:
         self._progress = threading.Condition()
 
     def read(self, start: int, stop: int) -> memoryview:
-        """Those bytes, from wherever they are now."""
+        """The content's bytes, from the memory that holds them now."""
         return (self._target if self._source is None else self._source)[start:stop].numpy().data
 
     def copy_up_to(self, stop: int) -> None:
