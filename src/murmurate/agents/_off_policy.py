@@ -20,7 +20,7 @@ from murmurate.spec import EnvSpec
 
 
 class ActsByPolicy:
-    """The parts of an ``Agent`` whose replica ``policy`` acts, without memory and alike in all simulators."""
+    """An ``Agent``'s methods for acting by its replica ``policy``: no memory, all simulators alike."""
 
     acting: tuple[str, ...] = ("policy",)
 

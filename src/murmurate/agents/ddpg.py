@@ -30,7 +30,7 @@ class DDPG(LearnerConfig):
     target_every: own updates between moves of the target nets; under strategies with common rounds at the end
         of the current round. polyak: how far a move goes; 1 copies.
     exploration_noise: deviation of the noise of the actions taken.
-    normalize_observations: by their running mean and deviation, limited to +-10; of the drawn batches.
+    normalize_observations: by the running mean and deviation of the drawn batches, limited to +-10.
     precision: of the products between hidden layers, which are most of the work; ``auto`` is bfloat16 where
         the device has native bfloat16 arithmetic.
     """

@@ -35,7 +35,7 @@ class SAC(LearnerConfig):
     hidden: width of the two layers of each net.
     target_every: own updates between moves of the target critics; under strategies with common rounds at the
         end of the current round. polyak: how far a move goes; 1 copies.
-    normalize_observations: by their running mean and deviation, limited to +-10; of the drawn batches.
+    normalize_observations: by the running mean and deviation of the drawn batches, limited to +-10.
     precision: of the products between hidden layers, which are most of the work; ``auto`` is bfloat16 where
         the device has native bfloat16 arithmetic.
     """

@@ -257,8 +257,9 @@ class SharedVector:
             replica.reload()
 
     def exchange(self, replica: Replica, step: Callable[[Replica], Exchange]) -> Exchange:
-        """Average the gradients over the parts (the sum of Jin's eq. 4.5: each part's loss is the whole's);
-        then ``step`` on the leader, whose vector the others copy.
+        """Average the gradients over the parts; then ``step`` on the leader, whose vector the others copy.
+
+        The mean is the sum of Jin's eq. 4.5, because each part computes the loss of the whole image.
 
         Raises PartLost if a part has died.
         """
@@ -283,7 +284,7 @@ class SharedVector:
         return done
 
     def broadcast(self, vector: Tensor) -> None:
-        """Replace ``vector`` [N] on every part by that of the leader. Raises PartLost if that has died."""
+        """Replace ``vector`` [N] on every part by the leader's. Raises PartLost if the leader has died."""
         if self._channel is None:
             return
         try:
