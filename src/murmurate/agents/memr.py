@@ -43,8 +43,8 @@ class MEMR(LearnerConfig):
     rollout_rate: learning rate (Adam) of the rollout policy pi_psi, the Gaussian distribution of imagined
         actions. rollout_epochs: D, passes over the new actions after each round of rollouts, in mini-batches
         of ``policy.batch``.
-    termination: where the model's episodes end; ``auto`` for a world of which that is known, else a function
-        of your own, FILE.py:FUNCTION (docs/algorithms/mbpo.md).
+    termination: where the model's episodes end; ``auto`` for worlds whose rule is known, else a function of
+        your own, FILE.py:FUNCTION (docs/algorithms/mbpo.md).
     """
 
     name: ClassVar[str] = "memr"

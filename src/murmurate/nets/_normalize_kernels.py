@@ -41,16 +41,16 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
 def apply(
     x: Tensor, residual: Tensor | None, scale: Tensor, shift: Tensor, rectify: bool, out: Tensor
 ) -> None:
-    """out = scale x + shift (+ residual), where ``rectify`` at least 0; scale and shift are [C] float32."""
-    places = _at(x), _at(residual), _at(scale), _at(shift), rectify, _at(out)
-    _kernels().normalize_apply(*_size(x), *places, torch.get_num_threads())
+    """out = scale x + shift (+ residual), with a ReLU if ``rectify``; scale and shift are [C] float32."""
+    addresses = _at(x), _at(residual), _at(scale), _at(shift), rectify, _at(out)
+    _kernels().normalize_apply(*_size(x), *addresses, torch.get_num_threads())
 
 
 def gradient_sums(gradient: Tensor, y: Tensor | None, x: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
     """(sum of g, sum of g (x - mean)), each [C] float64; g is ``gradient``, 0 where ``y`` is not above 0."""
     total, product = torch.empty(2, x.shape[1], dtype=torch.float64)
-    places = _at(gradient), _at(y), _at(x), _at(mean), _at(total), _at(product)
-    _kernels().normalize_gradient_sums(*_size(x), *places, torch.get_num_threads())
+    addresses = _at(gradient), _at(y), _at(x), _at(mean), _at(total), _at(product)
+    _kernels().normalize_gradient_sums(*_size(x), *addresses, torch.get_num_threads())
     return total, product
 
 
@@ -63,8 +63,8 @@ def gradients(
     of_residual: Tensor | None,
 ) -> None:
     """of_x = a g + b x + c with these coefficients, each [C] float32; of_residual = g."""
-    places = [_at(gradient), _at(y), _at(x), *map(_at, coefficients), _at(of_x), _at(of_residual)]
-    _kernels().normalize_gradient(*_size(x), *places, torch.get_num_threads())
+    addresses = [_at(gradient), _at(y), _at(x), *map(_at, coefficients), _at(of_x), _at(of_residual)]
+    _kernels().normalize_gradient(*_size(x), *addresses, torch.get_num_threads())
 
 
 def _kernels() -> Any:
@@ -85,7 +85,7 @@ def _is_readable(x: Tensor) -> bool:
 
 
 def _is_traced() -> bool:
-    """Whether torch records, fakes or transforms operations, which it could not do with the kernels."""
+    """Whether torch records, fakes or transforms operations, which is impossible with the kernels."""
     return (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None

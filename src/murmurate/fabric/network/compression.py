@@ -79,7 +79,7 @@ class WireCopy:
         return self._copied >= self.wire.nbytes
 
     def wait(self, stop: int) -> None:
-        """Until another thread has copied the first ``stop`` bytes."""
+        """Wait until another thread has copied the first ``stop`` bytes."""
         if self._copied < stop:
             with self._progress:
                 self._progress.wait_for(lambda: self._copied >= stop)
