@@ -257,8 +257,8 @@ def test_actions_lie_between_their_bounds_and_are_greedy_without_noise(config: A
 def test_places_of_actions_are_found_again() -> None:
     bounds = ActionBounds(SPEC)
     action = sample(size=50).action
-    torch.testing.assert_close(bounds.to_world(bounds.to_place(action)), action)
-    assert bounds.to_place(torch.tensor([[-2.0, 3.0]])).tolist() == [[-1.0, 1.0]]
+    torch.testing.assert_close(bounds.to_world(bounds.to_scaled(action)), action)
+    assert bounds.to_scaled(torch.tensor([[-2.0, 3.0]])).tolist() == [[-1.0, 1.0]]
 
 
 def test_a_constant_temperature_has_no_replica() -> None:

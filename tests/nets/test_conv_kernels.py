@@ -75,7 +75,7 @@ def exactly(torso, observation):
 
 def twin(torso, observation):
     laid = torso.blocks(observation, torso.linear.weight.dtype)
-    return torso._plainly(laid)
+    return torso._forward_in_torch(laid)
 
 
 def off(mine, theirs):
@@ -371,7 +371,7 @@ def test_blocks_are_those_of_the_twin_bit_for_bit(shape, simd, dtype):
             window[:1, :c],
             window[:, :c].contiguous(memory_format=torch.channels_last),
         ):
-            laid = _conv_kernels.lay(x, dtype)
+            laid = _conv_kernels.to_blocks(x, dtype)
             expected = blocks(x, dtype)
             assert laid.dtype == dtype
             assert torch.equal(laid, expected)

@@ -12,7 +12,7 @@ import pytest
 
 from murmurate.fabric.network.frames import Closed, FrameRejected
 from murmurate.sources.service_bridge import Bridges, dial_bridge
-from murmurate.sources.service_links import MESSAGE_BYTES, Ask, Done, ShardAddress, Stream
+from murmurate.sources.service_links import MESSAGE_BYTES, DrawReply, DrawRequest, ShardAddress, Stream
 from murmurate.sources.service_slots import BatchSlots, SlotLayout
 from waiting import DEADLINE_SECONDS, until
 
@@ -56,13 +56,13 @@ def test_rows_come_and_errors_go_and_a_new_connection_goes_on(shard: tuple[Bridg
     slots.begin(1)
     link, bridge = dial_bridge(address, STREAM, slots)
     ((end, mirror),) = until(bridges.accept)
-    first = Ask(1, 1, 1, 0, 0.4, -1.0)
+    first = DrawRequest(1, 1, 1, 0, 0.4, -1.0)
     link.send(first.pack())
-    assert Ask.read(received(end)) == first
+    assert DrawRequest.read(received(end)) == first
     drawn = {column: write(mirror, column, 1, 1) for column in ("keys", "seen")}
     mirror.fill(1, 1, 1)
-    end.send(Done(1, 1, 1).pack())
-    assert Done.read(received(link)) == Done(1, 1, 1)
+    end.send(DrawReply(1, 1, 1).pack())
+    assert DrawReply.read(received(link)) == DrawReply(1, 1, 1)
     assert slots.is_filled(1, 1)
     assert not slots.is_filled(1, 0)
     for column, written in drawn.items():
@@ -77,9 +77,9 @@ def test_rows_come_and_errors_go_and_a_new_connection_goes_on(shard: tuple[Bridg
     ((end, same),) = until(bridges.accept)
     assert same is mirror, "with the marks of what was drawn"
     assert same.mark(1, 1) == 1
-    second = Ask(1, 1, 2, 0b111, 0.5, 0.6)
+    second = DrawRequest(1, 1, 2, 0b111, 0.5, 0.6)
     again.send(second.pack())
-    assert Ask.read(received(end)) == second
+    assert DrawRequest.read(received(end)) == second
     assert part_bytes(mirror, "errors", 1, 1) == errors
     again.close()
     bridge.close()
@@ -98,8 +98,8 @@ def test_an_answer_to_an_older_draw_is_not_written(shard: tuple[Bridges, ShardAd
     for _ in range(2):
         slots.begin(0)
     write(mirror, "seen", 0, 0)
-    end.send(Done(0, 0, 1).pack())
-    assert Done.read(received(link)).number == 1
+    end.send(DrawReply(0, 0, 1).pack())
+    assert DrawReply.read(received(link)).number == 1
     assert not any(slots.memory[slots.start("keys", 0) :])
     assert slots.mark(0, 0) == 0
     link.close()

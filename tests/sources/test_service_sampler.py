@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from murmurate.sources import service_links
-from murmurate.sources.service_links import MESSAGE_BYTES, Ask, Done, ShardAddress
+from murmurate.sources.service_links import MESSAGE_BYTES, DrawReply, DrawRequest, ShardAddress
 from murmurate.sources.service_processes import SamplerProcess
 from murmurate.sources.service_slots import DRAWING, READY, BatchSlots, SlotLayout
 from waiting import DEADLINE_SECONDS, until
@@ -37,15 +37,15 @@ class Shard:
         self._link.settimeout(DEADLINE_SECONDS)
         self._slots = service_links.accept(self._link)
 
-    def asked(self) -> Ask:
+    def asked(self) -> DrawRequest:
         assert self._link is not None
-        return Ask.read(self._link.recv(MESSAGE_BYTES))
+        return DrawRequest.read(self._link.recv(MESSAGE_BYTES))
 
-    def answer(self, ask: Ask) -> None:
+    def answer(self, request: DrawRequest) -> None:
         assert self._slots is not None
         assert self._link is not None
-        self._slots.fill(ask.slot, ask.part, ask.number)
-        self._link.send(Done(ask.slot, ask.part, ask.number).pack())
+        self._slots.fill(request.slot, request.part, request.number)
+        self._link.send(DrawReply(request.slot, request.part, request.number).pack())
 
     def end(self) -> None:
         self._listener.close()
@@ -70,10 +70,10 @@ def service() -> Iterator[tuple[SamplerProcess, list[Shard], int]]:
     os.close(ready)
 
 
-def expect(shard: Shard, part: int, number: int, has_errors: int = 0) -> Ask:
-    ask = shard.asked()
-    assert ask == Ask(0, part, number, has_errors, 0.5, -1.0)
-    return ask
+def expect(shard: Shard, part: int, number: int, has_errors: int = 0) -> DrawRequest:
+    request = shard.asked()
+    assert request == DrawRequest(0, part, number, has_errors, 0.5, -1.0)
+    return request
 
 
 def test_each_shard_is_asked_for_its_part_and_gets_its_errors(
@@ -131,7 +131,7 @@ def test_another_shard_takes_the_part_of_one_that_ends_but_not_its_errors(
     until(lambda: sampler.slots.state(0) == READY)
     # the learner of the ended shard is started again, and has another
     new = Shard(1)
-    sampler.tell({1: new.address})
+    sampler.send({1: new.address})
     new.accept()
     until(lambda: sampler.slots.shards == 2)
     sampler.slots.release(0, has_errors=0b111)

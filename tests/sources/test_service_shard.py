@@ -16,7 +16,7 @@ from murmurate.replay.config import ReplayConfig, open_replay
 from murmurate.replay.interface import Steps
 from murmurate.sources import service_links
 from murmurate.sources.service_control import batch_fields, receive_state, row_tensors, send_state
-from murmurate.sources.service_links import Ask, Done, ShardAddress
+from murmurate.sources.service_links import DrawReply, DrawRequest, ShardAddress
 from murmurate.sources.service_shard import ReplayShard, ShardSettings, _Link, joined
 from murmurate.sources.service_slots import BatchSlots, Rows, SlotLayout
 from murmurate.sources.shared_ring import ActorRing, ActorStep
@@ -144,7 +144,7 @@ def test_weights_are_those_of_one_mixture_of_all_shards() -> None:
                 ring.put(record(SIZES[k], 10 * part + k, error))
                 chances[10 * part + k] = 0.5 * error / total
             shard._insert()
-        shard._draw(_Link(socket.socket(), FIELDS, False), slots, Ask(0, part, 1, 0, 0.7, -1.0))
+        shard._draw(_Link(socket.socket(), FIELDS, False), slots, DrawRequest(0, part, 1, 0, 0.7, -1.0))
     assert slots.finish(0)
     for number in range(layout.block):
         columns = row_tensors(slots, FIELDS, 0, Rows(50 * number, 50 * number + 50))
@@ -169,7 +169,7 @@ def test_a_draw_that_two_connections_ask_for_is_made_once() -> None:
     for _ in range(2):
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ends.append(mine)
-        shard._take_ask(_Link(theirs, FIELDS, False, slots), slots, Ask(0, 0, 1, 0, 0.7, -1.0))
+        shard._take_request(_Link(theirs, FIELDS, False, slots), slots, DrawRequest(0, 0, 1, 0, 0.7, -1.0))
     assert not shard._serve(), "nothing may be drawn yet"
     for _ in range(2):
         for k, ring in enumerate(rings):
@@ -177,11 +177,11 @@ def test_a_draw_that_two_connections_ask_for_is_made_once() -> None:
         shard._insert()
     assert shard._serve()
     assert shard.limiter.drawn == 4
-    assert [Done.read(end.recv(64)) for end in ends] == [Done(0, 0, 1)] * 2
-    assert not shard._asks
+    assert [DrawReply.read(end.recv(64)) for end in ends] == [DrawReply(0, 0, 1)] * 2
+    assert not shard._requests
     before = shard.replay.sampler.tree.priorities[:12].clone()  # type: ignore[attr-defined]
-    late = Ask(0, 0, 1, 1, 0.7, -1.0)  # with errors of the batch that was there before
-    shard._take_ask(_Link(theirs, FIELDS, False, slots), slots, late)
+    late = DrawRequest(0, 0, 1, 1, 0.7, -1.0)  # with errors of the batch that was there before
+    shard._take_request(_Link(theirs, FIELDS, False, slots), slots, late)
     assert torch.equal(shard.replay.sampler.tree.priorities[:12], before)  # type: ignore[attr-defined]
 
 
@@ -195,7 +195,7 @@ def test_errors_become_priorities_of_the_batches_that_have_some() -> None:
         shard._insert()
     link = _Link(socket.socketpair()[0], FIELDS, False, slots)
     slots.begin(0)
-    shard._take_ask(link, slots, Ask(0, 0, 1, 0, 0.7, -1.0))
+    shard._take_request(link, slots, DrawRequest(0, 0, 1, 0, 0.7, -1.0))
     assert shard._serve()
     expected = torch.full((24,), 0.3)
     for number in range(3):
@@ -204,7 +204,7 @@ def test_errors_become_priorities_of_the_batches_that_have_some() -> None:
         if number != 1:
             expected[columns["keys"]] = 2.0 + number
     slots.begin(0)
-    shard._take_ask(link, slots, Ask(0, 0, 2, 0b101, 0.7, -1.0))
+    shard._take_request(link, slots, DrawRequest(0, 0, 2, 0b101, 0.7, -1.0))
     torch.testing.assert_close(shard.replay.sampler.tree.priorities[:24], expected)  # type: ignore[attr-defined]
 
 

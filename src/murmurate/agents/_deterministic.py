@@ -28,8 +28,8 @@ class DeterministicAgent(ActsByPolicy):
     """One actor-learner (see ``Agent``), with the replicas ``critic`` and ``policy``.
 
     config: a ``TD3`` or ``DDPG``. critics_count: 1 or 2. policy_delay: updates of the critics for one of the
-    policy; 0: as many as a round has, at its end (Zhang, Algorithm 8). target_noise, noise_clip: of the
-    target actions.
+    policy; 0: at the end of each round, as many updates of the policy as the round had (Zhang, Algorithm 8).
+    target_noise, noise_clip: of the target actions.
 
     An update of the critics reads no autograd graph: see ``nets.passes``.
     """
@@ -67,7 +67,7 @@ class DeterministicAgent(ActsByPolicy):
         self._include = including(self.policy.normalizer, context)
         dimensions = math.prod(spec.action_shape)
         self._noise = UpdateNoise(context.seed, context.rank, (1, config.batch, dimensions), self.device)
-        self._observed: list[Tensor] = []  # of the batches of this round, where the policy waits for its end
+        self._observed: list[Tensor] = []  # observations of this round, if policies learn at the end of it
         self._policy_value: Tensor | float = math.nan
 
     @property
@@ -90,8 +90,8 @@ class DeterministicAgent(ActsByPolicy):
             return Action(action, None)
         bounds = self.policy.bounds
         noise = torch.randn(action.flatten(1).shape, generator=generator, device=action.device)
-        place = bounds.to_place(action).add(noise, alpha=sigma).clamp_(-1, 1)
-        return Action(bounds.to_world(place), None)
+        scaled = bounds.to_scaled(action).add(noise, alpha=sigma).clamp_(-1, 1)
+        return Action(bounds.to_world(scaled), None)
 
     # -- learning -----------------------------------------------------------------------------------
 
@@ -101,12 +101,12 @@ class DeterministicAgent(ActsByPolicy):
         self._include(data.observation)
         observation = self.policy.read(data.observation)
         target = self._target(data)
-        place = self.policy.bounds.to_place(data.action)
-        seen = self._critic_passes.forward(self._joined(observation, place))
-        q = seen[-1][..., 0]
+        scaled = self.policy.bounds.to_scaled(data.action)
+        activations = self._critic_passes.forward(self._joined(observation, scaled))
+        q = activations[-1][..., 0]
         step = squared_error(q, target, data.weights)
         check_loss(step.loss, "critic", self._critic.clock)
-        self._critic_passes.backward(seen, step.slope[..., None])
+        self._critic_passes.backward(activations, step.slope[..., None])
         exchange = self._critic.follow(self._critic.grad)
         ended = not (self._critic.common_rounds and exchange.staleness)
         self._learn_policy(observation, ended)
@@ -125,11 +125,11 @@ class DeterministicAgent(ActsByPolicy):
     def _target(self, data: Sample) -> Tensor:
         """y [B], from the target nets, with smoothed actions (Fujimoto et al. 2018, eq. 14)."""
         following = self.policy.read(data.next_observation)
-        place = self._target_policy.forward(following[None])[-1][0].tanh_()
+        scaled = self._target_policy.forward(following[None])[-1][0].tanh_()
         if self._target_noise:
-            noise = self._noise.of(self._critic.clock)[0, : len(place)] * self._target_noise
-            place.add_(noise.clamp_(-self._noise_clip, self._noise_clip)).clamp_(-1, 1)
-        values = self._target_critics.forward(self._joined(following, place))[-1]
+            noise = self._noise.of(self._critic.clock)[0, : len(scaled)] * self._target_noise
+            scaled.add_(noise.clamp_(-self._noise_clip, self._noise_clip)).clamp_(-1, 1)
+        values = self._target_critics.forward(self._joined(following, scaled))[-1]
         return clipped_target(data.reward, data.discount, values[..., 0])
 
     def _learn_policy(self, observation: Tensor, ended: bool) -> None:
@@ -149,19 +149,21 @@ class DeterministicAgent(ActsByPolicy):
     def _update_policy(self, observation: Tensor) -> None:
         """One step up the gradient of mean Q_1(s, pi(s)) (Silver et al. 2014, eq. 9)."""
         size = len(observation)
-        seen = self._policy_passes.forward(observation[None])
-        place = torch.tanh(seen[-1][0])
+        activations = self._policy_passes.forward(observation[None])
+        scaled = torch.tanh(activations[-1][0])
         first = slice(0, 1)
-        judged = self._critic_passes.forward(torch.cat([observation, place], 1)[None], first)
-        self._policy_value = judged[-1].mean()
-        slope = self._critic_passes.input_slope(judged, torch.full_like(judged[-1], -1 / size), first)
-        slope = slope[..., observation.shape[1] :] * (1 - place.square())
-        self._policy_passes.backward(seen, slope)
+        critic_activations = self._critic_passes.forward(torch.cat([observation, scaled], 1)[None], first)
+        self._policy_value = critic_activations[-1].mean()
+        slope = self._critic_passes.input_slope(
+            critic_activations, torch.full_like(critic_activations[-1], -1 / size), first
+        )
+        slope = slope[..., observation.shape[1] :] * (1 - scaled.square())
+        self._policy_passes.backward(activations, slope)
         self._policy.follow(self._policy.grad)
 
-    def _joined(self, observation: Tensor, place: Tensor) -> Tensor:
+    def _joined(self, observation: Tensor, scaled: Tensor) -> Tensor:
         """The critics' input [E, B, F + D], one tensor for all of them."""
-        joined = torch.cat([observation, place], 1)
+        joined = torch.cat([observation, scaled], 1)
         return joined.expand(self.critics.members, *joined.shape)
 
     # -- state --------------------------------------------------------------------------------------

@@ -37,8 +37,8 @@ class ModelConfig:
     batch: examples of each member's mini-batches. learning_rate: of Adam.
     weight_decay: of the last layer; 1/4 of it in the first, 1/2 in the second, 3/4 in between.
     held_out: share of the data on which the error is measured; held_out_most: at most so many transitions.
-    patience: a fit ends when for so many epochs no member's held-out error has fallen by the share
-        ``improvement`` of its least. improvement: that share.
+    patience: a fit ends after so many epochs in a row in which no member's held-out error improved.
+        improvement: the share of its least error by which an error must fall to count as improved.
     precision: between the first and the last layer in fits; ``auto`` is bfloat16 where the device has native
         bfloat16 arithmetic. Held-out errors and predictions are float32.
     """
@@ -105,8 +105,8 @@ class DynamicsModel:
     def fit(self, inputs: Tensor, targets: Tensor, interrupted: Callable[[], bool] = lambda: False) -> bool:
         """Continue to learn until held-out errors stop falling; then each member has its best parameters.
 
-        interrupted: called every few batches. If it returns True, all is as it was before, and the result is
-        False.
+        interrupted: called every few batches. If it returns True, everything is restored to what it was
+        before, and the result is False.
         """
         before = {"replica": self.replica.state(), **self.state()}
         order = self._permutation(len(inputs))

@@ -86,7 +86,7 @@ class EnsembleGradient:
         return step.loss
 
     def _layer_gradient(self, i: int, slope: Tensor) -> Tensor:
-        """Write the gradient of layer ``i`` from that of its sums; returns that of the sums before it."""
+        """Write layer ``i``'s gradient from its sums' gradient; returns that of the sums before it."""
         weight, (weight_place, bias_place) = self.ensemble.net.weights[i], self._places[i]
         wide = weight.shape[1]
         found = torch.bmm(self._inputs[i].to(slope.dtype).transpose(1, 2), slope)

@@ -1,4 +1,4 @@
-"""Random numbers of updates that follow from the seed and the update's number, so there is none to save."""
+"""Noise for updates that depends only on the seed and the update's number, so none of it must be saved."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class UpdateNoise:
         self._block, self._drawn = -1, torch.empty(0)
 
     def of(self, update: int) -> Tensor:
-        """The numbers of this update, the same whenever it is asked for."""
+        """The numbers of this update; every call for the same update gives the same."""
         block, place = divmod(update, _BLOCK)
         if block != self._block:
             generator = derive_generator(self._seed, self._role, block, device=self._device)

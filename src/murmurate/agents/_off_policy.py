@@ -17,7 +17,7 @@ from murmurate.spec import EnvSpec
 
 
 class ActsByPolicy:
-    """The parts of an ``Agent`` whose replica ``policy`` acts, without memory and alike in all simulators."""
+    """An ``Agent``'s methods for acting by its replica ``policy``: no memory, all simulators alike."""
 
     acting: tuple[str, ...] = ("policy",)
 
@@ -37,8 +37,8 @@ def check_vector_actions(spec: EnvSpec, agent: str, images: bool = False) -> Non
         raise ValueError(f"{agent} reads vectors, and the observations of {spec.name} are images: use d4pg")
     if not all(map(math.isfinite, (*spec.action_low, *spec.action_high))):
         raise ValueError(
-            f"{agent} learns the place of an action between its bounds, and {spec.name} has actions without "
-            "them. Register it with gymnasium's RescaleAction or ClipAction among its additional_wrappers."
+            f"{agent} learns actions scaled by their bounds, and {spec.name} has actions without bounds. "
+            "Register it with gymnasium's RescaleAction or ClipAction among its additional_wrappers."
         )
 
 

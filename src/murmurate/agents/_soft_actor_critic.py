@@ -47,7 +47,7 @@ class Temperature(nn.Module):
 
 class SoftActorCritic:
     """A squashed Gaussian policy, two critics and a temperature: the replicas ``policy``, ``critic`` and
-    ``temperature``, which is missing where it is constant.
+    ``temperature``; the last is missing if the temperature is constant.
 
     config: a ``SAC``, or another config with its fields. An update reads no autograd graph: see
     ``nets.passes``.
@@ -91,8 +91,8 @@ class SoftActorCritic:
         parameters = self.policy.net(self.policy.read(observation))[0].float()
         mean, log_std = parameters.chunk(2, 1)
         noise = torch.randn(mean.shape, generator=generator, device=mean.device)
-        place = torch.tanh(torch.addcmul(mean, limited_log_std(log_std).exp(), noise))
-        return Action(self.policy.bounds.to_world(place), None)
+        scaled = torch.tanh(torch.addcmul(mean, limited_log_std(log_std).exp(), noise))
+        return Action(self.policy.bounds.to_world(scaled), None)
 
     @torch.no_grad()
     def update(self, data: Sample) -> Update:
@@ -102,12 +102,12 @@ class SoftActorCritic:
         alpha = self._temperature.log_alpha.detach().exp()
         observation = self.policy.read(data.observation)
         target = self._target(data, noise[0], alpha)
-        place = self.policy.bounds.to_place(data.action)
-        seen = self._critic_passes.forward(self._joined(observation, place))
-        q = seen[-1][..., 0]
+        scaled = self.policy.bounds.to_scaled(data.action)
+        activations = self._critic_passes.forward(self._joined(observation, scaled))
+        q = activations[-1][..., 0]
         step = squared_error(q, target, data.weights)
         check_loss(step.loss, "critic", self._critic.clock)
-        self._critic_passes.backward(seen, step.slope[..., None])
+        self._critic_passes.backward(activations, step.slope[..., None])
         exchange = self._critic.follow(self._critic.grad)
         log_probability = self._update_policy(observation, noise[1], alpha)
         if "temperature" in self.replicas:
@@ -135,24 +135,26 @@ class SoftActorCritic:
     def _update_policy(self, observation: Tensor, noise: Tensor, alpha: Tensor) -> Tensor:
         """One step down the gradient of ``mean(alpha log pi(a | s) - min_e Q_e(s, a))``; returns
         log pi(a | s) [B]."""
-        seen = self._policy_passes.forward(observation[None])
-        mean, free_log_std = seen[-1][0].chunk(2, 1)
+        activations = self._policy_passes.forward(observation[None])
+        mean, free_log_std = activations[-1][0].chunk(2, 1)
         log_std = limited_log_std(free_log_std)
         drawn = squashed_gaussian(mean, log_std, noise)
-        judged = self._critic_passes.forward(self._joined(observation, drawn.action))
+        critic_activations = self._critic_passes.forward(self._joined(observation, drawn.action))
         # each row follows the critic with the smaller value: -1 there, 0 at the other
-        lower = (judged[-1][0] <= judged[-1][1]).to(judged[-1].dtype)
+        lower = (critic_activations[-1][0] <= critic_activations[-1][1]).to(critic_activations[-1].dtype)
         chosen = torch.stack([lower, 1 - lower])
-        q_slope = self._critic_passes.input_slope(judged, chosen)[..., observation.shape[1] :].sum(0)
+        q_slope = self._critic_passes.input_slope(critic_activations, chosen)[
+            ..., observation.shape[1] :
+        ].sum(0)
         slope = soft_policy_slope(drawn.action, log_std, noise, q_slope, alpha)
         behind = torch.cat([slope.mean, through_limit(slope.log_std, free_log_std)], 1)
-        self._policy_passes.backward(seen, behind[None])
+        self._policy_passes.backward(activations, behind[None])
         self._policy.follow(self._policy.grad)
         return drawn.log_probability
 
-    def _joined(self, observation: Tensor, place: Tensor) -> Tensor:
+    def _joined(self, observation: Tensor, scaled: Tensor) -> Tensor:
         """The critics' input [2, B, F + D], one tensor for both."""
-        joined = torch.cat([observation, place], 1)
+        joined = torch.cat([observation, scaled], 1)
         return joined.expand(2, *joined.shape)
 
     def state(self) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from murmurate.spec import Batch, EnvSpec, Outcome, Transitions, derive_generato
 class D4PG(LearnerConfig):
     """Hyper-parameters; the defaults are the paper's for the Control Suite, except where a recipe sets them.
 
-    Actions are learned as places in [-1, 1] between their bounds, so noise has no unit.
+    Actions are learned scaled to [-1, 1] by their bounds, so noise has no unit.
 
     batch: transitions of an update; ``replay.samples_per_insert`` gives the number of updates.
     n_step: steps of the returns. discount: per env step.
@@ -152,8 +152,8 @@ class D4PGAgent:
         if greedy or sigma == 0:
             return Action(action, None)
         noise = torch.randn(action.flatten(1).shape, generator=generator, device=action.device)
-        place = bounds.to_place(action).add(noise, alpha=sigma).clamp_(-1, 1)
-        return Action(bounds.to_world(place), None)
+        scaled = bounds.to_scaled(action).add(noise, alpha=sigma).clamp_(-1, 1)
+        return Action(bounds.to_world(scaled), None)
 
     # -- learning -----------------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class D4PGAgent:
         self._include(seen)
         target = self._target(data, following)
         features = self._features(self.policy, self.critic, seen)
-        logits = self.critic(features, self.policy.bounds.to_place(data.action))
+        logits = self.critic(features, self.policy.bounds.to_scaled(data.action))
         step = categorical_cross_entropy(logits, target, data.weights)
         exchange = self._critic.descend(step.loss)
         value = self._update_policy(features.detach())
@@ -195,13 +195,13 @@ class D4PGAgent:
         """y [B, K] of the target nets (Barth-Maron et al. 2018, Algorithm 1, line 6)."""
         policy, critic = self._target_policy.net, self._target_critic.net
         features = self._features(policy, critic, following)
-        p = critic(features, _place(policy, features)).softmax(1)
+        p = critic(features, _scaled_action(policy, features)).softmax(1)
         return projected_target(data.reward, data.discount, p, critic.support)
 
     def _update_policy(self, features: Tensor) -> Tensor:
         """One step up the gradient of mean E[Z(s, pi(s))] (Algorithm 1, line 7). No gradient reaches the
         encoder, and the critic's replica computes none."""
-        p = self.critic(features, _place(self.policy, features)).softmax(1)
+        p = self.critic(features, _scaled_action(self.policy, features)).softmax(1)
         value = expectation(p, self.critic.support).mean()
         self._policy.descend(-value)
         return value.detach()
@@ -225,8 +225,8 @@ class D4PGAgent:
             target.load(each)
 
 
-def _place(policy: ControlPolicy, features: Tensor) -> Tensor:
-    """The place [B, D] of the policy's action."""
+def _scaled_action(policy: ControlPolicy, features: Tensor) -> Tensor:
+    """The policy's scaled action [B, D]."""
     return torch.tanh(policy.net(features)[0])
 
 

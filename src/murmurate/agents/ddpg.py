@@ -17,10 +17,10 @@ from murmurate.spec import EnvSpec, Transitions
 
 @dataclass(frozen=True)
 class DDPG(LearnerConfig):
-    """Hyper-parameters; the defaults are those of TD3's without its three additions (twin critics, delayed
+    """Hyper-parameters; the defaults are those of TD3 without its three additions (twin critics, delayed
     policy updates, smoothed targets), as Fujimoto et al. compare them ("Our DDPG").
 
-    Actions are learned as places in [-1, 1] between their bounds. Differs: exploration is Gaussian, where
+    Actions are learned scaled to [-1, 1] by their bounds. Differs: exploration is Gaussian, where
     Lillicrap et al. add an Ornstein-Uhlenbeck process.
 
     batch: transitions of an update; ``replay.samples_per_insert`` gives the number of updates.
@@ -30,7 +30,7 @@ class DDPG(LearnerConfig):
     target_every: own updates between moves of the target nets; under strategies with common rounds at the end
         of the current round. polyak: how far a move goes; 1 copies.
     exploration_noise: deviation of the noise of the actions taken.
-    normalize_observations: by their running mean and deviation, limited to +-10; of the drawn batches.
+    normalize_observations: by the running mean and deviation of the drawn batches, limited to +-10.
     precision: of the products between hidden layers, which are most of the work; ``auto`` is bfloat16 where
         the device has native bfloat16 arithmetic.
     """

@@ -129,7 +129,7 @@ class DQNAgent(OneReplica):
         self.agreed = TargetNetwork(self.net) if agreed else None
         self._learns = False  # not so in actor processes, whose net has the published parameters
         self._assigned: tuple[int, int] | None = None  # first simulator of the next ``act``, and their total
-        self._lowest: int | None = None  # number of a simulator ever assigned
+        self._lowest: int | None = None  # the lowest number of a simulator assigned so far
 
     def assign_simulators(self, first: int, total: int) -> None:
         self._assigned = first, total
@@ -148,7 +148,7 @@ class DQNAgent(OneReplica):
         return self.config.epsilon ** (1.0 + 7.0 * simulator / max(total - 1, 1))
 
     def _greatest_epsilon(self) -> Tensor:
-        """The greatest of this learner's simulators, which is that of the first."""
+        """The greatest epsilon of this learner's simulators, which is the first one's."""
         if self._assigned is None or self._lowest is None or self.config.exploration != "ladder":
             return torch.as_tensor(self.epsilon(2)).max()
         return self._ladder(torch.tensor(self._lowest), self._assigned[1])

@@ -174,7 +174,7 @@ class IMPALAAgent(OneReplica):
                 "value_loss": critic_loss.detach(),
                 "entropy": bonus.detach(),
                 "rho_mean": lambda: rho.mean(),
-                # not what rounding alone makes greater than 1
+                # a margin, so that ratios above 1 by rounding alone do not count
                 "rho_clipped": lambda: (rho > (1 + 1e-3) * c.rho_bar).float().mean(),
                 "gradient_norm": float("nan") if gradient_norm is None else gradient_norm,
                 "learning_rate": self.replica.optimizer.param_groups[0]["lr"],

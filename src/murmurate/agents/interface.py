@@ -101,7 +101,7 @@ class PrioritizingAgent(ModelAgent, Protocol):
 
 
 class OneReplica:
-    """The parts of an ``Agent`` that has one replica, no state beside it, and explores alike in all
+    """The parts of an ``Agent`` that has one replica, no other state, and explores alike in all
     simulators."""
 
     replica: Replica

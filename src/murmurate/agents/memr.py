@@ -41,10 +41,10 @@ class MEMR(LearnerConfig):
 
     policy: of soft actor-critic. model: the ensemble and its training.
     rollout_rate: learning rate (Adam) of the rollout policy pi_psi, the Gaussian distribution of imagined
-        actions. rollout_epochs: D, passes over the new ones after each round of rollouts, in mini-batches of
-        ``policy.batch``.
-    termination: where the model's episodes end; ``auto`` for a world of which that is known, else a function
-        of your own, FILE.py:FUNCTION (docs/algorithms/mbpo.md).
+        actions. rollout_epochs: D, passes over the new actions after each round of rollouts, in mini-batches
+        of ``policy.batch``.
+    termination: where the model's episodes end; ``auto`` for worlds whose rule is known, else a function of
+        your own, FILE.py:FUNCTION (docs/algorithms/mbpo.md).
     """
 
     name: ClassVar[str] = "memr"
@@ -107,9 +107,9 @@ class MEMRAgent(ModelBasedAgent):
 
 
 class RolloutPolicy:
-    """pi_psi: a diagonal Gaussian of the places of imagined actions between their bounds, given the state.
+    """pi_psi: a diagonal Gaussian distribution of imagined actions, scaled to [-1, 1], given the state.
 
-    loss: of its last mini-batch, twice the negative log-likelihood of a dimension, without its constant.
+    loss: of the last mini-batch, twice the negative log-likelihood per dimension, without its constant.
     """
 
     def __init__(self, config: MEMR, context: Context) -> None:
@@ -134,7 +134,7 @@ class RolloutPolicy:
                 order = torch.randperm(size, generator=generator, device=generator.device)
             rows = order[torch.arange(first, first + batch, device=order.device) % size]
             mean, log_std = self._distribution(observation[rows])
-            loss = gaussian_nll(mean, 2 * log_std, self._bounds.to_place(action[rows]))
+            loss = gaussian_nll(mean, 2 * log_std, self._bounds.to_scaled(action[rows]))
             staleness = self.replica.descend(loss).staleness
             step += 1
         self.loss = float(loss.detach())
@@ -142,7 +142,7 @@ class RolloutPolicy:
     @torch.no_grad()
     def priority(self, observation: Tensor, action: Tensor) -> Tensor:
         """[B] of eq. 3.7."""
-        return entropy_priority(self._bounds.to_place(action), *self._distribution(observation))
+        return entropy_priority(self._bounds.to_scaled(action), *self._distribution(observation))
 
     def _distribution(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """mu_psi, log sigma_psi: [B, D] each."""

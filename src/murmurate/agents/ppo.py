@@ -197,8 +197,8 @@ class PPOAgent(OneReplica):
 
     @torch.no_grad()
     def _advantages(self, data: Trajectory) -> Tensor:
-        """[T, B], with the values that the critic had during the rollout, and bootstrapped with its present
-        ones, which are the same."""
+        """[T, B], from the values recorded during the rollout; bootstrap values come from the critic, which
+        has not been updated since."""
         value, memory, c = data.behaviour["value"], data.behaviour.get("memory"), self.config
         first = data.terminated[-1] | data.truncated[-1]
         last = None if memory is None else memory[-1]
@@ -263,8 +263,8 @@ class PPOAgent(OneReplica):
             }
 
     def state(self) -> dict[str, Any]:
-        """Of the rewards' scale; the replica saves its own state, and the order of minibatches follows from
-        its clock."""
+        """The state of the rewards' scale; the replica saves its own, and the order of minibatches follows
+        from its clock."""
         return self.running.state()
 
     def load(self, state: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from murmurate.spec import Batch, EnvSpec, Outcome, Transitions
 class SAC(LearnerConfig):
     """Hyper-parameters; the defaults are those of Haarnoja et al. 2018b, Table 1.
 
-    Actions are learned as places in [-1, 1] between their bounds, and entropies are those of places.
+    Actions are learned scaled to [-1, 1] by their bounds, and entropies are of scaled actions.
 
     batch: transitions of an update; ``replay.samples_per_insert`` gives the number of updates.
     n_step: steps of the returns. discount: per env step.
@@ -35,7 +35,7 @@ class SAC(LearnerConfig):
     hidden: width of the two layers of each net.
     target_every: own updates between moves of the target critics; under strategies with common rounds at the
         end of the current round. polyak: how far a move goes; 1 copies.
-    normalize_observations: by their running mean and deviation, limited to +-10; of the drawn batches.
+    normalize_observations: by the running mean and deviation of the drawn batches, limited to +-10.
     precision: of the products between hidden layers, which are most of the work; ``auto`` is bfloat16 where
         the device has native bfloat16 arithmetic.
     """

@@ -19,19 +19,20 @@ from murmurate.spec import EnvSpec, Transitions
 class TD3(LearnerConfig):
     """Hyper-parameters; the defaults are those of the authors' code.
 
-    Actions are learned as places in [-1, 1] between their bounds, so noise has no unit.
+    Actions are learned scaled to [-1, 1] by their bounds, so noise has no unit.
 
     batch: transitions of an update; ``replay.samples_per_insert`` gives the number of updates.
     n_step: steps of the returns. discount: per env step.
     policy_rate, critic_rate: learning rates of Adam. clip: largest norm of each gradient (inf: no limit).
     hidden: width of the two layers of each net.
-    policy_delay: updates of the critics for one of the policy; 0: all of a round's at its end, with the
-        critics on which the replicas have agreed (SPO-TD3: Zhang, Algorithm 8).
+    policy_delay: updates of the critics for one of the policy; 0: at the end of each round as many updates of
+        the policy as the round had, with the critics on which the replicas have agreed (SPO-TD3: Zhang,
+        Algorithm 8).
     target_every: own updates of the critics between moves of the target nets, both policy and critics; under
         strategies with common rounds at the end of the current round. polyak: how far a move goes; 1 copies.
     target_noise: deviation of the noise of the target actions. noise_clip: its limit.
     exploration_noise: deviation of the noise of the actions taken.
-    normalize_observations: by their running mean and deviation, limited to +-10; of the drawn batches.
+    normalize_observations: by the running mean and deviation of the drawn batches, limited to +-10.
     precision: of the products between hidden layers, which are most of the work; ``auto`` is bfloat16 where
         the device has native bfloat16 arithmetic.
     """

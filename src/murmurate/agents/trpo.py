@@ -47,7 +47,7 @@ class TRPO(LearnerConfig):
     max_kl: delta, the largest mean KL divergence of a step, in nats. damping: added to the diagonal of the
         Fisher matrix. cg_iterations: of the conjugate gradient.
     curvature_every: the Fisher products use every so many-th step of the rollout.
-    backtracks: fractions of the step that are tried. shrink: from one to the next.
+    backtracks: fractions of the step that are tried. shrink: the factor from each to the next.
     value_learning_rate: of Adam, for the value net. value_epochs: passes over each rollout.
     value_minibatches: parts of a rollout, and so the updates of a pass.
     learning_rate_end: over the run ``value_learning_rate`` falls linearly to this share (1: constant).
@@ -87,7 +87,7 @@ class TRPO(LearnerConfig):
         return Rollouts(self.steps, simulators=math.ceil(self.value_minibatches / self.steps))
 
     def updates(self, batches: int) -> int:
-        """Those of the value net, which makes the most; the policy makes one a batch."""
+        """The updates of the value net, which makes the most; the policy makes one per batch."""
         return batches * self.value_epochs * self.value_minibatches
 
     def resolved(self, spec: EnvSpec, device: torch.device) -> TRPO:
@@ -239,7 +239,7 @@ class TRPOAgent:
         return max(1, _PASS_NUMBERS // math.prod(self.spec.observation_shape))
 
     def state(self) -> dict[str, Any]:
-        """Of the rewards' scale; the replicas save their own state."""
+        """The state of the rewards' scale; the replicas save their own."""
         return self.running.state()
 
     def load(self, state: dict[str, Any]) -> None:
@@ -247,7 +247,7 @@ class TRPOAgent:
 
 
 class _Rows(NamedTuple):
-    """Some steps of a rollout, as many as go through the policy at once.
+    """Some steps of a rollout: as many as are passed through the policy at once.
 
     weight: their share of the rollout. old: the policy's parameters [n, A] at theta. The rest is [1, n].
     """

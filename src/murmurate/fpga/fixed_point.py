@@ -16,13 +16,13 @@ LFSR_TAPS = (15, 14, 12, 3)  # x^16 + x^15 + x^13 + x^4 + 1: period 65,535
 
 
 def quantise(values: Tensor, fraction: int, bits: int = OPERAND_BITS) -> Tensor:
-    """The nearest numbers of ``bits`` bits, ``fraction`` of them behind the point, as int64."""
+    """The nearest numbers of ``bits`` bits, of which ``fraction`` are fractional, as int64."""
     low, high = limits(bits)
     return torch.round(values.double() * 2.0**fraction).clamp_(low, high).long()
 
 
 def value(numbers: Tensor, fraction: int) -> Tensor:
-    """What fixed-point ``numbers`` stand for, in float32."""
+    """The values of fixed-point ``numbers``, in float32."""
     return (numbers.double() * 2.0**-fraction).float()
 
 
@@ -67,7 +67,7 @@ def narrow(
 
 
 def longest_sum(accumulator_bits: int) -> int:
-    """How many products of two operands fit into an accumulator, whatever they are."""
+    """How many products of two operands an accumulator can sum without overflow, whatever their values."""
     return (1 << (accumulator_bits - 1 - 2 * (OPERAND_BITS - 1))) - 1
 
 
@@ -95,7 +95,7 @@ def _lfsr_states() -> Tensor:
 
 
 class Lfsr:
-    """A linear feedback shift register: one state a draw. seed: how many states after 1 it begins."""
+    """A linear feedback shift register: one state a draw. seed: the number of states to skip after 1."""
 
     def __init__(self, seed: int = 0) -> None:
         self.position = seed % len(_lfsr_states())

@@ -18,8 +18,8 @@ MASTER_BITS = 32
 
 @dataclass(frozen=True)
 class Numbers:
-    """Bits behind the point of activations, weights and errors (16 bits each), and of the weights as the
-    weight update keeps them (32 bits); bits of an accumulator."""
+    """Fractional bits of activations, weights and errors (16 bits each), and of the master weights that the
+    weight update keeps (32 bits); bits of an accumulator."""
 
     activation: int = 11
     weight: int = 12
@@ -30,7 +30,7 @@ class Numbers:
 
 class GradientStep(NamedTuple):
     """td_error: [B] float32, target - Q. gradients: of each layer [K + 1, N], sums over the batch, with
-    ``activation + error`` bits behind the point. outputs: [B, A] int64."""
+    ``activation + error`` fractional bits. outputs: [B, A] int64."""
 
     td_error: Tensor
     gradients: list[Tensor]
@@ -76,7 +76,7 @@ class EmulatedLearner:
 
     @property
     def weights(self) -> list[Tensor]:
-        """What the tensor units hold: [K + 1, N] of each layer, 16 bits."""
+        """The weights as the tensor units hold them: [K + 1, N] of each layer, 16 bits."""
         return [narrow(m, self.numbers.master - self.numbers.weight) for m in self.masters]
 
     def inputs(self, observation: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ class EmulatedLearner:
         return GradientStep(value(error, n.activation), sums, output)
 
     def update_shift(self, batch: int) -> int:
-        """By how many bits a sum of gradients is shifted right to change a weight as the update keeps it."""
+        """By how many bits a sum of gradients is shifted right to be subtracted from a master weight."""
         n = self.numbers
         return self.rate_shift + batch.bit_length() - 1 - (n.master - n.activation - n.error)
 

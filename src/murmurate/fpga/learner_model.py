@@ -52,8 +52,8 @@ class LearnerModel:
     """DP pipelines of FW, LOSS, BW and WA with a unit for each of ``stages(layers)``.
 
     Weights are loaded once for each tile: the samples of a sub-batch pass a tile together. A stage begins
-    when the stage before has sent its first complete row. clock_hz: see
-    ``clock_provenance``, ``measured-pnr`` or ``assumed``. Not in the model: the forward pass of the target
+    when the stage before has sent its first complete row. clock_provenance: whether ``clock_hz`` is
+    ``measured-pnr`` (from place and route) or ``assumed``. Not in the model: the forward pass of the target
     net, and the host's link.
     """
 
@@ -76,7 +76,7 @@ class LearnerModel:
         return self.dp * sum(unit.dsps for unit in self.units)
 
     def stage_cycles(self, batch: int) -> list[int]:
-        """Of each stage for the sub-batch of one pipeline, alone."""
+        """The cycles of each stage alone, for the sub-batch of one pipeline."""
         share = math.ceil(batch / self.dp)
         return [
             (outer_cycles if kind == "WA" else product_cycles)(unit, share, k, n)
@@ -141,5 +141,5 @@ def choose(
 
 
 def _sizes(extent: int) -> list[int]:
-    """The least sizes for each number of tiles."""
+    """For each number of tiles, the least size of a tile."""
     return sorted({math.ceil(extent / tiles) for tiles in range(1, extent + 1)})

@@ -43,7 +43,7 @@ class ReplayManager(wiring.Component):
 
     @property
     def sample_latency(self) -> int:
-        """With the row's."""
+        """Cycles from an accepted sample to its index, and with ``row_bits`` to its row."""
         return self.shape.sample_latency + (self._row_cycles if self.row_bits else 0)
 
     @property

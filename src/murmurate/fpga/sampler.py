@@ -37,10 +37,10 @@ class Multiplier(wiring.Component):
 
 
 class LevelSampler(wiring.Component):
-    """Finds the child of a node in whose range the mass lies, and the mass that is left in it.
+    """Finds the child of a node in whose range the mass lies, and the mass relative to that range's start.
 
-    While updates are in flight, sums of different levels may disagree by them, and the mass may lie above all
-    children: then it is the last child that is not zero. ``found`` is unset if all are.
+    While updates are in flight, a node's sum may differ from its children's. If the mass lies above all
+    children, the last nonzero child is chosen; if all children are zero, ``found`` is unset.
     """
 
     def __init__(self, shape: TreeShape, level: int) -> None:
@@ -88,7 +88,7 @@ class LevelSampler(wiring.Component):
         for stage in range(read + BYPASS + self.lane_bits - 2 * (self.level > 0)):
             mass = self._later(m, mass, f"mass_{stage}")
 
-        # Kogge and Stone 1973: sums[k] is that of lanes 0 to k after log2(K) stages
+        # Kogge and Stone 1973: sums[k] is the sum of lanes 0 to k after log2(K) stages
         bits = self.width + self.lane_bits
         sums: list[Value] = [memory.read_data.word_select(k, self.width) for k in range(lanes)]
         nonzero: Value = Cat(lane.any() for lane in sums)
@@ -126,7 +126,7 @@ class LevelSampler(wiring.Component):
 
     @staticmethod
     def _later(m: Module, value: Value, name: str) -> Signal:
-        """``value`` one cycle later. A reset clears what is on its way, not its data."""
+        """``value`` one cycle later. A reset clears only the valid bits ("v_...")."""
         later = Signal(value.shape(), name=name, reset_less=not name.startswith("v_"))
         m.d.sync += later.eq(value)
         return later

@@ -18,7 +18,7 @@ OUTPUT = 2  # a buffered queue
 
 
 def read_cycles(words: int) -> int:
-    """Of a memory of so many words, from an address to the data."""
+    """Cycles from an address to the data, of a memory of so many words."""
     return READ + (words >= FAR_WORDS)
 
 
@@ -64,7 +64,7 @@ class TreeShape:
 
     @property
     def total_bits(self) -> int:
-        """Of the sum of all leaves."""
+        """Bits of the sum of all leaves."""
         return self.width + self.index_bits
 
     def lanes(self, level: int) -> int:
@@ -72,7 +72,7 @@ class TreeShape:
         return 1 << (self.index_bits - below if level == 0 else self.lane_bits)
 
     def bits_below(self, level: int) -> int:
-        """Of a leaf's index, that lie below the lane of this level."""
+        """How many bits of a leaf's index lie below the lane of this level."""
         return self.lane_bits * (self.levels - 1 - level)
 
     def words(self, level: int) -> int:
@@ -83,13 +83,13 @@ class TreeShape:
 
     @property
     def memory_bits(self) -> int:
-        """Of all levels, each of which has a copy for samples and one for updates."""
+        """Memory bits of all levels, each of which has a copy for samples and one for updates."""
         return 2 * sum(
             self.words(level) * self.lanes(level) * self.lane_width(level) for level in range(self.levels)
         )
 
     def read_cycles(self, level: int) -> int:
-        """From an address to the data."""
+        """Cycles from an address to the data."""
         return read_cycles(self.words(level))
 
     def update_level_cycles(self, level: int) -> int:

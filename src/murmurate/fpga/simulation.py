@@ -13,7 +13,7 @@ _PERIOD_SECONDS = 1e-8  # of the simulated clock; cycles are what counts
 
 
 class SimulatedManager:
-    """A ``ReplayManager`` that operates in a simulated clock's time.
+    """A ``ReplayManager`` with a simulated clock.
 
     Raises Refusal where Amaranth is not installed.
     """

@@ -160,7 +160,7 @@ class WeightUpdate(wiring.Component):
 
     Args:
         shift: at least 1, see ``EmulatedLearner.update_shift``.
-        operand_shift: bits behind the operand's last place.
+        operand_shift: how many low bits of a weight its operand leaves out.
     """
 
     def __init__(

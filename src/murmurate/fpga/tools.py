@@ -1,4 +1,4 @@
-"""Calls Yosys and nextpnr, which YoWASP builds for WebAssembly: they see the current folder alone."""
+"""Calls Yosys and nextpnr, as YoWASP builds them for WebAssembly: they can only access the current folder."""
 
 from __future__ import annotations
 

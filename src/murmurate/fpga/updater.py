@@ -15,9 +15,9 @@ from murmurate.fpga.shape import TreeShape
 class LevelUpdater(wiring.Component):
     """Adds differences to the lanes of a level; at the leaves it stores values, and finds the differences.
 
-    An operation has its lane a cycle after its word, adds in the next cycle but one, and then writes. Sums of
-    the operations before it may not be in the memory yet: it compares their places with its own while it
-    selects the lane, and takes the newest one's sum instead.
+    An operation reads its word, selects its lane one cycle later, adds two cycles after that, and writes.
+    Sums of preceding operations may not be in the memory yet: if some of them have the same place, the newest
+    one's sum is used instead of the memory's.
     """
 
     def __init__(self, shape: TreeShape, level: int) -> None:
@@ -56,7 +56,7 @@ class LevelUpdater(wiring.Component):
         m.d.comb += memory.read_address.eq(self.index[shape.bits_below(level) + lane_bits :])
         assert len(place[0]) == place_bits
 
-        # bit d - 1: the operation d before this one has its place; in cycle read + 1
+        # bit d - 1: the operation that entered d cycles earlier has the same place; in cycle read + 1
         matches = Signal(in_flight)
         m.d.sync += matches.eq(
             Cat(valid[read + d] & (place[read + d] == place[read]) for d in range(1, in_flight + 1))
@@ -99,7 +99,7 @@ class LevelUpdater(wiring.Component):
         """[signal, signal one cycle later, ...]"""
         found = [signal]
         for stage in range(1, stages):
-            # a reset clears what is on its way, not its data
+            # a reset clears only the valid bits
             later = Signal.like(found[-1], name=f"{name}_{stage}", reset_less=name != "valid")
             m.d.sync += later.eq(found[-1])
             found.append(later)

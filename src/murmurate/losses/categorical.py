@@ -61,7 +61,7 @@ def projected_target(r_t: Tensor, discount_t: Tensor, p_t: Tensor, z: Tensor) ->
         z: support [K], at equal distances.
 
     Returns:
-        [B, K], without a gradient; each row sums to what that of ``p_t`` does.
+        [B, K], without a gradient; each row has the sum of the same row of ``p_t``.
 
     Raises:
         ValueError: on a wrong rank or shape.

@@ -19,9 +19,9 @@ def classification_loss(
 ) -> Tensor:
     """Mean cross-entropy in nats, a scalar.
 
-    With ``other_label_b`` it is share x (that of label_b) + (1 - share) x (that of other_label_b), for images
-    mixed in these shares (mixup, Zhang et al. 2018, equation 1). smoothing: the share of each label that is
-    spread evenly over all classes (Szegedy et al. 2016, section 7).
+    With ``other_label_b``: share x H(label_b) + (1 - share) x H(other_label_b), H the cross-entropy, for
+    images mixed in these shares (mixup, Zhang et al. 2018, equation 1). smoothing: the share of each label
+    that is spread evenly over all classes (Szegedy et al. 2016, section 7).
 
     Shapes: logits_b [B, K]; labels [B] int64.
     Raises: ValueError on other shapes.

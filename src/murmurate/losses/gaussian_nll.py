@@ -38,7 +38,7 @@ def gaussian_nll(mean: Tensor, log_variance: Tensor, target: Tensor) -> Tensor:
     """``mean of (mu - y)^2 exp(-l) + l`` over examples and dimensions: twice the negative log-likelihood for
     each dimension, without its constant log(2 pi).
 
-    Source: Chua et al. 2018, eq. 1; the mean over dimensions is that of the code of Janner et al. 2019.
+    Source: Chua et al. 2018, eq. 1; the mean over dimensions is from the code of Janner et al. 2019.
 
     Args:
         mean, log_variance: mu, l [..., B, D].

@@ -21,8 +21,8 @@ Product = Callable[[Tensor], Tensor]
 def fisher_product(kl: Callable[[Tensor], Tensor], theta: Tensor) -> Product:
     """The function ``v -> F v``, where F is the Hessian of ``kl`` at ``theta``.
 
-    Source: Schulman et al. 2015, section 6 and appendix C.1: with ``kl(x)`` the mean divergence of the policy
-    of x from that of theta, F is the Fisher matrix. Differs: the product is the derivative of
+    Source: Schulman et al. 2015, section 6 and appendix C.1: with ``kl(x)`` the mean divergence of x's policy
+    from theta's policy, F is the Fisher matrix. Differs: the product is the derivative of
     ``grad kl(theta) . v`` (Pearlmutter 1994), so F is never formed; appendix C.1 multiplies by the
     Jacobian of the policy's outputs instead, with the same result.
 

@@ -43,7 +43,7 @@ def vtrace(
 
     and section 4.2: the advantage is ``min(policy_rho_bar, rho_s) (q_s - V(x_s))`` with q_s = r_s + gamma
     v_{s+1}. Differs: for lambda below 1 q_s bootstraps from lambda v_{s+1} + (1 - lambda) V(x_{s+1}), so that
-    the advantage of steps by the same policy (all rho 1) is that of ``generalized_advantages``. Terminated
+    the advantage of steps by the same policy (all rho 1) equals ``generalized_advantages``. Terminated
     and truncated steps are as there.
 
     Args:

@@ -25,7 +25,7 @@ class Device:
     costs: with lines for ``forward``, ``backward`` and ``update``, if it can train, and ``sample`` and
     ``priority``, if it can manage a replay. link: from the host; None for the host itself. shares: whether
     training and replay manager slow each other down here, as on a GPU; else each has its own resources.
-    bytes: of memory for the storage. how: the costs are known: ``measured``, or by a ``model``.
+    bytes: of memory for the storage. how: where the costs come from: ``measured``, or a ``model``.
     """
 
     name: str
@@ -36,11 +36,11 @@ class Device:
     how: str = "measured"
 
     def train_seconds(self, batch: int) -> float | None:
-        """Of a gradient step on ``batch`` rows that are on the device."""
+        """Seconds of a gradient step on ``batch`` rows that are on the device."""
         return self._sum(("forward", "backward", "update"), batch)
 
     def replay_seconds(self, batch: int) -> float | None:
-        """Of drawing a batch and setting its priorities, with the link to and from the host."""
+        """Seconds of drawing a batch and setting its priorities, with the link to and from the host."""
         own = self._sum(("sample", "priority"), batch)
         return None if own is None else own + 2 * self.transfer_seconds(_WORD_BYTES * batch)
 

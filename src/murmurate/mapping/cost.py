@@ -16,8 +16,8 @@ from murmurate.mapping.primitives import PRIMITIVES, Shape, shape_of
 from murmurate.mapping.profile import DeviceProfile, RecipeCosts, exchange_key, key
 from murmurate.training.run import Run
 
-_EXPOSED = 0.6  # share of the handover that no other process makes use of, where cores are shared
-_SLICE_SECONDS = 1.5e-3  # of the scheduler
+_EXPOSED = 0.6  # share of the handover during which a core is idle, where cores are shared
+_SLICE_SECONDS = 1.5e-3  # the operating system's time slice
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _of_learner(primitive: str) -> bool:
 
 
 def _batch_seconds(costs: RecipeCosts, shape: Shape, cores: int, busy: int) -> dict[str, float]:
-    """Of each primitive, for one batch of a replica."""
+    """Seconds of each primitive for one batch of a replica."""
     loaded = (busy - 1) / (cores - 1) if cores > 1 else 0.0
     return {
         name: shape.calls(name)
@@ -98,7 +98,7 @@ def _batch_seconds(costs: RecipeCosts, shape: Shape, cores: int, busy: int) -> d
 
 
 def _exchange(run: Run, costs: RecipeCosts, profile: DeviceProfile) -> float:
-    """For one batch of a replica: the strategy's step in each of its updates."""
+    """Seconds of the strategy's steps in the updates from one batch of a replica."""
     if run.replicas == 1:
         return 0.0
     name = exchange_key(run.strategy, run.replicas)
@@ -109,14 +109,15 @@ def _exchange(run: Run, costs: RecipeCosts, profile: DeviceProfile) -> float:
 
 
 def _descheduled(run: Run, processes: int, cores: int) -> float:
-    """Of a round in which replicas wait for one without a core: an actor has it for its slice."""
+    """Seconds that a round is longer because all wait for a replica whose core an actor has for a time
+    slice."""
     together = run.replicas > 1 and run.strategy.synchronous
     return _SLICE_SECONDS if together and processes > cores else 0.0
 
 
 def _waiting(run: Run, deviation: float) -> float:
-    """Of the replicas that are early, for the last, in each batch: the expected maximum of R normal times,
-    of which a round of H updates has the sum."""
+    """Seconds per batch that replicas wait for the slowest: the expected maximum of R normal times, each the
+    sum over the H updates of a round."""
     if run.replicas == 1 or not run.strategy.synchronous:
         return 0.0
     period: float = max(1, getattr(run.strategy, "period", 1))
@@ -124,7 +125,7 @@ def _waiting(run: Run, deviation: float) -> float:
 
 
 def _expected_maximum(count: int) -> float:
-    """Of so many standard normal variables (Blom 1958)."""
+    """The expected maximum of ``count`` standard normal variables (Blom 1958)."""
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 

@@ -1,4 +1,4 @@
-"""Seconds that a strategy's step takes beside the update, in several processes of this host."""
+"""Seconds that a strategy's step takes in addition to the update, in several processes of this host."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def measure(strategy: Strategy, replicas: int) -> Line:
     """Seconds that an update takes longer with ``strategy`` among ``replicas`` processes, over the number of
     parameters.
 
-    Everything beside the update is left out, so that replicas are never early or late: waiting for one
-    another is the cost model's part. A centre, where there is one, answers in a process of its own.
+    Replicas do nothing but such steps, so that none is early or late: the cost model adds the time that they
+    wait for one another. A centre, where there is one, answers in a process of its own.
     """
     members = replicas + strategy.centre
     samples: list[tuple[int, float]] = []

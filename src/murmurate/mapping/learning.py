@@ -28,9 +28,9 @@ FACTORS = ("replicas", "simulators", "batch", "period", "asynchrony")
 
 @dataclass
 class Learning:
-    """target: a mean return of the last 100 training episodes. env_steps: S_0, that the recipe itself needed;
-    exponents: by factor; runs: how many there were, and ``unfinished`` of them did not reach the target and
-    count as what they made."""
+    """target: a mean return of the last 100 training episodes. env_steps: S_0, which the recipe needed.
+    exponents: by factor. runs: how many were made. unfinished: how many of them missed the target; they count
+    with the env steps that they made."""
 
     target: float
     env_steps: float
@@ -54,7 +54,7 @@ def factors(run: Run) -> dict[str, float]:
 
 
 def env_steps_to_target(candidate: Run, run: Run, learning: Learning) -> float:
-    """Predicted for ``candidate``, a variant of ``run``."""
+    """The predicted env steps of ``candidate``, a variant of ``run``."""
     own, base = factors(candidate), factors(run)
     ratio = math.prod((own[name] / base[name]) ** learning.exponents.get(name, 0.0) for name in FACTORS)
     return float(learning.env_steps * ratio)
@@ -91,7 +91,7 @@ def measure(run: Run, target: float, log: Callable[[str], None], seeds: int = 2)
 
 
 def variants(run: Run) -> dict[str, Run]:
-    """By the factor that differs from ``run``."""
+    """Variants of ``run``, by the factor that differs."""
     found: dict[str, Run] = {}
     source: Any = run.source
     learner: Any = run.learner

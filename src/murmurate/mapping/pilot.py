@@ -38,8 +38,8 @@ class Pilot:
     """What a pilot measured.
 
     simulators, rows: of a batch. busy: how many processes ran the same at once. seconds: of one call of each
-    primitive, a median for each of ``WINDOWS`` windows. iteration: seconds of an iteration, alike; deviation:
-    its standard deviation from one iteration to the next.
+    primitive, in each of ``WINDOWS`` windows. iteration: seconds of an iteration in each window. deviation:
+    the standard deviation of single iterations.
     """
 
     simulators: int

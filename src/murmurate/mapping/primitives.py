@@ -56,8 +56,8 @@ PER_STEP = ("act", "simulate", "collect", "insert")
 class Shape:
     """How much work one batch of a run is.
 
-    simulators: n of a learner. groups: how many processes, or halves, they are divided into. steps: of all
-    simulators, for each batch. rows: of a batch. env_steps: for each batch.
+    simulators: n of a learner. groups: how many processes, or halves, they are divided into. steps: how often
+    all simulators step for each batch. rows: the batch's size. env_steps: for each batch.
     """
 
     simulators: int
@@ -98,13 +98,13 @@ def shape_of(run: Run) -> Shape | None:
     return Shape(simulators, groups, rows / simulators, rows)
 
 
-# sources whose work is that of the primitives above
+# sources whose work consists of the primitives above
 MODELLED = ("RolloutSourceConfig", "TrajectorySourceConfig", "ReplaySourceConfig")
 
 
 @dataclass(frozen=True)
 class Edge:
-    """bytes: that go from one primitive to the other for each batch."""
+    """Data that one primitive passes to another. bytes: for each batch."""
 
     start: str
     end: str

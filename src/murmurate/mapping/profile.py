@@ -25,12 +25,12 @@ _REMEDY = "Measure it there: murmurate plan RECIPE --profile --out FILE."
 class RecipeCosts:
     """The measured costs of one recipe's loop on one device.
 
-    lines: seconds of a call of each primitive while one process computes. busy: how much slower each is while
-    all cores do, a factor. deviation: of an iteration's time, relative to it. parameters: N. batches: those
-    that were measured, as (simulators, rows). learning: how many env steps it needs, where that was measured.
-    handover_seconds: what a batch takes longer where one actor process makes its steps: for passing them on,
-    and for noticing that there are some. crowded: how much less all cores compute, a factor, where each has
-    two processes.
+    lines: seconds of a call of each primitive while one process computes. busy: the factor by which each is
+    slower while all cores compute. deviation: of an iteration's time, relative to it. parameters: N.
+    measured: the batches that were measured, as (simulators, rows). learning: how many env steps it needs, if
+    that was measured. handover_seconds: how much longer a batch takes if an actor process makes its steps,
+    because they must be passed on and noticed. crowded: the factor by which all cores compute less if each
+    has two processes.
     """
 
     lines: dict[str, Line]
@@ -57,9 +57,9 @@ class Link:
 
 @dataclass
 class DeviceProfile:
-    """cores: of the host. device: ``cpu`` or ``cuda:0``. recipes: by ``key``. exchange: of a strategy among
-    so many replicas, by ``exchange_key``, over the number of parameters. links: by name. watts: of a busy
-    core, where it is known."""
+    """cores: of the host. device: ``cpu`` or ``cuda:0``. recipes: by ``key``. exchange: by ``exchange_key``,
+    the seconds of a strategy's exchange over the number of parameters. links: by name. watts: of a busy core,
+    if that is known."""
 
     cores: int
     device: str = "cpu"
@@ -82,7 +82,7 @@ class DeviceProfile:
 
 
 def key(run: Run) -> str:
-    """Names what a recipe's costs depend on beside its sizes: the world, and the learner but its batch."""
+    """Identifies what a recipe's costs depend on besides sizes: the world, and the learner but its batch."""
     learner = {name: value for name, value in plain(run.learner).items() if name not in _FREE}
     described = json.dumps([plain(run.world), learner], sort_keys=True, default=str)
     digest = hashlib.sha256(described.encode()).hexdigest()[:12]

@@ -39,8 +39,8 @@ _SIMULATED_UPDATES, _SIMULATED_HOSTS = 40, 3
 class Candidate:
     """A configuration with its predicted value.
 
-    name: how it differs from the recipe, as options of ``murmurate train``. changes: these options, apart.
-    predicted: in ``unit``. why: it wins, or loses. prediction: of its throughput.
+    name: how it differs from the recipe, as options of ``murmurate train``. changes: these options as a list.
+    predicted: in ``unit``. why: the reason why it wins or loses. prediction: of its throughput.
     """
 
     name: str

@@ -72,8 +72,8 @@ class _TimedSimulators:
 
 
 def attach(loop: TrainingLoop, clock: Clock, iterations: list[dict[str, float]]) -> None:
-    """Append to ``iterations`` the seconds of each of the loop's iterations, by primitive and in all
-    (``total``)."""
+    """Append to ``iterations`` the seconds of each of the loop's iterations, by primitive, and their
+    ``total``."""
     learner, source = loop.learner, loop.source
     for name, owner, method in (("learn", learner, "learn"), ("act", learner, "act")):
         if hasattr(owner, method):
@@ -123,10 +123,10 @@ def _attach_replica(replica: Replica, clock: Clock) -> None:
 
 
 def primitives_of(seconds: Mapping[str, float], total: float) -> dict[str, float]:
-    """The seconds of an iteration by primitive, from those of the functions that were timed; the rest of the
-    source's is ``collect``, the rest of all is ``loop``.
+    """The seconds of an iteration by primitive, from the seconds of the timed functions. ``collect`` is the
+    rest of the source's time, ``loop`` the rest of the iteration's.
 
-    The strategy's step is ``update``: a single replica clips and updates in it, and exchanges nothing.
+    ``update`` is the strategy's step: with a single replica clipping and the update, but no exchange.
     """
     found = {name: seconds.get(name, 0.0) for name in (*_SOURCE, "priority")}
     collecting = seconds.get("next", 0.0)

@@ -1,4 +1,4 @@
-// Work that is done on a thread of its own, in the order in which it was asked for.
+// A queue of work for one background thread, which does it in the order of the calls.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@
 
 namespace murmurate {
 
-// What is given to it does not throw, and what it reads and writes stays where it is until it is done. Where there
-// can be no thread, as in a forked child, work is done at once.
+// Work must not throw, and its memory must stay valid until it is done. Without a thread, as in a forked child, the
+// caller does the work at once.
 class Courier {
  public:
   Courier() : home_(process()) {
@@ -31,11 +31,11 @@ class Courier {
   Courier(const Courier&) = delete;
   Courier& operator=(const Courier&) = delete;
 
-  // Whether its thread is in this process. In a forked child there is none, and what it waits with can never be taken
-  // down: leave it.
+  // Whether its thread is in this process. A forked child has no such thread, and must not destroy this object: its
+  // mutex may be locked for ever.
   bool here() const { return home_ == process(); }
 
-  // What has not been begun is dropped.
+  // Work that has not begun is dropped.
   ~Courier() {
     {
       std::lock_guard<std::mutex> look(look_);
@@ -62,7 +62,7 @@ class Courier {
     return number;
   }
 
-  // Returns once all work up to this number is done. Who waits does what nobody has begun.
+  // Returns once all work up to this number is done. The caller itself does work that has not begun.
   void wait(int64_t number) {
     if (!thread_.joinable() || !here()) return;
     std::unique_lock<std::mutex> look(look_);

@@ -1,4 +1,4 @@
-// Rows of a store to outputs of their own. Memory is what this costs, so all of it is asked for ahead of time.
+// Copies rows of a store to separate outputs. Memory latency is most of the cost, so rows are prefetched.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ inline void ask_for(const char* row, int64_t bytes) {
 
 // out[i] <- bytes of base + index[i] * stride
 inline void gather(const char* base, int64_t stride, int64_t bytes, const int64_t* index, int64_t count, char* out) {
-  // rows of many pages need no help: the machine sees where they lead
+  // of long rows only the beginning: the hardware prefetches the rest
   const int64_t asked = bytes < 4096 ? bytes : 2 * kCacheLine;
   for (int64_t i = 0; i < count; ++i) {
     if (i + kAhead < count) ask_for(base + index[i + kAhead] * stride, asked);

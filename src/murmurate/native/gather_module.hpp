@@ -1,4 +1,4 @@
-// The Python side of copies out of a store, at once or by a courier. Included by module.cpp alone.
+// The Python side of copies out of a store, at once or in the background. Included by module.cpp alone.
 #pragma once
 
 #include "courier.hpp"
@@ -77,7 +77,7 @@ PyObject* split_rows(PyObject*, PyObject* const* args, Py_ssize_t n) {
 
 Courier* courier_of(PyObject* capsule) { return static_cast<Courier*>(PyCapsule_GetPointer(capsule, kCourier)); }
 
-// courier() -> a thread that gathers and splits while the caller goes on; it ends with what is returned
+// courier() -> a background thread that gathers and splits; it ends when the returned capsule is freed
 PyObject* make_courier(PyObject*, PyObject*) {
   Courier* made = new (std::nothrow) Courier;
   if (!made) return PyErr_NoMemory();

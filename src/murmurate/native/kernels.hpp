@@ -2,9 +2,9 @@
 //
 // A tree over n leaves has levels 0 .. top. raw(0) are the leaves; raw(l) has the total of each line (16 numbers)
 // of raw(l - 1), and raw(top + 1) one number, the total of all. before(l), l >= 1, holds for each number of
-// raw(l) the sum of those before it in its line. A search reads one line of before a level: the child is the
-// last one whose sum is not above the mass (behind the last positive number it is infinite). Sums are taken in an
-// order in which they never fall along a line.
+// raw(l) the sum of those before it in its line. A search reads one line of `before` at each level: the child is the
+// last one whose sum is not above the mass (sums after the last positive number are infinite). Sums are computed in
+// an order that keeps them non-decreasing along a line.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ struct Tree {
   float minimum() const { return least[top + 1][0]; }
 };
 
-// threads: so many, the caller's among them, search for a large batch; what is found is the same, to the bit.
+// threads: how many, the caller's among them, search for a large batch; the result is the same to the bit.
 struct Kernels {
   const char* name;
   // For each mass in [0, total) the leaf whose interval holds it.

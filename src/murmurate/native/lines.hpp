@@ -16,9 +16,9 @@ namespace {
 
 constexpr float kNever = std::numeric_limits<float>::infinity();
 
-// Where each of 16 numbers adds the last sum of the lower half of its group of 2, 4, 8, 16 (Sklansky 1960):
-// sums of numbers that are not negative never fall along the line, whatever is rounded, because the same last
-// sum is added to sums that do not fall. All instruction sets add in this order, so trees are equal to the bit.
+// Prefix sums of 16 numbers (Sklansky 1960): in groups of 2, 4, 8, 16 the upper half adds the last sum of the lower
+// half. Sums of non-negative numbers are non-decreasing in spite of rounding, because the same last sum is added to
+// non-decreasing sums. All instruction sets add in this order, so trees are equal to the bit.
 inline void sums_to(const float* line, float* sum) {
   std::memcpy(sum, line, kLine * sizeof(float));
   for (int half = 1; half < kLine; half *= 2)
@@ -50,8 +50,8 @@ inline Half sums_to(Half x) {
 
 inline Half last(Half x) { return _mm256_permutexvar_ps(_mm256_set1_epi32(7), x); }
 
-// Writes what is before each number of a line, and returns what is in all of it. Behind the last positive number
-// nothing is ever found: a mass that rounding has carried beyond them all belongs to that one.
+// Writes the sum before each number of a line, and returns the total. After the last positive number the sums are
+// infinite, so a mass that rounding has carried beyond the total is found at that number.
 inline float sums_before(const float* line, float* before) {
   const Half low = sums_to(_mm256_load_ps(line)), high = sums_to(_mm256_load_ps(line + 8));
   const Half upper = _mm256_add_ps(high, last(low)), all = last(upper), never = _mm256_set1_ps(kNever);
@@ -88,7 +88,7 @@ inline float least(const float* line) {
   return least_of(_mm256_load_si256(halves), _mm256_load_si256(halves + 1), 0);
 }
 
-// Zero less one is more than any; so nothing positive at all gives zero, which is infinity here.
+// As unsigned bits, zero minus one is greatest; a line without a positive number gives zero, and returns infinity.
 inline float least_positive(const float* line) {
   const __m256i* halves = reinterpret_cast<const __m256i*>(line);
   const __m256i one = _mm256_set1_epi32(1);
@@ -99,8 +99,8 @@ inline float least_positive(const float* line) {
 
 #else
 
-// Writes what is before each number of a line, and returns what is in all of it. Behind the last positive number
-// nothing is ever found: a mass that rounding has carried beyond them all belongs to that one.
+// Writes the sum before each number of a line, and returns the total. After the last positive number the sums are
+// infinite, so a mass that rounding has carried beyond the total is found at that number.
 inline float sums_before(const float* line, float* before) {
   alignas(64) float sum[kLine];
   sums_to(line, sum);

@@ -94,7 +94,7 @@ class Crew {
 // Never deleted: its threads may wait in it until the process ends.
 std::atomic<Crew*> crew{nullptr};
 
-// A forked child has none of the threads, and locks as they happened to be: it begins with a crew of its own.
+// A forked child has none of the threads, and locks in any state: it starts threads of its own.
 void forget_crew() { crew.store(nullptr); }
 
 Crew* present_crew() {

@@ -8,8 +8,8 @@ namespace murmurate {
 using Part = void (*)(const void* work, int64_t part);
 
 // Calls `part` once for each of 0 .. parts - 1, on up to `threads` threads, the caller's among them, and returns
-// when all are done. Nobody waits for a thread that wakes up late: who is there takes the next part. What is
-// called does not throw. Where others are served already, or threads cannot be had, the caller does all of it.
+// when all are done. Each thread takes the next part when it is free, so one that wakes up late delays nothing.
+// `part` must not throw. While the threads serve another call, or if there are none, the caller does all parts.
 void in_parts(int64_t threads, int64_t parts, Part part, const void* work);
 
 template <typename Work>

@@ -22,9 +22,9 @@ struct TopicKernels {
   // exp(digamma(lambda) + 1 / greatest lambda of the row) * factor, where lambda = offset + scale * x
   void (*expected)(const float* x, int64_t width, int64_t topics, const int64_t* row, int64_t rows, float scale,
                    float offset, const float* factor, float* beta);
-  // gamma [count, width] to its fixed point given beta, from what it is; statistics [rows of beta, width] gets the
-  // expected number of words of each topic added. From `topics` on alpha and gamma are less than anywhere before.
-  // Returns the iterations of all documents.
+  // Iterates gamma [count, width] to its fixed point given beta, and adds the expected number of words of each topic
+  // to statistics [rows of beta, width]. From column `topics` on, alpha and gamma must be less than in all columns
+  // before. Returns the iterations of all documents.
   int64_t (*fold_in)(const Documents&, const float* beta, int64_t width, int64_t topics, const float* alpha,
                      int64_t iterations, float tolerance, float* work, float* gamma, float* statistics);
   // x[row[r]] += step * values[r]

@@ -2,9 +2,9 @@
 // float32, in the matrix registers of AMX or with AVX-512's products of pairs.
 //
 // Every layer is read in blocks: a convolution with kernel s T and stride s over c channels is one with kernel T
-// and stride 1 over the s s c channels of blocks of s x s. A layer's input [batch, height, width, channels] so is a
-// row of places, and what a filter reads at a place lies at fixed distances behind it. All places of a batch are
-// gone through in one line; at the last T - 1 of a row or column the result means nothing and is left out.
+// and stride 1 over the s s c channels of blocks of s x s. So a layer's input [batch, height, width, channels] is a
+// sequence of places, and a filter at a place reads numbers at fixed offsets from it. All places of a batch are
+// processed as one sequence; results at the last T - 1 places of a row or column are meaningless and are left out.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,8 @@ struct Torso {
   int64_t features;  // of the fully connected layer
 };
 
-// gradients are of each of the parameters, given that of the features; layers before
-// `first` are left out, and the addresses of theirs not looked at. Both passes return false if there is no memory.
+// backward: the gradients of all parameters from that of the features; layers before `first` are skipped, and the
+// addresses of their gradients not read. Both passes return false if there is no memory.
 struct TorsoKernels {
   const char* name;
   // Whether whole tiles cover the layers, and each layer reads what the one before it gives.

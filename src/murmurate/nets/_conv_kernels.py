@@ -1,7 +1,7 @@
-"""The compiled torso of ``nets/conv.py``: frames in blocks, and both passes in bfloat16 where a processor has
-products for it (AMX, or AVX-512's BF16).
+"""The compiled torso of ``nets/conv.py``: rearranges frames into blocks, and computes both passes in bfloat16
+on processors that have matrix products for it (AMX, or AVX-512's BF16).
 
-``native/torso.hpp`` says how it computes. Everything here has its twin in ``conv.py``, which runs elsewhere.
+``native/torso.hpp`` explains the kernels. Everything here has a twin in ``conv.py``, which is used elsewhere.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ _MOST_CHANNELS = 1024  # of frames; see native/blocks.hpp
 
 
 class Layer(NamedTuple):
-    """A convolution in blocks of ``block`` x ``block``: their rows and columns in its input, numbers in one,
-    blocks along a filter's side, filters (``native/torso.hpp``)."""
+    """A convolution over blocks of ``block`` x ``block`` pixels (``native/torso.hpp``).
+
+    height, width: of its input, in blocks. channels: numbers in a block. kernel: the side of a filter, in
+    blocks. filters: their number."""
 
     height: int
     width: int
@@ -34,11 +36,11 @@ class Layer(NamedTuple):
     block: int
 
 
-def lay(observation: Tensor, dtype: torch.dtype) -> Tensor | None:
+def to_blocks(observation: Tensor, dtype: torch.dtype) -> Tensor | None:
     """uint8 [B, C, H, W], H and W multiples of 4, to ``dtype`` [B, 16 C, H / 4, W / 4], channels last; None
     where the kernel cannot."""
     kernels = native.kernels
-    if kernels is None or dtype not in _BITS or _watched() or not _lies_here(observation):
+    if kernels is None or dtype not in _BITS or _is_traced() or not _is_readable(observation):
         return None
     batch, channels, height, width = observation.shape
     if channels > _MOST_CHANNELS:
@@ -51,35 +53,35 @@ def lay(observation: Tensor, dtype: torch.dtype) -> Tensor | None:
 
 
 def rows_of(observation: Tensor) -> Tensor:
-    """[B, ...] to [B, N] with rows in one piece: no copy of what lies so, in a larger window too."""
+    """[B, ...] to [B, N] with contiguous rows; copies only if they are not contiguous already."""
     rows = observation.reshape(observation.shape[0], -1)
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
 def computes(dtype: torch.dtype) -> bool:
-    """Whether ``run`` may do something for parameters of this kind."""
-    return dtype == torch.bfloat16 and bool(_which()) and not _watched()
+    """Whether ``run`` may have kernels for parameters of this dtype."""
+    return dtype == torch.bfloat16 and bool(_which()) and not _is_traced()
 
 
-def run(layers: tuple[Layer, ...], laid: Tensor, parameters: Sequence[Tensor]) -> Tensor | None:
+def run(layers: tuple[Layer, ...], blocks: Tensor, parameters: Sequence[Tensor]) -> Tensor | None:
     """Frames in blocks [B, C, height, width], numbers from 0 to 255, to features [B, width]; None where the
     kernels cannot. ``parameters``: weight and bias of each convolution and of the fully connected layer.
     Frames get no gradient; a second derivative is refused."""
     kernels = _which()
-    if not kernels or _watched() or not _serves(laid, parameters):
+    if not kernels or _is_traced() or not _is_supported(blocks, parameters):
         return None
     features_wide = parameters[-1].shape[0]
     torso = _torso(kernels[0], layers, features_wide)
     if torso is None or tuple([p.shape for p in parameters]) != _shapes(layers, features_wide):
         return None
     if torch.is_grad_enabled() and any(p.requires_grad for p in parameters):
-        features: Tensor = _Passes.apply(torso, laid, *parameters)  # type: ignore[no-untyped-call]
+        features: Tensor = _Passes.apply(torso, blocks, *parameters)  # type: ignore[no-untyped-call]
         return features
-    return _forward(torso, laid, parameters)[1]
+    return _forward(torso, blocks, parameters)[1]
 
 
 def is_plain(module: nn.Module | None, kind: type[nn.Module]) -> bool:
-    """Whether to call it is to compute what its kind does: no type of its own, and nobody listening."""
+    """Whether calling ``module`` computes what ``kind`` does: it is no subclass, and has no hooks."""
     return (
         type(module) is kind  # parametrized ones are of other types
         and "forward" not in vars(module)
@@ -93,9 +95,9 @@ def _which() -> list[str]:
     return [] if native.kernels is None else native.kernels.torso_kernels()
 
 
-def _watched() -> bool:
-    """Whether torch records, fakes or transforms what is computed: kernels that read by address would be left
-    out of it, or find nothing there."""
+def _is_traced() -> bool:
+    """Whether torch records, fakes or transforms operations, which does not work for kernels that read memory
+    by its address."""
     return (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None  # jit.trace
@@ -105,14 +107,14 @@ def _watched() -> bool:
     )
 
 
-def _lies_here(x: Tensor) -> bool:
-    """Whether its address is that of its numbers."""
+def _is_readable(x: Tensor) -> bool:
+    """Whether the kernels can read ``x`` at its address."""
     return type(x) in _PLAIN and x.is_cpu
 
 
-def _lies(x: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """As the kernels read it: hooks on saved tensors may give back what lies otherwise."""
-    if x.dtype != dtype or not _lies_here(x):
+def _checked(x: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """A saved tensor in the layout that the kernels read: a hook on it may have returned another."""
+    if x.dtype != dtype or not _is_readable(x):
         raise RuntimeError(
             f"a hook on saved tensors gave back {x.dtype} on {x.device} for {dtype} on the CPU: let it keep "
             "their kind, or set MURMURATE_NATIVE=off"
@@ -120,12 +122,12 @@ def _lies(x: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.contiguous_format)
 
 
-def _serves(laid: Tensor, parameters: Sequence[Tensor]) -> bool:
-    """Whether everything lies as the kernels read it."""
-    if laid.dtype != torch.bfloat16 or laid.requires_grad or not len(laid):
+def _is_supported(blocks: Tensor, parameters: Sequence[Tensor]) -> bool:
+    """Whether all tensors have the dtype and layout that the kernels read."""
+    if blocks.dtype != torch.bfloat16 or blocks.requires_grad or not len(blocks):
         return False
-    for x in (laid, *parameters):
-        if x.dtype != torch.bfloat16 or not _lies_here(x):
+    for x in (blocks, *parameters):
+        if x.dtype != torch.bfloat16 or not _is_readable(x):
             return False
         if not (x.is_contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x.is_contiguous()):
             return False
@@ -141,7 +143,7 @@ def _torso(which: str, layers: tuple[Layer, ...], features: int) -> Any:
 
 @lru_cache
 def _shapes(layers: tuple[Layer, ...], features: int) -> tuple[tuple[int, ...], ...]:
-    """Of the parameters that the kernels read."""
+    """The shapes of the parameters that the kernels read."""
     shapes: list[tuple[int, ...]] = []
     for x in layers:
         side = x.kernel * x.block
@@ -150,24 +152,24 @@ def _shapes(layers: tuple[Layer, ...], features: int) -> tuple[tuple[int, ...], 
     return (*shapes, (features, flat), (features,))
 
 
-def _forward(torso: Any, laid: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def _forward(torso: Any, blocks: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """(outputs of the convolutions, features)."""
     kernels = native.kernels
     assert kernels is not None
-    batch = len(laid)
-    inner = torch.empty(kernels.torso_inner(torso, batch), dtype=torch.bfloat16, device=laid.device)
-    features = torch.empty((batch, parameters[-1].shape[0]), dtype=torch.bfloat16, device=laid.device)
-    places = tuple([p.data_ptr() for p in parameters])
-    kernels.torso_forward(torso, batch, laid.data_ptr(), places, inner.data_ptr(), features.data_ptr())
+    batch = len(blocks)
+    inner = torch.empty(kernels.torso_inner(torso, batch), dtype=torch.bfloat16, device=blocks.device)
+    features = torch.empty((batch, parameters[-1].shape[0]), dtype=torch.bfloat16, device=blocks.device)
+    addresses = tuple([p.data_ptr() for p in parameters])
+    kernels.torso_forward(torso, batch, blocks.data_ptr(), addresses, inner.data_ptr(), features.data_ptr())
     return inner, features
 
 
 class _Passes(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, torso: Any, laid: Tensor, *parameters: Tensor) -> Tensor:
-        inner, features = _forward(torso, laid, parameters)
+    def forward(ctx: Any, torso: Any, blocks: Tensor, *parameters: Tensor) -> Tensor:
+        inner, features = _forward(torso, blocks, parameters)
         ctx.torso = torso
-        ctx.save_for_backward(laid, inner, features, *parameters)
+        ctx.save_for_backward(blocks, inner, features, *parameters)
         return features
 
     @staticmethod
@@ -180,16 +182,16 @@ class _Passes(torch.autograd.Function):
                 "the compiled torso takes gradients of one output at a time (is_grads_batched, vmap): set "
                 "MURMURATE_NATIVE=off for many"
             )
-        laid, inner, features, *parameters = map(_lies, ctx.saved_tensors)
+        blocks, inner, features, *parameters = map(_checked, ctx.saved_tensors)
         wanted = ctx.needs_input_grad[2:]
-        # layers before it are frozen
+        # the first layer that is not frozen
         first = next(i for i, asked in enumerate(wanted) if asked) // 2
-        found = [torch.empty_like(p) for p in parameters]  # each lies as its parameter does
+        found = [torch.empty_like(p) for p in parameters]  # each has its parameter's layout
         gradient = gradient.contiguous()  # held: the kernels read it by its address
         kernels.torso_backward(
             ctx.torso,
-            len(laid),
-            laid.data_ptr(),
+            len(blocks),
+            blocks.data_ptr(),
             inner.data_ptr(),
             features.data_ptr(),
             gradient.data_ptr(),

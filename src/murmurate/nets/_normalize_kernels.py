@@ -18,11 +18,12 @@ _MOST_CHANNELS = 1 << 16  # native/normalize.hpp
 def takes(x: Tensor, residual: Tensor | None) -> bool:
     """Whether the kernels can read these: dense, channels last, bfloat16 or float32, in host memory; and
     torch neither records nor transforms what is computed."""
-    if native.kernels is None or _watched() or x.dtype not in _BITS or not x.numel():
+    if native.kernels is None or _is_traced() or x.dtype not in _BITS or not x.numel():
         return False
-    if x.shape[1] > _MOST_CHANNELS or not _lies(x):
+    if x.shape[1] > _MOST_CHANNELS or not _is_readable(x):
         return False
-    return residual is None or (_lies(residual) and (residual.shape, residual.dtype) == (x.shape, x.dtype))
+    same = residual is None or (residual.shape, residual.dtype) == (x.shape, x.dtype)
+    return same and (residual is None or _is_readable(residual))
 
 
 def as_rows(x: Tensor, like: Tensor) -> Tensor:
@@ -40,16 +41,16 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
 def apply(
     x: Tensor, residual: Tensor | None, scale: Tensor, shift: Tensor, rectify: bool, out: Tensor
 ) -> None:
-    """out = scale x + shift (+ residual), where ``rectify`` at least 0; scale and shift are [C] float32."""
-    places = _at(x), _at(residual), _at(scale), _at(shift), rectify, _at(out)
-    _kernels().normalize_apply(*_size(x), *places, torch.get_num_threads())
+    """out = scale x + shift (+ residual), with a ReLU if ``rectify``; scale and shift are [C] float32."""
+    addresses = _at(x), _at(residual), _at(scale), _at(shift), rectify, _at(out)
+    _kernels().normalize_apply(*_size(x), *addresses, torch.get_num_threads())
 
 
 def gradient_sums(gradient: Tensor, y: Tensor | None, x: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
     """(sum of g, sum of g (x - mean)), each [C] float64; g is ``gradient``, 0 where ``y`` is not above 0."""
     total, product = torch.empty(2, x.shape[1], dtype=torch.float64)
-    places = _at(gradient), _at(y), _at(x), _at(mean), _at(total), _at(product)
-    _kernels().normalize_gradient_sums(*_size(x), *places, torch.get_num_threads())
+    addresses = _at(gradient), _at(y), _at(x), _at(mean), _at(total), _at(product)
+    _kernels().normalize_gradient_sums(*_size(x), *addresses, torch.get_num_threads())
     return total, product
 
 
@@ -62,8 +63,8 @@ def gradients(
     of_residual: Tensor | None,
 ) -> None:
     """of_x = a g + b x + c with these coefficients, each [C] float32; of_residual = g."""
-    places = [_at(gradient), _at(y), _at(x), *map(_at, coefficients), _at(of_x), _at(of_residual)]
-    _kernels().normalize_gradient(*_size(x), *places, torch.get_num_threads())
+    addresses = [_at(gradient), _at(y), _at(x), *map(_at, coefficients), _at(of_x), _at(of_residual)]
+    _kernels().normalize_gradient(*_size(x), *addresses, torch.get_num_threads())
 
 
 def _kernels() -> Any:
@@ -79,12 +80,12 @@ def _at(x: Tensor | None) -> int:
     return 0 if x is None else x.data_ptr()
 
 
-def _lies(x: Tensor) -> bool:
+def _is_readable(x: Tensor) -> bool:
     return type(x) in _PLAIN and x.is_cpu and x.is_contiguous(memory_format=torch.channels_last)
 
 
-def _watched() -> bool:
-    """Whether torch records, fakes or transforms what is computed, which kernels would be left out of."""
+def _is_traced() -> bool:
+    """Whether torch records, fakes or transforms operations, which is impossible with the kernels."""
     return (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None

@@ -17,17 +17,17 @@ SumOver = Callable[[Tensor], Tensor]  # of one [N] from each replica, the sum; d
 
 
 class BatchNorm(nn.Module):
-    """y = weight (x - mean) / sqrt(variance + epsilon) + bias, then + residual and max(., 0) where asked for.
+    """y = weight (x - mean) / sqrt(variance + epsilon) + bias, then optionally + residual and max(., 0).
 
-    In training, mean and variance of each channel are those of the batch; the running ones, which evaluation
-    uses, follow them with ``momentum`` (the variance unbiased, as torch's do). Compiled kernels compute both
-    passes on a CPU; elsewhere torch does.
+    In training, each channel is normalised by the batch's mean and variance; the running statistics, which
+    evaluation uses, follow them with ``momentum`` (the variance unbiased, as in torch). Compiled kernels
+    compute both passes on a CPU; elsewhere torch does.
 
     Args:
-        channels: C. ghost: images whose statistics are taken together (Hoffer et al. 2017); 0: all of the
-            batch. The last ones of a batch that does not divide are together, too.
-        sum_over: sums over the replicas; statistics are then those of all replicas' batches
-            (TF-Replicator, section 3.3). None: of the own batch alone.
+        channels: C. ghost: size of the ghost batches, parts of a batch with their own statistics (Hoffer et
+            al. 2017); the last one may be smaller. 0: the whole batch.
+        sum_over: sums over the replicas, for statistics of all replicas' batches together (TF-Replicator,
+            section 3.3). None: statistics of the own batch alone.
 
     Raises:
         ValueError: for ghost batches over replicas.
@@ -117,7 +117,7 @@ class BatchNorm(nn.Module):
 
     @torch.no_grad()
     def _follow(self, mean: Tensor, unbiased: Tensor) -> None:
-        """Move the running statistics towards those of the batch: the mean over its ghost batches."""
+        """Move the running statistics towards the batch's, which are means over its ghost batches."""
         self.running_mean.lerp_(mean.to(self.running_mean), self.momentum)
         self.running_var.lerp_(unbiased.to(self.running_var), self.momentum)
 

@@ -14,7 +14,7 @@ _EPSILON = 1e-5
 
 
 class ConditionalBatchNorm(nn.Module):
-    """Normalises each channel by its mean and variance over the batch; gain and shift are those of the class.
+    """Normalises each channel by its mean and variance over the batch; gain and shift depend on the class.
 
     Source: Dumoulin et al. 2017 (conditional instance normalisation), Miyato and Koyama 2018. Over the
     batches of several replicas: TF-Replicator, section 3.3. Differs: its variance is the mean of squares
@@ -22,8 +22,8 @@ class ConditionalBatchNorm(nn.Module):
     large. Here it is the mean of the replicas' variances plus the variance of their means.
 
     gather: set it to take the statistics over all replicas (of equal batches); None: over the own batch.
-    Statistics are those of the present batch until ``fix`` stores others, for samples that do not depend on
-    one another.
+    Statistics are the present batch's until ``fix`` stores fixed ones, so that samples do not depend on one
+    another.
     """
 
     mean: Tensor | None

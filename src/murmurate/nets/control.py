@@ -16,7 +16,7 @@ _LEAST_LOG_STD, _GREATEST_LOG_STD = -20.0, 2.0
 
 
 class ActionBounds(nn.Module):
-    """Actions [B, *shape] of a world, and their place [B, D] in [-1, 1] between the bounds."""
+    """Converts between a world's actions [B, *shape] and scaled actions [B, D], which are in [-1, 1]."""
 
     centre: Tensor
     reach: Tensor
@@ -29,20 +29,20 @@ class ActionBounds(nn.Module):
         self.register_buffer("centre", (low + high) / 2, persistent=False)
         self.register_buffer("reach", (high - low) / 2, persistent=False)
 
-    def to_world(self, place: Tensor) -> Tensor:
-        scaled = place if self.plain else torch.addcmul(self.centre, place, self.reach)
-        return scaled.view(-1, *self.shape)
+    def to_world(self, scaled: Tensor) -> Tensor:
+        action = scaled if self.plain else torch.addcmul(self.centre, scaled, self.reach)
+        return action.view(-1, *self.shape)
 
-    def to_place(self, action: Tensor) -> Tensor:
+    def to_scaled(self, action: Tensor) -> Tensor:
         flat = action.flatten(1)
         return flat if self.plain else (flat - self.centre) / self.reach
 
 
 class ControlPolicy(nn.Module):
-    """An MLP from observations to what determines an action's place between its bounds.
+    """An MLP from observations to the parameters of a policy of scaled actions (see ``ActionBounds``).
 
-    ``deterministic``: tanh of the result is the place; else its halves are the mean and log_std of a squashed
-    Gaussian, the latter limited to [-20, 2].
+    ``deterministic``: tanh of the result is the scaled action; else its halves are the mean and log_std of a
+    squashed Gaussian, the latter limited to [-20, 2].
 
     Attributes:
         net: the MLP, of one member. bounds: of the actions.
@@ -85,12 +85,12 @@ def limited_log_std(log_std: Tensor) -> Tensor:
 
 
 def through_limit(slope: Tensor, log_std: Tensor) -> Tensor:
-    """The gradient [B, D] before ``limited_log_std`` from that behind it."""
+    """The gradient [B, D] by the input of ``limited_log_std`` from the gradient by its output (``slope``)."""
     inside = (log_std >= _LEAST_LOG_STD) & (log_std <= _GREATEST_LOG_STD)
     return slope * inside
 
 
 def critics(spec: EnvSpec, hidden: Sequence[int], members: int, *, generator: torch.Generator) -> BatchedMLP:
-    """``members`` critics: [B, F + D], an observation and an action's place, to values [E, B, 1]."""
+    """``members`` critics: [B, F + D], an observation and a scaled action, to values [E, B, 1]."""
     inputs = math.prod(spec.observation_shape) + math.prod(spec.action_shape)
     return BatchedMLP(members, (inputs, *hidden, 1), generator=generator)

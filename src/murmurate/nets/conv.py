@@ -1,4 +1,4 @@
-"""Convolutional torsos for stacks of frames: the nets of the two DQN papers, and that of Jin for Doom.
+"""Convolutional torsos for stacks of frames: the nets of the two DQN papers, and Jin's for Doom.
 
 Milliseconds of one thread on an AVX-512 and AMX core, Nature-2013, forward alone for a batch of 16 and
 forward with backward for one of 80 (least of 150 interleaved runs, on a busy machine):
@@ -89,19 +89,19 @@ class ConvTorso(nn.Module):
         self.layers_in_blocks = None if self.blocks is None else _in_blocks(shape, layers)
 
     def preprocess(self, observation: Tensor) -> Tensor:
-        """uint8 [B, C, H, W] rearranged for the first layer, once for several nets of this shape; ``forward``
-        accepts both.
+        """uint8 [B, C, H, W] rearranged into blocks, as the first layer reads them, so that several nets of
+        this shape can share the work; ``forward`` accepts observations in either form.
 
         Raises:
             ValueError: on another shape or dtype.
         """
         self._check(observation)
-        return observation if self.blocks is None else self._laid(self.blocks, observation)
+        return observation if self.blocks is None else self._to_blocks(self.blocks, observation)
 
-    def _laid(self, blocks: _Blocks, observation: Tensor) -> Tensor:
+    def _to_blocks(self, blocks: _Blocks, observation: Tensor) -> Tensor:
         dtype = self.linear.weight.dtype
-        laid: Tensor | None = _conv_kernels.lay(observation, dtype)
-        return blocks(observation, dtype) if laid is None else laid
+        compiled: Tensor | None = _conv_kernels.to_blocks(observation, dtype)
+        return blocks(observation, dtype) if compiled is None else compiled
 
     def _check(self, observation: Tensor) -> None:
         if observation.dtype != torch.uint8 or observation.shape[1:] != self.shape:
@@ -118,25 +118,25 @@ class ConvTorso(nn.Module):
         """
         observation, parameters = self._as_read(observation), self._plain_parameters()
         computed = None if parameters is None else self._compiled(observation, parameters)
-        return self._plainly(observation) if computed is None else computed
+        return self._forward_in_torch(observation) if computed is None else computed
 
     def _as_read(self, observation: Tensor) -> Tensor:
-        """As the first layer reads it: laid, if it is not yet."""
+        """The observation as the first layer reads it: rearranged into blocks if it is not yet."""
         if torch.compiler.is_exporting():  # bytes read as words are for torch alone
             self._check(observation)
             return observation
-        laid = self.blocks is not None and observation.shape[1:] == self.blocks.shape
-        return observation if laid else self.preprocess(observation)
+        in_blocks = self.blocks is not None and observation.shape[1:] == self.blocks.shape
+        return observation if in_blocks else self.preprocess(observation)
 
-    def _compiled(self, laid: Tensor, parameters: list[Tensor]) -> Tensor | None:
-        blocks = self.layers_in_blocks
-        return None if blocks is None else _conv_kernels.run(blocks, laid, parameters)
+    def _compiled(self, blocks: Tensor, parameters: list[Tensor]) -> Tensor | None:
+        layers = self.layers_in_blocks
+        return None if layers is None else _conv_kernels.run(layers, blocks, parameters)
 
     def _plain_parameters(self) -> list[Tensor] | None:
-        """Weight and bias of each layer for the kernels; None where these cannot, and if somebody has put
-        another layer in its place, changed it, or put hooks on it."""
+        """Weight and bias of each layer for the kernels; None where the kernels do not apply, or if a layer
+        was replaced, changed, or given hooks."""
         blocks = self.layers_in_blocks
-        # past nn.Module's attributes, of which each costs as much as all that is asked here of a layer
+        # read from the dictionaries: nn.Module's attribute access would take most of this method's time
         own: dict[str, Any] = vars(self)["_modules"]
         weight = own["linear"]._parameters.get("weight")
         if blocks is None or weight is None or not _conv_kernels.computes(weight.dtype):
@@ -153,12 +153,12 @@ class ConvTorso(nn.Module):
                 or (layer.padding, layer.dilation, layer.groups) != _USUAL
             ):
                 return None
-            # a tensor that somebody has put in a parameter's place is none of these
+            # a plain tensor in a parameter's place is not in ``_parameters``
             found += [layer._parameters.get("weight"), layer._parameters.get("bias")]
         return None if any(parameter is None for parameter in found) else found
 
-    def _plainly(self, x: Tensor) -> Tensor:
-        """``forward`` as torch does it, of what the first layer reads."""
+    def _forward_in_torch(self, x: Tensor) -> Tensor:
+        """``forward`` in torch, of the observation as the first layer reads it."""
         blocks = None if torch.compiler.is_exporting() else self.blocks
         first, *rest = cast("list[nn.Conv2d]", list(self.convolutions))
         weight = first.weight * (1.0 / 255.0)

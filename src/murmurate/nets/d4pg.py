@@ -15,7 +15,7 @@ from murmurate.spec import EnvSpec
 
 
 class PixelEncoder(nn.Module):
-    """A torso, layer normalisation and tanh: features in (-1, 1), whatever the scale of the torso's."""
+    """A torso, layer normalisation and tanh: features in (-1, 1), independent of the torso's scale."""
 
     def __init__(self, spec: EnvSpec, torso: str, hidden: Sequence[int], generator: torch.Generator) -> None:
         super().__init__()
@@ -37,8 +37,8 @@ _FIRST_SPREAD = 2.0  # atoms
 class CategoricalCritic(nn.Module):
     """The distribution of the return of an action, as logits over a fixed support (Barth-Maron et al. 2018).
 
-    It begins as about a Laplace distribution around 0, of a scale of two atoms. The uniform one that usual
-    weights begin with would first have to shrink, by the discount with each move of the target nets.
+    Initially it is approximately a Laplace distribution around 0 with a scale of two atoms. With the usual
+    initial weights it would be uniform, and would shrink only by the discount with each move of the targets.
 
     features: F, of an observation. encoder: of images, trained with the critic; None for vectors.
 
@@ -68,9 +68,9 @@ class CategoricalCritic(nn.Module):
             distance = (support - middle).abs() / (support[1] - support[0])
             self.net.biases[-1].sub_(distance / _FIRST_SPREAD)
 
-    def forward(self, features: Tensor, place: Tensor) -> Tensor:
-        """[B, F] and an action's place [B, D] to logits [B, K]."""
-        logits: Tensor = self.net(torch.cat([features, place], 1))[0]
+    def forward(self, features: Tensor, scaled: Tensor) -> Tensor:
+        """Features [B, F] and a scaled action [B, D] to logits [B, K]."""
+        logits: Tensor = self.net(torch.cat([features, scaled], 1))[0]
         return logits
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 def orthogonal_(module: nn.Module, gain: float, generator: torch.Generator) -> None:
     """Make every weight below ``module`` orthogonal times ``gain``, and every bias 0.
 
-    A weight is taken as the matrix [outputs, everything else], that of an LSTM as one matrix for each of its
+    A weight is taken as the matrix [outputs, everything else], an LSTM's weight as one matrix for each of its
     four gates. Matrices are drawn in float32 on the generator's device, so that draws depend neither on the
     parameters' dtype nor on their device or memory format. Other kinds of module do not change.
     Source: Saxe et al. 2014.

@@ -1,4 +1,4 @@
-"""A net beside the moving average of its parameters."""
+"""A net and the moving average of its parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Net = TypeVar("Net", bound=nn.Module)
 
 
 class MovingAverage(nn.Module, Generic[Net]):
-    """``net``, and ``average``, a copy of it whose parameters are buffers, which follow those of ``net``.
+    """``net``, and its copy ``average``, whose buffers are the moving averages of ``net``'s parameters.
 
     So a replica of this module saves both. For an evaluation, ``average`` is the mean of the replicas'
     averages, like every buffer.

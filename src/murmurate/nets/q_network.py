@@ -45,7 +45,7 @@ class QNetwork(nn.Module):
         return self.torso.preprocess(observation) if isinstance(self.torso, ConvTorso) else observation
 
     def forward(self, observation: Tensor) -> Tensor:
-        """[B, ...], or what ``lay`` makes of it, to Q(s, .) [B, A]."""
+        """[B, ...], also after ``preprocess``, to Q(s, .) [B, A]."""
         features = self.torso(observation if self.normalizer is None else self.normalizer(observation))
         values: Tensor = self.head(features.to(next(self.head.parameters()).dtype))
         return values.float()

@@ -78,8 +78,8 @@ class ProjectedShortcut(nn.Module):
 
 
 class Block(nn.Module):
-    """Convolutions, each with batch normalisation and a rectifier, the last rectifier after the shortcut was
-    added. The stride is that of the 3 x 3 filters (torchvision's ResNet v1.5, and Goyal et al. 2017)."""
+    """Convolutions, each with batch normalisation and a ReLU, the last ReLU after the shortcut was added. The
+    3 x 3 filters have the stride (torchvision's ResNet v1.5, and Goyal et al. 2017)."""
 
     def __init__(self, architecture: Architecture, inputs: int, width: int, stride: int, norm: Norm) -> None:
         super().__init__()

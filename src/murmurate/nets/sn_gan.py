@@ -102,8 +102,8 @@ class Generator(nn.Module):
         image_channels, height, width = shape
         sizes = layout(height, width, channels)
         self.latent, self.classes, self.first_shape = latent, classes, (sizes.generator[0], *sizes.first)
-        # never normalised: one direction of the noise soon has the largest singular value by far, the others
-        # then count for little beside the bias, and all samples of a class are alike
+        # never normalised: one direction of the noise would soon have the largest singular value by far, the
+        # others would then count for little beside the bias, and all samples of a class be alike
         self.linear = nn.Linear(latent, sizes.generator[0] * sizes.first[0] * sizes.first[1])
         pairs = zip(sizes.generator, sizes.generator[1:], strict=False)
         self.blocks = nn.ModuleList(GeneratorBlock(a, b, classes, spectral) for a, b in pairs)

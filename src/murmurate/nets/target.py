@@ -80,7 +80,7 @@ class TargetNetwork(Generic[Net]):
         return {"net": dict(self.net.state_dict()), "since": self.since, "exact": self._rounded()}
 
     def _rounded(self) -> list[Tensor]:
-        """The float32 values of the parameters that are stored in less."""
+        """The float32 values of the parameters whose dtype has fewer bits."""
         pairs = zip(self.net.parameters(), self._exact, strict=True)
         return [exact for own, exact in pairs if own.dtype != exact.dtype]
 

@@ -1,4 +1,4 @@
-"""The sum tree of an FPGA, in cycle-accurate simulation: what a replay would draw on the hardware."""
+"""The sum tree of an FPGA in cycle-accurate simulation: draws what the hardware would draw."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _WIDTH, _FAN_OUT = 16, 4
 
 
 class FpgaTree:
-    """See ``SumTree``. Priorities are multiples of 1 / 4096 of 16 bits: a positive one is at least 1 / 4096,
-    so that it is drawn now and then, and at most 16; ``saturated`` counts those that were above.
+    """See ``SumTree``. Priorities are 16-bit multiples of 1 / 4096. A positive priority is raised to at least
+    1 / 4096, so that it can be drawn, and limited to 16; ``saturated`` counts the priorities above 16.
 
     Masses are drawn by the hardware from ``UNIFORM_BITS`` random bits, so ``find`` is computed on the host.
     The tree has the next power of two of leaves.

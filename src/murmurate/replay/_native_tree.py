@@ -37,8 +37,8 @@ class NativeTree:
         # an initialized tree is never all zeros: the minimum of an empty node is stored as infinity
         fresh = not self._memory.any()
         self._tree = self._kernels.tree(self._memory.ctypes.data, capacity, True, fresh)
-        place = self._kernels.leaves(self._tree) - self._memory.ctypes.data
-        leaves = self._memory[place : place + 4 * capacity]
+        offset = self._kernels.leaves(self._tree) - self._memory.ctypes.data
+        leaves = self._memory[offset : offset + 4 * capacity]
         self._priorities = torch.from_numpy(leaves).view(torch.float32)
         # key and counter of the draws
         self._stream = torch.tensor([seed, 0], dtype=torch.int64)
@@ -108,9 +108,9 @@ class NativeTree:
         if drawn is None:
             check_out(index, torch.int64, count)
             check_out(weight, torch.float32, count)
-            places = (index.data_ptr(), weight.data_ptr())
+            addresses = (index.data_ptr(), weight.data_ptr())
             drawn = self._kernels.sample(
-                self._tree, self._stream_address, count, beta, *places, stratified, self._threads
+                self._tree, self._stream_address, count, beta, *addresses, stratified, self._threads
             )
         if not drawn:
             raise nothing_to_draw()

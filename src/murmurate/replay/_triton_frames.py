@@ -1,4 +1,4 @@
-"""Windows of frames out of a GPU's memory, in one Triton kernel; the twin is torch's index_select."""
+"""Reads windows of frames from a GPU's memory in one Triton kernel; its twin is torch's index_select."""
 
 from __future__ import annotations
 

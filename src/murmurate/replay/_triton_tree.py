@@ -84,8 +84,8 @@ def _sample(
     FAN_OUT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Numbers ``first`` and on of SplitMix64 (Steele et al. 2014), the leaves at these parts of the total,
-    and their weights."""
+    """Draw leaves, and compute their weights. SplitMix64 (Steele et al. 2014), from its number ``first`` on,
+    gives each lane a u in [0, 1), and so the mass u x total."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     z = (at + first).to(tl.uint64) * _INCREMENT + key.to(tl.uint64)
@@ -95,7 +95,7 @@ def _sample(
     u = (z >> 11).to(tl.float64) * 1.1102230246251565e-16  # 2 ** -53
     if STRATIFIED:
         u = (u + at) / count
-    # the root's sum comes first; lanes beyond the batch search too, as their mass is in the tree
+    # the root's sum comes first; lanes beyond the batch search, too, with mass 0
     index = _descend(tl.where(inside, u, 0.0) * tl.load(sums), sums, leaves, starts, LEVELS, FAN_OUT)
     ratio = tl.maximum(tl.div_rn(tl.load(leaves + index), tl.load(lows)), 1.0)
     tl.store(indices + at, index, mask=inside)
@@ -104,9 +104,9 @@ def _sample(
 
 @triton.jit(do_not_specialize=["ticket", "count"])
 def _elect(index, priority, owner, wrong, ticket: tl.int64, count, capacity, BLOCK: tl.constexpr):
-    """owner[index] <- the ticket of the last that names it; wrong <- a number above ``ticket`` if an index or
-    a priority is not possible, greatest for the first. Greatest numbers do not depend on the order in which
-    threads come, and tickets only grow, so nothing is reset between two calls."""
+    """owner[index] <- ``ticket`` plus the position of the last item with that index; wrong <- if an item is
+    invalid, ``ticket`` plus the number of items from the first invalid one on. Maxima do not depend on the
+    order of threads, and tickets only grow, so neither is reset between calls."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     where = tl.load(index + at, mask=inside, other=0)
@@ -140,9 +140,9 @@ def _refresh(
     FAN_OUT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The sums and least priorities of the nodes above ``index``, each over ``leaves_each`` leaves, from
-    their children (``LEAVES``: which are leaves); of the first ``count`` nodes where ``ALL``. Threads that
-    share a node write the same numbers."""
+    """Recompute the sums and least priorities of one level from the level below: of the nodes above
+    ``index``, or if ``ALL`` of the first ``count`` nodes. leaves_each: leaves under each node. LEAVES: the
+    level below holds the leaves. Threads that share a node write the same numbers."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     node = at if ALL else tl.load(index + at, mask=inside, other=0) // leaves_each
@@ -282,7 +282,7 @@ class TritonTree:
         self._stream[1] += count
         if count:
             grid, size = gpu.block(count, _BLOCK)
-            # a fused multiply and subtract would round the mass otherwise than the twin
+            # a fused multiply and subtract would round the mass differently from the twin
             _sample[grid](
                 key,
                 first,

@@ -43,16 +43,17 @@ class ReplayConfig:
     segments: equal parts of the capacity, filled in order, with separate priorities. For rows.
         segment_draws: ``each``: a batch has equally many draws from each segment; ``one``: a whole batch
         comes from one segment at random (Zhang, section 3.2.3).
-    weights: with several learners, a replay each. ``own``: weights are those of the own replay alone (Zhang,
-        eq. 5.4, which takes the sums of all banks as equal); ``all``: those of one replay of all transitions.
+    weights: with several learners, each with its own replay (bank). ``own``: weights are those of that replay
+        alone (Zhang, eq. 5.4, which takes the sums of all banks as equal); ``all``: those of a single replay
+        with the transitions of all.
     ahead: D, how many batches are drawn in advance, before the errors of the preceding batches are known
         (Zhang, section 4.3.1); 0 draws none in advance.
     saved: whether checkpoints contain the replay, up to 7.1 GB for a million images; otherwise a resumed run
         starts with an empty one. ``resume`` may change it.
-    folder: on a disk, for memory-mapped files that hold images and rows, in a subfolder for each learner: for
-        replays larger than memory. None: in memory. ``resume`` may change it.
-    images: whose memory holds stacked images: the ``host``'s, or that of the learner's ``device``, a GPU's,
-        which then reads batches without a copy from the host. ``resume`` may change it.
+    folder: a folder on a disk for memory-mapped files that hold images and rows, for replays larger than
+        memory; each learner uses a subfolder. None: in memory. ``resume`` may change it.
+    images: where stacked images are stored: in the memory of the ``host``, or of the learner's ``device``, so
+        that a GPU reads batches without a copy from the host. ``resume`` may change it.
     publish_every: own updates between publications of the parameters to actors; for runs with actors.
     manager: what draws and updates priorities: ``host``, or the simulated hardware of ``murmurate fpga``,
         which takes about a millisecond for each draw (small replays).

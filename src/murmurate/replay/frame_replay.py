@@ -32,8 +32,8 @@ _STREAM_BITS = 40  # a key is the stream's number shifted by these, plus the fra
 
 
 class FrameReplay:
-    """See ``Replay``; each image is stored once. A key is the stream (simulator) and the number in it of the
-    newest frame of a transition's observation.
+    """See ``Replay``; each image is stored once. A key is the stream (simulator), and the number of
+    the newest frame of a transition's observation in this stream.
 
     sampler: over simulators x length slots; each simulator has its own ring. shape: of an image, [H, W] or
     [C, H, W]. action: its shape and dtype. behaviour: shapes of the tensors stored with each action, by name.
@@ -98,7 +98,7 @@ class FrameReplay:
 
     @property
     def full(self) -> bool:
-        # a step may bring the first stack of an episode, and n frames at its end
+        # a step may append the first stack of an episode, and n frames at its end
         return bool((self._heads + self.frames.window > self.frames.length).any())
 
     def observe(self, low: int, steps: Steps) -> int:
@@ -153,7 +153,7 @@ class FrameReplay:
         length, heads = self.frames.length, self._heads[streams]
         over = heads >= length
         if over.any():
-            # transitions whose window begins at the overwritten frame lie stack - 1 further on
+            # the slot of a transition is stack - 1 after the frame at which its window begins
             at = (heads[over] + self.frames.stack - 1) % length
             self.sampler.remove(torch.from_numpy(streams[over] * length + at))
         self.frames.append(streams, heads, images)

@@ -1,6 +1,6 @@
 """Transitions of stacked images: each image is stored once, and stacks are assembled when they are drawn.
 
-A stream (the frames of one simulator) is a ring. A transition's slot is that of its observation's newest
+A stream (the frames of one simulator) is a ring. A transition's slot is the one of its observation's newest
 frame; the window of frames around it contains s and s' as views of one copy. At the start of an episode all
 frames of its first stack are appended, so that no window crosses into another episode; slots whose window
 would are never drawn.
@@ -180,8 +180,8 @@ class Frames:
         return saved
 
     def _name(self, stream: int, head: int, start: int, stop: int) -> str:
-        """A name of the chunk's place, its newest frame's number and the writer's token: while that frame is
-        the newest, nothing in the chunk has changed."""
+        """A name made of the chunk's place, its newest frame's number and this object's token: a chunk whose
+        newest frame is the same has not changed."""
         last = head - 1 - (head - 1 - (stop - 1)) % self.length  # the frame in the chunk's last place
         newest = head - 1 if start <= (head - 1) % self.length < stop else last
         where = f"frames-{stream}-{start}-{stop}-{newest}-"

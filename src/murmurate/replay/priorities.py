@@ -1,8 +1,8 @@
 """Samplers of slots: in proportion to a priority, or uniformly.
 
 Prioritized replay (Schaul et al. 2016): p = (|error| + epsilon) ** alpha, P(i) = p_i / sum p, and the weight
-of a draw is (N P(i)) ** -beta over the largest such weight, which is that of the least priority: (p_i / least
-p) ** -beta.
+of a draw is (N P(i)) ** -beta over the largest such weight, which belongs to the least priority: so it is
+(p_i / least p) ** -beta.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Prioritized:
 
     alpha: exponent; 0 is uniform, 1 proportional to the error. epsilon: added to each error, so that each
     slot can be drawn again. stratified: one draw from each of ``count`` equal parts of the total, as in the
-    paper's appendix. threads: of the tree's searches. tree: instead of one of these properties.
+    paper's appendix. threads: of the tree's searches. tree: used instead of a new one.
     """
 
     weighted: ClassVar[bool] = True
@@ -131,7 +131,7 @@ class Prioritized:
         self.alpha = alpha
 
     def draw_any(self, count: int, beta: float, out: Draw | None = None) -> Draw:
-        """``draw`` with repetition, so also of more than there are."""
+        """``draw``, also of more draws than there are filled slots."""
         return self.tree.sample(count, beta, self.stratified, out)
 
     def state(self) -> dict[str, Any]:
@@ -193,7 +193,7 @@ class Uniform:
         return self.draw_any(count, beta, out)
 
     def draw_any(self, count: int, beta: float, out: Draw | None = None) -> Draw:
-        """``draw`` with repetition, so also of more than there are."""
+        """``draw``, also of more draws than there are filled slots."""
         if out is not None:
             check_out(out.indices, torch.int64, count)
             check_out(out.weights, torch.float32, count)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 class RateLimiter:
     """Draws wait for inserts, and inserts for draws (as Reverb's limiter; Cassirer et al. 2021, section 3.4).
 
-    starts: env steps before the first draw. slack: env steps by which inserts may be ahead of what the draws
-    so far ask for. With n inserted and d drawn, d <= samples_per_insert * (n - starts) and n <= starts + d /
-    samples_per_insert + slack, always.
+    starts: env steps before the first draw. slack: env steps by which inserts may run ahead of the ratio.
+    With n inserted and d drawn, d <= samples_per_insert * (n - starts) and
+    n <= starts + d / samples_per_insert + slack, always.
 
     Draws of ``count`` at a time never stop for good if slack >= count / samples_per_insert + the largest
     insert (``least_slack``).

@@ -19,8 +19,8 @@ from murmurate.spec import EnvSpec, SequenceSample, Shapes
 class Trajectories:
     """A ring of the last ``length`` steps of each of ``simulators`` simulators.
 
-    A step's observation is stored once: the one after it is that of the next step, or, where the episode was
-    truncated, kept beside the ring.
+    Each observation is stored once: the one after a step is found at the next step. Final observations of
+    truncated episodes are stored beside the ring.
     """
 
     def __init__(self, spec: EnvSpec, length: int, simulators: int, behaviour: Shapes | None = None) -> None:
@@ -77,7 +77,7 @@ class Trajectories:
         self._columns["observation"][self._rows(self._heads[here], here)] = steps.next_observation
 
     def restart(self, low: int, count: int) -> None:
-        """The simulators from ``low`` on were reset: what they last did is cut off there, as if truncated."""
+        """The simulators from ``low`` on were reset: end their trajectories there, as if truncated."""
         for b in range(low, low + count):
             if not self._counts[b]:
                 continue
@@ -132,7 +132,7 @@ class Trajectories:
         )
 
     def _read(self, name: str, rows: Tensor) -> Tensor:
-        """A column's values at ``rows`` [...]; index_select copies whole rows, indexing single numbers."""
+        """A column's values at ``rows`` [...]; index_select is faster than indexing: it copies whole rows."""
         values = self._columns[name]
         return values.index_select(0, rows.flatten()).view(*rows.shape, *values.shape[1:])
 

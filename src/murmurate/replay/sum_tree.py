@@ -6,7 +6,7 @@ with all of them at once (Differs: Algorithm 1 scans the K children, adding). Th
 supports any fan-out and any device; on CUDA devices the one in Triton (``_triton_tree``) takes its place.
 
 Sums do not drift: parents are recomputed from their children, and never by adding differences, so the
-rounding error of a sum is that of log2(N) additions, whatever happened before.
+rounding error of a sum comes from log2(N) additions, however many updates were made.
 """
 
 from __future__ import annotations

@@ -103,8 +103,8 @@ def refuse_late_hooks(parts: Sequence[ParameterSlice]) -> None:
     for part in parts:
         if getattr(getattr(part.owner, part.attribute), "_post_accumulate_grad_hooks", None):
             raise RuntimeError(
-                f"parameter '{part.name}' has a hook for the time after its gradient is accumulated, which "
-                "descend does not do. Use register_hook, which is called with the gradient."
+                f"parameter '{part.name}' has a post-accumulate-grad hook, which is never called: descend "
+                "does not accumulate gradients. Use register_hook, which is called with the gradient."
             )
 
 

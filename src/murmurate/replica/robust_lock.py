@@ -24,11 +24,11 @@ _libc = ctypes.CDLL(None)
 def open_locks(count: int) -> Tensor:
     """[count, 8] int64: unlocked locks, to be copied into shared memory.
 
-    Raises OSError where the C library has no robust mutexes, as that of macOS.
+    Raises OSError where the C library has no robust mutexes (macOS).
     """
     if not hasattr(_libc, "pthread_mutexattr_setrobust"):
         raise OSError(
-            "a model with row gradients cannot share its vector on this system, whose C library has no "
+            "a model with row-sparse gradients cannot share its vector here: this system's C library has no "
             "robust mutexes. Use a strategy without shared memory: --strategy gala."
         )
     attributes, mutex = ctypes.create_string_buffer(64), ctypes.create_string_buffer(8 * _WORDS)

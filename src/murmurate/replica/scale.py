@@ -36,7 +36,7 @@ class Scale:
     A member writes only its own logarithm, so no change is lost if several members shrink a shared vector.
 
     Attributes:
-        kept: whether gradients of rows change only the scale and those rows; else they are made dense.
+        kept: whether row-sparse gradients change only the scale and those rows; else they are made dense.
         touched: [V] uint8, or None; entries of changed rows are set to 1.
     """
 

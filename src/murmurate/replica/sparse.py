@@ -1,4 +1,4 @@
-"""Gradients of a few rows.
+"""Row-sparse gradients.
 
 A natural gradient ``x - sum of rows`` shrinks the whole vector and changes a few rows of it. With the
 parameters written as ``scale * vector`` (``scale``) a step costs only those rows: the scale shrinks, and the
@@ -60,7 +60,7 @@ def check_plain(optimizer: torch.optim.Optimizer, clip: float | None, name: str)
     plain = type(optimizer) is torch.optim.SGD and len(optimizer.param_groups) == 1 and clip is None
     if not plain or group["momentum"] or group["weight_decay"] or group["maximize"]:
         raise ValueError(
-            f"replica '{name}' follows gradients of a few rows, and only plain SGD leaves the other rows "
+            f"replica '{name}' has row-sparse gradients, and only plain SGD leaves the other rows "
             "unchanged: use torch.optim.SGD without momentum, weight decay and clipping, or dense gradients."
         )
 

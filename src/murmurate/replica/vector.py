@@ -99,7 +99,7 @@ class Replica:
         self.gradient_norm: Tensor | None = None
         self.exchange: Callable[[Replica], Exchange] = _update_alone
         self._count: Callable[[], int] = lambda: self.clock
-        self._pending: Rows | None = None  # the gradient, where it is of rows
+        self._pending: Rows | None = None  # the gradient, if it is row-sparse
         self.common_rounds = True  # whether all replicas make the same rounds; alone, each update is one
         self.measure = False  # whether the next step sets the two attributes below
         self.update_norm: Tensor | None = None
@@ -243,8 +243,8 @@ class Replica:
         check_loss(loss, self.name, self.clock)
         if self.scale.logarithm:
             raise ValueError(
-                f"replica '{self.name}' has followed gradients of rows, so its module has scaled parameters: "
-                "call replica.scale.fold() before computing a loss."
+                f"replica '{self.name}' has followed row-sparse gradients, so its module has scaled "
+                "parameters: call replica.scale.fold() before computing a loss."
             )
         # autograd.grad, because backward accumulates: clear, add and copy are three passes instead of one
         gradients = torch.autograd.grad(loss, self.own_parameters(), allow_unused=True)
@@ -261,7 +261,7 @@ class Replica:
         return self._agree()
 
     def follow(self, gradient: Tensor | Rows) -> Exchange:
-        """One strategy step along a closed-form ``gradient``: [N], or a few rows of it.
+        """One strategy step along a closed-form ``gradient``: [N], or row-sparse (a few rows of it).
 
         Raises ValueError for a wrong shape, and for rows with an optimizer that is not plain SGD.
         """
@@ -297,8 +297,8 @@ class Replica:
             return
         if self.scale.shared:
             raise ValueError(
-                f"replica '{self.name}' follows gradients of rows on a shared vector: use either gradients "
-                "of rows or dense ones for all of its steps."
+                f"replica '{self.name}' follows row-sparse gradients on a shared vector: use either "
+                "row-sparse or dense gradients for all of its steps."
             )
         self.scale.fold()
         self.reload()

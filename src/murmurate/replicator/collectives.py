@@ -69,8 +69,8 @@ class Group:
     def gather(self, x: Any, join: bool = False) -> Any:
         """Every tensor of all members, by rank: [k, ...] for k living members.
 
-        ``join``: along the first dimension instead, which may then differ (the last, shorter batch, say).
-        Backward: each gets the sum of the gradients of its own part.
+        ``join``: concatenated along the first dimension instead of stacked; its length may then differ (for
+        a shorter last batch). Backward: each member gets the sum of the gradients of its own part.
         """
         if join:
             return self._map("gather", x)
@@ -128,7 +128,7 @@ class _Map:
     group: Group
     kind: str
     root: int = -1
-    rows: dict[int, list[int]] = field(default_factory=dict)  # number for each member and tensor, for "deal"
+    rows: dict[int, list[int]] = field(default_factory=dict)  # of each member and tensor, for reduce-scatter
 
     def run(self, tensors: Sequence[Tensor], wants_gradient: bool) -> tuple[list[Tensor], bool]:
         """This member's results, and whether any member wants a gradient."""
@@ -146,14 +146,14 @@ class _Map:
         return results, any(m.wants_gradient for m in contributions.values())
 
     def _result(self, index: int, inputs: dict[int, Tensor]) -> Tensor:
-        """Of tensor number ``index``, from that of each rank."""
+        """The result for tensor number ``index``, from that tensor of each rank."""
         if self.kind == "broadcast":
             return inputs[self.root]
         if self.kind == "gather":
             return torch.cat(list(inputs.values()))
-        if self.kind == "deal":
+        if self.kind == "reduce-scatter":
             return torch.stack([self._own_rows(index, x) for x in inputs.values()]).sum(0)
-        if self.kind == "collect" and self.group.rank != self.root:
+        if self.kind == "reduce" and self.group.rank != self.root:
             return torch.zeros_like(inputs[self.group.rank])
         stacked = torch.stack(list(inputs.values()))
         return stacked.mean(0) if self.kind == "mean" else stacked.sum(0)
@@ -167,21 +167,20 @@ class _Map:
         return _Map(self.group, _ADJOINT[self.kind], self.root, self.rows)
 
 
-# every map here is linear in all members' inputs and has an adjoint; "deal" returns gathered gradients to
-# their owners
+# every map here is linear in all members' inputs and has an adjoint
 _ADJOINT = {
     "mean": "mean",
     "sum": "sum",
-    "gather": "deal",
-    "deal": "gather",
-    "broadcast": "collect",
-    "collect": "broadcast",
+    "gather": "reduce-scatter",
+    "reduce-scatter": "gather",
+    "broadcast": "reduce",
+    "reduce": "broadcast",
 }
 
 
 class _Linear(torch.autograd.Function):
-    """Gives results that are already computed the adjoint as backward pass; differentiable any number of
-    times."""
+    """Attaches the adjoint as the backward pass of results that are already computed; differentiable any
+    number of times."""
 
     @staticmethod
     def forward(ctx: Any, act: _Map, results: list[Tensor], *tensors: Tensor) -> tuple[Tensor, ...]:

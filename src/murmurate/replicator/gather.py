@@ -74,7 +74,7 @@ class TensorExchange:
         }
         arrived = self._exchange(_pack(header, tensors))
         messages = {rank: _unpack(message) for rank, message in arrived.items()}
-        self._count_as_the_others(messages)
+        self._adopt_number(messages)
         own_header = messages[self.rank][0]
         for rank, (header, _) in messages.items():
             if _must_match(header) != _must_match(own_header):
@@ -87,8 +87,8 @@ class TensorExchange:
             for rank, (header, tensors) in messages.items()
         }
 
-    def _count_as_the_others(self, messages: dict[int, tuple[dict[str, Any], list[Tensor]]]) -> None:
-        """A member that joined late takes over the number of calls at its first one."""
+    def _adopt_number(self, messages: dict[int, tuple[dict[str, Any], list[Tensor]]]) -> None:
+        """At its first call, a member that joined late takes over the others' number of calls."""
         newest = max(header["number"] for header, _ in messages.values())
         for header, _ in messages.values():
             if header["number"] == 1:

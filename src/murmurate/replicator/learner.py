@@ -22,8 +22,8 @@ class Context:
     spec: of its world. replicate: makes its replicas (``Replica`` itself, where nothing is exchanged).
     seed: of the run, the same for all replicas. updates: planned own updates over the whole run, for
     schedules; None if only time ends it. examples, validation: training and held-out examples, where the
-    world is a data set. averaged: replicas whose gradients are averaged for each update (1: each follows its
-    own). open_group: see ``group``. rank: of the replica, for random numbers of its own.
+    world is a data set. averaged: how many replicas' gradients are averaged for each update (1: each follows
+    its own). open_group: see ``group``. rank: of the replica, for random numbers of its own.
     """
 
     spec: EnvSpec
@@ -108,7 +108,7 @@ class LearnerConfig(Protocol):
 
 
 def updates_of(learner: Learner) -> int:
-    """Own updates so far; if there are several replicas, the maximum. A learner that has others beside (a
-    model that is fitted now and then, say) names those that count in ``counted``."""
+    """Own updates so far; if there are several replicas, the maximum. A learner may list in ``counted`` the
+    replicas whose updates count, without a model that is fitted now and then, for example."""
     counted = getattr(learner, "counted", None)
     return max(replica.clock for name, replica in learner.replicas.items() if not counted or name in counted)

@@ -1,9 +1,9 @@
-"""Replicas that span several members: the seam between a replica and its parts (design, section 4).
+"""Replicas that span several members, called the parts of the replica.
 
 All parts of a replica hold the same parameters. Their gradients are averaged within the replica; then part 0,
-the leader, makes the strategy's step with the leaders of the other replicas, and the others copy its vector
-(docs/decisions/0029). So every part has the same parameters whatever the strategy does, and what a strategy
-keeps exists once a replica.
+the leader, makes the strategy's step with the leaders of the other replicas, and the other parts copy its
+vector (docs/decisions/0029). So every part has the same parameters whatever the strategy does, and a
+strategy's state exists once per replica.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class SharedVector(Protocol):
     """One replica's vector, as its parts hold it."""
 
     def exchange(self, replica: Replica, step: Callable[[Replica], Exchange]) -> Exchange:
-        """Average the gradients of the parts; then ``step`` on the leader, whose vector the others copy."""
+        """Average the parts' gradients; then the leader makes ``step``, and the others copy its vector."""
         ...
 
     def broadcast(self, vector: Tensor) -> None:
@@ -42,7 +42,7 @@ class ReplicaParts(Protocol):
     def size(self) -> int: ...
     @property
     def bytes(self) -> int:
-        """Exchanged so far."""
+        """Bytes exchanged so far."""
         ...
 
     def share(self, replica: Replica) -> SharedVector:
@@ -97,7 +97,7 @@ def role_of(strategy: Strategy, fabric: Fabric, parts: int) -> tuple[Strategy, F
 
 
 def check_parts(strategy: Strategy, parts: int) -> None:
-    """Raise Refusal for a strategy that changes a replica's parameters behind its parts' back."""
+    """Raise Refusal for a strategy whose other members write into a replica's parameters at any time."""
     if parts > 1 and Capability.SHARED_MEMORY in strategy.needs:
         raise Refusal(
             f"under {strategy.name} other replicas write into a replica's parameters at any time, so its "

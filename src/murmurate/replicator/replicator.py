@@ -36,7 +36,7 @@ class BoundReplica:
         return self.last
 
     def joined(self, rank: int) -> None:
-        """``rank`` was restarted; if its death was not noticed, notify the strategy of both."""
+        """``rank`` was restarted: notify the strategy, also of its death if that was not noticed."""
         if rank in self._living:
             self.strategy.on_member(MemberEvent("died", rank))
         self.strategy.on_member(MemberEvent("joined", rank))

@@ -128,7 +128,7 @@ class Monitor:
             self.stop(f"the mean return of the last 100 training episodes reached {goal:g}")
 
     def _return_mean(self) -> float:
-        """Of the last 100 training episodes; -inf before there are 100."""
+        """The mean return of the last 100 training episodes; -inf before there are 100."""
         return statistics.fmean(self.returns) if len(self.returns) == 100 else -math.inf
 
     # -- admission of joiners -----------------------------------------------------------------------

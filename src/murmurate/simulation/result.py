@@ -1,4 +1,4 @@
-"""``summary.json`` of a simulated run: the fields of every run, and those of virtual time."""
+"""``summary.json`` of a simulated run: the fields of every run, and the fields about virtual time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The actor processes of a learner: they are started here, watched, and started again if they die or hang."""
+"""Starts and watches the actor processes of a learner, and restarts those that die or hang."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _DEATHS = 5  # the run fails after so many deaths of one actor in a row, each wi
 
 
 class Ring(Protocol):
-    """What an actor sends its learner."""
+    """The queue from an actor to its learner."""
 
     @property
     def waiting_records(self) -> int:
@@ -56,8 +56,8 @@ class ActorPlan:
 
     actors: number of processes that share its ``simulators``. rank, replicas: of the learner; the epsilons
         are spread over the simulators of all learners. random_env_steps: of all these actors together.
-    queue: trajectories that wait, of each, where they make trajectories. poll_seconds: the longest time
-    between two looks of an actor whose ring is full.
+    queue: where actors make trajectories, the most of each that may wait for the learner. poll_seconds: the
+        longest time between two polls of an actor whose ring is full.
     """
 
     world: SimulatorWorld
@@ -76,8 +76,8 @@ class ActorProcess(Generic[R]):
     """One actor process.
 
     first_simulator: its index among the learner's simulators. silent_seconds: since its last step.
-    longest_seconds: the longest time between two of its steps. silent_deaths: in a row, each without having
-    sent a record.
+    longest_seconds: the longest time between two of its steps. silent_deaths: deaths in a row, each without a
+    record sent.
     """
 
     index: int
@@ -88,7 +88,7 @@ class ActorProcess(Generic[R]):
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
     silent_deaths: int = 0
-    has_sent: bool = False  # a step, since it was last started
+    has_sent: bool = False  # whether it made a step since it was last started
     beats: int = 0
     silent_seconds: float = 0.0
     longest_seconds: float = 0.0
@@ -121,8 +121,8 @@ class ActorProcess(Generic[R]):
 class ActorProcesses(Generic[R]):
     """The actor processes of a learner, and the parameters that they act with.
 
-    module: what they run. make_ring: for a number of simulators, in a file of shared memory. on_start: called
-    with the first simulator and the number of simulators of an actor before it is started, each time.
+    module: what they run. make_ring: makes the ring of an actor with so many simulators in a shared-memory
+    file. on_start: called with (first simulator, number of simulators) before each start of an actor.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class ActorProcesses(Generic[R]):
         return sum(actor.starts - 1 for actor in self.actors if actor.starts)
 
     def taken_events(self) -> Sequence[tuple[str, str]]:
-        """Since the last call: (kind, message)."""
+        """Events since the last call: (kind, message)."""
         events, self.events = self.events, []
         return events
 
@@ -165,15 +165,15 @@ class ActorProcesses(Generic[R]):
         self.parameters.publish(vectors[0] if len(vectors) == 1 else torch.cat(vectors), version)
 
     def start(self, batches: int) -> None:
-        """Start all, the first time. batches: of the learner so far; with it their seeds are new ones after a
-        resume. Parameters must have been published."""
+        """Start all actors, at the first call; parameters must have been published. batches: the learner's so
+        far; seeds depend on it, so a resumed run has new ones."""
         if not self._started:
             self._started = True
             for actor in self.actors:
                 self._spawn(actor, batches)
 
     def next_waiting(self) -> ActorProcess[R] | None:
-        """The next actor, in round-robin order, that has sent something which was not yet taken."""
+        """The next actor, in round-robin order, with a record that was not yet taken."""
         for _ in self.actors:
             actor = self.actors[self._next_actor % len(self.actors)]
             self._next_actor += 1
@@ -183,7 +183,7 @@ class ActorProcesses(Generic[R]):
         return None
 
     def check(self, batches: int) -> None:
-        """Restart each actor that has died or hangs; what it sent remains in its ring."""
+        """Restart each actor that has died or hangs; the records that it sent remain in its ring."""
         elapsed = time.monotonic() - self._checked_at
         if elapsed < _CHECK_SECONDS:
             return
@@ -194,7 +194,7 @@ class ActorProcesses(Generic[R]):
             if actor.ring.beats != actor.beats:
                 actor.beats = actor.ring.beats
                 actor.note_step()
-            if actor.ring.waiting_records:  # these are taken before it is started again
+            if actor.ring.waiting_records:  # it is restarted only once these have been taken
                 continue
             # if more time has passed, this process did not poll
             actor.silent_seconds += min(elapsed, 2 * _CHECK_SECONDS)

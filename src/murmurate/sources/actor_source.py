@@ -53,7 +53,7 @@ class ActorSource:
         )
         self._backoff = Backoff()
         self._lag = self._lag_max = 0
-        self._restarts = 0  # of simulators
+        self._restarts = 0  # of failed simulators
 
     def fields(self) -> dict[str, Any]:
         return {
@@ -129,7 +129,7 @@ class ActorSource:
         self._sampler.load(state)
 
     def fresh_start(self, batches: int) -> None:
-        """With an empty replay; actors have not started yet."""
+        """Begin with an empty replay; to be called before the actors have started."""
         self._sampler.fresh_start(batches)
 
     def close(self) -> None:

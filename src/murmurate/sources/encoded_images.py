@@ -28,11 +28,11 @@ _CRASH = "it makes the decoder crash"
 class EncodedImageSource:
     """Mini-batches without end (a ``Source``), decoded by processes up to ``layout.slots - 1`` batches ahead.
 
-    Images, and what is drawn for them, do not depend on the number of processes. The images of a batch are in
-    memory that is used again: they are valid until the next batch is asked for. An image that cannot be
-    decoded ends the run, or is left out of its batch, which is then smaller, where ``images.skip_bad``.
+    Images, and the random numbers drawn for them, do not depend on the number of processes. The memory of a
+    batch is reused: its images are valid until the next batch is requested. An image that cannot be decoded
+    ends the run; with ``images.skip_bad`` it is left out of its batch, which is then smaller.
 
-    indices: numbers in ``images`` of the examples that ``order`` is about.
+    indices: the numbers in ``images`` of the examples that ``order`` permutes.
     """
 
     exact = True
@@ -52,8 +52,8 @@ class EncodedImageSource:
         layout = replace(settings.layout, workers=max(settings.layout.workers, 1))
         self._settings, self._rank = replace(settings, layout=layout), rank
         self._processes: ImageProcesses | None = None
-        self._taken = 0  # batches
-        self._state = order.state()  # after the batches that were taken; ``order`` is ahead
+        self._taken = 0  # batches yielded so far
+        self._state = order.state()  # after the batches that were yielded; ``order`` itself is ahead of them
         self._passes = order.passes
         self._pending: deque[tuple[NDArray[np.int64], dict[str, Any], float]] = deque()
         self._skipped: Counter[str] = Counter()
@@ -93,7 +93,7 @@ class EncodedImageSource:
         self._pending.append((chosen, self._order.state(), self._order.passes))
 
     def _decoded(self, processes: ImageProcesses) -> bool:
-        """Wait until the next batch is decoded; False where the loop requests a stop."""
+        """Wait until the next batch is decoded; False if the training loop requests a stop."""
         if self._inline:
             decode_part(processes.memory, self._taken % processes.layout.slots, self._settings)
             processes.memory.finish(0)
@@ -134,7 +134,7 @@ class EncodedImageSource:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that decode."""
+        """Process ids of the processes that decode."""
         return [] if self._processes is None else self._processes.pids
 
     def fields(self) -> dict[str, Any]:
@@ -168,7 +168,7 @@ class EncodedImageSource:
         self._state, self._passes = self._order.state(), self._order.passes
 
     def _stop(self) -> None:
-        """What was decoded ahead is dropped."""
+        """End the processes, and drop what was decoded ahead."""
         if self._processes is not None:
             self._processes.close()
             self._processes = None

@@ -14,7 +14,7 @@ from murmurate.errors import Refusal
 from murmurate.sources.interface import RunView, SourceConfig, SourceContext
 from murmurate.spec import Batch, derive_seed
 
-_SAMPLED = 100  # examples whose size is taken for that of all
+_SAMPLED = 100  # examples from which the size of all is estimated
 _INDEX_BYTES = 24  # of an example of a batch: its number, copied
 
 
@@ -66,7 +66,7 @@ def batches_of(run: RunView) -> int | None:
 
 
 class ExampleOrder:
-    """The numbers of a replica's examples, without end: each pass is a random permutation of all examples,
+    """The indices of a replica's examples, without end: each pass is a random permutation of all examples,
     divided among the replicas."""
 
     def __init__(self, count: int, *, seed: int, rank: int, replicas: int) -> None:

@@ -1,8 +1,8 @@
 """Shared memory between a learner and the processes that decode its images. Nothing here needs torch.
 
 There are a few slots, each for a mini-batch. The learner writes into a slot which images to decode, and the
-processes write their pixels there: process w of W those at the positions w, w + W, w + 2 W, ... So nothing
-needs a lock: a process reads how many batches are assigned, and writes how many it has done.
+processes write the pixels into the slot: process w of W decodes the images w, w + W, w + 2 W, ... No lock is
+needed: a process only reads how many batches are assigned, and writes how many it has done.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class Layout:
 
     @property
     def size_bytes(self) -> int:
-        """Of the file. Most of the room for paths is never written, and takes no memory."""
+        """The size of the file. Most of the space for paths is never written, and takes no memory."""
         return sum(_padded(shape, kind) for _, shape, kind in self._regions())
 
 
 class BatchMemory:
-    """The slots, in a file of ``Layout.size_bytes`` bytes that all these processes have open."""
+    """The slots, in a file of ``Layout.size_bytes`` bytes that the learner and the processes have open."""
 
     def __init__(self, descriptor: int, layout: Layout) -> None:
         self.layout = layout
@@ -77,7 +77,7 @@ class BatchMemory:
 
     @property
     def assigned(self) -> int:
-        """Batches so far that processes may decode."""
+        """Number of batches assigned to the processes so far."""
         return self._marks[0]
 
     def assign(

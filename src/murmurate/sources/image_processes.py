@@ -1,8 +1,7 @@
-"""The processes that decode a learner's images: they are started and watched here, and started again if they
-die or hang.
+"""Starts and watches the processes that decode a learner's images, and restarts those that die or hang.
 
-A process that is started again begins with the mini-batch in which the other died. What it writes follows
-from the tasks alone, so nothing is lost and nothing changes.
+A restarted process begins with the mini-batch in which its predecessor died. What it writes depends on the
+tasks alone, so nothing is lost and nothing changes.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from murmurate.sources.image_memory import BatchMemory, Layout
 from murmurate.sources.image_worker import WorkerSettings
 
 _MODULE = "murmurate.sources.image_worker"
-# By default glibc returns the memory of each decoded image to the operating system, and has it back, zeroed
-# page by page, for the next one: a quarter of the CPU time. Larger blocks than 32 MB are still returned.
+# By default glibc returns the memory of each decoded image to the operating system, and gets it back, zeroed
+# page by page, for the next image: a quarter of the CPU time. Blocks above 32 MB are still returned.
 _ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": str(2**25),
     "MALLOC_TRIM_THRESHOLD_": str(2**26),
@@ -33,8 +32,8 @@ _CHECK_SECONDS = 0.2  # between two checks of the processes
 _SILENCE_SECONDS = 60.0  # a process that decodes nothing for so long hangs
 _STOPPED_SECONDS = 10.0  # the same, where the operating system says that it is stopped
 _STARTUP_SECONDS = 300.0
-_DEATHS = 5  # the run fails after so many in a row without a decoded image
-_BLAMED = 2  # deaths at one image that make it the cause
+_DEATHS = 5  # the run fails after so many deaths in a row, without a batch done in between
+_BLAMED = 2  # an image at which a process died so often counts as the cause
 
 
 @dataclass
@@ -69,7 +68,7 @@ class _Decoder:
 class ImageProcesses:
     """The memory of a learner's mini-batches, and ``layout.workers`` processes that decode into it.
 
-    settings: of the processes, but for their number and memory. rank: of the learner, for messages.
+    settings: of the processes; ``worker`` and ``memory`` are set here. rank: the learner's, for messages.
     """
 
     def __init__(self, settings: WorkerSettings, rank: int) -> None:
@@ -94,7 +93,7 @@ class ImageProcesses:
         return sum(max(decoder.starts - 1, 0) for decoder in self._decoders)
 
     def taken_events(self) -> list[tuple[str, str]]:
-        """Since the last call: (kind, message)."""
+        """Events since the last call: (kind, message)."""
         events, self.events = self.events, []
         return events
 
@@ -103,10 +102,10 @@ class ImageProcesses:
             self._spawn(decoder)
 
     def check(self) -> tuple[int, int] | None:
-        """Start again each process that has died or hangs. Returns (slot, position) of an image at which
-        processes die again and again: it is to be left out with ``leave_out``, or the run to be ended.
+        """Restart each process that has died or hangs. Returns (slot, position) of an image at which
+        processes die again and again: the caller must ``leave_out`` the image, or end the run.
 
-        Raises RunFailed where they die without having begun with an image.
+        Raises RunFailed for a process that dies again and again at no such image.
         """
         elapsed = time.monotonic() - self._checked_at
         if elapsed < _CHECK_SECONDS:
@@ -152,7 +151,7 @@ class ImageProcesses:
         return None
 
     def leave_out(self, slot: int, position: int, cause: str, detail: str) -> None:
-        """Have an image left out by the process that decodes it."""
+        """Tell the processes to skip an image, for the reason ``cause``, ``detail``."""
         results = self.memory.results[slot]
         results["cause"][position], results["detail"][position] = cause.encode(), detail.encode()
         results["left_out"][position] = True

@@ -1,5 +1,5 @@
-"""A process that decodes and augments images for a learner. It does without torch, whose import takes longer
-than to decode a thousand images."""
+"""A process that decodes and augments images for a learner. It does not import torch: that takes longer than
+decoding a thousand images."""
 
 from __future__ import annotations
 

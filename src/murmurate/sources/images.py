@@ -29,8 +29,8 @@ _WORKER_BYTES = 160 * 2**20  # Python, numpy and OpenCV, and what is freed betwe
 class ImageSourceConfig(SourceConfig):
     """Passes through the training images of a data set. Those in files are decoded by processes.
 
-    augment: how images are changed at random. workers: processes of each replica that decode images; none is
-        its share of the cores, and with 0 the learner decodes. prefetch: mini-batches decoded ahead.
+    augment: how images are changed at random. workers: processes of each replica that decode images; none
+        means its share of the cores; with 0 the learner decodes. prefetch: mini-batches decoded ahead.
     """
 
     augment: Augmentation = field(default_factory=Augmentation)
@@ -79,7 +79,7 @@ class ImageSourceConfig(SourceConfig):
         images: Any = train.all_examples
         if images.encoded is None:
             return ImageSource(train, order, run.learner.requires.batch, self.augment, key)
-        opencv()  # a missing package is named here, and not by a process
+        opencv()  # raises here if the package is missing, and not in a process
         settings = WorkerSettings(0, self._layout(run, images), 0, self.augment, images.shortest, key)
         return EncodedImageSource(images, train.indices, order, settings, context.rank)
 

@@ -40,8 +40,8 @@ class ModelRollouts:
     grows_after, grows_until: env steps since the first fit between which the length grows.
     kept: rounds of which the imagined transitions are kept.
     alpha: for learners that give priorities: states are drawn in proportion to priority ** alpha (Zhang, eq.
-        3.6), and a batch comes from a single round, of which its weights are (section 3.2.3). Others draw
-        uniformly (0).
+        3.6), and a batch and its weights come from a single round (section 3.2.3). With other learners it
+        must be 0: states are drawn uniformly.
     beta, beta_end: exponent of the importance weights of these draws, and its final value, reached linearly
         over the run.
     """
@@ -74,7 +74,7 @@ class ImaginedSourceConfig(SourceConfig):
         in native threads.
     capacity: real transitions that are kept; the oldest are overwritten.
     learning_starts: env steps of each learner, with uniformly random actions, before the first fit.
-    updates_per_step: batches for each env step after these.
+    updates_per_step: batches for each env step after ``learning_starts``.
     fit_every: env steps between two fits of the model.
     real_share: share of a batch that is real.
     """
@@ -126,7 +126,7 @@ class ImaginedSourceConfig(SourceConfig):
 
     def memory_bytes(self, run: RunView) -> int:
         batches = 2 * run.learner.requires.batch * step_bytes(run)
-        # while the replay of the model grows there are two of them
+        # while the model's replay is resized there are two of them
         rounds = 2 * self.rollouts.starts * max(self.rollouts.length, self.rollouts.length_end)
         growing = rounds * step_bytes(run) * (self.rollouts.kept if self.rollouts.length_end > 1 else 1)
         return int(self.saved_bytes(run) + batches + growing + self.simulators * SIMULATOR_BYTES)
@@ -171,5 +171,5 @@ class ImaginedSourceConfig(SourceConfig):
             assign=lambda index: learner.assign_simulators(first + index, total),
             random_env_steps=self.learning_starts,
         )
-        sampler.alive = lambda played: source.alive(played)  # which the training loop sets later
+        sampler.alive = lambda played: source.alive(played)  # the training loop sets ``source.alive`` later
         return source

@@ -1,4 +1,4 @@
-"""The replays of real and of imagined transitions, and when the model between them is used."""
+"""The replays of real and of imagined transitions, and when the model is fitted and rolled out."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ImaginedSampler:
         )
 
     def _open_model_replay(self) -> RowReplay:
-        """Of rollouts of the present length; with priorities each round is a segment of it."""
+        """A replay for rollouts of the present length; with priorities each round is a segment of it."""
         seed, starts = derive_seed(self._seed, "imagined"), self.rollouts.starts
         if not self.requires.priorities:
             return self._open(Uniform(self.rollouts.capacity(self._length), seed=seed))
@@ -121,7 +121,7 @@ class ImaginedSampler:
 
     def _roll_out(self) -> None:
         """A round of rollouts, from states of the real replay."""
-        self._keep(self.rollouts.length_after(self.batches / self.config.updates_per_step))
+        self._resize_model_replay(self.rollouts.length_after(self.batches / self.config.updates_per_step))
         draw = self._sampler.draw_any(self.rollouts.starts, self._beta())
         observation = self.replay.rows.column("observation")[draw.indices].to(self.device)
         weights = {RECORDED + WEIGHT: draw.weights / draw.weights.max()} if self.requires.priorities else {}
@@ -137,8 +137,8 @@ class ImaginedSampler:
             if not len(observation):
                 break
 
-    def _keep(self, length: int) -> None:
-        """Keep transitions of rollouts of ``length`` steps from now on, also those that there are."""
+    def _resize_model_replay(self, length: int) -> None:
+        """Resize the model's replay for rollouts of ``length`` steps, and copy its transitions."""
         if length == self._length:
             return
         old, self._length = self.model_replay, length

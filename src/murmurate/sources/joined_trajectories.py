@@ -16,8 +16,8 @@ _NAMES = ("observation", "action", "reward", "terminated", "truncated", "first")
 class JoinedTrajectories:
     """Tensors of a batch of ``count`` trajectories side by side, allocated once.
 
-    shape: of each trajectory. device: of the batch. In a GPU's case the host's memory is pinned, and may be
-    written again only when the copies from it have ended.
+    shape: of each trajectory. device: of the batch. For a GPU the host's memory is pinned, and may be written
+    again only when the copies from it have ended.
     """
 
     def __init__(self, shape: TrajectoryShape, count: int, device: torch.device) -> None:
@@ -60,8 +60,8 @@ class JoinedTrajectories:
 
 
 def row_major(truncated: Tensor, finals: Sequence[Tensor | None]) -> Tensor | None:
-    """[K, ...]: final observations in the order of ``truncated`` [T, B]. Each of ``finals`` has those of an
-    equal share of the columns, in their order. None if no step was truncated."""
+    """[K, ...]: final observations in the row-major order of ``truncated`` [T, B]; None if no step was
+    truncated. finals: for each of equal shares of the columns, its final observations in row-major order."""
     rows = torch.full(truncated.shape, -1)
     count = int(truncated.sum())
     rows[truncated] = torch.arange(count)

@@ -26,7 +26,7 @@ class Backoff:
         return time.monotonic() - begun
 
     def reset(self) -> None:
-        """The wait has ended."""
+        """To be called when the wait has ended."""
         self._seconds = min(max(self._slept / 2, _SHORTEST_SECONDS), self._longest)
         self._slept = 0.0
 

@@ -71,8 +71,8 @@ class ReplaySampler:
     """Inserts steps and draws batches, so that each transition is drawn ``samples_per_insert`` times on
     average.
 
-    progress: completed share of the run, for beta. banks: scales importance weights as if all learners drew
-    from one replay. name: of the replay, in checkpoints.
+    progress: completed share of the run, for alpha and beta. banks: scales importance weights as if all
+    learners drew from one replay. name: the replay's, in checkpoints.
     """
 
     def __init__(
@@ -124,14 +124,14 @@ class ReplaySampler:
             self.replay.sampler.set_alpha(self.config.alpha_at(self._progress()))
         sample = self._ahead.next(self._beta())
         data = on_device(sample, self.device)
-        replay = self.replay if self._weighted else None  # else errors change nothing
+        replay = self.replay if self._weighted else None  # an unweighted replay has no priorities to update
         return ReplayBatch(data, env_steps, episodes, replay=replay, keys=sample.keys)
 
     def _weigh(self, weights: Tensor, beta: float) -> None:
         if self.banks is not None:
             self.banks.weigh(weights, *self.replay.sampler.mass, beta)
         elif self._weighted:
-            # divided by the greatest weight of the batch: that of the replay may belong to a transition with
+            # divided by the batch's greatest weight: the replay's greatest may belong to a transition with
             # an error near 0, which would shrink all steps
             weights.div_(weights.max())
 

@@ -27,9 +27,9 @@ from murmurate.sources.simulator_groups import SIMULATOR_BYTES, check_saved_simu
 from murmurate.spec import Transitions, derive_seed
 from murmurate.worlds.interface import SimulatorWorld
 
-SLOTS = 2  # batches of a sampler: one that the learner uses or may use, one that is drawn
+SLOTS = 2  # blocks of a sampler: one that the learner uses or may use, one that is being drawn
 _PROCESS_BYTES, _SAMPLER_BYTES = 150 * 2**20, 30 * 2**20
-_POLL_SECONDS = 5e-3  # of actors that are far ahead
+_POLL_SECONDS = 5e-3  # the longest between two polls of an actor whose ring is full
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class ReplayServiceSourceConfig(SourceConfig):
     shards: processes of each learner, each with an equal part of its replay and of its actors.
     samplers: processes of each learner. Each keeps two blocks of batches ready, and a batch has an equal part
         from each shard of all learners.
-    block: batches that are drawn at once. With more of them processes wait for one another less often, and
-        batches are drawn by older priorities.
-    slack: env steps by which a shard's actors may be ahead of what the draws so far ask for; 0: twice the
-        least with which draws and inserts never both wait. With more of them actors and learners alternate
-        less often, and samples per insert may deviate more.
+    block: batches that are drawn at once. With a larger block processes wait for one another less often, but
+        priorities are older when batches are drawn by them.
+    slack: env steps by which a shard's actors may be ahead of ``samples_per_insert``; 0: twice the least with
+        which draws and inserts never wait for each other. With more slack actors and learners alternate less
+        often, and samples per insert may deviate more.
     replay: size, sampling and storage of each learner's replay.
     random_env_steps: env steps of each learner, at its start, whose actions are uniformly random.
     """
@@ -126,7 +126,8 @@ class ReplayServiceSourceConfig(SourceConfig):
         return self._as_replay.batches(run)
 
     def _least_slack(self, run: RunView) -> int:
-        """Of a shard: for the draw of a block, and for an empty replay to hold a batch's part."""
+        """The least slack of a shard: for the draw of a block, and until an empty replay holds a batch's
+        part."""
         requires: Transitions = run.learner.requires
         part = math.ceil(requires.batch / (run.replicas * self.shards))
         of_actor, of_shard = (math.ceil(self.simulators / n) for n in (self.actors, self.shards))
@@ -138,9 +139,8 @@ class ReplayServiceSourceConfig(SourceConfig):
             return self._as_replay.memory_bytes(run)
         requires, step = run.learner.requires, step_bytes(run)
         stored = self._store_bytes(run)
-        held = memory_bytes(self.replay, stored) + self.saved_bytes(
-            run
-        )  # a learner has a copy while it saves
+        # a learner has a copy while it saves
+        held = memory_bytes(self.replay, stored) + self.saved_bytes(run)
         batches = self.samplers * self._layout(run).size_bytes
         pending = self.simulators * (SIMULATOR_BYTES + (requires.n_step + 4) * step)
         processes = (self.actors + self.shards) * _PROCESS_BYTES + self.samplers * _SAMPLER_BYTES
@@ -224,7 +224,7 @@ class ReplayServiceSourceConfig(SourceConfig):
 
 
 def with_service(source: ReplaySourceConfig, **fields: Any) -> ReplayServiceSourceConfig:
-    """The service instead of a learner's own replay, for recipes."""
+    """``source`` with the service instead of a learner's own replay, for recipes."""
     common = {f.name for f in dataclasses.fields(ReplayServiceSourceConfig)} & {
         f.name for f in dataclasses.fields(source)
     }

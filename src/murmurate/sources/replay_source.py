@@ -160,7 +160,7 @@ class ReplaySourceConfig(SourceConfig):
 
 class ReplaySource:
     """Yields the batches of ``sampler`` without end (a ``Source``): all simulators take a step whenever no
-    batch is due. With a ``ReplaySampler`` it is due until each transition has been drawn
+    batch is due. With a ``ReplaySampler`` batches are due until each transition has been drawn
     ``samples_per_insert`` times on average.
 
     groups: opened simulators (see ``open_groups``), closed by ``close``. A batch is valid until the next one
@@ -184,7 +184,9 @@ class ReplaySource:
         self._groups = SimulatorGroups(groups, policy, seed, sampler.device, self.replay.restart)
         self._assign, self._random_env_steps = assign, random_env_steps
         self._sampler, self._device = sampler, sampler.device
-        self._observations: list[Tensor] = []  # the present ones of each group; empty before the start
+        self._observations: list[
+            Tensor
+        ] = []  # the present observations of each group; empty before the start
 
     @property
     def exact(self) -> bool:

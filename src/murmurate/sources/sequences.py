@@ -37,8 +37,9 @@ class SequenceSourceConfig(SourceConfig):
 
     simulators: of each learner. double_buffer: act for one half of the simulators while the other half steps
         in native threads.
-    collect_env_steps: env steps of a learner with one policy, rounded up to a multiple of ``simulators``.
-    minibatches: drawn after each of these batches of env steps.
+    collect_env_steps: env steps that a learner collects with one policy (one batch of env steps), rounded up
+        to a multiple of ``simulators``.
+    minibatches: number of minibatches drawn after each batch of env steps.
     keep_batches: batches of env steps that minibatches are drawn from; 1 is on-policy.
     saved: whether checkpoints contain these steps; otherwise a resumed run begins with a new batch.
         ``resume`` may change it.
@@ -55,7 +56,7 @@ class SequenceSourceConfig(SourceConfig):
 
     @property
     def steps(self) -> int:
-        """Of each simulator in a batch."""
+        """Steps of each simulator in a batch of env steps."""
         return math.ceil(self.collect_env_steps / self.simulators)
 
     def check(self, run: RunView) -> None:

@@ -1,9 +1,9 @@
 """A sampler and a shard on different hosts: both ends of a connection behave like a local socket.
 
-On the shard's host there is a mirror of the sampler's slots, which the shard fills as if they were local; its
-end of the bridge sends the rows along with the answer, and the sampler's end writes them into the slots. The
-connection is encrypted and authenticated (``fabric.network.handshake``) by a key that learners tell one
-another.
+On the shard's host there is a mirror of the sampler's slots, which the shard fills as if they were local. The
+shard's end of the bridge sends the rows along with its answer, and the sampler's end writes them into the
+slots. The connection is encrypted and authenticated (``fabric.network.handshake``) by a key that the learners
+exchange.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from murmurate.fabric.network.frames import Closed, Frame, FrameRejected, Kind, 
 from murmurate.fabric.network.handshake import Credentials, answer, dial
 from murmurate.fabric.network.listener import Listener
 from murmurate.sources.service_links import (
-    ASK_BYTES,
-    DONE_BYTES,
     MESSAGE_BYTES,
-    Ask,
-    Done,
+    REPLY_BYTES,
+    REQUEST_BYTES,
+    DrawReply,
+    DrawRequest,
     ShardAddress,
     Stream,
     hello,
@@ -40,17 +40,17 @@ from murmurate.sources.service_slots import BatchSlots
 SILENCE_SECONDS = 20.0  # a connection without a byte for so long is dead
 _DIAL_SECONDS = 5.0
 _HELLO_BYTES, _LARGEST_BYTES = 1 << 16, 1 << 31
-_CONNECTIONS = 64  # beyond these, strangers that have not authenticated wait
+_CONNECTIONS = 64  # members that the listener allows for, see ``Listener``
 _INCARNATION = bytes(16)
 _ENDED = (OSError, Closed, FrameRejected)
 Handle = Callable[[bytes], bytes]
 
 
 class Bridge:
-    """Carries messages between ``inner``, a local socket, and ``pipe``, until either ends; then it ends the
-    other.
+    """Carries messages between ``inner``, a local socket, and ``pipe``; when either ends, closes the other.
 
-    sent: what to send for a message from ``inner``. arrived: the message for ``inner`` that came.
+    sent: from a message of ``inner`` to the payload to send. arrived: from a payload to the message for
+    ``inner``.
     """
 
     def __init__(self, pipe: Pipe, inner: socket.socket, sent: Handle, arrived: Handle) -> None:
@@ -88,7 +88,7 @@ class Bridge:
                 self._inner.sendall(self._arrived(frame.payload))
 
     def close(self) -> None:
-        """After it nothing is written to the slots any more."""
+        """End both sides; afterwards nothing is written to the slots any more."""
         self._pipe.close()
         with contextlib.suppress(OSError):
             self._inner.shutdown(socket.SHUT_RDWR)
@@ -98,28 +98,28 @@ class Bridge:
 
 
 def dial_bridge(address: ShardAddress, stream: Stream, slots: BatchSlots) -> tuple[socket.socket, Bridge]:
-    """The sampler's end, and what carries its messages. Raises OSError, Closed or FrameRejected."""
+    """The sampler's socket, and the bridge that serves it. Raises OSError, Closed or FrameRejected."""
     record = PeerRecord(address.rank, address.host, address.port, _identity(address).public, _INCARNATION)
     credentials = _credentials(address, stream.rank)
     pipe = dial(credentials, record, 0, _DIAL_SECONDS).pipe
     pipe.writer(Frame(Kind.MAIL, payload=hello(stream, slots.layout))).write()
 
     def sent(message: bytes) -> bytes:
-        ask = Ask.read(message)
-        if not ask.has_errors:
+        request = DrawRequest.read(message)
+        if not request.has_errors:
             return message
-        return b"".join([message, *_parts(slots, "errors", ask.slot, ask.part)])
+        return b"".join([message, *_parts(slots, "errors", request.slot, request.part)])
 
     def arrived(payload: bytes) -> bytes:
         view = memoryview(payload)
-        message = bytes(view[:DONE_BYTES])
-        done, at = Done.read(message), DONE_BYTES
-        if done.number == slots.number(done.slot) and not slots.is_filled(done.slot, done.part):
+        message = bytes(view[:REPLY_BYTES])
+        reply, at = DrawReply.read(message), REPLY_BYTES
+        if reply.number == slots.number(reply.slot) and not slots.is_filled(reply.slot, reply.part):
             for name in _drawn(slots):
-                for rows in _parts(slots, name, done.slot, done.part):
+                for rows in _parts(slots, name, reply.slot, reply.part):
                     rows[:] = view[at : at + rows.nbytes]
                     at += rows.nbytes
-            slots.fill(done.slot, done.part, done.number)
+            slots.fill(reply.slot, reply.part, reply.number)
         return message
 
     outer, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -128,7 +128,7 @@ def dial_bridge(address: ShardAddress, stream: Stream, slots: BatchSlots) -> tup
 
 
 class Bridges:
-    """The shard's ends: connections from other hosts, each with a mirror of its sampler's slots."""
+    """The shard's side: connections from other hosts, each with a mirror of its sampler's slots."""
 
     def __init__(self, address: ShardAddress) -> None:
         self._address, self._credentials = address, _credentials(address, address.rank)
@@ -140,7 +140,7 @@ class Bridges:
         self.port = self._listener.port
 
     def accept(self) -> list[tuple[socket.socket, BatchSlots]]:
-        """New connections: the shard's ends, and the mirrors."""
+        """New connections: (the shard's socket, the mirror)."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.arrived)
         return [self._queue.get() for _ in range(self._queue.qsize())]
@@ -163,16 +163,16 @@ class Bridges:
                 self._mirrors[stream.rank, stream.index] = stream.token, slots
 
         def sent(message: bytes) -> bytes:
-            done = Done.read(message)
-            columns = (_parts(slots, name, done.slot, done.part) for name in _drawn(slots))
+            reply = DrawReply.read(message)
+            columns = (_parts(slots, name, reply.slot, reply.part) for name in _drawn(slots))
             return b"".join([message, *itertools.chain.from_iterable(columns)])
 
         def arrived(payload: bytes) -> bytes:
-            message = bytes(payload[:ASK_BYTES])
-            ask = Ask.read(message)
-            if ask.has_errors:
-                at = ASK_BYTES
-                for rows in _parts(slots, "errors", ask.slot, ask.part):
+            message = bytes(payload[:REQUEST_BYTES])
+            request = DrawRequest.read(message)
+            if request.has_errors:
+                at = REQUEST_BYTES
+                for rows in _parts(slots, "errors", request.slot, request.part):
                     rows[:] = memoryview(payload)[at : at + rows.nbytes]
                     at += rows.nbytes
             return message
@@ -190,13 +190,13 @@ def _drawn(slots: BatchSlots) -> list[str]:
 
 
 def _parts(slots: BatchSlots, column: str, slot: int, part: int) -> list[memoryview]:
-    """The rows of a part, of each batch of the block."""
+    """The rows of a part in each batch of the block."""
     layout = slots.layout
     return [slots.bytes_of(column, slot, layout.rows(part, number)) for number in range(layout.block)]
 
 
 def _identity(address: ShardAddress) -> Identity:
-    """Of both ends: what proves who they are is that they know the key."""
+    """The key pair of both ends, derived from the shared key: knowing it authenticates a process."""
     private = hashlib.blake2b(bytes.fromhex(address.key), digest_size=32, person=b"replay service").digest()
     return Identity(X25519PrivateKey.from_private_bytes(private), _INCARNATION)
 

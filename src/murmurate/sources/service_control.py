@@ -1,4 +1,4 @@
-"""What a learner and its replay shards tell each other: settings, requests, and the contents of a replay."""
+"""What a learner and its replay shards exchange: columns of batches, counts, and contents of a replay."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def row_tensors(slots: BatchSlots, fields: dict[str, Field], slot: int, rows: Ro
 
 
 class ShardCounts:
-    """Counts that a shard keeps in shared memory: what its learner reads without asking."""
+    """Counts that a shard keeps in shared memory, where its learner can read them at any time."""
 
     def __init__(self, memory_file: SharedMemoryFile) -> None:
         self._cells = memoryview(memory_file.counters("counts", (8,)))  # type: ignore[arg-type]
@@ -56,7 +56,7 @@ class ShardCounts:
 
     @property
     def inserted(self) -> int:
-        """Env steps."""
+        """Env steps inserted so far."""
         return int(self._cells[0])
 
     @property
@@ -65,17 +65,17 @@ class ShardCounts:
 
     @property
     def transitions(self) -> int:
-        """That can be drawn."""
+        """Transitions that can be drawn."""
         return int(self._cells[2])
 
     @property
     def version(self) -> int:
-        """Of the parameters that the newest step was made with."""
+        """The version of the parameters that the newest step was made with."""
         return int(self._cells[3])
 
     @property
     def restarts(self) -> int:
-        """Of simulators."""
+        """Number of simulators that were replaced because they had failed."""
         return int(self._cells[4])
 
     @property
@@ -87,7 +87,7 @@ class ShardCounts:
 
     @property
     def messages(self) -> int:
-        """That the shard has sent."""
+        """Number of messages that the shard has sent."""
         return int(self._cells[6])
 
     def note_message(self) -> None:
@@ -95,7 +95,7 @@ class ShardCounts:
 
 
 def send_state(connection: Connection, state: Any) -> None:
-    """Nested state, whose tensors are sent from where they are."""
+    """Send a nested state; its tensors are sent from their own memory, without a copy."""
     buffers: list[pickle.PickleBuffer] = []
     text = io.BytesIO()
     _TensorPickler(text, protocol=5, buffer_callback=buffers.append).dump(state)

@@ -1,9 +1,8 @@
 """Messages between samplers and shards of a replay service on one host. Nothing here needs torch.
 
 A shard listens on an abstract socket, which exists in one network namespace, under a name that cannot be
-guessed; only processes of its own user are let in. A sampler's first message describes its slots and comes
-with the descriptor of their memory; then small messages ask for rows, which the shard writes into that
-memory.
+guessed; it accepts only processes of its own user. A sampler's first message describes its slots and carries
+the descriptor of their memory; its further messages request rows, which the shard writes into that memory.
 """
 
 from __future__ import annotations
@@ -18,16 +17,18 @@ from typing import NamedTuple
 
 from murmurate.sources.service_slots import BatchSlots, SlotLayout
 
-_ASK, _DONE = struct.Struct("<IIQIdd"), struct.Struct("<IIQ")
-ASK_BYTES, DONE_BYTES = _ASK.size, _DONE.size
-MESSAGE_BYTES = max(ASK_BYTES, DONE_BYTES)
+_REQUEST, _REPLY = struct.Struct("<IIQIdd"), struct.Struct("<IIQ")
+REQUEST_BYTES, REPLY_BYTES = _REQUEST.size, _REPLY.size
+MESSAGE_BYTES = max(REQUEST_BYTES, REPLY_BYTES)
 _HELLO_BYTES = 1 << 14
 _CREDENTIALS = struct.Struct("3i")  # of a peer: pid, uid, gid
 
 
-class Ask(NamedTuple):
-    """Draw the rows of ``part`` into ``slot``. has_errors: of the batches whose bit is set, first take the
-    errors of the rows that are there, from the former draw of this shard. alpha: negative to keep it."""
+class DrawRequest(NamedTuple):
+    """A request to draw the rows of ``part`` into ``slot``.
+
+    number: of the slot's draw. has_errors: a bit for each batch of the block; where it is set, the shard
+    first updates its priorities by the errors of the rows that it drew before. alpha: negative to keep it."""
 
     slot: int
     part: int
@@ -37,34 +38,33 @@ class Ask(NamedTuple):
     alpha: float
 
     def pack(self) -> bytes:
-        return _ASK.pack(*self)
+        return _REQUEST.pack(*self)
 
     @staticmethod
-    def read(message: bytes) -> Ask:
-        return Ask(*_ASK.unpack(message))
+    def read(message: bytes) -> DrawRequest:
+        return DrawRequest(*_REQUEST.unpack(message))
 
 
-class Done(NamedTuple):
-    """The answer: those rows are there."""
+class DrawReply(NamedTuple):
+    """The answer to an ``DrawRequest``: its rows have been written."""
 
     slot: int
     part: int
     number: int
 
     def pack(self) -> bytes:
-        return _DONE.pack(*self)
+        return _REPLY.pack(*self)
 
     @staticmethod
-    def read(message: bytes) -> Done:
-        return Done(*_DONE.unpack(message))
+    def read(message: bytes) -> DrawReply:
+        return DrawReply(*_REPLY.unpack(message))
 
 
 @dataclass(frozen=True)
 class ShardAddress:
-    """What a learner tells the others of each of its shards.
+    """How samplers reach a shard; learners exchange these addresses, and all of it is secret.
 
-    name: of its socket, for the same host. host, port, key: for others; the port is 0 if there are none. All
-    of it is secret.
+    name: of its socket, for the same host. host, port, key: for other hosts; the port is 0 if there are none.
     """
 
     rank: int
@@ -123,8 +123,8 @@ def read_hello(message: bytes) -> tuple[Stream, SlotLayout]:
 
 
 def accept(link: socket.socket) -> BatchSlots:
-    """The slots of a new connection. Raises BlockingIOError before it has greeted, another OSError for a
-    process of another user, and one that ends."""
+    """The slots of a new connection. Raises BlockingIOError before its hello has arrived; another OSError if
+    its process is of another user, or has ended."""
     peer = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     if _CREDENTIALS.unpack(peer)[1] != os.getuid():
         raise PermissionError("a process of another user")

@@ -1,4 +1,4 @@
-"""The replay shards and samplers of one learner: they are started here, and watched."""
+"""Starts and watches the replay shards and samplers of one learner."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from murmurate.sources.service_slots import BatchSlots, SlotLayout
 from murmurate.spec import Episode
 
 _CHECK_SECONDS = 0.5
-_STARTUP_SECONDS, _SILENCE_SECONDS = 300.0, 60.0  # without a beat: before the first, and after it
-_STOPPED_SECONDS = 10.0  # where the operating system says that the process is stopped
+_STARTUP_SECONDS, _SILENCE_SECONDS = 300.0, 60.0  # the longest wait for the first heartbeat, and a later one
+_STOPPED_SECONDS = 10.0  # the same, where the operating system says that the process is stopped
 _ANSWER_SECONDS = 300  # for the contents of a shard
-_DEATHS = 5  # of a sampler in a row, each without a beat
+_DEATHS = 5  # the run fails after so many of a sampler in a row, each without a heartbeat
 
 
 def shard_config(config: ReplayConfig, shards: int, index: int) -> ReplayConfig:
@@ -47,7 +47,9 @@ def shard_config(config: ReplayConfig, shards: int, index: int) -> ReplayConfig:
 
 @dataclass
 class _Watched:
-    """A process, and its last sign of life. kind: what it is; where: which of them."""
+    """A process, and its last sign of life. kind: "sampler", for example; where: which of them.
+
+    silent_deaths: starts in a row after which no heartbeat came."""
 
     kind: str
     where: str
@@ -64,10 +66,10 @@ class _Watched:
     def began(self, process: subprocess.Popen[bytes], beats: float) -> None:
         self.process, self.beats, self.seen_at = process, beats, time.monotonic()
         self.starts += 1
-        self.silent_deaths += 1  # until its first beat
+        self.silent_deaths += 1  # until its first heartbeat
 
     def cause_of_death(self, beats: float) -> str | None:
-        """Why it is no longer of use; None while it is."""
+        """Why the process has died or counts as hung; None if it works. beats: its heartbeats so far."""
         if self.process is None:
             return None
         now = time.monotonic()
@@ -92,7 +94,7 @@ class _Watched:
 
 
 class ShardProcess:
-    """One shard, and what it has told."""
+    """One shard, and what it has reported to the learner."""
 
     def __init__(self, settings: ShardSettings, rank: int, index: int) -> None:
         self.watched = _Watched("replay shard", f"{index} of replica {rank}")
@@ -102,8 +104,8 @@ class ShardProcess:
         self.address = settings.address
         self.episodes: list[Episode] = []
         self.is_listening = not settings.address.host
-        self.inserted = 0  # env steps that were told to the learner's loop
-        self._heard = 0
+        self.inserted = 0  # env steps that were reported to the training loop
+        self._received = 0
         self._control: Connection | None = None
 
     def start(self, rings: Sequence[int], state: dict[str, Any] | None) -> None:
@@ -131,7 +133,7 @@ class ShardProcess:
 
     @contextlib.contextmanager
     def _named(self) -> Any:
-        """Around what waits for the shard."""
+        """Turn a failed exchange with the shard into a RunFailed that names it."""
         try:
             yield
         except (EOFError, OSError) as problem:
@@ -153,16 +155,16 @@ class ShardProcess:
                     self._take(*self._control.recv())
             raise self._failure(how)
 
-    def hear(self) -> None:
-        """Take what the shard has sent."""
-        while self._heard < self.counts.messages:
+    def receive_messages(self) -> None:
+        """Read all messages that the shard has sent."""
+        while self._received < self.counts.messages:
             self._next_message()
 
     def _next_message(self) -> str:
         assert self._control is not None
         with self._named():
             kind, content = self._control.recv()
-        self._heard += 1
+        self._received += 1
         self._take(kind, content)
         return str(kind)
 
@@ -175,7 +177,7 @@ class ShardProcess:
         elif kind == "failed":
             raise self._failure("an error", content)
 
-    def tell(self, command: str) -> None:
+    def send(self, command: str) -> None:
         assert self._control is not None
         with self._named():
             self._control.send(command)
@@ -183,7 +185,7 @@ class ShardProcess:
     def state(self) -> dict[str, Any]:
         """A copy of the shard's contents at one moment."""
         assert self._control is not None
-        self.tell("state")
+        self.send("state")
         while self._next_message() != "state":
             pass
         with self._named():
@@ -219,9 +221,9 @@ class SamplerProcess:
         )
         self.watched.began(process, self.slots.beats)
         self._write(settings)
-        self.tell(addresses)
+        self.send(addresses)
 
-    def tell(self, addresses: dict[int, ShardAddress]) -> None:
+    def send(self, addresses: dict[int, ShardAddress]) -> None:
         self._write(addresses)
 
     def _write(self, content: Any) -> None:
@@ -243,7 +245,7 @@ class SamplerProcess:
 class ServiceProcesses:
     """A learner's shards and samplers. A shard that dies ends the run; a sampler is started again.
 
-    shards: their settings, but for descriptors. rings: descriptors of the rings of each.
+    shards: their settings, but for descriptors. rings: for each shard, the descriptors of its actors' rings.
     """
 
     def __init__(
@@ -266,20 +268,20 @@ class ServiceProcesses:
         self.has_started = False
 
     def start(self, states: Sequence[dict[str, Any] | None]) -> None:
-        """Start the shards, with their contents."""
+        """Start the shards. states: the contents of each, or None."""
         self.has_started = True
         for shard, rings, state in zip(self.shards, self._rings, states, strict=True):
             shard.start(rings, state)
             self._note(shard.watched, "began")
 
     def wait_ready(self, seconds: float) -> None:
-        """Until a sampler has told that a batch is ready, or so long."""
+        """Wait until a sampler has a batch ready, at most ``seconds``."""
         if self._poll.poll(1_000 * seconds):
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._ready)
 
-    def tell(self, addresses: dict[int, ShardAddress]) -> None:
-        """Of shards that are new to the samplers, which start with the first."""
+    def send(self, addresses: dict[int, ShardAddress]) -> None:
+        """Send the samplers the addresses of new shards, by number; the first call starts the samplers."""
         is_first = not self.addresses
         self.addresses |= addresses
         for sampler in self.samplers:
@@ -287,10 +289,10 @@ class ServiceProcesses:
                 sampler.start(self.addresses)
                 self._note(sampler.watched, "began")
             else:
-                sampler.tell(addresses)
+                sampler.send(addresses)
 
     def check(self) -> bool:
-        """Whether some time has passed since the last check; then all processes are checked.
+        """Check all processes, unless the last check was a short time ago; returns whether it did.
 
         Raises RunFailed for a shard that has died, and a sampler that dies again and again.
         """
@@ -322,7 +324,7 @@ class ServiceProcesses:
 
     @property
     def deaths(self) -> int:
-        """Of samplers."""
+        """Number of deaths of samplers."""
         return sum(max(0, sampler.watched.starts - 1) for sampler in self.samplers)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """A sampler of a replay service: a process that keeps batches ready for its learner.
 
-It asks the shards of all learners for parts of batches, and sends them the errors of batches that were used.
-All that it must remember is in the slots (``service_slots``), so it can be killed at any time. It does
-without torch unless shards are on other hosts.
+It requests parts of batches from the shards of all learners, and sends them the errors of batches that were
+used. Its whole state is in the slots (``service_slots``), so it can be killed at any time. It imports no
+torch unless shards are on other hosts.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import time
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from murmurate.sources.service_links import MESSAGE_BYTES, Ask, ShardAddress, Stream, dial
+from murmurate.sources.service_links import MESSAGE_BYTES, DrawRequest, ShardAddress, Stream, dial
 from murmurate.sources.service_slots import DRAWING, READY, BatchSlots, SlotLayout
 
-_IDLE_SECONDS = 1.0  # between two beats of a sampler that waits
+_IDLE_SECONDS = 1.0  # between two heartbeats of a sampler that waits
 _DIAL_AGAIN_SECONDS = 0.2
-_UNREACHABLE_SECONDS = 30.0  # a shard is then left out, and dialled once in that time
+_UNREACHABLE_SECONDS = 30.0  # after which a shard counts as gone; from then on it is dialled this often
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class SamplerSettings:
 
 
 class _Shard:
-    """A shard and the connection to it, if there is one. is_gone: other shards take its parts meanwhile."""
+    """A shard, and the connection to it if there is one. is_gone: other shards serve its parts meanwhile."""
 
     def __init__(self, address: ShardAddress) -> None:
         self.address = address
@@ -53,7 +53,7 @@ class _Shard:
         self._dial_at = 0.0
 
     def connect(self, stream: Stream, slots: BatchSlots, memory: int) -> bool:
-        """Whether there is a connection now that was not there before."""
+        """Connect if necessary; returns whether a connection was made."""
         now = time.monotonic()
         if self.link is not None or self._has_ended or now < self._dial_at:
             return False
@@ -88,8 +88,8 @@ class _Shard:
 
 
 class SamplerLoop:
-    """See the module. Shards are numbered alike by all learners; a batch's part k is drawn from shard k, or
-    from another one if that is gone."""
+    """The sampler's loop. All learners number the shards alike; part k of a batch is drawn from shard k, or
+    from another one if shard k is gone."""
 
     def __init__(self, settings: SamplerSettings) -> None:
         self.settings = settings
@@ -122,7 +122,7 @@ class SamplerLoop:
     # -- slots ------------------------------------------------------------------------------------------
 
     def _begin(self, slot: int) -> None:
-        """Ask for the next block of a slot, with the errors of the last."""
+        """Request the next block of a slot, and have the errors of the last one taken."""
         slots, parts = self._slots, range(self._slots.layout.parts)
         has_errors = slots.has_errors(slot)
         former = [slots.owner(slot, part) for part in parts]
@@ -131,7 +131,7 @@ class SamplerLoop:
             slots.set_owner(slot, part, owners[part])
         slots.begin(slot)
         for part in parts:
-            self._ask(slot, part, has_errors if owners[part] == former[part] else 0)
+            self._request(slot, part, has_errors if owners[part] == former[part] else 0)
 
     def _finish(self, slot: int) -> None:
         if self._slots.finish(slot):
@@ -143,13 +143,13 @@ class SamplerLoop:
         living = sorted(number for number, shard in self._shards.items() if shard.link is not None)
         return living[part % len(living)] if living else part
 
-    def _ask(self, slot: int, part: int, has_errors: int = 0) -> None:
+    def _request(self, slot: int, part: int, has_errors: int = 0) -> None:
         shard = self._shards.get(self._slots.owner(slot, part))
         if shard is None or shard.link is None:
             return
-        ask = Ask(slot, part, self._slots.number(slot), has_errors, *self._slots.exponents)
-        with contextlib.suppress(OSError):  # it ended: the part is asked for again when that is read
-            shard.link.send(ask.pack())
+        request = DrawRequest(slot, part, self._slots.number(slot), has_errors, *self._slots.exponents)
+        with contextlib.suppress(OSError):  # the shard ended: once that is noticed, the part is asked again
+            shard.link.send(request.pack())
 
     def _receive(self, number: int) -> None:
         shard = self._shards[number]
@@ -190,11 +190,11 @@ class SamplerLoop:
         if changed:
             self._slots.set_shards(len(self._by_link))
             if self._is_complete:
-                self._ask_again()
+                self._request_missing()
 
-    def _ask_again(self) -> None:
-        """Ask for the parts that are missing: of a connection, of a shard that is gone, or before this
-        process."""
+    def _request_missing(self) -> None:
+        """Request the parts that are missing: their connection or shard was lost, or an earlier process of
+        this sampler had requested them."""
         slots = self._slots
         for slot in range(slots.layout.slots):
             if slots.state(slot) != DRAWING:
@@ -205,7 +205,7 @@ class SamplerLoop:
                 shard = self._shards.get(slots.owner(slot, part))
                 if shard is None or shard.link is None:
                     slots.set_owner(slot, part, self._owner(part))
-                self._ask(slot, part)
+                self._request(slot, part)
 
     def _close(self, number: int) -> None:
         shard = self._shards[number]
@@ -216,7 +216,7 @@ class SamplerLoop:
 
 
 def _listen(pipe: BinaryIO, loop: SamplerLoop) -> None:
-    """Take addresses from the learner; end when it does, however it does."""
+    """Read addresses from the learner; exit when the learner ends, however it ends."""
     with contextlib.suppress(EOFError, OSError):
         while True:
             loop.addresses.put(pickle.load(pipe))

@@ -1,6 +1,6 @@
 """A replay shard: a process that stores what its actors send, and draws rows for samplers.
 
-It is the only one that reads or writes its replay, so nothing is locked. ``ServiceProcesses`` starts it; it
+No other process reads or writes its replay, so nothing is locked. ``ServiceProcesses`` starts the shard; it
 exits when its learner does.
 """
 
@@ -39,22 +39,24 @@ from murmurate.sources.service_control import (
     row_tensors,
     send_state,
 )
-from murmurate.sources.service_links import MESSAGE_BYTES, Ask, Done, ShardAddress
+from murmurate.sources.service_links import MESSAGE_BYTES, DrawReply, DrawRequest, ShardAddress
 from murmurate.sources.service_slots import BatchSlots
 from murmurate.sources.shared_ring import ActorRing
 from murmurate.spec import EnvSpec, Episode, Shapes
 
-# between two looks into the rings: with a draw that waits, and without
-_ASKED_SECONDS, _LOOK_SECONDS = 1e-3, 1e-2
-_IDLE_SECONDS = 1.0  # between two beats of a shard that waits
-_EPISODES = 50  # of a message
+# between two polls of the rings: while a draw is waiting, and otherwise
+_REQUESTED_SECONDS, _POLL_SECONDS = 1e-3, 1e-2
+_IDLE_SECONDS = 1.0  # between two heartbeats of a shard that waits
+_EPISODES = 50  # in a message, at most
 
 
 @dataclass(frozen=True)
 class ShardSettings:
-    """address: where it is reached; a port of 0 is chosen, if there is a host. config: of this shard. steps,
-    discount, behaviour: see ``open_replay``. rings: (descriptor, first simulator, simulators) of each actor.
-    listener, counts: descriptors. loads: whether its contents follow."""
+    """The settings of one shard, sent to its process.
+
+    address: where samplers reach it; with a host and port 0 it chooses the port. config: of this shard alone.
+    steps, discount, behaviour: see ``open_replay``. rings: (descriptor, first simulator, simulators) of each
+    actor. listener, counts: descriptors. loads: whether the contents of a checkpoint are sent next."""
 
     address: ShardAddress
     spec: EnvSpec
@@ -73,7 +75,9 @@ class ShardSettings:
 
 @dataclass
 class _Feed:
-    """The steps of one actor. taken: those acknowledged. incarnation: of the actor that made the last."""
+    """The steps of one actor, whose simulators are ``first`` up to ``first + size``.
+
+    taken: how many records were acknowledged. incarnation: of the actor's process, at its last record."""
 
     ring: ActorRing
     first: int
@@ -91,7 +95,7 @@ class _Views(NamedTuple):
 
 @dataclass
 class _Link:
-    """A connection to a sampler; ``slots`` is None before its hello."""
+    """A connection to a sampler; ``slots`` is None before the sampler's hello."""
 
     socket: socket.socket
     fields: dict[str, Field]
@@ -100,7 +104,7 @@ class _Link:
     views: dict[tuple[int, int], list[_Views]] = field(default_factory=dict)
 
     def views_of(self, slots: BatchSlots, slot: int, part: int) -> list[_Views]:
-        """Of a part, in each batch of a block."""
+        """The views of a part's rows, one for each batch of a block."""
         found = self.views.get((slot, part))
         if found is None:
             found = self.views[slot, part] = []
@@ -112,7 +116,7 @@ class _Link:
 
 
 def joined(records: list[Steps]) -> Steps:
-    """One step of the simulators of all; either all or none have values."""
+    """The records as one step of all their simulators. Either all or none have action values."""
     if len(records) == 1:
         return records[0]
     names = [n for n in Steps._fields if n != "behaviour" and getattr(records[0], n) is not None]
@@ -152,22 +156,22 @@ class ReplayShard:
         self._episodes: collections.deque[Episode] = collections.deque()
         self._fields = batch_fields(settings.spec, settings.behaviour)
         self._uniform = config.alpha == 0 and not config.alpha_end
-        self._asks: collections.deque[tuple[_Link, Ask]] = collections.deque()
+        self._requests: collections.deque[tuple[_Link, DrawRequest]] = collections.deque()
         self._draws: dict[int, Draw] = {}  # by number of rows: memory for their indices
         self._is_paused = False
         self._poll = select.epoll()
         self._handlers: dict[int, Callable[[], None]] = {}
         self._listener = socket.socket(fileno=settings.listener)
         self._watch(self._listener.fileno(), self._accept)
-        self._watch(control.fileno(), self._obey)
+        self._watch(control.fileno(), self._handle_command)
         if settings.address.host:
             from murmurate.sources.service_bridge import Bridges  # it needs the package cryptography
 
             bridges = Bridges(settings.address)
-            self._tell("listening", bridges.port)
+            self._send("listening", bridges.port)
             self._watch(
                 bridges.arrived,
-                lambda: self._let_in(
+                lambda: self._add_links(
                     _Link(end, self._fields, True, slots) for end, slots in bridges.accept()
                 ),
             )
@@ -175,11 +179,11 @@ class ReplayShard:
     def run(self) -> None:
         while True:
             moved = not self._is_paused and (self._serve() | self._insert())
-            self._note()
+            self._report_counts()
             if moved:
                 seconds = 0.0
-            elif not self._is_paused and self.limiter.may_insert(self._least):  # actors are waited for
-                seconds = _ASKED_SECONDS if self._asks else _LOOK_SECONDS
+            elif not self._is_paused and self.limiter.may_insert(self._least):  # waiting for actors
+                seconds = _REQUESTED_SECONDS if self._requests else _POLL_SECONDS
             else:
                 seconds = _IDLE_SECONDS
             for descriptor, _ in self._poll.poll(seconds):
@@ -196,7 +200,7 @@ class ReplayShard:
     def _insert(self) -> bool:
         """Take at most one record of each actor, in turn; returns whether there was one.
 
-        Those of neighbours are inserted together, which costs little more than one alone.
+        The records of consecutive actors are inserted together, which costs little more than one alone.
         """
         feeds, start = self._feeds, self._next_feed
         together: list[_Feed] = []
@@ -218,13 +222,13 @@ class ReplayShard:
         return moved
 
     def _take(self, feeds: list[_Feed]) -> None:
-        """Store a record of each, then acknowledge it: a record without a mark in the ring was never sent."""
+        """Store the oldest record of each actor, then acknowledge them all by freeing their slots."""
         records = []
         for feed in feeds:
             record = feed.ring.oldest()
             if record.number != feed.taken:
                 raise RuntimeError(f"record {record.number} of an actor came where {feed.taken} was due")
-            if record.incarnation != feed.incarnation:  # the former one's unfinished transitions never end
+            if record.incarnation != feed.incarnation:  # transitions that the former process began never end
                 feed.incarnation = record.incarnation
                 self.replay.restart(feed.first, feed.size)
             self._episodes += [
@@ -248,9 +252,9 @@ class ReplayShard:
         with contextlib.suppress(BlockingIOError):
             connection, _ = self._listener.accept()
             connection.setblocking(False)
-            self._let_in([_Link(connection, self._fields, False)])
+            self._add_links([_Link(connection, self._fields, False)])
 
-    def _let_in(self, links: Iterable[_Link]) -> None:
+    def _add_links(self, links: Iterable[_Link]) -> None:
         for link in links:
             self._watch(link.socket.fileno(), functools.partial(self._receive, link))
 
@@ -261,95 +265,99 @@ class ReplayShard:
             while True:
                 if not (message := link.socket.recv(MESSAGE_BYTES)):
                     raise ConnectionError("it ended")
-                self._take_ask(link, link.slots, Ask.read(message))
+                self._take_request(link, link.slots, DrawRequest.read(message))
         except BlockingIOError:
             pass
         except OSError:
-            self._lose(link)
+            self._drop_link(link)
 
-    def _lose(self, link: _Link) -> None:
-        """A sampler that is started again asks again."""
+    def _drop_link(self, link: _Link) -> None:
+        """Forget a connection and its requests: a sampler that is started again repeats them."""
         descriptor = link.socket.fileno()
         self._poll.unregister(descriptor)
         del self._handlers[descriptor]
         link.socket.close()
-        self._asks = collections.deque(pair for pair in self._asks if pair[0] is not link)
+        self._requests = collections.deque(pair for pair in self._requests if pair[0] is not link)
 
-    def _take_ask(self, link: _Link, slots: BatchSlots, ask: Ask) -> None:
-        if slots.mark(ask.slot, ask.part) != ask.number:  # else the rows are those of the next draw already
-            for number, views in enumerate(link.views_of(slots, ask.slot, ask.part)):
-                if ask.has_errors >> number & 1:
+    def _take_request(self, link: _Link, slots: BatchSlots, request: DrawRequest) -> None:
+        if (
+            slots.mark(request.slot, request.part) != request.number
+        ):  # else the errors' rows were overwritten by the draw
+            for number, views in enumerate(link.views_of(slots, request.slot, request.part)):
+                if request.has_errors >> number & 1:
                     self.replay.update(views.keys, views.errors)
-        self._asks.append((link, ask))
+        self._requests.append((link, request))
 
     def _serve(self) -> bool:
-        """Serve the draws that are allowed, in the order in which they were asked for."""
+        """Serve the requested draws in order, as far as the limiter allows."""
         moved = False
-        while self._asks:
-            link, ask = self._asks[0]
+        while self._requests:
+            link, request = self._requests[0]
             assert link.slots is not None
-            if link.slots.mark(ask.slot, ask.part) == ask.number:
-                self._asks.popleft()  # drawn before: its sampler was started again, or has connected again
-                self._answer(link, ask)
+            if link.slots.mark(request.slot, request.part) == request.number:
+                self._requests.popleft()  # drawn already: the sampler restarted or reconnected
+                self._answer(link, request)
                 continue
-            count = link.slots.layout.count(ask.part)
+            count = link.slots.layout.count(request.part)
             if not self.limiter.may_draw(count) or len(self.replay) < count // link.slots.layout.block:
                 break
-            self._asks.popleft()
-            self._draw(link, link.slots, ask)
+            self._requests.popleft()
+            self._draw(link, link.slots, request)
             self.limiter.drawn += count
             moved = True
         return moved
 
-    def _draw(self, link: _Link, slots: BatchSlots, ask: Ask) -> None:
+    def _draw(self, link: _Link, slots: BatchSlots, request: DrawRequest) -> None:
         replay = self.replay
-        if ask.alpha >= 0:
-            replay.sampler.set_alpha(ask.alpha)
-        for views in link.views_of(slots, ask.slot, ask.part):
+        if request.alpha >= 0:
+            replay.sampler.set_alpha(request.alpha)
+        for views in link.views_of(slots, request.slot, request.part):
             count = views.keys.shape[0]
             if count not in self._draws:
                 self._draws[count] = empty_draw(count)
-            selection = replay.choose(count, ask.beta, Draw(self._draws[count].indices, views.weights))
+            selection = replay.choose(count, request.beta, Draw(self._draws[count].indices, views.weights))
             replay.write(selection, views.columns)
             views.keys.copy_(selection.keys)
             if not self._uniform:
-                # P(i) = count / batch * p_i / sum p, and the weights are (p_i / least p) ** -beta: up to a
-                # factor that all shards have, P(i) ** -beta is left
+                # P(i) = count / batch * p_i / sum p, and the weights are (p_i / least p) ** -beta: make them
+                # P(i) ** -beta, up to a factor that is the same in all shards
                 total, least = replay.sampler.mass
-                views.weights.mul_((count * least / total) ** -ask.beta)
-        slots.fill(ask.slot, ask.part, ask.number)
-        if link.is_bridge or slots.is_complete(ask.slot):  # else another shard wakes the sampler
-            self._answer(link, ask)
+                views.weights.mul_((count * least / total) ** -request.beta)
+        slots.fill(request.slot, request.part, request.number)
+        if link.is_bridge or slots.is_complete(request.slot):  # else another shard wakes the sampler
+            self._answer(link, request)
 
-    def _answer(self, link: _Link, ask: Ask) -> None:
-        with contextlib.suppress(OSError):  # it ended; or it reads nothing, and will look at the marks
-            link.socket.send(Done(ask.slot, ask.part, ask.number).pack())
+    def _answer(self, link: _Link, request: DrawRequest) -> None:
+        with contextlib.suppress(
+            OSError
+        ):  # the sampler ended, or its buffer is full: it also reads the marks
+            link.socket.send(DrawReply(request.slot, request.part, request.number).pack())
 
     # -- the learner ------------------------------------------------------------------------------------
 
-    def _note(self) -> None:
+    def _report_counts(self) -> None:
         limiter = self.limiter
         self._counts.set(limiter.inserted, limiter.drawn, len(self.replay), self._version, self._restarts)
         self._counts.beat()
         if self._episodes and select.select([], [self._control], [], 0)[1]:
             count = min(_EPISODES, len(self._episodes))
-            self._tell("episodes", [self._episodes.popleft() for _ in range(count)])
+            self._send("episodes", [self._episodes.popleft() for _ in range(count)])
 
-    def _tell(self, kind: str, content: Any) -> None:
+    def _send(self, kind: str, content: Any) -> None:
         self._control.send((kind, content))
         self._counts.note_message()
 
-    def _obey(self) -> None:
+    def _handle_command(self) -> None:
         try:
             command = self._control.recv()
         except (EOFError, OSError):
             os._exit(0)
         if command == "pause":
             self._is_paused = True
-        elif command == "go on":
+        elif command == "resume":
             self._is_paused = False
         elif command == "state":
-            self._tell("state", None)
+            self._send("state", None)
             send_state(self._control, self.state())
 
     def state(self) -> dict[str, Any]:
@@ -357,7 +365,7 @@ class ReplayShard:
         return {"store": store, "inserted": self.limiter.inserted, "drawn": self.limiter.drawn}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Without a store: as at the start of a run whose learners may draw at once."""
+        """Continue from ``state``. If it has no store, the replay is empty and draws are allowed at once."""
         self.limiter.inserted, self.limiter.drawn = int(state["inserted"]), int(state["drawn"])
         if state["store"] is not None:
             self.replay.load(state["store"])

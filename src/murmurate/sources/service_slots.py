@@ -1,8 +1,8 @@
 """Blocks of batches of a replay service, in slots of shared memory. Nothing here needs torch.
 
-A slot goes round: FREE, DRAWING (shards write their parts of each batch), READY, USED (the learner has
-written the errors). What is to be done with a slot is known from the memory alone, so a sampler that is
-started again goes on where its predecessor was killed.
+A slot's state cycles: FREE, DRAWING (shards write their parts of each batch), READY, USED (the learner has
+written the errors). What is to be done with a slot follows from the memory alone, so a sampler that is
+started again continues where its predecessor was killed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NO_OWNER = -1
 
 
 class Rows(NamedTuple):
-    """Rows low up to high of a slot."""
+    """The rows from low up to but not including high of a slot."""
 
     low: int
     high: int
@@ -30,8 +30,8 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """block: batches of a slot, at most 32. parts: of each batch, drawn from a shard each. columns: (name,
-    bytes of a row) of each; ``errors`` is one."""
+    """block: batches in a slot, at most 32. parts: of each batch; each is drawn from one shard. columns:
+    (name, bytes of a row); one is called ``errors``."""
 
     slots: int
     block: int
@@ -40,7 +40,7 @@ class SlotLayout:
     columns: tuple[tuple[str, int], ...]
 
     def rows(self, part: int, number: int) -> Rows:
-        """Of a part, in the block's batch of that number."""
+        """The rows of a part in batch ``number`` of the block."""
         first = self.batch * number
         return Rows(first + self.batch * part // self.parts, first + self.batch * (part + 1) // self.parts)
 
@@ -50,7 +50,7 @@ class SlotLayout:
 
     @property
     def slot_cells(self) -> int:
-        """A whole number of cache lines."""
+        """Cells of a slot, rounded up to whole cache lines."""
         return _aligned(_CELL * (_PARTS + 2 * self.parts)) // _CELL
 
     def offsets(self) -> dict[str, int]:
@@ -65,9 +65,9 @@ class SlotLayout:
 
 
 class BatchSlots:
-    """The slots of one sampler, as any of its learner, itself, and the shards see them.
+    """The slots of one sampler, shared with its learner and the shards.
 
-    memory: of ``layout.size_bytes``, zeros at first.
+    memory: ``layout.size_bytes`` bytes, zeros at first.
     """
 
     def __init__(self, memory: memoryview, layout: SlotLayout) -> None:
@@ -95,17 +95,17 @@ class BatchSlots:
 
     @property
     def exponents(self) -> tuple[float, float]:
-        """(beta, alpha) for the next draws; a negative alpha stays what it was."""
+        """(beta, alpha) for the next draws; a negative alpha leaves the shards' unchanged."""
         return self._floats[0], self._floats[1]
 
     def set_exponents(self, beta: float, alpha: float) -> None:
         self._floats[0], self._floats[1] = beta, alpha
 
-    # -- what the sampler tells its learner -----------------------------------------------------------
+    # -- written by the sampler for its learner -------------------------------------------------------
 
     @property
     def shards(self) -> int:
-        """That the sampler is connected to."""
+        """Number of shards that the sampler is connected to."""
         return int(self._floats[2])
 
     def set_shards(self, count: int) -> None:
@@ -118,17 +118,17 @@ class BatchSlots:
     def beat(self) -> None:
         self._floats[3] += 1
 
-    # -- the way of a slot ----------------------------------------------------------------------------
+    # -- the states of a slot -------------------------------------------------------------------------
 
     def state(self, slot: int) -> int:
         return self._cells[slot * self._width + _STATE]
 
     def number(self, slot: int) -> int:
-        """Of the slot's present draw: 1, 2, ..."""
+        """The number of the slot's present draw: 1, 2, ..."""
         return self._cells[slot * self._width + _NUMBER]
 
     def owner(self, slot: int, part: int) -> int:
-        """The shard that the part was last asked of; negative before the first."""
+        """The shard that the part was last requested from; negative before the first request."""
         return self._cells[slot * self._width + _PARTS + 2 * part] + _NO_OWNER
 
     def is_filled(self, slot: int, part: int) -> bool:
@@ -141,13 +141,14 @@ class BatchSlots:
         return all(cells[at + _PARTS + 2 * part + 1] == number for part in range(self.layout.parts))
 
     def mark(self, slot: int, part: int) -> int:
+        """The number of the draw that last filled the part."""
         return self._cells[slot * self._width + _PARTS + 2 * part + 1]
 
     def set_owner(self, slot: int, part: int, shard: int) -> None:
         self._cells[slot * self._width + _PARTS + 2 * part] = shard - _NO_OWNER
 
     def begin(self, slot: int) -> None:
-        """By the sampler, after the owners are set, and before any of them is asked."""
+        """DRAWING, set by the sampler after the owners are set and before any part is requested."""
         cells, at = self._cells, slot * self._width
         cells[at + _NUMBER] += 1
         cells[at + _HAS_ERRORS] = 0
@@ -155,13 +156,13 @@ class BatchSlots:
         cells[at + _STATE] = DRAWING
 
     def fill(self, slot: int, part: int, number: int) -> None:
-        """By the shard, or what carries its rows here, once the rows are written."""
+        """Mark a part as filled: by the shard, or by the bridge from it, once the rows are written."""
         fence(self._lock)
         self._cells[slot * self._width + _PARTS + 2 * part + 1] = number
         fence(self._lock)
 
     def finish(self, slot: int) -> bool:
-        """By the sampler: READY, if all parts are filled."""
+        """READY, set by the sampler if all parts are filled; returns whether they are."""
         if not self.is_complete(slot):
             return False
         fence(self._lock)
@@ -169,13 +170,13 @@ class BatchSlots:
         return True
 
     def release(self, slot: int, has_errors: int) -> None:
-        """By the learner; the errors are written before. has_errors: a bit for each batch."""
+        """USED, set by the learner after it has written the errors. has_errors: a bit for each batch."""
         self._cells[slot * self._width + _HAS_ERRORS] = has_errors
         fence(self._lock)
         self._cells[slot * self._width + _STATE] = USED
 
     def has_errors(self, slot: int) -> int:
-        """Of the former draw, until the next ``begin``: a bit for each batch."""
+        """A bit for each batch of the former draw that has errors; cleared by ``begin``."""
         return self._cells[slot * self._width + _HAS_ERRORS]
 
 

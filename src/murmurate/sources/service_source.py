@@ -1,4 +1,4 @@
-"""A learner's end of a replay service: it starts its own part of it, and takes batches from its samplers."""
+"""A learner's end of a replay service: starts its own shards, samplers and actors, and yields the batches."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _ADDRESS_BYTES = 512  # of one shard, on the channel
 
 @dataclass
 class _Slot:
-    """A slot of a sampler, whose memory ``samples`` and ``errors`` show, one of each for each batch.
+    """A slot of a sampler. samples, errors: views of its memory, one of each for each batch of the block.
 
-    handed: batches of the block that were handed out. has_errors: a bit for each with errors.
+    handed: batches of the block that were handed out. has_errors: a bit for each batch that has errors.
     """
 
     sampler: SamplerProcess
@@ -62,9 +62,9 @@ class ServiceBatch(Batch):
 class ServiceSource:
     """Yields ``Batch(data=Sample)`` without end (a ``Source``); a batch is valid until the next is requested.
 
-    shards: of this learner. actors: first and last of each shard. A batch that was drawn is handed out once,
-    also if the sampler that asked for it dies. Those that wait when a checkpoint is taken count as drawn,
-    and a resumed run does not have them.
+    shards: of this learner. actors: for each shard, its first actor and one after its last. A batch that was
+    drawn is handed out once, even if the sampler that requested it dies. Batches that wait when a checkpoint
+    is taken count as drawn, and a resumed run does not have them.
     """
 
     exact = False  # neither the state of actors nor the order of draws is saved
@@ -109,7 +109,7 @@ class ServiceSource:
         ]
         self._next_slot, self._held = 0, cast(_Slot | None, None)
         self._peers = _Peers(context, len(shards)) if plan.replicas > 1 else None
-        self._states: list[dict[str, Any] | None] = [None] * len(shards)  # of shards that start
+        self._states: list[dict[str, Any] | None] = [None] * len(shards)  # that the shards start with
         self._is_paused = False
         self._batches = 0
         self._shards_before = 0
@@ -136,10 +136,10 @@ class ServiceSource:
             self._release(self._held)
         while (slot := self._ready()) is None:
             self._processes.wait_ready(_WAIT_SECONDS)
-            self._look_after()
-            if self.alive(self._inserted(told=False)):
+            self._supervise()
+            if self.alive(self._inserted(report=False)):
                 return Batch(None, self._inserted(), self._episodes())
-        self._look_after()
+        self._supervise()
         self._held, number = slot, slot.handed
         slot.handed += 1
         self._batches += 1
@@ -161,7 +161,7 @@ class ServiceSource:
         return None
 
     def _release(self, slot: _Slot) -> None:
-        """Give a slot back whose batches were all used, with their errors."""
+        """Give a slot, whose batches were all used, back to its sampler, with their errors."""
         slot.slots.set_exponents(*self._exponents())
         slot.slots.release(slot.number, slot.has_errors)
         slot.sampler.wake()
@@ -172,20 +172,20 @@ class ServiceSource:
         alpha = -1.0 if self.config.alpha_end is None else self.config.alpha_at(progress)
         return self.config.beta_at(progress), alpha
 
-    def _inserted(self, told: bool = True) -> int:
+    def _inserted(self, report: bool = True) -> int:
         """Env steps inserted into this learner's shards since the last batch."""
         new = 0
         for shard in self._processes.shards:
-            inserted = max(shard.counts.inserted, shard.inserted)  # less before it has loaded its contents
+            inserted = max(shard.counts.inserted, shard.inserted)  # the count is 0 until the shard has loaded
             new += inserted - shard.inserted
-            if told:
+            if report:
                 shard.inserted = inserted
         return new
 
     def _episodes(self) -> list[Episode]:
         episodes = []
         for first, shard in zip(self._firsts, self._processes.shards, strict=True):
-            shard.hear()
+            shard.receive_messages()
             if shard.episodes:
                 episodes += [dataclasses.replace(e, simulator=first + e.simulator) for e in shard.episodes]
                 shard.episodes = []
@@ -194,7 +194,7 @@ class ServiceSource:
     # -- processes --------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """Publish parameters; the first time, start all; after ``hold``, let the shards go on."""
+        """Publish parameters if due; start all processes the first time; end a ``hold``."""
         processes = self._processes
         version, published = updates_of(self.learner) + 1, self._actors.parameters.version
         if not published or version >= published + self.config.publish_every:
@@ -210,10 +210,10 @@ class ServiceSource:
         if self._is_paused:
             self._is_paused = False
             for shard in processes.shards:
-                shard.tell("go on")
+                shard.send("resume")
 
-    def _look_after(self) -> None:
-        """From time to time: restart what has died, and tell the samplers of shards that are new."""
+    def _supervise(self) -> None:
+        """From time to time: restart processes that have died, and send samplers new shards' addresses."""
         if not self._processes.check():
             return
         for actor in self._actors.actors:
@@ -227,9 +227,9 @@ class ServiceSource:
             numbered = {a.rank * len(own) + a.index: a for a in known}
             new = {n: a for n, a in numbered.items() if self._processes.addresses.get(n) != a}
             if new:
-                self._processes.tell(new)
+                self._processes.send(new)
         for shard in self._processes.shards:
-            shard.hear()
+            shard.receive_messages()
         connected = min(sampler.slots.shards for sampler in self._processes.samplers)
         if connected < self._shards_before:
             self._events.append(
@@ -259,11 +259,11 @@ class ServiceSource:
         self._processes.events, self._events = [], []
         return events
 
-    # -- what is counted ---------------------------------------------------------------------------------
+    # -- counts ------------------------------------------------------------------------------------------
 
     @property
     def pids(self) -> dict[str, list[int]]:
-        """Of the living processes, by kind."""
+        """The process ids of the living processes, by kind."""
         watched = {
             "shards": [shard.watched.process for shard in self._processes.shards],
             "samplers": [sampler.watched.process for sampler in self._processes.samplers],
@@ -276,7 +276,7 @@ class ServiceSource:
 
     @property
     def sent_records(self) -> int:
-        """Of all actors, acknowledged or not."""
+        """Number of records that all actors have sent, acknowledged or not."""
         return sum(actor.ring.beats for actor in self._actors.actors)
 
     @property
@@ -286,7 +286,7 @@ class ServiceSource:
 
     @property
     def waiting_draws(self) -> int:
-        """Rows that were drawn and not handed out: in slots that are ready, or that are being filled."""
+        """Number of rows that were drawn and not handed out, in slots that are ready or being filled."""
         count = 0
         for slot in self._slots:
             state = slot.slots.state(slot.number)
@@ -297,10 +297,10 @@ class ServiceSource:
         return count
 
     def hold(self) -> None:
-        """Let the shards stand still until the next batch, so that counts can be compared."""
+        """Pause the shards until the next batch, so that counts can be compared."""
         self._is_paused = True
         for shard in self._processes.shards:
-            shard.tell("pause")
+            shard.send("pause")
 
     # -- state ------------------------------------------------------------------------------------------
 
@@ -345,7 +345,7 @@ class ServiceSource:
         return {"inserted": starts, "drawn": 0, "store": None}
 
     def fresh_start(self, batches: int) -> None:
-        """With empty shards; actors have not started yet."""
+        """Begin with empty shards; to be called before the actors have started."""
         self._batches = batches
         self._states = [self._empty(index) for index in range(len(self._states))]
 
@@ -355,7 +355,7 @@ class ServiceSource:
 
 
 class _Peers:
-    """Tells the other learners the addresses of our shards, and learns theirs."""
+    """Exchanges the addresses of shards with the other learners."""
 
     def __init__(self, context: SourceContext, shards: int) -> None:
         self._size = shards * _ADDRESS_BYTES
@@ -367,7 +367,7 @@ class _Peers:
         self._published: list[ShardAddress] = []
 
     def exchange(self, own: list[ShardAddress]) -> list[ShardAddress]:
-        """All addresses; none before all living learners have told theirs."""
+        """The addresses of all learners' shards; empty before all living learners have published theirs."""
         channel = self._channel
         if own != self._published:
             self._published = own

@@ -39,7 +39,7 @@ class SharedParameters:
 
     @property
     def version(self) -> int:
-        """Of the newest parameters; 0 before the first."""
+        """The version of the newest parameters; 0 before the first."""
         return int(self._marks[2])
 
     def publish(self, x: Tensor, version: int) -> None:
@@ -64,10 +64,10 @@ class SharedParameters:
 
 @dataclass
 class ActorStep:
-    """One step of an actor's simulators, the episodes that ended with it, the version of the parameters it
-    used, and how many simulators were replaced in it.
+    """One step of an actor's simulators, and the episodes that ended with it.
 
-    incarnation: of the actor's process. number: of the step in its ring, which gives it: 0, 1, ...
+    version: of the parameters that the actor used. restarts: simulators replaced in this step. incarnation:
+    of the actor's process. number: of the step, which the ring assigns: 0, 1, ...
     """
 
     steps: Steps
@@ -150,7 +150,7 @@ class ActorRing:
         self._marks[0] += 1
 
     def oldest(self) -> ActorStep:
-        """The oldest step, as views that are valid until ``drop``. Requires ``waiting`` > 0."""
+        """The oldest step, as views that are valid until ``drop``. Requires ``waiting_records`` > 0."""
         fence(self._lock)
         place = int(self._marks[1]) % SLOTS
         slot, steps = self._slots[place], self._steps[place]

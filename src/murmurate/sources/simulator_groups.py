@@ -20,7 +20,7 @@ from murmurate.sources.interface import RunView
 from murmurate.spec import EnvSpec, derive_generator, derive_seed
 from murmurate.worlds.interface import Simulators, SimulatorWorld
 
-SIMULATOR_BYTES = 2_000  # at least, of one
+SIMULATOR_BYTES = 2_000  # memory of one simulator, at least
 
 
 def step_bytes(run: RunView) -> int:
@@ -120,7 +120,7 @@ class SimulatorGroups:
         return {"simulator_restarts": self.restarts} if self.restarts else {}
 
     def events(self) -> list[tuple[str, str]]:
-        """Those since the last call."""
+        """Events since the last call."""
         events, self._events = self._events, []
         return events
 
@@ -144,12 +144,12 @@ class SimulatorGroups:
         return step.observation
 
     def joined_memory(self) -> Tensor | None:
-        """[size, M] of all groups."""
+        """[size, M]: the recurrent state of all groups; None without any."""
         memory = [part for part in self.memory if part is not None]
         return torch.cat(memory) if memory else None
 
     def state(self, observation: Tensor) -> dict[str, Any]:
-        """With the present observations. Groups that cannot be saved are None in it."""
+        """The state, with the present observations; a group that cannot be saved is None in it."""
         memory = self.joined_memory()
         return {
             "groups": [group.state() for group in self.groups],

@@ -1,4 +1,4 @@
-"""Converts time steps of simulators to those of a replay; draws random actions."""
+"""Converts time steps of simulators to the steps that a replay stores; draws random actions."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from murmurate.spec import EnvSpec, TimeStep
 
 
 def steps_of(observation: Tensor, action: Action, step: TimeStep) -> Steps:
-    """The transitions from ``observation`` by ``action``; where an episode ended, to its final observation
-    (of images only where it was truncated)."""
+    """The transitions from ``observation`` by ``action``. Where an episode ended, the next observation is its
+    final one (for images only where the episode was truncated)."""
     next_observation = step.observation
     if step.final_observation is not None:
         next_observation = next_observation.clone()

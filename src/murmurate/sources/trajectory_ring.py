@@ -26,7 +26,7 @@ Field = tuple[tuple[int, ...], torch.dtype]
 
 @dataclass(frozen=True)
 class TrajectoryShape:
-    """steps, size: T and B. memory: numbers of recurrent state of one simulator; 0 for none. behaviour: see
+    """steps, size: T and B. memory: size of one simulator's recurrent state; 0 for none. behaviour: see
     ``spec.Rollouts``."""
 
     spec: EnvSpec
@@ -114,7 +114,7 @@ class TrajectoryRing:
         """Simulators that the actor replaced because they had failed, so far."""
         return int(self._marks[4])
 
-    # -- of the actor -------------------------------------------------------------------------------
+    # -- used by the actor --------------------------------------------------------------------------
 
     def beat(self) -> None:
         self._marks[2] += 1
@@ -141,12 +141,12 @@ class TrajectoryRing:
         final = data.truncated_observation
         slot["about"].copy_(torch.tensor([version, len(episodes), 0 if final is None else len(final)]))
         if episodes:
-            told = [[e.simulator, e.episode_return, e.length] for e in episodes]
-            slot["episodes"][: len(told)] = torch.tensor(told, dtype=torch.float64)
+            rows = [[e.simulator, e.episode_return, e.length] for e in episodes]
+            slot["episodes"][: len(rows)] = torch.tensor(rows, dtype=torch.float64)
         fence(self._lock)
         self._marks[0] += 1
 
-    # -- of the learner -----------------------------------------------------------------------------
+    # -- used by the learner ------------------------------------------------------------------------
 
     def oldest(self) -> QueuedTrajectory:
         """The oldest trajectory, as views that are valid until ``drop``. Requires one that waits."""

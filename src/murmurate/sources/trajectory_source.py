@@ -32,11 +32,11 @@ class TrajectorySourceConfig(SourceConfig):
 
     simulators: of each learner. actors: processes of each learner, with equal shares of its simulators. With
         0 the learner acts itself, as in rollouts.
-    trajectories: of a batch, the first that come from any actor, so that its T x B steps are of
-        ``trajectories * simulators / actors`` simulators; 0: as many as there are actors.
-    queue: trajectories of each actor that wait for the learner, at most; then the actor waits.
-    max_lag: updates that the learner may have made since it published the policy that made a trajectory. An
-        older trajectory is dropped and counted.
+    trajectories: of a batch, the first that come from any actor; its T x B steps then have
+        B = ``trajectories * simulators / actors``. 0: as many as there are actors.
+    queue: the most trajectories of each actor that wait for the learner; then the actor waits.
+    max_lag: the most updates that the learner may have made since it published the policy that made a
+        trajectory. An older trajectory is dropped and counted.
     """
 
     simulators: PositiveInt = 32
@@ -54,7 +54,7 @@ class TrajectorySourceConfig(SourceConfig):
 
     @property
     def columns(self) -> int:
-        """Simulators, of equal or different trajectories, that a batch has steps of."""
+        """B, the number of columns of a batch [T, B]."""
         return self.batch * self.simulators // self.actors if self.actors else self.simulators
 
     def check(self, run: RunView) -> None:
@@ -108,12 +108,12 @@ class TrajectorySourceConfig(SourceConfig):
 
 
 class TrajectorySource:
-    """Yields ``Batch(data=Trajectory, ...)`` without end (a ``Source``); its env steps are those of dropped
-    trajectories, too. A batch is valid until the one after next is requested.
+    """Yields ``Batch(data=Trajectory, ...)`` without end (a ``Source``); its env steps include those of
+    dropped trajectories. A batch is valid until the one after next is requested.
 
     The policy is published before each batch, and an actor fetches it before each trajectory. An actor that
-    dies or hangs is started again, with new random seeds, and reported by ``events``; meanwhile the
-    trajectories of the others make up the batches.
+    dies or hangs is started again, with new random seeds, and reported by ``events``; meanwhile batches
+    consist of the other actors' trajectories.
     """
 
     exact = False  # the state of actors is not saved
@@ -158,7 +158,7 @@ class TrajectorySource:
         return self
 
     def __next__(self) -> Batch:
-        # this also waits for all copies to a GPU from the memory that is written next
+        # publishing also waits until the GPU has copied the memory that is written next
         self._processes.publish(self._batches + 1)
         self._processes.start(self._batches)
         joined, count = self._joined[self._batches % 2], 0
@@ -193,7 +193,7 @@ class TrajectorySource:
         return None
 
     def _is_fresh(self, queued: QueuedTrajectory) -> bool:
-        """Whether it is within ``max_lag``; both is counted."""
+        """Whether the trajectory is within ``max_lag``; counts it as used or dropped."""
         lag = self._batches + 1 - queued.version
         if lag > self.config.max_lag:
             self._dropped += 1
@@ -219,7 +219,7 @@ class TrajectorySource:
         return self._processes.taken_events()
 
     def state(self) -> dict[str, Any]:
-        """Between two batches only. The actors' unfinished episodes, and what waits, are lost."""
+        """Between two batches only. The actors' unfinished episodes and waiting trajectories are lost."""
         generator = derive_generator(self._seed, f"actions after batch {self._batches}")
         return {
             "batches": self._batches,
@@ -237,7 +237,7 @@ class TrajectorySource:
         self._batches = int(state["batches"])
 
     def fresh_start(self, batches: int) -> None:
-        """Actors have not started yet."""
+        """To be called before the actors have started."""
         self._batches = batches
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from murmurate.spatial.sliding import Kernel, Pair, Sliding, needed, outputs_of,
 from murmurate.spatial.tensor import SpatialTensor, arranged_evenly, spatial, window
 from murmurate.spatial.window import Pieces, add_returned, assemble, empty, format_of, received, start
 
-_MOST_REPEATED = 0.125  # of the outputs; if more need a halo, all are computed once it is there
+_MOST_REPEATED = 0.125  # share of the outputs; if more need a halo, all are computed after it has arrived
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Strip:
 class Geometry:
     """How one part computes its outputs.
 
-    padding: with which the own pixels alone give all outputs, except that those of ``strips`` lack halos;
-    None: the whole window is needed first.
+    padding: the own pixels with this padding give all outputs, of which those in ``strips`` are computed
+    again once their halos have arrived; None: the whole window is needed first.
     """
 
     kernel: Kernel
@@ -86,7 +86,7 @@ class _Conv2d(torch.autograd.Function):
             pieces = received(number, x, g.plan, parts)
             whole = assemble(g.plan.window, [(g.plan.own, x), *pieces], g.plan.image, x)
             y = functional.conv2d(whole, weight, bias, g.stride, 0, g.dilation, groups)
-        # messages are views of a queue's memory, which must become free
+        # copies: messages are views of a queue's memory, which stays in use as long as they exist
         ctx.save_for_backward(x, weight, *(pixels.clone() for _, pixels in pieces))
         ctx.rects = [rect for rect, _ in pieces]
         ctx.parts, ctx.geometry, ctx.groups = parts, g, groups
@@ -106,7 +106,7 @@ class _Conv2d(torch.autograd.Function):
 def _backward_directly(
     ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor, pieces: Pieces, wanted: tuple[bool, bool, bool]
 ) -> list[Tensor | None]:
-    """The gradients of the halos first, so that they travel while those of the own pixels are computed."""
+    """Compute the halos' gradients first, and send them while the own pixels' gradients are computed."""
     g, parts = ctx.geometry, ctx.parts
     to_weight: list[Tensor] = []
     to_halo: list[tuple[Rect, Tensor]] = []

@@ -18,7 +18,7 @@ from murmurate.spatial.tensor import SpatialTensor, aligned, spatial
 
 
 class Statistics(NamedTuple):
-    """Of every normalised group over all parts: mean, biased variance, and the number of values."""
+    """Mean, biased variance and number of values of each normalised group, over all parts."""
 
     mean: Tensor
     variance: Tensor
@@ -104,7 +104,7 @@ def layer_norm(
 ) -> SpatialTensor:
     """``torch.nn.functional.layer_norm`` over the last dimensions, rows and columns included.
 
-    Raises ValueError for another shape than that of the whole image's last dimensions.
+    Raises ValueError for another shape than the whole image's last dimensions.
     """
     sizes = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
     if len(sizes) < 2 or list(x.shape[-len(sizes) :]) != sizes:

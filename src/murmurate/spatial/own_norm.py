@@ -1,5 +1,5 @@
-"""This package's own batch normalisation over the parts: its kernels take the pixels of one part, and its
-sums over replicas are over the parts, too."""
+"""This package's own batch normalisation over the parts: kernels process the pixels of one part, and its sums
+over replicas also include the parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from murmurate.spatial.tensor import SpatialTensor, aligned
 class NormOverParts:
     """Makes ``norm`` normalise images that are spread over ``parts``, until ``remove``.
 
-    Raises Refusal for ghost batches: theirs are statistics of some images of one member.
+    Raises Refusal for ghost batches, whose statistics are of some images of one member.
     """
 
     def __init__(self, norm: BatchNorm, parts: Parts, name: str) -> None:

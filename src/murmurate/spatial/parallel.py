@@ -43,7 +43,7 @@ def parallelize(
 
     Every part passes the same whole images [N, C, H, W], or its own rectangles (``SpatialTensor``); outputs
     that depend on all pixels (logits behind a pooling, losses) are whole on every part, and images are
-    ``SpatialTensor``. Parameters, buffers and their names stay those of the whole, so a checkpoint is the
+    ``SpatialTensor``. Parameters, buffers and their names stay the whole module's, so a checkpoint is the
     whole module's. Each part computes the same loss; the gradient of a parameter is the mean over the parts.
 
     in_evaluation: whether images are divided in evaluation mode, too, so that all parts evaluate together.
@@ -86,7 +86,7 @@ class _Scatter:
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if not (module.training or self._in_evaluation):
             return args, kwargs
-        self._parts.place = ""
+        self._parts.layer = ""
         return tuple(self._share(a) for a in args), {k: self._share(a) for k, a in kwargs.items()}
 
     def _share(self, value: Any) -> Any:
@@ -101,7 +101,7 @@ class _Enter:
         self._parts, self._name = parts, name
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        self._parts.place = self._name
+        self._parts.layer = self._name
 
 
 def _check(module: nn.Module) -> None:

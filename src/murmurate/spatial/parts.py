@@ -26,7 +26,7 @@ class PartLost(FabricError):
 
 
 class Expected(NamedTuple):
-    """A message that another part will have sent."""
+    """A message that is expected from another part."""
 
     sender: int
     shape: tuple[int, ...]
@@ -57,8 +57,8 @@ class Parts:
         self.rank, self.size = (0, 1) if channel is None else (channel.rank, channel.size)
         if math.prod(grid) != self.size:
             raise Refusal(
-                f"a grid of {grid[0]} x {grid[1]} has {math.prod(grid)} parts, and {self.size} members are "
-                "to hold them: give as many"
+                f"a grid of {grid[0]} x {grid[1]} has {math.prod(grid)} parts, and there are {self.size} "
+                "members to hold them: give one member for each part"
             )
         self._channel = channel
         self._open: Callable[[str, Tensor], Channel] | None = None
@@ -68,7 +68,7 @@ class Parts:
         self._unsent: deque[tuple[int, Tensor, int]] = deque()
         self.own_noise = derive_generator(seed, f"spatial.part {self.rank}", replica)
         self.common_noise = derive_generator(seed, "spatial.all parts", replica)  # the same on all parts
-        self.place = ""  # the module whose forward pass was entered last, for error messages
+        self.layer = ""  # the module whose forward pass was entered last, for error messages
 
     @classmethod
     def open(
@@ -114,7 +114,7 @@ class Parts:
 
     @property
     def bytes(self) -> int:
-        """Exchanged so far."""
+        """Bytes exchanged so far."""
         return sum(c.traffic.bytes for c in self._channels)
 
     @property
@@ -244,7 +244,7 @@ class Parts:
     @property
     def where(self) -> str:
         """The present layer, in words, for an error message."""
-        return f" (in or after layer '{self.place}')" if self.place else ""
+        return f" (in or after layer '{self.layer}')" if self.layer else ""
 
 
 class SharedVector:
@@ -257,8 +257,9 @@ class SharedVector:
             replica.reload()
 
     def exchange(self, replica: Replica, step: Callable[[Replica], Exchange]) -> Exchange:
-        """Average the gradients over the parts (the sum of Jin's eq. 4.5: each part's loss is the whole's);
-        then ``step`` on the leader, whose vector the others copy.
+        """Average the gradients over the parts; then ``step`` on the leader, whose vector the others copy.
+
+        The mean is the sum of Jin's eq. 4.5, because each part computes the loss of the whole image.
 
         Raises PartLost if a part has died.
         """
@@ -266,16 +267,16 @@ class SharedVector:
             return step(replica)
         self._parts.require(self._channel.mean_(replica.grad) == self._parts.size)
         if replica.measure:
-            replica.own_gradient = replica.grad.clone()  # the replica's, where it had been this part's
+            replica.own_gradient = replica.grad.clone()  # the whole replica's, instead of this part's
         others = range(1, self._parts.size)
         if self._parts.rank == 0:
             done = step(replica)
-            told = torch.tensor([*done, replica.clock], dtype=torch.int64)
-            self._parts.receive(self._parts.send([(part, told) for part in others]), [])
+            outcome = torch.tensor([*done, replica.clock], dtype=torch.int64)
+            self._parts.receive(self._parts.send([(part, outcome) for part in others]), [])
         else:
             expected = Expected(0, (len(Exchange._fields) + 1,), torch.int64)
-            (told,) = self._parts.receive(self._parts.send([]), [expected])
-            *fields, clock = (int(n) for n in told)
+            (outcome,) = self._parts.receive(self._parts.send([]), [expected])
+            *fields, clock = (int(n) for n in outcome)
             done = Exchange(*fields)
             while replica.clock < clock:
                 replica.tick()
@@ -283,7 +284,7 @@ class SharedVector:
         return done
 
     def broadcast(self, vector: Tensor) -> None:
-        """Replace ``vector`` [N] on every part by that of the leader. Raises PartLost if that has died."""
+        """Replace ``vector`` [N] on every part by the leader's. Raises PartLost if the leader has died."""
         if self._channel is None:
             return
         try:

@@ -20,7 +20,8 @@ from murmurate.spatial.tensor import SpatialTensor, arranged_evenly, refuse, spa
 
 
 class Taps(NamedTuple):
-    """Along one axis. pixels: [taps, outputs] int64 of the source. weights: as pixels, float64; None: 1."""
+    """The taps along one axis. pixels: [taps, outputs] int64, positions in the source. weights: of the same
+    shape, float64; None: all 1."""
 
     pixels: Tensor
     weights: Tensor | None

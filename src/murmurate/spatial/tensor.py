@@ -1,7 +1,7 @@
-"""A tensor of which each part holds one rectangle, and which torch's functions know how to treat.
+"""A tensor of which each part holds one rectangle, and which torch's functions accept.
 
-A function of torch that is given one looks for its spatial form in ``FORMS`` (``__torch_function__``). So an
-ordinary module needs no change, and a function without a spatial form is refused by name.
+Through ``__torch_function__`` a call of a torch function with such a tensor runs the function's spatial form
+in ``FORMS``. So an ordinary module needs no change; a function without a spatial form is refused by name.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from murmurate.spatial.window import fetch
 
 Form = Callable[..., Any]
 FORMS: dict[str, Form] = {}  # by the name of torch's function
-# the same for functions that are treated alike: (torch's function, arguments, keyword arguments) -> result
+# spatial forms shared by several functions: (torch's function, arguments, keyword arguments) -> result
 ALIKE: dict[str, Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = {}
 
-# what torch asks of a tensor that does not depend on its values
+# attributes that do not depend on which pixels this part holds
 _LOCAL_ATTRIBUTES = {
     "is_cuda",
     "is_cpu",
@@ -39,7 +39,7 @@ _LOCAL_QUERIES = {"is_floating_point", "is_complex", "element_size", "get_device
 class SpatialTensor(Tensor):
     """[..., H, W], of which this part holds ``local``, its rectangle of ``layout``.
 
-    ``shape`` and ``size`` are those of the whole. ``local`` is an ordinary tensor with its autograd graph.
+    ``shape`` and ``size`` describe the whole tensor. ``local`` is an ordinary tensor with its autograd graph.
     """
 
     local: Tensor
@@ -194,7 +194,7 @@ def aligned(x: SpatialTensor, other: Any) -> Any:
     """What this part needs of ``other`` for an operation on each pixel of ``x``.
 
     other: a number, an image of the same size, or a whole tensor that every part has, whose last two
-    dimensions are 1 or those of ``x``. Raises Refusal for another size.
+    dimensions are 1 or equal to ``x``'s. Raises Refusal for another size.
     """
     if isinstance(other, SpatialTensor):
         return other.arranged(x.arrangement)

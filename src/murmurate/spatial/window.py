@@ -57,14 +57,15 @@ def start(x: Tensor, wanted: Plan, parts: Parts) -> int:
 
 
 def received(number: int, x: Tensor, wanted: Plan, parts: Parts) -> list[tuple[Rect, Tensor]]:
-    """(rectangle, pixels) from every other part that this one needs some of."""
+    """(rectangle, pixels) from every other part that holds pixels which this one needs."""
     expected = [Expected(q, (*x.shape[:-2], *rect.sizes), x.dtype) for q, rect in wanted.incoming]
     tensors = parts.receive(number, expected)
     return [(rect, pixels) for (_, rect), pixels in zip(wanted.incoming, tensors, strict=True)]
 
 
 def add_returned(gradient: Tensor, number: int, wanted: Plan, parts: Parts) -> None:
-    """Add to ``gradient``, of the own rectangle, what parts that were sent pixels found (eq. 4.7, 4.8)."""
+    """Add to ``gradient`` (of the own rectangle) the gradients from the parts that used its pixels (eq. 4.7,
+    4.8)."""
     leading = gradient.shape[:-2]
     expected = [Expected(q, (*leading, *rect.sizes), gradient.dtype) for q, rect in wanted.outgoing]
     for (_, rect), addend in zip(wanted.outgoing, parts.receive(number, expected), strict=True):

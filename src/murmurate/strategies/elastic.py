@@ -36,9 +36,9 @@ class Elastic(Strategy):
     """Every ``period`` (tau) the replica and the centre move towards each other by the same amount; update.
 
     The client sends theta_i; the centre replies with theta~ as it was and moves by beta (theta_i - theta~);
-    the client moves back by the same amount, so their sum stays. (Differs: Algorithm 4 takes two messages,
-    between which the centre may move.) The update that follows uses the gradient at theta_i before the move,
-    as in Zhang's Algorithm 1. (Differs: Jin computes it after the move.)
+    the client moves by as much towards the centre, so theta_i + theta~ stays. (Differs: Algorithm 4 takes two
+    messages, between which the centre may move.) The update that follows uses the gradient at theta_i before
+    the move, as in Zhang's Algorithm 1. (Differs: Jin computes it after the move.)
 
     period: tau, own updates between two moves.
     moving_rate: beta; None is 0.8 / p with p replicas.

@@ -26,8 +26,8 @@ class PushSum(Strategy):
     Whatever the graph and the delays, the totals of x and of w over replicas and messages in flight stay
     constant, so no replica counts more than another: unweighted gossip does not guarantee that. An update
     adds the optimizer's whole step to x, as in stochastic gradient push. Differs: SGP averages in rounds;
-    here no replica waits, so three rules keep weights away from 0, where an optimizer's step, which changes z
-    by 1 / w of itself, would be huge. A peer that has published nothing since its last share gets none, so a
+    here no replica waits, so three rules keep weights away from 0, where an optimizer's step d, which changes
+    z by d / w, would be huge. A peer that has published nothing since its last share gets none, so a
     stopped member does not drain the others. A sender keeps at least the weight ``least_weight``. And a share
     whose receiver has ended, or has a full queue, stays with its sender.
 

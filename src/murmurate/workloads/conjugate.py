@@ -1,4 +1,4 @@
-"""Conjugate-exponential models by stochastic variational inference, and the one learner of them all.
+"""Conjugate-exponential models by stochastic variational inference, and their common learner.
 
 Mohamad et al., section 7, equations 38 to 52; Hoffman et al. 2013, section 2. The posterior has the natural
 parameters lambda = zeta + x: those of the prior, plus the expected sufficient statistics of the examples.
@@ -7,7 +7,7 @@ A natural-gradient step on the evidence lower bound of a mini-batch of G of n ex
     lambda <- lambda + eta (zeta + n / G sum E[t] - lambda),   that is,   x <- x + eta (n / G sum E[t] - x)
 
 (equations 50 and 52), which is plain SGD along ``x - n / G sum E[t]``. So replicas exchange x as they would
-the parameters of a net. It is a table of rows; a mini-batch may touch only a few of them (``Rows``).
+the parameters of a net. x is a table of rows; a mini-batch may touch only a few of them (``Rows``).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ConjugateModel(Protocol[Estimate]):
         ...
 
     def refresh(self, x: Tensor, /) -> None:
-        """Recompute in place the rows that follow from other rows, because sums drift."""
+        """Recompute in place the rows that are sums of other rows, because rounding errors add up."""
         ...
 
     def estimate(self, x: Tensor, /) -> Estimate:
@@ -68,7 +68,7 @@ class ConjugateModel(Protocol[Estimate]):
         ...
 
     def validation_metrics(self, x: Tensor, examples: Any, /) -> dict[str, float]:
-        """How well that predicts validation examples, by the metric's name."""
+        """How well that posterior predicts validation examples, by the metric's name."""
         ...
 
 

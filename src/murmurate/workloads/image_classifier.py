@@ -37,17 +37,17 @@ class ImageClassifier(LearnerConfig):
 
     net: resnet18, 34, 50; 20, 32, 56 for small images. width: channels of the first stage; 0: the net's own.
     batch: images of an update of one replica.
-    learning_rate: for ``rate_batch`` images an update. With another number, that of all replicas where their
-        gradients are averaged, the rate is larger in proportion (Goyal et al., section 2.1); rate_batch 0: no
-        scaling. rate_batch: images of an update for which learning_rate is meant.
+    learning_rate: for ``rate_batch`` images an update; for another number it is scaled in proportion (Goyal
+        et al., section 2.1), counting the images of all replicas whose gradients are averaged.
+    rate_batch: images of an update for which learning_rate is meant; 0: no scaling.
     momentum: of Nesterov's kind. weight_decay: of filters and the last layer's weights; biases and
         normalisations have none.
     schedule: cosine to 0, step (times step_factor at the milestones, shares of the run), or constant. Runs
         that only time ends have a constant rate. milestones: shares of the run after which the rate falls.
         step_factor: that it is then multiplied by.
     warmup: share of the run over which the rate rises linearly from 0 (Goyal et al., section 2.2).
-    label_smoothing: share of each label spread over all classes. mixup: alpha of the Beta distribution that
-        shares are drawn from in which pairs of images are mixed; 0: none.
+    label_smoothing: share of each label spread over all classes. mixup: alpha of the Beta distribution of the
+        shares in which pairs of images are mixed; 0: no mixing.
     batch_norm: statistics of the own batch (local), of all replicas' batches (replicas), or of ``ghost``
         images at a time (ghost). ghost: that number of images.
     pixel_mean, pixel_std: of each channel, or one for all, of pixels from 0 to 1; images are normalised by
@@ -157,9 +157,9 @@ class ClassifierLearner:
 
     def _optimizer(self, rate: float) -> Callable[[list[Any]], torch.optim.Optimizer]:
         momentum = self.config.momentum
-        one_pass = self.device.type in ("cpu", "cuda")  # over memory
+        fused = self.device.type in ("cpu", "cuda")  # one pass over memory
         return lambda parameters: torch.optim.SGD(
-            parameters, lr=rate, momentum=momentum, nesterov=momentum > 0, fused=one_pass
+            parameters, lr=rate, momentum=momentum, nesterov=momentum > 0, fused=fused
         )
 
     @property

@@ -97,8 +97,8 @@ class Sampler:
 class SNGANLearner:
     """One replica's learner: the replicas ``generator`` and ``discriminator``.
 
-    Its random numbers follow from the run's seed, its rank, and the discriminator's updates, so there is
-    nothing of them to save.
+    Its random numbers depend only on the run's seed, its rank and the number of the discriminator's updates,
+    so no generator's state must be saved.
     """
 
     def __init__(self, config: SNGAN, context: Context) -> None:

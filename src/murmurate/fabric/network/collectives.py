@@ -84,7 +84,7 @@ class NetworkCollectives:
         return result
 
     def _by_engine(self, number: int, call: str, x: Tensor | None, members: list[int]) -> Result | None:
-        """The result; None if the leader has to carry the round (all members have then been told)."""
+        """The result; None if the leader must carry the round: all members have then been notified."""
         endpoint, state = self._endpoint, self._state
         end = time.monotonic() + self._lease_seconds
 

@@ -55,7 +55,7 @@ class WireCopy:
         self._progress = threading.Condition()
 
     def read(self, start: int, stop: int) -> memoryview:
-        """Those bytes, from wherever they are now."""
+        """The content's bytes, from the memory that holds them now."""
         return (self._target if self._source is None else self._source)[start:stop].numpy().data
 
     def copy_up_to(self, stop: int) -> None:
@@ -79,7 +79,7 @@ class WireCopy:
         return self._copied >= self.wire.nbytes
 
     def wait(self, stop: int) -> None:
-        """Until another thread has copied the first ``stop`` bytes."""
+        """Wait until another thread has copied the first ``stop`` bytes."""
         if self._copied < stop:
             with self._progress:
                 self._progress.wait_for(lambda: self._copied >= stop)

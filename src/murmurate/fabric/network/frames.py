@@ -71,9 +71,9 @@ class PayloadSource(Protocol):
 class Frame:
     """One message on a connection.
 
-    number: sequence number of the frame; 0 for frames that are not numbered. version: of a register; in
+    number: sequence number of the frame; 0 for frames that are not numbered. version: the register's; in
     frames of collectives the round.
-    payload: anything with a buffer of ``length`` bytes. source: of a payload that is still being copied.
+    payload: anything with a buffer of ``length`` bytes. source: where a payload is still being copied from.
     """
 
     kind: Kind

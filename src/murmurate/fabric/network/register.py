@@ -28,7 +28,7 @@ from murmurate.fabric.processes.register import BufferedRegister
 
 UNREAD_LIMIT = 8
 _REPLY_SECONDS = 1.0
-_PEEKED, _COPIED = range(2)  # our own pins: of the buffer that we peek at, and of one being copied to send
+_PEEKED, _COPIED = range(2)  # our own pins: the buffer that we peek at, and one being copied to send
 
 
 @dataclass

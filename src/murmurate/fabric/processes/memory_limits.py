@@ -18,7 +18,7 @@ _RECLAIMABLE = ("inactive_file ", "total_inactive_file ")  # in memory.stat: wha
 
 
 def available_bytes() -> int:
-    """What all processes of this run may take together: of the host's memory, and in each of this process's
+    """The memory that all processes of this run may take together: on the host, and in each of this process's
     control groups."""
     return min(int(psutil.virtual_memory().available), *_left_in_groups(), 2**63)
 

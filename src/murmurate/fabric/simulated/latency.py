@@ -1,4 +1,4 @@
-"""Models of time on a simulated cluster: of a member's steps, and of the network's messages.
+"""Models of how long a member's steps and the network's messages take on a simulated cluster.
 
 Every model is a frozen value that draws from the generator in its arguments. All seconds are virtual.
 """

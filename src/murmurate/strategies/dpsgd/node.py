@@ -102,7 +102,7 @@ class Node:
         return False
 
     def difference(self) -> Tensor | None:
-        """[n] what to push: u - v; None if it cannot be computed now, but later."""
+        """[n] what to push: u - v; None if it cannot be computed yet."""
         return self.replica.params.detach() - self.base
 
     def pushed(self, difference: Tensor, done: int) -> None:
@@ -118,7 +118,7 @@ class Node:
         """u <- v' + (u - u at the push); True if the push was refused.
 
         The reply's note is the number of updates of v; negative if the push was too old. Then the updates
-        made since, also from that old v, are dropped with it.
+        made since the push are dropped, too, as they started from the same old v.
         """
         version, refused = abs(int(reply.note)), reply.note < 0
         fresh = refused or self._is_idle()
@@ -148,7 +148,7 @@ class Node:
         self.base.add_(difference)
 
     def _take(self, answer: Tensor, *, afresh: bool) -> bool:
-        """Apply a reply; False if that is not possible now, but later."""
+        """Apply a reply; False if that is not possible yet."""
         u = self.replica.params.detach()
         if afresh or self._is_idle():
             u.copy_(answer)
@@ -188,7 +188,7 @@ class Node:
         saved, saved_rank = self._saved, int(self._saved["rank"])
         is_own = saved_rank in self.ranks
         self._set_vectors(saved, is_own)
-        if len(self.ranks) == 1:  # no other member knows its count, so schedules go on from the donor's
+        if len(self.ranks) == 1:  # no other member counts its updates, so schedules continue from the donor's
             self.clocks[self.rank] = max(self.clocks[self.rank], saved["clocks"][saved_rank])
         self.marks.copy_(saved["marks"])
         self.pushed_at = min(self.pushed_at, self.done()) if is_own else self.done()
@@ -198,6 +198,6 @@ class Node:
         return {"params": self.replica.params.detach().clone(), "base": self.base.clone()}
 
     def _set_vectors(self, saved: dict[str, Any], is_own: bool) -> None:
-        """Restore u and the base. is_own: they are this node's; another node pushes its updates itself."""
+        """Restore u and the base. is_own: ``saved`` is this node's; another node pushes its own updates."""
         self.replica.params.detach().copy_(saved["params"])
         self.base.copy_(saved["base"] if is_own else saved["params"])

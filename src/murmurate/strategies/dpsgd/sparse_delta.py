@@ -23,8 +23,8 @@ _HEAD_BYTES = 24  # three float64
 
 
 class SparseDelta(NamedTuple):
-    """Changed rows. factor: of all other rows. version: of the v that a push was made from, or a reply is.
-    row: [R]. values: [R, W]."""
+    """Changed rows. factor: of all other rows. version: of the v from which a push started,
+    or to which a reply leads. row: [R]. values: [R, W]."""
 
     factor: float
     version: int

@@ -1,12 +1,12 @@
 """The master of DPSGD where pushes are a few rows (``sparse_delta``).
 
-A push says that all of v shrinks to s_m of itself. Algorithm 1, line 4, means the v that its node had pulled,
+A push multiplies all of v by s_m. Algorithm 1, line 4, applies this to the v_m that its node m had pulled,
 
     v <- v + rho sum_m ((s_m - 1) v_m + increments_m)
 
-and v may have been updated since. Rows that have not are v_m = f v, with one factor f for all of them; of the
-others the master keeps the former values as long as a node may push from that version. Shrinking the present
-v instead keeps counts positive: a share of an old, larger v may be more than is left of it.
+and v may have been updated since. Rows that were only scaled since satisfy v_m = f v, with one factor f for
+all of them; of the other rows the master keeps the values in v_m while a node may push from that version.
+Shrinking the present v instead keeps counts positive: a share of an old, larger v may exceed the present v.
 
 Nodes that go on learning until their reply arrives push more updates at once, so s_m is smaller, and
 rho sum_m (1 - s_m) may be 1 or more although it is not with immediate replies. Such pushes are applied with a

@@ -26,9 +26,9 @@ class SparseNode(Node):
 
     scales: [3] float64, shared: the logarithms of the base's scale and of s_m of the last push, and whether
     gradients were sparse at all. touched: [N / W] uint8, shared: 1 for rows moved since the last push, 2 for
-    those of a push that may not have arrived. An extra row only makes a message longer: pushes are u - v.
+    rows of a push that may not have arrived. An extra row only makes a message longer: pushes are u - v.
     torn: [1] int64, shared: 1 while u and the base are changed together. If it stays 1, a thread has died
-    meanwhile, and the node goes on from the whole of v: it loses its updates since the last push.
+    during a change; then the node restarts from the whole of v and loses its updates since the last push.
     """
 
     def __init__(
