@@ -1,4 +1,4 @@
-"""Sphinx: ``python -m sphinx -W -b html docs build/site`` (extra ``docs``). The build and its pages need no network."""
+"""Sphinx: ``python -m sphinx -W docs build/site`` (extra ``docs``), without a network."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_preserve_defaults = True
 
+smartquotes = False
 highlight_language = "text"
 copybutton_selector = (
     "div.highlight-bash pre, div.highlight-python pre, div.highlight-yaml pre, div.highlight-docker pre"

@@ -1,4 +1,4 @@
-"""The reference of the command line: what each verb's ``--help`` prints, and each field of a run as an option."""
+"""The reference of the command line: what each ``--help`` prints, and each field of a run as an option."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Pages whose text lies outside ``docs`` (CHANGELOG.md, say), and links to files outside.
 
-A page that consists of an ``include`` of such a file gets its text, with links as seen from the page. A link to a file
-that has a page leads to the page; to another file of the repository, to a copy of it that the site carries; to a
-folder or another text in Markdown, to nothing. A link to a file that is not there is a warning, and so an error of a strict build.
+A page that consists of an ``include`` of such a file gets its text, with links as seen from the page. A
+link to a file that has a page leads to the page; to another file of the repository, to a copy of it that the
+site carries; to a folder or another text in Markdown, to nothing. A link to a file that is not there is a
+warning, and so an error of a strict build.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The package's docstrings as reStructuredText.
 
-Fields of a dataclass are described in running text, ``name: sentence.``; here they become a list. Lines that hang under
-such a beginning lose their indentation, which reStructuredText would take for a quotation.
+Fields of a dataclass are described in running text, ``name: sentence.``; here they become a list. Lines that
+hang under such a beginning lose their indentation, which reStructuredText would take for a quotation.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines:
 
 
 class _Api(SphinxDirective):
-    """``{api}``, with a dotted name on each line: their signatures and docstrings. ``name?`` may be missing."""
+    """``{api}``, a dotted name on each line: signatures and docstrings. ``name?`` may be missing."""
 
     has_content = True
 

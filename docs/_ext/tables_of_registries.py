@@ -1,7 +1,7 @@
-"""Tables of what the package finds by listing its folders: strategies, agents and models, algorithms of recipes.
+"""Tables of what the package finds by listing its folders: strategies, agents and models, recipes.
 
-Each row links the page below ``algorithms`` that names the file of the thing. One without a page is a warning, and so
-an error of a strict build.
+Each row links the page below ``algorithms`` that names the file of the thing. One without a page is a
+warning, and so an error of a strict build.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _files_of_pages() -> dict[str, set[str]]:
 
 
 def page_of(module: str) -> str | None:
-    """The page that names the file of ``module`` as its code; of several, the one that names the fewest files."""
+    """The page that names the file of ``module`` as its code; of several, the one with the fewest files."""
     file = module.removeprefix("murmurate.").replace(".", "/") + ".py"
     pages = [page for page, files in _files_of_pages().items() if file in files]
     return min(pages, key=lambda page: len(_files_of_pages()[page]), default=None)

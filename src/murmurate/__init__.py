@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from murmurate.errors import check_system
+
 __version__ = "0.1.0"
 
 # by name, and only when asked for: the command line must not wait for torch
@@ -20,5 +22,6 @@ _OWN_LOOP = {
 
 def __getattr__(name: str) -> Any:
     if name in _OWN_LOOP:
+        check_system()
         return getattr(importlib.import_module(_OWN_LOOP[name]), name)
     raise AttributeError(f"module 'murmurate' has no attribute '{name}'")
