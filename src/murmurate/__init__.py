@@ -1,19 +1,57 @@
 """murmurate: write the learner once; how its replicas agree is a part you swap.
 
-For scripts with a loop of their own: ``murmurate.run(main, replicas=4, strategy="gala")``.
+``murmurate.train("cartpole-a2c", strategy="gala", replicas=4)`` trains, ``murmurate.load(folder)`` gives the
+agent to act, evaluate and export. For scripts with a loop of their own:
+``murmurate.run(main, replicas=4, strategy="gala")``.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from murmurate.errors import check_system
+from murmurate.errors import MissingExtra, Refusal, RunFailed, check_system
+
+if TYPE_CHECKING:
+    from murmurate.api.model import TrainedModel, load
+    from murmurate.api.runs import recipe, resume, train
+    from murmurate.launch.script import run
+    from murmurate.record.callbacks import STOP, Callback, Result
+    from murmurate.replicator.input_split import split_along
+    from murmurate.replicator.user_loop import OwnLoop
+    from murmurate.training.run import Run
 
 __version__ = "0.1.0"
 
+__all__ = [
+    "STOP",
+    "Callback",
+    "MissingExtra",
+    "OwnLoop",
+    "Refusal",
+    "Result",
+    "Run",
+    "RunFailed",
+    "TrainedModel",
+    "load",
+    "recipe",
+    "resume",
+    "run",
+    "split_along",
+    "train",
+]
+
 # by name, and only when asked for: the command line must not wait for torch
-_OWN_LOOP = {
+_PUBLIC = {
+    "train": "murmurate.api.runs",
+    "resume": "murmurate.api.runs",
+    "recipe": "murmurate.api.runs",
+    "load": "murmurate.api.model",
+    "TrainedModel": "murmurate.api.model",
+    "Run": "murmurate.training.run",
+    "Result": "murmurate.record.callbacks",
+    "Callback": "murmurate.record.callbacks",
+    "STOP": "murmurate.record.callbacks",
     "run": "murmurate.launch.script",
     "OwnLoop": "murmurate.replicator.user_loop",
     "split_along": "murmurate.replicator.input_split",
@@ -21,7 +59,11 @@ _OWN_LOOP = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _OWN_LOOP:
+    if name in _PUBLIC:
         check_system()
-        return getattr(importlib.import_module(_OWN_LOOP[name]), name)
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module 'murmurate' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

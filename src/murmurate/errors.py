@@ -30,6 +30,10 @@ class MissingExtra(Refusal):
             f"{purpose} needs the package {package}, which is not installed. "
             f"Run: pip install 'murmurate[{extra}]'"
         )
+        self._given = package, extra, purpose
+
+    def __reduce__(self) -> tuple[type[MissingExtra], tuple[str, str, str]]:
+        return MissingExtra, self._given  # by default, pickle would give the message as the package
 
 
 def check_system() -> None:

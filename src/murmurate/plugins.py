@@ -1,12 +1,15 @@
-"""Finds strategies, agents, worlds, recipes and the like: by listing their folder, and by entry points.
+"""Finds strategies, agents, worlds, recipes and the like: by listing their folder, and those that join it.
 
 A package of somebody else joins a folder by naming a module of its own under an entry-point group of that
-folder's name::
+folder's name (``murmurate.strategies``, ``.agents``, ``.workloads``, ``.worlds``, ``.datasets``,
+``.sources``, ``.evaluation``, ``.recipes``, ``.nets``, ``.launch``)::
 
     [project.entry-points."murmurate.strategies"]
     anything = "their_package.their_strategy"
 
-From then on the module counts as one more file of ``murmurate/strategies``.
+From then on the module counts as one more file of ``murmurate/strategies``. A module that is not installed
+joins all folders by ``add_imports``: ``--import my_module`` of the command line, or the variable
+MURMURATE_IMPORT, which processes of a run inherit.
 """
 
 from __future__ import annotations
@@ -18,10 +21,14 @@ import importlib.util
 import os
 import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from murmurate.errors import Refusal
+
+IMPORTS = "MURMURATE_IMPORT"
 
 
 @functools.cache
@@ -33,7 +40,67 @@ def modules(package: str) -> tuple[ModuleType, ...]:
     found = [importlib.import_module(f"{package}.{name}") for name in own]
     for entry in importlib.metadata.entry_points(group=package):
         found.append(importlib.import_module(entry.module))
+    found += [module for module in map(_import, imports()) if module not in found]
     return tuple(found)
+
+
+def classes(package: str, base: type) -> tuple[type, ...]:
+    """The subclasses of ``base`` that the ``modules`` of ``package`` define, in their order."""
+    found = [
+        thing
+        for module in modules(package)
+        for thing in vars(module).values()
+        if isinstance(thing, type) and base in thing.__mro__[1:] and thing.__module__ == module.__name__
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def imports() -> list[str]:
+    """The modules, by name or as FILE.py, that have joined by MURMURATE_IMPORT."""
+    return [name for name in os.environ.get(IMPORTS, "").split(os.pathsep) if name]
+
+
+def add_imports(names: Iterable[str]) -> list[ModuleType]:
+    """Let modules, by name or as FILE.py, join all folders, here and in processes that are started later.
+
+    A name is also looked for in the current folder. Raises Refusal for one that cannot be imported.
+    """
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # the last one, so that it hides nothing
+    given = [os.path.abspath(name) if name.endswith(".py") else name for name in names]
+    found = [_import(name) for name in given]
+    given = [_lasting(name, module) for name, module in zip(given, found, strict=True)]
+    os.environ[IMPORTS] = os.pathsep.join(dict.fromkeys([*imports(), *given]))
+    modules.cache_clear()
+    return found
+
+
+def _lasting(name: str, module: ModuleType) -> str:
+    """``name``; a file of the current folder by its path, so that a run is resumed from other folders too."""
+    file = getattr(module, "__file__", None) or ""
+    return file if os.path.dirname(file) == os.getcwd() and file.endswith(".py") else name
+
+
+def _import(name: str) -> ModuleType:
+    is_file = name.endswith(".py")
+    module_name = Path(name).stem if is_file else name
+    if is_file and (folder := str(Path(name).parent)) not in sys.path:
+        sys.path.append(
+            folder
+        )  # other processes, which inherit it, find the classes of a run by their module
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        known = isinstance(error, ModuleNotFoundError) and error.name == module_name
+        cause = "there is no such module" if known else f"{type(error).__name__}: {error}"
+        raise Refusal(
+            f"{name} cannot be imported ({cause}). Give --import (or {IMPORTS}) a module that is installed "
+            "or in the current folder, or a path that ends in .py."
+        ) from error
+    found = getattr(module, "__file__", None)
+    if is_file and (found is None or not Path(name).exists() or not os.path.samefile(found, name)):
+        raise Refusal(f"another module is called {module_name} ({found}): give {name} another name")
+    return module
 
 
 def absolute(name: str) -> str:
@@ -41,6 +108,46 @@ def absolute(name: str) -> str:
     name as it is."""
     file, _, function = name.rpartition(":")
     return f"{os.path.abspath(file)}:{function}" if file.endswith(".py") else name
+
+
+def named(name: str, kind: str, option: str) -> Callable[..., Any]:
+    """The class or function called ``FILE.py:NAME`` or ``module:NAME``; a module may also be in the working
+    folder. kind, option: see ``function_in_file``.
+
+    Raises ``ValueError`` where there is none.
+    """
+    source, _, path = name.rpartition(":")
+    if source.endswith(".py"):
+        return function_in_file(name, kind, option)
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        found: Any = importlib.import_module(source)
+    except ImportError as problem:
+        raise ValueError(
+            f"the module '{source}' of the {kind} {name} cannot be imported ({problem}): install it, or put "
+            "its folder on PYTHONPATH"
+        ) from problem
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise ValueError(f"there is no class or function '{path}' in the module {source}")
+    called: Callable[..., Any] = found
+    return called
+
+
+def made(name: str, kind: str, option: str, *arguments: Any) -> Any:
+    """What the class or function called ``name`` (see ``named``) makes of ``arguments``.
+
+    Raises ``ValueError`` if it is not there, or raises anything but that.
+    """
+    make = named(name, kind, option)
+    try:
+        return make(*arguments)
+    except ValueError:
+        raise
+    except Exception as problem:
+        raise ValueError(f"the {kind} {name} raised {type(problem).__name__}: {problem}") from problem
 
 
 def function_in_file(name: str, kind: str, option: str) -> Callable[..., Any]:
@@ -56,5 +163,5 @@ def function_in_file(name: str, kind: str, option: str) -> Callable[..., Any]:
     spec.loader.exec_module(module)
     found: Callable[..., Any] | None = getattr(module, function, None)
     if not callable(found):
-        raise ValueError(f"there is no function '{function}' in {file}")
+        raise ValueError(f"there is no class or function '{function}' in {file}")
     return found

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from murmurate.ranges import Range
 
+_MOST_JOINED = 65_536  # combinations of an action's parts that a message advises to join
 Metric = Tensor | float | Callable[[], Tensor | float]
 
 
@@ -29,7 +30,9 @@ class EnvSpec:
     Their bounds ``action_low`` and ``action_high`` have one number for each of its dimensions, in row-major
     order; by default -1 and 1. ``stacked``: an observation is the last few images of its episode, the newest
     last (at its beginning the first image is repeated): [stack * channels, H, W], each image of ``channels``
-    channels. ``examples``: the size of a data set; 0 for simulators.
+    channels. ``examples``: the size of a data set; 0 for simulators. ``factors``: where an action is a vector
+    of whole numbers, each chosen for itself, how many values each has (from 0); else empty. ``history``: of
+    vectors, how many observations of the episode are in one, the newest last.
 
     Raises ``ValueError`` for a wrong number of bounds, and channels that do not divide those of a stack.
     """
@@ -45,6 +48,8 @@ class EnvSpec:
     stacked: bool = False
     channels: int = 1
     examples: int = 0
+    factors: tuple[int, ...] = ()
+    history: int = 1
 
     def __post_init__(self) -> None:
         dimensions = math.prod(self.action_shape) if self.action_shape else 0
@@ -60,6 +65,22 @@ class EnvSpec:
     def images(self) -> bool:
         """Whether observations are images [C, H, W] in uint8."""
         return len(self.observation_shape) == 3 and self.observation_dtype == torch.uint8
+
+    @property
+    def categorical(self) -> bool:
+        """Whether actions are discrete: one number, or several chosen each for itself (``factors``)."""
+        return bool(self.actions or self.factors)
+
+    def refuse_factors(self, agent: str) -> None:
+        """Raise ValueError where an action has several parts chosen each for itself."""
+        if self.factors:
+            total = math.prod(self.factors)
+            joined = f", or --world.joint-actions {total}" if total <= _MOST_JOINED else ""
+            raise ValueError(
+                f"an action of {self.name} has {len(self.factors)} parts of {min(self.factors)} to "
+                f"{max(self.factors)} values, which are {total:,} combinations, and {agent} takes one number "
+                f"or vectors: use a2c or ppo{joined}"
+            )
 
 
 @dataclass(frozen=True)
@@ -156,6 +177,10 @@ class World(Protocol):
     def check_fingerprint(self, fingerprint: Mapping[str, Any], thorough: bool = True) -> None:
         """Raise Refusal if this data set has another fingerprint. thorough: read all of it, if that is
         necessary."""
+        return None
+
+    def bound_to_process(self) -> str | None:
+        """Why no other process can open this world, and what to do; None: every process can."""
         return None
 
     def skipped(self) -> tuple[str, dict[str, int]] | None:

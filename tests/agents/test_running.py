@@ -15,15 +15,20 @@ from torch import Tensor
 
 from laws.problems import same
 from murmurate.agents._running import RewardScaler, group_of_equals, include
+from murmurate.agents.a2c import A2C
+from murmurate.agents.arm import ARM
+from murmurate.agents.dqn import DQN
+from murmurate.agents.impala import IMPALA
 from murmurate.errors import Refusal
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.nets.moments import RunningMoments
 from murmurate.recipes import recipe
+from murmurate.replay.interface import Sample
 from murmurate.replica.vector import Replica
 from murmurate.replicator.collectives import Group
 from murmurate.replicator.gather import TensorExchange
 from murmurate.replicator.learner import Context
-from murmurate.spec import EnvSpec, Trajectory
+from murmurate.spec import Batch, EnvSpec, SequenceSample, Trajectory
 from murmurate.strategies import strategies
 from murmurate.training import checkpoint
 from murmurate.training.members import build_learner, open_only_source
@@ -176,3 +181,71 @@ def test_an_evaluation_uses_the_mean_of_the_replicas_statistics(
     assert torch.equal(*means) == equal
     agent = load_agent(run, folder)
     torch.testing.assert_close(agent.net.normalizer.moments.mean, (means[0] + means[1]) / 2)
+
+
+def a_batch(config: Any, seed: int) -> Batch:
+    """Of what ``config`` requires, around 5 and -3, far from what a net expects."""
+    g = torch.Generator().manual_seed(seed)
+    seen = torch.randn(6, 8, 2, generator=g) * torch.tensor([4.0, 0.1]) + torch.tensor([5.0, -3.0])
+    action, reward = torch.randint(2, (6, 8), generator=g), torch.randn(6, 8, generator=g)
+    no = torch.zeros(6, 8, dtype=torch.bool)
+    behaviour = {name: torch.full((6, 8), 0.5) for name in config.requires.behaviour}
+    data: Any
+    if config.requires.kind == "rollouts":
+        data = Trajectory(seen, action, reward, no, no, no, seen[0], behaviour=behaviour)
+    elif config.requires.kind == "sequences":
+        length = torch.full((8,), 6)
+        data = SequenceSample(seen, action, reward, length, no[0], seen[1], behaviour)
+    else:
+        data = Sample(torch.arange(8), torch.ones(8), seen[0], action[0], reward[0], torch.ones(8), seen[1])
+    return Batch(data, env_steps=48)
+
+
+def included(data: Any) -> Tensor:
+    """The observations [n, 2] of a batch that a learner includes."""
+    if isinstance(data, Trajectory):
+        return data.observation.flatten(0, 1)
+    return data.observation[0] if isinstance(data, SequenceSample) else data.observation
+
+
+NORMALIZING = [
+    A2C(normalize_observations=True, scale_rewards=True),
+    IMPALA(normalize_observations=True),
+    DQN(normalize_observations=True, target_every=1),
+    ARM(normalize_observations=True),
+    ARM(normalize_observations=True, importance_clip=1.0),
+]
+
+
+@pytest.mark.parametrize("config", NORMALIZING)
+def test_every_agent_reads_by_the_moments_of_what_it_learned_from(config: Any) -> None:
+    one, other = (config.build(Context(SPEC, Replica, 0)) for _ in range(2))
+    seen: list[Tensor] = []
+    for seed in range(3):
+        batch = a_batch(config, seed)
+        one.learn(batch)
+        seen.append(included(batch.data).double())
+    whole, moments = torch.cat(seen), one.net.normalizer.moments
+    torch.testing.assert_close(moments.mean, whole.mean(0))
+    torch.testing.assert_close(moments.variance, whole.var(0, correction=0))
+    read = one.net.normalizer(whole)
+    assert read.mean(0).abs().max() < 1e-4
+    assert hasattr(one, "target") is (config.requires.kind != "rollouts")
+    if hasattr(one, "target"):
+        assert torch.equal(one.target.net.normalizer.moments.mean, moments.mean)
+    for name, replica in other.replicas.items():
+        replica.load(copy.deepcopy(one.replicas[name].state()))
+    other.load(copy.deepcopy(one.state()))
+    for seed in range(3, 6):
+        one.learn(a_batch(config, seed))
+        other.learn(a_batch(config, seed))
+    assert same(one.state(), other.state())
+    for name, replica in one.replicas.items():
+        assert same(replica.state(), other.replicas[name].state())
+
+
+@pytest.mark.parametrize("config", NORMALIZING)
+def test_images_are_refused_by_all_of_them(config: Any) -> None:
+    images = EnvSpec("screen", (1, 40, 40), torch.uint8, actions=2)
+    with pytest.raises(ValueError, match="images are not normalised"):
+        config.build(Context(images, Replica, 0))

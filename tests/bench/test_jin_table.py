@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from murmurate.bench import _resumable, jin_table
-from murmurate.bench._interquartile import interquartile_mean
 from murmurate.bench.jin_table import AGENTS, TASKS, JinPlan
 from murmurate.cli.main import main
 from murmurate.cli.options import change
 from murmurate.errors import Refusal
 from murmurate.recipes import recipe
+from murmurate.record.score_statistics import interquartile_mean
 from murmurate.worlds.registry import world_names
 
 PLAN = JinPlan(

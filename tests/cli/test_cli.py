@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from murmurate.cli.main import _parser, main
-from murmurate.cli.run_verbs import new_folder
 from murmurate.cli.options import change, options
+from murmurate.cli.run_verbs import new_folder
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability
 from murmurate.fabric.processes import memory_limits

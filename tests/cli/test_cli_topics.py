@@ -139,10 +139,10 @@ def test_what_makes_no_sense_is_refused(path, folder, capsys, tmp_path):
         ((*fit, path, "--strategy", "dpsdg"), "dpsgd"),
         ((*fit, path, "--actors", 2), "There is no field called 'actors'"),
         ((*fit, path, "--test", 600), "nothing is left"),
-        ((*fit, path, "--min-df", 3), "an option of text"),
+        ((*fit, path, "--min-df", 3), "is for corpora of kind text"),
         ((*fit, path, "--stop-words", tmp_path / "no.txt"), "no.txt cannot be read"),
         (("topics", "show", folder, "--words", 0), "--words: '0' is no integer at least 1"),
-        (("topics", "transform", folder, path, "--out", tmp_path / "w.csv"), ".npz nor .parquet"),
+        (("topics", "transform", folder, path, "--out", tmp_path / "w.xls"), "none of .csv, .npz, .parquet"),
         (("train", "corpus-lda"), "say which corpus"),
     ]:
         said = refused(capsys, *arguments)
@@ -251,3 +251,93 @@ def test_a_simulated_cluster_finds_topics_too(path, tmp_path):
     facts = summary(tmp_path / "run")
     assert facts["perplexity"] < 60
     assert facts["virtual_seconds"] > 0
+
+
+@pytest.fixture
+def reviews(tmp_path, monkeypatch):
+    """A CSV of texts about two subjects, and the folder of a run on it."""
+    monkeypatch.chdir(tmp_path)
+    lines = ["id,stars,text"]
+    for i in range(40):
+        subject = "kettle boils water quickly" if i % 2 else "novel tells <b>moving</b> story"
+        lines.append(f"r{i:02},5,{subject} number {chr(97 + i % 7)}{chr(97 + i % 5)}{chr(97 + i % 3)}")
+    Path("reviews.csv").write_text("\n".join(lines) + "\n")
+    few = ("--topics", 2, "--alpha", 0.1, "--prior", 0.1, "--batch", 8, "--passes", 40, "--out", "run")
+    named = ("--column", "text", "--name-column", "id")
+    assert run("topics", "fit", "reviews.csv", *named, *few, "--launcher", "inline", "--seed", 2) == 0
+    return tmp_path / "run"
+
+
+def test_a_csv_column_to_topics_of_named_documents(reviews, capsys):
+    capsys.readouterr()
+    assert run("topics", "transform", reviews, "reviews.csv", "--csv") == 0
+    rows = [line.split(",") for line in capsys.readouterr().out.splitlines()]
+    assert rows[0] == ["name", "document", "topic_0", "topic_1"]
+    assert [row[:2] for row in rows[1:]] == [[f"r{i:02}", str(i)] for i in range(40)]
+    likeliest = [float(row[2]) > 0.5 for row in rows[1:]]
+    assert likeliest == [likeliest[0], likeliest[1]] * 20
+    assert likeliest[0] != likeliest[1]
+
+    Path("new.csv").write_text("text\nthe kettle boils\nnothing known\n")  # the run's column, and no names
+    assert run("topics", "transform", reviews, "new.csv", "--out", "new.data", "--csv") == 0
+    assert [line.split(",")[0] for line in Path("new.data").read_text().splitlines()] == ["document", "0"]
+    assert "column document says" in capsys.readouterr().out
+    assert run("topics", "transform", reviews, "reviews.csv", "--out", "w.npz") == 0
+    with np.load("w.npz") as arrays:
+        assert arrays["names"].tolist() == [f"r{i:02}" for i in range(40)]
+        assert len(arrays["topics"]) == 40
+    capsys.readouterr()
+    assert "as in --out" in refused(capsys, "topics", "transform", reviews, "reviews.csv")
+
+
+def test_the_page_has_a_map_documents_and_meanings(reviews, capsys):
+    assert run("topics", "show", reviews, "--samples", 2, "--json") == 0
+    topics = json.loads(capsys.readouterr().out.splitlines()[-1])
+    for row in topics:
+        assert len(row["documents"]) == 2
+        assert all(row["words"][0]["word"] in d["text"] for d in row["documents"])
+        assert all(d["name"].startswith("r") for d in row["documents"])
+    page = (reviews / "topics.html").read_text()
+    assert page.count("<circle") == 2
+    assert "&lt;b&gt;moving" in page
+    assert "<b>moving" not in page
+    assert "Lower is better" in page
+    assert run("topics", "show", reviews, "--samples", 0) == 0
+    assert "<h3>Documents" not in (reviews / "topics.html").read_text()
+
+
+def test_figures_are_explained(reviews, capsys):
+    capsys.readouterr()
+    assert run("topics", "evaluate", reviews) == 0
+    said = capsys.readouterr().out
+    assert "if nothing was learned" in said
+    assert "so with few of them it has many digits" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--topics", 0), "--topics is 0"),
+        (("--batch", "x"), "--batch takes integer"),
+        (("--min-letters", 0), "--min-letters is 0"),
+        (("--validation", 0.9, "--test", 0.5), "Use a smaller --validation and --test"),
+        (("--column", "body"), "no column 'body'. Its columns: id, stars, text"),
+        (("--max-df", 1), "Lower --min-df, raise --max-df"),
+        (("--passes", 0), "--passes"),
+    ],
+)
+def test_errors_name_options_as_they_were_typed(reviews, capsys, options, words):
+    said = refused(capsys, "topics", "fit", "reviews.csv", "--column", "text", *options, "--out", "other")
+    assert words in said
+    assert "agent." not in said
+    assert "world." not in said
+
+
+def test_markdown_beside_text_files_is_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("pages").mkdir()
+    for name in ("a.txt", "b.txt", "c.md"):
+        Path("pages", name).write_text("ant bee\n")
+    with pytest.warns(UserWarning, match="1 Markdown files in .* are left out.*--kind markdown"):
+        few = ("--max-df", 1.0, "--topics", 1, "--updates", 1, "--launcher", "inline", "--out", "run")
+        run("topics", "fit", "pages", "--validation", 0, "--test", 0, *few)

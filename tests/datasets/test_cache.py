@@ -239,7 +239,7 @@ def test_what_is_in_the_way_is_not_deleted(source):
 
 def test_a_place_that_cannot_be_written_names_the_option(source):
     path, _ = source
-    with pytest.raises(Refusal, match=re.escape("give it another place with cache")):
+    with pytest.raises(Refusal, match=re.escape("give it another folder with --cache")):
         read(path, cache=path)  # a file, not a folder
     assert len(list(path.parent.iterdir())) == 1
 

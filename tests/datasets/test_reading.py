@@ -128,7 +128,7 @@ def test_the_other_way_round(tmp_path):
     path = put(tmp_path / "x.mtx", "\n".join(lines) + "\n")
     assert dense(read(path, transpose=True)).tolist() == TABLE
     put(tmp_path / "x.mtx.vocab.txt", WORDS)
-    with pytest.raises(Refusal, match="add transpose"):
+    with pytest.raises(Refusal, match="add --transpose"):
         read(path)
     assert read(path, transpose=True).vocabulary == ("ant", "bee", "cow", "dog")
 

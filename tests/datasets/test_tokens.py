@@ -119,5 +119,5 @@ def test_cuts_that_are_none(wrong):
 
 
 def test_a_cut_that_leaves_nothing_says_what_to_change():
-    with pytest.raises(Refusal, match=r"Lower min_df"):
+    with pytest.raises(Refusal, match=r"Lower --min-df"):
         count(["cat", "dog"], Tokens(min_df=2))

@@ -69,6 +69,10 @@ def test_a_replica_that_does_not_stop_is_killed_and_the_others_save(
     assert (finish.code, finish.summary["exit"]) == (130, "interrupted")
     assert finish.summary["dead_replicas"] == [1]
     assert [e["event"] for e in finish.summary["events"] if e.get("member") == 1] == ["killed", "died"]
+    logs = [(folder / f"logs/replica-{rank}.log").read_text() for rank in (0, 1)]
+    for rank, end in enumerate(("finished", "died")):
+        assert f"rank {rank} begins: process " in logs[rank]
+        assert f"rank {rank} ended ({end})" in logs[rank]
     last = folder / "checkpoints" / "last"
     assert checkpoint.damage(last) is None
     # the final one: nothing the survivor learned is missing

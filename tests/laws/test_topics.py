@@ -495,7 +495,7 @@ def master_of(replica, shrinks="present", nodes=((0,), (1,))):
 
 def fold(master, *pushes):
     master.pending += pushes
-    master.fold()
+    master.apply_pending()
 
 
 def test_messages_that_no_member_packed_are_refused_and_change_nothing():

@@ -75,6 +75,11 @@ def test_shares_add_up_and_leave_the_centre_out(tmp_path: Path) -> None:
     assert found["collect"] == pytest.approx(8 * 0.05 / 0.78)
     assert found["wait"] == pytest.approx(4 * 0.01 / 0.78)
     assert found["learn"] == 0.0
+    # given the whole run's waiting, the others keep their proportions
+    given = shares([a_run(tmp_path / "again", of)], 0.25)
+    assert given["wait"] == 0.25
+    assert sum(given.values()) == pytest.approx(1.0)
+    assert given["collect"] / given["other"] == pytest.approx(found["collect"] / found["other"])
 
 
 def test_windows_of_like_length_get_one_scale(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib.util
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -15,7 +17,7 @@ import pytest
 import torch
 
 import murmurate
-from murmurate.errors import Refusal, RunFailed
+from murmurate.errors import MissingExtra, Refusal, RunFailed
 from murmurate.fabric.processes.fabric import Died
 from murmurate.launch.script import run
 from murmurate.strategies.gala import GALA
@@ -55,6 +57,34 @@ def one_breaks(loop):
 def test_who_raises_ends_all_and_its_traceback_is_told(launcher, strategy):
     with pytest.raises(RunFailed, match=r"(?s)replica 1 failed: LookupError: no such image.*in one_breaks"):
         run(one_breaks, replicas=2, strategy=strategy, launcher=launcher)
+
+
+class OddError(Exception):
+    """Its arguments are not its message, so it cannot be unpickled."""
+
+    def __init__(self, code, why):
+        super().__init__(f"{why} ({code})")
+
+
+def breaks_oddly(loop):
+    raise OddError(404, "no such image")
+
+
+@pytest.mark.parametrize("launcher", ["local", "inline"])
+def test_an_error_that_cannot_be_pickled_arrives_with_its_text_and_traceback(launcher):
+    with pytest.raises(
+        RunFailed, match=r"(?s)replica 0 failed: OddError: no such image \(404\).*in breaks_oddly"
+    ):
+        run(breaks_oddly, launcher=launcher)
+
+
+@pytest.mark.parametrize(
+    "error", [MissingExtra("ray", "ray", "the ray launcher"), Refusal("no"), RunFailed("a")]
+)
+def test_errors_of_the_package_are_the_same_after_pickling(error):
+    """For executors that send exceptions themselves, such as Ray's and a process pool's."""
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again)) == (type(error), str(error))
 
 
 def one_refuses(loop):
@@ -131,8 +161,19 @@ def test_what_is_refused_before_anything_starts():
         run(who, replicas=2, strategy="solo")
     with pytest.raises(Refusal, match="use at least 1"):
         run(who, replicas=0)
-    with pytest.raises(Refusal, match="no launcher 'slurm' for scripts: use local or inline"):
+    with pytest.raises(Refusal, match="no launcher 'slurm' for scripts: use local, inline, torchrun or ray"):
         run(who, launcher="slurm")
+
+
+def test_a_main_from_a_notebook_is_refused_where_other_processes_must_import_it(monkeypatch):
+    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    for name, thing in (("my_main", who), ("functools", functools.partial)):
+        monkeypatch.setattr(sys.modules["__main__"], name, thing, raising=False)
+    monkeypatch.setattr(who, "__module__", "__main__")
+    monkeypatch.setattr(who, "__qualname__", "my_main")
+    for main in (who, functools.partial(who)):
+        with pytest.raises(Refusal, match=r"who was defined in a notebook.*%%writefile.*launcher='inline'"):
+            run(main, replicas=2)
 
 
 def test_a_result_that_cannot_travel_is_an_error_that_says_so():
@@ -161,6 +202,17 @@ for output in ("main", "all"):
     murmurate.run(t.who, replicas=2, output=output, devices=[("cpu", "meta")])
 murmurate.run(functools.partial(gan_replicated.main, steps=3), replicas=2)
 """
+
+
+@pytest.mark.parametrize("output", ["main", "all"])
+def test_inline_it_prints_once_or_marked_by_rank_too(output, capsys):
+    run(who, replicas=2, launcher="inline", output=output, devices=[("cpu", "meta")])
+    print("after it")
+    *said, after = capsys.readouterr().out.splitlines()
+    assert sorted(said) == (
+        ["hello from 0"] if output == "main" else ["[0] hello from 0", "[1] hello from 1"]
+    )
+    assert after == "after it"
 
 
 def test_as_a_command_it_prints_once_or_marked_by_rank_and_an_example_runs():
@@ -196,8 +248,9 @@ def added(name):
     return [line for line in lines if line.startswith("+") and not line.startswith("+++")]
 
 
-def test_five_lines_replicate_the_resnet():
+def test_five_lines_replicate_a_script():
     assert 1 <= len(added("resnet")) <= 5
+    assert 1 <= len(added("loader")) <= 5
     assert len(added("gan")) == 6  # a second optimizer to wrap
 
 
@@ -212,10 +265,14 @@ def test_the_documentation_shows_the_lines_of_the_examples():
     assert set(shown) <= {*added("resnet"), *added("gan")}
 
 
-@pytest.mark.parametrize("name", ["resnet", "gan"])
+def shortened(name):
+    return {"epochs": 1} if name == "loader" else {"steps": 3}
+
+
+@pytest.mark.parametrize("name", ["resnet", "gan", "loader"])
 def test_the_replicated_example_alone_is_the_plain_one_to_the_bit(name):
-    expected = example(name).main(steps=3)
-    result = alone(lambda loop: example(f"{name}_replicated").main(loop, steps=3))
+    expected = example(name).main(**shortened(name))
+    result = alone(lambda loop: example(f"{name}_replicated").main(loop, **shortened(name)))
     torch.testing.assert_close(result, expected, rtol=0, atol=0)
 
 

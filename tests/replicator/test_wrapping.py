@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from murmurate.strategies.all_reduce import AllReduce
 from murmurate.strategies.hogwild import Hogwild
 from murmurate.strategies.local_sgd import LocalSGD
 from murmurate.strategies.parameter_server import ParameterServer
+from murmurate.strategies.solo import Solo
 from replicator.steps import alone, draw, loops, pairs, processes, simulated, tanh_net
 
 OPTIMIZERS = {
@@ -177,15 +179,19 @@ def test_after_zero_grad_the_views_are_in_place_and_zero():
     assert names == ["0.weight", "0.bias", "2.weight", "2.bias"]
 
 
-def test_a_module_moved_after_wrapping_is_an_error_with_the_remedy():
+@pytest.mark.parametrize(
+    "convert", [lambda net: net.float(), lambda net: net.half(), lambda net: net.to("meta")]
+)
+def test_a_module_converted_after_wrapping_is_refused_with_the_remedy(convert):
     def script(loop):
         net = tanh_net()
         optimizer = loop.wrap_optimizer(torch.optim.SGD(net.parameters(), lr=0.1), net)
-        net.float()
-        F.mse_loss(net(torch.ones(2, 4)), torch.ones(2, 3)).backward()
-        optimizer.step()
+        convert(net)
+        optimizer.zero_grad()
 
-    with pytest.raises(RuntimeError, match=r"came loose.*before replicate"):
+    with pytest.raises(
+        Refusal, match=r"module of '0.weight' was moved or converted .*Do that first, then make"
+    ):
         alone(script)
 
 
@@ -342,7 +348,10 @@ def frozen(net):
     ("make", "words"),
     [
         (stepped, "has stepped already. Wrap it first"),
-        (lambda net: torch.optim.LBFGS(net.parameters()), "shape_aware=True"),
+        (
+            lambda net: torch.optim.LBFGS(net.parameters()),
+            "LBFGS computes the loss several times in one step",
+        ),
         (lambda net: torch.optim.Adafactor(net.parameters()), "shape_aware=True"),
         (mixed, "more than one dtype"),
         (frozen, "require no gradient"),
@@ -355,6 +364,70 @@ def test_what_cannot_be_wrapped_is_refused_and_stays_as_it_was(make, words):
     with pytest.raises(Refusal, match=words):
         alone(lambda loop: loop.wrap_optimizer(optimizer))
     assert [id(p) for g in optimizer.param_groups for p in g["params"]] == before
+
+
+def refused(words, script, size=1):
+    with pytest.raises(Refusal, match=words):
+        loops(size, script, strategy=Solo() if size == 1 else AllReduce())
+
+
+def test_an_optimizer_is_wrapped_once():
+    def twice(loop):
+        net = tanh_net()
+        plain_one = torch.optim.SGD(net.parameters(), lr=0.1)
+        wrapped = loop.wrap_optimizer(plain_one, net)
+        for one in (plain_one, wrapped):
+            with pytest.raises(Refusal, match="wrapped already: wrap each optimizer once"):
+                loop.wrap_optimizer(one, net)
+        loop.wrap_optimizer(torch.optim.Adam(net[0].parameters()), net)
+
+    refused("Adam has parameters that another wrapped optimizer steps", twice)
+
+
+def test_an_optimizer_of_another_modules_parameters_is_refused():
+    def script(loop):
+        net, extra = tanh_net(), nn.Parameter(torch.ones(2, dtype=torch.float64))
+        loop.wrap_optimizer(torch.optim.SGD([*net.parameters(), extra], lr=0.1), net)
+
+    refused(
+        r"1 of the 5 parameters of SGD are not parameters of the Sequential.*leave out the module", script
+    )
+
+
+def test_steps_and_groups_of_the_optimizer_inside_are_refused():
+    def steps(loop):
+        optimizer = torch.optim.SGD(tanh_net().parameters(), lr=0.1)
+        loop.wrap_optimizer(optimizer)
+        optimizer.step()
+
+    def adds(loop):
+        optimizer = torch.optim.SGD(tanh_net().parameters(), lr=0.1)
+        wrapped = loop.wrap_optimizer(optimizer)
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+        wrapped.step()
+
+    refused(r"Keep what wrap_optimizer returns", steps, size=2)
+    refused("a parameter group was added after wrapping", adds)
+
+
+def test_a_wrapped_optimizer_is_not_copied_but_its_module_is():
+    def script(loop):
+        net = tanh_net()
+        optimizer = loop.wrap_optimizer(torch.optim.SGD(net.parameters(), lr=0.1), net)
+        for copier in (copy.deepcopy, copy.copy, pickle.dumps):
+            with pytest.raises(Refusal, match=r"cannot be copied or pickled.*state_dict\(\)"):
+                copier(optimizer)
+        average = copy.deepcopy(net)
+        before = [p.detach().clone() for p in average.parameters()]
+        F.mse_loss(
+            net(torch.ones(2, 4, dtype=torch.float64)), torch.ones(2, 3, dtype=torch.float64)
+        ).backward()
+        optimizer.step()
+        return [p.detach() for p in average.parameters()], before, [p.detach() for p in net.parameters()]
+
+    kept, before, stepped = alone(script)
+    same_bits(kept, before)
+    assert not torch.equal(stepped[0], before[0])
 
 
 def test_no_group_is_added_to_a_wrapped_optimizer():

@@ -22,7 +22,8 @@ def resolve_auto(config: Config, spec: EnvSpec, device: torch.device) -> Config:
     if torso == AUTO:
         torso = usual_torso(spec)
     if precision == "auto":
-        precision = "bfloat16" if spec.images and native_bfloat16(device) else "float32"
+        low = spec.images and native_bfloat16(device) and not getattr(fields, "network", "")
+        precision = "bfloat16" if low else "float32"
     resolved: Config = dataclasses.replace(fields, torso=torso, precision=precision)
     return resolved
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from murmurate.agents._noise import UpdateNoise
-from murmurate.agents._off_policy import ActsByPolicy, check_vector_actions, including, passes, replicate
+from murmurate.agents._off_policy import ActsByPolicy, check_vector_actions, passes, replicate
+from murmurate.agents._running import including
 from murmurate.agents.interface import Action
 from murmurate.losses.continuous import clipped_target, squared_error
 from murmurate.nets.control import ControlPolicy, critics
@@ -63,7 +64,7 @@ class DeterministicAgent(ActsByPolicy):
         self._policy_passes = passes(self._policy, self.policy.net, "net.")
         self._critic_passes = passes(self._critic, self.critics)
         self._target_policy, self._target_critics = (Passes(target.net) for target in self.targets)
-        self._include = including(self.policy, context)
+        self._include = including(self.policy.normalizer, context)
         dimensions = math.prod(spec.action_shape)
         self._noise = UpdateNoise(context.seed, context.rank, (1, config.batch, dimensions), self.device)
         self._observed: list[Tensor] = []  # of the batches of this round, where the policy waits for its end

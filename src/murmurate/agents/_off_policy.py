@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from murmurate.agents._running import group_of_equals, include
 from murmurate.nets.batched_mlp import BatchedMLP
-from murmurate.nets.control import ControlPolicy
 from murmurate.nets.d4pg import PixelEncoder
 from murmurate.nets.passes import Passes
 from murmurate.replica.adam import Adam
@@ -33,6 +30,7 @@ class ActsByPolicy:
 
 def check_vector_actions(spec: EnvSpec, agent: str, images: bool = False) -> None:
     """Raise ValueError for discrete actions, for actions without bounds, and unless ``images`` for images."""
+    spec.refuse_factors(agent)
     if spec.actions:
         raise ValueError(f"{agent} needs vector actions, and those of {spec.name} are discrete: use dqn")
     if spec.images and not images:
@@ -82,12 +80,3 @@ def passes(replica: Replica, net: BatchedMLP, prefix: str = "") -> Passes:
     """Passes through ``net`` that write into the replica's gradient. prefix: of its parameters' names."""
     names = replica.named_views(replica.grad)
     return Passes(net, {n.removeprefix(prefix): view for n, view in names if n.startswith(prefix)})
-
-
-def including(policy: ControlPolicy, context: Context) -> Callable[[Tensor], None]:
-    """A function that includes a batch of observations in the policy's running statistics, those of all
-    replicas where they make common rounds; nothing is included where there are none."""
-    if policy.normalizer is None:
-        return lambda observation: None
-    moments, group = policy.normalizer.moments, group_of_equals(context)
-    return lambda observation: include(moments, observation, group)

@@ -5,6 +5,7 @@ side)."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -12,12 +13,12 @@ from torch import Tensor
 from murmurate.losses.divergence import categorical_kl, gaussian_kl
 from murmurate.losses.policy import categorical_log_prob_and_entropy, gaussian_entropy, gaussian_log_prob
 from murmurate.losses.returns import generalized_advantages
-from murmurate.nets.actor_critic import ActorCritic
+from murmurate.nets.own_network import PolicyValueNet
 from murmurate.spec import EnvSpec, Trajectory
 
 
 def one_step(
-    net: ActorCritic, observation: Tensor, memory: Tensor | None, first: Tensor
+    net: PolicyValueNet, observation: Tensor, memory: Tensor | None, first: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The policy's parameters [B, A], values [B] and the memory afterwards, for observations [B, ...]."""
     if memory is None:
@@ -29,12 +30,13 @@ def one_step(
 
 def draw(policy: Tensor, spec: EnvSpec, generator: torch.Generator, greedy: bool) -> Tensor:
     """Actions [B] or [B, D] for the parameters ``policy`` [B, A]; greedy: the most likely ones."""
-    if spec.actions:
-        if greedy:
+    if spec.categorical:
+        if not greedy:
+            # Gumbel-max: argmax of logits + Gumbel noise is a draw from softmax(logits)
+            policy = policy - torch.empty_like(policy).exponential_(generator=generator).log()
+        if spec.actions:
             return policy.argmax(-1)
-        # Gumbel-max: argmax of logits + Gumbel noise is a draw from softmax(logits)
-        noise = torch.empty_like(policy).exponential_(generator=generator)
-        return (policy - noise.log()).argmax(-1)
+        return torch.stack([part.argmax(-1) for part in _split(policy, spec)], -1).float()
     mean, log_std = policy.chunk(2, -1)
     if greedy:
         return mean
@@ -42,8 +44,19 @@ def draw(policy: Tensor, spec: EnvSpec, generator: torch.Generator, greedy: bool
     return mean + noise * log_std.exp()
 
 
+def policy_outputs(policy: Tensor, spec: EnvSpec, value: Tensor | None = None) -> dict[str, Tensor]:
+    """The parameters ``policy`` [B, A], and values [B], by name."""
+    named = {"value": value} if value is not None else {}
+    if spec.categorical:
+        return {"logits": policy, **named}
+    mean, log_std = policy.chunk(2, -1)
+    return {"mean": mean, "log_std": log_std, **named}
+
+
 def log_probability(policy: Tensor, action: Tensor, spec: EnvSpec) -> Tensor:
     """Log-probabilities [...] of actions, for the parameters ``policy`` [..., A]."""
+    if spec.factors:
+        return _sum([categorical_log_prob_and_entropy(*part)[0] for part in _parts(policy, action, spec)])
     if spec.actions:
         return policy.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
     mean, log_std = policy.chunk(2, -1)
@@ -54,6 +67,9 @@ def log_prob_and_entropy(policy: Tensor, action: Tensor, spec: EnvSpec) -> tuple
     """Log-probabilities of actions, and entropies, [...] each, for the parameters ``policy`` [..., A]."""
     if spec.actions:
         return categorical_log_prob_and_entropy(policy, action)
+    if spec.factors:
+        pairs = [categorical_log_prob_and_entropy(*part) for part in _parts(policy, action, spec)]
+        return _sum([log_prob for log_prob, _ in pairs]), _sum([entropy for _, entropy in pairs])
     mean, log_std = policy.chunk(2, -1)
     return gaussian_log_prob(mean, log_std, action), gaussian_entropy(mean, log_std)
 
@@ -62,7 +78,23 @@ def divergence(old: Tensor, new: Tensor, spec: EnvSpec) -> Tensor:
     """KL(old || new) [...] of two policies with parameters [..., A]."""
     if spec.actions:
         return categorical_kl(old, new)
+    if spec.factors:
+        parts = zip(_split(old, spec), _split(new, spec), strict=True)
+        return _sum([categorical_kl(*pair) for pair in parts])
     return gaussian_kl(*old.chunk(2, -1), *new.chunk(2, -1))
+
+
+def _parts(policy: Tensor, action: Tensor, spec: EnvSpec) -> Iterator[tuple[Tensor, Tensor]]:
+    """Logits [..., n] and choices [...] of each part of an action: their probabilities are multiplied."""
+    return zip(_split(policy, spec), action.long().unbind(-1), strict=True)
+
+
+def _split(policy: Tensor, spec: EnvSpec) -> tuple[Tensor, ...]:
+    return torch.split(policy, list(spec.factors), -1)
+
+
+def _sum(parts: list[Tensor]) -> Tensor:
+    return torch.stack(parts).sum(0)
 
 
 def explained_variance(value: Tensor, advantage: Tensor) -> float:
@@ -73,7 +105,7 @@ def explained_variance(value: Tensor, advantage: Tensor) -> float:
 
 @torch.no_grad()
 def bootstrap_values(
-    net: ActorCritic, data: Trajectory, memory: Tensor | None
+    net: PolicyValueNet, data: Trajectory, memory: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Values of the observations after step T [B], and of ``data.truncated_observation`` [K], None without.
 
@@ -85,7 +117,7 @@ def bootstrap_values(
 
 
 @torch.no_grad()
-def final_values(net: ActorCritic, data: Trajectory) -> Tensor:
+def final_values(net: PolicyValueNet, data: Trajectory) -> Tensor:
     """[K] values of the final observations of truncated episodes, of which there are some."""
     final, memory = data.truncated_observation, data.memory
     if final is None:

@@ -1,8 +1,9 @@
-"""Shared by agents that learn from their own rollouts: running statistics of observations and returns."""
+"""Shared by agents: running statistics of observations, and of the returns of rollouts."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,6 +31,15 @@ def include(moments: RunningMoments, samples: Tensor, group: Group) -> None:
     exact = samples.double()
     mean, square = group.mean((exact.mean(0), exact.square().mean(0)))
     moments.include(mean, square, len(samples) * group.size)
+
+
+def including(normalizer: nn.Module | None, context: Context) -> Callable[[Tensor], None]:
+    """A function that includes a batch of observations [B, ...] in a net's running statistics, those of all
+    replicas where they make common rounds; it does nothing where there are none."""
+    if not isinstance(normalizer, ObservationNormalizer):
+        return lambda observation: None
+    moments, group = normalizer.moments, group_of_equals(context)
+    return lambda observation: include(moments, observation, group)
 
 
 class RewardScaler:

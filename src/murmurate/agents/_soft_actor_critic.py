@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from murmurate.agents._noise import UpdateNoise
-from murmurate.agents._off_policy import check_vector_actions, including, passes, replicate
+from murmurate.agents._off_policy import check_vector_actions, passes, replicate
+from murmurate.agents._running import including
 from murmurate.agents.interface import Action
 from murmurate.losses.continuous import (
     soft_policy_slope,
@@ -79,7 +80,7 @@ class SoftActorCritic:
         self._policy_passes = passes(self._policy, self.policy.net, "net.")
         self._critic_passes = passes(self._critic, self.critics)
         self._target_passes = Passes(self.target.net)
-        self._include = including(self.policy, context)
+        self._include = including(self.policy.normalizer, context)
         self._noise = UpdateNoise(context.seed, context.rank, (2, config.batch, dimensions), self.device)
 
     @torch.no_grad()

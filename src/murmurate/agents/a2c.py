@@ -6,18 +6,26 @@ Gradient of GALA eq. 2-4: policy gradient on the n-step advantage, TD error on t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from murmurate.agents._auto import linear_schedule, resolve_auto
-from murmurate.agents._on_policy import advantages, bootstrap_values, draw, log_prob_and_entropy, one_step
+from murmurate.agents._on_policy import (
+    advantages,
+    bootstrap_values,
+    draw,
+    log_prob_and_entropy,
+    one_step,
+    policy_outputs,
+)
+from murmurate.agents._running import RunningStatistics
 from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.policy import policy_gradient
 from murmurate.losses.value import value_loss
-from murmurate.nets.actor_critic import actor_critic
+from murmurate.nets.own_network import checked_network, policy_value_net, refuse_low_precision
 from murmurate.nets.torso import AUTO, checked_torso
 from murmurate.ranges import AnyFloat, NonNegativeFloat, NonNegativeInt, PositiveInt, Range, UnitInterval
 from murmurate.replica.vector import Replica
@@ -29,7 +37,7 @@ from murmurate.spec import Batch, EnvSpec, Outcome, Rollouts, Trajectory, derive
 class A2C(LearnerConfig):
     """Hyper-parameters; the defaults are those of A2C on Atari (Stooke and Abbeel 2018, Appendix).
 
-    torso: mlp, nature2013, nature2015, jin2018 or a function of your own, FILE.py:FUNCTION (docs/worlds.md);
+    torso: mlp, nature2013, nature2015, jin2018, or your own: FILE.py:NAME, module:NAME (docs/worlds.md);
         auto is nature2013 for images and mlp for vectors.
     recurrent: width of an LSTM after the torso; 0: none.
     steps: of a rollout. discount: per env step.
@@ -38,7 +46,10 @@ class A2C(LearnerConfig):
     precision: ``bfloat16`` computes the torso in bfloat16 on a copy of the float32 vector; heads,
         losses and the optimizer stay float32. ``auto`` is bfloat16 for images where the device has native
         bfloat16 arithmetic, else float32; a run resolves and records it before it begins.
+    normalize_observations: by their running mean and deviation, limited to +-10 (vectors only).
+    scale_rewards: by the running deviation of discounted returns, limited to +-10.
     learning_rate_end: over the run the rate falls linearly to this share of its initial value (1: constant).
+    network: a whole net of your own in place of torso and heads: FILE.py:NAME, module:NAME (docs/worlds.md).
     """
 
     name: ClassVar[str] = "a2c"
@@ -60,9 +71,13 @@ class A2C(LearnerConfig):
     hidden: PositiveInt = 64
     recurrent: NonNegativeInt = 0
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
+    normalize_observations: bool = field(default=False, metadata={"since": 6})
+    scale_rewards: bool = field(default=False, metadata={"since": 6})
+    network: str = field(default="", metadata={"since": 6})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "torso", checked_torso(self.torso))
+        object.__setattr__(self, "network", checked_network(self.network))
 
     @property
     def requires(self) -> Rollouts:
@@ -83,11 +98,14 @@ class A2CAgent(OneReplica):
         spec, device = context.spec, context.device
         self.config = config = config.resolved(spec, device)
         self.spec, self.device = spec, device
-        self.net = actor_critic(
+        refuse_low_precision(config.network, config.precision)
+        self.net = policy_value_net(
             spec,
+            network=config.network,
             torso=config.torso,
             hidden=(config.hidden, config.hidden),
             recurrent=config.recurrent,
+            normalize=config.normalize_observations,
             generator=derive_generator(context.seed, "network"),
         ).to(device)
         self.replica: Replica = context.replicate(
@@ -98,6 +116,11 @@ class A2CAgent(OneReplica):
             schedule=linear_schedule(config.learning_rate_end, context.updates),
             compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
             in_compute=lambda name: name.startswith("torso."),
+        )
+        self.running = RunningStatistics(
+            context,
+            self.net.normalizer,
+            discount=config.discount if config.scale_rewards else None,
         )
 
     def _optimizer(self, parameters: list[Any]) -> torch.optim.Optimizer:
@@ -120,11 +143,12 @@ class A2CAgent(OneReplica):
         generator: torch.Generator,
         greedy: bool = False,
     ) -> Action:
-        policy, _, memory = one_step(self.net, observation, memory, first)
-        return Action(draw(policy, self.spec, generator, greedy), memory)
+        policy, value, memory = one_step(self.net, observation, memory, first)
+        action = draw(policy, self.spec, generator, greedy)
+        return Action(action, memory, outputs=policy_outputs(policy, self.spec, value))
 
     def learn(self, batch: Batch) -> Outcome:
-        data: Trajectory = batch.data
+        data: Trajectory = self.running.with_scaled_rewards(batch.data)
         policy, value, memory = self.net.unroll(data.observation, data.memory, data.first)
         advantage, target = self._targets(data, value.detach(), memory)
         log_prob, entropy = log_prob_and_entropy(policy, data.action, self.spec)
@@ -136,6 +160,7 @@ class A2CAgent(OneReplica):
         bonus = entropy.mean()
         loss = policy_loss + c.value_coefficient * critic_loss - c.entropy_coefficient * bonus
         self.replica.descend(loss)
+        self.running.include(data.observation)
         gradient_norm = self.replica.gradient_norm
         return Outcome(
             {
@@ -156,3 +181,10 @@ class A2CAgent(OneReplica):
             data, value, last_value, final_value, discount=c.discount, lambda_=c.gae_lambda
         )
         return advantage, advantage + value
+
+    def state(self) -> dict[str, Any]:
+        """Of the rewards' scale; the replica saves its own state."""
+        return self.running.state()
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.running.load(state)

@@ -8,13 +8,14 @@ positive part of the cumulative clipped advantage A+ = Q+ - V, which plays the r
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from murmurate.agents._auto import linear_schedule, resolve_auto
+from murmurate.agents._running import including
 from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.regret import (
     cumulative_target,
@@ -46,8 +47,10 @@ class ARM(LearnerConfig):
         several batches. None: on-policy, without weights.
     evaluate: ``policy`` draws actions from the learned policy, as in training; ``greedy`` takes the one with
         the greatest advantage. The best policy of a partially observed task may be stochastic.
-    torso: mlp, nature2013, nature2015, jin2018 or a function of your own, FILE.py:FUNCTION (docs/worlds.md);
+    torso: mlp, nature2013, nature2015, jin2018, or your own: FILE.py:NAME, module:NAME (docs/worlds.md);
         auto is nature2013 for images and mlp for vectors. hidden: width of an MLP's two layers.
+    normalize_observations: by their running mean and deviation, limited to +-10; of vectors, in the drawn
+        sequences.
     precision: of the torso; ``auto`` is bfloat16 for images where the device has native bfloat16 arithmetic.
     """
 
@@ -67,6 +70,7 @@ class ARM(LearnerConfig):
     torso: str = AUTO
     hidden: PositiveInt = 64
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
+    normalize_observations: bool = field(default=False, metadata={"since": 6})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "torso", checked_torso(self.torso))
@@ -95,6 +99,7 @@ class ARMAgent(OneReplica):
 
     def __init__(self, config: ARM, context: Context) -> None:
         spec, device = context.spec, context.device
+        spec.refuse_factors("regret matching")
         if not spec.actions:
             raise ValueError(
                 f"the actions of {spec.name} are vectors, and regret matching needs discrete ones: use a2c"
@@ -105,6 +110,7 @@ class ARMAgent(OneReplica):
             spec,
             torso=config.torso,
             hidden=(config.hidden, config.hidden),
+            normalize=config.normalize_observations,
             generator=derive_generator(context.seed, "network"),
         ).to(device)
         # Q+ = V = 0: no advantage is positive, so pi_1 is uniform and phi is 0 in the first iteration
@@ -120,6 +126,7 @@ class ARMAgent(OneReplica):
             compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
             in_compute=lambda name: name.startswith("torso."),
         )
+        self._include = including(self.net.normalizer, context)
         self.target = TargetNetwork(self.net, polyak=config.target_rate)  # V', with parameters phi
         off_policy = config.importance_clip is not None
         # the nets of the previous iteration, theta_{t-1} and omega_{t-1}, of which pi_t is made
@@ -137,7 +144,7 @@ class ARMAgent(OneReplica):
     ) -> Action:
         advantage = _advantage(self.net, observation)
         if greedy and self.config.evaluate == "greedy":
-            return Action(advantage.argmax(-1), None)
+            return Action(advantage.argmax(-1), None, outputs={"advantage": advantage})
         policy = regret_matching(advantage)
         action = torch.multinomial(policy, 1, generator=generator)
         if greedy:
@@ -163,6 +170,7 @@ class ARMAgent(OneReplica):
         value_error, cumulative_error = returns - value, cumulative - chosen
         loss = 0.5 * (value_error.square() + cumulative_error.square()).mean()
         exchange = self.replica.descend(loss)
+        self._include(data.observation[0])
         self.target.after_update(exchange.staleness, self.replica.common_rounds)
         advantage = (q_plus - value[:, None]).detach()
         gradient_norm = self.replica.gradient_norm

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from murmurate.agents._auto import resolve_auto
-from murmurate.agents._off_policy import check_vector_actions, including, replicate
+from murmurate.agents._off_policy import check_vector_actions, replicate
+from murmurate.agents._running import including
 from murmurate.agents.interface import Action
 from murmurate.losses.categorical import categorical_cross_entropy, expectation, projected_target, support
 from murmurate.nets.control import ControlPolicy
@@ -41,7 +42,7 @@ class D4PG(LearnerConfig):
     target_every: own updates between moves of the target nets; under strategies with common rounds at the end
         of the current round. polyak: how far a move goes; 1 copies.
     exploration_noise: deviation of the noise of the actions taken.
-    torso: of images: nature2013, nature2015, jin2018, impala2018 or a function of your own, FILE.py:FUNCTION
+    torso: of images: nature2013, nature2015, jin2018, impala2018, or your own: FILE.py:NAME, module:NAME
         (docs/worlds.md); auto is nature2013. It is trained by the critic's loss alone.
     shift: pixels by which images are moved at random for an update (Kostrikov et al. 2020: 4); 0: not at all.
     normalize_observations: by their running mean and deviation, limited to +-10; of vectors, in the drawn
@@ -119,7 +120,7 @@ class D4PGAgent:
         self._target_policy = TargetNetwork(self.policy, every=config.target_every, polyak=config.polyak)
         self._target_critic = TargetNetwork(self.critic, every=config.target_every, polyak=config.polyak)
         self._targets: Sequence[TargetNetwork[Any]] = (self._target_policy, self._target_critic)
-        self._include = including(self.policy, context)
+        self._include = including(self.policy.normalizer, context)
 
     @property
     def replicas(self) -> dict[str, Replica]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from murmurate.agents._auto import linear_schedule, resolve_auto
+from murmurate.agents._running import including
 from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.q_learning import q_step
-from murmurate.nets.q_network import q_network
+from murmurate.nets.own_network import action_value_net, checked_network, refuse_low_precision
 from murmurate.nets.target import TargetNetwork
 from murmurate.nets.torso import AUTO, checked_torso
 from murmurate.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Range, UnitInterval
@@ -43,9 +44,12 @@ class DQN(LearnerConfig):
     adam_epsilon: added to the root of the mean squares. Rainbow's 1.5e-4 suits larger gradients: on Pong 95%
         of these roots are below 1.1e-5, and it would make the mean step 28 times smaller.
     dueling: separate streams for the state's value and the actions' advantages (Wang et al. 2016).
-    torso: mlp, nature2013, nature2015, jin2018 or a function of your own, FILE.py:FUNCTION (docs/worlds.md);
+    torso: mlp, nature2013, nature2015, jin2018, or your own: FILE.py:NAME, module:NAME (docs/worlds.md);
         auto is nature2013 for images and mlp for vectors. hidden: width of an MLP's two layers.
+    normalize_observations: by their running mean and deviation, limited to +-10; of vectors, in the drawn
+        batches.
     precision: of the torso; ``auto`` is bfloat16 for images where the device has native bfloat16 arithmetic.
+    network: a whole net of your own in place of torso and heads: FILE.py:NAME, module:NAME (docs/worlds.md).
     """
 
     name: ClassVar[str] = "dqn"
@@ -67,9 +71,12 @@ class DQN(LearnerConfig):
     torso: str = AUTO
     hidden: PositiveInt = 128
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
+    normalize_observations: bool = field(default=False, metadata={"since": 6})
+    network: str = field(default="", metadata={"since": 6})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "torso", checked_torso(self.torso))
+        object.__setattr__(self, "network", checked_network(self.network))
 
     @property
     def requires(self) -> Transitions:
@@ -92,12 +99,15 @@ class DQNAgent(OneReplica):
             raise ValueError(f"epsilon is {config.epsilon}; a chance lies between 0 and 1")
         self.config = config = config.resolved(spec, device)
         self.spec, self.device = spec, device
-        self.net = q_network(
+        refuse_low_precision(config.network, config.precision)
+        self.net = action_value_net(
             spec,
+            network=config.network,
             generator=derive_generator(context.seed, "network"),
             torso=config.torso,
             hidden=(config.hidden, config.hidden),
             dueling=config.dueling,
+            normalize=config.normalize_observations,
         ).to(device)
         self.replica: Replica = context.replicate(
             "dqn",
@@ -108,6 +118,7 @@ class DQNAgent(OneReplica):
             compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
             in_compute=lambda name: name.startswith("torso."),
         )
+        self._include = including(self.net.normalizer, context)
         self.target = TargetNetwork(self.net, every=config.target_every)
         self.agreed = TargetNetwork(self.net) if config.selector == "agreed" else None
         self._assigned: tuple[int, int] | None = None  # first simulator of the next ``act``, and their total
@@ -145,7 +156,7 @@ class DQNAgent(OneReplica):
         greedy: bool = False,
     ) -> Action:
         """Epsilon-greedy. The number of random draws does not depend on epsilon."""
-        size, device = len(observation), observation.device
+        size, device = observation.shape[0], observation.device
         if not greedy:
             epsilon = self.epsilon(size)
             random = torch.randint(self.spec.actions, (size,), generator=generator, device=device)
@@ -156,7 +167,8 @@ class DQNAgent(OneReplica):
         greedy_value, action = values.max(1)
         if not greedy:
             action = torch.where(explores, random, action)
-        return Action(action, None, values.gather(1, action[:, None])[:, 0], greedy_value)
+        taken = values.gather(1, action[:, None])[:, 0]
+        return Action(action, None, taken, greedy_value, outputs={"action_values": values})
 
     def learn(self, batch: Batch) -> Outcome:
         data: Sample = batch.data
@@ -168,6 +180,7 @@ class DQNAgent(OneReplica):
         value = self.net(data.observation)
         step = q_step(value, data.action, data.reward, data.discount, data.weights, q_t, q_t_selector)
         exchange = self.replica.descend(step.loss)
+        self._include(data.observation)
         for target in (self.target, self.agreed):
             if target is not None:
                 target.after_update(exchange.staleness, self.replica.common_rounds)

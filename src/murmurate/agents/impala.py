@@ -7,19 +7,26 @@ TD errors and policy gradients by pi / mu, clipped (V-trace, ``losses/vtrace.py`
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from murmurate.agents._auto import linear_schedule, resolve_auto
-from murmurate.agents._on_policy import bootstrap_values, draw, log_prob_and_entropy, one_step
+from murmurate.agents._on_policy import (
+    bootstrap_values,
+    draw,
+    log_prob_and_entropy,
+    one_step,
+    policy_outputs,
+)
+from murmurate.agents._running import including
 from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.policy import policy_gradient
 from murmurate.losses.value import value_loss
 from murmurate.losses.vtrace import VTrace, vtrace
-from murmurate.nets.actor_critic import actor_critic
+from murmurate.nets.own_network import checked_network, policy_value_net, refuse_low_precision
 from murmurate.nets.torso import AUTO, checked_torso
 from murmurate.ranges import AnyFloat, NonNegativeFloat, NonNegativeInt, PositiveInt, Range, UnitInterval
 from murmurate.replica.vector import Replica
@@ -34,7 +41,7 @@ class IMPALA(LearnerConfig):
     """Hyper-parameters; the defaults are the paper's on Atari (its Appendix G).
 
     torso: mlp, nature2013, nature2015, jin2018, impala2018 (the paper's deep one) or a function of your own,
-        FILE.py:FUNCTION (docs/worlds.md); auto is nature2013 for images and mlp for vectors.
+        FILE.py:NAME (docs/worlds.md); auto is nature2013 for images and mlp for vectors.
     recurrent: width of an LSTM after the torso; 0: none.
     steps: of a trajectory. discount: per env step.
     rho_bar, c_bar, policy_rho_bar: largest weights of a TD error, of what follows it, and of an advantage.
@@ -45,7 +52,9 @@ class IMPALA(LearnerConfig):
     clip: largest norm of the gradient. hidden: width of an MLP's two layers.
     precision: ``bfloat16`` computes the torso in bfloat16 on a copy of the float32 vector; ``auto`` is
         bfloat16 for images where the device has native bfloat16 arithmetic, else float32.
+    normalize_observations: by their running mean and deviation, limited to +-10 (vectors only).
     learning_rate_end: over the run the rate falls linearly to this share of its initial value (1: constant).
+    network: a whole net of your own in place of torso and heads: FILE.py:NAME, module:NAME (docs/worlds.md).
     """
 
     name: ClassVar[str] = "impala"
@@ -69,9 +78,12 @@ class IMPALA(LearnerConfig):
     hidden: PositiveInt = 64
     recurrent: NonNegativeInt = 0
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
+    normalize_observations: bool = field(default=False, metadata={"since": 6})
+    network: str = field(default="", metadata={"since": 6})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "torso", checked_torso(self.torso))
+        object.__setattr__(self, "network", checked_network(self.network))
 
     @property
     def requires(self) -> Rollouts:
@@ -92,11 +104,14 @@ class IMPALAAgent(OneReplica):
         spec, device = context.spec, context.device
         self.config = config = config.resolved(spec, device)
         self.spec = spec
-        self.net = actor_critic(
+        refuse_low_precision(config.network, config.precision)
+        self.net = policy_value_net(
             spec,
+            network=config.network,
             torso=config.torso,
             hidden=(config.hidden, config.hidden),
             recurrent=config.recurrent,
+            normalize=config.normalize_observations,
             generator=derive_generator(context.seed, "network"),
         ).to(device)
         self.replica: Replica = context.replicate(
@@ -108,6 +123,7 @@ class IMPALAAgent(OneReplica):
             compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
             in_compute=lambda name: name.startswith("torso."),
         )
+        self._include = including(self.net.normalizer, context)
 
     def _optimizer(self, parameters: list[Any]) -> torch.optim.Optimizer:
         c = self.config
@@ -129,10 +145,11 @@ class IMPALAAgent(OneReplica):
         generator: torch.Generator,
         greedy: bool = False,
     ) -> Action:
-        policy, _, memory = one_step(self.net, observation, memory, first)
+        policy, value, memory = one_step(self.net, observation, memory, first)
         action = draw(policy, self.spec, generator, greedy)
         log_prob, _ = log_prob_and_entropy(policy, action, self.spec)
-        return Action(action, memory, behaviour={"log_probability": log_prob})
+        outputs = policy_outputs(policy, self.spec, value)
+        return Action(action, memory, behaviour={"log_probability": log_prob}, outputs=outputs)
 
     def learn(self, batch: Batch) -> Outcome:
         data: Trajectory = batch.data
@@ -146,6 +163,7 @@ class IMPALAAgent(OneReplica):
         c = self.config
         loss = policy_loss + c.value_coefficient * critic_loss - c.entropy_coefficient * bonus
         self.replica.descend(loss * data.reward.numel())  # the paper sums over steps and trajectories
+        self._include(data.observation.flatten(0, 1))
         gradient_norm = self.replica.gradient_norm
         return Outcome(
             {

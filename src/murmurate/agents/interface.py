@@ -20,6 +20,7 @@ class Action(NamedTuple):
     action_value, greedy_value: [B], the values of these actions and of the greedy ones, if they were
     computed; they give the initial priorities in a replay.
     behaviour: [B, ...] by name, to be recorded beside the action (see ``Rollouts.behaviour``).
+    outputs: [B, ...] by name, what the nets gave for these actions (logits, say): they are exported with it.
     """
 
     action: Tensor
@@ -27,6 +28,7 @@ class Action(NamedTuple):
     action_value: Tensor | None = None
     greedy_value: Tensor | None = None
     behaviour: Mapping[str, Tensor] = MappingProxyType({})
+    outputs: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class Policy(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -18,12 +18,13 @@ from murmurate.agents._on_policy import (
     log_prob_and_entropy,
     log_probability,
     one_step,
+    policy_outputs,
 )
 from murmurate.agents._running import RunningStatistics
 from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.surrogate import clipped_surrogate, clipped_value_loss
 from murmurate.losses.value import value_loss
-from murmurate.nets.actor_critic import actor_critic
+from murmurate.nets.own_network import checked_network, policy_value_net, refuse_low_precision
 from murmurate.nets.torso import AUTO, checked_torso
 from murmurate.ranges import AnyFloat, NonNegativeFloat, NonNegativeInt, PositiveInt, Range, UnitInterval
 from murmurate.replica.adam import Adam
@@ -44,12 +45,13 @@ class PPO(LearnerConfig):
     normalize_advantages: to mean 0 and deviation 1, in each minibatch.
     clip: largest norm of the gradient. learning_rate: of Adam.
     learning_rate_end: over the run the rate falls linearly to this share of its initial value (1: constant).
-    torso: mlp, nature2013, nature2015 or a function of your own, FILE.py:FUNCTION (docs/worlds.md); auto is
+    torso: mlp, nature2013, nature2015, or your own: FILE.py:NAME, module:NAME (docs/worlds.md); auto is
         nature2013 for images and mlp for vectors. hidden: width of an MLP's two layers.
     recurrent: width of an LSTM after the torso; 0: none.
     normalize_observations: by their running mean and deviation, limited to +-10 (vectors only).
     scale_rewards: by the running deviation of discounted returns, limited to +-10.
     precision: of the torso; ``auto`` is bfloat16 for images where the device has native bfloat16 arithmetic.
+    network: a whole net of your own in place of torso and heads: FILE.py:NAME, module:NAME (docs/worlds.md).
     """
 
     name: ClassVar[str] = "ppo"
@@ -75,9 +77,11 @@ class PPO(LearnerConfig):
     normalize_observations: bool = False
     scale_rewards: bool = False
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
+    network: str = field(default="", metadata={"since": 6})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "torso", checked_torso(self.torso))
+        object.__setattr__(self, "network", checked_network(self.network))
 
     @property
     def requires(self) -> Rollouts:
@@ -121,14 +125,21 @@ class PPOAgent(OneReplica):
         spec, device = context.spec, context.device
         self.config = config = config.resolved(spec, device)
         self.spec, self.device, self.seed = spec, device, context.seed
-        self.net = actor_critic(
+        refuse_low_precision(config.network, config.precision)
+        self.net = policy_value_net(
             spec,
+            network=config.network,
             torso=config.torso,
             hidden=(config.hidden, config.hidden),
             recurrent=config.recurrent,
             normalize=config.normalize_observations,
             generator=derive_generator(context.seed, "network"),
         ).to(device)
+        if config.network and self.net.initial_memory(1) is not None:
+            raise ValueError(
+                "ppo keeps the memory of every step, and does not know the size of that of a net of your own: "
+                "use a2c or impala, or a torso with recurrent"
+            )
         self.replica: Replica = context.replicate(
             "ppo",
             self.net,
@@ -161,7 +172,8 @@ class PPOAgent(OneReplica):
         behaviour = {"log_probability": log_probability(policy, action, self.spec), "value": value}
         if memory is not None:
             behaviour["memory"] = memory
-        return Action(action, memory, behaviour=behaviour)
+        outputs = policy_outputs(policy, self.spec, value)
+        return Action(action, memory, behaviour=behaviour, outputs=outputs)
 
     def learn(self, batch: Batch) -> Outcome:
         data = self.running.with_scaled_rewards(batch.data)

@@ -12,7 +12,14 @@ from torch import Tensor
 from torch.func import functional_call
 
 from murmurate.agents._auto import linear_schedule
-from murmurate.agents._on_policy import advantages, divergence, draw, explained_variance, log_prob_and_entropy
+from murmurate.agents._on_policy import (
+    advantages,
+    divergence,
+    draw,
+    explained_variance,
+    log_prob_and_entropy,
+    policy_outputs,
+)
 from murmurate.agents._running import RunningStatistics
 from murmurate.agents.interface import Action
 from murmurate.losses.surrogate import surrogate
@@ -46,7 +53,7 @@ class TRPO(LearnerConfig):
     learning_rate_end: over the run ``value_learning_rate`` falls linearly to this share (1: constant).
     normalize_observations: by their running mean and deviation, limited to +-10 (vectors only).
     scale_rewards: by the running deviation of discounted returns, limited to +-10.
-    torso: of both nets: mlp, nature2013, nature2015 or a function of your own, FILE.py:FUNCTION
+    torso: of both nets: mlp, nature2013, nature2015 or one of your own, FILE.py:NAME or module:NAME
         (docs/worlds.md); auto is nature2013 for images and mlp for vectors. hidden: width of an MLP's two
         layers.
     """
@@ -149,7 +156,9 @@ class TRPOAgent:
         generator: torch.Generator,
         greedy: bool = False,
     ) -> Action:
-        return Action(draw(self.policy_net(observation), self.spec, generator, greedy), None)
+        policy = self.policy_net(observation)
+        action = draw(policy, self.spec, generator, greedy)
+        return Action(action, None, outputs=policy_outputs(policy, self.spec))
 
     def learn(self, batch: Batch) -> Outcome:
         data = self.running.with_scaled_rewards(batch.data)

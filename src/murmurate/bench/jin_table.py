@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from murmurate.bench import _resumable
-from murmurate.bench._interquartile import interquartile_mean
 from murmurate.bench._result import Log
 from murmurate.bench._resumable import ResumableRun, Summary, diverged
 from murmurate.errors import unknown
 from murmurate.ranges import PositiveInt
 from murmurate.record.report import report
+from murmurate.record.score_statistics import interquartile_mean
 
 NAME = "jin-table"
 SUMMARY = "ARM, dueling double DQN, A2C and TRPO on hidden and plain worlds, resumable; --full: 5 seeds"

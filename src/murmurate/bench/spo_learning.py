@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from murmurate.bench import _resumable
-from murmurate.bench._interquartile import interquartile_mean
 from murmurate.bench._result import Log
 from murmurate.bench._resumable import ResumableRun, diverged
 from murmurate.ranges import PositiveInt
 from murmurate.record.report import report
+from murmurate.record.score_statistics import interquartile_mean
 
 NAME = "spo-learning"
 SUMMARY = "returns of SPO-TD3 against the number of learners and H, resumable; --full: 3 seeds"

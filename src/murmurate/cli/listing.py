@@ -16,6 +16,7 @@ from murmurate.bench import benches
 from murmurate.errors import unknown
 from murmurate.launch import launchers
 from murmurate.recipes import pairs, summaries
+from murmurate.replicator.learner import LearnerConfig
 from murmurate.strategies import strategies
 from murmurate.worlds.registry import world_names
 
@@ -43,7 +44,8 @@ def show(what: str, rows: list[dict[str, Any]]) -> None:
         print("Worlds:")
         print(textwrap.fill("  ".join(row["name"] for row in rows), _COLUMNS, break_on_hyphens=False))
         print(
-            "and gym:<Id> of any registered Gymnasium environment; gym:my_module:MyEnv-v0 imports my_module"
+            "and gym:<Id> of any registered Gymnasium environment; gym:my_module:MyEnv-v0 imports my_module;\n"
+            "and env:FILE.py:NAME or env:module:NAME of a class or function that makes one"
         )
         return
     if what == "strategies":
@@ -113,12 +115,11 @@ def _strategies() -> list[dict[str, Any]]:
 
 
 def _agents() -> list[dict[str, Any]]:
-    rows = []
-    for module in plugins.modules("murmurate.agents"):
-        for kind in vars(module).values():
-            if dataclasses.is_dataclass(kind) and isinstance(kind, type) and hasattr(kind, "summary"):
-                rows.append({"name": vars(kind)["name"], "summary": vars(kind)["summary"]})
-    return rows
+    return [
+        {"name": vars(kind)["name"], "summary": vars(kind)["summary"]}
+        for kind in plugins.classes("murmurate.agents", LearnerConfig)
+        if dataclasses.is_dataclass(kind) and "summary" in vars(kind)
+    ]
 
 
 def _fabrics() -> list[dict[str, Any]]:

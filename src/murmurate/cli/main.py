@@ -10,8 +10,8 @@ import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
-from murmurate import __version__
-from murmurate.cli import fpga, machine_verbs, plan, result_verbs, run_verbs, topics_verbs
+from murmurate import __version__, plugins
+from murmurate.cli import export_verb, fpga, machine_verbs, plan, result_verbs, run_verbs, topics_verbs, tune
 from murmurate.errors import Refusal, RunFailed, printable
 from murmurate.fabric.processes.fork_server import end_fork_server
 
@@ -31,11 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:  # this process is the command
         signal.signal(signal.SIGTERM, _terminate)
     try:
-        options, rest = _parser().parse_known_args(
-            _verb_first(sys.argv[1:] if arguments is None else arguments)
-        )
+        words = _imported(sys.argv[1:] if arguments is None else arguments)
+        options, rest = _parser().parse_known_args(_verb_first(words))
         verb = f"{options.verb} {options.inner}" if options.verb in ("topics", "fpga") else options.verb
-        if rest and verb not in ("train", "resume", "simulate", "topics fit", "bench", "plan"):
+        if rest and verb not in ("train", "tune", "resume", "simulate", "topics fit", "bench", "plan"):
             raise Refusal(f"{verb} has no option {rest[0]}. See: murmurate {verb} --help")
         code: int = options.act(options, rest)
     except Refusal as refusal:
@@ -75,11 +74,34 @@ def _sentence(message: Warning | str, category: type[Warning], *_: object) -> st
     return f"murmurate: warning: {printable(str(message))}\n"
 
 
+def _imported(arguments: Sequence[str]) -> list[str]:
+    """Import what ``--import MODULE`` names, wherever it stands; returns the other arguments."""
+    rest: list[str] = []
+    names: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word == "--import":
+            names.append(next(words, ""))
+        elif word.startswith("--import="):
+            names.append(word.removeprefix("--import="))
+        else:
+            rest.append(word)
+    if "" in names:
+        raise Refusal(
+            "--import names a module or a file: --import my_module, or --import path/to/my_module.py"
+        )
+    if names:
+        plugins.add_imports(names)
+    return rest
+
+
 def _verb_first(arguments: Sequence[str]) -> list[str]:
     """``train --seed 1 pong-gala`` as ``train pong-gala --seed 1``: an option may stand before the name."""
     verb, *rest = arguments or ["--help"]
-    if verb not in ("train", "resume", "simulate"):
+    if verb not in ("train", "tune", "resume", "simulate"):
         return [verb, *rest]
+    if any(word.partition("=")[0] == "--env" for word in rest):
+        return [verb, "", *rest]  # no recipe; else argparse takes the first value of an unknown option for it
     index = 0
     while index < len(rest) and rest[index].startswith("-"):
         without_value = "=" in rest[index] or rest[index] in ("-h", "--help")
@@ -91,12 +113,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="murmurate",
         description="Write the learner once; how its replicas agree is a part you swap.",
+        epilog="With every verb, --import MODULE (repeatable; or MURMURATE_IMPORT) adds the strategies, "
+        "agents, worlds, recipes and the like of a module, or of a file path/to/module.py.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"murmurate {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     run_verbs.add_verbs(verbs)
+    tune.add_verb(verbs)
     result_verbs.add_verbs(verbs)
+    export_verb.add_verb(verbs)
     machine_verbs.add_verbs(verbs)
     topics = verbs.add_parser(
         "topics", help="topic models: fit, show, transform, evaluate", allow_abbrev=False

@@ -22,7 +22,7 @@ def add_verbs(verbs: Any) -> None:
     evaluate.add_argument("--json", action="store_true")
     evaluate.set_defaults(act=_eval)
     report = verbs.add_parser("report", help="write report.html for one run, or a comparison of several")
-    report.add_argument("folders", type=Path, nargs="+")
+    report.add_argument("folders", type=Path, nargs="+", help="run folders, or folders of sweeps")
     report.add_argument(
         "--out",
         type=Path,
@@ -57,14 +57,18 @@ def _eval(options: argparse.Namespace, rest: list[str]) -> int:
 def _report(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.recipes import stored
     from murmurate.record.report import report
+    from murmurate.record.sweeps import run_folders
     from murmurate.training.evaluate import write_picture
 
     default, more = Path("comparison.html"), []  # for several runs
-    if len(options.folders) == 1:
-        (folder,) = options.folders
+    folders = run_folders(options.folders)
+    if len(folders) > 1 and len(options.folders) == 1:
+        default = options.folders[0] / "report.html"  # of a sweep
+    if len(folders) == 1:
+        (folder,) = folders
         default = folder / "report.html"
         if not (folder / "videos" / "frames.png").exists():
             write_picture(stored(folder), folder)
         more = stored(folder).evaluation.sections(folder)
-    print(report(options.folders, options.out or default, more))
+    print(report(folders, options.out or default, more))
     return 0

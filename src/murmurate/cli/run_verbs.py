@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from murmurate.cli import sweep
 from murmurate.errors import Refusal
 from murmurate.fabric.processes.fork_server import begin_fork_server
 
@@ -20,8 +21,15 @@ def add_verbs(verbs: Any) -> None:
     train.add_argument(
         "recipe", nargs="?", help="<world>-<algorithm>, for example pong-gala; see: murmurate list"
     )
+    train.add_argument(
+        "--env",
+        help="an environment of your own: a registered id, module:Id, or a class or "
+        "function as module:NAME or FILE.py:NAME",
+    )
+    train.add_argument("--algorithm", help="with --env: a2c, ppo, dqn, ...")
     train.add_argument("--strategy", help="how the replicas agree; see: murmurate list strategies")
     train.add_argument("--out", type=Path, help="run folder (default: runs/<recipe>-<time>)")
+    sweep.add_options(train)
     train.add_argument("-h", "--help", action="store_true", dest="fields_help")
     train.set_defaults(act=_train)
     simulate = verbs.add_parser(
@@ -42,32 +50,46 @@ def add_verbs(verbs: Any) -> None:
     resume.set_defaults(act=_resume)
 
 
-def _run(options: argparse.Namespace) -> Any:
+def recipe_run(options: argparse.Namespace) -> Any:
     """The recipe's Run, with the strategy of the command line."""
-    from murmurate.recipes import recipe
+    from murmurate.recipes import recipe, recipe_of
     from murmurate.strategies import strategy
 
-    if options.recipe is None:
+    env, algorithm = getattr(options, "env", None), getattr(options, "algorithm", None)
+    if env is not None or algorithm is not None:
+        if env is None or algorithm is None or options.recipe:
+            raise Refusal(
+                "--env and --algorithm go together, in place of a recipe, as in: murmurate train "
+                "--env my_env.py:make_env --algorithm a2c"
+            )
+        run = recipe_of(env, algorithm)
+        options.recipe = run.recipe
+    elif not options.recipe:
         verb = options.verb
         raise Refusal(f"Say what to {verb}, as in: murmurate {verb} pong-gala. See: murmurate list recipes")
-    run = recipe(options.recipe)
+    else:
+        run = recipe(options.recipe)
     if options.strategy is not None and options.strategy != run.strategy.name:
         run = dataclasses.replace(run, strategy=strategy(options.strategy)())
     return run
 
 
 def _train(options: argparse.Namespace, rest: list[str]) -> int:
-    if not options.fields_help:
+    if not options.fields_help and options.seeds is None:
         begin_fork_server(rest)
     from murmurate.cli.options import change, show
 
-    run = _run(options)
+    run = recipe_run(options)
     verb = f"murmurate train {options.recipe}"
     if options.fields_help:
-        print(f"usage: {verb} [--strategy S] [--out DIR] [--FIELD VALUE ...]\n")
+        print(f"usage: {verb} [--strategy S] [--out DIR] [--seeds 0-4 [--jobs N]] [--FIELD VALUE ...]\n")
         print("Fields (with their current values):\n" + show(run))
         return 0
     base, run = run, change(run, rest, verb)
+    if options.seeds is not None:
+        return sweep.sweep(run, options, rest)
+    if options.jobs != 1:
+        raise Refusal("--jobs is for several runs. Give --seeds, as in --seeds 0-4, or leave it out.")
     from murmurate.launch import launcher
     from murmurate.recipes import stored
     from murmurate.training.session import train
@@ -82,8 +104,9 @@ def _train(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def new_folder(name: str) -> Path:
-    """A new folder below ``runs``, without the slashes and colons of Gymnasium ids."""
-    return Path("runs") / f"{re.sub('[/:]', '-', name)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    """A new folder below ``runs``, without the slashes and colons of environments, nor their folders."""
+    short = re.sub("[^A-Za-z0-9._+-]", "-", re.sub("^env:(.*/)?", "", name))[-100:].lstrip("-.")
+    return Path("runs") / f"{short}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
@@ -91,7 +114,7 @@ def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.simulation.cluster import Cluster
     from murmurate.simulation.start import simulate
 
-    run, cluster = _run(options), Cluster()
+    run, cluster = recipe_run(options), Cluster()
     verb = f"murmurate simulate {options.recipe}"
     if options.fields_help:
         print(f"usage: {verb} [--strategy S] [--out DIR] [--json] [--FIELD VALUE ...]\n")

@@ -1,13 +1,12 @@
-"""``murmurate topics``: fit, show and evaluate topic models, and transform documents."""
+"""``murmurate topics fit``, and what the other verbs of ``topics`` read: a fitted model and a corpus."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import dataclasses
-import html
-import json
 import os
+import re
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,17 +14,17 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import rich.console
-import rich.table
+from numpy.typing import NDArray
 
 from murmurate.cli.options import change, show
+from murmurate.datasets._text_files import TEXT_KINDS, files_of
+from murmurate.datasets._texts import TextSource
 from murmurate.datasets.corpus import Corpus, RemappedCorpus
 from murmurate.datasets.corpus_world import CorpusWorld
 from murmurate.datasets.interface import Split
 from murmurate.datasets.reading import Skipped, detect_kind
 from murmurate.datasets.vocabulary import vocabulary_beside
-from murmurate.errors import MissingExtra, Refusal
-from murmurate.evaluation.held_out import perplexities
+from murmurate.errors import Refusal
 from murmurate.launch import launcher
 from murmurate.recipes import recipe, stored
 from murmurate.strategies import strategy
@@ -35,8 +34,6 @@ from murmurate.training.restore import load_agent
 from murmurate.training.run import Run
 from murmurate.training.session import Finish, train
 from murmurate.workloads.topics import Topics
-
-_SIMILAR = 0.4  # diversity below which topics are hard to distinguish
 
 _SHORT = {  # options of ``fit`` by shorter names
     **{name: f"agent.{name}" for name in ("topics", "batch", "alpha", "prior", "iterations", "tolerance")},
@@ -61,16 +58,21 @@ _SHORT = {  # options of ``fit`` by shorter names
             "min-df",
             "max-df",
             "max-vocabulary",
+            "bigrams",
+            "column",
+            "name-column",
         )
     },
 }
+_SHORT_OF = {long: short for short, long in _SHORT.items()}
+_LONG_NAME = re.compile(r"(?:--)?\b((?:agent|world)\.[a-z][a-z_-]*[a-z])")
 
 
 def fit(run: Run, folder: Path, passes: float | None = 5.0) -> Finish:
     """Train ``run``, for so many passes through its corpus where it names no other end."""
     if passes is not None:
         if not passes > 0:
-            raise Refusal(f"passes is {passes:g}; give a positive number.")
+            raise Refusal(f"--passes is {passes:g}; give a positive number.")
         documents = run.world.spec().examples
         run = dataclasses.replace(run, env_steps=max(1, round(passes * documents)))
     return train(run, folder, launcher(run.launcher), stored)
@@ -78,6 +80,18 @@ def fit(run: Run, folder: Path, passes: float | None = 5.0) -> Finish:
 
 def fit_command(options: argparse.Namespace, rest: list[str]) -> tuple[Finish, Path] | None:
     """``topics fit``: how the run ended, and its folder; None for ``--help``."""
+    try:
+        return _fit_command(options, rest)
+    except Refusal as refusal:  # which calls options as the configs do
+        raise Refusal(_with_short_names(str(refusal))) from refusal
+
+
+def _with_short_names(message: str) -> str:
+    """A message that calls options as ``topics fit`` does: ``--topics`` instead of ``--agent.topics``."""
+    return _LONG_NAME.sub(lambda match: f"--{_SHORT_OF.get(match[1].replace('_', '-'), match[1])}", message)
+
+
+def _fit_command(options: argparse.Namespace, rest: list[str]) -> tuple[Finish, Path] | None:
     run = recipe("corpus-lda")
     if options.strategy is not None and options.strategy != run.strategy.name:
         run = dataclasses.replace(run, strategy=strategy(options.strategy)())
@@ -94,9 +108,23 @@ def fit_command(options: argparse.Namespace, rest: list[str]) -> tuple[Finish, P
     world = CorpusWorld(path=str(options.corpus))
     run = dataclasses.replace(run, world=world, env_steps=None if has_end else run.env_steps)
     run = change(run, _long(rest), verb)
+    _tell_left_out(cast(CorpusWorld, run.world))
     folder = options.out or Path("runs") / f"topics-{time.strftime('%Y%m%d-%H%M%S')}"
     finish = fit(run, folder, passes)
     return finish, finish.folder or folder
+
+
+def _tell_left_out(world: CorpusWorld) -> None:
+    """Warn of Markdown files in a folder that is read for its ``.txt`` files."""
+    path = Path(world.path)
+    if world.kind is None and path.is_dir() and files_of(path, "text"):
+        others = len(files_of(path, "markdown")) - len(files_of(path, "text"))
+        if others:
+            warnings.warn(
+                f"{others:,} Markdown files in {path} are left out, since it has .txt files. To read all of "
+                "them: --kind markdown",
+                stacklevel=2,
+            )
 
 
 def _long(words: Sequence[str]) -> list[str]:
@@ -145,124 +173,39 @@ def load(folder: Path) -> FittedTopics:
     return FittedTopics(topics, learner.model.prior, cast(CorpusWorld, run.world), folder, fingerprint)
 
 
-def _named(fitted: FittedTopics) -> Any:
-    """A function from word ids to words, or to the id itself where the corpus has no vocabulary."""
-    return str if fitted.vocabulary is None else fitted.vocabulary.__getitem__
-
-
-def _coherence(fitted: FittedTopics) -> list[float | None]:
-    """[K]; with a warning None where the corpus is missing."""
-    try:
-        train_, _, _ = fitted.divided()
-    except Refusal as refusal:
-        warnings.warn(f"no coherence: {refusal}", stacklevel=2)
-        return [None] * fitted.topics.count
-    coherence: list[float | None] = fitted.topics.coherence(
-        train_.select(range(min(len(train_), 20_000)))
-    ).tolist()
-    return coherence
-
-
-def show_command(options: argparse.Namespace, rest: list[str]) -> int:
-    if options.words < 1:
-        raise Refusal(f"words is {options.words}; show at least one.")
-    fitted = load(options.folder)
-    name = _named(fitted)
-    weights = fitted.topics.weights().tolist()
-    tops = fitted.topics.top_words(options.words)
-    coherence = _coherence(fitted)
-    rows = [
-        {
-            "topic": k,
-            "weight": weights[k],
-            "coherence": coherence[k],
-            "words": [{"word": name(word), "share": share} for word, share in tops[k]],
-        }
-        for k in sorted(range(fitted.topics.count), key=lambda k: -weights[k])
-    ]
-    page = options.out or options.folder / "topics.html"
-    with _writing(page):
-        page.write_text(_page(fitted.world.path, rows), encoding="utf-8")
-    if options.json:
-        print(json.dumps(rows))
-        return 0
-    table = rich.table.Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("topic", "weight", "npmi", "words"):
-        table.add_column(column, justify="left" if column == "words" else "right")
-    for row in rows:
-        words = " ".join(one["word"] for one in row["words"])
-        table.add_row(str(row["topic"]), f"{row['weight']:.1%}", _plain(row["coherence"]), words)
-    rich.console.Console().print(table)
-    _print_diversity(fitted.topics)
-    print(f"With pictures: {page}")
-    return 0
-
-
-def _print_diversity(topics: Topics) -> None:
-    """Print how different the topics are, and a remedy where they are similar."""
-    diversity = topics.diversity()
-    print(f"diversity {diversity:.2f}: the share of different words among the likeliest of the topics")
-    if topics.count > 1 and diversity < _SIMILAR:
-        print("The topics are similar. Use more steps (--passes, a smaller --batch) or fewer topics.")
-
-
-@contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Raises Refusal where ``path`` cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        raise Refusal(f"{path} cannot be written: {error.strerror}. Name another with --out.") from error
-
-
-def _plain(coherence: float | None) -> str:
-    return "-" if coherence is None else f"{coherence:.2f}"
-
-
-def _page(path: str, rows: list[dict[str, Any]]) -> str:
-    """An HTML page with bars for each topic's weight and the shares of its words."""
-    blocks = []
-    most = max(row["weight"] for row in rows)
-    for row in rows:
-        top = max(one["share"] for one in row["words"])
-        bars = "".join(
-            f"<tr><td>{html.escape(one['word'])}</td>"
-            f'<td><i style="width:{9 * one["share"] / top:.2f}em"></i>{one["share"]:.2%}</td></tr>'
-            for one in row["words"]
-        )
-        caption = f"{row['weight']:.1%} of all words, NPMI {_plain(row['coherence'])}"
-        weight = f'<b style="width:{100 * row["weight"] / most:.1f}%"></b>'
-        blocks.append(
-            f"<section><h2>{row['topic']} <small>{caption}</small></h2>{weight}"
-            f"<table>{bars}</table></section>"
-        )
-    title = f"Topics of {html.escape(Path(path).name)}"
-    return (
-        f"<!doctype html><meta charset=utf-8>{_POLICY}<title>{title}</title><style>{_STYLE}</style>"
-        f"<h1>{title}</h1>" + (f"<main>{''.join(blocks)}</main>\n")
-    )
-
-
-_POLICY = (
-    "<meta http-equiv=Content-Security-Policy content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+_READING_OPTIONS = (
+    "kind",
+    "skip_bad",
+    "one_based",
+    "transpose",
+    "vocabulary",
+    "vocabulary_size",
+    "cache",
+    "column",
+    "name_column",
 )
-_STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em; color: #222 }
-main { display: grid; grid-template-columns: repeat(auto-fill, minmax(19em, 1fr)); gap: 1.6em }
-h1 { font-weight: 600 } h2 { font-size: 1.05em; margin: 0 } small { font-weight: 400; color: #666 }
-b { display: block; height: 4px; background: #2a6fb0; margin: .3em 0 .5em; border-radius: 2px }
-td { padding: 0 .8em 0 0; font-size: .92em; color: #444 } td:first-child { color: #111; width: 8em }
-i { display: inline-block; height: .7em; background: #9cc3e4; margin-right: .5em; border-radius: 2px }
-@media (prefers-color-scheme: dark) { body { background: #16181b; color: #ddd } td { color: #aaa }
-  td:first-child { color: #eee } small { color: #999 } i { background: #39648a } b { background: #5aa0de } }
-"""
 
 
-_READING_OPTIONS = ("kind", "skip_bad", "one_based", "transpose", "vocabulary", "vocabulary_size", "cache")
+@dataclasses.dataclass(frozen=True)
+class OtherCorpus:
+    """Documents in the vocabulary of a run, and what of their source is not among them.
+
+    texts: None for a corpus of numbers.
+    """
+
+    documents: Corpus | RemappedCorpus
+    skipped: Skipped
+    texts: TextSource | None
+
+    @property
+    def numbers(self) -> NDArray[np.int64]:
+        """[D] of each document in its source, from 0."""
+        everything = np.arange(len(self.documents) + len(self.skipped.documents))
+        return np.setdiff1d(everything, self.skipped.documents, assume_unique=True)
 
 
-def _other(fitted: FittedTopics, options: argparse.Namespace) -> tuple[Corpus | RemappedCorpus, Skipped]:
-    """The corpus of the options in the run's vocabulary, without unknown words; and what of it was skipped.
+def other_corpus(fitted: FittedTopics, options: argparse.Namespace) -> OtherCorpus:
+    """The corpus of the options in the run's vocabulary, without unknown words.
 
     Raises Refusal where the words of the corpus cannot be identified.
     """
@@ -271,14 +214,16 @@ def _other(fitted: FittedTopics, options: argparse.Namespace) -> tuple[Corpus | 
     changes = {name: value for name in _READING_OPTIONS if (value := getattr(options, name)) is not None}
     world = dataclasses.replace(world, **changes)
     instead: dict[str, Any] = {"kind": world.kind or detect_kind(Path(path))}
-    if instead["kind"] == "text":
+    if instead["kind"] in TEXT_KINDS:
         if fitted.vocabulary is None:
             raise Refusal(
                 f"{path} is text, and the run was fitted without names of its {fitted.vocabulary_size:,} "
                 "words, so words cannot be matched. Fit anew with --vocabulary, or give a corpus of ids."
             )
+        if instead["kind"] in ("csv", "jsonl") and world.column is None:  # texts like those of the run
+            world = dataclasses.replace(world, column=fitted.world.column)
         if options.vocabulary is None:
-            instead["vocabulary"] = fitted.vocabulary
+            instead |= {"vocabulary": fitted.vocabulary, "bigrams": fitted.world.bigrams}
     elif instead["kind"] in ("lda-c", "svmlight") and not (
         world.vocabulary_size or world.vocabulary or vocabulary_beside(Path(path)).exists()
     ):
@@ -291,55 +236,14 @@ def _other(fitted: FittedTopics, options: argparse.Namespace) -> tuple[Corpus | 
                 f"{fitted.vocabulary_size:,}. "
                 "Give a corpus with the same vocabulary, or one that names its words."
             )
-        return other, skipped
-    return other.with_vocabulary(fitted.vocabulary), skipped
+        return OtherCorpus(other, skipped, world.texts())
+    return OtherCorpus(other.with_vocabulary(fitted.vocabulary), skipped, world.texts())
 
 
-def transform_command(options: argparse.Namespace, rest: list[str]) -> int:
-    if options.out.suffix not in (".npz", ".parquet"):
-        raise Refusal(f"{options.out} is neither .npz nor .parquet: say which with --out.")
-    if not options.out.resolve().parent.is_dir():  # checked before the work is done
-        raise Refusal(f"There is no folder {options.out.resolve().parent} to write to. Make it first.")
-    fitted = load(options.folder)
-    corpus, skipped = _other(fitted, options)
-    weights = fitted.topics.transform(corpus)
-    documents = np.setdiff1d(np.arange(len(corpus) + len(skipped.documents)), skipped.documents)
-    with _writing(options.out):
-        if options.out.suffix == ".npz":
-            np.savez_compressed(options.out, topics=weights, documents=documents)
-        else:
-            _write_parquet(options.out, weights, documents)
-    print(f"{len(weights):,} documents x {weights.shape[1]} topics in {options.out}")
-    if skipped.causes or len(skipped.documents):
-        print(f"{skipped}; the column documents says which row is which")
-    return 0
-
-
-def _write_parquet(path: Path, weights: Any, documents: Any) -> None:
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raises Refusal where ``path`` cannot be written."""
     try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingExtra("pyarrow", "topics", "A parquet file") from error
-    columns = {"documents": documents} | {f"topic_{k}": weights[:, k] for k in range(weights.shape[1])}
-    pyarrow.parquet.write_table(pyarrow.table(columns), path)
-
-
-def evaluate_command(options: argparse.Namespace, rest: list[str]) -> int:
-    fitted, skipped = load(options.folder), Skipped()
-    if options.corpus is None:
-        _, _, test = fitted.divided()
-        documents: Corpus | RemappedCorpus = test.select(range(len(test)))
-        if not len(documents):
-            raise Refusal("The run has no test documents. Name a corpus to evaluate on.")
-    else:
-        documents, skipped = _other(fitted, options)
-    result = perplexities(fitted.topics, fitted.prior, documents, options.seed)
-    if options.json:
-        print(json.dumps(result | {"skipped": dict(skipped.causes)}))
-        return 0
-    if skipped.causes:
-        print(skipped)
-    for key, value in result.items():
-        print(f"{key:<24}{value:,.1f}" if isinstance(value, float) else f"{key:<24}{value}")
-    return 0
+        yield
+    except OSError as error:
+        raise Refusal(f"{path} cannot be written: {error.strerror}. Name another with --out.") from error

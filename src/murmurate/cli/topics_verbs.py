@@ -1,4 +1,4 @@
-"""The argument parsers of ``murmurate topics``; ``murmurate.cli.topics`` implements the commands."""
+"""The argument parsers of ``murmurate topics``; ``topics*.py`` beside it implement the commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from murmurate.cli.options import number_argument, parse_bool
 from murmurate.cli.run_verbs import report_end
 from murmurate.fabric.processes.fork_server import begin_fork_server
-from murmurate.ranges import PositiveFloat, PositiveInt, Seed
+from murmurate.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Seed
 
 
 def add_verbs(verbs: Any) -> None:
@@ -32,27 +32,47 @@ def add_verbs(verbs: Any) -> None:
     fit.add_argument("--out", type=Path, help="run folder (default: runs/topics-<time>)")
     fit.add_argument("-h", "--help", action="store_true", dest="fields_help")
     fit.set_defaults(act=act)
-    show = verbs.add_parser("show", help="top words of each topic, as a table and as a page")
+    show = verbs.add_parser(
+        "show", help="top words of each topic, as a table, and as a page with a map and sample documents"
+    )
     show.add_argument("folder", type=Path)
-    show.add_argument("--words", type=number_argument(PositiveInt), default=10)
+    show.add_argument(
+        "--words", type=number_argument(PositiveInt), default=10, help="of each topic (default 10)"
+    )
+    show.add_argument(
+        "--samples",
+        type=number_argument(NonNegativeInt),
+        default=3,
+        help="documents of each topic on the page, with their beginning (default 3)",
+    )
     show.add_argument(
         "--out", type=Path, default=None, help="the page (default: topics.html in the run folder)"
     )
-    show.add_argument("--json", action="store_true")
-    show.set_defaults(act=_later("show_command"))
-    transform = verbs.add_parser("transform", help="the topics of documents, as .npz or .parquet")
-    transform.add_argument("folder", type=Path)
-    transform.add_argument("corpus", type=Path)
-    transform.add_argument("--out", type=Path, required=True)
+    show.add_argument("--json", action="store_true", help="print the topics as JSON")
+    show.set_defaults(act=_later("topics_page", "show_command"))
+    transform = verbs.add_parser("transform", help="the topics of documents, as .csv, .npz or .parquet")
+    transform.add_argument("folder", type=Path, help="of the run that found the topics")
+    transform.add_argument("corpus", type=Path, help="its own or other documents")
+    transform.add_argument("--out", type=Path, help="a .csv, .npz or .parquet file")
+    transform.add_argument(
+        "--csv", action="store_true", help="write CSV whatever --out is called; without --out, print it"
+    )
     _add_reading_options(transform)
-    transform.set_defaults(act=_later("transform_command"))
-    evaluate = verbs.add_parser("evaluate", help="perplexity of the test documents, or of other ones")
-    evaluate.add_argument("folder", type=Path)
-    evaluate.add_argument("corpus", type=Path, nargs="?")
+    transform.set_defaults(act=_later("topics_tables", "transform_command"))
+    evaluate = verbs.add_parser(
+        "evaluate",
+        help="perplexity of the test documents, or of other ones",
+        description="Perplexities of documents, with what they mean. The one called perplexity (document "
+        "completion) lies between 1 and about the number of words, and compares models. The two bounds are "
+        "never below the perplexity that they bound; perplexity_bound_full has no upper limit, since it "
+        "divides the cost of the topics by the words of these documents.",
+    )
+    evaluate.add_argument("folder", type=Path, help="of the run that found the topics")
+    evaluate.add_argument("corpus", type=Path, nargs="?", help="default: the run's test documents")
     _add_reading_options(evaluate)
     evaluate.add_argument("--seed", type=number_argument(Seed), default=0, help="of the words held out")
-    evaluate.add_argument("--json", action="store_true")
-    evaluate.set_defaults(act=_later("evaluate_command"))
+    evaluate.add_argument("--json", action="store_true", help="print the figures as JSON")
+    evaluate.set_defaults(act=_later("topics_tables", "evaluate_command"))
 
 
 def _add_reading_options(verb: argparse.ArgumentParser) -> None:
@@ -70,6 +90,8 @@ def _add_reading_options(verb: argparse.ArgumentParser) -> None:
         metavar="V",
         help="where the format does not say",
     )
+    verb.add_argument("--column", help="of a CSV or JSON-lines file, with the text (default: the run's)")
+    verb.add_argument("--name-column", help="of such a file, with a document's name (default: numbers)")
     verb.add_argument("--cache", help="folder for the converted corpus (default: its folder)")
 
 
@@ -80,11 +102,11 @@ def _bool_argument(word: str) -> bool:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _later(name: str) -> Callable[[argparse.Namespace, list[str]], int]:
-    """A function of ``murmurate.cli.topics``, loaded when it is called."""
+def _later(module: str, name: str) -> Callable[[argparse.Namespace, list[str]], int]:
+    """A function of a module beside this one, loaded when it is called."""
 
     def act(options: argparse.Namespace, rest: list[str]) -> int:
-        code: int = getattr(importlib.import_module("murmurate.cli.topics"), name)(options, rest)
+        code: int = getattr(importlib.import_module(f"murmurate.cli.{module}"), name)(options, rest)
         return code
 
     return act

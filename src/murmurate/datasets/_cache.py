@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmurate.datasets._record_errors import Skipped
+from murmurate.datasets._text_files import files_of
 from murmurate.datasets.corpus import Corpus
 from murmurate.errors import Refusal
 
@@ -44,13 +45,13 @@ def folder_of(source: Path, parent: Path | None) -> Path:
     return parent / f"{source.name}-{path_hash}.corpus"
 
 
-def fingerprint(path: Path) -> list[Any]:
-    """Name, size and time of a file, or a hash of those of the ``.txt`` files in a folder."""
+def fingerprint(path: Path, kind: str = "text") -> list[Any]:
+    """Name, size and time of a file, or a hash of those of the files of a kind in a folder."""
     if not path.is_dir():
         status = path.stat()
         return [path.name, status.st_size, status.st_mtime_ns]
     files = hashlib.sha256()
-    for file in sorted(path.rglob("*.txt")):
+    for file in files_of(path, kind):
         status = file.stat()
         files.update(f"{file.relative_to(path)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
     return [path.name, files.hexdigest()]
@@ -83,7 +84,7 @@ def fetch(
 
 def _replace(cache: Path, key: dict[str, Any], convert: Callable[[Path], Converted], locked: bool) -> None:
     if cache.exists() and not (cache.is_dir() and {p.name for p in cache.iterdir()} <= _FILES):
-        raise Refusal(f"{cache} is in the way, and no corpus. Move it, or give another place with cache.")
+        raise Refusal(f"{cache} is in the way, and no corpus. Move it, or give another folder with --cache.")
     fresh = cache.with_name(f".{cache.name}.{os.getpid()}.tmp")
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +100,7 @@ def _replace(cache: Path, key: dict[str, Any], convert: Callable[[Path], Convert
     except OSError as error:
         raise Refusal(
             f"{cache} cannot be written: {error.strerror}. A corpus is converted once to a folder of arrays; "
-            "give it another place with cache."
+            "give it another folder with --cache."
         ) from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)

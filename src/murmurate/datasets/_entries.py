@@ -124,7 +124,7 @@ class Pairs(LineFormat):
         size = LARGEST_COUNT if vocabulary_size is None else vocabulary_size
         super().__init__(Header(LARGEST_COUNT, size, 0, 0), int(one_based))
         self._labels = labels
-        self.hint = " (ids from 0 are read with one_based=False)" if one_based else ""
+        self.hint = " (ids from 0 are read with --one-based false)" if one_based else ""
 
     def parse_chunk(self, first: int, chunk: bytes) -> Parsed | None:
         values, separators = _integers(chunk)

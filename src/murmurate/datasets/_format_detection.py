@@ -8,9 +8,10 @@ from pathlib import Path
 
 from murmurate.datasets._lines import Lines
 from murmurate.datasets._record_errors import RecordErrors, refuse_unreadable
+from murmurate.datasets._text_files import TEXT_KINDS, files_of
 from murmurate.errors import Refusal
 
-KINDS = ("uci", "matrix-market", "lda-c", "svmlight", "npz", "text")
+KINDS = ("uci", "matrix-market", "lda-c", "svmlight", "npz", *TEXT_KINDS)
 _BY_NAME = {
     ".mtx": "matrix-market",
     ".mm": "matrix-market",
@@ -19,6 +20,10 @@ _BY_NAME = {
     ".svm": "svmlight",
     ".svmlight": "svmlight",
     ".libsvm": "svmlight",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
 }
 _PAIRS = re.compile(rb"[^\s:#]+( +[0-9]+:[0-9.eE+-]+)* *")
 _FIRST_LINES = 20
@@ -29,15 +34,20 @@ def detect_kind(path: Path) -> str:
     if (path / "corpus.json").exists():
         raise Refusal(f"{path} is the cache of a corpus. Name the corpus itself.")
     if path.is_dir():
-        if any(path.rglob("*.txt")):
-            return "text"
-        raise Refusal(f"{path} is a folder without .txt files, and a folder of text has some.")
+        for of_folders in ("text", "markdown"):
+            if files_of(path, of_folders):
+                return of_folders
+        raise Refusal(f"{path} is a folder without .txt or .md files, and a folder of text has some.")
     name = path.name.removesuffix(".gz")
     if name.startswith("docword."):
         return "uci"
     kind = _BY_NAME.get(Path(name).suffix) or _by_content(path, name)
     if kind is None:
-        raise Refusal(f"The kind of {path} is not recognised. Name it with kind: {', '.join(KINDS)}.")
+        raise Refusal(
+            f"The kind of {path} is not recognised. Name it with --kind (in Python kind=): "
+            + ", ".join(KINDS)
+            + "."
+        )
     return kind
 
 

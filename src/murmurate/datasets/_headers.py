@@ -34,7 +34,7 @@ def uci(lines: Lines, errors: RecordErrors) -> Header:
                 lines.number,
                 f"{'the file ends' if line is None else quoted(line)} where the number of {name} should be",
                 "A UCI bag of words begins with three lines: documents, words, entries. If it is of another "
-                "kind, name it with kind.",
+                "kind, name it with --kind.",
             )
         sizes.append(int(line))
     return _checked(Header(sizes[0], sizes[1], sizes[2], lines.number), errors)
@@ -47,7 +47,7 @@ def matrix_market(lines: Lines, transpose: bool, errors: RecordErrors) -> Header
         raise errors.refusal(
             1,
             "the banner '%%MatrixMarket matrix ...' is missing",
-            "If it is of another kind, name it with kind.",
+            "If it is of another kind, name it with --kind.",
         )
     layout, field, symmetry = (word.decode("latin1") for word in banner[2:5])
     if layout != "coordinate":

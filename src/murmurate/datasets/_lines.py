@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from murmurate.datasets._archives import refuse_inflated
-from murmurate.datasets._record_errors import RecordErrors, refuse_unreadable
+from murmurate.datasets._record_errors import SKIP_BAD, RecordErrors, refuse_unreadable
 from murmurate.errors import Refusal
 
 CHUNK_BYTES = 1 << 18  # the arrays made of a chunk fit into a core's cache
@@ -84,7 +84,7 @@ class Lines:
         return self._errors.refusal(
             self.number,
             f"{self._damage} after {self.number:,} complete lines ({self._read_bytes:,} bytes of text)",
-            "Fetch it again, or keep what can be read with skip_bad.",
+            f"Fetch it again, or keep what can be read with {SKIP_BAD}.",
         )
 
 

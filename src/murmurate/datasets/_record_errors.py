@@ -16,6 +16,14 @@ from murmurate.errors import Refusal
 _MOST_SKIPPED = 1_000_000
 
 
+def option_of(argument: str, value: str = "") -> str:
+    """An argument of ``read`` for an error message: as an option, and in Python."""
+    return f"--{argument.replace('_', '-')} ({argument}={value} in Python)"
+
+
+SKIP_BAD = option_of("skip_bad", "True")
+
+
 @dataclass
 class Skipped:
     """What of a source is not in its corpus.
@@ -43,7 +51,9 @@ class RecordErrors:
     def add(self, where: int | str, cause: str, detail: str, *, count: int = 1) -> None:
         """Count an error at a line (its number) or other place. Raises Refusal unless errors are skipped."""
         if not self.skip:
-            raise self.refusal(where, detail, "Correct the file, or leave out what is wrong with skip_bad.")
+            raise self.refusal(
+                where, detail, f"Correct the file, or leave out what is wrong with {SKIP_BAD}."
+            )
         self.causes[cause] += count
         if self.causes.total() > _MOST_SKIPPED:
             raise self.refusal(

@@ -1,30 +1,113 @@
-"""Reads text: a folder of ``.txt`` files, a document each, or one file with a document a line."""
+"""Reads text: files of a folder, lines of a file, or a column of a CSV or JSON-lines file."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
+from murmurate.datasets import _columns, _markdown
 from murmurate.datasets._lines import Lines
 from murmurate.datasets._record_errors import RecordErrors, refuse_unreadable
+from murmurate.datasets._text_files import SUFFIXES, files_of
+from murmurate.datasets.collocations import find
 from murmurate.datasets.corpus import Corpus
 from murmurate.datasets.tokens import Tokens, WordCounter
 from murmurate.errors import Refusal
 
 
-def corpus(path: Path, tokens: Tokens, vocabulary: Sequence[str] | None, errors: RecordErrors) -> Corpus:
-    """All documents, those without a word too. A document that is blank, or not UTF-8, is an error."""
-    counter = WordCounter(tokens, vocabulary)
-    if lost := counter.unreachable():
-        warnings.warn(
-            f"{lost:,} of the {len(vocabulary or ()):,} words of the vocabulary are in no text, where words "
-            "are runs of letters in lower case: they count as never there",
-            stacklevel=2,
-        )
-    for where, text in _files(path) if path.is_dir() else _lines(path, errors):
-        counter.add(_decode(where, text, errors))
-    return counter.finish()
+class Document(NamedTuple):
+    """name: of its file, or its number from 1. text: "" for a document with an error."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """Where documents of text are. kind: one of ``TEXT_KINDS``. column, name_column: of a file with columns.
+
+    Documents are always in the same order, those without a text included.
+    """
+
+    path: Path
+    kind: str
+    column: str | None = None
+    name_column: str | None = None
+
+    def documents(self, errors: RecordErrors) -> Iterator[Document]:
+        """One at a time. A document that is blank, or not UTF-8, is an error. Raises Refusal."""
+        if self.path.is_dir():
+            yield from _files(self.path, self.kind, errors)
+        elif self.kind == "markdown":
+            raise Refusal(f"{self.path} is one document, and a corpus has many. Name its folder.")
+        elif self.kind == "text":
+            with Lines(self.path, errors) as lines:
+                for number, line in lines.numbered():
+                    yield Document(str(number), _decode(number, line, errors))
+        else:
+            for name, _, text in _columns.column_values(
+                self.path, self.kind, self.column, self.name_column, errors
+            ):
+                yield Document(name, text)
+
+    @property
+    def has_names(self) -> bool:
+        """Whether documents have names other than their numbers."""
+        return self.path.is_dir() or self.name_column is not None
+
+    def names(self) -> Iterator[str]:
+        """Of all documents, in their order. With a name column the file is read again."""
+        if self.path.is_dir():
+            return (str(file.relative_to(self.path)) for file in files_of(self.path, self.kind))
+        if self.name_column is None:
+            return map(str, count(1))
+        return (document.name for document in self.documents(RecordErrors(self.path, skip=True)))
+
+    def pick(self, numbers: Iterable[int]) -> dict[int, Document]:
+        """Some documents by number, from 0; of a folder only their files are read. Raises Refusal."""
+        wanted, errors, found = set(numbers), RecordErrors(self.path, skip=True), {}
+        if self.path.is_dir():
+            paths = files_of(self.path, self.kind)
+            return {n: _file(paths[n], self.path, self.kind, errors) for n in wanted if n < len(paths)}
+        for number, document in enumerate(self.documents(errors)):
+            if number in wanted:
+                found[number] = document
+            if len(found) == len(wanted):
+                break
+        return found
+
+
+def corpus(
+    source: TextSource, tokens: Tokens, vocabulary: Sequence[str] | None, bigrams: bool, errors: RecordErrors
+) -> Corpus:
+    """All documents, those without a word too. Of ``vocabulary`` its words alone are counted, and with
+    ``bigrams`` its pairs of words."""
+
+    def counted(counter: WordCounter, errors: RecordErrors) -> Corpus:
+        for document in source.documents(errors):
+            counter.add(document.text)
+        return counter.finish()
+
+    if vocabulary is not None:
+        counter = WordCounter(tokens, vocabulary, bigrams=bigrams)
+        if lost := counter.unreachable():
+            warnings.warn(
+                f"{lost:,} of the {len(vocabulary):,} words of the vocabulary are in no text, where words "
+                "are runs of letters in lower case: they count as never there",
+                stacklevel=2,
+            )
+        return counted(counter, errors)
+    if not bigrams:
+        return counted(WordCounter(tokens), errors)
+    earlier = [RecordErrors(source.path, errors.skip) for _ in range(2)]  # errors count in the last reading
+    pairs = find((document.text for document in source.documents(earlier[0])), tokens)
+    found = counted(WordCounter(tokens, pairs=pairs), earlier[1])
+    # as new texts will be counted: where the bounds leave out a pair, its words are counted alone
+    return counted(WordCounter(tokens, found.vocabulary, bigrams=True), errors)
 
 
 def _decode(where: int | str, text: bytes, errors: RecordErrors) -> str:
@@ -41,16 +124,20 @@ def _decode(where: int | str, text: bytes, errors: RecordErrors) -> str:
     return decoded
 
 
-def _files(folder: Path) -> Iterator[tuple[str, bytes]]:
-    paths = sorted(folder.rglob("*.txt"))
+def _files(folder: Path, kind: str, errors: RecordErrors) -> Iterator[Document]:
+    paths = files_of(folder, kind)
     if not paths:
-        raise Refusal(f"There is no .txt file in {folder}. A document is a .txt file, or a line of one file.")
+        suffix = SUFFIXES[kind][0]
+        raise Refusal(f"There is no {suffix} file in {folder}. A folder of {kind} has a file a document.")
     for path in paths:
-        with refuse_unreadable(path):
-            text = path.read_bytes()
-        yield str(path.relative_to(folder)), text
+        yield _file(path, folder, kind, errors)
 
 
-def _lines(path: Path, errors: RecordErrors) -> Iterator[tuple[int, bytes]]:
-    with Lines(path, errors) as lines:
-        yield from lines.numbered()
+def _file(path: Path, folder: Path, kind: str, errors: RecordErrors) -> Document:
+    with refuse_unreadable(path):
+        text = path.read_bytes()
+    name = str(path.relative_to(folder))
+    decoded = _decode(name, text, errors)
+    if kind == "markdown" and path.suffix != ".txt":
+        decoded = _markdown.prose(decoded)
+    return Document(name, decoded)

@@ -13,10 +13,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from murmurate.datasets._text_files import TEXT_KINDS
+from murmurate.datasets._texts import TextSource
 from murmurate.datasets.corpus import Corpus
 from murmurate.datasets.interface import Split, Subset, other_data, split_indices
 from murmurate.datasets.reading import Skipped, detect_kind, read
-from murmurate.datasets.tokens import STOP_WORDS, VERSION, DocumentFrequency, Tokens, stop_words_in
+from murmurate.datasets.tokens import (
+    FORMER,
+    STOP_WORDS,
+    VERSION,
+    DocumentFrequency,
+    Tokens,
+    stop_words_in,
+)
 from murmurate.errors import Refusal
 from murmurate.ranges import NonNegativeFloat, PositiveInt, Range, Seed
 from murmurate.spec import EnvSpec, World
@@ -39,6 +48,9 @@ class CorpusWorld(World):
     min_df: documents of a text that a word must occur in; 3 is a number, 0.01 a share.
     max_df: documents of a text that a word may occur in; 1 is one document, 1.0 is all.
     max_vocabulary: words of a text that are kept, the most frequent ones; none keeps all.
+    bigrams: pairs of words of a text that belong together, such as machine_learning, count as one word.
+    column: of a CSV or JSON-lines file, with the text of a document.
+    name_column: of such a file, with the name of a document; none numbers them.
     """
 
     path: str = field(default="", metadata={"place": True})
@@ -57,6 +69,9 @@ class CorpusWorld(World):
     min_df: DocumentFrequency = Tokens.min_df
     max_df: DocumentFrequency = Tokens.max_df
     max_vocabulary: PositiveInt | None = Tokens.max_vocabulary
+    bigrams: bool = field(default=False, metadata={"since": 6})
+    column: str | None = field(default=None, metadata={"since": 6})
+    name_column: str | None = field(default=None, metadata={"since": 6})
 
     name: ClassVar[str] = "corpus"
     unit: ClassVar[str] = "documents"
@@ -69,7 +84,14 @@ class CorpusWorld(World):
     @property
     def is_text(self) -> bool:
         """Whether its words are found by the tokeniser. Raises Refusal for a file of no known kind."""
-        return (self.kind or detect_kind(Path(self.path))) == "text"
+        return (self.kind or detect_kind(Path(self.path))) in TEXT_KINDS
+
+    def texts(self) -> TextSource | None:
+        """Its documents one by one; None for a corpus of numbers. Raises Refusal."""
+        kind = self.kind or detect_kind(Path(self.path))
+        if kind not in TEXT_KINDS:
+            return None
+        return TextSource(Path(self.path), kind, self.column, self.name_column)
 
     def load(self) -> Corpus:
         """All documents. Raises Refusal for a corpus that cannot be read."""
@@ -89,6 +111,9 @@ class CorpusWorld(World):
             "vocabulary_size": self.vocabulary_size,
             # with a vocabulary, exactly its words are counted
             "tokens": None if "vocabulary" in overrides else self.tokens(),
+            "bigrams": self.bigrams,
+            "column": self.column,
+            "name_column": self.name_column,
         }
         return read(Path(self.path), skipped=skipped, **(given | overrides)), skipped
 
@@ -97,11 +122,12 @@ class CorpusWorld(World):
         return (str(skipped), dict(skipped.causes)) if skipped.causes else None
 
     def tokens(self) -> Tokens | None:
-        """How its text becomes words; None for the defaults. Raises Refusal for invalid numbers, and for a
-        file of stop words that cannot be read."""
+        """How its text becomes words; None for the defaults, and where a run on numbers stores those of
+        before. Raises Refusal for invalid numbers, and for a file of stop words that cannot be read."""
         stop_words = STOP_WORDS if self.stop_words is None else stop_words_in(Path(self.stop_words))
         tokens = Tokens(self.min_letters, stop_words, self.min_df, self.max_df, self.max_vocabulary)
-        return None if self.stop_words is None and tokens == Tokens() else tokens
+        unset = tokens == Tokens() or (tokens == FORMER and not self.is_text)
+        return None if self.stop_words is None and unset else tokens
 
     def divided(self) -> Split:
         corpus = self.load()

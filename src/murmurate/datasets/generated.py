@@ -7,6 +7,7 @@ import sysconfig
 import tokenize
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmurate.datasets.corpus import Corpus
-from murmurate.datasets.tokens import Tokens, WordCounter
+from murmurate.datasets.tokens import FORMER, Tokens, WordCounter
 from murmurate.errors import Refusal
 
 _BLOCK = 8192  # documents drawn at a time, which bounds memory
@@ -98,10 +99,11 @@ def library_text(*, tokens: Tokens | None = None, min_tokens: int = 10, folder: 
 
     A document is a function, class or module: its docstring, and its comments that are not in an inner one.
     Those of fewer than ``min_tokens`` words are left out. Documents are in the order of paths and lines, so
-    equal for equal versions of Python. By default words occur in 5 documents or more. Raises Refusal where
+    equal for equal versions of Python. By default words have 2 letters or more, and occur in 5 documents or
+    more and 95% of them at most. Raises Refusal where
     there are no sources.
     """
-    chosen = tokens or Tokens(min_df=5)
+    chosen = tokens or replace(FORMER, min_df=5)
     counter = WordCounter(chosen)
     for text in library_documents(folder):
         if len(chosen.words_of(text)) >= min_tokens:

@@ -18,7 +18,8 @@ from murmurate.datasets import _cache, _entries, _headers, _matrices, _texts
 from murmurate.datasets._archives import refuse_special
 from murmurate.datasets._format_detection import KINDS, detect_kind
 from murmurate.datasets._lines import Lines
-from murmurate.datasets._record_errors import RecordErrors, Skipped
+from murmurate.datasets._record_errors import RecordErrors, Skipped, option_of
+from murmurate.datasets._text_files import SUFFIXES, TEXT_KINDS
 from murmurate.datasets.corpus import Corpus
 from murmurate.datasets.tokens import VERSION, Tokens
 from murmurate.datasets.vocabulary import read_vocabulary, vocabulary_beside
@@ -30,9 +31,12 @@ _KINDS_WITH_OPTION = {
     "transpose": ("matrix-market", "npz"),
     "one_based": ("svmlight", "lda-c"),
     "vocabulary_size": ("svmlight", "lda-c"),
-    "tokens": ("text",),
+    "tokens": TEXT_KINDS,
+    "bigrams": TEXT_KINDS,
+    "column": ("csv", "jsonl"),
+    "name_column": ("csv", "jsonl"),
 }
-_TOKENS = "tokens (--min-letters, --stop-words, --min-df, --max-df or --max-vocabulary, on the command line)"
+_TOKENS = "--min-letters, --stop-words, --min-df, --max-df or --max-vocabulary (tokens= in Python)"
 
 
 def read(
@@ -46,9 +50,12 @@ def read(
     one_based: bool | None = None,
     vocabulary_size: int | None = None,
     tokens: Tokens | None = None,
+    bigrams: bool = False,
+    column: str | None = None,
+    name_column: str | None = None,
     skipped: Skipped | None = None,
 ) -> Corpus:
-    """Read the documents of a file, or of a folder of text, that have at least one word.
+    """Read the documents of a file, or of a folder of texts, that have at least one word.
 
     The source is converted once to a folder of arrays, the cache, which is memory-mapped from then on: so
     processes share one copy, and only what is used takes memory. It is converted again when the source or the
@@ -59,7 +66,9 @@ def read(
     skip_bad: leave out what is wrong. skipped: is filled with what was left out, and with the documents that
     the corpus lacks. cache: a folder for the cache; by default it is beside the source. transpose: the matrix
     is [words, documents]. one_based: whether word ids begin at 1; required for SVMlight. vocabulary_size: V,
-    where the format does not give it. tokens: how text becomes words; not with a vocabulary.
+    where the format does not give it. tokens: how text becomes words; not with a vocabulary. bigrams: pairs
+    of words that belong together count as one word; with a vocabulary, its pairs. column, name_column: which
+    columns of a CSV or JSON-lines file hold the text and the name of a document.
 
     Raises Refusal, with file and line, for errors in the file, and for options that the kind does not have.
     """
@@ -70,7 +79,7 @@ def read(
         raise Refusal(f"There is no {source}. Check the path; corpora are not downloaded.")
     refuse_special(source)
     if vocabulary_size is not None and not 0 < vocabulary_size <= _headers.LARGEST:
-        raise Refusal(f"vocabulary_size is {vocabulary_size}; it must be from 1 to {_headers.LARGEST}.")
+        raise Refusal(f"--vocabulary-size is {vocabulary_size}; it must be from 1 to {_headers.LARGEST}.")
     kind = kind or detect_kind(source)
     options = {
         "transpose": transpose or None,
@@ -78,24 +87,28 @@ def read(
         "vocabulary_size": vocabulary_size,
         "tokens": tokens,
     }
-    _check_options(source, kind, options)
+    columns = {"bigrams": bigrams or None, "column": column, "name_column": name_column}
+    _check_options(source, kind, options | columns)
     if tokens is not None and vocabulary is not None:
         raise Refusal(
-            f"Text is counted over exactly the words of a given vocabulary. Leave it out, or {_TOKENS}."
+            f"Text is counted over exactly the words of a given --vocabulary. Leave it out, or {_TOKENS}."
         )
     words, words_from = _vocabulary(source, kind, vocabulary)
     options["tokens"] = used = tokens or Tokens()
     key = {
-        "source": _cache.fingerprint(source),
+        "source": _cache.fingerprint(source, kind),
         "kind": kind,
         "vocabulary": None if words is None else _cache.digest(words),
         "skip_bad": skip_bad,
         **options,
         "tokens": {**asdict(used), "stop_words": sorted(used.stop_words)},
+        **{option: value for option, value in columns.items() if value is not None},
     }
-    if kind == "text":
+    if kind in TEXT_KINDS:
         key["tokeniser"] = VERSION
-    convert = partial(_convert, source, kind, words, words_from, options, RecordErrors(source, skip_bad))
+    convert = partial(
+        _convert, source, kind, words, words_from, options | columns, RecordErrors(source, skip_bad)
+    )
     corpus, left_out = _cache.fetch(source, _cache.folder_of(source, cache), key, convert)
     if skipped is not None:
         skipped.causes, skipped.documents = left_out.causes, left_out.documents
@@ -105,19 +118,19 @@ def read(
 def _check_options(path: Path, kind: str, options: dict[str, Any]) -> None:
     if kind not in KINDS:
         raise Refusal(f"There is no kind of corpus called '{kind}'. The kinds: {', '.join(KINDS)}.")
-    if path.is_dir() and kind != "text":
+    if path.is_dir() and not SUFFIXES.get(kind):
         raise Refusal(f"{path} is a folder, and a corpus of kind {kind} is a file. Name the file.")
     for option, kinds in _KINDS_WITH_OPTION.items():
         if options[option] is not None and kind not in kinds:
-            name = _TOKENS if option == "tokens" else option
+            name = _TOKENS if option == "tokens" else option_of(option)
             raise Refusal(
-                f"{name} is an option of {' and '.join(kinds)}, and {path} is read as {kind}. "
-                "Leave it out, or name the kind."
+                f"{name} is for corpora of kind {' or '.join(kinds)}, and {path} is read as {kind}. "
+                "Leave it out, or name the kind with --kind."
             )
     if kind == "svmlight" and options["one_based"] is None:
         raise Refusal(
-            f"{path} does not say whether its word ids begin at 0 or at 1. Add one_based=True or "
-            "one_based=False (--one-based true, on the command line)."
+            f"{path} does not say whether its word ids begin at 0 or at 1. Add --one-based true or "
+            "--one-based false (one_based=True or one_based=False in Python)."
         )
 
 
@@ -127,7 +140,7 @@ def _vocabulary(
     """The words, and where they are from. Text has its own words unless others are given."""
     if given is None:
         beside = vocabulary_beside(source)
-        if kind == "text" or not beside.exists():
+        if kind in TEXT_KINDS or not beside.exists():
             return None, ""
         given = beside
     if isinstance(given, (str, Path)):
@@ -154,7 +167,7 @@ def _convert(
             return
         hint = ""
         if documents == len(words) and kind in _KINDS_WITH_OPTION["transpose"]:
-            hint = " Its documents are as many: if rows are words, add transpose."
+            hint = " Its documents are as many: if rows are words, add --transpose (transpose=True)."
         raise Refusal(
             f"{path} has {size:,} words, and {words_from} has {len(words):,}. Name the vocabulary that "
             f"belongs to it.{hint}"
@@ -180,7 +193,8 @@ def _convert(
         lengths, size = _matrices.convert(path, bool(options["transpose"]), errors, folder)
         check_vocabulary(size, len(lengths))
     else:
-        corpus = _texts.corpus(path, options["tokens"], words, errors)
+        source = _texts.TextSource(path, kind, options["column"], options["name_column"])
+        corpus = _texts.corpus(source, options["tokens"], words, bool(options["bigrams"]), errors)
         np.save(folder / "words.npy", corpus.words)
         np.save(folder / "counts.npy", corpus.counts)
         lengths, size, words = corpus.lengths, corpus.vocabulary_size, corpus.vocabulary

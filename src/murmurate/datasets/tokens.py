@@ -8,7 +8,7 @@ import sys
 import unicodedata
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +42,7 @@ yourselves
 DocumentFrequency = NonNegativeInt | UnitInterval  # a number of documents, or a share of them
 VERSION = 2  # of the tokeniser; version 1 did not treat signs on letters as part of words
 STOP_WORDS = frozenset(_STOP_TEXT.split())
+PAIR = "_"  # between the two words of a pair; no word has it
 _LETTER = r"[^\W\d_]"
 _LETTERS = rf"{_LETTER}+"
 _ASCII_WORD = re.compile(_LETTERS)
@@ -59,18 +60,43 @@ class Tokens:
     (None: all).
     """
 
-    min_letters: PositiveInt = 2
+    min_letters: PositiveInt = 3
     stop_words: frozenset[str] = STOP_WORDS
     min_df: DocumentFrequency = 2
-    max_df: DocumentFrequency = 0.95
+    max_df: DocumentFrequency = 0.5
     max_vocabulary: PositiveInt | None = None
 
     def __post_init__(self) -> None:
         check_ranges(self)
 
-    def words_of(self, text: str) -> list[str]:
-        stop, shortest = self.stop_words, self.min_letters
-        return [w for w in _all_words(text) if len(w) >= shortest and w not in stop]
+    def words_of(self, text: str, pairs: Set[str] = frozenset()) -> list[str]:
+        """The words that are counted, in their order; of ``pairs`` a word that two adjacent ones make."""
+        stop, shortest, words = self.stop_words, self.min_letters, _all_words(text)
+        if pairs:
+            words = _joined(words, pairs)
+        return [w for w in words if len(w) >= shortest and w not in stop]
+
+    def all_words_of(self, text: str) -> list[str]:
+        """Those that are not counted too."""
+        return _all_words(text)
+
+    def counts(self, word: str) -> bool:
+        """Whether a word is counted."""
+        return len(word) >= self.min_letters and word not in self.stop_words
+
+
+# of runs before the bounds became stricter
+FORMER = Tokens(min_letters=2, max_df=0.95)
+
+
+def _joined(words: list[str], pairs: Set[str]) -> list[str]:
+    """The words with each pair in ``pairs`` as one, from left to right."""
+    joined, at = [], 0
+    while at < len(words):
+        pair = PAIR.join(words[at : at + 2])
+        joined.append(pair if pair in pairs else words[at])
+        at += 1 + (pair in pairs)
+    return joined
 
 
 def _all_words(text: str) -> list[str]:
@@ -99,18 +125,30 @@ def stop_words_in(path: Path) -> frozenset[str]:
 
 
 class WordCounter:
-    """Counts the words of documents, one at a time. An entry takes 8 bytes of memory, 24 in ``finish``."""
+    """Counts the words of documents, one at a time. An entry takes 8 bytes of memory, 24 in ``finish``.
 
-    def __init__(self, tokens: Tokens, vocabulary: Sequence[str] | None = None) -> None:
+    vocabulary: the words that are counted, instead of those that ``tokens`` keeps. bigrams: pairs of words
+    among them are counted too. pairs: which pairs of adjacent words are counted as one word.
+    """
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        vocabulary: Sequence[str] | None = None,
+        *,
+        bigrams: bool = False,
+        pairs: Set[str] = frozenset(),
+    ) -> None:
         # every word of a given vocabulary counts, however the vocabulary was chosen
         self._tokens = tokens if vocabulary is None else Tokens(min_letters=1, stop_words=frozenset())
         self._fixed = vocabulary
+        self._pairs = {word for word in vocabulary if PAIR in word} if bigrams and vocabulary else pairs
         self._ids: dict[str, int] = {} if vocabulary is None else {w: i for i, w in enumerate(vocabulary)}
         self._words, self._counts, self._lengths = array("i"), array("i"), array("q")
 
     def add(self, text: str) -> None:
         """Count one more document."""
-        ids, words = self._ids, self._tokens.words_of(text)
+        ids, words = self._ids, self._tokens.words_of(text, self._pairs)
         if self._fixed is not None:
             words = [word for word in words if word in ids]
         counts = Counter(words)
@@ -120,7 +158,7 @@ class WordCounter:
 
     def unreachable(self) -> int:
         """How many words of a given vocabulary no text can contain, such as words with capitals or digits."""
-        return sum(self._tokens.words_of(word) != [word] for word in self._fixed or ())
+        return sum(self._tokens.words_of(word, self._pairs) != [word] for word in self._fixed or ())
 
     def finish(self) -> Corpus:
         """All documents, the empty ones too. The vocabulary is in alphabetical order, or the given one.
@@ -143,12 +181,13 @@ class WordCounter:
             part = slice(seen.starts[begin], seen.starts[end])
             df += np.bincount(seen.words[part], minlength=len(names))
             frequency += np.bincount(seen.words[part], seen.counts[part], minlength=len(names))
-        low, high = _documents(cut.min_df, total), _documents(cut.max_df, total)
+        low, high = document_bound(cut.min_df, total), document_bound(cut.max_df, total)
         kept = np.flatnonzero((df >= low) & (df <= high))
         if not len(kept):
             raise Refusal(
                 f"No word is kept: {len(names)} words occur in {total} documents, and none in {low:g} to "
-                f"{high:g} of them. Lower min_df, raise max_df, or give fewer stop words."
+                f"{high:g} of them. Lower --min-df, raise --max-df, or give fewer --stop-words (in Python "
+                "min_df, max_df and stop_words)."
             )
         alphabetical = sorted(kept.tolist(), key=lambda w: names[w])
         if cut.max_vocabulary is not None:
@@ -157,5 +196,6 @@ class WordCounter:
         return alphabetical
 
 
-def _documents(bound: int | float, total: int) -> float:
+def document_bound(bound: int | float, total: int) -> float:
+    """A bound on document frequency as a number of ``total`` documents."""
     return bound * total if isinstance(bound, float) else bound

@@ -28,8 +28,8 @@ class Capability(enum.Enum):
 
 @dataclass
 class Traffic:
-    """Counts of one channel at this member: bytes copied in and out, seconds spent waiting, and messages that
-    were refused because the incarnation of one end was over."""
+    """Counts of one channel at this member: bytes copied in and out, seconds spent waiting, and messages
+    refused because their sender or receiver had restarted since."""
 
     bytes: int = 0
     waiting_seconds: float = 0.0
@@ -193,7 +193,7 @@ class SharedMemory(Protocol):
     def shared(self, key: str, like: Tensor) -> Tensor:
         """A tensor shaped like ``like`` that all members share.
 
-        It starts with the values of the lowest living rank's ``like``; that member must not call last.
+        It starts with the values of the lowest living rank's ``like``; the others wait for that rank's call.
         """
         ...
 

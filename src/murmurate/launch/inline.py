@@ -36,6 +36,7 @@ class Inline(Launcher):
     """
 
     name = "inline"
+    one_process = True
 
     def start(self, run: Run, folder: Path, resume: Resume | None) -> Coordinator:
         run_state = RunState(run.members)

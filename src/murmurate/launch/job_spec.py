@@ -114,7 +114,7 @@ class MemberHost:
         resume, folder = self.spec.resume, Path(self.spec.folder)
         restored = None if resume is None else resume.part(rank)
         offset_seconds = 0.0 if resume is None else resume.offset_seconds
-        fabric = self._fabric(rank)
+        fabric = self.fabric(rank)
         return WorkerContext(rank, fabric, self.run_state, folder, self.started_at, offset_seconds, restored)
 
     def is_gone(self, rank: int, process: Process, silent_seconds: float) -> bool:
@@ -145,12 +145,16 @@ class MemberHost:
         for memory_file in self._memory_files:
             memory_file.close()
 
-    def _fabric(self, rank: int) -> Fabric:
+    def fabric(self, rank: int, deadline_seconds: float = 60.0) -> Fabric:
+        """The fabric of ``rank``, a member of this process; in shared memory if all members are on one host.
+
+        deadline_seconds: for collectives, and sends into a full queue.
+        """
         spec = self.spec
         if spec.offer is not None:
             memory_file = self._memory_file(spec.offer)
             open_run_state(memory_file, spec.members)  # a member's own regions begin after the run state's
-            return ProcessFabric(memory_file, self.run_state, rank)
+            return ProcessFabric(memory_file, self.run_state, rank, deadline_seconds)
         # of its own: one member's wait on a shared connection would hold up another's messages
         store = PrefixStore("fabric", self._store).clone()  # type: ignore[attr-defined]
         fabric = NetworkFabric(
@@ -162,6 +166,7 @@ class MemberHost:
             secret=self._secret(),
             address=self._address,
             run_state=self.run_state,
+            deadline_seconds=deadline_seconds,
             compression=spec.compression,
         )
         self._fabrics.append(fabric)

@@ -18,7 +18,7 @@ from murmurate.fabric.processes.spawn import (
 )
 from murmurate.launch import shutdown
 from murmurate.launch.failure_detector import OVER, FailureDetector
-from murmurate.launch.role import replica
+from murmurate.launch.role import log_end, replica
 from murmurate.training.coordinator import Coordinator, SecondInterrupt, signals
 from murmurate.training.launcher import Launcher
 from murmurate.training.run import Run
@@ -86,7 +86,10 @@ def _watch(workers: WorkerProcesses, coordinator: Coordinator, detector: Failure
 
 def _take_end(worker: WorkerProcess, coordinator: Coordinator, detector: FailureDetector) -> None:
     end, rank = worker.exit, worker.rank
-    if end is None or end.how == FINISHED:
+    if end is None:
+        return
+    log_end(coordinator.folder, rank, end)
+    if end.how == FINISHED:
         return
     joining = worker.joins and not coordinator.run_state.has_entered(rank)
     if end.how == REFUSED and not joining:

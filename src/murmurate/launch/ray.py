@@ -53,7 +53,7 @@ class Ray(Launcher):
 
         Raises Refusal, too, if there is no such cluster, or no room in it.
         """
-        with cluster(run) as ray:
+        with cluster(run.members * run.placement.threads) as ray:
             job = RayJob(ray, run, folder, resume)
             try:
                 job.begin()
@@ -90,7 +90,8 @@ class RayJob:
         self.proof = prove(folder)
         self.epoch = 0
         self.memory_file: SharedMemoryFile | None = None
-        self.group = place(ray, run)
+        bundles = [bundle(run, rank) for rank in range(run.members)]
+        self.group = place(ray, bundles, "--replicas or --placement.threads")
         self.restarts: Counter[int] = Counter()
         self.actors: dict[int, Any] = {}
         self.workers: dict[int, WorkerInfo] = {}

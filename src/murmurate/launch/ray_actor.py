@@ -16,7 +16,7 @@ from murmurate.fabric.processes.spawn import FAILED, REFUSED, Exit, describe
 from murmurate.launch.host_memory import Offer, Process, borrow
 from murmurate.launch.job_spec import JobSpec, MemberHost, check_folder
 from murmurate.launch.rendezvous import own_address
-from murmurate.launch.role import keep_log, prepare_process, run_member
+from murmurate.launch.role import keep_log, log_end, prepare_process, run_member
 from murmurate.training.run import Run
 
 STORE_SECONDS = 60.0
@@ -59,7 +59,9 @@ class WorkerActor:
         except Exception as error:
             return Exit(FAILED, f"it could not begin: {describe(error)}")
         try:
-            return run_member(run, lambda: host.worker_context(rank))
+            end = run_member(run, lambda: host.worker_context(rank))
+            log_end(Path(spec.folder), rank, end)
+            return end
         finally:
             host.close()
 

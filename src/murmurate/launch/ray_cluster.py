@@ -8,10 +8,11 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import psutil
+import torch
 
 from murmurate.errors import MissingExtra, Refusal
 from murmurate.training.run import Run
@@ -29,8 +30,9 @@ def imported() -> Any:
 
 
 @contextlib.contextmanager
-def cluster(run: Run) -> Iterator[Any]:
-    """Ray, connected: as this process already is, to RAY_ADDRESS, or to a new cluster on this host."""
+def cluster(cores_needed: int) -> Iterator[Any]:
+    """Ray, connected: as this process already is, to RAY_ADDRESS, or to a new cluster on this host (which
+    counts at least ``cores_needed`` cores, whatever the host has)."""
     ray = imported()
     if ray.is_initialized():
         yield ray
@@ -42,7 +44,7 @@ def cluster(run: Run) -> Iterator[Any]:
             _connect(ray, address)
         else:
             temp_folder = tempfile.mkdtemp(prefix="mray")  # short: Ray puts sockets below it
-            cores = max(psutil.cpu_count() or 1, run.members * run.placement.threads)
+            cores = max(psutil.cpu_count() or 1, cores_needed)
             ray.init(
                 address="local",
                 num_cpus=cores,
@@ -69,32 +71,37 @@ def _connect(ray: Any, address: str) -> None:
 
 
 def bundle(run: Run, rank: int) -> dict[str, float]:
-    """The resources of ``rank``: cores for its threads and, for a replica that the placement puts on a GPU, a
-    share of that GPU.
+    """The ``resources`` of ``rank``, a member of ``run``. A centre has no GPU."""
+    learners = [run.device(replica) for replica in range(run.replicas)]
+    return resources(run.device(rank), learners, run.placement.threads)
 
-    The share is 1/k for a whole number k, so that k replicas fit on each GPU, and no more GPUs are needed
-    than the placement names. A centre has no GPU.
+
+def resources(own: torch.device, learners: Sequence[torch.device], threads: int) -> dict[str, float]:
+    """Cores for a member's threads and, for one on a GPU, a share of that GPU.
+
+    learners: the devices of all replicas. The share is 1/k for a whole number k, so that k replicas fit on
+    each GPU, and no more GPUs are needed than are named.
     """
-    cores = {"CPU": float(run.placement.threads)}
-    on_gpus = [name for name in map(run.device, range(run.replicas)) if name.type == "cuda"]
-    if run.device(rank).type != "cuda":
+    cores = {"CPU": float(threads)}
+    on_gpus = [device for device in learners if device.type == "cuda"]
+    if own.type != "cuda":
         return cores
     sharers = math.ceil(len(on_gpus) / len(set(on_gpus)))
     # Ray counts in ten thousandths: k shares that were rounded up would be more than a GPU
     return cores | {"GPU": math.floor(_RAY_UNITS / sharers) / _RAY_UNITS}
 
 
-def place(ray: Any, run: Run) -> Any:
-    """Reserve resources for all members, close together. Raises Refusal, naming the free resources."""
-    bundles = [bundle(run, rank) for rank in range(run.members)]
-    group = ray.util.placement_group(bundles, strategy="PACK")
+def place(ray: Any, bundles: Sequence[dict[str, float]], advice: str) -> Any:
+    """Reserve resources for all members, close together. Raises Refusal, naming the free resources and what
+    to use less of (``advice``)."""
+    group = ray.util.placement_group(list(bundles), strategy="PACK")
     if not group.wait(timeout_seconds=_PLACE_SECONDS):
         ray.util.remove_placement_group(group)
-        free = {kind: ray.available_resources().get(kind, 0) for resources in bundles for kind in resources}
+        free = {kind: ray.available_resources().get(kind, 0) for one in bundles for kind in one}
         raise Refusal(
-            f"the cluster at {socket.gethostname()} found no room for {run.members} members of "
+            f"the cluster at {socket.gethostname()} found no room for {len(bundles)} members of "
             f"{' or '.join(dict.fromkeys(map(str, bundles)))} each within {_PLACE_SECONDS:g} s; "
-            f"free are {free}. Use fewer --replicas or --placement.threads, or add nodes."
+            f"free are {free}. Use fewer {advice}, or add nodes."
         )
     return group
 

@@ -34,6 +34,7 @@ from murmurate.launch.secret import SET_IT, VARIABLE, user_secret
 _GATHER_SECONDS = 300.0  # imports and the opening of simulators, on a busy machine
 _STORE_SECONDS = 60.0
 _POLL_SECONDS = 0.02
+_PIECE_BYTES = 2**22  # a torch store takes no value of 8 MiB
 _NO_RUN_ID = "none"  # torchrun's, without --rdzv-id
 _COMMAND = "torchrun --nproc-per-node 2 -m murmurate train cartpole-gala --launcher torchrun"
 
@@ -97,13 +98,11 @@ class Rendezvous:
         secret = user_secret()
         self._engine_store = _connect(environment)
         self.run_id = _run_id(environment, self._engine_store)
-        self._place = f"murmurate/{urllib.parse.quote(self.run_id, safe='')}"
+        self._place = _place(self.run_id)
         self._root = AuthenticatedStore(self._engine_store, self._place, secret)
-        # drawn, so that nothing that was written in another start fits into this one
-        self._enter(secrets.randbits(62) if self.leads else 0)
-        self.offer: Offer | None = None
-        self.others: dict[int, RankInfo] = {}
         self._memory_file: SharedMemoryFile | None = None
+        self._enter(0)
+        self.begin()
 
     @property
     def leads(self) -> bool:
@@ -113,10 +112,24 @@ class Rendezvous:
         self.epoch = epoch
         self._messages = self._root.part(f"epoch-{epoch}")
 
+    def begin(self) -> None:
+        """Before ``gather`` or ``join``: for a second job of the same ranks."""
+        if self.leads:
+            # drawn, so that nothing that was written in another start fits into this one
+            self._enter(secrets.randbits(62))
+        self.offer: Offer | None = None
+        self.others: dict[int, RankInfo] = {}
+
     @property
     def store(self) -> Store:
         """The part of the store that belongs to this epoch."""
         return PrefixStore(f"{self._place}/epoch-{self.epoch}", self._engine_store)
+
+    @classmethod
+    def client(cls, environment: Environment, run_id: str, epoch: int) -> Store:
+        """That part, for a process of the leader's that is no rank."""
+        store = _connect(dataclasses.replace(environment, agent_store=True))
+        return PrefixStore(f"{_place(run_id)}/epoch-{epoch}", store)
 
     # -- what outlives an epoch
 
@@ -232,15 +245,38 @@ class Rendezvous:
         """The exit code that the leader publishes once every rank has saved; None if it ends before."""
         while True:
             is_gone = leader_is_gone()
-            code = self._messages.find("over")
+            code = self.over()
             if code is not None:
-                self._messages.set(f"heard/{self.environment.rank}", b"1")
-                return int(code)
+                self.heard()
+                return code
             if is_gone:
                 return None
             time.sleep(_POLL_SECONDS)
 
+    def over(self) -> int | None:
+        """The exit code that the leader has published; None before."""
+        code = self._messages.find("over")
+        return None if code is None else int(code)
+
+    def heard(self) -> None:
+        """The leader need not wait for this rank any more."""
+        self._messages.set(f"heard/{self.environment.rank}", b"1")
+
     # -- both
+
+    def share(self, key: str, content: bytes) -> None:
+        """Write ``content``, of any length, for the other ranks; a key once an epoch."""
+        pieces = range(0, len(content), _PIECE_BYTES)
+        for number, start in enumerate(pieces):
+            self._messages.set(f"{key}/{number}", content[start : start + _PIECE_BYTES])
+        self._messages.set(key, str(len(pieces)).encode())
+
+    def shared(self, key: str) -> bytes | None:
+        """What a rank has shared as ``key``; None if it has not, or a stranger has."""
+        count = self._messages.find(key)
+        pieces = [self._messages.find(f"{key}/{number}") for number in range(int(count or 0))]
+        whole = [piece for piece in pieces if piece is not None]
+        return None if count is None or len(whole) < len(pieces) else b"".join(whole)
 
     def refuse(self) -> None:
         """Announce that the leader does not start, so that the others do not wait."""
@@ -288,6 +324,10 @@ def _run_id(environment: Environment, store: Store) -> str:
     if not re.fullmatch("[0-9a-f]{16}", drawn):
         raise Refusal(f"a stranger has written {ascii(drawn)[:80]} into the store as the run's id. {SET_IT}")
     return drawn
+
+
+def _place(run_id: str) -> str:
+    return f"murmurate/{urllib.parse.quote(run_id, safe='')}"
 
 
 def _connect(environment: Environment) -> TCPStore:

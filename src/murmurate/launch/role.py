@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import os
 import signal
+import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -145,6 +148,18 @@ def keep_log(folder: Path, rank: int) -> None:
     os.close(log)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
+    print(_dated(f"rank {rank} begins: process {os.getpid()} on {socket.gethostname()}"), file=sys.stderr)
+
+
+def log_end(folder: Path, rank: int, end: Exit) -> None:
+    """How ``rank`` ended, as a last line of its log: of a killed process the launcher writes it."""
+    why = f": {end.error}" if end.error else ""
+    with contextlib.suppress(OSError), (folder / log_name(rank)).open("a") as log:
+        log.write(_dated(f"rank {rank} ended ({end.how}){why}") + "\n")
+
+
+def _dated(line: str) -> str:
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}"
 
 
 def leave_unless_stopping(run_state: RunState) -> None:

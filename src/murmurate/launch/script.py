@@ -4,110 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import itertools
-import math
 import multiprocessing
 import multiprocessing.process
-import os
-import pickle
 import sys
+import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import IO, Any, Literal
-
-import torch
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import Capability, Fabric
 from murmurate.fabric.processes.fabric import ProcessFabric
-from murmurate.fabric.processes.spawn import (
-    DIED,
-    FAILED,
-    FINISHED,
-    LEFT,
-    REFUSED,
-    Died,
-    Exit,
-    Worker,
-    WorkerProcess,
-    WorkerProcesses,
-    take_signals,
-)
+from murmurate.fabric.processes.spawn import FINISHED, Died, Exit, Worker, WorkerProcesses, take_signals
 from murmurate.fabric.simulated.fabric import SimulatedFabric
-from murmurate.replicator.replica_parts import check_parts, role_of
+from murmurate.launch import script_ranks
+from murmurate.launch.script_member import ByThread, Main, ScriptSettings, failure, stdout_of
+from murmurate.replicator.replica_parts import check_parts
 from murmurate.replicator.replicator import check_capabilities, check_common_rounds
-from murmurate.replicator.user_loop import OwnLoop
-from murmurate.spatial.parts import PartLost, Parts, checked_grid
+from murmurate.spatial.parts import checked_grid
 from murmurate.strategies import strategy as strategy_by_name
 from murmurate.strategies.interface import Strategy
 
-Main = Callable[[OwnLoop], Any]
 _PRELOADED = ("murmurate.launch.script", "torch._dynamo")  # an optimizer imports the second, for 1.6 s
 _POLL_SECONDS = 1.0
-
-
-@dataclass(frozen=True)
-class ScriptSettings:
-    """The settings of ``murmurate.run`` that all members share."""
-
-    main: Main
-    strategy: Strategy
-    replicas: int
-    seed: int
-    workers: int
-    devices: tuple[tuple[str, ...], ...]
-    collectives: bool
-    output: str
-    threads: int
-    deadline_seconds: float
-    grid: tuple[int, int]  # of the parts of a replica
-
-    @property
-    def parts(self) -> int:
-        return math.prod(self.grid)
-
-    @property
-    def members(self) -> int:
-        return self.replicas * self.parts + self.strategy.centre
-
-    def members_of(self, replica: int) -> range:
-        """Its parts; the first one is its leader."""
-        return range(replica * self.parts, (replica + 1) * self.parts)
-
-    def name_of(self, rank: int) -> str:
-        replica, part = divmod(rank, self.parts)
-        return f"replica {rank}" if self.parts == 1 else f"part {part} of replica {replica}"
-
-    def run_member(self, fabric: Fabric) -> Any:
-        """Run ``main`` as the member behind ``fabric``; None for a centre."""
-        strategy, across = role_of(self.strategy, fabric, self.parts)
-        is_centre = fabric.rank == self.replicas * self.parts
-        deadline = self.deadline_seconds
-        grid = (1, 1) if is_centre else self.grid
-        loop = OwnLoop(
-            strategy,
-            across,
-            parts=Parts.open(fabric, grid, seed=self.seed, deadline_seconds=deadline),
-            seed=self.seed,
-            workers=self.workers,
-            devices=self.devices[fabric.rank % len(self.devices)],
-            collectives=self.collectives,
-        )
-        result = None
-        with loop:
-            result = self.main(loop)
-        return result
+_LAUNCHERS = ("local", "inline", "torchrun", "ray")
 
 
 def run(
     main: Main,
     *,
-    replicas: int = 1,
+    replicas: int | None = None,
     parts: int | tuple[int, int] = 1,
     strategy: str | Strategy = "all-reduce",
-    launcher: Literal["local", "inline"] = "local",
+    launcher: Literal["local", "inline", "torchrun", "ray"] | None = None,
     seed: int = 0,
     workers: int = 1,
     devices: Sequence[str | Sequence[str]] = ("cpu",),
@@ -122,11 +52,14 @@ def run(
 
     Args:
         main: takes an ``OwnLoop``; a function at module level, as other processes import it by name.
+        replicas: 1 if it is left out; in a script that torchrun started, as many as there are ranks.
         parts: of each replica, along rows and columns of its images (see ``murmurate.spatial``); each part is
             a member, and ``replicator.parts`` joins those of a replica.
         strategy: a name, or a strategy with other hyper-parameters. One with a centre gets one more member.
         launcher: "local" gives each member a process on this host; "inline" a thread of this one, one running
-            at a time in an order drawn from ``seed``: repeatable, and breakpoints work.
+            at a time in an order drawn from ``seed``: repeatable, and breakpoints work. "torchrun": this
+            process is the member of its rank, and each rank calls ``run``. "ray": an actor of the Ray
+            cluster. Left out, it is torchrun in a script that torchrun started, else local.
         workers, collectives: see ``OwnLoop``.
         devices: of each replica (or part), cycled over them; a sequence of them for a model-parallel one.
         output: "main" prints the first replica's output, and errors; "all" that of all, marked by rank.
@@ -135,11 +68,30 @@ def run(
 
     A member that raises ends them all: RunFailed carries its traceback, Refusal its message. A process that
     is killed is ``Died`` in the result, and the others go on as their strategy does; RunFailed if all are.
-    A replica ends with each of its parts.
+    A replica ends with each of its parts. Under torchrun, which ends all ranks when one dies, results of
+    other ranks arrive as far as they are tensors, plain values and containers of them, else as None.
     """
+    if launcher is not None and launcher not in _LAUNCHERS:
+        known = f"{', '.join(_LAUNCHERS[:-1])} or {_LAUNCHERS[-1]}"
+        raise Refusal(f"there is no launcher '{launcher}' for scripts: use {known}")
     kind = strategy_by_name(strategy)() if isinstance(strategy, str) else strategy
+    grid = checked_grid(parts)
+    ranks = script_ranks.started_here()
+    if launcher is None:
+        launcher = "local" if ranks is None else "torchrun"
+    if ranks is not None and ranks.size > 1 and launcher in ("local", "ray"):
+        raise Refusal(
+            f"torchrun started this script {ranks.size} times, and each would start replicas of its own by "
+            f"launcher='{launcher}'. Leave launcher out: then each rank is a replica."
+        )
+    if launcher == "torchrun":
+        replicas = script_ranks.replicas_of(ranks, replicas, grid)
+    replicas = 1 if replicas is None else replicas
     replica_devices = tuple((d,) if isinstance(d, str) else tuple(d) for d in devices)
-    check_capabilities(kind, frozenset(Capability), "this host", itertools.chain(*replica_devices))
+    offered, by = (
+        script_ranks.offered(ranks) if launcher == "torchrun" else (frozenset(Capability), "this host")
+    )
+    check_capabilities(kind, offered, by, itertools.chain(*replica_devices))
     if collectives:
         check_common_rounds(kind, "collectives")
     if replicas < 1:
@@ -147,28 +99,41 @@ def run(
     kind.check(replicas)
     settings = ScriptSettings(
         main, kind, replicas, seed, workers, replica_devices, collectives, output, threads, deadline_seconds,
-        checked_grid(parts),
+        grid,
     )  # fmt: skip
     check_parts(kind, settings.parts)
+    return _start(settings, launcher)
+
+
+def _start(settings: ScriptSettings, launcher: str) -> list[Any]:
     if launcher == "inline":
         return _inline(settings)
-    if launcher == "local":
-        return _local(settings)
-    raise Refusal(f"there is no launcher '{launcher}' for scripts: use local or inline")
+    if launcher == "torchrun":
+        return script_ranks.run_rank(settings)
+    if launcher == "ray":
+        from murmurate.launch.script_ray import run_on_ray
+
+        return run_on_ray(settings)
+    return _local(settings)
 
 
 def _inline(settings: ScriptSettings) -> list[Any]:
     fabric = SimulatedFabric(settings.members, settings.seed, keep_log=False, coroutines="threads")
 
+    out = ByThread(sys.stdout)
+    streams = [stdout_of(settings.output, rank) for rank in range(settings.members)]
+
     def run_member(fabric: Fabric) -> Any:
+        out.streams[threading.get_ident()] = streams[fabric.rank]
         try:
             return settings.run_member(fabric)
         except Refusal:
             raise
         except Exception as error:
-            raise RunFailed(_failure(settings.name_of(fabric.rank), Exit.failed(error))) from error
+            raise RunFailed(failure(settings.name_of(fabric.rank), Exit.failed(error))) from error
 
-    results = fabric.run([run_member] * settings.members)
+    with contextlib.redirect_stdout(out):
+        results = fabric.run([run_member] * settings.members)
     return [results[settings.members_of(replica)[0]] for replica in range(settings.replicas)]
 
 
@@ -181,13 +146,7 @@ def _local(settings: ScriptSettings) -> list[Any]:
             "each process imports the script, and this one started replicas while it was imported. Put "
             "murmurate.run(...) under: if __name__ == '__main__':"
         )
-    try:
-        pickle.dumps(settings)
-    except Exception as error:
-        raise Refusal(
-            f"the script's main cannot be sent to a process ({error}). Let it be a function at module level, "
-            "or use launcher='inline'."
-        ) from error
+    settings.pickled()  # refuses what cannot be
     sys.stdout.flush()
     with WorkerProcesses(settings.members, _PRELOADED) as workers:
         for rank in range(settings.members):
@@ -209,80 +168,19 @@ def _collect(settings: ScriptSettings, workers: WorkerProcesses) -> list[Any]:
             if idle[worker.rank] * _POLL_SECONDS > settings.deadline_seconds:
                 worker.kill()
         for worker in ended:
-            results[worker.rank] = _result(worker, settings)
-            if isinstance(results[worker.rank], Died) or settings.strategy.common_rounds:
+            assert worker.exit is not None
+            result = settings.result_of(worker.rank, worker.exit, worker.process.exitcode)
+            results[worker.rank] = result
+            if isinstance(result, Died) or settings.strategy.common_rounds:
                 workers.run_state.mark_dead(worker.rank)  # the others go on without it
-    replicas = [_of_replica(settings, results, replica) for replica in range(settings.replicas)]
-    if all(isinstance(r, Died) for r in replicas):
-        codes = ", ".join(str(r.exit_code) for r in replicas)
-        raise RunFailed(f"all replicas ended without a result (exit codes {codes}); see their output above")
-    return replicas
-
-
-def _of_replica(settings: ScriptSettings, results: dict[int, Any], replica: int) -> Any:
-    """The leader's result; if one of its parts was killed, or left as another was, ``Died``."""
-    own = [results[rank] for rank in settings.members_of(replica)]
-    dead = [result for result in own if isinstance(result, Died)]
-    return Died(replica, next((d.exit_code for d in dead if d.exit_code), None)) if dead else own[0]
-
-
-def _result(worker: WorkerProcess, settings: ScriptSettings) -> Any:
-    """The result of an ended worker. Raises Refusal and RunFailed."""
-    rank, end = worker.rank, worker.exit
-    assert end is not None
-    name = settings.name_of(rank)
-    if end.how == REFUSED:
-        raise Refusal(end.error)
-    if end.how == FAILED:
-        raise RunFailed(_failure(name, end))
-    if end.how == DIED:
-        print(f"murmurate: {name} died ({end.error})", file=sys.stderr, flush=True)
-        return Died(rank, worker.process.exitcode)
-    if end.how == LEFT:
-        print(f"murmurate: {name} stopped: {end.error}", file=sys.stderr, flush=True)
-        return Died(rank, None)
-    return end.result
-
-
-def _failure(name: str, end: Exit) -> str:
-    return f"{name} failed: {end.error}" + f"\n\n{end.trace}" * bool(end.trace)
+    return settings.results(results)
 
 
 def _run_worker(settings: ScriptSettings, worker: Worker) -> Exit:
     """The work of a worker process of a script."""
     take_signals()
-    torch.set_num_threads(settings.threads)
     fabric = ProcessFabric(worker.memory_file, worker.run_state, worker.rank, settings.deadline_seconds)
-    try:
-        with contextlib.redirect_stdout(_stdout(settings.output, worker.rank)):
-            result = settings.run_member(fabric)
-    except Refusal as refusal:
-        return Exit(REFUSED, str(refusal))
-    except PartLost as lost:
-        return Exit(LEFT, str(lost))
-    worker.run_state.finished(worker.rank)
-    return Exit(FINISHED, result=result)
-
-
-def _stdout(output: str, rank: int) -> IO[str] | io.TextIOBase:
-    """The stream for this member's output: none, stdout, or stdout with lines marked by rank."""
-    if output == "main":
-        return sys.stdout if rank == 0 else open(os.devnull, "w")
-    return _Marked(f"[{rank}] ")
-
-
-class _Marked(io.TextIOBase):
-    """Writes whole lines to stdout, each after ``mark``, so that those of several processes do not mix."""
-
-    def __init__(self, mark: str) -> None:
-        self._mark, self._begun, self._out = mark, "", sys.stdout
-
-    def write(self, text: str) -> int:
-        *lines, self._begun = (self._begun + text).split("\n")
-        for line in lines:
-            self._out.write(f"{self._mark}{line}\n")
-        self._out.flush()
-        return len(text)
-
-    def flush(self) -> None:
-        self._out.flush()
+    end = settings.end_of_member(fabric, stdout_of(settings.output, worker.rank))
+    if end.how == FINISHED:
+        worker.run_state.finished(worker.rank)
+    return end

@@ -32,6 +32,14 @@ class GaussianHead(nn.Module):
         return torch.cat([mean, self.log_std.expand_as(mean)], dim=-1)
 
 
+def policy_head(features: int, spec: EnvSpec) -> nn.Module:
+    """Features [..., F] to logits [..., A] of discrete actions (of all their parts side by side), or to the
+    parameters of a Gaussian."""
+    if spec.categorical:
+        return nn.Linear(features, spec.actions or sum(spec.factors))
+    return GaussianHead(features, math.prod(spec.action_shape))
+
+
 class ActorCritic(nn.Module):
     """A torso, optionally a recurrent core, a policy head and a value head.
 
@@ -182,12 +190,7 @@ def _build(spec: EnvSpec, torso: str, hidden: Sequence[int], recurrent: int) -> 
         value_trunk = build_torso(spec, torso, hidden)
     core = LSTMCore(features, recurrent) if recurrent else None
     features = recurrent or features
-    head: nn.Module
-    if spec.actions:
-        head = nn.Linear(features, spec.actions)
-    else:
-        head = GaussianHead(features, math.prod(spec.action_shape))
-    return ActorCritic(trunk, core, head, nn.Linear(features, 1), value_trunk)
+    return ActorCritic(trunk, core, policy_head(features, spec), nn.Linear(features, 1), value_trunk)
 
 
 def _dtype(head: nn.Module) -> torch.dtype:

@@ -122,6 +122,9 @@ class ConvTorso(nn.Module):
 
     def _as_read(self, observation: Tensor) -> Tensor:
         """As the first layer reads it: laid, if it is not yet."""
+        if torch.compiler.is_exporting():  # bytes read as words are for torch alone
+            self._check(observation)
+            return observation
         laid = self.blocks is not None and observation.shape[1:] == self.blocks.shape
         return observation if laid else self.preprocess(observation)
 
@@ -156,7 +159,7 @@ class ConvTorso(nn.Module):
 
     def _plainly(self, x: Tensor) -> Tensor:
         """``forward`` as torch does it, of what the first layer reads."""
-        blocks = self.blocks
+        blocks = None if torch.compiler.is_exporting() else self.blocks
         first, *rest = cast("list[nn.Conv2d]", list(self.convolutions))
         weight = first.weight * (1.0 / 255.0)
         if blocks is None:

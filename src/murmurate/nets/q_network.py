@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from murmurate.nets.conv import ConvTorso
 from murmurate.nets.initialize import orthogonal_
+from murmurate.nets.moments import ObservationNormalizer
 from murmurate.nets.torso import AUTO, build_torso, seeded_by
 from murmurate.spec import EnvSpec
 
@@ -30,11 +31,14 @@ class DuelingHead(nn.Module):
 
 
 class QNetwork(nn.Module):
-    """A torso and a head. Features are cast to the head's dtype, and its result to float32."""
+    """A torso and a head. Features are cast to the head's dtype, and its result to float32.
 
-    def __init__(self, torso: nn.Module, head: nn.Module) -> None:
+    normalizer: what the torso reads of an observation; None: itself.
+    """
+
+    def __init__(self, torso: nn.Module, head: nn.Module, normalizer: nn.Module | None = None) -> None:
         super().__init__()
-        self.torso, self.head = torso, head
+        self.torso, self.head, self.normalizer = torso, head, normalizer
 
     def preprocess(self, observation: Tensor) -> Tensor:
         """Observations [B, ...] preprocessed for nets of this kind, so that several can share the work."""
@@ -42,7 +46,7 @@ class QNetwork(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """[B, ...], or what ``lay`` makes of it, to Q(s, .) [B, A]."""
-        features = self.torso(observation)
+        features = self.torso(observation if self.normalizer is None else self.normalizer(observation))
         values: Tensor = self.head(features.to(next(self.head.parameters()).dtype))
         return values.float()
 
@@ -54,6 +58,7 @@ def q_network(
     torso: str = AUTO,
     hidden: Sequence[int] = (128, 128),
     dueling: bool = False,
+    normalize: bool = False,
 ) -> QNetwork:
     """The net for a world, orthogonally initialised: gain sqrt(2) in the torso, 1 in the head.
 
@@ -63,10 +68,12 @@ def q_network(
         torso: its name (``nets/torso.py``); "auto" is nature2013 for images and mlp for vectors.
         hidden: widths of the MLP's layers.
         dueling: separate streams for the state's value and the actions' advantages.
+        normalize: observations, by their running moments (``nets/moments.py``).
 
     Raises:
         ValueError: for actions that are vectors, an unknown torso, or one that cannot read the observations.
     """
+    spec.refuse_factors("Q-learning")
     if not spec.actions:
         raise ValueError(
             f"the actions of {spec.name} are vectors, and Q-learning needs discrete ones: use a2c"
@@ -76,6 +83,8 @@ def q_network(
         features: int = trunk.out_features  # type: ignore[assignment]
         head = DuelingHead(features, spec.actions) if dueling else nn.Linear(features, spec.actions)
         net = QNetwork(trunk, head)
+    if normalize:
+        net.normalizer = ObservationNormalizer(spec.observation_shape, spec.observation_dtype)
     orthogonal_(net.torso, math.sqrt(2.0), generator)
     orthogonal_(net.head, 1.0, generator)
     return net

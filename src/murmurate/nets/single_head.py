@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from murmurate.nets.actor_critic import GaussianHead
+from murmurate.nets.actor_critic import policy_head
 from murmurate.nets.initialize import orthogonal_
 from murmurate.nets.torso import AUTO, build_torso, seeded_by
 from murmurate.spec import EnvSpec
@@ -40,12 +40,7 @@ def policy_net(
     gain sqrt(2) in the torso and 0.01 in the head. Arguments and errors as in ``actor_critic``."""
     with seeded_by(generator):
         trunk = build_torso(spec, torso, hidden)
-        features = cast(int, trunk.out_features)
-        head: nn.Module
-        if spec.actions:
-            head = nn.Linear(features, spec.actions)
-        else:
-            head = GaussianHead(features, math.prod(spec.action_shape))
+        head = policy_head(cast(int, trunk.out_features), spec)
     return _initialised(trunk, head, 0.01, generator)
 
 

@@ -1,8 +1,8 @@
 """Torsos by name: the parts of nets that read observations.
 
 A module of this folder, or one that joins it by an entry point of the group ``murmurate.nets``, offers torsos
-as functions by name. A function in a file of your own is named ``path/to/file.py:function`` and needs no
-entry point::
+as functions by name. A function or class of your own is named ``path/to/file.py:NAME`` or ``module:NAME`` and
+needs no entry point::
 
     def wide(spec: EnvSpec, hidden: Sequence[int]) -> nn.Module: ...
 
@@ -47,14 +47,16 @@ def checked_torso(name: str) -> str:
     Raises:
         ValueError: for an unknown name.
     """
-    if (own := plugins.absolute(name)).rpartition(":")[0].endswith(".py"):
-        return own
+    if ":" in name:
+        return plugins.absolute(name)
     known = [AUTO, *sorted(torsos())]
     if name in known:
         return name
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f" (did you mean '{near[0]}'?)" if near else ""
-    raise ValueError(f"there is no torso called '{name}'{hint}: use {', '.join(known)} or FILE.py:FUNCTION")
+    raise ValueError(
+        f"there is no torso called '{name}'{hint}: use {', '.join(known)}, FILE.py:NAME or module:NAME"
+    )
 
 
 def usual_torso(spec: EnvSpec) -> str:
@@ -73,8 +75,10 @@ def build_torso(spec: EnvSpec, name: str, hidden: Sequence[int]) -> nn.Module:
     if name == AUTO:
         name = usual_torso(spec)
     known = torsos()
-    make = known[name] if name in known else plugins.function_in_file(name, "torso", "--agent.torso")
-    torso = make(spec, hidden)
+    if name in known:
+        torso = known[name](spec, hidden)
+    else:
+        torso = plugins.made(name, "torso", "--agent.torso", spec, hidden)
     if not isinstance(getattr(torso, "out_features", None), int):
         raise ValueError(f"the torso {name} has no number of features: set its out_features")
     return torso

@@ -7,21 +7,23 @@ registration.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
 from murmurate import plugins
-from murmurate.errors import unknown
+from murmurate.errors import Refusal, unknown
 from murmurate.training.run import Run
 from murmurate.training.run_folder import read_run
+from murmurate.worlds.own import lasting, world_name
 from murmurate.worlds.registry import vector_worlds, world_names
 
 _FEW = 4
 
 
 def _modules() -> tuple[ModuleType, ...]:
-    return plugins.modules(__name__)
+    return tuple(module for module in plugins.modules(__name__) if hasattr(module, "ALGORITHM"))
 
 
 def algorithms() -> dict[str, Callable[[str], Run]]:
@@ -49,12 +51,29 @@ def _limits(worlds: Sequence[str]) -> str:
 
 
 def recipe(name: str) -> Run:
-    """The Run called ``<world>-<algorithm>``. Raises Refusal with the nearest name for an unknown one."""
+    """The Run called ``<world>-<algorithm>``, or that of a file, ``FILE.py`` or ``FILE.py:<world>``, which
+    joins the recipes.
+
+    Raises Refusal with the nearest name for an unknown one, and for a file without a recipe.
+    """
+    file, _, world = name.rpartition(":")
+    if name.endswith(".py") or file.endswith(".py"):
+        name = _of_file(*((name, "") if name.endswith(".py") else (file, world)))
     module = _module_of(name)
     if module is None:
         raise unknown("recipe", name, recipe_names())
-    run: Run = module.recipe(name.removesuffix(f"-{module.ALGORITHM}"))
+    run: Run = module.recipe(lasting(name.removesuffix(f"-{module.ALGORITHM}")))
     return run
+
+
+def recipe_of(env: str, algorithm: str) -> Run:
+    """The Run of an algorithm in an environment of the user's own, named as ``worlds.own.world_name`` reads
+    it. Raises Refusal."""
+    if algorithm not in algorithms():
+        near = difflib.get_close_matches(algorithm, algorithms(), n=1, cutoff=0.5)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        raise Refusal(f"There is no algorithm called '{algorithm}'.{hint} See: murmurate list recipes")
+    return recipe(f"{world_name(env)}-{algorithm}")
 
 
 def stored(folder: Path) -> Run:
@@ -71,6 +90,28 @@ def pairs() -> dict[str, tuple[str, str]]:
 
 def recipe_names() -> list[str]:
     return list(pairs())
+
+
+def _of_file(file: str, world: str) -> str:
+    """The name of its recipe. Without ``world`` it is on the first of the file's ``WORLDS``."""
+    if not Path(file).is_file():
+        raise Refusal(
+            f"there is no file {file} with a recipe. Check the path; or see: murmurate list recipes"
+        )
+    (module,) = plugins.add_imports([file])
+    if not hasattr(module, "ALGORITHM") or not callable(getattr(module, "recipe", None)):
+        raise Refusal(
+            f"{file} holds no recipe: it needs ALGORITHM = 'a name' and a function recipe(world_name) -> Run."
+        )
+    others = [other for other in _modules() if other.ALGORITHM == module.ALGORITHM and other is not module]
+    if others:
+        raise Refusal(
+            f"ALGORITHM in {file} is '{module.ALGORITHM}', as in {others[0].__name__}: choose another name."
+        )
+    worlds = getattr(module, "WORLDS", ())
+    if not world and not worlds:
+        raise Refusal(f"{file} names no WORLDS: say on which it shall run, as in {file}:cartpole")
+    return f"{world or worlds[0]}-{module.ALGORITHM}"
 
 
 def _module_of(name: str) -> ModuleType | None:

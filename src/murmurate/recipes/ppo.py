@@ -31,7 +31,7 @@ def settings(name: str) -> dict[str, Any]:
             "evaluation": Games(),
             "env_steps": 10_000_000,
         }
-    if chosen.spec().actions:
+    if chosen.spec().categorical:
         return {
             "world": chosen,
             "learner": PPO(ratio_clip=0.2, value_clip=0.2),

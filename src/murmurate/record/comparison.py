@@ -21,7 +21,7 @@ def table(shown: Sequence[RunGroup]) -> dict[str, Any]:
     reference = groups.reference_return(shown)
     heads: list[Cell] = [
         ("strategy", "replicas, runs"),
-        ("evaluation", "in training"),
+        ("evaluation, greedy", "in training, sampled") if shown[0].runs[0].plays else ("evaluation", ""),
         ("env steps", "frames" if any(_frames(g) for g in shown) else ""),
         ("seconds", "h:mm:ss" if any((groups.seconds(r) or 0) >= 60 for g in shown for r in g.runs) else ""),
         ("env steps/s", ""),
@@ -118,7 +118,8 @@ def _note(shown: Sequence[RunGroup], reference: tuple[float, str] | None) -> str
         sentences.append(f"Return {number(reference[0])}: {reference[1]}.")
     sentences.append(
         "Seconds count from the launcher's start and include the start of the processes. Waiting is for "
-        "others, in a strategy's step. Bytes per update: all members' bytes over all replicas' updates."
+        "others, in a strategy's steps and to agree on when to stop. Bytes per update: all members' bytes "
+        "over all replicas' updates."
     )
     if any(run.virtual for group in shown for run in group.runs):
         sentences.append("Seconds of simulated runs are virtual ones, of the simulated cluster.")

@@ -37,7 +37,8 @@ class Console:
     Use it as a context manager; call ``feed`` with the records that a ``Tail`` polled, and ``refresh``
     regularly (it updates the time on screen and prints the plain lines). ``elapsed`` returns the seconds
     since the run began (default: since this object was made), on the clock of the records' ``time_seconds``.
-    ``unit``: of env steps. ``curves``: metrics to print (see ``evaluation.interface.Curve``).
+    ``unit``: of env steps. ``curves``: metrics to print (see ``evaluation.interface.Curve``). ``quiet``: show
+    nothing.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Console:
         console: rich.console.Console | None = None,
         elapsed: Callable[[], float] | None = None,
         interval_seconds: float = PLAIN_INTERVAL_SECONDS,
+        quiet: bool = False,
     ) -> None:
         started = time.monotonic()
         self.title = run_title
@@ -61,7 +63,7 @@ class Console:
         self._unit = unit
         self._curves = curves
         self._elapsed = elapsed or (lambda: time.monotonic() - started)
-        self._console = console or rich.console.Console()
+        self._console = console or rich.console.Console(quiet=quiet)
         self._interval = interval_seconds
         self._next_line = self._elapsed() + interval_seconds
         self._next_checkpoint = 0.0

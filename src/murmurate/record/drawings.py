@@ -32,6 +32,7 @@ from murmurate.record.groups import RunGroup, only_run
 from murmurate.record.runs import Axis, RecordedRun
 from murmurate.record.step_timer import KINDS
 from murmurate.record.timelines import Timeline, TimelineSpan
+from murmurate.record.window_bound import WindowBound
 
 MOST_LINES = 32
 EXACT_BARS = 48
@@ -130,6 +131,26 @@ def ball(indicator: Ball) -> Draw:
     return draw
 
 
+def windows(run: RecordedRun, found: Sequence[WindowBound]) -> Draw:
+    """Of each comparison the distance and, above it, Proposition 1's bound, joined by a line."""
+
+    def draw(axes: Axes) -> None:
+        x = run.total_env_steps(np.array([one.time_seconds for one in found]))
+        distance, bound = ([getattr(one, name) for one in found] for name in ("distance", "bound"))
+        axes.vlines(x, distance, bound, color=COLOURS["rule"], linewidth=1.2)
+        axes.plot(x, bound, "_", color=COLOURS["warm"], markersize=9, markeredgewidth=1.8)
+        axes.plot(x, distance, "o", color=COLOURS["accent"], markersize=4)
+        axes.set_yscale("log")
+        label = "distance from consensus ‖X − mean‖ (Frobenius)"
+        tidy(axes, label, axis_label("total_env_steps", ""))
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
+        axes.yaxis.set_minor_formatter(ticker.NullFormatter())
+        axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: short(value)))
+        axes.set_xlim(left=0)
+
+    return draw
+
+
 def heat_map(matrix: NDArray[np.float64], peers: NDArray[np.bool_] | None) -> Draw:
     """Cosines [n, n] (nan: unknown), larger ones in a deeper colour.
 
@@ -212,7 +233,7 @@ def stacked(rows: Sequence[tuple[str, Mapping[str, float]]]) -> Draw:
                 left += shares[kind]
             text = f"{shares['wait']:.1%} waiting, {shares['exchange']:.1%} exchanging"
             axes.text(1.02, row, text, va="center", color=COLOURS["ink"], fontsize="small", clip_on=False)
-        tidy(axes, "", "share of the replicas' time, sampled in bursts")
+        tidy(axes, "", "share of the replicas' time")
         axes.set(xlim=(0, 1.36))
         names = [
             name if len(name) <= _LABEL else f"{name[: _LABEL - 1]}\N{HORIZONTAL ELLIPSIS}"

@@ -81,6 +81,39 @@ def _is_histogram(value: Any) -> bool:
     )
 
 
+def _is_gossip_window(value: Any) -> bool:
+    """steps: [norm, version, versions by peer]; cut: what was compared, and its distance."""
+
+    def by_rank(versions: Any) -> bool:
+        return isinstance(versions, dict) and all(
+            name.isascii() and name.isdigit() and len(name) < 8 and _is_rank(int(name)) and _is_whole(version)
+            for name, version in versions.items()
+        )
+
+    if not isinstance(value, dict) or not _is_time(value.get("window")):
+        return False
+    steps, cut = value.get("steps"), value.get("cut")
+    if not isinstance(steps, list) or not steps or not isinstance(cut, dict):
+        return False
+    return (
+        all(
+            isinstance(step, list)
+            and len(step) == 3
+            and is_number(step[0])
+            and _is_whole(step[1])
+            and by_rank(step[2])
+            for step in steps
+        )
+        and _is_whole(cut.get("steps"))
+        and by_rank(cut.get("versions"))
+        and is_number(cut.get("distance"))
+    )
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value < 2**63
+
+
 def _is_curve(value: Any) -> bool:
     return isinstance(value, dict) and all(
         _is_text(value.get(name)) for name in ("metric", "title", "label", "text")
@@ -100,6 +133,7 @@ _RECORD: Kinds = {
     "episode_returns": _is_list(_is_episode),
     "spans": _is_list(_is_span),
     "staleness_counts": _is_histogram,
+    "gossip_window": _is_gossip_window,
     "gradient_cosine": _is_list(lambda value: value is None or is_number(value)),
 }
 RUN: Kinds = {

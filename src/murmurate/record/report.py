@@ -22,6 +22,7 @@ from murmurate.record.console import clock
 from murmurate.record.figures import COLOURS, number
 from murmurate.record.groups import RunGroup, env_steps_per_second, grouped, seconds
 from murmurate.record.runs import RecordedRun, open_run
+from murmurate.record.score_sections import score_sections
 from murmurate.record.stored import UNSOUND
 
 _FACTS = (
@@ -50,8 +51,11 @@ def report(directories: Sequence[Path | str], out: Path | str, more: Sequence[tu
             "whose metrics.jsonl or summary.json is damaged."
         ) from error
     out = Path(out)
-    if out.is_dir():
-        out = out / "report.html"
+    return write_html(page, out / "report.html" if out.is_dir() else out)
+
+
+def write_html(page: str, out: Path) -> Path:
+    """Write a page, so that a reader sees the old one or the new one. Raises Refusal where it cannot."""
     temporary = out.with_name(out.name + ".new")
     try:
         temporary.write_text(page, encoding="utf-8")
@@ -64,6 +68,12 @@ def report(directories: Sequence[Path | str], out: Path | str, more: Sequence[tu
 
 
 def _render(runs: Sequence[RecordedRun], more: Sequence[tuple[str, str]]) -> str:
+    shown = _one(runs[0], more) if len(runs) == 1 else _several(runs)
+    return render(shown, {"runs": [_data(run) for run in runs]}, [run.folder for run in runs])
+
+
+def render(shown: dict[str, Any], data: dict[str, Any], sources: Sequence[Path]) -> str:
+    """The page of a template's variables, with ``data`` as JSON for programs."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -71,14 +81,13 @@ def _render(runs: Sequence[RecordedRun], more: Sequence[tuple[str, str]]) -> str
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    shown = _one(runs[0], more) if len(runs) == 1 else _several(runs)
-    data = json.dumps({"runs": [_data(run) for run in runs]}, allow_nan=False)
+    text = json.dumps(data, allow_nan=False)
     return environment.get_template("report_template.html.j2").render(
         # inside a script element "</script" or "<!--" would be markup even within a JSON string
-        data=data.replace("<", "\\u003c"),
+        data=text.replace("<", "\\u003c"),
         version=murmurate.__version__,
         colours=COLOURS,
-        sources=", ".join(str(run.folder) for run in runs),
+        sources=", ".join(map(str, sources)),
         **shown,
     )
 
@@ -94,6 +103,7 @@ def _one(run: RecordedRun, more: Sequence[tuple[str, str]]) -> dict[str, Any]:
         sections.staleness([group]),
         sections.timelines([group]),
         run_sections.disagreement(group),
+        run_sections.proposition(run),
         run_sections.gradients(run),
         run_sections.learning(group) if run.plays else None,
         sections.events([run]),
@@ -135,6 +145,7 @@ def _several(runs: Sequence[RecordedRun]) -> dict[str, Any]:
         "facts": [],
         "comparison": comparison.table(shown),
         "sections": [
+            *score_sections(shown),
             *([sections.returns(shown)] if runs[0].plays else []),
             *sections.evaluation_curves(shown),
             sections.speed(shown),
@@ -157,12 +168,12 @@ def _headline(run: RecordedRun) -> list[dict[str, str]]:
     if evaluated is not None:
         error = run.fact("eval_return_stderr")
         fact(
-            "evaluation return",
+            "evaluation return, greedy",
             number(evaluated),
             "" if error is None else f"± {number(error)} standard error",
         )
     if run.plays:
-        fact("training return", number(run.fact("train_return_mean")), "last 100 episodes")
+        fact("training return, sampled", number(run.fact("train_return_mean")), "last 100 episodes")
     for curve in [] if run.plays else run.curves:
         if run.fact(curve["metric"]) is not None:
             fact(curve["title"].lower(), number(run.fact(curve["metric"])), "of held-out data")

@@ -20,10 +20,12 @@ from murmurate.record.groups import RunGroup
 from murmurate.record.runs import RecordedRun
 from murmurate.record.sections import LegendKey, Section, legend
 from murmurate.record.stored import UNSOUND
+from murmurate.record.window_bound import window_bounds
 from murmurate.topology import topology
 
 STRIP_FRAMES = 8
 DRAWN_COSINES = 32
+_ROUNDING = 1e-6
 _MOST_BYTES = 256 * 2**20  # of pictures in an archive
 MOST_COSINES = 2048  # replicas: the square of it is held in memory
 
@@ -47,7 +49,16 @@ def disagreement(group: RunGroup) -> Section:
             "Indicator: the closed form of GALA's Proposition 1, b ← β (b + ‖αG‖), with the mixing factor "
             f"β = {indicator.beta:.3f} ({indicator.topology}, {run.replicas} replicas) and the recorded "
             "updates. It would be a bound if all replicas mixed at once; these mix when they have news, "
-            "so it is not."
+            "so it is not. "
+        )
+        if indicator.beta < 1e-9:
+            note += (
+                "β is 0: mixing at once would make them equal, so here the indicator is no more than the "
+                "updates of one round. "
+            )
+        note += (
+            "The recorded distance compares a replica with what the others published at their last "
+            "measurement, up to probe_every_updates updates ago, and so is the larger the rarer they measure."
         )
     else:
         note = f"No indicator: {indicator[0].lower()}{indicator[1:]}"
@@ -57,6 +68,34 @@ def disagreement(group: RunGroup) -> Section:
         drawn.append(svg(draw, name="relative disagreement"))
     text = "Distance of the replicas' parameter vectors from their mean."
     return Section(title, text, keys, drawn, note=note)
+
+
+def proposition(run: RecordedRun) -> Section | None:
+    """GALA's Proposition 1 from recorded versions; None for a run that recorded no window."""
+    if not run.has_windows:
+        return None
+    title, found = "The epsilon-ball, from recorded versions", window_bounds(run)
+    if not found:
+        return Section(title, "No window was recorded completely by all replicas that it concerns.")
+    inside = sum(one.distance <= one.bound * (1 + _ROUNDING) for one in found)
+    ratio = float(np.median([one.distance / one.bound for one in found if one.bound > 0] or [0.0]))
+    carried = float(np.median([one.carried / one.bound for one in found if one.bound > 0] or [0.0]))
+    text = (
+        "In short windows every replica recorded each update's length and which published vectors it "
+        "averaged. From these the products of mixing matrices in Proposition 1 (Assran et al. 2019) are "
+        "computed, and bound how far apart the vectors that a replica compared in the window can be."
+    )
+    note = (
+        f"{inside} of {len(found)} recorded distances are within the bound; in the median they are "
+        f"{ratio:.0%} of it. Of the bound {carried:.1%} (median) is what may be left from before the window, with the "
+        "run's largest distance for it."
+    )
+    keys = [
+        LegendKey("recorded distance", "accent", "bar"),
+        LegendKey("bound of Proposition 1", "warm", "bar"),
+    ]
+    drawn = svg(drawings.windows(run, found), 9.4, 3.4, name="bound of Proposition 1 and distance")
+    return Section(title, text, keys, [drawn], layout="wide", note=note)
 
 
 def mean_cosines(run: RecordedRun) -> NDArray[np.float64] | None:

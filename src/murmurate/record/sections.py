@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from murmurate.record import drawings
 from murmurate.record.console import clock
 from murmurate.record.figures import DASHES, RUN_COLOURS, svg
-from murmurate.record.groups import RunGroup, exchanges, only_run
+from murmurate.record.groups import RunGroup, exchanges, only_run, waiting_share
 from murmurate.record.runs import Axis, RecordedRun
 from murmurate.record.timelines import same_length, shares, timeline
 
 SHOWN_EVENTS = 200
+_RETURNS = "Training return, sampled"
 _ROUTINE = frozenset({"checkpoint", "finished", "started"})
 _LINES = ("", "dashed", "dotted", "dashdot")  # CSS classes for ``DASHES``
 _TIME_AXES: tuple[tuple[Axis, str], ...] = (("total_env_steps", "env steps"), ("time_seconds", "time"))
@@ -83,16 +84,19 @@ def _with_metric(groups: Sequence[RunGroup], key: str) -> list[RunGroup]:
 def returns(groups: Sequence[RunGroup]) -> Section:
     groups = _with_metric(groups, "return_mean")
     if not groups:
-        return Section("Return", "No episode has ended yet, so there is no return to draw.")
-    label = "return (mean of the last 100 episodes)"
+        return Section(_RETURNS, "No episode has ended yet, so there is no return to draw.")
+    label = "training return, sampled (mean of the last 100 episodes)"
     size = (5.2, 2.9) if only_run(groups) else (4.5, 3.2)
     drawn = [
         svg(drawings.curves(groups, "return_mean", axis, label), *size, name=f"return by {name}")
         for axis, name in _TIME_AXES
     ]
-    text = "Unclipped returns of whole training games, against the experience of all replicas together"
+    text = (
+        "Unclipped returns of whole training games, in which the agent draws its actions and explores (the "
+        "evaluation acts greedily), against the experience of all replicas together"
+    )
     if only_run(groups):
-        return Section("Return", f"{text} and against time.", legend(groups), drawn)
+        return Section(_RETURNS, f"{text} and against time.", legend(groups), drawn)
     silent = [group.label for group in groups if not any(map(exchanges, group.runs))]
     if able := [group for group in groups if group.label not in silent]:
         draw = drawings.curves(able, "return_mean", "total_bytes", label)
@@ -106,7 +110,7 @@ def returns(groups: Sequence[RunGroup]) -> Section:
     if silent and able:
         notes.append(f"Not against bytes: {', '.join(silent)}, which exchanged no message while learning.")
     text += ", against time, and against the bytes exchanged."
-    return Section("Return", text, legend(groups), drawn, layout="three", note=" ".join(notes))
+    return Section(_RETURNS, text, legend(groups), drawn, layout="three", note=" ".join(notes))
 
 
 def evaluation_curves(groups: Sequence[RunGroup]) -> list[Section]:
@@ -146,15 +150,19 @@ def speed(groups: Sequence[RunGroup]) -> Section:
             draw = drawings.curves(groups, "waiting_seconds", "time_seconds", label)
             drawn.append(svg(draw, name="waiting"))
         return Section("Speed", text, legend(groups), drawn)
-    rows = [(group.label, of) for group in groups if (of := shares(group.runs)) is not None]
+    rows = [
+        (group.label, of)
+        for group in groups
+        if (of := shares(group.runs, group.mean(waiting_share))) is not None
+    ]
     note = "The runs recorded no spans, so it is unknown how their time was spent."
     if rows:
         height = max(3.4, 0.9 + 0.27 * len(rows))
         drawn.append(svg(drawings.stacked(rows), 6.8, height, name="shares of time"))
         note = (
-            "Waiting in the bars is all waiting, including that for agreeing on when to stop, which "
-            "synchronous strategies do in every round; in the table it is only that inside the strategy's "
-            "step. The rest to 100% is recording and saving."
+            "Waiting is all waiting for others over the whole run, as in the table: in the strategy's steps, "
+            "and for agreeing on when to stop, which synchronous strategies do in every round. The other "
+            "kinds are from bursts of spans; the rest to 100% is recording and saving."
         )
     keys = legend(able) + (SPAN_KEYS if rows else [])
     return Section("Speed, and how the time was spent", text, keys, drawn, layout="speed", note=note)

@@ -83,7 +83,7 @@ class StepTimer:
         if not self._recording:
             return
         now = self._seconds()
-        waited = self._waiting()
+        waited = self.waiting_seconds
         wait = min(waited - self._waited, now - self._last)
         if wait > _SHORTEST_SECONDS:
             self._add("wait", self._last, wait)
@@ -138,7 +138,7 @@ class StepTimer:
         self._recording = True
         self._iterations = 0
         self._began = self._last = now
-        self._waited = self._waiting()
+        self._waited = self.waiting_seconds
         for replica in self._replicas:
             # updates inside the strategy's step count as learning, not as exchange
             vars(replica)["update"] = self._as_learning(replica.update)
@@ -166,7 +166,9 @@ class StepTimer:
                 return
         self._spans.append((kind, start, length))
 
-    def _waiting(self) -> float:
+    @property
+    def waiting_seconds(self) -> float:
+        """For others so far: in the strategy's steps and on the ``others``."""
         return sum(channel.traffic.waiting_seconds for channel in self._channels)
 
 

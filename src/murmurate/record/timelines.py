@@ -120,9 +120,12 @@ def _cut(spans: Burst, start: float, end: float) -> Burst:
     return [TimelineSpan(kind, a, b - a) for kind, a, b in clipped if b > a]
 
 
-def shares(runs: Sequence[RecordedRun]) -> dict[str, float] | None:
-    """Share of the replicas' time in bursts by kind of span, and "other" for the rest; None without
-    bursts."""
+def shares(runs: Sequence[RecordedRun], waiting: float | None = None) -> dict[str, float] | None:
+    """Share of the replicas' time by kind of span, and "other" for the rest; None without bursts.
+
+    waiting: its share of the whole run (``groups.waiting_share``). The other kinds share the rest as in the
+    bursts, so that waiting is the same number everywhere.
+    """
     total: dict[str, float] = dict.fromkeys(KINDS, 0.0)
     passed = 0.0
     for run in runs:
@@ -134,4 +137,7 @@ def shares(runs: Sequence[RecordedRun]) -> dict[str, float] | None:
     if passed <= 0:
         return None
     known = {kind: length / passed for kind, length in total.items()}
+    if waiting is not None and known["wait"] < 1.0:
+        rest = (1.0 - waiting) / (1.0 - known["wait"])
+        known = {kind: waiting if kind == "wait" else share * rest for kind, share in known.items()}
     return {**known, "other": max(0.0, 1.0 - sum(known.values()))}

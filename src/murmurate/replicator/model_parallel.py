@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from murmurate.errors import Refusal
 from murmurate.replica.clipping import check_loss, check_norm, factor
 from murmurate.replica.vector import Exchange, Replica
+from murmurate.replicator.optimizer_wrapper import ParameterModule
+
+
+def parameters_by_device(
+    module: nn.Module, devices: Sequence[torch.device], placed: Callable[[str], int] | None
+) -> dict[int, ParameterModule]:
+    """The trainable parameters of ``module`` by the number of their device among ``devices``, ascending.
+
+    placed: parameter name -> that number; None: from where the parameter is. Raises Refusal for one that is
+    elsewhere.
+    """
+    shares: dict[int, dict[str, nn.Parameter]] = {}
+    for label, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            k = devices.index(parameter.device) if placed is None else placed(label)
+            if not 0 <= k < len(devices):
+                raise IndexError(f"a replica has {len(devices)} devices, there is no {k}: give more devices")
+            if parameter.device != devices[k]:
+                raise Refusal(f"'{label}' is not on device {k} ({devices[k]}): move it there first")
+            shares.setdefault(k, {})[label] = parameter
+    return {k: ParameterModule.of(share) for k, share in sorted(shares.items())}
 
 
 class ModelParallelReplica:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from murmurate.errors import Refusal
 from murmurate.replica.layout import disable_rnn_flattening
 from murmurate.replica.vector import Exchange, Replica
+
+_NOWHERE: Mapping[str, Any] = {}
+_MARK = "_is_wrapped_by_murmurate"
 
 
 class ParameterModule(nn.Module):
@@ -84,14 +87,41 @@ def _copy(optimizer: torch.optim.Optimizer, groups: list[Any]) -> torch.optim.Op
     return kind(groups, **{k: v for k, v in optimizer.defaults.items() if k in known})
 
 
-def check_supports_flat_vector(optimizer: torch.optim.Optimizer) -> None:
-    """Raise Refusal if the optimizer cannot step a flat vector, before any change."""
+def check_can_be_wrapped(
+    optimizer: torch.optim.Optimizer, module: nn.Module | None, wrapped: Collection[int]
+) -> None:
+    """Raise Refusal if the optimizer cannot step a flat vector of ``module``'s, before any change.
+
+    wrapped: ids of the parameters that other wrapped optimizers step.
+    """
     name = type(optimizer).__name__
     owned = [p for group in optimizer.param_groups for p in group["params"]]
+    if isinstance(optimizer, WrappedOptimizer) or getattr(optimizer, _MARK, False):
+        raise Refusal(
+            "this optimizer is wrapped already: wrap each optimizer once, and use what that returns."
+        )
+    if any(id(p) in wrapped for p in owned):
+        raise Refusal(
+            f"{name} has parameters that another wrapped optimizer steps: give each parameter to one "
+            "optimizer, or use parameter groups of one."
+        )
+    if module is not None:
+        foreign = len({id(p) for p in owned} - {id(p) for p in module.parameters()})
+        if foreign:
+            raise Refusal(
+                f"{foreign} of the {len(owned)} parameters of {name} are not parameters of the "
+                f"{type(module).__name__}: wrap it with the module that has all of them (an nn.ModuleList, "
+                "for example), made before the optimizer; or leave out the module."
+            )
     states = [state for p in owned if (state := optimizer.state.get(p))]
     if any(float(state.get("step", 1)) > 0 for state in states):
         raise Refusal(f"{name} has stepped already. Wrap it first, then load its state with load_state_dict.")
-    if name in ("LBFGS", "SparseAdam", "Muon", "Adafactor"):
+    if name == "LBFGS" or _needs_closure(optimizer):
+        raise Refusal(
+            f"{name} computes the loss several times in one step, by the closure that it is given, and a "
+            "step of a strategy is one gradient. Use an optimizer that steps without a closure, such as Adam."
+        )
+    if name in ("SparseAdam", "Muon", "Adafactor"):
         raise Refusal(
             f"{name} does not step a flat vector of gradients. Use replicate(name, module, make_optimizer, "
             "shape_aware=True) for optimizers that look at shapes, or another optimizer."
@@ -105,6 +135,11 @@ def check_supports_flat_vector(optimizer: torch.optim.Optimizer) -> None:
             f"the parameters of {name} have more than one dtype or device: {sorted(kinds)}. "
             "Make an optimizer for each, or use replicate_over_devices."
         )
+
+
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 def refuse_schedulers(replica: Replica, optimizer: torch.optim.Optimizer, strategy: str) -> None:
@@ -134,11 +169,21 @@ class WrappedOptimizer(torch.optim.Optimizer):
     Differs: a parameter that the loss does not touch has gradient zero instead of None (see ``Replica``).
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, replica: Replica) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, replica: Replica, module: nn.Module | None = None
+    ) -> None:
         # no super().__init__(): all attributes are the wrapped optimizer's
         self.optimizer = optimizer
+        setattr(optimizer, _MARK, True)
         self.replica = replica
         self.last: Exchange | None = None
+        self._steps = False  # whether a step of this object is being made
+        owners = {} if module is None else _owners(module)
+        # (name, parameters of the module that has it, its name there)
+        self._places = [
+            (part.name, *owners.get(id(parameter), (_NOWHERE, "")))
+            for part, parameter in zip(replica.parts, replica.own_parameters(), strict=True)
+        ]
         # (parameter, address of its values, view of its gradient), which do not change
         self._views = [
             (parameter, values.data_ptr(), gradient)
@@ -151,9 +196,25 @@ class WrappedOptimizer(torch.optim.Optimizer):
         ]
 
     def __getattr__(self, name: str) -> Any:
-        if name == "optimizer":  # while being unpickled
-            raise AttributeError(name)
         return getattr(self.optimizer, name)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise Refusal(
+            "a wrapped optimizer cannot be copied or pickled, as it is bound to the channels of this run. "
+            "Keep its state_dict(), which a plain or a wrapped optimizer loads; a module can be copied."
+        )
+
+    def refuse_plain_steps(self) -> None:
+        """Make steps of the wrapped optimizer itself raise Refusal: no other replica would hear of them."""
+
+        def refuse(*_: Any) -> None:
+            if not self._steps:
+                raise Refusal(
+                    "step() was called on the optimizer that was wrapped, so the replicas do not agree. Keep "
+                    "what wrap_optimizer returns: optimizer = replicator.wrap_optimizer(optimizer, ...)."
+                )
+
+        self.optimizer.register_step_pre_hook(refuse)
 
     def __repr__(self) -> str:
         return f"WrappedOptimizer({self.optimizer!r})"
@@ -170,15 +231,28 @@ class WrappedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._attach_gradients()
-        self.last = self.replica.follow(self.replica.grad)
+        if len(self.optimizer.param_groups) != len(self.replica.group_bounds):
+            raise Refusal("a parameter group was added after wrapping: add all groups before it")
+        self._steps = True
+        try:
+            self.last = self.replica.follow(self.replica.grad)
+        finally:
+            self._steps = False
         return loss
 
     def _attach_gradients(self) -> None:
         """Make all gradients views of the vector's again, as ``module.zero_grad()`` replaces them by None."""
         with torch.no_grad():
-            for parameter, address, view in self._views:
-                if parameter.data_ptr() != address:
-                    self.replica.check()  # raises RuntimeError with the name of the parameter
+            for (name, owner, attribute), (parameter, address, view) in zip(
+                self._places, self._views, strict=True
+            ):
+                # a conversion gives a parameter other memory, or the module another parameter
+                if parameter.data_ptr() != address or owner.get(attribute, parameter) is not parameter:
+                    raise Refusal(
+                        f"the module of '{name}' was moved or converted (.to, .cuda, .double, .half), or the "
+                        "parameter replaced, after its optimizer was wrapped. Do that first, then make the "
+                        "optimizer and wrap it."
+                    )
                 gradient = parameter.grad
                 if gradient is not None and gradient.data_ptr() == view.data_ptr():
                     continue
@@ -234,6 +308,16 @@ class WrappedOptimizer(torch.optim.Optimizer):
                         loaded[f"{number}.{key}"] = value
         rates = [g["lr"] for g in self.optimizer.param_groups]
         replica.load(replica.state() | {"optimizer": loaded, "learning_rates": rates})
+
+
+def _owners(module: nn.Module) -> dict[int, tuple[Mapping[str, Any], str]]:
+    """By the id of a parameter: the parameters of the module that has it, and its name among them."""
+    return {
+        id(parameter): (inner._parameters, name)
+        for inner in module.modules()
+        for name, parameter in inner._parameters.items()
+        if parameter is not None
+    }
 
 
 def _state_of_parameter(value: Any, name: str) -> Any:

@@ -16,13 +16,13 @@ from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability, Fabric, FabricError, ranks_across, ranks_within
 from murmurate.replica.vector import Exchange, MakeOptimizer, Replica
 from murmurate.replicator.collectives import Group, Reduction
+from murmurate.replicator.first_steps import FirstSteps
 from murmurate.replicator.gather import TensorExchange
 from murmurate.replicator.input_split import InputSource, ReplicaIndex, Split, inputs, split_leading
-from murmurate.replicator.model_parallel import ModelParallelReplica
+from murmurate.replicator.model_parallel import ModelParallelReplica, parameters_by_device
 from murmurate.replicator.optimizer_wrapper import (
-    ParameterModule,
     WrappedOptimizer,
-    check_supports_flat_vector,
+    check_can_be_wrapped,
     optimizer_factory,
     parameter_module,
     refuse_schedulers,
@@ -94,6 +94,7 @@ class OwnLoop(Replicator):
         self._ends = (
             fabric.channel("ends", torch.zeros(1)) if Capability.REGISTER in fabric.capabilities else None
         )
+        self._first = FirstSteps(fabric, self.size)
 
     # -- rank and devices ----------------------------------------------------------------------------
 
@@ -146,6 +147,7 @@ class OwnLoop(Replicator):
 
         def step(stepping: Replica) -> Exchange:
             self._begin()
+            self._first.step(stepping)
             return exchange(stepping)
 
         replica.exchange = step
@@ -166,9 +168,11 @@ class OwnLoop(Replicator):
         clip, schedule: see ``Replica``; applied after averaging. A learning-rate scheduler of torch works
             too, except under a parameter server, whose centre steps: there ``schedule`` is required.
 
-        Raises Refusal for optimizers that cannot step one flat vector.
+        Raises Refusal for optimizers that cannot step one flat vector, that are wrapped already, or whose
+        parameters are not ``module``'s.
         """
-        check_supports_flat_vector(optimizer)
+        wrapped_before = {id(p) for b in self.bound_replicas.values() for p in b.replica.own_parameters()}
+        check_can_be_wrapped(optimizer, module, wrapped_before)
         label = name or f"optimizer {sum(1 for n in self.bound_replicas if n.startswith('optimizer '))}"
         groups = [dict(g) for g in optimizer.param_groups]
         replica = self.replicate(
@@ -181,7 +185,9 @@ class OwnLoop(Replicator):
         )
         if module is not None:
             self._modules[label] = module
-        wrapped = WrappedOptimizer(optimizer, replica)
+        wrapped = WrappedOptimizer(optimizer, replica, module)
+        if not self.is_centre:
+            wrapped.refuse_plain_steps()
         if self.strategy.centre and self.strategy.counts_all and schedule is None:
             refuse_schedulers(replica, optimizer, self.strategy.name)
         return wrapped
@@ -210,19 +216,8 @@ class OwnLoop(Replicator):
                 f"under {self.strategy.name} the centre clips, one device's gradient at a time. Leave out "
                 "clip, or use a strategy whose replicas step themselves, such as all-reduce."
             )
-        shares: dict[int, list[tuple[str, nn.Parameter]]] = {}
-        for label, parameter in module.named_parameters():
-            if parameter.requires_grad:
-                k = self._devices.index(parameter.device) if placed is None else placed(label)
-                shares.setdefault(k, []).append((label, parameter))
         shards = []
-        for k, share in sorted(shares.items()):
-            elsewhere = [label for label, p in share if p.device != self.device(k)]
-            if elsewhere:
-                raise Refusal(
-                    f"'{elsewhere[0]}' is not on device {k} ({self.device(k)}): move it there first"
-                )
-            parameters = ParameterModule.of(dict(share))
+        for k, parameters in parameters_by_device(module, self._devices, placed).items():
             shards.append(self.replicate(f"{name}.{k}", parameters, make_optimizer, schedule=schedule))
             self._modules[f"{name}.{k}"] = module
         return ModelParallelReplica(name, shards, clip)
@@ -235,6 +230,7 @@ class OwnLoop(Replicator):
         *,
         per: Literal["worker", "replica"] = "worker",
         split: Split = split_leading,
+        compare: bool = True,
     ) -> Iterator[Any]:
         """The batches of this replica.
 
@@ -246,8 +242,12 @@ class OwnLoop(Replicator):
             batches as the plain script; "replica" gives each replica whole batches.
         split: (batch, shares, index) -> share; ``split_along(1)`` is for time-major sequences. A batch
             with fewer rows than shares is dropped.
+        compare: whether the first batches of the first call are compared with the other replicas'.
+
+        Raises Refusal if ``source`` gives the replicas different batches.
         """
         self._begin()
+        source = self._first.watched(source, compare)
         yield from inputs(source, self._index, per=per, split=split, all_have=self._all_have)
 
     def run(self, step: Callable[[Any], Any], batches: InputSource, **how: Any) -> Iterator[Any]:

@@ -41,7 +41,7 @@ class CheckpointBarrier:
         return delta
 
     def has_ended(self, rank: int) -> bool:
-        """Whether it has sent its last marker: it receives what was sent before ours, and no more."""
+        """Whether ``rank`` has sent its last marker. It receives nothing sent to it after our own marker."""
         return self._markers.get(rank, 0) >= FINAL_DRAIN
 
     def on_member(self, event: MemberEvent) -> None:
@@ -72,7 +72,7 @@ class CheckpointBarrier:
 
         Afterwards, either way, deltas that were held back are delivered.
         """
-        # nothing is held back any more because of skipped checkpoints
+        # markers of skipped checkpoints do not hold deltas back any more
         self._next_number = max(self._next_number, number)
         while (delta := self._due()) is not None:
             absorb(delta)

@@ -37,8 +37,8 @@ class Elastic(Strategy):
 
     The client sends theta_i; the centre replies with theta~ as it was and moves by beta (theta_i - theta~);
     the client moves back by the same amount, so their sum stays. (Differs: Algorithm 4 takes two messages,
-    between which the centre may move.) The gradient of the update that follows is of theta_i before the move,
-    as in Zhang's Algorithm 1. (Differs: Jin's takes it after.)
+    between which the centre may move.) The update that follows uses the gradient at theta_i before the move,
+    as in Zhang's Algorithm 1. (Differs: Jin computes it after the move.)
 
     moving_rate: beta; None is 0.8 / p with p replicas.
     wait: for the reply, as in the paper; False goes on, and moves when the reply arrives.
@@ -116,9 +116,8 @@ class Elastic(Strategy):
 
     def _pull(self, message: Message, replica: Replica, channel: Channel) -> None:
         centre = replica.params.detach()
-        if channel.send(
-            message.sender, _REPLY, centre
-        ):  # a dead client will not move, so neither does the centre
+        # if the client is dead it will not move, so neither does the centre
+        if channel.send(message.sender, _REPLY, centre):
             centre.add_(message.x.sub_(centre), alpha=self._beta)
             replica.tick()
 

@@ -34,6 +34,7 @@ class GALA(Strategy):
     summary: ClassVar[str] = "update; publish without waiting; average once every in-peer has published"
     paper: ClassVar[str] = "Assran et al. 2019, Algorithm 1"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.REGISTER})
+    averages_peeked: ClassVar[bool] = True
     behaviour: ClassVar[Behaviour] = Behaviour(
         carries="state",
         bounded_by="staleness_bound, and a wait that ends after deadline_seconds",
@@ -91,7 +92,7 @@ class GALA(Strategy):
         self._seen.pop(event.rank, None)
 
     def state(self) -> dict[str, Any]:
-        # versions start again with a new channel: vectors in flight are state, and are dropped
+        # ``_seen`` is left out: in a new channel versions count from 1 again; vectors in flight are dropped
         return {"round": self._round, "agreed_at": self._agreed_at, "patient_until": self._wait_after}
 
     def load(self, state: dict[str, Any]) -> None:

@@ -66,10 +66,13 @@ class Strategy:
     counts_all: ClassVar[bool] = False
     # Whether each update follows the mean of all replicas' gradients: their batches then count as one.
     averages_gradients: ClassVar[bool] = False
+    # a step updates, publishes, and then at most replaces the vector by the plain mean of it and those peeked
+    averages_peeked: ClassVar[bool] = False
     # Whether one more member, the last rank, keeps a centre: it does not learn, and runs ``serve``.
     centre: ClassVar[bool] = False
 
-    # deltas of this member that were refused as too old, that it refused, or that found a queue full
+    # deltas of this member that the centre refused as too old or that found a queue full; at the centre:
+    # deltas that it refused
     refused: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -89,7 +92,8 @@ class Strategy:
         """Raise Refusal for a run that this strategy does not support.
 
         shrinks: the share of the parameters that each update takes away, where they must stay positive (as
-            counts must); 0 for others. A mean, or one update after another, takes no more.
+            counts must); else 0. Strategies that average, or apply updates one by one, take no larger share,
+            so they need no check.
         """
 
     def with_model_steps(self, rate: float) -> Strategy:

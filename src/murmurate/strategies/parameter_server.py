@@ -39,8 +39,8 @@ class ParameterServer(Strategy):
 
     local_steps: False does not change the parameters between pulls.
     wait: pull right after the push, as in the paper; False goes on learning until the reply arrives.
-    delay_bound: D; the centre refuses a gradient of parameters more than D of its updates old, and counts it
-        in ``refused``; the client goes on from the new parameters. 0: none is refused.
+    delay_bound: D; the centre refuses a gradient at parameters from more than D of its updates ago, and
+        counts it in ``refused``; the client goes on from the new parameters. 0: none is refused.
     deadline_seconds: of a push or a pull. Afterwards the client goes on with its own parameters, and takes
         the reply when it arrives.
     """
@@ -80,7 +80,7 @@ class ParameterServer(Strategy):
     def attach(self, replica: Replica, channel: Channel) -> None:
         self._rank, self._pushes = channel.rank, CheckpointBarrier(_PUSH)
         self._gradient = torch.zeros_like(replica.grad)
-        # all updates so far: an update of the centre counts as many as gradients were summed in it
+        # updates of all replicas so far: one of the centre counts as the ``period`` gradients summed in it
         if channel.rank == centre_of(channel):
             replica.count_steps_by(lambda: replica.clock * self.period)
         else:

@@ -23,8 +23,9 @@ class PullGossip(Strategy):
 
     mixing: beta of eq. 3.5: theta_i <- (1 - beta) theta_i + beta theta_j.
     stale: mix with the vectors from before the update (eq. 3.61) instead of after it (eq. 3.66).
-    topology: the peers that may be drawn: ``complete`` is all, as in the paper; or the in-peers in ``ring``,
-        ``exponential``, ... over the living, of a time-varying graph those of this member's own round.
+    topology: the peers that may be drawn: ``complete`` is all, as in the paper; ``ring``, ``exponential`` and
+        others limit them to the in-peers in that graph of the living members, in a time-varying graph those
+        of this member's own round.
     with_self: a member may draw itself too, and then mixes nothing, as in the analysis.
     seed: of the draws; each member has its own stream.
 
@@ -95,7 +96,7 @@ class PullGossip(Strategy):
         return mean_of_published(replica, channel)
 
     def resumed(self, replica: Replica, channel: Channel) -> None:
-        """Publish again, as the register is new, for the member that steps first."""
+        """Publish again: the register is empty after a resume, and a peer may step first."""
         channel.publish(replica.params)
 
     def joined(self, replica: Replica, channel: Channel) -> None:

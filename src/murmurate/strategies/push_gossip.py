@@ -28,8 +28,9 @@ class PushGossip(Strategy):
         number beta mixes them in one after another by ascending rank,
         theta_i <- (1 - beta) theta_i + beta theta_j.
     stale: send and average before the update instead of after it (section 3.6).
-    topology: the peers that may be drawn: ``complete`` is all, as in the paper; or the out-peers in ``ring``,
-        ``exponential``, ... over the living, of a time-varying graph those of this member's own round.
+    topology: the peers that may be drawn: ``complete`` is all, as in the paper; ``ring``, ``exponential`` and
+        others limit them to the out-peers in that graph of the living members, in a time-varying graph those
+        of this member's own round.
     with_self: a member may draw itself too, and then sends nothing.
 
     Each peer counts once in a step (section 3.3), with its newest message: a slow member does not mix one

@@ -28,11 +28,12 @@ class PushSum(Strategy):
     adds the optimizer's whole step to x, as in stochastic gradient push. Differs: SGP averages in rounds;
     here no replica waits, so three rules keep weights away from 0, where an optimizer's step, which changes z
     by 1 / w of itself, would be huge. A peer that has published nothing since its last share gets none, so a
-    stopped member does not drain the others. A share leaves at least ``least_weight`` here. And a share that
-    finds a peer's queue full, or a peer that has ended, stays here.
+    stopped member does not drain the others. A sender keeps at least the weight ``least_weight``. And a share
+    whose receiver has ended, or has a full queue, stays with its sender.
 
     topology: the out-peers, among the living; time-varying graphs follow this member's own sends.
-    least_weight: shares are equal, with one for this member, but leave it no less than this.
+    least_weight: the least weight that a member keeps when it sends. Where that allows it, a member keeps the
+        same share as it sends to each out-peer.
     """
 
     topology: str = "exponential"

@@ -33,9 +33,9 @@ class SynchronousGossip(Strategy):
         theta_i <- (1 - beta) theta_i + beta theta_j.
     stale: exchange the vectors from before the update (section 3.6).
     with_self: a member may draw itself too, from all p members as in Theorem 2; then it mixes nothing.
-    topology: the peers that may be drawn: ``complete`` is all, as in the paper; of ``ring``, ``exponential``,
-        ..., the in-peers (pull) or the out-peers (push), in a time-varying graph those of the round. The
-        graph contains dead members too, as all members must draw the same peers.
+    topology: the peers that may be drawn: ``complete`` is all, as in the paper; ``ring``, ``exponential`` and
+        others limit them to the graph's in-peers (pull) or out-peers (push), in a time-varying graph those of
+        the round. Dead members stay in the graph, as all members must draw the same peers.
     """
 
     direction: Literal["pull", "push"] = "pull"

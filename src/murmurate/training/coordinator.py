@@ -18,13 +18,16 @@ from typing import Any, Protocol
 
 from murmurate.errors import RunFailed
 from murmurate.fabric.processes.run_state import RunState
+from murmurate.record.callbacks import Callbacks, present_watch
 from murmurate.record.console import Console
+from murmurate.record.loggers import open_loggers
 from murmurate.record.reader import Tail
 from murmurate.record.recorder import Recorder
 from murmurate.record.tensorboard import TensorBoard
 from murmurate.training import checkpoint
 from murmurate.training.place import Place
 from murmurate.training.run import Run
+from murmurate.training.run_folder import plain
 from murmurate.training.worker_context import FINAL, Resume, staging
 
 _CHECKPOINT_DEADLINE_SECONDS = 60.0
@@ -52,6 +55,7 @@ class Coordinator:
     ) -> None:
         offset_seconds = 0.0 if resume is None else resume.offset_seconds
         self.run, self.folder, self.run_state = run, folder, run_state
+        watch = present_watch()
         self.checkpoints = folder / "checkpoints"
         self.place = Place(folder)
         self.saving_seconds = run.saving_seconds()
@@ -65,8 +69,11 @@ class Coordinator:
             curves=run.evaluation.curves,
             target_seconds=None if run.minutes is None else run.minutes * 60,
             elapsed=lambda: self.recorder.seconds,
+            quiet=watch.quiet,
         )
         self.tensorboard = TensorBoard(folder / "tensorboard", time.time() - self.recorder.seconds)
+        loggers = open_loggers(run.loggers, folder, plain(run))
+        self.callbacks = Callbacks([*watch.callbacks, *loggers], offset_seconds)
         self.returns: deque[float] = deque(maxlen=100)
         self.best = float("-inf")
         self.dead: list[int] = []
@@ -191,6 +198,11 @@ class Coordinator:
             self.tensorboard.feed(records)
         except OSError as error:
             raise checkpoint.disk_failure(self.tensorboard.folder, error) from error
+        self._stop_if(self.callbacks.records(records))
+
+    def _stop_if(self, why: str) -> None:
+        if why:
+            self.stop(why)
 
     # -- checkpoints --------------------------------------------------------------------------------
 
@@ -277,6 +289,7 @@ class Coordinator:
             self.best = mean
             checkpoint.keep_as_best(self.checkpoints)
         self.event("checkpoint", f"checkpoint at {manifest_fields['env_steps']:,} {self.run.unit}")
+        self._stop_if(self.callbacks.checkpoint(self.checkpoints / "last"))
 
     def best_or_none(self) -> float | None:
         return None if self.best == float("-inf") else self.best

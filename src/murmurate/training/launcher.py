@@ -54,6 +54,7 @@ class Launcher(ABC):
     name: ClassVar[str]
     offers: ClassVar[frozenset[Capability]] = frozenset(Capability)  # at best
     restarts: ClassVar[bool] = False  # whether it supports Run.restarts
+    one_process: ClassVar[bool] = False  # whether all workers are in this process
     sends: ClassVar[bool] = False  # whether vectors may go over a network, so that Run.compression applies
 
     def capabilities(self, run: Run) -> frozenset[Capability]:
@@ -67,6 +68,8 @@ class Launcher(ABC):
                 f"restarts is {run.restarts}, and the {self.name} launcher does not start replicas again by "
                 "that number (docs/launchers.md says what it does). Leave it out, or use --launcher local."
             )
+        if not self.one_process and (why := run.world.bound_to_process()) is not None:
+            raise Refusal(f"The {self.name} launcher starts other processes. {why}")
         if run.compression != "none" and not self.sends:
             raise Refusal(
                 f"compression is {run.compression}, and the {self.name} launcher keeps all replicas on one "

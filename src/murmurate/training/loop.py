@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 
 from murmurate.fabric.interface import Channel
+from murmurate.record.gossip_window import gossip_window
 from murmurate.record.recorder import Recorder
 from murmurate.record.step_timer import StepTimer
 from murmurate.replicator.learner import Learner, updates_of
@@ -65,6 +66,7 @@ class TrainingLoop:
         bound_replicas = list(self.replicator.bound_replicas.values())
         other_channels = [self.barrier, *(probe.channel for probe in self.probes)]
         self.timer = StepTimer(lambda: self.recorder.seconds, bound_replicas, other_channels)
+        self.window = gossip_window(lambda: self.recorder.seconds, bound_replicas)
         self.env_steps = 0
         self.batches = 0
         self.updates = 0
@@ -134,6 +136,8 @@ class TrainingLoop:
                     if self._is_over(requests):
                         break
                 self.timer.end_iteration()
+                if self.window is not None:
+                    self.window.end_iteration()
         self._finish(outcome)
 
     # -- counting and recording ---------------------------------------------------------------------
@@ -201,12 +205,13 @@ class TrainingLoop:
                 "staleness_max": max(b.staleness_max for b in bound_replicas),
                 "heard": bound_replicas[0].last.heard,
                 "rounds": bound_replicas[0].last.round,
-                "waiting_seconds": self.replicator.waiting_seconds,
+                "waiting_seconds": self.timer.waiting_seconds,
                 "bytes_exchanged": self.replicator.bytes_exchanged,
                 "refused": self.replicator.refused,
                 **self.source.fields(),
                 **self.probed,
                 **self.timer.fields(last=force),
+                **({} if self.window is None else self.window.fields()),
             }
         )
         self.unreported, self.probed = [], {}
@@ -326,6 +331,7 @@ class TrainingLoop:
     def state(self) -> dict[str, Any]:
         """Everything that resuming needs; collective where the strategy is synchronous."""
         return member_state(self.replicator, self.recorder.seconds) | {
+            "waiting_seconds": self.timer.waiting_seconds,
             "learner": self.learner.state(),
             "source": self.source.state(),
             "exact": self.source.exact,

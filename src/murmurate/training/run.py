@@ -11,6 +11,7 @@ import torch
 from murmurate.errors import Refusal
 from murmurate.evaluation.interface import Evaluation
 from murmurate.ranges import AnyFloat, NonNegativeInt, PositiveInt, PositiveSeconds, Range, Seed, check_ranges
+from murmurate.record.loggers import check_loggers
 from murmurate.replicator.learner import LearnerConfig
 from murmurate.replicator.replica_parts import check_parts
 from murmurate.sources.interface import SourceConfig
@@ -52,6 +53,7 @@ class Run:
     compression: of vectors that go between hosts (launchers ``torchrun`` and ``ray``) by register and mail:
         ``bfloat16``, or ``int8`` with error feedback. Refused under a strategy that uses neither; where all
         members turn out to share one host's memory it has no effect, and an event says so.
+    loggers: beside TensorBoard: ``wandb`` (Weights & Biases), ``mlflow`` (MLflow).
     """
 
     recipe: str
@@ -79,6 +81,9 @@ class Run:
         default=120.0, metadata={"movable": True, "since": 2}
     )
     compression: Literal["none", "bfloat16", "int8"] = field(default="none", metadata={"movable": True})
+    loggers: tuple[Literal["wandb", "mlflow"], ...] = field(
+        default=(), metadata={"movable": True, "since": 6}
+    )
 
     def validate(self) -> None:
         """Raise Refusal for a number outside its range (``ranges``), and for what makes no sense together."""
@@ -100,6 +105,7 @@ class Run:
                 f"{self.source.gives}."
             )
         self.source.check(self)
+        check_loggers(self.loggers)
         self._check_parts()
 
     def _check_parts(self) -> None:

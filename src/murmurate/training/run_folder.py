@@ -24,15 +24,17 @@ import psutil
 import torch
 
 import murmurate
+from murmurate import plugins
 from murmurate.errors import Refusal
 from murmurate.record.reader import read_metrics
 from murmurate.record.stored import FORMAT, UNSOUND, Changed, read_object, refuse_foreign, seal
 from murmurate.strategies import strategy as strategy_class
 from murmurate.training.option_names import option_name
 from murmurate.training.run import Run
+from murmurate.worlds.modules import search
 
 # what run.json holds beside the fields of the Run
-_BESIDE = frozenset({"format", "unit", "curves", "versions", "hardware", "command", "simulated"})
+_BESIDE = frozenset({"format", "unit", "curves", "versions", "hardware", "command", "simulated", "imports"})
 _LARGEST = 2**1000  # of an integer: a float can be made of it
 
 
@@ -112,7 +114,8 @@ def write_run(folder: Path, run: Run, **extra_fields: Any) -> None:
             "curves": [dataclasses.asdict(curve) for curve in run.evaluation.curves],
             "versions": versions(),
             "hardware": hardware(run),
-            "command": ["murmurate", *sys.argv[1:]],
+            "command": _command(),
+            **({"imports": imports} if (imports := plugins.imports()) else {}),
         },
     )
 
@@ -133,6 +136,7 @@ def read_run(folder: Path, recipe: Callable[[str], Run]) -> Run:
         if not isinstance(number, int) or not 1 <= number <= FORMAT:
             raise Refusal(f"{path} has format {number!r}, and this version reads up to {FORMAT}.")
         name, strategy_name = str(stored["recipe"]), str(stored["strategy"]["name"])
+        imports = [str(module) for module in list(stored.get("imports", ()))]
     except OSError as error:
         raise Refusal(f"{folder} holds no run (run.json: {error.strerror}). Check the path.") from None
     except Changed:
@@ -144,7 +148,11 @@ def read_run(folder: Path, recipe: Callable[[str], Run]) -> Run:
         raise Refusal(
             f"{path} is corrupt or was not written by murmurate. Name another run, or train anew with --out."
         ) from None
-    base = dataclasses.replace(recipe(name), strategy=strategy_class(strategy_name)())
+    if imports:
+        plugins.add_imports(imports)
+    world = stored.get("world")
+    with search(world.get("folder") if isinstance(world, dict) else None):
+        base = dataclasses.replace(recipe(name), strategy=strategy_class(strategy_name)())
     missing: list[str] = []
     try:
         rebuilt: Run = restore(base, stored, number, missing, beside=_BESIDE)
@@ -219,11 +227,11 @@ def restore(
             changes[field.name] = restore(inner, stored[name], number, missing)
         else:
             value, kind = stored[name], kinds[field.name]
-            if isinstance(value, list) and not _is(kind, value):
+            if isinstance(value, list) and not is_valid(kind, value):
                 value = tuple(value)
             if isinstance(inner, Path) and isinstance(value, str):
                 value = Path(value)
-            if not _is(kind, value):
+            if not is_valid(kind, value):
                 raise TypeError(f"{name} is {reprlib.repr(stored[name])}")
             changes[field.name] = value
     return dataclasses.replace(like, **changes)
@@ -240,16 +248,16 @@ def _names(like: Any) -> Iterator[str]:
             yield option_name(field)
 
 
-def _is(kind: Any, value: Any) -> bool:
+def is_valid(kind: Any, value: Any) -> bool:
     """Whether a plain ``value`` is valid for a field of type ``kind``."""
     origin, inside = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return any(_is(inner, value) for inner in inside)
+        return any(is_valid(inner, value) for inner in inside)
     if origin is typing.Literal:
         return any(value == known and type(value) is type(known) for known in inside)
     if origin is tuple and isinstance(value, tuple):
         each = inside[:1] * len(value) if inside[-1] is Ellipsis else inside
-        return len(each) == len(value) and all(map(_is, each, value))
+        return len(each) == len(value) and all(map(is_valid, each, value))
     if kind in (int, float) and isinstance(value, int):
         return not isinstance(value, bool) and abs(value) < _LARGEST
     if kind is str:
@@ -269,6 +277,13 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     except OSError:
         fresh.unlink(missing_ok=True)
         raise
+
+
+def _command() -> list[str]:
+    """What started this process: the command line, or a script or notebook of the user's."""
+    called, *words = sys.argv or [""]
+    own = Path(called).stem == "murmurate" or Path(called).parent.name == "murmurate"
+    return ["murmurate", *words] if own else ["python", called, *words]
 
 
 def versions() -> dict[str, str]:

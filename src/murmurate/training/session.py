@@ -13,6 +13,7 @@ import torch
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import Capability, Fabric
 from murmurate.fabric.simulated.fabric import Crashed, SimulatedFabric
+from murmurate.record.callbacks import Result
 from murmurate.record.reader import truncate_after
 from murmurate.replicator.learner import Context, Learner
 from murmurate.replicator.replicator import Replicator, check_capabilities
@@ -37,13 +38,14 @@ class Finish:
     """How a run ended: the exit code of the command line, and ``summary.json``.
 
     summary: None where another process leads the run and reports it. folder: where it is not the requested
-    one. run: the run that ended.
+    one. run: the run that ended. error: what a callback raised, if that ended it.
     """
 
     code: int
     summary: dict[str, Any] | None
     folder: Path | None = None
     run: Run | None = None
+    error: Exception | None = None
 
     @property
     def sentence(self) -> str:
@@ -57,9 +59,7 @@ def train(run: Run, folder: Path, launcher: Launcher, read: Callable[[Path], Run
 
     read: returns the Run of a run folder (``recipes.stored``).
     """
-    run = dataclasses.replace(run, strategy=run.learner.adapted(run.strategy))
-    preflight(run, launcher)
-    run = resolved(run)
+    run = resolved(prepared(run, launcher))
     ranks = launcher.adopt()
     if ranks is None:
         return _begin(run, folder, launcher, None)
@@ -123,6 +123,13 @@ def claimed(folder: Path) -> Iterator[None]:
         raise
     finally:
         place.close()
+
+
+def prepared(run: Run, launcher: Launcher) -> Run:
+    """``run`` with its strategy adapted to its learner, checked. Raises Refusal (see ``preflight``)."""
+    run = dataclasses.replace(run, strategy=run.learner.adapted(run.strategy))
+    preflight(run, launcher)
+    return run
 
 
 def resolved(run: Run) -> Run:
@@ -302,7 +309,13 @@ def _carry_out(run: Run, folder: Path, launcher: Launcher, resume: Resume | None
         raise RunFailed(f"{failure} {checkpoint.kept(folder)}") from failure
     except OSError as error:
         raise RunFailed(f"{checkpoint.disk_failure(folder, error)} {checkpoint.kept(folder)}") from error
-    return Finish(code, summary, folder if folder != coordinator.place.given else None, run)
+    callbacks = coordinator.callbacks
+    failed_before = callbacks.failure
+    callbacks.end(Result(folder, summary, code))
+    if callbacks.failure and not failed_before:
+        raise RunFailed(f"{callbacks.failure}. The run itself is complete in {folder}.") from callbacks.error
+    moved = folder if folder != coordinator.place.given else None
+    return Finish(code, summary, moved, run, callbacks.error)
 
 
 def _exit_status(coordinator: Coordinator) -> tuple[int, str]:
@@ -311,4 +324,6 @@ def _exit_status(coordinator: Coordinator) -> tuple[int, str]:
         return FAILED, f"failed: {coordinator.failure}"
     if coordinator.interrupted:
         return 128 + coordinator.signal, "interrupted"
+    if coordinator.callbacks.failure:
+        return FAILED, f"failed: {coordinator.callbacks.failure}"
     return FINISHED, "finished"

@@ -229,10 +229,14 @@ class ClassifierLearner:
     def export(self, path: str | Path) -> None:
         """Write a ``torch.export`` program to ``path`` (.pt2): uint8 images [B, C, H, W] to probabilities
         [B, K], in float32, on a CPU. ``torch.export.load(path).module()`` runs it without this package."""
-        program = _Probabilities(self.net, self._scale, self._shift).cpu().float().eval()
+        program = self.program()
         example = torch.zeros(2, *self.net.shape, dtype=torch.uint8)
         batch = torch.export.Dim("batch", min=1)
         torch.export.save(torch.export.export(program, (example,), dynamic_shapes=({0: batch},)), path)
+
+    def program(self) -> nn.Module:
+        """A copy that maps uint8 images [B, C, H, W] to probabilities [B, K], in float32 on a CPU."""
+        return _Probabilities(self.net, self._scale, self._shift).cpu().float().eval()
 
     def state(self) -> dict[str, Any]:
         """The figures on validation images that were measured last."""

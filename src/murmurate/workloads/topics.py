@@ -70,6 +70,21 @@ class Topics:
         words = [word for tops in self.top_words(number) for word, _ in tops]
         return len(set(words)) / len(words)
 
+    def plane(self) -> tuple[NDArray[np.float64], float]:
+        """([K, 2] coordinates of the topics, the share of their variance that two axes show).
+
+        They are the principal components of the square roots of the topics' distributions over words, which
+        is classical scaling of Hellinger distances: topics with the same words are near one another.
+        """
+        roots = self.word_shares().sqrt_().T
+        roots -= roots.mean(0)
+        variance, axes = np.linalg.eigh((roots @ roots.T).numpy())
+        variance = np.maximum(variance, 0.0)
+        points = (axes * np.sqrt(variance))[:, : -3 if self.count > 1 else None : -1]
+        plane = np.zeros((self.count, 2))
+        plane[:, : points.shape[1]] = points
+        return plane, float(variance[-2:].sum() / variance.sum()) if variance.sum() > 0 else 1.0
+
     def transform(self, corpus: Corpus | RemappedCorpus) -> NDArray[np.float32]:
         """[D, K] the mean of each document's topics: rows sum to 1."""
         expected = self._expected()

@@ -171,3 +171,9 @@ class DmcSaver:
     @property
     def _sig(self) -> int:
         return int(self._mujoco.mjtState.mjSTATE_INTEGRATION)
+
+
+def make(max_episode_steps: int | None, **options: Any) -> Any:
+    """A ``DmcEnv``, with a time limit around it if one is given."""
+    env = DmcEnv(**options)
+    return env if max_episode_steps is None else gymnasium.wrappers.TimeLimit(env, max_episode_steps)

@@ -3,37 +3,44 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from murmurate.worlds._game_server import Frame
-from murmurate.worlds._gym_env import arranger, success_of
+from murmurate.worlds._gym_env import success_of
+from murmurate.worlds._spaces import JOINT_ACTIONS, acted, observed
 from murmurate.worlds.env_state import Unsavable, load_generators, save_generators, saver
 
 
 class EnvGame:
     """make: "module:function" that makes the environment with ``options``; its import imports no torch.
+    observe, joint_actions: see ``_spaces.observed`` and ``acted``.
 
     Nothing can end a call that hangs, so the server ends, and all of its environments are replaced.
     """
 
-    def __init__(self, make: str, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        make: str,
+        options: Mapping[str, Any],
+        observe: Sequence[str] = (),
+        joint_actions: int = JOINT_ACTIONS,
+    ) -> None:
         module, _, function = make.partition(":")
         self._env = getattr(importlib.import_module(module), function)(**options)
         self._saver = saver(self._env)
-        space = self._env.observation_space
-        self._arranged = arranger(space)
-        self._dtype = np.uint8 if space.dtype == np.uint8 else np.float32
-        self._start = int(getattr(self._env.action_space, "start", 0))  # the first of discrete actions
+        self._observed = observed(self._env.observation_space, make, observe)
+        self._acted = acted(self._env.action_space, make, joint_actions)
         self.success: bool | None = None
 
     def begin(self, seed: int | None, steps: int) -> Frame:
         return self._seen(self._env.reset(seed=seed)[0])
 
     def step(self, action: Any) -> tuple[Frame, float, bool, bool]:
-        seen, reward, terminated, truncated, info = self._env.step(action + self._start)
+        (chosen,) = self._acted.choose(np.asarray(action)[None])
+        seen, reward, terminated, truncated, info = self._env.step(chosen)
         self.success = success_of(info)
         return self._seen(seen), float(reward), bool(terminated), bool(truncated)
 
@@ -63,4 +70,4 @@ class EnvGame:
         self._env.close()
 
     def _seen(self, observation: Any) -> Frame:
-        return np.ascontiguousarray(self._arranged(observation), self._dtype)
+        return np.ascontiguousarray(self._observed.arrange(observation), self._observed.dtype)

@@ -1,4 +1,4 @@
-"""Makes gymnasium's environments by their ids, and arranges what they give.
+"""Makes gymnasium's environments by their ids.
 
 Imports no torch, so that a server can use it (``_game_server.py``).
 """
@@ -6,33 +6,27 @@ Imports no torch, so that a server can use it (``_game_server.py``).
 from __future__ import annotations
 
 import difflib
-import importlib
-import math
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium
-import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from murmurate import errors
 from murmurate.worlds.env_state import quiet_models
+from murmurate.worlds.modules import import_module
 
 PREFIX = "gym:"
 
 
-def registered(ident: str) -> Any:
-    """Gymnasium's spec of an id. Raises ``Refusal`` if it is not registered."""
+def registered(ident: str, folder: str = "") -> Any:
+    """Gymnasium's spec of an id. folder: see ``modules.import_module``.
+
+    Raises ``Refusal`` if it is not registered.
+    """
     module, _, name = ident.rpartition(":")
-    try:
-        if module:
-            importlib.import_module(module)
-    except ImportError as problem:
-        raise errors.Refusal(
-            f"The world {PREFIX}{ident} needs the module '{module}', which cannot be imported ({problem}). "
-            "Install it, or put its folder on PYTHONPATH, as in: PYTHONPATH=. murmurate train ..."
-        ) from problem
+    if module:
+        import_module(module, folder, f"The world {PREFIX}{ident}")
     try:
         return gymnasium.spec(name)
     except gymnasium.error.Error as problem:
@@ -44,12 +38,14 @@ def registered(ident: str) -> Any:
         ) from problem
 
 
-def make(ident: str, name: str, max_episode_steps: int | None = None, picture: bool = False) -> Any:
+def make(
+    ident: str, name: str, max_episode_steps: int | None = None, picture: bool = False, folder: str = ""
+) -> Any:
     """The environment with all its wrappers. name: of the world, for messages.
 
     Raises ``Refusal`` for one that cannot be opened, ``MissingExtra`` without MuJoCo where it is needed.
     """
-    spec = registered(ident)
+    spec = registered(ident, folder)
     kwargs: dict[str, Any] = {"render_mode": "rgb_array"} if picture else {}
     no_pictures = f"{name} has no pictures: its constructor must take render_mode='rgb_array'."
     try:
@@ -81,36 +77,23 @@ def without_checks(made: Any) -> tuple[Any, int]:
     return (made, sys.maxsize) if isinstance(inner, gymnasium.Wrapper) else (inner, limit)
 
 
-def arranger(space: Any) -> Callable[[Any], Any]:
-    """A function that gives an observation of ``space`` the spec's shape: colours first, the images of a
-    stack one after the other. It raises ``ValueError`` for another shape, which numpy might broadcast."""
-    shape, last = tuple(space.shape), _colours_last(space)
-    arranged = arranged_shape(space)
-
-    def arrange(observation: Any) -> Any:
-        if np.shape(observation) != shape:
-            raise ValueError(
-                f"its observation has the shape {list(np.shape(observation))}, not {list(shape)}"
-            )
-        return np.moveaxis(observation, -1, -3).reshape(arranged) if last else observation
-
-    return arrange
-
-
 def success_of(info: Any) -> bool | None:
     """Whether the episode that ends with this info was a success; None where the environment does not say."""
     said = info.get("success", info.get("is_success"))
     return None if said is None else bool(said)
 
 
-def arranged_shape(space: Any) -> tuple[int, ...]:
-    if not _colours_last(space):
-        return tuple(space.shape)
-    *stack, height, width, colours = space.shape
-    return (math.prod(stack) * colours, height, width)
-
-
-def _colours_last(space: Any) -> bool:
-    """Whether observations are images [..., H, W, C], as is usual in gymnasium."""
-    shape = space.shape
-    return bool(space.dtype == np.uint8 and len(shape) in (3, 4) and shape[-1] in (1, 3) and shape[-3] > 3)
+def make_vector(
+    ident: str, size: int, mode: str, max_episode_steps: int | None, picture: bool, folder: str
+) -> Any:
+    """Gymnasium's vector environment of an id. mode: ``async`` or ``vector_entry_point``."""
+    spec = registered(ident, folder)
+    settings: dict[str, Any] = {"render_mode": "rgb_array"} if picture else {}
+    if max_episode_steps is not None:
+        settings["max_episode_steps"] = max_episode_steps
+    if mode == "async":
+        settings["vector_kwargs"] = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
+    try:
+        return gymnasium.make_vec(spec, size, vectorization_mode=mode, **settings)
+    except (gymnasium.error.Error, TypeError) as problem:
+        raise errors.Refusal(f"The world {PREFIX}{ident} cannot be opened: {problem}") from problem

@@ -7,17 +7,24 @@ are removed, and the time limit is counted here. With any other wrapper all of t
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from murmurate.ranges import PositiveInt, check_ranges
+from murmurate.errors import Refusal
+from murmurate.ranges import NonNegativeInt, PositiveInt, check_ranges
 from murmurate.worlds import _gym_env
+from murmurate.worlds._formats import formats_of, spaces_of
 from murmurate.worlds._gym_env import PREFIX as _PREFIX
+from murmurate.worlds._spaces import JOINT_ACTIONS, holds_image
 from murmurate.worlds.cartpole import CartPoleSimulators
 from murmurate.worlds.gym_simulators import GymSimulators
-from murmurate.worlds.interface import Simulators, SimulatorWorld
+from murmurate.worlds.interface import Formats, Simulators, SimulatorWorld
+from murmurate.worlds.modules import import_module
 from murmurate.worlds.served import served_environments
+from murmurate.worlds.vector_simulators import VectorSimulators
+from murmurate.worlds.viewed import viewed
 
 CLASSIC = {
     "cartpole": "CartPole-v1",
@@ -65,8 +72,10 @@ def world(name: str) -> GymWorld | None:
     if not name.startswith(_PREFIX):
         return None
     ident = name.removeprefix(_PREFIX)
+    module, _, _ = ident.rpartition(":")
+    _, folder = import_module(module, "", f"The world {name}") if module else (None, "")
     _gym_env.registered(ident)
-    return GymWorld(ident)
+    return GymWorld(ident, folder=folder)
 
 
 @dataclass(frozen=True)
@@ -74,13 +83,29 @@ class GymWorld(SimulatorWorld):
     """One gymnasium environment with its wrappers.
 
     id: as registered; ``my_module:MyEnv-v0`` imports ``my_module`` first, which registers it.
+    folder: where the module was found, if it is not installed.
     max_episode_steps: replaces the registered time limit.
     served: simulators run in a process of their own, where one that hangs is noticed too.
+    observe: keys of a Dict that are observed (``outer.inner`` of nested ones); empty for all.
+    frame_stack: the last so many observations are one.
+    rescale_actions: vector actions are from -1 to 1, and scaled to their bounds.
+    joint_actions: MultiDiscrete and MultiBinary are one number up to so many combinations; else their parts
+        are chosen each for itself, which a2c, ppo, trpo and impala can.
+    vectorization: ``async`` steps the simulators in processes of their own, at the same time;
+        ``vector_entry_point`` uses the vector environment that is registered for the id. Neither is saved.
     """
 
     id: str = field(metadata={"in_name": True})
     max_episode_steps: PositiveInt | None = None
     served: bool = field(default=False, metadata={"since": 4})
+    folder: str = field(default="", metadata={"in_name": True, "since": 6})
+    observe: tuple[str, ...] = field(default=(), metadata={"since": 6})
+    frame_stack: PositiveInt = field(default=1, metadata={"since": 6})
+    rescale_actions: bool = field(default=False, metadata={"since": 6})
+    joint_actions: NonNegativeInt = field(default=JOINT_ACTIONS, metadata={"since": 6})
+    vectorization: Literal["none", "async", "vector_entry_point"] = field(
+        default="none", metadata={"since": 6}
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -89,29 +114,74 @@ class GymWorld(SimulatorWorld):
     def name(self) -> str:
         return _NAMES.get(self.id, _PREFIX + self.id)
 
-    @property
+    @functools.cached_property
     def images(self) -> bool:
-        return self.id not in _NAMES and self.spec().images
+        """Also of a Dict with an image in it, until ``observe`` chooses other keys."""
+        if self.id in _NAMES:
+            return False
+        if self.observe or _gym_env.registered(self.id, self.folder).entry_point is None:
+            return self.spec().images
+        env = _gym_env.make(self.id, self.name, folder=self.folder)
+        env.close()
+        return holds_image(env.observation_space)
 
     def open(
         self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False
     ) -> Simulators:
         """``training`` and ``threads`` have no effect."""
-        registered = _gym_env.registered(self.id)
+        plain = self._open(simulators, first, picture)
+        return viewed(plain, frame_stack=self.frame_stack, rescale_actions=self.rescale_actions)
+
+    def formats(self) -> Formats:
+        if self.vectorization == "vector_entry_point" or self._registered.entry_point is None:
+            limit = self.max_episode_steps
+            env = _gym_env.make_vector(self.id, 1, "vector_entry_point", limit, False, self.folder)
+        else:
+            env = _gym_env.make(self.id, self.name, self.max_episode_steps, folder=self.folder)
+        return formats_of(
+            *spaces_of(env),
+            self.name,
+            observe=self.observe,
+            joint_actions=self.joint_actions,
+            rescale_actions=self.rescale_actions,
+        )
+
+    @property
+    def _registered(self) -> Any:
+        return _gym_env.registered(self.id, self.folder)
+
+    def _open(self, simulators: int, first: int, picture: bool) -> Simulators:
+        registered = self._registered
         options: dict[str, Any] = {
             "ident": self.id,
             "name": self.name,
             "max_episode_steps": self.max_episode_steps,
+            "folder": self.folder,
         }
+        spaces: dict[str, Any] = {"observe": self.observe, "joint_actions": self.joint_actions}
+        mode = self.vectorization
+        if registered.entry_point is None:
+            mode = "vector_entry_point"
+        if mode != "none":
+            if self.served:
+                raise Refusal("served and vectorization are two homes of the same simulators: leave one out.")
+            limit = self.max_episode_steps
+
+            def make_vector() -> Any:
+                return _gym_env.make_vector(self.id, simulators, mode, limit, picture, self.folder)
+
+            return VectorSimulators(self.name, make_vector, simulators, first, **spaces)
         if self.served and not picture:
-            spec = dataclasses.replace(self, served=False).spec()
-            return served_environments(spec, "murmurate.worlds._gym_env:make", options, simulators, first)
-        plain = not (registered.additional_wrappers or registered.kwargs)
+            spec = dataclasses.replace(self, served=False, frame_stack=1, rescale_actions=False).spec()
+            return served_environments(
+                spec, "murmurate.worlds._gym_env:make", options, simulators, first, **spaces
+            )
+        plain = not (registered.additional_wrappers or registered.kwargs or self.observe)
         if registered.entry_point == _CARTPOLE and plain and not picture:
-            limit: int = self.max_episode_steps or registered.max_episode_steps or sys.maxsize
+            limit = self.max_episode_steps or registered.max_episode_steps or sys.maxsize
             return CartPoleSimulators(self.name, simulators, limit, first)
 
         def make(b: int) -> tuple[Any, int]:
             return _gym_env.without_checks(_gym_env.make(**options, picture=picture and b == 0))
 
-        return GymSimulators(self.name, make, simulators, first)
+        return GymSimulators(self.name, make, simulators, first, **spaces)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
@@ -15,7 +15,8 @@ from torch import Tensor
 from murmurate import errors
 from murmurate.spec import EnvSpec, TimeStep
 from murmurate.worlds._game_server import FAILURES, WORKS
-from murmurate.worlds._gym_env import arranged_shape, arranger, success_of
+from murmurate.worlds._gym_env import success_of
+from murmurate.worlds._spaces import JOINT_ACTIONS, Acted, Observed, acted, observed
 from murmurate.worlds.array_trees import to_arrays, to_tensors
 from murmurate.worlds.env_state import Saver, Unsavable, load_generators, save_generators, saver
 from murmurate.worlds.episodes import EpisodeCounter, restore
@@ -26,29 +27,36 @@ from murmurate.worlds.interface import Picture, first_step
 class GymSimulators:
     """``B`` gymnasium environments, one after the other.
 
-    Observations are [B, ...] float32; uint8 stays uint8, and images with their colours last become [C, H, W].
-    Vector actions are clipped to their bounds. Classic control and MuJoCo are exactly resumable, also in
-    wrappers that hold only numbers; for others ``state()`` is None.
+    Observations are [B, ...] float32 or uint8, and actions numbers or vectors, as ``_spaces.py`` says.
+    Classic control and MuJoCo are exactly resumable, also in wrappers that hold only numbers; for others
+    ``state()`` is None.
 
     name: of the world; or its spec, where the environment does not tell all of it.
     make: simulator ``b``, and the number of steps after which its episodes are truncated. One that raises, or
     gives what is no observation or not finite, is replaced by a new one: its episode ends truncated with its
     last observation and without a reward, and is not among ``TimeStep.episodes``.
+    observe, joint_actions: see ``_spaces.observed`` and ``acted``.
     """
 
     def __init__(
-        self, name: str | EnvSpec, make: Callable[[int], tuple[Any, int]], size: int, first: int
+        self,
+        name: str | EnvSpec,
+        make: Callable[[int], tuple[Any, int]],
+        size: int,
+        first: int,
+        *,
+        observe: Sequence[str] = (),
+        joint_actions: int = JOINT_ACTIONS,
     ) -> None:
         self._make = make
         made = [make(b) for b in range(size)]
         self._envs, self._limit = [env for env, _ in made], made[0][1]
         self._first = first
-        self._spec = name if isinstance(name, EnvSpec) else spec_of(name, self._envs[0])
-        space = self._envs[0].action_space
-        self._choose: Callable[[Tensor], Any] = (
-            _discrete(space, self._spec.name) if self._spec.actions else _bounded(space)
-        )
-        self._arranged = arranger(self._envs[0].observation_space)
+        called = name if isinstance(name, str) else name.name
+        seen = observed(self._envs[0].observation_space, called, observe)
+        self._acted = acted(self._envs[0].action_space, called, joint_actions)
+        self._spec = name if isinstance(name, EnvSpec) else spec_of(name, seen, self._acted)
+        self._arranged = seen.arrange
         self._savers: list[Saver | None] = [saver(env) for env in self._envs]
         self._counter = EpisodeCounter(size)
         self._dtype = np.uint8 if self._spec.observation_dtype == torch.uint8 else np.float32
@@ -77,7 +85,7 @@ class GymSimulators:
         return step
 
     def send(self, action: Tensor) -> None:
-        self._actions = self._choose(action)
+        self._actions = self._acted.choose(action.numpy())
 
     def receive(self) -> TimeStep:
         observation = self._blank()
@@ -229,49 +237,15 @@ def _wrong(values: npt.NDArray[Any]) -> Any:
     return np.ravel(values)[~np.isfinite(np.ravel(values))][0]
 
 
-def spec_of(name: str, env: Any) -> EnvSpec:
-    """The spec of an environment. Raises ``Refusal`` for spaces that no agent supports."""
-    observed, action = env.observation_space, env.action_space
-    if not isinstance(observed, gymnasium.spaces.Box):
-        raise errors.Refusal(
-            f"The observations of {name} are {type(observed).__name__}, but agents can only learn from "
-            "arrays (Box). Register it with gymnasium's FlattenObservation among its additional_wrappers."
-        )
-    shape = arranged_shape(observed)
-    dtype = torch.uint8 if observed.dtype == np.uint8 else torch.float32
-    if isinstance(action, gymnasium.spaces.Discrete):
-        return EnvSpec(name, shape, dtype, actions=int(action.n))
-    if not isinstance(action, gymnasium.spaces.Box) or not action.shape:
-        raise errors.Refusal(
-            f"The actions of {name} are {action}; only Discrete, or Box with at least one dimension, can be "
-            "taken. Register it with an ActionWrapper among its additional_wrappers that makes them such."
-        )
+def spec_of(name: str, seen: Observed, taken: Acted) -> EnvSpec:
+    """The spec of a world from how its observations and its actions reach an agent."""
     return EnvSpec(
         name,
-        shape,
-        dtype,
-        actions=0,
-        action_shape=tuple(action.shape),
-        action_low=tuple(map(float, action.low.flat)),
-        action_high=tuple(map(float, action.high.flat)),
+        seen.shape,
+        torch.uint8 if seen.uint8 else torch.float32,
+        actions=taken.actions,
+        action_shape=taken.shape,
+        action_low=taken.low,
+        action_high=taken.high,
+        factors=taken.factors,
     )
-
-
-def _discrete(space: Any, name: str) -> Callable[[Tensor], list[int]]:
-    count, start = int(space.n), int(space.start)
-
-    def choose(action: Tensor) -> list[int]:
-        chosen: list[int] = action.tolist()
-        if min(chosen) < 0 or max(chosen) >= count:
-            raise ValueError(f"{name} has actions 0 to {count - 1}, got {chosen}")
-        return [a + start for a in chosen] if start else chosen
-
-    return choose
-
-
-def _bounded(space: Any) -> Callable[[Tensor], npt.NDArray[Any]]:
-    def choose(action: Tensor) -> npt.NDArray[Any]:
-        clipped: npt.NDArray[Any] = np.clip(action.numpy(), space.low, space.high)
-        return clipped
-
-    return choose

@@ -14,6 +14,8 @@ other field is an option ``--world.FIELD``. Recipes choose settings by ``images`
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -24,6 +26,24 @@ from torch import Tensor
 from murmurate.spec import EnvSpec, TimeStep, World
 
 Picture = npt.NDArray[np.uint8]  # [H, W, 3], RGB
+
+
+@dataclass(frozen=True)
+class Formats:
+    """How what a user's environment gives and takes becomes an agent's.
+
+    shape: of one observation for the agent, before several are stacked along their first dimension, the
+    newest last. observe: an environment's observation as an array of that shape; it raises ``ValueError`` for
+    another one.
+    act: the environment's own actions, one for each row of an agent's, [B] or [B, *action_shape].
+    low, high: bounds [*action_shape] to which actions from -1 to 1 are scaled; None: they are not.
+    """
+
+    shape: tuple[int, ...]
+    observe: Callable[[Any], npt.NDArray[Any]]
+    act: Callable[[npt.NDArray[Any]], Any]
+    low: npt.NDArray[np.float32] | None = None
+    high: npt.NDArray[np.float32] | None = None
 
 
 class Simulators(Protocol):
@@ -91,6 +111,11 @@ class SimulatorWorld(World, Protocol):
     def images(self) -> bool:
         """Whether observations are images (``EnvSpec.images``). Opens a simulator only if it must."""
         ...
+
+    def formats(self) -> Formats | None:
+        """How observations and actions of the environment itself become the agent's; None where an agent sees
+        and does what ``open`` gives and takes."""
+        return None
 
     def open(
         self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False

@@ -326,9 +326,12 @@ def served_environments(
     size: int,
     first: int,
     screen: tuple[int, int, int] | None = None,
+    **spaces: Any,
 ) -> ServedSimulators:
-    """Gymnasium environments, made in a server by ``make`` ("module:function") with ``options``."""
-    game = {"make": make, "options": options}
+    """Gymnasium environments, made in a server by ``make`` ("module:function") with ``options``.
+
+    spaces: ``observe`` and ``joint_actions`` (``_spaces.py``)."""
+    game = {"make": make, "options": options, **spaces}
     return ServedSimulators(
         spec, "murmurate.worlds._env_game:EnvGame", game, size, first=first, screen=screen, savable=True
     )

@@ -30,6 +30,10 @@ class Unauthentic(FabricError):
     def __init__(self, place: str, problem: str, content: bytes) -> None:
         super().__init__(f"'{place}' in the run's store {problem}")
         self.content = content
+        self._given = place, problem, content
+
+    def __reduce__(self) -> tuple[type[Unauthentic], tuple[str, str, bytes]]:
+        return Unauthentic, self._given
 
 
 class AuthenticatedStore:
@@ -54,7 +58,7 @@ class AuthenticatedStore:
         return AuthenticatedStore(self._store.clone(), self._place, self._secret)
 
     def set(self, key: str, content: bytes) -> None:
-        if key not in self._written:  # by an earlier process, perhaps
+        if key not in self._written:  # an earlier process may have written it
             with contextlib.suppress(Unauthentic):
                 self._written[key] = self._sequence_of(key) if self.check(key) else 0
         number = self._written[key] = self._written.get(key, 0) + 1
@@ -81,13 +85,13 @@ class AuthenticatedStore:
             return None
 
     def refuse(self, problem: Unauthentic) -> None:
-        """Count it; log the first and then ever fewer, so that the log stays short."""
+        """Count it; log the 1st, 2nd, 4th, 8th ..., so that the log stays short."""
         self.refused += 1
         if self.refused & (self.refused - 1) == 0:
             log.warning("refused [store, no. %d]: %s", self.refused, problem)
 
     def values(self, keys: Sequence[str]) -> list[bytes]:
-        """As they are in the store, in one request: each is for ``opened``."""
+        """The stored values, read in one request and not authenticated yet (see ``opened``)."""
         return list(self._store.multi_get([self._at(key) for key in keys]))
 
     def opened(self, key: str, value: bytes) -> bytes:

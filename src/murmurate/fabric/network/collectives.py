@@ -5,11 +5,11 @@ members may have a result and others not. So each member keeps the last result t
 one asks all others to repeat the round: those that have the result send it; the others leave the engine and
 send their vectors to the leader, the lowest living member. The leader waits for all living members, decides
 which took part, and sends the result to all. When the leader dies, each member sends its last result, and its
-own part in the present round, to the next one, which so gets the result if any living member has it.
+own vector of the present round, to the next leader: so the result is not lost if any living member has it.
 
 A member that was frozen may wake up and compute a result from vectors that have arrived, although the others
-have excluded it. So it accepts an engine's result only within a time in which none can have excluded it: see
-``_lease_seconds``.
+have excluded it. So a member accepts an engine's result only for ``_lease_seconds`` from the start of the
+round: before these have passed, no other member can have excluded it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ from murmurate.fabric.network.process_group import DTYPES, ProcessGroups
 from murmurate.fabric.network.reduce_scatter import ACTS, ReduceScatter
 from murmurate.fabric.network.round import Result, RoundInput, RoundState, member_ranks
 
-# of a vector that an engine carries; for smaller ones the leader needs fewer messages
-_LEAST_BYTES = 256 << 10
-# how long a member waits for the leader's deadline after its own, and for frames in flight after a finish
+_MIN_ENGINE_BYTES = 256 << 10  # smaller vectors go through the leader, which needs fewer messages
+# to wait for the leader's result after the own deadline, and for frames in flight once a member has finished
 _GRACE_SECONDS = 1.0
 
 
@@ -74,8 +73,8 @@ class NetworkCollectives:
             state.round, state.call = state.round + 1, call
             members = sorted(state.members)
         result = None
-        able = self._lease_seconds > 0 and (call != "mean" or self.dtype.is_floating_point)
-        if able and self._bytes >= _LEAST_BYTES and len(members) > 1:
+        engine_can = self._lease_seconds > 0 and (call != "mean" or self.dtype.is_floating_point)
+        if engine_can and self._bytes >= _MIN_ENGINE_BYTES and len(members) > 1:
             result = self._by_engine(state.round, call, x, members)
         if result is None:
             result = self._by_leader(state.round, call, x, end)
@@ -85,13 +84,13 @@ class NetworkCollectives:
         return result
 
     def _by_engine(self, number: int, call: str, x: Tensor | None, members: list[int]) -> Result | None:
-        """The result; None if the leader has to carry the round, which all members then know."""
+        """The result; None if the leader has to carry the round (all members have then been told)."""
         endpoint, state = self._endpoint, self._state
         end = time.monotonic() + self._lease_seconds
 
         def is_void() -> bool:
-            first = (self._groups and self._groups.since) or number  # of the rounds of the present groups
-            repeated = any(state.repeat.get(rank, 0) >= first for rank in members)
+            oldest = (self._groups and self._groups.since) or number  # round since the group was made
+            repeated = any(state.repeat.get(rank, 0) >= oldest for rank in members)
             late = time.monotonic() > end
             return repeated or late or bool(self._mismatch) or not state.members.issuperset(members)
 
@@ -136,10 +135,10 @@ class NetworkCollectives:
         endpoint, state = self._endpoint, self._state
         with endpoint.lock:
             part = RoundInput(call, own, self._version())
-            sent_to: list[int] = []  # leaders
+            leaders: list[int] = []  # that our part was sent to
 
             def done() -> bool:
-                self._advance(number, part, sent_to)
+                self._advance(number, part, leaders)
                 return self._has_result(number) or number in state.failed or bool(self._mismatch)
 
             if not endpoint.wait(done, end - time.monotonic()):
@@ -156,7 +155,7 @@ class NetworkCollectives:
             return state.last
 
     def fail_all_rounds(self, sentence: str) -> None:
-        """Let every round fail from now on: the members' channels do not match."""
+        """Let every round fail from now on, with this error: the members' channels do not match."""
         self._mismatch = sentence
         self._endpoint.notify()
 
@@ -169,8 +168,8 @@ class NetworkCollectives:
         return min(rank for rank in self._state.members if not self._is_excluded(rank))
 
     def _is_excluded(self, rank: int) -> bool:
-        """Whether it is gone, or long out of reach while we reach a majority of the members. Of two halves,
-        the one with the lowest rank counts as the majority.
+        """Whether ``rank`` is gone, or long out of reach while we reach a majority of the members. Of two
+        halves, the one with the lowest rank counts as the majority.
 
         So at most one side of a partition continues without the other.
         """
@@ -184,27 +183,28 @@ class NetworkCollectives:
         return len(here) > len(there) or (len(here) == len(there) and min(here) < min(there))
 
     def _is_gone(self, rank: int) -> bool:
-        """Whether no result of the round can come from it: it is dead; or it has finished and, if we asked it
-        to repeat the round, it had not reached that or is no longer connected."""
+        """Whether ``rank`` cannot send the round's result any more: it is dead, or has finished. A finished
+        member that we asked for the result is gone once it answers that it has none, or is disconnected."""
         endpoint, state = self._endpoint, self._state
         if not endpoint.gone(rank) or state.asked < state.round or endpoint.dead(rank):
             return endpoint.gone(rank)
         return state.not_reached.get(rank) == state.round or not endpoint.connections[rank].connected
 
-    def _advance(self, number: int, part: RoundInput, sent_to: list[int]) -> None:
-        """Send our part to the present leader; or as the leader, complete the round once all have arrived."""
+    def _advance(self, number: int, part: RoundInput, leaders: list[int]) -> None:
+        """Send our part to the present leader, unless it was the last of ``leaders`` to get it; or as the
+        leader, complete the round once all parts have arrived."""
         state, endpoint = self._state, self._endpoint
         if self._has_result(number):
             return
         leader = self._leader()
-        if leader not in sent_to[-1:]:
+        if leader not in leaders[-1:]:
             if leader == endpoint.rank:
                 state.contributions.setdefault(number, {})[endpoint.rank] = part
             else:
                 if state.leader not in (None, leader) and state.last is not None:
                     self._send_result(leader, state.last)  # the former leader may have sent it only to us
                 self._contribute(leader, number, part)
-            sent_to.append(leader)
+            leaders.append(leader)
             state.leader = leader
         if leader == endpoint.rank:
             self._complete(number)
@@ -235,8 +235,8 @@ class NetworkCollectives:
         )
 
     def _expire(self, number: int) -> None:
-        """At the deadline the leader tells the members that have contributed who is missing; the others wait
-        for that."""
+        """At the deadline: the leader tells all contributors which members are missing. (A contributor waits
+        for its message.)"""
         state = self._state
         if state.leader == self._endpoint.rank and not self._has_result(number):
             state.failed[number] = self._missing_message(number, self._silent(number))

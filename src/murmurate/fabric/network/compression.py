@@ -20,7 +20,7 @@ _CHUNK_BYTES = 1 << 20  # copied at a time, while another thread sends what is a
 
 
 class Encoder(Protocol):
-    """Writes vectors [N] of ``dtype`` into buffers. exact: the buffer then holds their very bytes."""
+    """Writes vectors [N] of ``dtype`` into buffers. exact: the buffer then holds the unchanged bytes."""
 
     exact: bool
     dtype: torch.dtype
@@ -36,7 +36,7 @@ class Codec(Encoder, Protocol):
     wire_bytes: int
 
     def decode(self, wire: Bytes) -> Tensor:
-        """[N] on the CPU; over the same memory where nothing has to be computed."""
+        """[N] on the CPU; a view of ``wire`` where nothing has to be computed."""
         ...
 
 
@@ -70,7 +70,7 @@ class WireCopy:
         try:
             for stop in range(self._copied + _CHUNK_BYTES, self.wire.nbytes, _CHUNK_BYTES):
                 self.copy_up_to(stop)
-        finally:  # even after an interrupt: other threads wait for this copy, and it has been promised
+        finally:  # even after an interrupt: other threads wait for this copy
             self.copy_up_to(self.wire.nbytes)
             self._source = None
 
@@ -96,11 +96,11 @@ class CopyReader:
         return self._copy.wire[start:stop].data
 
     def copy_up_to(self, stop: int) -> None:
-        """The copying thread does that."""
+        """Nothing: the copying thread does that."""
 
 
 def begin_copy(encoder: Encoder, x: Tensor, wire: Bytes) -> WireCopy:
-    """Begin to write ``x`` into ``wire``; only where no conversion is needed, the copy is left for later."""
+    """Write ``x`` into ``wire``: now if it must be converted, else later, while it is sent."""
     if encoder.exact and x.device.type == "cpu":
         return WireCopy(wire, x.detach().reshape(-1).to(encoder.dtype))
     encoder.encode(x, wire)
@@ -186,10 +186,10 @@ def codec(compression: Compression, count: int, dtype: torch.dtype) -> Codec:
 
 
 class ErrorFeedback:
-    """An encoder of one stream that adds the rounding error of each message to the next.
+    """An encoder of one stream that adds the compression error of each message to the next.
 
-    So the sum of all that arrived and of the residual is the sum of all that was sent, up to the rounding
-    of the additions (Seide et al. 2014; Karimireddy et al. 2019, Algorithm 1).
+    So the decoded messages and the residual add up to all that was sent, up to the rounding of the
+    additions (Seide et al. 2014; Karimireddy et al. 2019, Algorithm 1).
     """
 
     def __init__(self, codec: Codec) -> None:

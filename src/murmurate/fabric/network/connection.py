@@ -3,7 +3,7 @@
 Two kinds of data are sent. *Numbered frames* (mail, parts of collectives) are kept until the peer has
 acknowledged them; on a new connection each side reports how many it has received, and the other continues
 from there. *State* (acknowledgements, requests, how much mail was read) is a map from keys to newest values:
-changes are sent, and all values on a new connection, so none can be missed either.
+changes are sent as they happen, and all values again on a new connection.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from murmurate.fabric.network.shm_peer import ShmPeer
 
 log = logging.getLogger("murmurate.fabric.network.fabric")
 
-_HEARTBEATS = 6  # in the time after which a silent connection is closed
+_HEARTBEATS = 6  # sent in ``silence_seconds``, after which the peer closes a silent connection
 _DIAL_SECONDS = 2.0
-_DIRECT_BYTES = 2 << 20  # the largest frame that its own thread sends
+_DIRECT_BYTES = 2 << 20  # the largest frame that the posting thread sends itself (see ``claim``)
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.02, 1.0
 _GRACE_SECONDS = 1.0  # how long a lost connection may take to come back before its peer counts as silent
 
@@ -75,8 +75,8 @@ class PeerConnection:
     """One end. ``post`` and ``announce`` never wait; two threads send and receive.
 
     While the connection is idle, a thread with a small frame may ``claim`` it and send the frame itself, so
-    that no thread has to be woken; what the socket's buffer does not take, the sending thread writes. That
-    thread sends a large frame while the caller still copies it.
+    that no thread has to be woken; the sending thread writes what the socket's buffer does not take. A large
+    frame is left to the sending thread, which sends it while the posting thread still copies the payload.
     """
 
     def __init__(self, owner: ConnectionOwner, record: PeerRecord) -> None:
@@ -128,9 +128,8 @@ class PeerConnection:
         self._work.notify()
 
     def claim(self, frame: Frame) -> Pipe | None:
-        """``post`` a small frame if the connection is idle: the caller must then call ``send_claimed``.
-
-        None if it is busy. A large frame is better sent while the rest of it is copied.
+        """Reserve the connection for a small frame, numbered as by ``post``; the caller must then call
+        ``send_claimed``. None if the connection is busy, or the frame large: then ``post`` it.
         """
         if (
             frame.length > _DIRECT_BYTES
@@ -194,7 +193,7 @@ class PeerConnection:
             old, self._pipe = self._pipe, handshake.pipe
             self._half_open = False
             if handshake.incarnation != self.record.incarnation:
-                raise RuntimeError("a connection adopts connections of its own peer")
+                raise RuntimeError("the handshake was with another incarnation of the peer")
             if handshake.received > self.queue.posted:
                 self._pipe = None
                 raise FrameRejected("number", f"rank {self.peer} acknowledges frames that were never sent")
@@ -277,14 +276,14 @@ class PeerConnection:
         try:
             writer.write()
         except OSError:
-            with self._owner.lock:  # the reader decides when it is lost, as more may have arrived before that
+            with self._owner.lock:  # frames that have arrived can still be read; then the reader closes it
                 self._half_open = self._pipe is pipe
         finally:
             with self._owner.lock:
                 self._writing = False
 
     def _next_writer(self, pipe: Pipe) -> FrameWriter | None:
-        """A frame that another thread has begun on this connection comes first."""
+        """The writer of the next frame: first of one that another thread has begun on this connection."""
         rest, self._unfinished = self._unfinished, None
         if rest is not None and rest[0] is pipe:
             return rest[1]
@@ -302,7 +301,7 @@ class PeerConnection:
         return vector or self.queue.next_frame() or self._owner.due(self)
 
     def _reconnect(self) -> None:
-        """Dial, if this side does; else test whether the peer's process still exists."""
+        """Dial, if this side is the one that dials; else test whether the peer's process still exists."""
         if not self._dials:
             if self.times_connected and not self.dead:  # a restarted peer dials us
                 self._note_alive(is_listening(self.record, _DIAL_SECONDS) is not False)

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 TAG_BYTES = 16
 REKEY_PIECES = 1 << 16  # of at most 1 MiB: NIST and TLS allow AES-GCM some hundred GB under one key
 _LAST_COUNT = 2**64 - 1
-# by name: the class, and byte order and shift that make Noise's 12 bytes of a count
+# by name: the class; the byte order and shift with which Noise makes a 12-byte nonce of a count
 CIPHERS: dict[str, Any] = {
     "aes-256-gcm": (AESGCM, "big", 0),
     "chacha20-poly1305": (ChaCha20Poly1305, "little", 32),
@@ -83,7 +83,7 @@ class AeadStream:
         self._count = 0
 
     def _nonce(self) -> bytes:
-        """Of the next piece; may change the key."""
+        """The next piece's nonce; changes the key when that is due."""
         count = self._count
         if not count % REKEY_PIECES and count:
             last = (_LAST_COUNT << self._shift).to_bytes(12, self._byteorder)

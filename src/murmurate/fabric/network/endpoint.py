@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("murmurate.fabric.network.fabric")
 
 _JOIN_SECONDS = 2.0
-_REFUSED_SECONDS = 5.0  # how long a record with another secret is waited out: it may be of an earlier process
+_REFUSED_SECONDS = 5.0  # to wait for a valid record to replace one with another secret (an old process's)
 _FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 20e-6, 500e-6  # of shared memory
 
 
@@ -75,7 +75,7 @@ class Endpoint:
         self._store = AuthenticatedStore(store, place, credentials.secret)
         self._channels: dict[bytes, Receiver] = {}
         self.pending = PendingMessages(size)
-        self._next_channel: dict[int, int] = {}  # by peer: which channel is asked first
+        self._next_channel: dict[int, int] = {}  # by peer: the channel whose turn it is to send
         self._listener = Listener(address, size, self._accept, self._refuse_connection)
         self.port = self._listener.port
         try:
@@ -161,7 +161,7 @@ class Endpoint:
             sock.close()
 
     def _record_of(self, rank: int, incarnation: bytes) -> PeerRecord | None:
-        """The record with which that member may connect; a restarted one's is read from the store."""
+        """The record that ``rank`` must prove to own; read from the store again if the member restarted."""
         connection = self.connections.get(rank)
         if connection is None:
             raise Closed  # our own connections are not made yet, or the rank is unknown: it will try again
@@ -212,7 +212,7 @@ class Endpoint:
         return None
 
     def refuse(self, cause: str, sentence: str, rank: int | None = None) -> None:
-        """Count a refusal; log the first of a cause and then ever fewer, so that the log stays short."""
+        """Count a refusal; log the 1st, 2nd, 4th, 8th ... of each cause, so that the log stays short."""
         self.refused[cause] += 1
         count = self.refused[cause]
         if count & (count - 1) == 0:
@@ -252,7 +252,7 @@ class Endpoint:
 
     @contextlib.contextmanager
     def _refusing(self, rank: int) -> Iterator[None]:
-        """Count a refusal within: the thread that read the frame of ``rank`` is not here to do it."""
+        """Count a ``FrameRejected`` raised within, which otherwise the thread that read the frame does."""
         try:
             yield
         except FrameRejected as refusal:
@@ -265,7 +265,7 @@ class Endpoint:
             raise FrameRejected("meta", "a control message without a channel") from None
 
     def wait(self, condition: Any, deadline_seconds: float, in_memory: bool = False) -> bool:
-        """Wait with the lock released; a death in the run state is noticed within 50 ms.
+        """Wait with the lock released; a death marked in the run state is noticed within 50 ms.
 
         in_memory: a local peer may make the condition true in shared memory, without waking this thread.
         """
@@ -281,14 +281,14 @@ class Endpoint:
         return False
 
     def dead(self, rank: int) -> bool:
-        """Whether it is known to be dead, and all that it sent has arrived."""
+        """Whether ``rank`` is known to be dead, and all that it sent has arrived."""
         if rank == self.rank:
             return False
         connection = self.connections[rank]
         return connection.dead or (self._is_marked_dead(rank) and not connection.connected)
 
     def gone(self, rank: int) -> bool:
-        """Whether it is dead or finished: there is no use in waiting for it."""
+        """Whether ``rank`` is dead or finished: there is no use in waiting for it."""
         if rank == self.rank:
             return False
         connection, state = self.connections[rank], self._run_state
@@ -296,11 +296,11 @@ class Endpoint:
         return self.dead(rank) or connection.finished or ended
 
     def out_of_reach(self, rank: int) -> bool:
-        """Whether it has been silent for half of the deadline of a collective."""
+        """Whether ``rank`` has been silent for half of the deadline of a collective."""
         return rank != self.rank and self.connections[rank].silent_seconds > self.deadline_seconds / 2
 
     def has_lost(self, rank: int) -> bool:
-        """Whether it is dead, or has been silent for as long as the deadline."""
+        """Whether ``rank`` is dead, or has been silent for as long as the deadline."""
         silent = rank != self.rank and self.connections[rank].silent_seconds > self.deadline_seconds
         return silent or self.dead(rank)
 
@@ -312,7 +312,7 @@ class Endpoint:
         return not (self._is_marked_dead(rank) or self.dead(rank) or self.connections[rank].silent)
 
     def _is_marked_dead(self, rank: int) -> bool:
-        """Whether the launcher has marked it dead in the run state."""
+        """Whether the launcher has marked ``rank`` dead in the run state."""
         return self._run_state is not None and not self._run_state.is_alive(rank)
 
     # -- the end ------------------------------------------------------------------------------------

@@ -164,7 +164,7 @@ class Pipe:
         origin: Origin | None = None,
         length: int | None = None,
     ) -> FrameWriter:
-        """source: of the payload, instead of the frame's own. origin, length: false ones, in tests."""
+        """source: replaces the frame's own. origin, length: forged ones for the header, in tests."""
         return FrameWriter(self._socket, self._pieces(frame, source or frame.source, origin, length))
 
     def _pieces(
@@ -261,9 +261,9 @@ class Pipe:
 
     def _shared_payload(self, length: int) -> Bytes:
         """The payload in its sender's shared memory."""
-        text = bytearray(ADDRESS.size)
-        self._receive_piece(memoryview(text))
-        address = RegionAddress(*ADDRESS.unpack(text))
+        packed = bytearray(ADDRESS.size)
+        self._receive_piece(memoryview(packed))
+        address = RegionAddress(*ADDRESS.unpack(packed))
         if self.local_peer is None or address.size_bytes != length:
             raise FrameRejected("meta", "a vector in memory that is not shared with this member")
         try:
@@ -302,9 +302,9 @@ def _parsed(meta: bytearray) -> dict[str, Any]:
 def read_whole(sock: socket.socket, buffers: list[memoryview], first: bool = False) -> None:
     """Fill the buffers, usually in one system call.
 
-    first: a frame begins here, so the connection may end before it: Closed. Raises FrameRejected where it
-    ends within a frame, SilenceTimeout after too long a silence, or if less than a kilobyte a second comes:
-    after lost bytes the next heartbeats would else fill the gap, very slowly.
+    first: a frame begins here. Raises Closed if the connection ends before a frame, FrameRejected if it ends
+    within one, and SilenceTimeout after too long a silence or below one kilobyte a second: otherwise, after
+    lost bytes, heartbeats would fill the gap very slowly.
     """
     begun = not first
     while buffers:
@@ -324,7 +324,7 @@ def read_whole(sock: socket.socket, buffers: list[memoryview], first: bool = Fal
         _drop(buffers, count)
         seconds = time.monotonic() - since
         if buffers and seconds > 0.5 and count < _TRICKLE_BYTES_PER_SECOND * seconds:
-            raise SilenceTimeout("it trickled")
+            raise SilenceTimeout("it sent less than a kilobyte a second")
 
 
 def _drop(buffers: list[memoryview], count: int) -> None:

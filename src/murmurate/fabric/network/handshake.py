@@ -25,9 +25,9 @@ from murmurate.fabric.network.shm_peer import ShmOwner, ShmPeer
 _HELLO = struct.Struct("<4sB16sQI16s")
 _MAGIC = b"MRM3"
 _CIPHER_NUMBERS = {"aes-256-gcm": 1, "chacha20-poly1305": 2}
-_COUNT = struct.Struct("<Q")  # of numbered frames that arrived
-_ANSWER = struct.Struct("<QIi")  # the same; a process, and the descriptor of its shared-memory file
-_LOCAL = struct.Struct("<Ii?")  # such a process and descriptor; whether it can read the memory of the other
+_COUNT = struct.Struct("<Q")  # how many numbered frames have arrived
+_ANSWER = struct.Struct("<QIi")  # the same count; pid and descriptor of the sender's shared-memory file
+_LOCAL = struct.Struct("<Ii?")  # pid and descriptor; whether the sender can read the receiver's memory
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Credentials:
 
     @property
     def handshake_cipher(self) -> str:
-        """Also of tags, where pieces are not encrypted."""
+        """The cipher of the handshake, and of the tags of pieces that are not encrypted."""
         return self.cipher if self.encrypt else "aes-256-gcm"
 
     @property
@@ -64,8 +64,8 @@ class Credentials:
 
 
 class Hello(NamedTuple):
-    """The beginning of a connection, in clear, and the prologue of the Noise messages that follow: its claims
-    are trusted once the first of those is authenticated.
+    """What the dialling side sends first, in clear. It is also the prologue of the Noise handshake, whose
+    first message authenticates it.
     """
 
     cipher_number: int
@@ -126,7 +126,7 @@ def dial(credentials: Credentials, record: PeerRecord, received: int, seconds: f
         peer_received, *memory = _ANSWER.unpack(answer)
         sends, receives = _streams(credentials, noise)
         local_peer = _local_peer(credentials, memory, record)
-        # until it has this, the listener may be talking to a replay
+        # without this message the listener could be answering a replayed handshake
         _send(sock, sends, _LOCAL.pack(*_memory(credentials), local_peer is not None))
         (peer_reads,) = struct.unpack("?", _read(sock, receives, 1))
         return _finished(sock, credentials, record, peer_received, sends, receives, local_peer, peer_reads)

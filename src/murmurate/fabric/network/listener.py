@@ -1,4 +1,4 @@
-"""The port of a member: strangers can neither end it nor keep members away from it.
+"""The port at which a member listens. Strangers can neither close it nor keep other members from connecting.
 
 Half-open connections, those whose handshake has not ended, are bounded in time, and in number for each
 address and for all. A member's handshake takes milliseconds, so where there are too many the oldest is ended.
@@ -67,7 +67,8 @@ class Listener:
                 self._half_open.pop(sock, None)
 
     def _make_room(self) -> None:
-        """End the half-open connections that take too long, and the oldest of the address with too many."""
+        """End half-open connections that take too long and, where there are too many, the oldest of the
+        address with the most."""
         oldest = time.monotonic() - _HANDSHAKE_SECONDS
         crowded = 0
         with self._lock:

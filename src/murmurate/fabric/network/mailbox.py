@@ -1,9 +1,9 @@
 """Mail between members: bounded queues; each message is delivered once, in its sender's order.
 
-Messages to a local peer go through shared memory (``shm_channel``), others over the connection. That is
-decided once for each incarnation of a peer. Where it is decided late, messages use shared memory once those
-on the connection have arrived; where a local peer cannot map our memory after all, the messages in it are
-sent over the connection.
+Messages to a local peer go through shared memory (``shm_channel``), others over the connection. Whether a
+peer is local is decided once for each of its incarnations. Messages sent before that go over the connection,
+and must arrive before shared memory is used. If a local peer then cannot map our memory, the messages in it
+are sent over the connection.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_MESSAGES, _LEAST_MESSAGES, _QUEUE_BYTES = 64, 2, 64 << 20
 
 @dataclass
 class _Outgoing:
-    """A stream, the messages under one tag to one peer: how many were sent, how many the peer has read."""
+    """A stream (the messages under one tag to one peer): how many were sent, how many the peer has read."""
 
     feedback: ErrorFeedback
     sent: int = 0
@@ -38,20 +38,20 @@ class _Outgoing:
 
 @dataclass
 class _Incoming:
-    """A stream, the messages under one tag from one peer: how many are unread, how many were read."""
+    """A stream (the messages under one tag from one peer): how many are unread, how many were read."""
 
     waiting: int = 0
     taken: int = 0
     announced: int = 0
-    incarnation: int = 0  # the incarnation of the sender that they are counted for
+    incarnation: int = 0  # of the sender; older incarnations' messages are not counted
     number: int = STREAMS  # the number of the stream in a local peer's lane
 
 
 class NetworkMailbox:
     """One channel's mail at one member; all methods but ``send`` need the lock.
 
-    shaped: gives a decoded vector the replica's shape, on its device. like: the vector that the channel is
-        for; a message of fewer numbers is short, and is sent uncompressed.
+    shaped: gives a decoded vector the replica's shape, on its device. like: a vector of the channel; a
+        message with fewer numbers is called short, and is sent uncompressed.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class NetworkMailbox:
     ) -> None:
         self._endpoint, self._identity, self._codec, self._traffic = endpoint, identity, codec, traffic
         self._shaped, self._shm = shaped, shm
-        # both ends hold a full queue, so a queue of large vectors is short
+        # both ends may hold a full queue, so large vectors get a shorter one
         self.capacity = max(_LEAST_MESSAGES, min(_MOST_MESSAGES, _QUEUE_BYTES // max(codec.wire_bytes, 1)))
         self._outgoing: dict[tuple[int, str], _Outgoing] = {}
         self._incoming: dict[tuple[int, str], _Incoming] = {}
@@ -270,7 +270,7 @@ class NetworkMailbox:
     # -- local peers --------------------------------------------------------------------------------
 
     def unmapped(self, peer: int, lane: Lane) -> None:
-        """A local peer could not map that lane, and so has read nothing: send all of it."""
+        """A local peer could not map that lane, so has read nothing: send its messages on the connection."""
         while lane.ring.has_news:
             shorts: list[bool] = []
 
@@ -283,7 +283,7 @@ class NetworkMailbox:
                 self._forward(peer, tag, note, x.numpy(), shorts[0])
 
     def peer_restarted(self, peer: int) -> None:
-        """Its queues are empty; messages that it had sent before can still be read."""
+        """The queues to ``peer`` are empty again; messages that it had sent before can still be read."""
         self._collect()
         self._posted.pop(peer, None)
         for (to, _), outgoing in self._outgoing.items():

@@ -9,8 +9,8 @@ the other's static key from the rendezvous, and both the run's secret as a pre-s
     -> psk, e, es, ss
     <- e, ee, se
 
-So only members that have the secret and their own static key get the keys of the connection, and these are
-forward-secret: who learns static keys and secret later cannot read what was sent before.
+So only members that have the secret and their own static key get the keys of the connection. These are
+forward-secret: static keys and a secret that leak later do not reveal what was sent before.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _NAMES = {"aes-256-gcm": "AESGCM", "chacha20-poly1305": "ChaChaPoly"}
 
 
 def message_bytes(payload_bytes: int) -> int:
-    """Of either message: an ephemeral key, and the sealed payload."""
+    """The length of either message: an ephemeral key, and the sealed payload."""
     return KEY_BYTES + payload_bytes + TAG_BYTES
 
 
 class Noise:
     """One side of a handshake: the initiator writes, then reads; the responder reads, then writes.
 
-    psk: [32]. prologue: what both sides must have seen alike. static: our own; their_static: [32].
-    ephemeral: drawn, but in tests.
+    psk: [32]. prologue: bytes that must be the same on both sides. static: our own; their_static: [32].
+    ephemeral: given in tests only, else generated.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Means by torch's process groups (gloo), where connections need not be encrypted: gloo sends in clear.
 
-A group is made at the first round without one, and used until a round fails in it. Its addresses travel over
+A round makes a group if there is none; the group is used until a round fails in it. Its addresses travel over
 our authenticated connections; its vectors do not.
 """
 
@@ -21,11 +21,11 @@ from murmurate.fabric.interface import Traffic
 from murmurate.fabric.network.endpoint import Endpoint
 from murmurate.fabric.network.engine import Attempt, Carried
 
-_POLL_SECONDS = 0.05  # while it waits for gloo, a member checks its connections so often
+_POLL_SECONDS = 0.05  # how often a member that waits for gloo checks its connections
 _MOST_BUCKET_BYTES, _LEAST_BUCKET_BYTES = 16 << 20, 1 << 20
 _IN_FLIGHT = 2
 _THREADS = 2
-_MOST_FAILURES = 3  # of groups without a lost member: then gloo does not work here
+_MOST_FAILURES = 3  # after so many groups in a row that carried no round, gloo is given up
 _DIGITS, _BASE = 9, 128  # of a version, as digits that even bfloat16 adds exactly
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -59,9 +59,10 @@ class ProcessGroups:
         self.since, self._group = 0, None
 
     def make(self, attempt: Attempt) -> bool:
-        """Whether there is a group for this round, the same on all members; else connections carry it.
+        """Make the group of this round if there is none; False if the connections have to carry the round.
 
-        Raises RuntimeError if the round should be aborted, or gloo cannot connect.
+        The answer is the same on all members. Raises RuntimeError if the round should be aborted, or gloo
+        cannot connect.
         """
         with self._endpoint.lock:
             if self.since and self._members == attempt.members:
@@ -72,7 +73,7 @@ class ProcessGroups:
         store = _ConnectionStore(self._endpoint, self._identity, attempt, self._heard)
         store.set(f"wants/{attempt.rank}", bytes([all_local, self._failures >= _MOST_FAILURES]))
         wants = [store.get(f"wants/{rank}") for rank in attempt.members]
-        # shared memory is faster among local peers; and one member where gloo keeps failing decides for all
+        # shared memory is faster if all are local peers; a member on which gloo keeps failing decides for all
         if all(want[0] for want in wants) or any(want[1] for want in wants):
             return False
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
@@ -111,14 +112,14 @@ class ProcessGroups:
         return Carried(total[: x.numel()].view(torch.uint8).numpy(), versions, len(members))
 
     def _done(self, in_flight: list[Any], attempt: Attempt) -> bool:
-        """Wait for the first of them; False if it failed, or the attempt should be aborted."""
+        """Wait for the first operation; False if it failed, or the attempt should be aborted."""
         lost = False
         while not lost:
             try:
                 in_flight[0].wait(datetime.timedelta(seconds=_POLL_SECONDS))
                 del in_flight[0]
                 return True
-            except RuntimeError:  # not yet, or never
+            except RuntimeError:  # it timed out, or failed
                 lost = in_flight[0].is_completed()
             with self._endpoint.lock:
                 lost = lost or attempt.should_abort()

@@ -29,7 +29,7 @@ ACTS = ("share", "mean", "whole")
 class _Progress:
     """One member's state of a round that is being carried.
 
-    out: [k, N], the result. pieces: how many of other members are still awaited.
+    out: [k, N], the result. pieces: how many messages of other members are still awaited.
     """
 
     attempt: Attempt
@@ -135,7 +135,7 @@ class ReduceScatter:
         return True
 
     def _add(self, round: _Progress, bucket: int, shares: dict[int, Tensor], own: tuple[int, int]) -> None:
-        """All members' shares are here: send them their mean. own: the range of this member's share."""
+        """All shares of this member's range ``own`` have arrived: average them, and send all the mean."""
         mean = round.out[0, own[0] : own[1]]
         first, *rest = (shares.pop(rank) for rank in sorted(shares))
         torch.add(first, rest[0], out=mean)

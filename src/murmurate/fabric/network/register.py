@@ -2,10 +2,10 @@
 
 A local peer reads it in shared memory (``shm_channel``); nothing is sent for that.
 
-Over a connection, a reader requests versions newer than the one that it has, and gets the next as soon as
-there is one. So at most one version is in flight on each connection, and those in between are never sent.
-After ``UNREAD_LIMIT`` versions without a read, the reader requests no more until the next read: a member that
-never reads costs nothing.
+Over a connection, a reader requests a version newer than the one that it has, and the publisher answers as
+soon as there is one. So at most one version is in flight on each connection; versions published meanwhile
+are skipped. After ``UNREAD_LIMIT`` versions without a read, the reader requests no more until the next read:
+a member that never reads costs nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from murmurate.fabric.processes.register import BufferedRegister
 
 UNREAD_LIMIT = 8
 _REPLY_SECONDS = 1.0
-_PEEKED, _COPIED = range(2)  # pins of our own register: of our own peek, and of a copy to be sent
+_PEEKED, _COPIED = range(2)  # our own pins: of the buffer that we peek at, and of one being copied to send
 
 
 @dataclass
@@ -38,8 +38,8 @@ class _Subscription:
     x: Tensor | None = None
     received: int = 0
     mapped: tuple[BufferedRegister[Bytes], Lane] | None = None  # a local peer's register
-    promised: int = 0  # a version that exists for certain, as a collective has told
-    before: int = 0  # versions of the publisher's former incarnations
+    promised: int = 0  # a version that a collective's result reported: older ones must not be read any more
+    before: int = 0  # how many versions the publisher's former incarnations had
     requested: bool = False  # the next newer version will be sent to us
     question: int = 0  # number of the last request that asks for a reply
     answered: int = 0  # number of the last request that was replied to
@@ -67,8 +67,8 @@ class NetworkRegister:
         self._endpoint, self._name, self._identity, self._codec = endpoint, name, identity, codec
         self._traffic, self._shm = traffic, shm
         self.published = 0
-        self._newest: tuple[int, WireCopy] | None = None  # to be sent; may be older than the one in memory
-        self._requests: dict[int, tuple[int, int]] = {}  # by peer: the version it has, its question
+        self._newest: tuple[int, WireCopy] | None = None  # to be sent; shared memory may hold a newer one
+        self._requests: dict[int, tuple[int, int]] = {}  # by peer: the version it has, its ``question``
         self._subscriptions = {rank: _Subscription() for rank in peers}
         self._pins = np.zeros(2, dtype=np.int64).data
         self._writing = threading.Lock()  # for the register in memory; its holder takes no other lock
@@ -87,7 +87,7 @@ class NetworkRegister:
         return version
 
     def _publish_in_memory(self, version: int, store: Callable[[Bytes], None]) -> None:
-        """Nothing to do without local peers, or if that version is there already."""
+        """Write that version into shared memory, unless there is no local peer or it is there already."""
         with self._writing:
             register = self._shm.register
             if register is not None and register.version < version:
@@ -212,10 +212,10 @@ class NetworkRegister:
         return self._endpoint.wait(all_newer, deadline_seconds, in_memory=True)
 
     def _refresh(self, peer: int) -> None:
-        """Before a read: request the newest version, and wait for it where that is necessary.
+        """Before a read: request the newest version.
 
-        It is for a version that was published before a finished collective. And if no request was pending
-        (the first time, and after a while without reads), one round trip is waited for.
+        Waits for a promised version. Otherwise, if no request was pending (at the first read, and after a
+        while without reads), waits one round trip.
         """
         held, endpoint = self._subscriptions[peer], self._endpoint
         held.unread = 0
@@ -288,7 +288,7 @@ class NetworkRegister:
     # -- local peers --------------------------------------------------------------------------------
 
     def offered(self) -> None:
-        """There is a register in memory, perhaps since just now: write the newest version into it."""
+        """A local peer was offered the register in shared memory: write the newest version into it."""
         newest = self._newest
         if newest is not None and newest[1].complete:  # else the publishing thread will write it
             self._publish_in_memory(newest[0], lambda buffer: np.copyto(buffer, newest[1].wire))

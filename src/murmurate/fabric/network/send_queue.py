@@ -1,4 +1,4 @@
-"""The frames and the state that a connection sends its peer, again on a new connection if necessary.
+"""The frames and the state that a connection has to send, and to send again after a reconnect.
 
 All methods need the endpoint's lock.
 """
@@ -20,7 +20,7 @@ class SendQueue:
     def __init__(self) -> None:
         self.posted = 0
         self._unacknowledged: deque[Frame] = deque()
-        self._unsent = 0  # how many at the end of the above have not been sent on this connection
+        self._unsent = 0  # how many at the end of ``_unacknowledged`` were not sent on this connection yet
         self._state: dict[tuple[str, ...], Any] = {}
         self._changed: dict[tuple[str, ...], None] = {}
 

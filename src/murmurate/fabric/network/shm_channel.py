@@ -64,7 +64,7 @@ class ShmChannel:
     ) -> None:
         self._owner, self._pool = owner, pool
         self._message_bytes, self._wire_bytes = message_bytes, wire_bytes
-        self._buffers = size + 3  # one a reader, two of our own, the newest, the next
+        self._buffers = size + 3  # one for each of size - 1 readers, two of our own, the newest, the next
         self.register: BufferedRegister[Bytes] | None = None
         self.lanes: dict[int, Lane] = {}
         self.mapped: dict[int, tuple[BufferedRegister[Bytes], Lane]] = {}

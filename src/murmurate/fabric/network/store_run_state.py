@@ -3,7 +3,7 @@
 Every cell has one writer, so there are no conflicts: a thread pushes this process's columns when they have
 changed, and pulls all others in one request. A copy is late by a cycle or two, which the users of a run state
 tolerate: they act on a request when they see it. Each push carries a heartbeat, which tells a silent process
-from an idle one. What was not written by its member is left out, so its writer becomes silent.
+from an idle one. A value that was not signed by its member is ignored, so the member then counts as silent.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class StoreRunState(RunState):
                 if self._store.check(_HEADER_KEY):
                     self._store.get(_HEADER_KEY)
                     return self._start()
-            except Unauthentic as problem:  # of a stranger, whom the leader writes over, or so are we
+            except Unauthentic as problem:  # a stranger's, which the leader replaces; or our secret is wrong
                 until = min(until, time.monotonic() + _REFUSED_SECONDS) if refused is None else until
                 refused = problem
             if time.monotonic() > until:
@@ -166,7 +166,7 @@ class StoreRunState(RunState):
                 self._beats[key] = beat, now
 
 
-_COLUMN = len(MEMBER_ROWS) + 1  # and the heartbeat
+_COLUMN = len(MEMBER_ROWS) + 1  # with the heartbeat
 _HEADER_KEY = "run_state/launcher"
 
 

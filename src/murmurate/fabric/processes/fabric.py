@@ -76,7 +76,7 @@ class ProcessFabric:
         group = checked_group(members, self.rank, self.size)
         whole = len(group) == self.size
         label = name if whole else f"{name} of {list(group)}"
-        # others do not make a group's channel, so its memory must not depend on what was taken before
+        # non-members do not make a group's channel, so its memory must not depend on the order of all
         memory_file = self.memory_file if whole else self.memory_file.zone(label)
         membership = ChannelMembership(self.membership, group)
         channel = ProcessChannel(memory_file, membership, label, like, self.deadline_seconds)
@@ -97,7 +97,7 @@ class ProcessFabric:
     def position(self, partners: Sequence[int]) -> dict[str, Any]:
         """This member's rounds by channel, and the members that take part, for a joiner to continue from.
 
-        partners: with common rounds, the members of the last one; other members may see other deaths by now.
+        partners: with common rounds, the members of the last one, which all agree on; ``living`` may differ.
         """
         return {
             "rounds": {name: channel.round for name, channel in self._channels.items()},

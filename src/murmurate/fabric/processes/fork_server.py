@@ -1,7 +1,7 @@
 """The fork server: the process that all workers of this host are forked from, so that torch is imported once.
 
-It needs nothing of this package to start, so the command line starts it first: it then imports what workers
-need while the launcher imports what a launcher needs.
+The command line starts it first: it then imports what workers need while the launcher imports what a launcher
+needs.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from murmurate.errors import Refusal
 from murmurate.fabric.processes import socket_folder
 from murmurate.fabric.processes.process_handle import is_stopped
 
-OF_RUNS = ("murmurate.launch._preloaded",)
+PRELOADED_BY_RUNS = ("murmurate.launch._preloaded",)
 _started_early: int | None = None  # pid of a fork server that was started early and is not in use yet
 
 
-def fork_server(preload: Sequence[str] = OF_RUNS) -> ForkServerContext:
+def fork_server(preload: Sequence[str] = PRELOADED_BY_RUNS) -> ForkServerContext:
     """The context of the fork server, started if necessary. Raises Refusal where that fails.
 
     preload: modules that it imports before the first fork; without effect if it runs already.
@@ -44,7 +44,7 @@ def begin_fork_server(arguments: Sequence[str]) -> None:
         return
     threads, before = os.environ.get("OMP_NUM_THREADS"), _pid()
     with contextlib.suppress(Refusal):
-        _running(OF_RUNS)
+        _running(PRELOADED_BY_RUNS)
     if _pid() != before:
         _started_early = _pid()
     if threads is None:  # this process itself may use more threads

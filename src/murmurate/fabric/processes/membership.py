@@ -28,8 +28,8 @@ class Membership:
         self.run_state, self.rank, self.admitted, self.by_agreement = run_state, rank, admitted, by_agreement
         self.incarnations = run_state.incarnations()
         if not self.incarnations[rank]:
-            # a member of the beginning, to whom others belong in their first incarnation: one that has been
-            # restarted while this one was being built is admitted as later
+            # this member was there from the start, so it begins with the first incarnation of all others: one
+            # that restarted while this member was being built has to be admitted like any joiner
             self.incarnations[:] = 0
 
     def alive(self) -> npt.NDArray[np.bool_]:

@@ -12,9 +12,9 @@ import psutil
 from murmurate.errors import Refusal
 
 GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-# of a control group, version 2 and 1: its limit and its use; and lines with what it can give back at once
+# of cgroups v2 and v1: the files with the limit and the use, and the folder below ``GROUPS``
 _FILES = (("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory"))
-_RECLAIMABLE = ("inactive_file ", "total_inactive_file ")
+_RECLAIMABLE = ("inactive_file ", "total_inactive_file ")  # in memory.stat: what the kernel can free at once
 
 
 def available_bytes() -> int:
@@ -65,7 +65,7 @@ def _left_in_groups() -> Iterator[int]:
 
 
 def _left(group: Path, limit: str, used: str) -> int | None:
-    """None where the group has no limit, or is not to be seen from here."""
+    """What the group's limit leaves; None if it has no limit, or is not visible from here."""
     try:
         most, now = int((group / limit).read_text()), int((group / used).read_text())
         stat = (group / "memory.stat").read_text().splitlines()

@@ -1,5 +1,5 @@
-"""Workers: processes of this host that share memory. Starts them, reports how each ended, and ends all with
-the process that started them (here called the launcher).
+"""Workers: processes of this host that share memory. This module starts them and reports how each ended; when
+the process that started them (here called the launcher) ends, they end too.
 
 Runs, scripts and ``run_members`` start their workers here. A worker is no daemon, so it may start processes
 of its own, as a data loader does; those that it forked end with it, however it ends.
@@ -12,6 +12,7 @@ import contextlib
 import faulthandler
 import functools
 import multiprocessing
+import multiprocessing.process
 import multiprocessing.util
 import os
 import pickle
@@ -30,17 +31,24 @@ import numpy as np
 import torch
 
 from murmurate.fabric.interface import Fabric
-from murmurate.fabric.processes.fork_server import OF_RUNS, end_stopped_fork_server, fork_server
+from murmurate.fabric.processes.fork_server import PRELOADED_BY_RUNS, end_stopped_fork_server, fork_server
 from murmurate.fabric.processes.process_handle import ProcessHandle, is_stopped
 from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 
 FINISHED, FAILED, REFUSED, LATE, LEFT, DIED = "finished", "failed", "refused", "late", "left", "died"
+_IMPORTED_CODE = 74  # of a process in which the user's script, imported, started a run
 _UNKNOWN_CODE = 255  # multiprocessing's exit code of a process whose fork server has ended
 _REPORT_SECONDS = 2.0  # for the fork server to report an exit code; it may be stopped, or killed
 _LINGER_SECONDS = 60.0  # at most; the launcher ends members once it has all their results
 # the last is imported by an optimizer's first step, which would take each process a second
 _PRELOADED = ("murmurate.fabric.processes.fabric", "murmurate.fabric.network.channel", "torch._dynamo")
+
+
+IMPORTED = (
+    "each process imports the script, and the script starts a run when it is imported. Put what starts it "
+    "under: if __name__ == '__main__':"
+)
 
 
 @dataclass(frozen=True)
@@ -149,6 +157,9 @@ class WorkerProcess:
                 return False
         self._end()
         code = self.process.exitcode
+        if code == _IMPORTED_CODE:
+            self.exit = Exit(REFUSED, IMPORTED)
+            return True
         how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
         if code in (None, _UNKNOWN_CODE):
             how = "the fork server did not report how"
@@ -173,7 +184,7 @@ class WorkerProcesses:
     process can be started.
     """
 
-    def __init__(self, size: int, preload: Sequence[str] = OF_RUNS) -> None:
+    def __init__(self, size: int, preload: Sequence[str] = PRELOADED_BY_RUNS) -> None:
         self.size = size
         self._context = fork_server(preload)
         self.memory_file = SharedMemoryFile.create()
@@ -263,6 +274,13 @@ def _pickled(end: Exit) -> bytes:
     except Exception as error:
         reason = f"its result cannot be sent back ({error}): return tensors and plain values"
         return pickle.dumps(Exit(FAILED, end.error or reason, end.trace))
+
+
+def refuse_import() -> None:
+    """End this process if it is importing the script in order to be a worker: the script starts a run when it
+    is imported, and would do so in each worker. The launcher raises Refusal."""
+    if getattr(multiprocessing.process.current_process(), "_inheriting", False):
+        os._exit(_IMPORTED_CODE)
 
 
 def take_signals(on_sigterm: Any = signal.SIG_DFL) -> None:

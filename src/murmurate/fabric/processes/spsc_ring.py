@@ -21,7 +21,8 @@ from murmurate.buffers import Bytes, Pool
 from murmurate.fabric.processes.fence import fence
 
 _TAG_BYTES = 64
-# a message's tag, note and mark, and its size in bytes if it is a short one (else 0)
+# a message's tag, note and mark (the ring's user chooses it: a stream's number, or the incarnations of both
+# ends), and its size in bytes if it is a short one (else 0)
 HEADER = struct.Struct(f"<{_TAG_BYTES}sdQQ")
 
 
@@ -56,9 +57,9 @@ class MessageRing:
     # -- the sender's side --------------------------------------------------------------------------
 
     def free(self, claimed: Container[int] = (), counts: Callable[[int], bool] | None = None) -> int | None:
-        """A slot for the next message: not pending, not in use, not ``claimed``; None if there is none.
+        """The lowest slot (most likely in the cache) that is not pending, in use or ``claimed``; or None.
 
-        The lowest is most likely in the cache. counts: whether a message of that mark keeps its slot in use.
+        counts: whether a slot in use by a message with that mark is really in use (its reader may be dead).
         """
         taken, sent = self._taken[0], self._sent[0]
         fence(self._barrier)  # a reader marks a slot as in use before it counts the message as taken
@@ -87,7 +88,8 @@ class MessageRing:
     def take(
         self, decode: Callable[[Bytes, bool], Tensor], mark: int | None = None
     ) -> tuple[str, float, int, Tensor | None]:
-        """(tag, note, mark, vector) of the next message, which must exist; no vector of another ``mark``.
+        """(tag, note, mark, vector) of the next message, which must exist; without the vector if the message
+        has another mark than ``mark``.
 
         decode: (bytes, whether it is a short message) -> vector. If that is a view, the slot stays in use
         until the vector is dropped.
@@ -106,7 +108,7 @@ class MessageRing:
         return HEADER.unpack_from(self._headers, slot * HEADER.size)
 
     def _view(self, slot: int, short: int) -> Bytes:
-        """The message in its slot, in use until the message is dropped; a copy where too many are in use."""
+        """A view of the slot, which stays in use until the view is dropped; a copy if too many are in use."""
         message = self.slots[slot][: short or self._whole]
         if len(self._held) >= self._most_held:
             copy = self._pool.take(message.nbytes) if not short else np.empty(short, dtype=np.uint8)
@@ -115,7 +117,7 @@ class MessageRing:
         in_use, held = self._in_use, self._held
 
         def release(_: object) -> None:
-            """May run in any thread at any time, so it has a lock of its own."""
+            """May run in any thread at any time, so its fence needs a lock of its own."""
             del held[slot]
             fence(threading.Lock())
             in_use[slot] = 0

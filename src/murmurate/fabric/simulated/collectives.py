@@ -47,7 +47,7 @@ class SimulatedCollectives:
         self._calls[rank] += 1
         number = self._calls[rank]
         call = self._rounds.setdefault(number, Round(kind, root))
-        for other, first in itertools.islice(call.inputs.items(), 1):  # the others match the first
+        for other, first in itertools.islice(call.inputs.items(), 1):  # the others were compared with it
             if (call.kind, call.root, first.shape) != (kind, root, x.shape):
                 raise FabricError(
                     f"Rank {rank} calls {kind} #{number} of {list(x.shape)} on '{self._channel}', rank "
@@ -115,7 +115,7 @@ class SimulatedCollectives:
         return any(cut.divides(ranks, now) for cut in cuts)
 
     def on_revival(self, rank: int, like: int) -> None:
-        """``rank`` takes part from the collective on that ``like`` calls next."""
+        """The first collective that ``rank`` calls is the one that ``like`` calls next."""
         if rank in self._group:
             self._calls[rank] = self._calls.get(like, max(self._calls.values()))
 

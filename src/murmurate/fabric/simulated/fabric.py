@@ -53,8 +53,8 @@ class SimulatedFabric:
     runs at a time) where collectives are called inside a backward pass.
 
     Without a ``network``, messages take the ``latency`` alone, and collectives take no time. Shared memory
-    never does. Partitions delay collectives. The network's loss is that of the register and of collectives;
-    ``mail_faults`` are those of mail. Raises ``ValueError`` for a size below 1, for ranks that are not
+    takes none in either case. Partitions delay collectives. The network's loss applies to the register and to
+    collectives, ``mail_faults`` to mail. Raises ``ValueError`` for a size below 1, for ranks that are not
     members, and for own clocks that calls do not advance.
     """
 
@@ -146,9 +146,9 @@ class SimulatedFabric:
     def revive(self, rank: int, role: Callable[[Member], Any], like: int) -> None:
         """Start a dead or absent rank, alone (see ``ChannelOwner``) until ``Member.join``.
 
-        Collectives include it from now on, and its next is the one that ``like`` calls next: under strategies
-        that use collectives, call this while all living members are between the same two. Raises
-        ``ValueError`` if the rank lives.
+        Collectives include it from now on: the first that it calls is matched with the next one of rank
+        ``like``. So, under strategies that use collectives, call this when all living members have called
+        equally many. Raises ``ValueError`` if the rank lives.
         """
         member = self.member(rank)
         self._scheduler.revive(rank, functools.partial(role, member))

@@ -1,4 +1,4 @@
-"""Mail of the simulated fabric: packets are lost, duplicated and reordered, and delivered reliably."""
+"""Mail of the simulated fabric: messages arrive once, though packets are lost, duplicated and reordered."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class SimulatedMailbox:
                 messages.clear()
 
     def on_revival(self, rank: int) -> None:
-        """Messages to ``rank`` are numbered on after those that were lost."""
+        """Expect the messages to ``rank`` that follow those lost at its crash."""
         for stream, number in self._sent.items():
             if stream[1] == rank:
                 self._delivered[stream] = number

@@ -43,9 +43,9 @@ class Event:
 class Partition:
     """Links are cut, both ways, from ``start_seconds`` up to ``end_seconds`` (virtual).
 
-    Messages sent meanwhile leave when the cut ends, as from a socket that retries; those in flight arrive. A
-    collective among separated members waits. Cut are the links of ``pairs``, and those between the members of
-    ``island`` and all others.
+    The links of ``pairs`` are cut, and those between the members of ``island`` and all others. Messages sent
+    meanwhile leave when the cut ends, as from a socket that retries; those in flight arrive. A collective
+    among separated members waits.
     """
 
     pairs: tuple[tuple[int, int], ...] = ()

@@ -34,7 +34,7 @@ class Stopped(BaseException):
 
 @dataclass(eq=False)
 class Wait:
-    """A member's wait for a condition. Calling ``ready`` more often must make no difference.
+    """A member's wait for a condition. ``ready`` may be called any number of times.
 
     ``wake_at`` gives the next virtual time at which ``ready`` may change by itself (a message arrives),
     infinity if none; changes by other members are reported by ``Scheduler.notify`` on one of ``topics``.
@@ -50,7 +50,7 @@ class Wait:
     _alarm: float = math.inf
 
 
-# With clocks of their own, members yield after so many calls, so that polling makes time pass.
+# With ``own_clocks``, members yield after so many calls, so that polling makes time pass.
 _CALLS_BEFORE_YIELD = 100
 
 
@@ -61,9 +61,9 @@ class Scheduler:
     it dies. ``on_crash`` is called at once, by the running coroutine. ``absent`` ranks count as dead until
     they are revived.
 
-    Every fabric call takes ``call_seconds``: of all members' time, and any other member may run before it;
-    or, with ``own_clocks``, of the caller's own time, added up until it next waits. Then each member has a
-    processor of its own, and all that it does between two waits happens at one instant.
+    Every fabric call takes ``call_seconds``. By default that much passes for all members, and any other
+    member may run before the call. With ``own_clocks`` it passes for the caller alone, when it next waits:
+    each member has a processor of its own, and all that it does between two waits happens at one instant.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class Scheduler:
         if chosen is None:
             raise RuntimeError(f"rank {rank} was chosen and has no coroutine")
         if not chosen.has_begun() and current is not self._hub:
-            # the hub begins it: begun from here, coroutines would nest, and exceed Python's recursion limit
+            # ``run``'s own coroutine (the hub) starts it: started from here, coroutines would nest too deeply
             self._chosen, chosen = rank, self._hub
         chosen.switch_from(current)
 
@@ -254,7 +254,7 @@ class Scheduler:
             raise Crashed(f"rank {rank} crashed at its fabric call {self._calls[rank]}, {self.now:g} s")
 
     def _choose(self) -> int:
-        """The rank that runs next; advances the clock when none can. After a failure, any that unwinds."""
+        """The rank that runs next; advances the clock when none can. After a failure, one still to unwind."""
         try:
             while self._failure is None:
                 self._fire_alarms(self.now)
@@ -265,7 +265,7 @@ class Scheduler:
                 if not self._alarms:
                     raise FabricError(self._deadlock())
                 self._fire_alarms(self._alarms[0][0])
-        except Exception as error:  # for ``run`` to raise, as it is not the running member's
+        except Exception as error:  # ``run`` raises it: it is not the fault of the running member
             self._failure = error
         self._waiting.clear()
         self._waiters.clear()

@@ -38,7 +38,7 @@ class Master:
         if not refused:
             self.pending.append(push.x)
         if len(self.pending) == self._batch:
-            self.fold()
+            self.apply_pending()
         version = -self.replica.clock if refused else self.replica.clock
         channel.send(push.sender, REPLY, self.reply_to(push.x), note=version)
         self.replied(push.sender, channel.living())
@@ -48,7 +48,7 @@ class Master:
         """Whether a push can be applied."""
         return len(push) == len(self.replica)
 
-    def fold(self) -> None:
+    def apply_pending(self) -> None:
         """v <- v + rho sum_m w_m (line 4)."""
         self.replica.grad.zero_()
         for push in self.pending:

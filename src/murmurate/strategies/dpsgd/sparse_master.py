@@ -4,14 +4,14 @@ A push says that all of v shrinks to s_m of itself. Algorithm 1, line 4, means t
 
     v <- v + rho sum_m ((s_m - 1) v_m + increments_m)
 
-and v may have been updated since. A row that has not been is v_m = f v with one factor f; of the others the
-master keeps the former values, until no node can push from that version any more. With the present v instead,
-a count stays positive: the shrink of an old v may take more of it than is left.
+and v may have been updated since. Rows that have not are v_m = f v, with one factor f for all of them; of the
+others the master keeps the former values as long as a node may push from that version. Shrinking the present
+v instead keeps counts positive: a share of an old, larger v may be more than is left of it.
 
-Nodes that go on learning until their reply arrives push less often than they should, so s_m is smaller, and
-rho sum_m (1 - s_m) of the present v may be 1 or more, though it was not with immediate replies. Such pushes
-are applied with a smaller rho, with which the sum is 0.99: then v is nearly the mean of
-increments_m / (1 - s_m), and each of these is a mean of the values for v in the node's mini-batches.
+Nodes that go on learning until their reply arrives push more updates at once, so s_m is smaller, and
+rho sum_m (1 - s_m) may be 1 or more although it is not with immediate replies. Such pushes are applied with a
+smaller rho, with which the sum is 0.99: then v is nearly the mean of increments_m / (1 - s_m), and each of
+these is a mean of the values for v in the node's mini-batches.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ class SparseMaster(Master):
         self._keeps_rows = shrinks == "pulled"
         self.width = replica.row_width or 1
         self._changed = torch.zeros(len(replica) // self.width, dtype=torch.int64)
-        self._shrunk = 0.0  # logarithm, over all multiplications of the scale into the vector
-        self._logs: OrderedDict[int, float] = OrderedDict()
+        self._shrunk = 0.0  # logarithm of the product of all shrinks of v so far
+        self._logs: OrderedDict[int, float] = OrderedDict()  # ``_shrunk`` by version
         self._former: OrderedDict[int, Rows] = OrderedDict()  # by version: the rows that its update changed
         self._unpacked: deque[tuple[Tensor, SparseDelta]] = deque(maxlen=_UNPACKED)
         self._latest_version: dict[int, int] = {}  # by node: the newest version that it was sent
         self._record_scale()
 
     def _record_scale(self) -> None:
-        """Keep the present version's scale."""
+        """Keep the logarithm of the present version."""
         self._logs[self.replica.clock] = self._shrunk
         if len(self._logs) > _VERSIONS:
             self._logs.popitem(last=False)
@@ -101,20 +101,20 @@ class SparseMaster(Master):
             return False
         return not len(row) or (0 <= int(row.min()) <= int(row.max()) < len(self._changed))
 
-    def fold(self) -> None:
+    def apply_pending(self) -> None:
         if any(not self._is_sparse(x) for x in self.pending) or self.optimizer.param_groups[0]["momentum"]:
             self.pending = [self._dense(x) for x in self.pending]
             self._change_all()
             if self.replica.scale.logarithm:
                 self.replica.scale.fold()
-            super().fold()
+            super().apply_pending()
         else:
-            self._fold_rows([self._read(x) for x in self.pending], self.optimizer.param_groups[0]["lr"])
+            self._apply_rows([self._read(x) for x in self.pending], self.optimizer.param_groups[0]["lr"])
             self.pending.clear()
             self.replica.tick()
         self._record_scale()
 
-    def _fold_rows(self, pushes: Sequence[SparseDelta], rho: float) -> None:
+    def _apply_rows(self, pushes: Sequence[SparseDelta], rho: float) -> None:
         """v <- v + rho sum ((s_m - 1) v_m + increments_m), with a smaller rho where v would vanish.
 
         With a ``pulled`` v a smaller rho would not keep counts positive: there StepTooLarge is raised.

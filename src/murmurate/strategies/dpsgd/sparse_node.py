@@ -113,7 +113,7 @@ class SparseNode(Node):
             self.advance(delta, alone)
 
     def advance(self, delta: SparseDelta, alone: bool) -> None:
-        """After it was sent: set the base to what u was then. alone: no thread writes."""
+        """``delta`` was sent: set the base to what u was then. alone: no thread writes."""
         with self._changing():
             self._scales[_BASE] += math.log(delta.factor)
             self._scales[_PUSHED] = math.log(delta.factor)
@@ -142,7 +142,7 @@ class SparseNode(Node):
         afresh = afresh or bool(self._torn[0])
         u, base = self._views()
         before, base_logarithm = self.replica.scale.logarithm, float(self._scales[_BASE])
-        since = 0.0 if afresh else before - base_logarithm  # of s
+        since = 0.0 if afresh else before - base_logarithm  # log s
         moved_here = self.touched.bool()
         if whole:
             row, reply_rows, new_logarithm = torch.arange(len(u)), x.view(-1, self.width), 0.0

@@ -18,7 +18,7 @@ def refuse_shrinking(eta: float, rho: float, p: int, B: int, M: int) -> None:
     """Raise Refusal where parameters that must stay above 0 may fall below it.
 
     eta: the share of them that an update takes away. The p B updates of a push leave s = (1 - eta)^(pB) of v,
-    so M pushes take rho M (1 - s) of it. Late pushes, of more updates, the master limits by itself.
+    so M pushes take rho M (1 - s) of it. (The master itself limits late pushes, which hold more updates.)
     """
     kept_share = max(1 - eta, 0.0) ** (p * B)
     removed_share = rho * M * (1 - kept_share)

@@ -44,10 +44,10 @@ class DPSGD(Strategy):
     scale_rates: scale eta and rho by Corollary 1, taking the given ones as valid for p = B = M = 1.
     wait: for the master's reply, as if line 3 followed line 10; False goes on learning until it arrives. The
         updates made meanwhile are kept: u <- v' + (u - u at the push). Without any, that is u <- v'.
-    delay_bound: D; the master refuses an update of a v more than D of its own updates old, and the node goes
-        on from the new v. 0: none is refused.
-    shrinks: for gradients that shrink all of v, which v a push takes its share of. Line 4 means the one that
-        the node had ``pulled``; with the ``present`` one counts stay positive (``sparse_master``).
+    delay_bound: D; the master refuses a push made from a v more than D of its own updates old, and the node
+        goes on from the new v. 0: none is refused.
+    shrinks: where gradients shrink all of v, the v that a push takes a share of: the one that the node had
+        ``pulled`` (line 4), or the ``present`` one, with which counts stay positive (``sparse_master``).
     deadline_seconds: of a push or a wait. Afterwards the node goes on, and pushes or pulls later.
     """
 

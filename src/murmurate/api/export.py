@@ -1,0 +1,200 @@
+"""Exports of a trained model: weights (.safetensors), a torch program (.pt2), ONNX (.onnx)."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from murmurate.errors import MissingExtra, Refusal, RunFailed
+
+SUFFIXES = (".safetensors", ".pt2", ".onnx")
+_METADATA = "murmurate"
+_BATCHES = (1, 3, 16)
+_TOLERANCE = 1e-4  # of an output, relative to its largest number
+
+Function = Callable[[Sequence[Tensor]], list[Tensor]]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written. inputs, outputs: their names in order; of weights, none and the tensors.
+
+    max_error: the greatest difference from the model itself over random observations; 0 for weights, which
+    were compared too.
+    """
+
+    path: Path
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    max_error: float
+
+
+def check_path(path: Path) -> None:
+    """Raise Refusal for an ending that is none of ``SUFFIXES``, MissingExtra where ONNX is not installed."""
+    if path.suffix not in SUFFIXES:
+        raise Refusal(f"{path} has the ending '{path.suffix}'; an export is {', '.join(SUFFIXES)}.")
+    if path.suffix == ".onnx":
+        for package in ("onnx", "onnxscript", "onnxruntime"):
+            if importlib.util.find_spec(package) is None:
+                raise MissingExtra(package, "export", "An export to ONNX")
+
+
+def export_weights(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> Exported:
+    """Named tensors with ``metadata`` as JSON under the key "murmurate"."""
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    with _replacing(path) as fresh:
+        save_file(whole, fresh, {_METADATA: json.dumps(metadata)})
+        with safe_open(fresh, "pt") as file:
+            if not all(torch.equal(file.get_tensor(name), tensor) for name, tensor in whole.items()):
+                raise RunFailed(f"{path} does not hold the weights that were written to it. Check the disk.")
+    return Exported(path, (), tuple(whole), 0.0)
+
+
+def export_program(path: Path, program: Any, metadata: Mapping[str, Any]) -> Exported:
+    """``program`` (``program.Program``) as a file that runs without this package, for batches of any size.
+
+    Raises RunFailed, with no file written, if it does not compute the same.
+    """
+    traced = _traced(program)
+    with _replacing(path) as fresh:
+        if path.suffix == ".pt2":
+            torch.export.save(traced, fresh, extra_files={f"{_METADATA}.json": json.dumps(metadata)})
+            error = largest_error(program, _torch_function(fresh))
+        else:
+            _write_onnx(traced, program, fresh, metadata)
+            error = largest_error(program, _onnx_function(fresh, program.signature.inputs))
+    return Exported(path, program.signature.inputs, program.signature.outputs, error)
+
+
+def _traced(program: Any) -> torch.export.ExportedProgram:
+    batch = torch.export.Dim("batch", min=1)
+    example = program.example(2, torch.Generator().manual_seed(2))
+    module: nn.Module = program
+    # one tuple: ``forward`` takes its inputs as *inputs
+    dynamic = (tuple({0: batch} for _ in example),)
+    with torch.no_grad(), _quietly():
+        try:
+            traced = torch.export.export(module, example, dynamic_shapes=dynamic, strict=False)
+        except Exception as problem:
+            cause = str(problem).strip().splitlines()[0]
+            raise Refusal(
+                f"torch.export cannot trace this model for batches of any size ({cause}). An agent's act, or "
+                "a net, may branch on numbers in its tensors, or use len(observation) for "
+                "observation.shape[0]. Its weights can be exported: .safetensors."
+            ) from problem
+    # parameters are views of a flat vector, which would be written whole for each of them
+    for tensors in (traced.state_dict, traced.constants):
+        for name, tensor in tensors.items():
+            if isinstance(tensor, Tensor):
+                own = tensor.detach().clone(memory_format=torch.contiguous_format)
+                tensors[name] = nn.Parameter(own, False) if isinstance(tensor, nn.Parameter) else own
+    return traced
+
+
+def _write_onnx(
+    traced: torch.export.ExportedProgram, program: Any, path: str, metadata: Mapping[str, Any]
+) -> None:
+    import onnx
+
+    signature = program.signature
+    with _quietly():
+        torch.onnx.export(
+            traced,
+            (),
+            path,
+            input_names=list(signature.inputs),
+            output_names=list(signature.outputs),
+            external_data=False,
+            dynamo=True,
+            verbose=False,
+        )
+    model = onnx.load(path)
+    onnx.helper.set_model_props(model, {_METADATA: json.dumps(metadata)})
+    onnx.save(model, path)
+
+
+def _torch_function(path: str) -> Function:
+    module = torch.export.load(path).module()
+    return lambda inputs: list(module(*inputs))
+
+
+def _onnx_function(path: str, names: Sequence[str]) -> Function:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+    def run(inputs: Sequence[Tensor]) -> list[Tensor]:
+        given = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
+        return [torch.from_numpy(out) for out in session.run(None, given)]
+
+    return run
+
+
+def largest_error(program: Any, function: Function) -> float:
+    """The greatest difference between the outputs of ``function`` and of ``program`` over random inputs.
+
+    Raises RunFailed for one above the tolerance, a shape that differs, or other discrete actions.
+    """
+    worst = 0.0
+    names = program.signature.outputs
+    for size in _BATCHES:
+        inputs = program.example(size, torch.Generator().manual_seed(size))
+        with torch.no_grad():
+            expected = program(*inputs)
+        for name, mine, theirs in zip(names, expected, function(inputs), strict=True):
+            if mine.shape != theirs.shape:
+                raise RunFailed(
+                    f"the export gives {name} {list(theirs.shape)}, and the model {list(mine.shape)}."
+                )
+            error = float((mine.double() - theirs.double()).abs().max())
+            scale = 1.0 + float(mine.double().abs().max())
+            if not error <= (_TOLERANCE * scale if mine.is_floating_point() else 0.0):
+                raise RunFailed(f"the export gives another {name} than the model, by up to {error:.3g}.")
+            worst = max(worst, error)
+    return worst
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[str]:
+    """The name of a file beside ``path`` that takes its place at the end, if nothing is raised.
+
+    Raises Refusal where it cannot be written.
+    """
+    try:
+        folder = tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent)
+    except OSError as error:
+        raise Refusal(f"{path} cannot be written: {error.strerror}. Choose another folder.") from error
+    with folder as name:
+        fresh = os.path.join(name, path.name)
+        yield fresh
+        os.replace(fresh, path)
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without what torch's exporters print and warn of while they work."""
+    former = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(former)

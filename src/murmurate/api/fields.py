@@ -1,0 +1,126 @@
+"""The fields of a Run by nested names: ``{"agent": {"learning_rate": 1e-3}, "simulators": 16}``."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from murmurate.errors import Refusal
+from murmurate.ranges import OutOfRange, check_number, numbers_of
+from murmurate.training.option_names import option_name
+from murmurate.training.run_folder import is_valid
+
+
+def with_fields(config: Any, values: Mapping[str, Any], place: str = "") -> Any:
+    """``config``, a frozen dataclass, with the fields in ``values`` replaced.
+
+    A field that is a dataclass takes a mapping of its own fields, or another dataclass. Fields of ``flat``
+    parts are named without the part, as on the command line. place: of ``config`` in the run, for messages.
+
+    Raises Refusal for an unknown name, with the nearest one; a value of another type; and one that is out of
+    range.
+    """
+    own, flat = _fields(config), _flat_parts(config)
+    for name, value in values.items():
+        if name in own:
+            new = _new_value(config, own[name], value, f"{place}{name}")
+            config = _replaced(config, {own[name].name: new}, f"{place}{name}")
+            continue
+        part = next((part for part in flat if name in _fields(getattr(config, part))), None)
+        if part is None:
+            raise _unknown(config, name, place)
+        inner = with_fields(getattr(config, part), {name: value}, place)
+        config = _replaced(config, {part: inner}, f"{place}{name}")
+    return config
+
+
+def _fields(config: Any) -> dict[str, dataclasses.Field[Any]]:
+    """The fields that may be given, by name; not those that the recipe's name determines."""
+    return {
+        option_name(field): field
+        for field in dataclasses.fields(config)
+        if field.init
+        and not field.metadata.get("flat")
+        and not field.metadata.get("in_name")
+        and field.name != "recipe"
+    }
+
+
+def _flat_parts(config: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(config) if field.metadata.get("flat")]
+
+
+def _new_value(config: Any, field: dataclasses.Field[Any], value: Any, place: str) -> Any:
+    present = getattr(config, field.name)
+    if dataclasses.is_dataclass(present):
+        if isinstance(value, Mapping):
+            return with_fields(present, value, f"{place}.")
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return value
+        raise Refusal(
+            f"{place} is {value!r}; it takes a mapping of its fields, or an object such as "
+            f"{type(present).__name__}(...)."
+        )
+    kind = typing.get_type_hints(type(config))[field.name]
+    plain = _plain(value)
+    if isinstance(present, Path) and isinstance(plain, str):
+        plain = Path(plain)
+    if not is_valid(kind, plain):
+        raise Refusal(f"{place} is {value!r}; it must be {_kind(kind)}.")
+    check_number(place, plain, numbers_of(config.__class__).get(field.name, ()), present)
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    """Without NumPy's types; lists as tuples; folders as text or as they are."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_plain, value))
+    return value
+
+
+def _replaced(config: Any, changes: Mapping[str, Any], place: str) -> Any:
+    try:
+        return dataclasses.replace(config, **changes)
+    except OutOfRange:
+        raise
+    except (ValueError, TypeError) as error:  # a dataclass that checks its own fields
+        raise Refusal(f"{place}: {error}.") from error
+
+
+def _kind(kind: Any) -> str:
+    """A type hint in words: "int or None"."""
+    text = inspect.formatannotation(kind).replace(" | ", " or ")
+    return text.replace("typing.", "")
+
+
+def _unknown(config: Any, name: str, place: str) -> Refusal:
+    known = dict(_names(config))
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    found = name if name in known else near[0] if near else None
+    where = f"{place.rstrip('.')} has" if place else "a run has"
+    hint = f" Did you mean {known[found]}?" if found else f" It has {', '.join(sorted(known))}."
+    return Refusal(f"{where} no field '{name}'.{hint}")
+
+
+def _names(config: Any, outer: str = "") -> Iterator[tuple[str, str]]:
+    """(name, how to write it) of every field at any depth; outer ones last, so that they win."""
+    for name, field in _fields(config).items():
+        if dataclasses.is_dataclass(inner := getattr(config, field.name)):
+            yield from _names(inner, f"{outer}{name}.")
+    for part in _flat_parts(config):
+        yield from _names(getattr(config, part), outer)
+    for name in _fields(config):
+        *parts, last = f"{outer}{name}".split(".")
+        written = f"'{last}'"
+        for part in reversed(parts):
+            written = f"{part}={{{written}: ...}}" if part is parts[0] else f"'{part}': {{{written}: ...}}"
+        yield name, written

@@ -1,0 +1,324 @@
+"""``murmurate.load``: a trained model, to act, predict, evaluate and export."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from murmurate import recipes
+from murmurate.api.export import Exported, check_path, export_program, export_weights
+from murmurate.api.program import GreedyPolicy, Learned
+from murmurate.errors import Refusal
+from murmurate.spec import EnvSpec, derive_generator
+from murmurate.training import checkpoint
+from murmurate.training.data_record import read_fingerprint
+from murmurate.training.evaluate import figures
+from murmurate.training.restore import load_agent
+from murmurate.training.run import Run
+from murmurate.training.run_folder import plain, versions
+from murmurate.worlds.interface import Formats, SimulatorWorld
+from murmurate.worlds.own import instead
+
+
+def load(
+    folder: str | os.PathLike[str], *, best: bool = False, env: str | Callable[..., Any] | None = None
+) -> TrainedModel:
+    """The model of a run folder, with the consensus parameters of its last checkpoint.
+
+    Args:
+        folder: of a run, also of one that is going on.
+        best: the checkpoint with the best mean return instead of the last.
+        env: makes the environment, where the folder cannot name it (it was a lambda, say).
+
+    Raises:
+        Refusal: if there is no run, no checkpoint, or it does not fit the run.
+    """
+    place = Path(folder)
+    with instead(env):
+        run = recipes.stored(place)
+        run.world.spec(read_fingerprint(place))  # an environment of the user's is found now, or never
+        if best:
+            chosen = place / "checkpoints" / "best"
+            if (problem := checkpoint.damage(chosen)) is not None:
+                raise Refusal(f"{problem} Use the last checkpoint instead: leave out best.")
+        else:
+            chosen = checkpoint.newest(place / "checkpoints", lambda found: load_agent(run, found))
+        return TrainedModel(run, chosen)
+
+
+class TrainedModel:
+    """A trained model. ``load`` makes it.
+
+    An agent has ``act``, a classifier ``predict``; all have ``evaluate`` and ``export``. One that remembers
+    (a recurrent agent, or one that sees several observations as one) keeps its memory between calls of
+    ``act``: call ``reset`` where an episode begins.
+
+    Attributes:
+        run: how it was trained, a ``Run``.
+        folder: of the run.
+    """
+
+    def __init__(self, run: Run, checkpoint_folder: Path) -> None:
+        self.run = run
+        self.folder = checkpoint_folder.absolute().parents[1]
+        self._checkpoint = checkpoint_folder
+        self._learner = load_agent(_in_float32(run), checkpoint_folder)
+        self._generator = derive_generator(run.seed, "acting")
+        self._memory: Tensor | None = None  # [B, M]
+        self._stack: npt.NDArray[Any] | None = None  # [B, *observation_shape]
+        self._first: npt.NDArray[np.bool_] | None = None  # [B]; None: an episode of each begins
+
+    def __repr__(self) -> str:
+        return f"<TrainedModel {self.run.recipe} of {self._checkpoint}>"
+
+    @cached_property
+    def spec(self) -> EnvSpec:
+        """Shapes and types of observations and actions, as the model knows them."""
+        return self.run.world.spec(read_fingerprint(self.folder))
+
+    @cached_property
+    def module(self) -> nn.Module:
+        """What ``export`` writes: observations [B, ...] (and memory) to actions and the nets' outputs.
+
+        float32 on the CPU; it shares this model's parameters. Raises Refusal for models without such a
+        function.
+        """
+        if self._acts:
+            formats = self._formats
+            bounds = (None, None) if formats is None else (formats.low, formats.high)
+            return GreedyPolicy(self._learner, self.spec, *bounds)
+        if (program := getattr(self._learner, "program", None)) is None:
+            raise Refusal(
+                f"{self.run.learner.name} is no function of one observation. Its weights are "
+                "export('weights.safetensors')."
+            )
+        return Learned(program(), self.spec)
+
+    # -- agents -------------------------------------------------------------------------------------
+
+    def act(self, observation: Any, greedy: bool = True) -> Any:
+        """Choose actions.
+
+        Args:
+            observation: one, or a batch [B, ...], as NumPy arrays or tensors, in the environment's own
+                format. Where the model sees several observations as one, also its newest part alone, and
+                the model remembers the others.
+            greedy: the most likely actions; else they are drawn as in training.
+
+        Returns:
+            An action of the environment for one observation, for a batch an array of them (a list, where
+            they are no arrays).
+
+        Raises:
+            Refusal: for a model without actions, and observations of another shape.
+        """
+        if not self._acts:
+            raise Refusal(f"{self.run.learner.name} takes no actions. Use predict, or evaluate.")
+        rows, single = self._rows(observation)
+        begins = np.ones(len(rows), np.bool_) if self._first is None else self._first
+        if len(begins) != len(rows):
+            raise Refusal(
+                f"there are {len(rows)} observations after {len(begins)} before, which this model remembers. "
+                "Call reset() where other episodes begin."
+            )
+        seen = torch.from_numpy(self._stacked(rows, begins))
+        memory = self._learner.initial_memory(len(rows)) if self._memory is None else self._memory
+        chosen = self._learner.act(seen, memory, torch.from_numpy(begins), self._generator, greedy=greedy)
+        self._memory = chosen.memory
+        partial = rows.shape[1:] != tuple(self.spec.observation_shape)
+        self._first = np.zeros(len(rows), np.bool_) if partial or chosen.memory is not None else None
+        actions = self._own_actions(chosen.action.numpy())
+        return actions[0] if single else actions
+
+    def reset(self, ended: Any = None) -> None:
+        """Forget the past: the next observations begin episodes.
+
+        ended: [B] bool, those of a batch that do; None: all, and their number may change.
+        """
+        if ended is None or self._first is None:
+            self._memory = self._stack = self._first = None
+        else:
+            self._first = self._first | np.asarray(ended, np.bool_).reshape(self._first.shape)
+
+    @property
+    def _acts(self) -> bool:
+        return hasattr(self._learner, "act")
+
+    @cached_property
+    def _formats(self) -> Formats | None:
+        return cast(SimulatorWorld, self.run.world).formats()
+
+    @cached_property
+    def _piece(self) -> tuple[int, ...]:
+        """The shape of one observation of those that the model sees as one."""
+        whole = tuple(self.spec.observation_shape)
+        if self._formats is not None:
+            return tuple(self._formats.shape)
+        return (self.spec.channels, *whole[1:]) if self.spec.stacked else whole
+
+    def _rows(self, observation: Any) -> tuple[npt.NDArray[Any], bool]:
+        """([B, ...] as the model reads them, perhaps only the newest of a stack; whether it was one)."""
+        whole, piece = tuple(self.spec.observation_shape), self._piece
+        given = _array(observation)
+        if given is not None:
+            for shape in (whole, piece):
+                if given.shape[-len(shape) :] == shape and given.ndim - len(shape) in (0, 1):
+                    single = given.ndim == len(shape)
+                    return self._typed(given[None] if single else given), single
+        if (formats := self._formats) is None:
+            found = type(observation).__name__ if given is None else f"of shape {list(given.shape)}"
+            raise Refusal(
+                f"the observation is {found}, and the model reads {list(whole)}, or a batch of these."
+            )
+        try:
+            return self._typed(np.asarray(formats.observe(observation))[None]), True
+        except (ValueError, TypeError, KeyError, IndexError) as first:
+            try:
+                rows = [formats.observe(one) for one in observation]
+            except (ValueError, TypeError, KeyError, IndexError):
+                raise Refusal(f"the observation is none of {self.run.world.name}: {first}.") from first
+        return self._typed(np.stack(rows)), False
+
+    def _typed(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        kind = np.uint8 if self.spec.observation_dtype == torch.uint8 else np.float32
+        if kind == np.uint8 and rows.dtype != np.uint8:
+            raise Refusal(f"the observation is of {rows.dtype}, and the model reads images of uint8.")
+        return np.array(rows, kind)
+
+    def _stacked(self, rows: npt.NDArray[Any], begins: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
+        """The whole stacks that end with ``rows``; where an episode begins, its first is repeated."""
+        whole = tuple(self.spec.observation_shape)
+        if rows.shape[1:] == whole:
+            return rows
+        size = rows.shape[1]
+        repeated = np.concatenate([rows] * (whole[0] // size), 1)
+        if self._stack is None:
+            self._stack = repeated
+        else:
+            shifted = np.concatenate([self._stack[:, size:], rows], 1)
+            self._stack = np.where(begins.reshape(-1, *[1] * len(whole)), repeated, shifted)
+        return self._stack.copy()
+
+    def _own_actions(self, action: npt.NDArray[Any]) -> Any:
+        if self._formats is not None:
+            return self._formats.act(action)
+        if not self.spec.action_shape:
+            return action
+        shape = (-1, *self.spec.action_shape)
+        low, high = (np.reshape(bound, shape[1:]) for bound in (self.spec.action_low, self.spec.action_high))
+        return np.clip(action.reshape(shape), low, high).astype(np.float32)
+
+    # -- all models ---------------------------------------------------------------------------------
+
+    def predict(self, observation: Any) -> Any:
+        """The most probable class of each image, [B] int64, or an integer for one image.
+
+        Arguments and errors as of ``predict_proba``.
+        """
+        return self.predict_proba(observation).argmax(-1)
+
+    def predict_proba(self, observation: Any) -> npt.NDArray[Any]:
+        """The probabilities of the classes [B, K], or [K] for one image.
+
+        observation: uint8 images [B, C, H, W] or one [C, H, W], NumPy or a tensor.
+        Raises Refusal for a model that is no classifier, and images of another shape.
+        """
+        if self._acts:
+            raise Refusal(f"{self.run.learner.name} is an agent. Use act.")
+        module, given = self.module, _array(observation)
+        whole = tuple(self.spec.observation_shape)
+        if given is None or given.shape[-len(whole) :] != whole or given.ndim - len(whole) not in (0, 1):
+            found = type(observation).__name__ if given is None else f"of shape {list(given.shape)}"
+            raise Refusal(
+                f"the observation is {found}, and the model reads {list(whole)}, or a batch of these."
+            )
+        single = given.ndim == len(whole)
+        rows = self._typed(given[None] if single else given)
+        with torch.no_grad():
+            (out,) = module(torch.from_numpy(rows))
+        probabilities = cast("npt.NDArray[Any]", out.numpy())
+        return probabilities[0] if single else probabilities
+
+    def evaluate(self, episodes: int | None = None, seed: int | None = None) -> dict[str, Any]:
+        """The figures of ``murmurate eval``: for agents ``eval_return_mean``, ``eval_return_stderr``,
+        ``episodes``, ``returns``; for classifiers ``accuracy`` and so on.
+
+        Args:
+            episodes: games (or images, documents); None: as many as the run's option says.
+            seed: of the games; None: one that was not used in training.
+
+        Raises:
+            Refusal: for fewer than one, and where the data set is gone.
+        """
+        found = figures(self.run, self._checkpoint, count=episodes, seed=seed)
+        found.pop("best_eval_return_mean", None)  # it compares two checkpoints
+        return found
+
+    def export(self, path: str | os.PathLike[str]) -> Exported:
+        """Write the model to ``path``, and compare what was written with it on random observations.
+
+        ``.safetensors``: all parameters and buffers, ``<replica>.<name>``, with the run and the shapes as
+        JSON in the metadata "murmurate". ``.pt2`` (``torch.export.load(path).module()`` runs it) and
+        ``.onnx`` (extra ``export``): ``module``, for batches of any size; normalised observations and
+        rescaled actions are part of it.
+
+        Raises:
+            Refusal: for another ending, and models without such a function; MissingExtra.
+            RunFailed: if what was written computes something else; then there is no file.
+        """
+        target = Path(path)
+        check_path(target)
+        spec = self.spec
+        metadata = {
+            "run": plain(self.run),
+            "versions": versions(),
+            "checkpoint": self._checkpoint.name,
+            "observation_shape": list(spec.observation_shape),
+            "observation_dtype": str(spec.observation_dtype).removeprefix("torch."),
+            "actions": spec.actions,
+            "action_shape": list(spec.action_shape),
+            "action_low": list(spec.action_low),
+            "action_high": list(spec.action_high),
+        }
+        if target.suffix == ".safetensors":
+            return export_weights(target, self._tensors(), metadata)
+        program = self.module
+        if isinstance(program, GreedyPolicy):
+            program.refuse_random()
+        return export_program(target, program, metadata)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for name, replica in self._learner.replicas.items():
+            found |= {f"{name}.{key}": values for key, values in replica.named_views()}
+            found |= {f"{name}.{key}": values for key, values in replica.module.named_buffers()}
+        return found
+
+
+def _in_float32(run: Run) -> Run:
+    """``run`` with a learner that computes in float32, where it has the choice."""
+    learner: Any = run.learner
+    if not hasattr(learner, "precision"):
+        return run
+    return dataclasses.replace(run, learner=dataclasses.replace(learner, precision="float32"))
+
+
+def _array(observation: Any) -> npt.NDArray[Any] | None:
+    """As an array; None for what is none: a Dict, a Tuple."""
+    if isinstance(observation, Tensor):
+        return observation.detach().cpu().numpy()
+    if isinstance(observation, (dict, tuple)) and not (
+        isinstance(observation, tuple) and all(np.isscalar(x) for x in observation)
+    ):
+        return None
+    found = np.asarray(observation)
+    return None if found.dtype == object else found

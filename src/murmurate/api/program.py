@@ -1,0 +1,127 @@
+"""The function that a trained agent is: tensors in, its greedy actions and its nets' outputs out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from murmurate.errors import Refusal
+from murmurate.spec import EnvSpec
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Names of a program's inputs and outputs in order; ``example`` makes inputs of a batch."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+class Program(Protocol):
+    """A module without state of its own, in float32 on the CPU, and its signature."""
+
+    signature: Signature
+
+    def example(self, batch: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Random inputs."""
+        ...
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]: ...
+
+
+class GreedyPolicy(nn.Module):
+    """The greedy actions of an agent, as its ``act`` computes them.
+
+    forward(observation [B, ...]) or, for a recurrent agent, forward(observation, memory [B, M], first [B]
+    bool): ``first`` resets the memory of episodes that begin. Returns the actions, in the environment's
+    bounds, then what the nets gave for them (``logits``, say), then the new memory.
+
+    low, high: bounds to which actions from -1 to 1 are scaled; None: they are not.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, agent: Any, spec: EnvSpec, low: Any = None, high: Any = None) -> None:
+        super().__init__()
+        self.nets = nn.ModuleDict({name: agent.replicas[name].module for name in agent.acting})
+        self._agent, self._spec = agent, spec
+        self._generator = torch.Generator()
+        # persistent, for a copy of the program holds them
+        self.register_buffer("low", _bounds(low if low is not None else spec.action_low, spec))
+        self.register_buffer("high", _bounds(high if high is not None else spec.action_high, spec))
+        self._scales = low is not None
+        self.recurrent = agent.initial_memory(1) is not None
+        with torch.no_grad():
+            action = self._act(*self.example(2, torch.Generator().manual_seed(0)))
+        self._names = tuple(action.outputs)
+        memory = ("memory",) * self.recurrent
+        inputs = ("observation", *memory, *(("first",) * self.recurrent))
+        self.signature = Signature(inputs, ("action", *self._names, *(f"new_{m}" for m in memory)))
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        action = self._act(*inputs)
+        chosen = action.action
+        if self._spec.action_shape:
+            chosen = chosen.view(-1, *self._spec.action_shape)
+            if self._scales:
+                chosen = self.low + (chosen.clamp(-1.0, 1.0) + 1.0) / 2.0 * (self.high - self.low)
+            else:
+                chosen = torch.minimum(torch.maximum(chosen, self.low), self.high)
+        memory = (action.memory,) if self.recurrent else ()
+        return (chosen, *(action.outputs[name] for name in self._names), *memory)
+
+    def _act(self, observation: Tensor, memory: Tensor | None = None, first: Tensor | None = None) -> Any:
+        if first is None:
+            first = observation.new_zeros(observation.shape[0], dtype=torch.bool)
+        return self._agent.act(observation, memory, first, self._generator, greedy=True)
+
+    def example(self, batch: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        observation = random_observations(self._spec, batch, generator)
+        if not self.recurrent:
+            return (observation,)
+        memory = self._agent.initial_memory(batch)
+        first = torch.rand(batch, generator=generator) < 0.5
+        return observation, torch.rand(memory.shape, generator=generator) - 0.5, first
+
+    def refuse_random(self) -> None:
+        """Raise Refusal if actions are drawn, even greedy ones: they are no function of the inputs."""
+        inputs = self.example(64, torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            first = self._act(*inputs).action
+            same = all(torch.equal(first, self._act(*inputs).action) for _ in range(3))
+        if not same:
+            raise Refusal(
+                "this agent draws its actions at random even when greedy, so they are no function to export. "
+                "Export its weights (.safetensors), or train with agent.evaluate greedy."
+            )
+
+
+class Learned(nn.Module):
+    """The module that a learner without actions offers as ``program()``: one input to one output."""
+
+    def __init__(self, module: nn.Module, spec: EnvSpec) -> None:
+        super().__init__()
+        self.module, self._spec = module, spec
+        self.signature = Signature(("observation",), ("probabilities",))
+
+    def forward(self, observation: Tensor) -> tuple[Tensor]:
+        return (self.module(observation),)
+
+    def example(self, batch: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        return (random_observations(self._spec, batch, generator),)
+
+
+def random_observations(spec: EnvSpec, batch: int, generator: torch.Generator) -> Tensor:
+    """[batch, ...]: bytes, or a standard normal."""
+    shape = (batch, *spec.observation_shape)
+    if spec.observation_dtype == torch.uint8:
+        return torch.randint(256, shape, generator=generator, dtype=torch.uint8)
+    return torch.randn(shape, generator=generator).to(spec.observation_dtype)
+
+
+def _bounds(bounds: Any, spec: EnvSpec) -> Tensor:
+    return torch.as_tensor(bounds, dtype=torch.float32).reshape(spec.action_shape or (-1,)).clone()

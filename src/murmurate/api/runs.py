@@ -1,0 +1,224 @@
+"""``murmurate.train``, ``resume`` and ``recipe``."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import pickle
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from murmurate import recipes
+from murmurate.api.fields import with_fields
+from murmurate.errors import Refusal, RunFailed
+from murmurate.fabric.processes.spawn import refuse_import
+from murmurate.launch import launcher as launcher_by_name
+from murmurate.record.callbacks import Callback, Result, Watch, checked, watching
+from murmurate.replicator.learner import LearnerConfig
+from murmurate.spec import Placement
+from murmurate.strategies import strategy as strategy_by_name
+from murmurate.strategies.interface import Strategy
+from murmurate.training import session
+from murmurate.training.checkpoint import kept
+from murmurate.training.launcher import Launcher
+from murmurate.training.run import Run
+from murmurate.worlds.interface import SimulatorWorld
+from murmurate.worlds.own import instead, world_of
+
+_TERMINATED = 143
+
+
+def recipe(name: str) -> Run:
+    """The run called ``<world>-<algorithm>``: a frozen value, to look at, change with
+    ``dataclasses.replace``, and give to ``train``.
+
+    Raises Refusal with the nearest name for an unknown one.
+    """
+    return recipes.recipe(name)
+
+
+def train(
+    recipe: str | Run | None = None,
+    *,
+    env: str | Callable[..., Any] | None = None,
+    algorithm: str | None = None,
+    strategy: str | Strategy | Mapping[str, object] | None = None,
+    replicas: int | None = None,
+    env_steps: int | None = None,
+    updates: int | None = None,
+    minutes: float | None = None,
+    stop_at_return: float | None = None,
+    seed: int | None = None,
+    launcher: str | None = None,
+    out: str | os.PathLike[str] | None = None,
+    agent: LearnerConfig | Mapping[str, object] | None = None,
+    world: SimulatorWorld | Mapping[str, object] | None = None,
+    placement: Placement | Mapping[str, object] | None = None,
+    callbacks: Sequence[Callback] = (),
+    quiet: bool = False,
+    **fields: object,
+) -> Result:
+    """Train, and return how the run ended and where its folder is.
+
+    Processes of the default launcher import the script again, so call this under
+    ``if __name__ == "__main__":``; ``launcher="inline"`` starts none.
+
+    Args:
+        recipe: a name from ``murmurate list recipes``, or a ``Run``. Or else ``env`` and ``algorithm``.
+        env: a class or function without arguments that returns a ``gymnasium.Env``, or its name
+            (``"gym:Acrobot-v1"``, ``"my_module:make_env"``). Lambdas and nested functions need the launcher
+            inline.
+        strategy: how the replicas agree: a name, an object with other hyper-parameters, or a mapping of them
+            (``{"name": "gala", "staleness_bound": 2}``).
+        env_steps, updates, minutes, stop_at_return: where it ends, whichever comes first: the total of env
+            steps over the replicas, the updates of each, wall time, the mean return of 100 episodes.
+        out: the run folder; by default a new one in ``runs/``.
+        agent, world, placement: mappings of their fields (``agent={"learning_rate": 1e-3}``), or objects.
+        callbacks: called with what the run records; see ``Callback``.
+        quiet: print no progress.
+        fields: every other option of the command line, with underscores: ``simulators=16``,
+            ``replay={"capacity": 100_000}``, ``eval_episodes=5``. None leaves a field as the recipe has it.
+
+    Raises:
+        Refusal: before anything was changed; its text says what to change.
+        RunFailed: the run began and could not go on (its checkpoint is kept), or a callback failed.
+        KeyboardInterrupt: after Ctrl-C, when all is saved; SystemExit after SIGTERM.
+    """
+    refuse_import()
+    base = _base(recipe, env, algorithm)
+    given = {
+        "strategy": strategy, "replicas": replicas, "env_steps": env_steps, "updates": updates,
+        "minutes": minutes, "stop_at_return": stop_at_return, "seed": seed, "launcher": launcher,
+        "agent": agent, "world": world, "placement": placement, **fields,
+    }  # fmt: skip
+    run = configured(base, {name: value for name, value in given.items() if value is not None})
+    engine = launcher_by_name(run.launcher)
+    if (ranks := engine.dictated_replicas()) is not None:
+        run = dataclasses.replace(run, replicas=ranks)
+    _refuse_unsendable(run, engine)
+    folder = new_folder(run.recipe) if out is None else Path(out)
+    with watching(Watch(checked(callbacks), quiet)):
+        finish = session.train(run, folder, engine, recipes.stored)
+    return _result(finish, folder, quiet)
+
+
+def resume(
+    folder: str | os.PathLike[str],
+    *,
+    env: str | Callable[..., Any] | None = None,
+    env_steps: int | None = None,
+    updates: int | None = None,
+    minutes: float | None = None,
+    launcher: str | None = None,
+    callbacks: Sequence[Callback] = (),
+    quiet: bool = False,
+    **fields: object,
+) -> Result:
+    """Continue a run from its newest checkpoint; arguments as of ``train``, which may move its end.
+
+    Args:
+        env: makes the environment, where the folder cannot name it (a lambda, say).
+
+    Raises:
+        Refusal: with nothing changed: no checkpoint, or a field that cannot change.
+        RunFailed, KeyboardInterrupt, SystemExit: as ``train``.
+    """
+    refuse_import()
+    place = Path(folder)
+    given = {"env_steps": env_steps, "updates": updates, "minutes": minutes, "launcher": launcher, **fields}
+    new = {name: value for name, value in given.items() if value is not None}
+
+    def changes(run: Run) -> Run:
+        changed = configured(run, new)
+        _refuse_unsendable(changed, launcher_by_name(changed.launcher))
+        return changed
+
+    with instead(env), watching(Watch(checked(callbacks), quiet)):
+        finish = session.resume(place, launcher_by_name, recipes.stored, changes)
+    return _result(finish, place, quiet)
+
+
+def configured(run: Run, values: Mapping[str, Any]) -> Run:
+    """``run`` with fields replaced (``fields.with_fields``), a strategy also by its name."""
+    values = dict(values)
+    if "strategy" in values:
+        strategy, own = values.pop("strategy"), {}
+        if isinstance(strategy, Mapping):
+            own = {name: value for name, value in strategy.items() if name != "name"}
+            strategy = strategy.get("name", run.strategy.name)
+        if isinstance(strategy, str):
+            same = strategy == run.strategy.name
+            strategy = run.strategy if same else strategy_by_name(strategy)()
+        if not isinstance(strategy, Strategy):
+            raise Refusal(
+                f"strategy is {strategy!r}; it takes a name (murmurate list strategies), a mapping or an "
+                "object of a strategy."
+            )
+        run = dataclasses.replace(run, strategy=with_fields(strategy, own, "strategy."))
+    changed: Run = with_fields(run, values)
+    return changed
+
+
+def new_folder(name: str) -> Path:
+    """A folder below ``runs`` that does not exist yet, without the slashes and colons of names of worlds."""
+    stem = f"{re.sub('[/:]', '-', name)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    numbered = (Path("runs") / (stem if n == 1 else f"{stem}-{n}") for n in itertools.count(1))
+    return next(folder for folder in numbered if not folder.exists())
+
+
+def _base(recipe: str | Run | None, env: str | Callable[..., Any] | None, algorithm: str | None) -> Run:
+    if isinstance(recipe, (str, Run)):
+        if env is not None or algorithm is not None:
+            raise Refusal(
+                "a recipe names environment and algorithm: leave it out, as in train(env=make_env, "
+                'algorithm="a2c"), or leave out env and algorithm.'
+            )
+        return recipes.recipe(recipe) if isinstance(recipe, str) else recipe
+    if recipe is not None:
+        raise Refusal(f"recipe is {recipe!r}; it takes a name (murmurate list recipes), or a Run.")
+    if env is None or algorithm is None:
+        raise Refusal(
+            'say what to train: train("cartpole-a2c"), or train(env=make_env, algorithm="a2c"). '
+            "See: murmurate list recipes"
+        )
+    world = world_of(env)
+    run = recipes.recipe(f"{world.name}-{algorithm}")
+    return dataclasses.replace(run, world=world)
+
+
+def _refuse_unsendable(run: Run, engine: Launcher) -> None:
+    """Raise Refusal for a run that cannot be sent to the processes of its launcher."""
+    if engine.name == "inline":
+        return
+    try:
+        pickle.dumps(run)
+    except Refusal:
+        raise
+    except Exception as error:
+        raise Refusal(
+            f"the run cannot be sent to another process ({error}). Define its classes and functions at "
+            "module level, or use launcher='inline'."
+        ) from error
+
+
+def _result(finish: session.Finish, folder: Path, quiet: bool) -> Result:
+    """The result of a run that finished. Raises for one that did not: see ``train``."""
+    place, summary = finish.folder or folder, finish.summary
+    if summary is None:  # another rank leads the run
+        if finish.code:
+            raise RunFailed(f"the run failed on the rank that leads it (exit code {finish.code}).")
+        return Result(place, {}, finish.code)
+    if finish.sentence and not quiet:
+        unit = "env steps" if finish.run is None else finish.run.unit
+        print(f"{summary['env_steps']:,} {unit} in {summary['wall_seconds']:.0f} s. {finish.sentence}")
+    if finish.code == session.FAILED:
+        raise RunFailed(f"{str(summary['exit']).rstrip('. ')}. {kept(place)}") from finish.error
+    if finish.code == _TERMINATED:
+        raise SystemExit(_TERMINATED)
+    if finish.code:
+        raise KeyboardInterrupt(f"the run is saved; go on with murmurate.resume('{place}')")
+    return Result(place, summary, finish.code)

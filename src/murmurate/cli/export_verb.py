@@ -1,0 +1,69 @@
+"""``murmurate export``: a run's model for other programs, and its record as a table."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from murmurate.errors import Refusal
+
+
+def add_verb(verbs: Any) -> None:
+    export = verbs.add_parser(
+        "export",
+        help="the model of a run for other programs, or its record as a table",
+        description="Writes the trained model (--to), or the record of the run (--csv, --parquet).",
+        allow_abbrev=False,
+    )
+    export.add_argument("folder", type=Path, help="of a run")
+    export.add_argument(
+        "--to",
+        type=Path,
+        metavar="FILE",
+        help="policy.onnx, .pt2 (torch.export) or .safetensors (weights); a program maps observations to "
+        "greedy actions, and is compared with the model on random ones",
+    )
+    export.add_argument(
+        "--best", action="store_true", help="of --to: the best checkpoint instead of the last"
+    )
+    export.add_argument("--csv", type=Path, metavar="FILE", help="a row for each record of metrics.jsonl")
+    export.add_argument("--parquet", type=Path, metavar="FILE", help="the same, for data frames")
+    export.add_argument("--json", action="store_true", help="what was written, as one object")
+    export.set_defaults(act=act)
+
+
+def act(options: argparse.Namespace, rest: list[str]) -> int:
+    written: dict[str, Any] = {}
+    lines: list[str] = []
+    if options.to is None and options.csv is None and options.parquet is None:
+        raise Refusal(
+            f"Say what to write, as in: murmurate export {options.folder} --to policy.onnx "
+            "(.pt2, .safetensors), --csv record.csv or --parquet record.parquet"
+        )
+    if options.to is not None:
+        from murmurate.api.export import check_path
+        from murmurate.api.model import load
+
+        check_path(options.to)
+        model = load(options.folder, best=options.best).export(options.to)
+        written |= {**dataclasses.asdict(model), "path": str(model.path)}
+        lines.append(f"{model.path}: {_contents(model)}")
+    for name in ("csv", "parquet"):
+        if (path := getattr(options, name)) is not None:
+            from murmurate.record import table
+
+            rows = {"csv": table.write_csv, "parquet": table.write_parquet}[name](options.folder, path)
+            written[name] = {"path": str(path), "rows": rows}
+            lines.append(f"{path}: {rows:,} records")
+    print(json.dumps(written) if options.json else "\n".join(lines))
+    return 0
+
+
+def _contents(model: Any) -> str:
+    if not model.inputs:
+        return f"{len(model.outputs)} tensors"
+    inputs, outputs = ", ".join(model.inputs), ", ".join(model.outputs)
+    return f"({inputs}) to ({outputs}); differs from the model by at most {model.max_error:.2g}"

@@ -1,0 +1,151 @@
+"""The search space of ``murmurate tune``: its defaults, from a recipe's fields, and ``--search``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from murmurate.cli.options import Option, change, options
+from murmurate.errors import Refusal
+from murmurate.tuning.space import Dimension
+
+
+def search_space(run: Any, texts: Sequence[str], command: str) -> list[Dimension]:
+    """The fields named by ``texts`` (``NAME=1e-4..1e-2:log``, ``NAME=a,b,c``, ``default``); without any, the
+    default space of the run's learner. Raises Refusal for fields and values that the run has not."""
+    known = {option.name: option for option in options(run)}
+    space: dict[str, Dimension] = {}
+    for text in texts or ["default"]:
+        found = default_space(known) if text == "default" else [_read(text, run, known, command)]
+        space |= {one.name: one for one in found}
+    if not space:
+        raise Refusal(
+            f"There is no default of what to search for {run.recipe}. Name the fields, as in --search "
+            f"{next((name for name in known if name.startswith('agent.')), 'replicas')}=LOW..HIGH:log"
+        )
+    for one in space.values():
+        for word in one.ends():
+            change(run, [f"--{one.name}", word], command)
+    return list(space.values())
+
+
+# -- defaults ---------------------------------------------------------------------------------------------
+
+
+def default_space(known: dict[str, Option]) -> list[Dimension]:
+    """For each field of the learner that ``_RULES`` knows: values around the recipe's, within its range."""
+    found = []
+    for name, option in known.items():
+        rule = _RULES.get(name.removeprefix("agent.")) if name.startswith("agent.") else None
+        number = isinstance(option.value, (int, float)) and math.isfinite(option.value)
+        if rule is not None and number and (one := rule(name, option.value)) is not None:
+            found.append(_within_range(one, option))
+    return found
+
+
+_Rule = Callable[[str, float], Dimension | None]
+
+
+def _around(factor: float) -> _Rule:
+    """From a ``factor``-th of the recipe's value to ``factor`` times it; nothing where that is 0."""
+
+    def rule(name: str, value: float) -> Dimension | None:
+        return Dimension(name, value / factor, value * factor, log=True) if value > 0 else None
+
+    return rule
+
+
+def _around_or(factor: float, most: float) -> _Rule:
+    """As ``_around``, but from 0 to ``most`` where the recipe's value is 0."""
+    around = _around(factor)
+    return lambda name, value: around(name, value) or Dimension(name, 0.0, most)
+
+
+def _choices(*values: float) -> _Rule:
+    """``values`` and the recipe's own."""
+    return lambda name, value: Dimension(name, choices=tuple(f"{x:g}" for x in sorted({*values, value})))
+
+
+def _doubled(name: str, value: float) -> Dimension:
+    """Half of the recipe's value, once, twice and four times it."""
+    return Dimension(
+        name, choices=tuple(str(n) for n in sorted({max(1, int(value * x)) for x in (0.5, 1, 2, 4)}))
+    )
+
+
+def _from(low: float, high: float) -> _Rule:
+    return lambda name, value: Dimension(name, min(low, value), max(high, value))
+
+
+_RULES: dict[str, _Rule] = {
+    **dict.fromkeys(
+        ("learning-rate", "value-learning-rate", "policy-rate", "critic-rate", "temperature-rate"),
+        _around(10),
+    ),
+    "entropy-coefficient": _around_or(10, 0.02),
+    "steps": _doubled,
+    "n-step": _choices(1, 3, 5),
+    "discount": _choices(0.95, 0.98, 0.99, 0.995),
+    "gae-lambda": _from(0.8, 1.0),
+    "trace-lambda": _from(0.8, 1.0),
+    "ratio-clip": _around(3),
+    "max-kl": _around(5),
+    "clip": _around(4),
+    "target-rate": _around(5),
+}
+
+
+def _within_range(one: Dimension, option: Option) -> Dimension:
+    if one.choices or not option.numbers:
+        return one
+    allowed = option.numbers[0].range
+    low, high = max(one.low, allowed.least), min(one.high, allowed.most)
+    return Dimension(one.name, low, high, one.log, option.numbers[0].type is int)
+
+
+# -- the user's own ---------------------------------------------------------------------------------------
+
+
+def _read(text: str, run: Any, known: dict[str, Option], command: str) -> Dimension:
+    name, equals, values = text.partition("=")
+    option = _named(name.removeprefix("--").replace("_", "-"), run, known, command)
+    usage = f"--search {option.name}=LOW..HIGH, LOW..HIGH:log or A,B,C"
+    if not equals or not values:
+        raise Refusal(f"--search {text} names no values. Use {usage}.")
+    low, dots, rest = values.partition("..")
+    if not dots:
+        choices = tuple(dict.fromkeys(word.strip() for word in values.split(",")))
+        if "" in choices:
+            raise Refusal(f"--search {text} has an empty value. Use {usage}.")
+        return Dimension(option.name, choices=choices)
+    high, colon, scale = rest.partition(":")
+    if not option.numbers:
+        raise Refusal(f"{option.name} is no number. Name its values: --search {option.name}=A,B,C")
+    if colon and scale != "log":
+        raise Refusal(f"--search {text}: there is no scale '{scale}'. Use {usage}.")
+    whole = all(kind.type is int for kind in option.numbers)
+    try:
+        ends = [float(word) for word in (low, high)]
+    except ValueError:
+        raise Refusal(f"--search {text}: '{low}' and '{high}' are no two numbers. Use {usage}.") from None
+    if not (math.isfinite(ends[0]) and math.isfinite(ends[1]) and ends[0] < ends[1]):
+        raise Refusal(f"--search {text}: the first number must be below the second, and both finite.")
+    if whole and not (ends[0].is_integer() and ends[1].is_integer()):
+        raise Refusal(f"--search {text}: {option.name} is an integer.")
+    if scale and ends[0] <= 0:
+        raise Refusal(f"--search {text}: a logarithmic scale begins above 0. Leave out :log.")
+    return Dimension(option.name, ends[0], ends[1], bool(scale), whole)
+
+
+def _named(name: str, run: Any, known: dict[str, Option], command: str) -> Option:
+    """The option called ``name``, with or without its group (``learning-rate``)."""
+    if name in known:
+        return known[name]
+    inside = [option for option in known.values() if option.name.rpartition(".")[2] == name]
+    if len(inside) == 1:
+        return inside[0]
+    if inside:
+        raise Refusal(f"--search {name}: say which of {', '.join(option.name for option in inside)}.")
+    change(run, [f"--{name}", "0"], command)  # refuses it, with the nearest name
+    raise Refusal(f"There is no field called '{name}'. See: {command} --help")

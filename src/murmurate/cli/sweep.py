@@ -1,0 +1,56 @@
+"""``murmurate train RECIPE --seeds 0-4``: the options of a sweep."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from murmurate.errors import Refusal
+
+_NOT_FORWARDED = frozenset({"verb", "inner", "act", "recipe", "out", "seeds", "jobs", "fields_help"})
+
+
+def add_options(train: Any) -> None:
+    train.add_argument("--seeds", help="train once for each seed, as in 0-4 or 0,3,7, into one folder")
+    train.add_argument("--jobs", type=int, default=1, help="with --seeds: runs at once")
+
+
+def sweep(run: Any, options: argparse.Namespace, rest: list[str]) -> int:
+    """Train ``run`` once for each seed of ``--seeds``; returns the exit code. Raises Refusal."""
+    from murmurate.cli.run_verbs import new_folder
+    from murmurate.launch import launcher
+    from murmurate.training.session import prepared
+    from murmurate.tuning.sweep import Sweep, read_seeds
+
+    seeds = read_seeds(options.seeds)
+    if any(word.partition("=")[0] == "--seed" for word in rest):
+        raise Refusal("--seed and --seeds cannot go together. Leave out --seed.")
+    check_jobs(options.jobs)
+    engine = launcher(run.launcher)
+    if engine.dictated_replicas() is not None:
+        raise Refusal(f"The {run.launcher} launcher starts one run. Start each seed with --seed.")
+    prepared(run, engine)
+    folder = options.out or Path(f"{new_folder(run.recipe)}-sweep")
+    return Sweep(run, ["train", *forwarded(options), *rest], seeds, folder, options.jobs, say=_say).train()
+
+
+def forwarded(options: argparse.Namespace, but: Collection[str] = ()) -> list[str]:
+    """The recipe and those options of ``train`` that are no fields, ``but`` some, as words of a command."""
+    words = [] if options.recipe is None else [options.recipe]
+    for name, value in vars(options).items():
+        if name in _NOT_FORWARDED or name in but or value is None or value is False:
+            continue
+        for one in value if isinstance(value, list) else [value]:
+            words += [f"--{name.replace('_', '-')}", *([] if one is True else [str(one)])]
+    return words
+
+
+def check_jobs(jobs: int) -> None:
+    if not 1 <= jobs <= 1024:
+        raise Refusal(f"--jobs is {jobs}; it must be from 1 to 1024.")
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)  # before the output of a run's own process

@@ -1,0 +1,71 @@
+"""A map of topics as a picture."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_WIDTH, _HEIGHT = 760.0, 440.0
+_LARGEST_RADIUS, _MARGIN = 38.0, 16.0
+_LETTER_WIDTH, _LABEL_HEIGHT = 6.2, 25.0
+_WORDS = 2  # of a topic, below its number
+
+
+def svg_map(points: NDArray[np.float64], rows: list[dict[str, Any]]) -> str:
+    """A circle a topic, which leads to its section.
+
+    points: [K, 2]. rows: of each topic ``topic``, ``weight`` and ``words``, the greatest weight first, so
+    that small circles lie on large ones.
+    """
+    weights = np.array([row["weight"] for row in rows])
+    radii = np.maximum(_LARGEST_RADIUS * np.sqrt(weights / weights.max()), 4.0)
+    places = _placed(points[[row["topic"] for row in rows]])
+    circles, labels = [], []
+    boxes: list[tuple[float, float, float]] = []  # x, y and width of each label
+    for row, (x, y), radius in zip(rows, places.tolist(), radii.tolist(), strict=True):
+        words = [one["word"] for one in row["words"]]
+        title = html.escape(f"{row['topic']}: {' '.join(words)} ({row['weight']:.1%})")
+        circles.append(
+            f'<a href="#topic-{row["topic"]}"><title>{title}</title>'
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}"/></a>'
+        )
+        label = " ".join(words[:_WORDS])
+        boxes.append(_free(x, y, len(label) * _LETTER_WIDTH, boxes))
+        y = boxes[-1][1]
+        labels.append(
+            f'<text class=number x="{x:.1f}" y="{y:.1f}">{row["topic"]}</text>'
+            f'<text x="{x:.1f}" y="{y + 12:.1f}">{html.escape(label)}</text>'
+        )
+    return (
+        f'<svg viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" role=img aria-label="map of the topics">'
+        f"{''.join(circles)}<g pointer-events=none>{''.join(labels)}</g></svg>"
+    )
+
+
+def _free(
+    x: float, y: float, width: float, boxes: list[tuple[float, float, float]]
+) -> tuple[float, float, float]:
+    """A place for a label as near to (x, y) as others, above or below it, allow."""
+
+    def hidden(at: float) -> bool:
+        return any(
+            abs(at - other_y) < _LABEL_HEIGHT and abs(x - other_x) < (width + other_width) / 2
+            for other_x, other_y, other_width in boxes
+        )
+
+    offsets = sorted(range(-150, 151, 5), key=abs)
+    free = (y + offset for offset in offsets if not hidden(y + offset) and 20 < y + offset < _HEIGHT - 20)
+    return x, next(free, y), width
+
+
+def _placed(points: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[K, 2] within the picture, with the same scale on both axes."""
+    room = np.array([_WIDTH, _HEIGHT]) - 2 * (_LARGEST_RADIUS + _MARGIN)
+    low, high = points.min(0), points.max(0)
+    extent = np.maximum(high - low, 1e-9)
+    scale = float((room / extent).min()) if (high - low).max() > 1e-9 else 0.0
+    placed: NDArray[np.float64] = (points - (low + high) / 2) * scale + np.array([_WIDTH, _HEIGHT]) / 2
+    return placed

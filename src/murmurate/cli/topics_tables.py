@@ -1,0 +1,129 @@
+"""``murmurate topics transform`` and ``evaluate``: topics of documents as a table, and figures of quality."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from murmurate.cli.topics import OtherCorpus, load, other_corpus, writing
+from murmurate.cli.topics_figures import explained
+from murmurate.datasets.corpus import Corpus, RemappedCorpus
+from murmurate.datasets.reading import Skipped
+from murmurate.errors import MissingExtra, Refusal
+from murmurate.evaluation.held_out import perplexities
+
+_SUFFIXES = (".csv", ".npz", ".parquet")
+
+
+def transform_command(options: argparse.Namespace, rest: list[str]) -> int:
+    out: Path | None = options.out
+    if out is None and not options.csv:
+        raise Refusal("Say where to write, as in --out topics.csv; --csv alone prints the table.")
+    suffix = ".csv" if options.csv or out is None else out.suffix
+    if suffix not in _SUFFIXES:
+        raise Refusal(f"--out {out} is none of {', '.join(_SUFFIXES)}. Name one of them, or add --csv.")
+    if out is not None and not out.resolve().parent.is_dir():  # checked before the work is done
+        raise Refusal(f"There is no folder {out.resolve().parent} to write to. Make it first.")
+    fitted = load(options.folder)
+    corpus = other_corpus(fitted, options)
+    weights = fitted.topics.transform(corpus.documents)
+    if out is None:
+        _write_csv(sys.stdout, corpus, weights)
+        return 0
+    with writing(out):
+        if suffix == ".csv":
+            with open(out, "w", encoding="utf-8", newline="") as file:
+                _write_csv(file, corpus, weights)
+        elif suffix == ".npz":
+            np.savez_compressed(out, topics=weights, **_columns(corpus))
+        else:
+            _write_parquet(out, weights, _columns(corpus))
+    print(f"{len(weights):,} documents x {weights.shape[1]} topics in {out}")
+    if corpus.skipped.causes or len(corpus.skipped.documents):
+        print(f"{corpus.skipped}; the column {_key(corpus)} says which row is which{_missing(corpus)}")
+    return 0
+
+
+def _key(corpus: OtherCorpus) -> str:
+    return "name" if corpus.texts is not None and corpus.texts.has_names else "document"
+
+
+def _names(corpus: OtherCorpus, numbers: NDArray[np.int64]) -> Iterator[str]:
+    """Of the documents with these numbers, which rise."""
+    wanted = iter(numbers.tolist())
+    following = next(wanted, None)
+    for number, name in enumerate(corpus.texts.names() if corpus.texts is not None else ()):
+        if following is None:
+            return
+        if number == following:
+            yield name
+            following = next(wanted, None)
+
+
+def _missing(corpus: OtherCorpus, most: int = 3) -> str:
+    """The first documents that have no row."""
+    if _key(corpus) != "name" or not len(corpus.skipped.documents):
+        return ""
+    names = list(_names(corpus, np.sort(corpus.skipped.documents)[:most]))
+    more = "" if len(corpus.skipped.documents) <= most else ", ..."
+    return f" (without a row: {', '.join(names)}{more})"
+
+
+def _write_csv(file: TextIO, corpus: OtherCorpus, weights: NDArray[np.float32]) -> None:
+    """A row a document: its name where it has one, its number in the source from 0, and its topics."""
+    rows = csv.writer(file, lineterminator="\n")
+    named = _key(corpus) == "name"
+    topics = [f"topic_{k}" for k in range(weights.shape[1])]
+    rows.writerow([*["name"] * named, "document", *topics])
+    names = _names(corpus, corpus.numbers) if named else iter(())
+    for number, shares in zip(corpus.numbers.tolist(), weights, strict=True):
+        name = [next(names)] if named else []
+        rows.writerow([*name, number, *(f"{share:.6g}" for share in shares.tolist())])
+
+
+def _columns(corpus: OtherCorpus) -> dict[str, Any]:
+    """The columns that identify rows."""
+    columns: dict[str, Any] = {"documents": corpus.numbers}
+    if _key(corpus) == "name":
+        columns["names"] = np.array(list(_names(corpus, corpus.numbers)), np.str_)
+    return columns
+
+
+def _write_parquet(path: Path, weights: NDArray[np.float32], columns: dict[str, Any]) -> None:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingExtra("pyarrow", "topics", "A parquet file") from error
+    columns = columns | {f"topic_{k}": weights[:, k] for k in range(weights.shape[1])}
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+
+
+def evaluate_command(options: argparse.Namespace, rest: list[str]) -> int:
+    fitted, skipped = load(options.folder), Skipped()
+    documents: Corpus | RemappedCorpus
+    if options.corpus is None:
+        _, _, test = fitted.divided()
+        documents = test.select(range(len(test)))
+        if not len(documents):
+            raise Refusal("The run has no test documents. Name a corpus to evaluate on.")
+    else:
+        other = other_corpus(fitted, options)
+        documents, skipped = other.documents, other.skipped
+    result = perplexities(fitted.topics, fitted.prior, documents, options.seed)
+    if options.json:
+        print(json.dumps(result | {"skipped": dict(skipped.causes)}))
+        return 0
+    if skipped.causes:
+        print(skipped)
+    for figure in explained(result, fitted.vocabulary_size):
+        print(f"{figure.name:<24}{figure.value:<12}{figure.meaning}".rstrip())
+    return 0

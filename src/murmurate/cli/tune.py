@@ -1,0 +1,104 @@
+"""``murmurate tune``: a recipe's hyper-parameters, searched by Optuna."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from murmurate.cli.options import number_argument
+from murmurate.errors import Refusal
+from murmurate.ranges import PositiveFloat, PositiveInt
+
+_OWN = ("trials", "minutes", "search", "objective", "sampler", "pruner", "jobs")
+
+
+def add_verb(verbs: Any) -> None:
+    tune = verbs.add_parser(
+        "tune", help="search a recipe's hyper-parameters (Optuna)", add_help=False, allow_abbrev=False
+    )
+    tune.add_argument("recipe", nargs="?", help="as for train")
+    tune.add_argument("--strategy", help="as for train")
+    tune.add_argument("--out", type=Path, help="the study's folder (default: runs/<recipe>-<time>-study)")
+    tune.add_argument("--trials", type=number_argument(PositiveInt), default=30, help="runs in all")
+    tune.add_argument("--minutes", type=number_argument(PositiveFloat), help="no trial is started later")
+    tune.add_argument(
+        "--search",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUES",
+        help="LOW..HIGH, LOW..HIGH:log or A,B,C; several times; 'default' is the agent's own space",
+    )
+    tune.add_argument("--objective", help="figure of summary.json, NAME:max or NAME:min")
+    tune.add_argument("--sampler", default="tpe", help="tpe, random, qmc, cmaes or gp")
+    tune.add_argument("--pruner", default="median", help="median, halving, hyperband or none")
+    tune.add_argument("--jobs", type=int, default=1, help="trials at once")
+    tune.add_argument("-h", "--help", action="store_true", dest="fields_help")
+    tune.set_defaults(act=lambda options, rest: _tune(options, rest, tune))
+
+
+def _tune(options: argparse.Namespace, rest: list[str], parser: argparse.ArgumentParser) -> int:
+    if options.fields_help and options.recipe is None:
+        parser.print_help()
+        return 0
+    from murmurate.cli.options import change, show
+    from murmurate.cli.run_verbs import new_folder, recipe_run
+    from murmurate.cli.search import search_space
+    from murmurate.cli.sweep import check_jobs, forwarded
+    from murmurate.tuning.trials import check_installed
+
+    run, command = recipe_run(options), f"murmurate tune {options.recipe}"
+    if options.fields_help:
+        parser.print_help()
+        space = "\n".join(f"  --search {one}" for one in search_space(run, options.search, command))
+        print(f"\nSearched, unless --search names others:\n{space}")
+        print("\nFields of the runs (with their current values):\n" + show(run))
+        return 0
+    check_installed(options.sampler, options.pruner)
+    check_jobs(options.jobs)
+    run = change(run, rest, command)
+    space = search_space(run, options.search, command)
+    if set_twice := {f"--{one.name}" for one in space} & {word.partition("=")[0] for word in rest}:
+        raise Refusal(
+            f"{', '.join(sorted(set_twice))} is searched. Leave it out, or name what shall be searched with "
+            "--search."
+        )
+    from murmurate.launch import launcher
+    from murmurate.training.session import prepared
+    from murmurate.tuning.objective import read_objective
+    from murmurate.tuning.study import Study
+
+    engine = launcher(run.launcher)
+    if engine.dictated_replicas() is not None:
+        raise Refusal(f"The {run.launcher} launcher starts one run, and tune starts many. Leave it out.")
+    prepared(run, engine)
+    objective = read_objective(options.objective, run)
+    study = Study(
+        run,
+        ["train", *forwarded(options, _OWN), *rest],
+        _own_words(options),
+        space,
+        objective,
+        options.out or Path(f"{new_folder(run.recipe)}-study"),
+        options.trials,
+        options.minutes,
+        options.jobs,
+        options.sampler,
+        options.pruner,
+        say=lambda line: print(line, flush=True),
+    )
+    print(f"{objective.name} is {objective.direction}d; searched: {', '.join(map(str, space))}")
+    return study.tune()
+
+
+def _own_words(options: argparse.Namespace) -> list[str]:
+    """The options of this verb alone, as they were given."""
+    words: list[str] = []
+    defaults = {"sampler": "tpe", "pruner": "median", "jobs": 1}
+    for name in _OWN:
+        value = getattr(options, name)
+        if value is None or value == defaults.get(name):
+            continue
+        for one in value if isinstance(value, list) else [value]:
+            words += [f"--{name}", str(one)]
+    return words

@@ -1,0 +1,151 @@
+"""Records of a CSV file, or of a file with a JSON object a line, and one column of them."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from murmurate.datasets._lines import Lines
+from murmurate.datasets._record_errors import RecordErrors, quoted
+from murmurate.errors import Refusal
+
+_LONGEST_FIELD = 1 << 26
+_DELIMITERS = ",;\t|"
+Record = Mapping[str, Any]
+
+
+def column_values(
+    path: Path, kind: str, column: str | None, name_column: str | None, errors: RecordErrors
+) -> Iterator[tuple[str, int, Any]]:
+    """(name, line, text) of each record of a ``csv`` or ``jsonl`` file; a text of "" is none.
+
+    name: the value of ``name_column``, or the record's number, from 1. column: may be None where there is one
+    only. Raises Refusal for a column that the first record lacks, with those that it has.
+    """
+    records = _csv(path, errors) if kind == "csv" else _jsonl(path, errors)
+    chosen: str | None = None
+    for number, (line, record) in enumerate(records, 1):
+        if chosen is None and record:
+            chosen = _chosen(path, record, column, name_column)
+        name = number if name_column is None else record.get(name_column)
+        text = "" if chosen is None else _text(record, chosen, line, errors)
+        yield ("" if name is None else str(name)), line, text
+
+
+def _chosen(path: Path, first: Record, column: str | None, name_column: str | None) -> str:
+    """The column of the text. Raises Refusal."""
+    there = ", ".join(map(str, first))
+    for option, wanted in (("--column", column), ("--name-column", name_column)):
+        if wanted is not None and wanted not in first:
+            raise Refusal(f"{path} has no column '{wanted}'. Its columns: {there}. Name one with {option}.")
+    if column is None and len(first) == 1:
+        return next(iter(first))
+    if column is None:
+        longest = max(first, key=lambda name: len(str(first[name] or "")))
+        raise Refusal(
+            f"{path} has the columns {there}. Say which holds the text, as in --column {longest} "
+            f"(column={longest!r} in Python)."
+        )
+    return column
+
+
+def _text(record: Record, column: str, line: int, errors: RecordErrors) -> str:
+    if not record:  # its error is counted already
+        return ""
+    value = record.get(column)
+    if isinstance(value, str) and value.strip():
+        return value
+    if value is None or isinstance(value, str):
+        errors.add(line, "empty document", f"column '{column}' is empty")
+    else:
+        errors.add(line, "not text", f"column '{column}' is {quoted(repr(value).encode())}, which is no text")
+    return ""
+
+
+def _csv(path: Path, errors: RecordErrors) -> Iterator[tuple[int, Record]]:
+    """(its last line, values by column) of each row below the header; no values where it has an error."""
+    with Lines(path, errors) as lines, _long_fields():
+        header = (lines.line() or b"").removeprefix(codecs.BOM_UTF8)
+        text = "" if not header.strip() else _decoded(header, 1, errors)
+        if not text:
+            raise errors.refusal(1, "there is no header", "A CSV file begins with the names of its columns.")
+        named = Path(path.name.removesuffix(".gz")).suffix
+        delimiter = "\t" if named == ".tsv" else max(_DELIMITERS, key=text.count)
+        columns = next(csv.reader([text], delimiter=delimiter))
+        faulty: set[int] = set()  # lines that are not UTF-8
+
+        def decoded() -> Iterator[str]:
+            for number, line in lines.numbered():
+                text = _decoded(line, number, errors)
+                if text is None:
+                    faulty.add(number)
+                yield (text or "?") + "\n" if line else "\n"
+
+        rows = csv.reader(decoded(), delimiter=delimiter)
+        line = 1
+        while (row := _next_row(rows, errors)) != []:
+            before, line = line, 1 + rows.line_num
+            sound = row is not None and faulty.isdisjoint(range(before + 1, line + 1))
+            faulty.clear()
+            if row is not None and sound and len(row) != len(columns):
+                detail = f"{len(row)} fields, and there are {len(columns)} columns"
+                errors.add(line, "malformed line", detail)
+                sound = False
+            yield line, dict(zip(columns, row, strict=True)) if row is not None and sound else {}
+
+
+def _next_row(rows: Any, errors: RecordErrors) -> list[str] | None:
+    """The fields of the next row that is not blank: [] after the last one, None for one with an error."""
+    try:
+        row: list[str]
+        for row in rows:
+            if row:
+                return row
+    except csv.Error as error:
+        errors.add(1 + rows.line_num, "malformed line", f"it is no row of CSV ({error})")
+        return None
+    return []
+
+
+def _jsonl(path: Path, errors: RecordErrors) -> Iterator[tuple[int, Record]]:
+    """(line, object) of each line that is not blank; an empty object where it has an error."""
+    with Lines(path, errors) as lines:
+        for number, line in lines.numbered():
+            text = _decoded(line.removeprefix(codecs.BOM_UTF8), number, errors)
+            if text is not None and not text.strip():
+                continue
+            record: Any = {}
+            if text is not None:
+                try:
+                    record = json.loads(text)
+                except (ValueError, RecursionError):
+                    record = None
+                if not isinstance(record, dict) or not record:
+                    detail = f"{quoted(line)} is no JSON object with a text in it"
+                    errors.add(number, "malformed line", detail)
+                    record = {}
+            yield number, record
+
+
+def _decoded(line: bytes, number: int, errors: RecordErrors) -> str | None:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        wrong = f"byte {line[error.start]:#04x} is not UTF-8; iconv -t utf-8 converts"
+        errors.add(number, "not UTF-8", wrong)
+        return None
+
+
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """Texts are longer than the 131,072 characters that Python's CSV reader allows a field."""
+    before = csv.field_size_limit(_LONGEST_FIELD)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)

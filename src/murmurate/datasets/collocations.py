@@ -1,0 +1,51 @@
+"""Finds pairs of words that belong together, such as machine_learning (collocations)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
+
+from murmurate.datasets.tokens import PAIR, Tokens, document_bound
+
+LEAST_COUNT, LEAST_NPMI = 5, 0.5
+_MOST_PAIRS = 1_000_000  # counted at a time
+
+
+def find(
+    texts: Iterable[str], tokens: Tokens, *, least_count: int = LEAST_COUNT, least_npmi: float = LEAST_NPMI
+) -> frozenset[str]:
+    """The collocations of ``texts``: both words, with ``_`` between.
+
+    They are pairs of adjacent, different words that ``tokens`` counts, which occur ``least_count`` times or
+    more (and often enough to be in ``min_df`` documents) with a normalised pointwise mutual information of
+    ``least_npmi`` or more (Bouma 2009, section 4.1): ln(p(ab) / p(a) p(b)) / -ln p(ab), which is 1 for two
+    words that are only ever together and 0 for independent ones. p are shares of all words. Where there are
+    more than a million different pairs the rare ones are forgotten, so memory is bounded.
+    """
+    alone: Counter[str] = Counter()
+    together: Counter[tuple[str, str]] = Counter()
+    total, forgotten, documents = 0, 0, 0
+    for text in texts:
+        documents += 1
+        words = tokens.all_words_of(text)
+        total += len(words)
+        alone.update(words)
+        counted = {word for word in set(words) if tokens.counts(word)}
+        together.update((a, b) for a, b in pairwise(words) if a in counted and b in counted and a != b)
+        while len(together) > _MOST_PAIRS:
+            forgotten += 1
+            together = Counter({pair: n for pair, n in together.items() if n > forgotten})
+    least_count = max(least_count, math.ceil(document_bound(tokens.min_df, documents)))
+    return frozenset(
+        PAIR.join(pair)
+        for pair, n in together.items()
+        if n >= least_count and _npmi(n, alone[pair[0]], alone[pair[1]], total) >= least_npmi
+    )
+
+
+def _npmi(both: int, first: int, second: int, total: int) -> float:
+    if both >= total:
+        return 1.0
+    return math.log(both * total / (first * second)) / -math.log(both / total)

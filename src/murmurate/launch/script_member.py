@@ -1,0 +1,192 @@
+"""One member of a user's own script: its settings, its output, and how it ends, whatever started it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import math
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import IO, Any
+
+import torch
+
+from murmurate.errors import Refusal, RunFailed
+from murmurate.fabric.interface import Fabric
+from murmurate.fabric.processes.spawn import DIED, FAILED, FINISHED, LEFT, REFUSED, Died, Exit
+from murmurate.replicator.replica_parts import role_of
+from murmurate.replicator.user_loop import OwnLoop
+from murmurate.spatial.parts import PartLost, Parts
+from murmurate.strategies.interface import Strategy
+
+Main = Callable[[OwnLoop], Any]
+
+
+@dataclass(frozen=True)
+class ScriptSettings:
+    """The settings of ``murmurate.run`` that all members share."""
+
+    main: Main
+    strategy: Strategy
+    replicas: int
+    seed: int
+    workers: int
+    devices: tuple[tuple[str, ...], ...]
+    collectives: bool
+    output: str
+    threads: int
+    deadline_seconds: float
+    grid: tuple[int, int]  # of the parts of a replica
+
+    @property
+    def parts(self) -> int:
+        return math.prod(self.grid)
+
+    @property
+    def members(self) -> int:
+        return self.replicas * self.parts + self.strategy.centre
+
+    def members_of(self, replica: int) -> range:
+        """Its parts; the first one is its leader."""
+        return range(replica * self.parts, (replica + 1) * self.parts)
+
+    def name_of(self, rank: int) -> str:
+        replica, part = divmod(rank, self.parts)
+        return f"replica {rank}" if self.parts == 1 else f"part {part} of replica {replica}"
+
+    def run_member(self, fabric: Fabric) -> Any:
+        """Run ``main`` as the member behind ``fabric``; None for a centre."""
+        strategy, across = role_of(self.strategy, fabric, self.parts)
+        is_centre = fabric.rank == self.replicas * self.parts
+        deadline = self.deadline_seconds
+        grid = (1, 1) if is_centre else self.grid
+        loop = OwnLoop(
+            strategy,
+            across,
+            parts=Parts.open(fabric, grid, seed=self.seed, deadline_seconds=deadline),
+            seed=self.seed,
+            workers=self.workers,
+            devices=self.devices[fabric.rank % len(self.devices)],
+            collectives=self.collectives,
+        )
+        result = None
+        with loop:
+            result = self.main(loop)
+        return result
+
+    def end_of_member(self, fabric: Fabric, out: IO[str] | io.TextIOBase) -> Exit:
+        """Run ``main`` as the member behind ``fabric``, whose output goes to ``out``; how it ended.
+
+        Errors other than refusals, and than the loss of a part, are raised.
+        """
+        torch.set_num_threads(self.threads)
+        try:
+            with contextlib.redirect_stdout(out):
+                result = self.run_member(fabric)
+        except Refusal as refusal:
+            return Exit(REFUSED, str(refusal))
+        except PartLost as lost:
+            return Exit(LEFT, str(lost))
+        return Exit(FINISHED, result=result)
+
+    def result_of(self, rank: int, end: Exit, exit_code: int | None = None) -> Any:
+        """The result of the member ``rank``, which ended so. Raises Refusal and RunFailed."""
+        name = self.name_of(rank)
+        if end.how == REFUSED:
+            raise Refusal(end.error)
+        if end.how == FAILED:
+            raise RunFailed(failure(name, end))
+        if end.how in (DIED, LEFT):
+            how = f"died ({end.error})" if end.how == DIED else f"stopped: {end.error}"
+            print(f"murmurate: {name} {how}", file=sys.stderr, flush=True)
+            return Died(rank, exit_code if end.how == DIED else None)
+        return end.result
+
+    def results(self, of_members: Mapping[int, Any]) -> list[Any]:
+        """By replica: its leader's result or, if one of its parts was killed, or left as another was,
+        ``Died``. Raises RunFailed if all are."""
+        replicas = [self._of_replica(of_members, replica) for replica in range(self.replicas)]
+        if all(isinstance(result, Died) for result in replicas):
+            codes = ", ".join(str(result.exit_code) for result in replicas)
+            raise RunFailed(
+                f"all replicas ended without a result (exit codes {codes}); see their output above"
+            )
+        return replicas
+
+    def _of_replica(self, results: Mapping[int, Any], replica: int) -> Any:
+        own = [results[rank] for rank in self.members_of(replica)]
+        dead = [result for result in own if isinstance(result, Died)]
+        return Died(replica, next((d.exit_code for d in dead if d.exit_code), None)) if dead else own[0]
+
+    def pickled(self) -> bytes:
+        """For another process. Raises Refusal if that could not import ``main``."""
+        try:
+            content = pickle.dumps(self)
+        except Exception as error:
+            raise Refusal(
+                f"the script's main cannot be sent to a process ({error}). Let it be a function at module "
+                "level, or use launcher='inline'."
+            ) from error
+        if b"__main__" in content and not hasattr(sys.modules["__main__"], "__file__"):
+            raise Refusal(
+                f"{_name(self.main)} was defined in a notebook or at a prompt, and other processes cannot "
+                "import it from there. Write it to a file (in a notebook, %%writefile my_training.py at the "
+                "top of its cell) and import it from there, or use launcher='inline'."
+            )
+        return content
+
+
+def failure(name: str, end: Exit) -> str:
+    return f"{name} failed: {end.error}" + f"\n\n{end.trace}" * bool(end.trace)
+
+
+def _name(main: Main) -> str:
+    while isinstance(main, functools.partial):
+        main = main.func
+    return str(getattr(main, "__name__", "main"))
+
+
+def stdout_of(output: str, rank: int) -> IO[str] | io.TextIOBase:
+    """The stream for this member's output: none, stdout, or stdout with lines marked by rank."""
+    if output == "main":
+        return sys.stdout if rank == 0 else open(os.devnull, "w")
+    return _Marked(f"[{rank}] ")
+
+
+class ByThread(io.TextIOBase):
+    """Writes to the stream of the thread that prints; those of other threads are ``otherwise``.
+
+    For members that are threads of one process, which has one ``sys.stdout``.
+    """
+
+    def __init__(self, otherwise: IO[str]) -> None:
+        self._otherwise = otherwise
+        self.streams: dict[int, IO[str] | io.TextIOBase] = {}
+
+    def write(self, text: str) -> int:
+        return self.streams.get(threading.get_ident(), self._otherwise).write(text)
+
+    def flush(self) -> None:
+        self.streams.get(threading.get_ident(), self._otherwise).flush()
+
+
+class _Marked(io.TextIOBase):
+    """Writes whole lines to stdout, each after ``mark``, so that those of several processes do not mix."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark, self._begun, self._out = mark, "", sys.stdout
+
+    def write(self, text: str) -> int:
+        *lines, self._begun = (self._begun + text).split("\n")
+        for line in lines:
+            self._out.write(f"{self._mark}{line}\n")
+        self._out.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        self._out.flush()

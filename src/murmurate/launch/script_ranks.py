@@ -1,0 +1,314 @@
+"""A user's own script that torchrun started: each rank is one member of it.
+
+All ranks run the script, and call ``murmurate.run``. The main thread of each runs ``main`` as its member; a
+thread beside it watches the others. Rank 0 leads: it lends its memory, marks the dead, and starts the process
+of a centre where the strategy has one.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import math
+import os
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+import torch
+
+from murmurate.errors import Refusal, RunFailed
+from murmurate.fabric.interface import Capability
+from murmurate.fabric.processes.spawn import (
+    DIED,
+    FAILED,
+    FINISHED,
+    LEFT,
+    REFUSED,
+    Died,
+    Exit,
+    Worker,
+    WorkerProcesses,
+    exit_now,
+    take_signals,
+)
+from murmurate.launch.job_spec import JobSpec, MemberHost, fresh_secret
+from murmurate.launch.rendezvous import Environment, Rendezvous
+from murmurate.launch.script_member import ScriptSettings, failure, stdout_of
+
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_POLL_SECONDS = 0.1
+_SILENT_SECONDS = 30.0  # after which a rank of another host counts as dead
+_LEAVE_SECONDS = 60.0  # for the others to read all results
+
+
+def started_here() -> Environment | None:
+    """This process among the ranks that torchrun started; None in a process that it did not start."""
+    return Environment.read(os.environ) if all(name in os.environ for name in _VARIABLES) else None
+
+
+def replicas_of(ranks: Environment | None, replicas: int | None, grid: tuple[int, int]) -> int:
+    """The number of replicas that the ranks make. Raises Refusal if it is another than ``replicas``, and in
+    a process without a rank."""
+    if ranks is None:
+        raise Refusal(
+            "launcher='torchrun' takes its ranks from torchrun, which did not start this script. Run: "
+            "torchrun --nproc-per-node 2 script.py; or leave launcher out."
+        )
+    parts = math.prod(grid)
+    members = "replica" if parts == 1 else f"part of a replica of {parts} parts"
+    if ranks.size % parts or (replicas is not None and replicas * parts != ranks.size):
+        wanted = "whole replicas" if replicas is None else f"replicas={replicas}"
+        start = parts if replicas is None else replicas * parts
+        raise Refusal(
+            f"torchrun started {ranks.size} rank(s), each of them a {members}: they do not make {wanted}. "
+            f"Leave replicas out, or start {start} rank(s) (--nproc-per-node times --nnodes)."
+        )
+    return ranks.size // parts
+
+
+def offered(ranks: Environment | None) -> tuple[frozenset[Capability], str]:
+    """The capabilities of the ranks' fabric, and what offers them."""
+    if ranks is None or ranks.hosts == 1:
+        return frozenset(Capability), "this host"
+    return frozenset(Capability) - {Capability.SHARED_MEMORY}, f"a group of {ranks.hosts} hosts"
+
+
+@functools.cache
+def _rendezvous() -> Rendezvous:
+    """Of this process; kept, as its store may be in it, and for a second call of ``run``."""
+    environment = started_here()
+    assert environment is not None
+    return Rendezvous(environment)
+
+
+def run_rank(settings: ScriptSettings) -> list[Any]:
+    """Run ``main`` as the member of this rank; the results of all replicas, once all have ended."""
+    rendezvous = _rendezvous()
+    rank = rendezvous.environment.rank
+    with _Members(settings, rendezvous) as members:
+        own = _run_member(settings, members, rank)
+        rendezvous.share(f"result/{rank}", _packed(own.result))
+        rendezvous.report(Exit(own.how, own.error, own.trace))
+        members.host.run_state.finished(rank)
+        members.host.flush()
+        results = members.until_all_have_ended()
+    results[rank] = settings.result_of(rank, own)
+    return settings.results(results)
+
+
+def _run_member(settings: ScriptSettings, members: _Members, rank: int) -> Exit:
+    """Raises what ``main`` raises as RunFailed, once the other ranks know it."""
+    threads = torch.get_num_threads()
+    stopped = threading.Event()
+    watch = threading.Thread(target=members.watch, args=(stopped,), name="ranks", daemon=True)
+    watch.start()
+    try:
+        fabric = members.host.fabric(rank, settings.deadline_seconds)
+        end = settings.end_of_member(fabric, stdout_of(settings.output, rank))
+    except BaseException as error:
+        end = Exit.failed(error)
+        members.failed(rank, end)
+        if not isinstance(error, Exception):
+            raise
+        raise RunFailed(f"{settings.name_of(rank)} failed: {end.error}") from error
+    finally:
+        stopped.set()
+        watch.join()
+        torch.set_num_threads(threads)
+    if end.how == REFUSED:
+        members.failed(rank, end)
+        raise Refusal(end.error)
+    return end
+
+
+class _Members:
+    """All members of the script, seen from one rank. A context manager."""
+
+    def __init__(self, settings: ScriptSettings, rendezvous: Rendezvous) -> None:
+        self.settings, self.rendezvous = settings, rendezvous
+        self.rank, self.leads = rendezvous.environment.rank, rendezvous.leads
+        self.ended: dict[int, Exit] = {}  # on rank 0: how each other member ended
+        self.centre: WorkerProcesses | None = None
+
+    def __enter__(self) -> _Members:
+        rendezvous, settings = self.rendezvous, self.settings
+        agreed = _fingerprint(settings)
+        rendezvous.begin()
+        if not self.leads:
+            self.spec = rendezvous.join()
+            if self.spec.proof != agreed:
+                raise Refusal(
+                    "this rank calls murmurate.run with other settings (strategy, parts, seed, workers or "
+                    "collectives) than rank 0: give all ranks the same."
+                )
+            self.host = MemberHost(
+                self.spec, rendezvous.store, [self.rank], leads=False, address=rendezvous.address()
+            )
+            return self
+        packed = settings.pickled() if settings.strategy.centre else b""
+        shares = rendezvous.gather()
+        self.spec = JobSpec(
+            run_id=rendezvous.run_id,
+            epoch=rendezvous.epoch,
+            members=settings.members,
+            leader=rendezvous.process,
+            offer=rendezvous.offer if shares else None,
+            secret=fresh_secret(),
+            folder="",
+            proof=agreed,
+            started_at=time.monotonic(),
+        )
+        self.host = MemberHost(
+            self.spec, rendezvous.store, [self.rank], leads=True, address=rendezvous.address()
+        )
+        rendezvous.announce(self.spec)
+        if packed:
+            self.centre = WorkerProcesses(1)
+            self.centre.start(0, functools.partial(_run_centre, settings, self.spec, rendezvous.address()))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.centre is not None:
+            self.centre.close()
+        self.host.run_state.detach()
+        self.host.close()
+        self.rendezvous.close()
+
+    # -- while main runs
+
+    def watch(self, stopped: threading.Event) -> None:
+        """End this process if another member has failed, or rank 0 is gone: no code of ``main`` is in a
+        position to do it."""
+        while not stopped.wait(_POLL_SECONDS):
+            try:
+                problem = self.poll()
+            except Exception:
+                problem = traceback.format_exc()
+            if problem is None or stopped.is_set():
+                continue
+            text = (
+                f"murmurate: {problem}" if self.leads else f"murmurate: rank {self.rank} ends, as {problem}"
+            )
+            print(text, file=sys.stderr, flush=True)
+            if self.leads:
+                self.rendezvous.dismiss(1)
+            if self.centre is not None:
+                self.centre.close()
+            exit_now(1)
+
+    def failed(self, rank: int, end: Exit) -> None:
+        """Tell the others that the member of this process ended so."""
+        self.rendezvous.report(Exit(end.how, end.error, end.trace))
+        if self.leads:
+            self.rendezvous.dismiss(1, 0.0)
+
+    def poll(self) -> str | None:
+        """Take note of what became of the others; the reason to end, or None."""
+        if not self.leads:
+            code = self.rendezvous.over()
+            if code is not None:
+                return None if code == 0 else "another member has failed; see the output of its rank"
+            return "rank 0 is gone" if self.host.is_gone(0, self.spec.leader, _SILENT_SECONDS) else None
+        for rank, peer in self.rendezvous.others.items():
+            if rank in self.ended:
+                continue
+            gone = self.host.is_gone(rank, peer.process, _SILENT_SECONDS)
+            end = self.rendezvous.reported(rank)
+            if end is None and gone:
+                end = Exit(DIED, f"process {peer.process.pid} on {peer.name}")
+            if end is not None:
+                self._take_end(rank, end)
+        if self.centre is not None:
+            for worker in self.centre.wait(0.0):
+                assert worker.exit is not None
+                self._take_end(self.settings.members - 1, worker.exit)
+        broken = [(r, e) for r, e in self.ended.items() if e.how in (FAILED, REFUSED)]
+        return next((failure(self.settings.name_of(r), e) for r, e in broken), None)
+
+    def _take_end(self, rank: int, end: Exit) -> None:
+        self.ended[rank] = end
+        if end.how in (DIED, LEFT):
+            self.settings.result_of(rank, end)  # which prints it
+        if end.how != FINISHED or self.settings.strategy.common_rounds:
+            self.host.run_state.mark_dead(rank)  # the others go on without it
+
+    # -- once it has ended
+
+    def until_all_have_ended(self) -> dict[int, Any]:
+        """The results of all other members, by rank. Raises RunFailed if one failed, or rank 0 is gone."""
+        if self.leads and self.settings.strategy.common_rounds:
+            self.host.run_state.mark_dead(self.rank)
+        alone_since: float | None = None
+        while (problem := self.poll()) is None:
+            if self.leads and len(self.ended) == self.settings.members - 1:
+                break
+            if not self.leads and self.rendezvous.over() is not None:
+                break
+            only_centre = self.leads and len(self.ended) == self.settings.members - 2 and self.centre
+            alone_since = (alone_since or time.monotonic()) if only_centre else None
+            if alone_since and time.monotonic() - alone_since > self.settings.deadline_seconds:
+                self._take_end(self.settings.members - 1, Exit(DIED, "it outlived all replicas"))
+            time.sleep(_POLL_SECONDS)
+        if problem is not None:
+            if self.leads:
+                self.rendezvous.dismiss(1)
+            raise RunFailed(problem)
+        return self._collect()
+
+    def _collect(self) -> dict[int, Any]:
+        if self.leads:
+            self.rendezvous.dismiss(0, 0.0)
+        found: dict[int, Any] = {}
+        for rank in range(self.rendezvous.environment.size):
+            end = self.ended.get(rank)
+            if rank != self.rank:
+                packed = None if end and end.how == DIED else self.rendezvous.shared(f"result/{rank}")
+                found[rank] = Died(rank, None) if packed is None else _unpacked(packed)
+        if self.leads:
+            self.rendezvous.dismiss(0, _LEAVE_SECONDS)
+        else:
+            self.rendezvous.heard()
+        return found
+
+
+def _run_centre(settings: ScriptSettings, spec: JobSpec, address: str, worker: Worker) -> Exit:
+    """The work of the process of a centre, which rank 0 starts."""
+    take_signals()
+    environment = started_here()
+    assert environment is not None
+    rank = settings.members - 1
+    store = Rendezvous.client(environment, spec.run_id, spec.epoch)
+    host = MemberHost(spec, store, [rank], leads=False, address=address)
+    try:
+        end = settings.end_of_member(host.fabric(rank, settings.deadline_seconds), stdout_of("main", rank))
+        if end.how == FINISHED:
+            host.run_state.finished(rank)
+        return Exit(end.how, end.error, end.trace)
+    finally:
+        host.close()
+
+
+def _fingerprint(settings: ScriptSettings) -> str:
+    """Of what must be the same on all ranks."""
+    same = (settings.strategy.name, settings.strategy, settings.grid, settings.seed, settings.workers)
+    return hashlib.blake2b(repr((same, settings.collectives)).encode(), digest_size=16).hexdigest()
+
+
+def _packed(result: Any) -> bytes:
+    """Tensors and plain values, as they can be read without running code; empty for anything else."""
+    content = io.BytesIO()
+    try:
+        torch.save(result, content)
+        _unpacked(content.getvalue())
+    except Exception:
+        return b""
+    return content.getvalue()
+
+
+def _unpacked(packed: bytes) -> Any:
+    # never pickle: what is in a store may have been written by a stranger
+    return torch.load(io.BytesIO(packed), weights_only=True) if packed else None

@@ -1,0 +1,214 @@
+"""A user's own script on a Ray cluster: each member is an actor, which runs ``main``."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import io
+import os
+import secrets
+import time
+from typing import Any
+
+import torch
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from murmurate.errors import Refusal
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
+from murmurate.fabric.processes.spawn import DIED, FAILED, FINISHED, Died, Exit
+from murmurate.launch.host_memory import Process, lend
+from murmurate.launch.job_spec import JobSpec, MemberHost, fresh_secret
+from murmurate.launch.ray_actor import STORE_SECONDS, WorkerActor, WorkerInfo
+from murmurate.launch.ray_cluster import cluster, first_line, place, resources
+from murmurate.launch.rendezvous import own_address
+from murmurate.launch.script_member import ScriptSettings
+
+_POLL_SECONDS = 0.1
+_BEGIN_SECONDS = 120.0  # for an actor's process to import all it needs
+
+
+def run_on_ray(settings: ScriptSettings) -> list[Any]:
+    """Use the cluster of RAY_ADDRESS, or a Ray of this host alone; see ``murmurate.run``.
+
+    Raises MissingExtra where Ray is not installed; Refusal if there is no such cluster, or no room in it.
+    """
+    several = next((names for names in settings.devices if len(names) > 1), None)
+    if several is not None:
+        raise Refusal(
+            f"devices names {len(several)} devices for one replica, and under Ray a replica has one. Name "
+            "one for each, or use launcher='local'."
+        )
+    with cluster(settings.members * settings.threads) as ray:
+        job = _Job(ray, settings)
+        try:
+            job.begin()
+            return settings.results(job.results())
+        finally:
+            job.close()
+
+
+class ScriptActor(WorkerActor):
+    """Becomes an actor; its two methods are called one after the other."""
+
+    def run_script(self, settings: ScriptSettings, rank: int, spec: JobSpec, store: tuple[str, int]) -> Exit:
+        """The member ``rank`` to its end. store: host and port of the driver's."""
+        if settings.devices[rank % len(settings.devices)] != ("cpu",) and os.environ.get(
+            "CUDA_VISIBLE_DEVICES"
+        ):
+            # Ray shows an actor its own GPU alone, which torch then counts from 0
+            settings = dataclasses.replace(settings, devices=(("cuda:0",),))
+        members_store = self._store(spec, store)
+        host = MemberHost(spec, members_store, [rank], leads=False, address=own_address(store[0]))
+        out = _Lines(members_store.clone(), settings, rank)  # type: ignore[attr-defined]
+        try:
+            end = settings.end_of_member(host.fabric(rank, settings.deadline_seconds), out)
+            out.end()
+            if end.how == FINISHED:
+                host.run_state.finished(rank)
+        except BaseException as error:
+            return Exit.failed(error)
+        finally:
+            host.close()
+        return end
+
+
+class _Job:
+    """All members of a script, in the driver."""
+
+    def __init__(self, ray: Any, settings: ScriptSettings) -> None:
+        self.ray, self.settings = ray, settings
+        self.address = str(ray.util.get_node_ip_address())
+        timeout = datetime.timedelta(seconds=STORE_SECONDS)
+        self.store = TCPStore(self.address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+        learners = [
+            torch.device(settings.devices[rank % len(settings.devices)][0])
+            for rank in range(settings.replicas * settings.parts)
+        ]
+        own = learners + [torch.device("cpu")] * settings.strategy.centre
+        self.bundles = [resources(device, learners, settings.threads) for device in own]
+        self.group = place(ray, self.bundles, "replicas or threads")
+        self.actors: list[Any] = []
+        self.host: MemberHost | None = None
+        self.memory_file = SharedMemoryFile.create()
+
+    def begin(self) -> None:
+        """Start all actors, and ``main`` in each. Raises Refusal."""
+        ray, settings = self.ray, self.settings
+        offer = lend(self.memory_file)
+        self.actors = [self._actor(rank) for rank in range(settings.members)]
+        begun = [actor.begin.remote(offer) for actor in self.actors]
+        try:
+            infos: list[WorkerInfo] = ray.get(begun, timeout=_BEGIN_SECONDS)
+        except ray.exceptions.RayError as error:
+            raise Refusal(
+                f"Ray could not start the members ({first_line(error)}). murmurate must be installed on "
+                "every node, in the same version."
+            ) from error
+        spec = JobSpec(
+            run_id=secrets.token_hex(8),
+            epoch=1,
+            members=settings.members,
+            leader=Process.this(),
+            offer=offer if offer.descriptor >= 0 and all(info.shares for info in infos) else None,
+            secret=fresh_secret(),
+            folder="",
+            proof="",
+            started_at=time.monotonic(),
+        )
+        self.lines = PrefixStore(f"epoch-{spec.epoch}", self.store)
+        self.host = MemberHost(spec, self.lines, [], leads=True, address=self.address)
+        where = (self.address, self.store.port)
+        self.awaited = {
+            actor.run_script.remote(settings, rank, spec, where): rank
+            for rank, actor in enumerate(self.actors)
+        }
+
+    def results(self) -> dict[int, Any]:
+        """Collected as they arrive; the first member that fails ends the rest, one that dies is left out."""
+        assert self.host is not None
+        settings = self.settings
+        printer = _Printer(self.lines, settings.members)
+        results: dict[int, Any] = {}
+        alone_since: float | None = None
+        while self.awaited:
+            ended, _ = self.ray.wait(list(self.awaited), num_returns=1, timeout=_POLL_SECONDS)
+            printer.print_new()
+            for reference in ended:
+                rank = self.awaited.pop(reference)
+                results[rank] = settings.result_of(rank, self._end(reference))
+                if isinstance(results[rank], Died) or settings.strategy.common_rounds:
+                    self.host.run_state.mark_dead(rank)
+            only_centre = list(self.awaited.values()) == [settings.replicas * settings.parts]
+            alone_since = (alone_since or time.monotonic()) if only_centre else None
+            if alone_since and time.monotonic() - alone_since > settings.deadline_seconds:
+                self.ray.kill(self.actors[-1])
+        printer.print_new()
+        return results
+
+    def _end(self, reference: Any) -> Exit:
+        try:
+            end: Exit = self.ray.get(reference)
+            return end
+        except self.ray.exceptions.RayActorError as error:
+            return Exit(DIED, first_line(error))
+        except self.ray.exceptions.RayError as error:
+            reason = f"its result cannot be sent back ({first_line(error)}): return tensors and plain values"
+            return Exit(FAILED, reason)
+
+    def _actor(self, rank: int) -> Any:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        held = self.bundles[rank]
+        strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=rank)
+        actor = self.ray.remote(ScriptActor).options(
+            num_cpus=held["CPU"],
+            num_gpus=held.get("GPU", 0),
+            max_restarts=0,  # nothing would tell a second one what the first had learned
+            scheduling_strategy=strategy,
+            runtime_env={"env_vars": {"OMP_NUM_THREADS": str(self.settings.threads)}},
+        )
+        return actor.remote()
+
+    def close(self) -> None:
+        for actor in self.actors:
+            self.ray.kill(actor)
+        self.ray.util.remove_placement_group(self.group)
+        if self.host is not None:
+            self.host.close()
+        self.memory_file.close()
+
+
+class _Lines(io.TextIOBase):
+    """What a member prints, in whole lines, through the driver's store."""
+
+    def __init__(self, store: Store, settings: ScriptSettings, rank: int) -> None:
+        self._store, self._rank, self._begun, self._count = store, rank, "", 0
+        self._heard = settings.output == "all" or rank == 0
+        self._mark = f"[{rank}] " if settings.output == "all" else ""
+
+    def write(self, text: str) -> int:
+        *lines, self._begun = (self._begun + text).split("\n")
+        for line in lines if self._heard else ():
+            self._store.set(f"said/{self._rank}/{self._count}", self._mark + line)
+            self._count += 1
+        return len(text)
+
+    def end(self) -> None:
+        """Send a last line that has no end."""
+        if self._begun:
+            self.write("\n")
+
+
+class _Printer:
+    """Prints the members' lines in the driver."""
+
+    def __init__(self, store: Store, members: int) -> None:
+        self._store, self._next = store, [0] * members
+
+    def print_new(self) -> None:
+        for rank, number in enumerate(self._next):
+            while self._store.check([f"said/{rank}/{number}"]):
+                print(self._store.get(f"said/{rank}/{number}").decode(), flush=True)
+                self._store.delete_key(f"said/{rank}/{number}")
+                number += 1
+            self._next[rank] = number

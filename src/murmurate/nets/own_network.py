@@ -1,0 +1,203 @@
+"""Whole nets of a user's own: ``module:NAME`` or ``FILE.py:NAME`` in place of a torso and its heads.
+
+``NAME`` is a class or function of (spec, hidden), as for a torso. For a policy and its values the module maps
+observations [B, ...] to (parameters of the policy [B, A], values [B] or [B, 1]), for action values to [B, A].
+A is the number of discrete actions (of all parts of an action together), or twice the dimensions of vectors:
+mean and log standard deviation side by side. Observations are of the world's dtype.
+
+A net with memory has ``initial_memory(batch)`` [batch, M], and maps (observations, memory [B, M]) to
+(parameters, values, memory): one step at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from murmurate import plugins
+from murmurate.nets.actor_critic import ActorCritic, actor_critic
+from murmurate.nets.moments import ObservationNormalizer
+from murmurate.nets.q_network import QNetwork, q_network
+from murmurate.nets.torso import AUTO, seeded_by
+from murmurate.spec import EnvSpec
+
+_OPTION = "--agent.network"
+
+
+class OwnActorCritic(nn.Module):
+    """A net of the user's with the methods of ``ActorCritic``.
+
+    normalizer: what the net reads of an observation; None: itself.
+    """
+
+    def __init__(self, network: nn.Module, normalizer: nn.Module | None = None) -> None:
+        super().__init__()
+        self.network, self.normalizer = network, normalizer
+        self.recurrent = hasattr(network, "initial_memory")
+
+    def initial_memory(self, batch: int) -> Tensor | None:
+        """[batch, M]; None for a net without memory."""
+        if not self.recurrent:
+            return None
+        memory: Tensor = self.network.initial_memory(batch)  # type: ignore[operator]
+        return memory
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """As ``ActorCritic.forward``. Raises ValueError if the net has memory."""
+        if self.recurrent:
+            raise ValueError("this net is recurrent: call unroll with its memory, not forward")
+        policy, value = self.network(self._read(observation))
+        return policy.float(), value.reshape(len(policy)).float()
+
+    def unroll(
+        self, observation: Tensor, memory: Tensor | None, first: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """As ``ActorCritic.unroll``."""
+        steps, batch = first.shape
+        if not self.recurrent:
+            policy, value = self(observation.flatten(0, 1))
+            return policy.view(steps, batch, -1), value.view(steps, batch), None
+        if memory is None:
+            raise ValueError("this net is recurrent: give unroll a memory, at first that of initial_memory")
+        policies, values = [], []
+        begun: Tensor = self.network.initial_memory(batch)  # type: ignore[operator]
+        for seen, resets in zip(observation.unbind(0), first.unbind(0), strict=True):
+            memory = torch.where(resets.view(-1, *[1] * (begun.dim() - 1)), begun, memory)
+            policy, value, memory = self.network(self._read(seen), memory)
+            policies.append(policy.float())
+            values.append(value.reshape(batch).float())
+        return torch.stack(policies), torch.stack(values), memory.float()
+
+    def _read(self, observation: Tensor) -> Tensor:
+        return observation if self.normalizer is None else self.normalizer(observation)
+
+
+class OwnQNetwork(nn.Module):
+    """A net of the user's with the methods of ``QNetwork``."""
+
+    def __init__(self, network: nn.Module, normalizer: nn.Module | None = None) -> None:
+        super().__init__()
+        self.network, self.normalizer = network, normalizer
+
+    def preprocess(self, observation: Tensor) -> Tensor:
+        """Observations as they are: see ``QNetwork``."""
+        return observation
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """[B, ...] to Q(s, .) [B, A]."""
+        values: Tensor = self.network(
+            observation if self.normalizer is None else self.normalizer(observation)
+        )
+        return values.float()
+
+
+PolicyValueNet = ActorCritic | OwnActorCritic
+ActionValueNet = QNetwork | OwnQNetwork
+
+
+def policy_value_net(
+    spec: EnvSpec,
+    *,
+    network: str,
+    generator: torch.Generator,
+    torso: str = AUTO,
+    hidden: Sequence[int] = (64, 64),
+    recurrent: int = 0,
+    normalize: bool = False,
+) -> PolicyValueNet:
+    """The net called ``network``, whose weights are as it draws them; without a name, ``actor_critic`` of the
+    other arguments.
+
+    Raises:
+        ValueError: for a net that is not there, or does not give what it must; and as ``actor_critic``.
+    """
+    if not network:
+        return actor_critic(
+            spec, torso=torso, hidden=hidden, recurrent=recurrent, normalize=normalize, generator=generator
+        )
+    if recurrent:
+        raise ValueError("recurrent is an LSTM behind a torso, and network is a whole net: leave one out")
+    net = OwnActorCritic(_made(spec, network, hidden, generator), _normalizer(spec, normalize))
+    size = spec.actions or sum(spec.factors) or 2 * math.prod(spec.action_shape)
+    memory = net.initial_memory(2)
+    observation = _zeros(spec)
+    given = net.network(observation) if memory is None else net.network(observation, memory)
+    count = 2 if memory is None else 3
+    if not isinstance(given, tuple) or len(given) != count:
+        what = "(parameters of the policy, values)" if memory is None else "(parameters, values, memory)"
+        raise ValueError(f"the net {network} must return {what}, and it returns {_described(given)}")
+    if given[0].shape != (2, size) or given[1].numel() != 2:
+        raise ValueError(
+            f"the net {network} must give [B, {size}] and values [B], and for 2 observations it gives "
+            f"{_described(given)}"
+        )
+    if memory is not None and given[2].shape != memory.shape:
+        raise ValueError(
+            f"the net {network} begins with a memory of {list(memory.shape)} and gives {list(given[2].shape)}"
+        )
+    return net
+
+
+def action_value_net(
+    spec: EnvSpec,
+    *,
+    network: str,
+    generator: torch.Generator,
+    torso: str = AUTO,
+    hidden: Sequence[int] = (128, 128),
+    dueling: bool = False,
+    normalize: bool = False,
+) -> ActionValueNet:
+    """As ``policy_value_net``, of ``q_network``."""
+    if not network or not spec.actions:
+        return q_network(
+            spec, generator=generator, torso=torso, hidden=hidden, dueling=dueling, normalize=normalize
+        )
+    net = OwnQNetwork(_made(spec, network, hidden, generator), _normalizer(spec, normalize))
+    given = net.network(_zeros(spec))
+    if not isinstance(given, Tensor) or given.shape != (2, spec.actions):
+        raise ValueError(
+            f"the net {network} must give action values [B, {spec.actions}], and for 2 observations it gives "
+            f"{_described(given)}"
+        )
+    return net
+
+
+def checked_network(name: str) -> str:
+    """``name``, with an absolute path for a file. Raises ValueError for a name of neither file nor module."""
+    if name and ":" not in name:
+        raise ValueError(f"there is no net called '{name}': use FILE.py:NAME or module:NAME")
+    return plugins.absolute(name)
+
+
+def refuse_low_precision(network: str, precision: str) -> None:
+    """Raise ValueError where a whole net should compute in bfloat16: only torsos can."""
+    if network and precision == "bfloat16":
+        raise ValueError("precision bfloat16 is of a torso, and network is a whole net: use float32")
+
+
+def _made(spec: EnvSpec, network: str, hidden: Sequence[int], generator: torch.Generator) -> nn.Module:
+    with seeded_by(generator):
+        made = plugins.made(network, "net", _OPTION, spec, hidden)
+    if not isinstance(made, nn.Module):
+        raise ValueError(f"the net {network} is a {type(made).__name__}, and must be a torch.nn.Module")
+    return made
+
+
+def _normalizer(spec: EnvSpec, normalize: bool) -> nn.Module | None:
+    return ObservationNormalizer(spec.observation_shape, spec.observation_dtype) if normalize else None
+
+
+def _zeros(spec: EnvSpec) -> Tensor:
+    return torch.zeros(2, *spec.observation_shape, dtype=spec.observation_dtype)
+
+
+def _described(given: object) -> str:
+    if isinstance(given, Tensor):
+        return str(list(given.shape))
+    if isinstance(given, tuple):
+        return f"({', '.join(map(_described, given))})"
+    return type(given).__name__

@@ -1,0 +1,165 @@
+"""Callbacks: objects of the user's that are called with what a run records, while it goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import enum
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from murmurate.errors import Refusal
+
+
+class Stop(enum.Enum):
+    """The type of ``STOP``."""
+
+    STOP = "stop"
+
+
+STOP: Final = Stop.STOP
+"""Returned by a callback's method: the run saves a checkpoint and ends, as at its planned end."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended.
+
+    folder: of the run. summary: what is in its ``summary.json`` (``docs/metrics.md``); empty in a process
+    that does not lead the run (torchrun). code: the exit code of the command line; 0: finished.
+    """
+
+    folder: Path
+    summary: Mapping[str, Any]
+    code: int = 0
+
+
+class Callback:
+    """A base class of callbacks; override the methods that you need.
+
+    They are called in the process that launched the run, a few times a second, and the run's bookkeeping
+    (checkpoints, deaths, its end) waits for them; learners do not. A method that raises ends the run as
+    ``STOP`` does, with exit code 1 and its name in the error. After a resume only new records are passed.
+    """
+
+    def on_record(self, record: Mapping[str, Any]) -> Stop | None:
+        """A line of ``metrics.jsonl`` that a replica wrote (fields: ``docs/metrics.md``)."""
+        return None
+
+    def on_evaluation(self, record: Mapping[str, Any]) -> Stop | None:
+        """The record of an evaluation during training."""
+        return None
+
+    def on_event(self, record: Mapping[str, Any]) -> Stop | None:
+        """An event: ``event`` of the record is its name (died, joined, ...), ``message`` a sentence."""
+        return None
+
+    def on_checkpoint(self, folder: Path) -> Stop | None:
+        """A complete checkpoint. It stays in ``folder`` until the next one replaces it."""
+        return None
+
+    def on_end(self, result: Result) -> None:
+        """The run has ended, and its summary is written."""
+
+
+_METHODS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+
+
+def checked(callbacks: Sequence[Any]) -> tuple[Any, ...]:
+    """``callbacks``, which need not inherit from ``Callback``.
+
+    Raises Refusal for one without any of its methods, or with another one whose name begins with ``on_``.
+    """
+    for callback in callbacks:
+        name = type(callback).__name__
+        own = [method for method in dir(callback) if method.startswith("on_")]
+        if isinstance(callback, type):
+            name = callback.__name__
+            raise Refusal(f"{name} is a class: pass an object of it, as in callbacks=[{name}()].")
+        if not own:
+            raise Refusal(f"{name} is no callback: it has none of the methods {', '.join(_METHODS)}.")
+        for method in own:
+            if method not in _METHODS:
+                near = difflib.get_close_matches(method, _METHODS, n=1)
+                hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(_METHODS)}."
+                raise Refusal(f"{name}.{method} would never be called. {hint}")
+    return tuple(callbacks)
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What the process that launches runs does beside it: callbacks, and whether it prints progress."""
+
+    callbacks: tuple[Any, ...] = ()
+    quiet: bool = False
+
+
+_UNWATCHED = Watch()
+_watch: ContextVar[Watch] = ContextVar("murmurate_watch", default=_UNWATCHED)
+
+
+@contextlib.contextmanager
+def watching(watch: Watch) -> Iterator[None]:
+    """Within this context, runs that this process launches are watched so."""
+    token = _watch.set(watch)
+    try:
+        yield
+    finally:
+        _watch.reset(token)
+
+
+def present_watch() -> Watch:
+    return _watch.get()
+
+
+class Callbacks:
+    """The callbacks of one run.
+
+    since_seconds: ``time_seconds`` from which records are passed on; earlier ones were written before a
+    resume. error: what the first method that failed raised; ``failure`` is a sentence about it.
+    """
+
+    def __init__(self, callbacks: Iterable[Any], since_seconds: float = 0.0) -> None:
+        self._callbacks = list(callbacks)
+        self._since = since_seconds
+        self.error: Exception | None = None
+        self.failure = ""
+
+    def records(self, records: Iterable[Mapping[str, Any]]) -> str:
+        """Pass on records. Returns why the run is to stop; empty if it goes on."""
+        if not self._callbacks:
+            return ""
+        why = ""
+        kinds = {"event": "on_event", "evaluation": "on_evaluation"}
+        for record in records:
+            if not self._since or record["time_seconds"] > self._since:
+                method = kinds.get(str(record.get("kind")), "on_record")
+                why = self._all(method, record) or why
+        return why
+
+    def checkpoint(self, folder: Path) -> str:
+        """Pass on a checkpoint. Returns as ``records`` does."""
+        return self._all("on_checkpoint", folder)
+
+    def end(self, result: Result) -> None:
+        self._all("on_end", result)
+
+    def _all(self, method: str, argument: Any) -> str:
+        why = ""
+        for callback in list(self._callbacks):
+            name = f"{type(callback).__name__}.{method}"
+            try:
+                said = getattr(callback, method, lambda _: None)(argument)
+            except Exception as error:
+                self._callbacks.remove(callback)
+                if self.error is None:
+                    self.error = error
+                    self.failure = f"the callback {name} raised {type(error).__name__}: {error}"
+                why = self.failure
+                continue
+            if said is STOP:
+                why = why or f"the callback {name} stopped the run"
+        return why

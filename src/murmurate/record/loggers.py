@@ -1,0 +1,144 @@
+"""Loggers of other makers, as callbacks: Weights & Biases and MLflow. TensorBoard is always written."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from murmurate.errors import MissingExtra, Refusal
+from murmurate.record.callbacks import Callback, Result
+
+_PROJECT = "murmurate"
+_MOST_METRICS = 1000  # of one request to MLflow
+_LONGEST_PARAMETER = 500  # characters that every MLflow server takes
+
+
+def check_loggers(names: Sequence[str]) -> None:
+    """Raise MissingExtra for the first logger whose package is not installed."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise MissingExtra(name, name, f"The logger {name}")
+
+
+def open_loggers(names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> list[Callback]:
+    """The loggers called ``names``. config: of the run, as ``run.json`` has it.
+
+    Raises Refusal for one that cannot start.
+    """
+    made: list[Callback] = []
+    for name in dict.fromkeys(names):
+        try:
+            made.append({"wandb": WeightsAndBiases, "mlflow": MLflow}[name](folder, config))
+        except Exception as problem:
+            remedy = {
+                "wandb": "Run wandb login, or set WANDB_MODE=offline",
+                "mlflow": "Set MLFLOW_TRACKING_URI to a server or a store that can be written",
+            }[name]
+            raise Refusal(
+                f"the logger {name} cannot start ({type(problem).__name__}: {problem}). {remedy}; or leave "
+                "it out of --loggers."
+            ) from problem
+    return made
+
+
+def _by_replica(record: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """(name, value) of all numbers of a record: ``replica-<i>/<group>/<field>``."""
+    from murmurate.record.tensorboard import scalars  # slow to import, and commands without a run need it not
+
+    replica = record.get("replica")
+    prefix = "run" if replica is None else f"replica-{replica}"
+    return [(f"{prefix}/{tag}", value) for tag, value in scalars(record)]
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        inner = _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+        flat |= inner
+    return flat
+
+
+def _numbers(summary: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        name: float(value)
+        for name, value in summary.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
+
+
+class WeightsAndBiases(Callback):
+    """A run of Weights & Biases, in project ``$WANDB_PROJECT`` (murmurate) and the group of the run folder.
+
+    A resumed run is another one of the same group. What it keeps on disk is in the run folder; its own
+    variables (``WANDB_MODE=offline``) apply.
+    """
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", _PROJECT),
+            group=folder.name,
+            name=folder.name,
+            dir=str(folder),
+            config=dict(config),
+            settings=wandb.Settings(console="off", silent=True),  # the terminal is the run's
+        )
+        self._run.define_metric("*", step_metric="env_steps")
+
+    def on_record(self, record: Mapping[str, Any]) -> None:
+        own = {name: record[name] for name in ("env_steps", "updates", "time_seconds") if name in record}
+        self._run.log(own | dict(_by_replica(record)))
+
+    def on_evaluation(self, record: Mapping[str, Any]) -> None:
+        own = {name: record[name] for name in ("env_steps", "time_seconds") if name in record}
+        self._run.log(own | {f"evaluation/{name}": value for name, value in _numbers(record).items()})
+
+    def on_end(self, result: Result) -> None:
+        self._run.summary.update(_numbers(result.summary))
+        self._run.finish(exit_code=result.code)
+
+
+class MLflow(Callback):
+    """A run of MLflow, in experiment ``$MLFLOW_EXPERIMENT_NAME`` (murmurate), where its own
+    ``MLFLOW_TRACKING_URI`` says. A resumed run is another one with the same tag ``folder``."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        from mlflow.entities import Param, RunTag
+        from mlflow.tracking import MlflowClient
+
+        self._client = client = MlflowClient()
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
+        experiment = client.get_experiment_by_name(name)
+        ident = client.create_experiment(name) if experiment is None else experiment.experiment_id
+        self._ident = client.create_run(ident, run_name=folder.name).info.run_id
+        values = {key: str(value)[:_LONGEST_PARAMETER] for key, value in _flat(config).items()}
+        parameters = [Param(key, value) for key, value in values.items() if value]
+        tags = [RunTag("folder", str(folder.absolute()))]
+        for start in range(0, len(parameters), 100):
+            client.log_batch(self._ident, params=parameters[start : start + 100], tags=tags)
+
+    def on_record(self, record: Mapping[str, Any]) -> None:
+        self._log(_by_replica(record), record)
+
+    def on_evaluation(self, record: Mapping[str, Any]) -> None:
+        self._log([(f"evaluation/{name}", value) for name, value in _numbers(record).items()], record)
+
+    def on_end(self, result: Result) -> None:
+        self._log(
+            [(f"summary/{name}", value) for name, value in _numbers(result.summary).items()], result.summary
+        )
+        status = "FINISHED" if result.code == 0 else "FAILED" if result.code == 1 else "KILLED"
+        self._client.set_terminated(self._ident, status)
+
+    def _log(self, values: Sequence[tuple[str, float]], record: Mapping[str, Any]) -> None:
+        from mlflow.entities import Metric
+
+        now, step = int(time.time() * 1000), int(record.get("env_steps") or 0)
+        metrics = [Metric(name, value, now, step) for name, value in values]
+        for start in range(0, len(metrics), _MOST_METRICS):
+            self._client.log_batch(self._ident, metrics=metrics[start : start + _MOST_METRICS])

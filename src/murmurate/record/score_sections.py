@@ -1,0 +1,146 @@
+"""The sections of a comparison about scores: means, interquartile means, and who improves on whom."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from murmurate.record import score_statistics
+from murmurate.record.figures import COLOURS, Draw, number, percent_axis, run_colour, svg, tidy
+from murmurate.record.groups import RunGroup
+from murmurate.record.score_statistics import Interval, Scores
+from murmurate.record.sections import Section
+
+MOST_PAIRS = 45
+_NONE = "\N{EN DASH}"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """The figure of ``summary.json`` by which runs are compared."""
+
+    name: str
+    title: str
+    lower_is_better: bool = False
+
+
+def main_figure(groups: Sequence[RunGroup]) -> Figure:
+    """That which the evaluation of the first run is about."""
+    run = groups[0].runs[0]
+    if run.plays or not run.curves:
+        return Figure("eval_return_mean", "evaluation return (greedy)")
+    curve = run.curves[0]
+    return Figure(curve["metric"], curve["title"].lower(), curve.get("lower_is_better") is True)
+
+
+def score_sections(groups: Sequence[RunGroup]) -> list[Section]:
+    """Empty where no group has several runs."""
+    if all(len(group.runs) < 2 for group in groups):
+        return []
+    figure, title = main_figure(groups), "Scores over runs"
+    scored = {g.label: (g, s) for g in groups if (s := g.each(lambda run: run.fact(figure.name)))}
+    if not scored:
+        return [Section(title, f"None of the runs has a figure {figure.name} yet.")]
+    if not score_statistics.available():
+        return [
+            Section(title, "Intervals and interquartile means need SciPy: pip install 'murmurate[topics]'")
+        ]
+    found = [(group, score_statistics.summarized(scores)) for group, scores in scored.values()]
+    several = [(group, scores) for group, scores in scored.values() if len(scores) > 1]
+    return [_scores(title, figure, found), *_improvements(figure, several)]
+
+
+def _scores(title: str, figure: Figure, found: Sequence[tuple[RunGroup, Scores]]) -> Section:
+    rows = [
+        [
+            group.label,
+            str(scores.runs),
+            number(scores.mean),
+            _NONE if scores.stderr is None else f"± {number(scores.stderr)}",
+            _interval(scores.mean_interval),
+            number(scores.iqm),
+            _interval(scores.iqm_interval),
+        ]
+        for group, scores in found
+    ]
+    heads = ["", "runs", "mean", "standard error", "95% interval", "interquartile mean", "95% interval"]
+    text = (
+        f"The {figure.title} at the end of each run ({figure.name}). The interquartile mean leaves out the "
+        "lowest and the highest quarter of the runs (with fewer than four, none)."
+    )
+    note = (
+        f"95% percentile bootstrap intervals over runs, {score_statistics.RESAMPLES:,} resamples. With "
+        "fewer than about five runs such intervals are too narrow."
+    )
+    drawn = svg(_dots(figure, found), 9.4, 0.9 + 0.36 * len(found), name="interquartile means")
+    return Section(title, text, figures=[drawn], layout="wide", table=(heads, rows), note=note)
+
+
+def _improvements(figure: Figure, several: Sequence[tuple[RunGroup, Sequence[float]]]) -> list[Section]:
+    """P(a run of one group is better than one of another) for each pair."""
+    pairs = list(combinations(several, 2))
+    if not pairs:
+        return []
+    rows: list[tuple[str, float, Interval | None]] = []
+    for (first, ours), (second, theirs) in pairs[:MOST_PAIRS]:
+        better, worse = (theirs, ours) if figure.lower_is_better else (ours, theirs)
+        chance, interval = score_statistics.probability_of_improvement(better, worse)
+        rows.append((f"{first.label}\nover {second.label}", chance, interval))
+    text = (
+        "The probability that a run of the first has a better score than a run of the second, equal scores "
+        "counting half, with its 95% bootstrap interval. One that contains 50% does not tell them apart."
+    )
+    left_out = len(pairs) - len(rows)
+    note = f"{left_out} more pairs are left out: compare fewer groups." if left_out else ""
+    drawn = svg(_chances(rows), 9.4, 0.9 + 0.52 * len(rows), name="probability of improvement")
+    return [Section("Probability of improvement", text, figures=[drawn], layout="wide", note=note)]
+
+
+def _interval(found: Interval | None) -> str:
+    return _NONE if found is None else f"{number(found[0])} to {number(found[1])}"
+
+
+def _dots(figure: Figure, found: Sequence[tuple[RunGroup, Scores]]) -> Draw:
+    """A row a group: its interquartile mean, the interval as a line, the mean as a small ring."""
+
+    def draw(axes: Axes) -> None:
+        for row, (group, scores) in enumerate(found):
+            colour = run_colour(group.index)
+            if scores.iqm_interval is not None:
+                axes.plot(scores.iqm_interval, [row, row], color=colour, linewidth=5, alpha=0.35)
+            axes.plot(scores.iqm, row, "o", color=colour, markersize=7)
+            axes.plot(scores.mean, row, "o", color=COLOURS["muted"], markersize=4, fillstyle="none")
+        tidy(axes, "", f"{figure.title}: interquartile mean with its 95% interval; ring: mean")
+        _rows(axes, [group.label for group, _ in found])
+
+    return draw
+
+
+def _chances(rows: Sequence[tuple[str, float, Interval | None]]) -> Draw:
+    def draw(axes: Axes) -> None:
+        axes.axvline(0.5, color=COLOURS["muted"], linewidth=0.8, linestyle=(0, (3, 3)))
+        for row, (_, chance, interval) in enumerate(rows):
+            if interval is not None:
+                axes.plot(interval, [row, row], color=COLOURS["accent"], linewidth=5, alpha=0.35)
+            axes.plot(chance, row, "o", color=COLOURS["accent"], markersize=7, clip_on=False)
+            axes.text(1.03, row, f"{chance:.0%}", va="center", color=COLOURS["ink"], clip_on=False)
+        tidy(axes, "", "probability of improvement")
+        axes.set_xlim(0, 1.1)
+        _rows(axes, [name for name, *_ in rows])
+        percent_axis(axes.xaxis)
+        axes.spines["bottom"].set_bounds(0, 1)
+
+    return draw
+
+
+def _rows(axes: Axes, names: Sequence[str]) -> None:
+    axes.grid(visible=False)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    lines = [[textwrap.shorten(line, 56, placeholder=" …") for line in name.split("\n")] for name in names]
+    axes.set_yticks(np.arange(len(names)), ["\n".join(of) for of in lines])
+    axes.tick_params(axis="y", labelcolor=COLOURS["ink"])

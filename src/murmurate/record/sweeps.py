@@ -1,0 +1,39 @@
+"""The folder of a sweep: the runs of one recipe with several seeds, and ``sweep.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from murmurate.errors import Refusal
+from murmurate.record.stored import UNSOUND, read_object
+
+FILE = "sweep.json"
+
+
+def run_folders(folders: Sequence[Path]) -> list[Path]:
+    """``folders``, with the runs of a sweep's folder in place of it, in the order of their seeds.
+
+    Raises Refusal for the folder of a sweep that has no run yet.
+    """
+    found: list[Path] = []
+    for folder in folders:
+        if not (folder / FILE).is_file():
+            found.append(folder)
+            continue
+        runs = [path for path in seed_folders(folder).values() if (path / "metrics.jsonl").is_file()]
+        if not runs:
+            raise Refusal(f"The sweep in {folder} has no run yet. Start it with the same command again.")
+        found += runs
+    return found
+
+
+def seed_folders(folder: Path) -> dict[int, Path]:
+    """The folder of each seed's run, made or not. Raises Refusal if ``sweep.json`` is damaged."""
+    try:
+        seeds = [int(seed) for seed in read_object(folder / FILE)["seeds"]]
+    except (OSError, *UNSOUND) as error:
+        raise Refusal(
+            f"{folder / FILE} cannot be read ({error}). Name the runs' own folders: {folder}/seed-*"
+        ) from error
+    return {seed: folder / f"seed-{seed}" for seed in sorted(seeds)}

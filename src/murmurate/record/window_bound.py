@@ -1,0 +1,156 @@
+"""Proposition 1 of GALA over windows of a real run, from the versions that its replicas recorded.
+
+Within a window every vector, a replica's own or a published one, is a combination of the vectors at the
+window's beginning and of the updates s since, with coefficients c that the recorded averagings give:
+
+    ||X - mean||_F <= rho ||Z_0 - mean||_F + sum_s ||(I - J) c_s||_2 ||alpha g_s||,   rho = ||(I - J) C_0||_2
+
+X [n, d] are the vectors that a replica compared: its own and the newest published ones of the others. c_s
+[n] are their coefficients on update s, C_0 [n, n + m] those on Z_0: the replicas' vectors at the window's
+beginning and the m messages of before that were read in it. (Assran et al. 2019, section 3.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from murmurate.record.runs import RecordedRun
+
+Array = NDArray[np.float64]
+Source = tuple[
+    str, int, int
+]  # ("start", member, 0), ("message", member, version) or ("update", member, step)
+
+
+@dataclass(frozen=True)
+class WindowBound:
+    """One comparison in one window. distance: recorded. updates: the sum over s. carried: the first term,
+    with the largest distance of the run for what there was at the window's beginning. rho: its factor."""
+
+    time_seconds: float
+    distance: float
+    updates: float
+    carried: float
+    rho: float
+
+    @property
+    def bound(self) -> float:
+        return self.updates + self.carried
+
+
+def window_bounds(run: RecordedRun) -> list[WindowBound]:
+    """Of all complete windows, in order of time; empty where a run recorded none."""
+    windows: dict[float, dict[int, dict[str, Any]]] = {}
+    for record in run.records:
+        if (window := record.get("gossip_window")) is not None:
+            windows.setdefault(float(window["window"]), {})[int(record["replica"])] = window
+    found = [
+        (time, window["cut"]["distance"], *terms)
+        for time, members in sorted(windows.items())
+        for rank, window in sorted(members.items())
+        if (terms := _terms(rank, members)) is not None
+    ]
+    largest = max((distance for _, distance, *_ in found), default=0.0)
+    return [
+        WindowBound(time, distance, updates, rho * largest * sources**0.5, rho)
+        for time, distance, updates, rho, sources in found
+    ]
+
+
+def _terms(rank: int, members: Mapping[int, Mapping[str, Any]]) -> tuple[float, float, float] | None:
+    """(sum over the updates, rho, (n + m) / n) of ``rank``'s comparison; None where it used what another
+    replica did outside of its recorded window."""
+    cut = members[rank]["cut"]
+    rows = _Rows(members)
+    try:
+        compared = [rows.after(rank, int(cut["steps"]))]
+        compared += [rows.message(int(peer), int(version)) for peer, version in cut["versions"].items()]
+    except LookupError:
+        return None
+    sources = sorted({source for row in compared for source in row})
+    c = np.array([[row.get(source, 0.0) for source in sources] for row in compared])
+    apart = c - c.mean(0)
+    is_update = np.array([source[0] == "update" for source in sources])
+    norms = np.array([rows.norm(source) for source in sources])
+    start = apart[:, ~is_update]
+    rho = float(np.linalg.norm(start, 2)) if start.size else 0.0
+    total = float((np.linalg.norm(apart, axis=0) * norms)[is_update].sum())
+    return total, rho, max(1.0, start.shape[1] / len(compared))
+
+
+class _Rows:
+    """The rows of the replicas and of the messages, as coefficients by source, computed as far as needed.
+
+    Raises LookupError for a step or a message outside of the recorded windows.
+    """
+
+    def __init__(self, members: Mapping[int, Mapping[str, Any]]) -> None:
+        self._steps: dict[int, Sequence[Any]] = {rank: of["steps"] for rank, of in members.items()}
+        self._now: dict[int, dict[Source, float]] = {rank: {("start", rank, 0): 1.0} for rank in members}
+        self._made: dict[int, int] = dict.fromkeys(members, 0)  # whole steps
+        self._published: dict[tuple[int, int], dict[Source, float]] = {}
+        self._after: dict[tuple[int, int], dict[Source, float]] = {}
+
+    def after(self, rank: int, steps: int) -> dict[Source, float]:
+        """The row of ``rank`` after so many of its steps."""
+        self._advance([(rank, steps)])
+        return self._after[rank, steps] if steps else {("start", rank, 0): 1.0}
+
+    def message(self, rank: int, version: int) -> dict[Source, float]:
+        """The row of a published vector."""
+        first = int(self._steps[rank][0][1])
+        if version < first:
+            return {("message", rank, version): 1.0}
+        self._advance([(rank, version - first + 1)])
+        return self._published[rank, version]
+
+    def norm(self, source: Source) -> float:
+        kind, rank, step = source
+        return float(self._steps[rank][step][0]) if kind == "update" else 0.0
+
+    def _advance(self, wanted: list[tuple[int, int]]) -> None:
+        """Make the steps in an order in which every message is published before it is read."""
+        while wanted:
+            rank, steps = wanted[-1]
+            if steps > len(self._steps[rank]):
+                raise LookupError("a step after the window")
+            k = self._made[rank]
+            if k >= steps:
+                wanted.pop()
+                continue
+            missing = self._step(rank, k)
+            if missing is not None:
+                if missing in wanted:
+                    raise LookupError("messages that were read before they were published")
+                wanted.append(missing)
+
+    def _step(self, rank: int, k: int) -> tuple[int, int] | None:
+        """Update, publish, average; or, where a message that it read is not there yet, the steps that make
+        it."""
+        _, version, heard = self._steps[rank][k]
+        if version != int(self._steps[rank][0][1]) + k:
+            raise LookupError("a publication that was not recorded")
+        if (rank, version) not in self._published:
+            self._published[rank, version] = {**self._now[rank], ("update", rank, k): 1.0}
+        rows = [self._published[rank, version]]
+        for name, read in heard.items():
+            peer = int(name)
+            first = int(self._steps[peer][0][1])
+            if read < first:
+                rows.append({("message", peer, int(read)): 1.0})
+            elif (peer, read) in self._published:
+                rows.append(self._published[peer, read])
+            else:
+                return peer, read - first + 1
+        mean: dict[Source, float] = {}
+        for row in rows:
+            for source, share in row.items():
+                mean[source] = mean.get(source, 0.0) + share / len(rows)
+        self._now[rank] = self._after[rank, k + 1] = mean
+        self._made[rank] = k + 1
+        return None

@@ -1,0 +1,125 @@
+"""Compares what the replicas of a script see at their first steps.
+
+Each replica reads the source of its inputs itself, so a source that shuffles without a seed gives each other
+batches, and a script without ``inputs`` trains all of them on the same ones. Neither shows in the loss.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from murmurate.errors import Refusal
+from murmurate.fabric.interface import Capability, Channel, Fabric
+from murmurate.replica.vector import Replica
+from murmurate.replicator.input_split import InputSource
+
+_BATCHES = 3  # of the first call of ``inputs``
+_GRADIENT = _BATCHES  # the place of the first gradient's hash, after those of the batches
+_STEPS = 50  # during which the others' hashes are read: replicas that do not wait for one another are late
+_VALUES = 4096  # of each tensor
+
+
+class FirstSteps:
+    """Hashes of this replica's first batches and first gradient, which it publishes, and those of the others.
+
+    members: the replicas; a centre comes after them. All members make it at the same point. Without a
+    register on ``fabric`` nothing is compared.
+    """
+
+    def __init__(self, fabric: Fabric, members: int) -> None:
+        self.rank = fabric.rank
+        self._others = [rank for rank in range(members) if rank != fabric.rank]
+        self._own = torch.zeros(_BATCHES + 1, dtype=torch.float64)
+        self._channel: Channel | None = None
+        if self._others and Capability.REGISTER in fabric.capabilities:
+            self._channel = fabric.channel("first steps", self._own)
+        self._begun = False  # whether the script has called ``inputs``
+        self._steps = 0
+
+    def watched(self, source: InputSource, compare: bool) -> InputSource:
+        """The source of the replica's inputs; its iterator raises Refusal if the batches differ.
+
+        A function gives each replica batches of its own, which are not compared.
+        """
+        first, self._begun = not self._begun, True
+        return self._batches(source, compare and first) if not callable(source) else source
+
+    def _batches(self, source: Iterable[Any], compare: bool) -> Iterator[Any]:
+        iterator = iter(source)
+        if self._channel is not None and compare:
+            for number, batch in zip(range(_STEPS), iterator, strict=False):
+                if number < _BATCHES:
+                    self._show(number, _hash_of(batch))
+                self._check_batches()
+                yield batch
+        yield from iterator
+
+    def step(self, replica: Replica) -> None:
+        """Before a step on the replica's own gradient: warn if all replicas began with the same one."""
+        if self._begun or self._channel is None or self._steps >= _STEPS:
+            return
+        self._steps += 1
+        if self._steps == 1 and bool(replica.grad.any()):
+            self._show(_GRADIENT, _hash_of(replica.grad))
+        own = float(self._own[_GRADIENT])
+        if self.rank or not own:
+            return
+        theirs = [float(hashes[_GRADIENT]) for hashes in self._published(self._channel)]
+        if len(theirs) < len(self._others) or 0.0 in theirs:
+            return
+        self._steps = _STEPS
+        if set(theirs) == {own}:
+            warnings.warn(
+                f"all {len(theirs) + 1} replicas train on the same batches: their first gradients are equal, "
+                "and the script has not called replicator.inputs(...). Loop over replicator.inputs(batches), "
+                "which gives each its share.",
+                stacklevel=6,
+            )
+
+    def _check_batches(self) -> None:
+        assert self._channel is not None
+        for hashes in self._published(self._channel):
+            differs = (
+                (hashes[:_BATCHES] != 0) & (self._own[:_BATCHES] != 0) & (hashes != self._own)[:_BATCHES]
+            )
+            if bool(differs.any()):
+                number = int(differs.nonzero()[0, 0])
+                raise Refusal(
+                    f"the replicas read different batches from inputs(...): number {number} is not the same "
+                    "on all. Each reads the source itself and takes its share, so the source must be seeded, "
+                    "such as DataLoader(..., generator=torch.Generator().manual_seed(0)). For batches of "
+                    "each replica's own, give inputs(...) a function: lambda rank: ..., with per='replica'. "
+                    "If only random augmentation differs, add compare=False."
+                )
+
+    def _show(self, place: int, number: float) -> None:
+        assert self._channel is not None
+        self._own[place] = number
+        self._channel.publish(self._own)
+
+    def _published(self, channel: Channel) -> list[Tensor]:
+        return [channel.peek(rank)[0] for rank in self._others if channel.version(rank) > 0]
+
+
+def _hash_of(batch: Any) -> float:
+    """A whole number from 1 up, exact in float64: of the shapes, types and some values of all leaves."""
+    digest = hashlib.blake2b(digest_size=6)
+    for leaf in pytree.tree_leaves(batch):
+        if isinstance(leaf, np.ndarray) and leaf.dtype.hasobject is False and leaf.dtype.kind in "biufc":
+            leaf = torch.from_numpy(np.ascontiguousarray(leaf))
+        if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
+            values = leaf.detach().reshape(-1)
+            values = values[:: max(1, len(values) // _VALUES)].cpu().contiguous()
+            digest.update(repr((tuple(leaf.shape), leaf.dtype)).encode())
+            digest.update(values.view(torch.uint8).numpy().tobytes())
+        elif isinstance(leaf, str | bytes | int | float):
+            digest.update(repr(leaf).encode())
+    return 1.0 + int.from_bytes(digest.digest(), "little")

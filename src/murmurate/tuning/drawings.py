@@ -1,0 +1,140 @@
+"""The figures of a study's page: functions that draw one axes each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib import ticker
+from matplotlib.axes import Axes
+
+from murmurate.record.figures import COLOURS, Draw, percent_axis, short, tidy
+from murmurate.tuning.objective import Objective
+from murmurate.tuning.space import Dimension
+
+
+def short_word(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def history(trials: Sequence[Any], objective: Objective) -> Draw:
+    """The value of each trial by its number, and the best so far."""
+
+    def draw(axes: Axes) -> None:
+        done = [trial for trial in trials if trial.state.name == "COMPLETE"]
+        ended = [trial for trial in trials if trial.state.name == "PRUNED" and trial.value is not None]
+        axes.plot(
+            [t.number for t in ended], [t.value for t in ended], "x", color=COLOURS["muted"], markersize=5
+        )
+        x, y = [t.number for t in done], np.array([t.value for t in done])
+        axes.plot(x, y, "o", color=COLOURS["accent"], markersize=5, alpha=0.8)
+        best = np.minimum.accumulate(y) if objective.minimize else np.maximum.accumulate(y)
+        axes.step(x, best, color=COLOURS["warm"], linewidth=1.7, where="post")
+        tidy(axes, objective.name, "trial")
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(8, integer=True))
+
+    return draw
+
+
+def bars(rows: Sequence[tuple[str, float]]) -> Draw:
+    """A bar for each (name, share), the largest on top."""
+
+    def draw(axes: Axes) -> None:
+        for row, (_, share) in enumerate(rows):
+            axes.barh(row, share, height=0.6, color=COLOURS["accent"], linewidth=0)
+            axes.text(share + 0.01, row, f"{share:.0%}", va="center", color=COLOURS["ink"], fontsize="small")
+        tidy(axes, "", "share of the importance")
+        axes.grid(visible=False)
+        axes.set(xlim=(0, 1.06), ylim=(len(rows) - 0.45, -0.55))
+        axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+        axes.tick_params(axis="y", labelcolor=COLOURS["ink"])
+        percent_axis(axes.xaxis)
+        axes.spines["bottom"].set_bounds(0, 1)
+
+    return draw
+
+
+def slice_of(finished: Sequence[Any], objective: Objective, one: Dimension) -> Draw:
+    """The objective against one field; the best trial as a ring."""
+
+    def draw(axes: Axes) -> None:
+        values = [trial.params[one.name] for trial in finished]
+        x = [one.choices.index(value) for value in values] if one.choices else [float(v) for v in values]
+        y = [trial.value for trial in finished]
+        axes.plot(x, y, "o", color=COLOURS["accent"], markersize=4.5, alpha=0.6)
+        best = (np.argmin if objective.minimize else np.argmax)(y)
+        axes.plot(
+            x[best], y[best], "o", color=COLOURS["warm"], markersize=9, fillstyle="none", markeredgewidth=1.6
+        )
+        tidy(axes, one.name, "")
+        if one.choices:
+            axes.set_xticks(range(len(one.choices)), one.choices)
+            axes.set_xlim(-0.5, len(one.choices) - 0.5)
+        elif one.log:
+            axes.set_xscale("log")
+            subs = (1.0, 2.0, 5.0) if one.high < 30 * one.low else (1.0,)
+            axes.xaxis.set_major_locator(ticker.LogLocator(subs=subs, numticks=8))
+            axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: short(value)))
+            axes.xaxis.set_minor_formatter(ticker.NullFormatter())
+            axes.set_xlim(one.low / 1.15, one.high * 1.15)
+        else:
+            axes.xaxis.set_major_locator(ticker.MaxNLocator(4))
+            margin = 0.04 * (one.high - one.low)
+            axes.set_xlim(one.low - margin, one.high + margin)
+
+    return draw
+
+
+def coordinates(finished: Sequence[Any], objective: Objective, space: Sequence[Dimension]) -> Draw:
+    """An axis for each field, and the objective's; a line for each trial, stronger the better it is."""
+
+    def draw(axes: Axes) -> None:
+        y = np.array([trial.value for trial in finished], dtype=float)
+        order = y.argsort() if not objective.minimize else (-y).argsort()
+        quality = np.empty(len(y))
+        quality[order] = np.linspace(0, 1, len(y))
+        low, high = float(y.min()), float(y.max())
+        for i in order:  # the best is drawn last
+            heights = [_height(one, finished[i].params[one.name]) for one in space]
+            heights.append((y[i] - low) / (high - low) if high > low else 0.5)
+            best = i == order[-1]
+            axes.plot(
+                range(len(heights)),
+                heights,
+                color=COLOURS["warm" if best else "accent"],
+                linewidth=2.0 if best else 1.1,
+                alpha=1.0 if best else 0.08 + 0.6 * float(quality[i]) ** 2,
+            )
+        names = [one.name.rpartition(".")[2] for one in space]
+        tidy(axes, "", "")
+        axes.grid(visible=False)
+        axes.set_xticks(range(len(space) + 1), [*names, objective.name])
+        axes.tick_params(axis="x", labelcolor=COLOURS["ink"])
+        axes.set(yticks=[], ylim=(-0.1, 1.1), xlim=(-0.25, len(space) + 0.4))
+        axes.spines["bottom"].set_visible(False)
+        for k, one in enumerate(space):
+            axes.axvline(k, color=COLOURS["muted"], linewidth=0.8)
+            for height, text in _ticks(one):
+                axes.text(k + 0.03, height, text, va="center", color=COLOURS["muted"], fontsize="small")
+        axes.axvline(len(space), color=COLOURS["muted"], linewidth=0.8)
+        for height, value in ((0.0, low), (1.0, high)):
+            axes.text(
+                len(space) + 0.03, height, short(value), va="center", color=COLOURS["muted"], fontsize="small"
+            )
+
+    return draw
+
+
+def _height(one: Dimension, value: Any) -> float:
+    """Where a field's value is on its axis, from 0 to 1."""
+    if one.choices:
+        return one.choices.index(value) / (len(one.choices) - 1) if len(one.choices) > 1 else 0.5
+    low, high, at = (np.log(x) if one.log else x for x in (one.low, one.high, float(value)))
+    return float((at - low) / (high - low))
+
+
+def _ticks(one: Dimension) -> list[tuple[float, str]]:
+    if one.choices:
+        return [(_height(one, choice), choice) for choice in one.choices]
+    return [(0.0, short(one.low)), (1.0, short(one.high))]

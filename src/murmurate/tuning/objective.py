@@ -1,0 +1,108 @@
+"""The figure that a study improves, and how it develops while a trial trains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from murmurate.errors import Refusal, RunFailed
+from murmurate.record.reader import Record, Tail
+from murmurate.training.run import Run
+
+STEPS = 10  # a trial's figure is compared with the others' at each tenth of its budget
+_RETURNS = ("eval_return_mean", "train_return_mean", "best_eval_return_mean")
+
+
+@dataclass(frozen=True)
+class Objective:
+    """name: of a figure of ``summary.json``. recorded: the field of ``metrics.jsonl`` that stands for it
+    while a trial trains."""
+
+    name: str
+    minimize: bool = False
+
+    @property
+    def direction(self) -> str:
+        return "minimize" if self.minimize else "maximize"
+
+    @property
+    def recorded(self) -> str:
+        return "return_mean" if self.name in _RETURNS else self.name
+
+    def of(self, summary: Mapping[str, Any]) -> float | None:
+        """The finite figure of a finished run, else None. Raises RunFailed where runs have no such figure."""
+        if self.name not in summary:
+            figures = sorted(k for k, v in summary.items() if isinstance(v, (int, float)) and k != "seed")
+            raise RunFailed(
+                f"summary.json has no figure '{self.name}'. Give --objective one of: {', '.join(figures)}."
+            )
+        value = summary[self.name]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            return None
+        return float(value)
+
+
+def read_objective(text: str | None, run: Run) -> Objective:
+    """``NAME``, ``NAME:max`` or ``NAME:min``; None: the figure that the run's evaluation is about.
+
+    Without a direction a figure is as good as its curve says, and otherwise the larger the better. Raises
+    Refusal.
+    """
+    curves = {curve.metric: curve for curve in run.evaluation.curves}
+    name, colon, direction = (text or next(iter(curves), "eval_return_mean")).partition(":")
+    if (colon and direction not in ("min", "max")) or not name:
+        raise Refusal(f"--objective takes NAME, NAME:max or NAME:min, not '{text}'.")
+    lower = direction == "min" if colon else name in curves and curves[name].lower_is_better
+    return Objective(name, lower)
+
+
+@dataclass
+class Progress:
+    """Follows a trial's ``metrics.jsonl``: the objective at each tenth of the run's budget.
+
+    run: with its end; folder: the trial's, which need not exist yet.
+    """
+
+    objective: Objective
+    run: Run
+    folder: Path
+    _tail: Tail = field(init=False)
+    _latest: dict[int, Record] = field(default_factory=dict, init=False)
+    _step: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._tail = Tail(self.folder / "metrics.jsonl")
+
+    def poll(self) -> list[tuple[int, float]]:
+        """(tenth of the budget, mean of the replicas' newest values) for the tenths passed since the last
+        call; a value that no replica has recorded yet is left out."""
+        passed: list[tuple[int, float]] = []
+        for record in self._tail.poll():
+            if record["replica"] is None or record.get("kind"):
+                continue
+            self._latest[record["replica"]] = record
+            step = min(STEPS, int(STEPS * self._share()))
+            known = [
+                float(value)
+                for one in self._latest.values()
+                if isinstance(value := one.get(self.objective.recorded), (int, float))
+            ]
+            if step > self._step and known:
+                passed += [(s, sum(known) / len(known)) for s in range(self._step + 1, step + 1)]
+                self._step = step
+        return passed
+
+    def _share(self) -> float:
+        """The part of the budget that is used up."""
+        run, newest = self.run, list(self._latest.values())
+        shares = [0.0]
+        if run.env_steps:
+            shares.append(sum(r.get("env_steps") or 0 for r in newest) / run.env_steps)
+        if run.updates:
+            shares.append(min(r.get("updates") or 0 for r in newest) / run.updates)
+        if run.minutes:
+            shares.append(max(r["time_seconds"] for r in newest) / 60 / run.minutes)
+        return max(shares)

@@ -1,0 +1,193 @@
+"""A run as a process of its own, and what becomes of such processes at Ctrl-C and SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from murmurate.errors import Refusal
+from murmurate.record.stored import UNSOUND, read_object
+from murmurate.training import checkpoint
+from murmurate.training.run_folder import held
+
+INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
+_POLL_SECONDS = 0.1
+
+
+class RunProcess:
+    """``murmurate WORDS`` in a process group of its own, so that it is signalled once.
+
+    output: the file to which its output is appended; None: this process's output.
+    threads: of torch and of libraries for linear algebra, where the environment does not say; None: theirs.
+    """
+
+    def __init__(self, words: Sequence[str], output: Path | None = None, threads: int | None = None) -> None:
+        environment = dict(os.environ)
+        if threads is not None:
+            environment.setdefault("OMP_NUM_THREADS", str(threads))
+        file = None if output is None else output.open("ab")
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "murmurate", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=None if file is None else subprocess.STDOUT,
+                env=environment,
+                process_group=0,
+            )
+        finally:
+            if file is not None:
+                file.close()
+
+    def code(self) -> int | None:
+        """Its exit code; None while it runs."""
+        return self._process.poll()
+
+    def signal(self, number: int) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def end(self) -> None:
+        """Kill it if it still runs: after an error in this process."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+class HeldRun:
+    """A run that another process, such as one left by a killed command, still trains in ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def code(self) -> int | None:
+        """None while the folder is held; then 0 if the run has finished, else 1."""
+        return None if is_held(self._folder) else int(not has_finished(self._folder))
+
+    def signal(self, number: int) -> None:
+        """Whoever started it stops it."""
+
+    def end(self) -> None:
+        """Whoever started it ends it."""
+
+
+Running = RunProcess | HeldRun
+
+
+class Signals:
+    """Inside ``with``, SIGINT and SIGTERM are counted and do not end this process.
+
+    number: of the first signal received, or 0.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._received: list[int] = []
+        self._forwarded = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.number = self.number or number
+        self._received.append(number)
+
+    def forward(self, processes: Sequence[Running]) -> None:
+        """Send the processes each signal that arrived since the last call: the first lets a run save and end,
+        a second ends it at once."""
+        for number in self._received[self._forwarded :]:
+            self._forwarded += 1
+            for process in processes:
+                process.signal(number)
+
+
+def run_all(
+    start: Callable[[], tuple[Any, Running] | None],
+    ended: Callable[[Any, int], None],
+    jobs: int,
+    watch: Callable[[Any, Running], None] = lambda key, process: None,
+) -> int:
+    """Start processes, at most ``jobs`` at once, until ``start`` returns None and all have ended; returns the
+    first signal received, or 0. After a signal none is started, and those that run are sent it and awaited.
+
+    ended: called with what ``start`` returned beside the process, and its exit code; then ``start`` is asked
+    again. watch: called with both now and then while the process runs.
+    """
+    running: list[tuple[Any, Running]] = []
+    exhausted = False
+    try:
+        with Signals() as signals:
+            while True:
+                while len(running) < jobs and not exhausted and not signals.number:
+                    if (begun := start()) is None:
+                        exhausted = True
+                    else:
+                        running.append(begun)
+                if signals.number:  # a run of somebody else is not awaited
+                    running = [(key, process) for key, process in running if isinstance(process, RunProcess)]
+                if not running:
+                    return signals.number
+                time.sleep(_POLL_SECONDS)
+                signals.forward([process for _, process in running])
+                for key, process in list(running):
+                    if (code := process.code()) is None:
+                        watch(key, process)
+                    else:
+                        running.remove((key, process))
+                        ended(key, code)
+                        exhausted = False
+    finally:
+        for _, process in running:
+            process.end()
+
+
+# -- what a run folder says of its run --------------------------------------------------------------------
+
+
+def summary(folder: Path) -> dict[str, Any] | None:
+    """``summary.json``; None if there is none that can be read."""
+    try:
+        return read_object(folder / "summary.json")
+    except (OSError, *UNSOUND):
+        return None
+
+
+def has_finished(folder: Path) -> bool:
+    found = summary(folder)
+    return found is not None and found.get("exit") == "finished"
+
+
+def can_resume(folder: Path) -> bool:
+    """Whether there is an intact checkpoint."""
+    return any(checkpoint.damage(folder / "checkpoints" / name) is None for name in ("last", "previous"))
+
+
+def is_held(folder: Path) -> bool:
+    """Whether another process trains in it."""
+    if not (folder / "checkpoints").is_dir():
+        return False
+    try:
+        with held(folder):
+            return False
+    except Refusal:
+        return True
+
+
+def set_aside(folder: Path) -> None:
+    """Rename what a killed run that has no checkpoint left in ``folder``, if there is anything."""
+    if folder.exists():
+        folder.rename(folder.with_name(f"{folder.name}-cut-off-{folder.stat().st_mtime_ns}"))

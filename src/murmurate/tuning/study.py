@@ -1,0 +1,225 @@
+"""A study: trials of one recipe with different hyper-parameters, each a run folder, guided by Optuna."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from murmurate.errors import Refusal, RunFailed
+from murmurate.record.figures import number
+from murmurate.record.stored import UNSOUND, read_object
+from murmurate.training.run import Run
+from murmurate.training.run_folder import plain, write_json
+from murmurate.tuning import run_process
+from murmurate.tuning.objective import Objective, Progress
+from murmurate.tuning.page import write_page
+from murmurate.tuning.run_process import INTERRUPTED, HeldRun, Running, RunProcess
+from murmurate.tuning.space import Dimension, words
+from murmurate.tuning.trials import Held, Trials
+
+FILE = "study.json"
+_HOPELESS = 3  # so many failures before any success end the study
+
+
+@dataclass
+class Study:
+    """``murmurate tune``.
+
+    run: of the trials, without what is searched. words: ``murmurate train`` and its arguments, which make
+    ``run``. options: those of ``murmurate tune`` alone, to say how to go on. folder: holds ``study.json``,
+    ``study.db``, ``trial-<n>/`` (a run folder) and ``.log`` of each trial, and ``report.html``. trials: in
+    all, those of earlier commands included. minutes: no trial is started later. jobs: trials at once.
+    """
+
+    run: Run
+    words: Sequence[str]
+    options: Sequence[str]
+    space: Sequence[Dimension]
+    objective: Objective
+    folder: Path
+    trials: int = 30
+    minutes: float | None = None
+    jobs: int = 1
+    sampler: str = "tpe"
+    pruner: str = "median"
+    say: Callable[[str], None] = print
+    _failures: list[str] = field(default_factory=list, init=False)
+
+    def tune(self) -> int:
+        """Train trials to the end of the study, print the best setting and write the page. Returns the exit
+        code. Raises Refusal, with nothing changed, and RunFailed."""
+        self._claim()
+        self._trials = Trials(
+            self.folder, self.space, self.objective.direction, self.sampler, self.pruner, self.run.seed
+        )
+        self._end = None if self.minutes is None else time.monotonic() + 60 * self.minutes
+        stopped = run_process.run_all(self._start, self._ended, self.jobs, self._watch)
+        if self._is_hopeless():
+            raise RunFailed(f"The first {_HOPELESS} trials failed. The last one: {self._failures[-1]}")
+        if stopped:
+            done = sum(trial.state.is_finished() for trial in self._trials.all())
+            self.say(
+                f"The study was stopped after {done} of {self.trials} trials. Go on with: {self.command}"
+            )
+            return 128 + stopped
+        return self._conclude()
+
+    @property
+    def command(self) -> str:
+        """The command that goes on with this study."""
+        return shlex.join(["murmurate", "tune", *self.words[1:], *self.options, "--out", str(self.folder)])
+
+    def _claim(self) -> None:
+        path = self.folder / FILE
+        settings = {
+            "run": plain(self.run),
+            "space": [one.plain() for one in self.space],
+            "objective": [self.objective.name, self.objective.direction],
+        }
+        if path.exists():
+            try:
+                stored = read_object(path)
+                others = [name for name in settings if stored[name] != settings[name]]
+            except (OSError, *UNSOUND) as error:
+                raise Refusal(f"{path} cannot be read ({error}). Choose another folder: --out.") from error
+            if others:
+                raise Refusal(
+                    f"{self.folder} holds a study with another {' and '.join(others)}. Go on with it: "
+                    f"{stored.get('command', 'murmurate tune')}; or choose another folder with --out."
+                )
+            return
+        if self.folder.exists() and any(self.folder.iterdir()):
+            raise Refusal(f"{self.folder} is not empty and holds no study. Choose another: --out.")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_json(path, {**settings, "command": self.command, "train": list(self.words)})
+        except OSError as error:
+            raise Refusal(
+                f"{self.folder} cannot be written: {error.strerror}. Choose another with --out."
+            ) from error
+
+    # -- trials -------------------------------------------------------------------------------------------
+
+    def _start(self) -> tuple[_Trial, Running] | None:
+        late = self._end is not None and time.monotonic() > self._end
+        if late or self._is_hopeless() or (held := self._trials.next(self.trials)) is None:
+            return None
+        folder = self.folder / f"trial-{held.number:04d}"
+        chosen = words(self.space, held.trial.params)
+        run = dataclasses.replace(self.run)
+        trial = _Trial(held, folder, Progress(self.objective, run, folder))
+        if run_process.has_finished(folder):  # the command was killed before it told the study
+            return trial, HeldRun(folder)
+        if run_process.is_held(folder):
+            self.say(f"trial {held.number}: another process trains it; waiting for its end")
+            trial.foreign = True
+            return trial, HeldRun(folder)
+        if run_process.can_resume(folder):
+            command = ["resume", str(folder)]
+            self.say(f"trial {held.number}: was cut off, goes on from its checkpoint")
+        else:
+            run_process.set_aside(folder)
+            command = [*self.words, *chosen, "--out", str(folder)]
+        threads = 1 if self.jobs > 1 else None
+        return trial, RunProcess(command, folder.with_suffix(".log"), threads)
+
+    def _watch(self, trial: _Trial, process: Running) -> None:
+        """Report the trial's progress to the study, and end it where the pruner says so."""
+        if trial.pruned or trial.foreign:
+            return
+        for step, value in trial.progress.poll():
+            if step not in trial.held.reported:
+                trial.held.reported.add(step)
+                trial.held.trial.report(value, step)
+            if trial.held.trial.should_prune():
+                trial.pruned = True
+                process.signal(run_process.signal.SIGINT)
+                return
+
+    def _ended(self, trial: _Trial, code: int) -> None:
+        held, name = trial.held, f"trial {trial.held.number}"
+        chosen = ", ".join(f"{key} {_short(value)}" for key, value in held.trial.params.items())
+        try:
+            if code == 0:
+                value = self.objective.of(run_process.summary(trial.folder) or {})
+                if value is None:
+                    self._fail(held, f"it has no {self.objective.name}")
+                else:
+                    self._trials.completed(held, value)
+                    self.say(f"{name}: {self.objective.name} {number(value)}{self._best_so_far()} ({chosen})")
+            elif trial.pruned:
+                self._trials.pruned(held)
+                self.say(f"{name}: pruned ({chosen})")
+            elif trial.foreign or code in (INTERRUPTED, run_process.TERMINATED):
+                pass  # it stays unfinished, and goes on with the next start
+            else:
+                self._fail(held, _last_line(trial.folder.with_suffix(".log")) or f"exit code {code}")
+        finally:
+            held.release()
+
+    def _fail(self, held: Held, why: str) -> None:
+        self._trials.failed(held, why)
+        self._failures.append(why)
+        self.say(f"trial {held.number}: failed: {why}")
+
+    def _is_hopeless(self) -> bool:
+        return len(self._failures) >= _HOPELESS and self._trials.best() is None
+
+    def _best_so_far(self) -> str:
+        best = self._trials.best()
+        return "" if best is None else f", best {number(best.value)} of trial {best.number}"
+
+    # -- the end ------------------------------------------------------------------------------------------
+
+    def _conclude(self) -> int:
+        best, values = self._trials.best(), self._trials.values()
+        if best is None:
+            raise RunFailed("No trial of the study has finished. See the .log files in " + str(self.folder))
+        counts = [trial.state.name for trial in self._trials.all()]
+        ends = ((name.lower(), counts.count(name)) for name in ("COMPLETE", "PRUNED", "FAIL"))
+        self.say(", ".join(f"{many} {_ENDS[name]}" for name, many in ends if many))
+        self.say(
+            f"Best: {self.objective.name} {number(best.value)}, trial {best.number} "
+            f"(median of the finished trials {number(statistics.median(values))})"
+        )
+        for name, value in best.params.items():
+            self.say(f"  {name} {_short(value)}")
+        train = ["murmurate", *self.words, *words(self.space, best.params)]
+        page = write_page(
+            self.folder, self.run.recipe, self._trials.study, self.objective, self.space, shlex.join(train)
+        )
+        self.say(f"The study's page: {page}")
+        self.say(f"To train with it: {shlex.join(train)}")
+        return 0
+
+
+@dataclass
+class _Trial:
+    """pruned: it was told to end. foreign: another process, left by a killed command, trains it."""
+
+    held: Held
+    folder: Path
+    progress: Progress
+    pruned: bool = False
+    foreign: bool = False
+
+
+_ENDS = {"complete": "trials finished", "pruned": "pruned", "fail": "failed"}
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _last_line(log: Path) -> str:
+    try:
+        lines = log.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1].removeprefix("murmurate: ") if lines else ""

@@ -1,0 +1,200 @@
+"""A sweep: one recipe trained with several seeds into one folder, and a report of all its runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from murmurate.errors import Refusal
+from murmurate.record import score_statistics
+from murmurate.record.figures import number
+from murmurate.record.report import report
+from murmurate.record.stored import UNSOUND, read_object
+from murmurate.record.sweeps import FILE, run_folders, seed_folders
+from murmurate.training.run import Run
+from murmurate.training.run_folder import plain, write_json
+from murmurate.tuning import run_process
+from murmurate.tuning.run_process import HeldRun, Running, RunProcess
+
+FAILED, REFUSED = 1, 2
+MOST_SEEDS = 10_000
+
+
+@dataclass
+class Sweep:
+    """The runs of one recipe with several seeds.
+
+    run: with any seed. words: ``murmurate train`` and its arguments, without the seed and the folder.
+    folder: holds ``sweep.json``, a run folder ``seed-<k>`` for each seed, and ``report.html``. jobs: runs at
+    once. With more than one the output of each is in ``seed-<k>.log``.
+    """
+
+    run: Run
+    words: Sequence[str]
+    seeds: Sequence[int]
+    folder: Path
+    jobs: int = 1
+    say: Callable[[str], None] = print
+    codes: dict[int, int] = field(default_factory=dict, init=False)
+
+    def train(self) -> int:
+        """Train every seed that has not finished, resuming those that were interrupted; then write the report
+        and print the statistics. Returns the exit code.
+
+        Raises Refusal, with nothing changed, where the folder holds anything but this sweep.
+        """
+        self._claim()
+        paths = {seed: self.folder / f"seed-{seed}" for seed in self.seeds}
+        finished = [seed for seed, path in paths.items() if run_process.has_finished(path)]
+        if finished:
+            self.say(f"finished before: {_seeds(finished)}")
+        left = iter([seed for seed in self.seeds if seed not in finished])
+
+        def start() -> tuple[int, Running] | None:
+            seed = next(left, None)
+            return None if seed is None else (seed, self._start(seed, paths[seed]))
+
+        stopped = run_process.run_all(start, self._ended, self.jobs)
+        if stopped:
+            ended = [seed for seed, path in paths.items() if run_process.has_finished(path)]
+            self.say(
+                f"The sweep was stopped with {len(ended)} of {len(self.seeds)} seeds finished. "
+                f"Go on with: {self.command}"
+            )
+            return 128 + stopped
+        self._conclude(paths)
+        return self._code()
+
+    @property
+    def command(self) -> str:
+        """The command that makes this sweep, and goes on with it."""
+        jobs = ["--jobs", str(self.jobs)] if self.jobs > 1 else []
+        words = ["murmurate", *self.words, "--seeds", seed_text(self.seeds), *jobs, "--out", str(self.folder)]
+        return shlex.join(words)
+
+    def _claim(self) -> None:
+        settings = plain(dataclasses.replace(self.run, seed=0))
+        path, seeds = self.folder / FILE, set(self.seeds)
+        if path.exists():
+            try:
+                stored = read_object(path)
+                others = sorted(k for k, v in settings.items() if stored["settings"].get(k) != v)
+            except (OSError, *UNSOUND) as error:
+                raise Refusal(f"{path} cannot be read ({error}). Choose another folder: --out.") from error
+            if others:
+                raise Refusal(
+                    f"{self.folder} holds a sweep with another {', '.join(others)}. Give the command that "
+                    "began it, or choose another folder with --out."
+                )
+            seeds |= set(seed_folders(self.folder))
+        elif self.folder.exists() and any(self.folder.iterdir()):
+            raise Refusal(f"{self.folder} is not empty and holds no sweep. Choose another: --out.")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_json(path, {"settings": settings, "seeds": sorted(seeds), "command": self.command})
+        except OSError as error:
+            raise Refusal(
+                f"{self.folder} cannot be written: {error.strerror}. Choose another with --out."
+            ) from error
+
+    def _start(self, seed: int, folder: Path) -> Running:
+        if run_process.is_held(folder):
+            self.say(f"seed {seed}: another process trains it in {folder}; waiting for its end")
+            return HeldRun(folder)
+        if run_process.can_resume(folder):
+            words = ["resume", str(folder)]
+        else:
+            run_process.set_aside(folder)
+            words = [*self.words, "--seed", str(seed), "--out", str(folder)]
+        self.say(f"seed {seed}: murmurate {shlex.join(words)}")
+        several = self.jobs > 1
+        return RunProcess(words, folder.with_suffix(".log") if several else None, 1 if several else None)
+
+    def _ended(self, seed: int, code: int) -> None:
+        self.codes[seed] = code
+        if self.jobs > 1 or code:
+            output = f"; its output: {self.folder / f'seed-{seed}.log'}" if self.jobs > 1 and code else ""
+            ends = {0: "finished", run_process.INTERRUPTED: "interrupted", run_process.TERMINATED: "stopped"}
+            self.say(f"seed {seed}: {ends.get(code, f'ended with exit code {code}')}{output}")
+
+    def _conclude(self, paths: dict[int, Path]) -> None:
+        """The report, the statistics, and what failed."""
+        bad = [seed for seed in paths if self.codes.get(seed)]
+        if bad:
+            self.say(f"not finished: {_seeds(bad)}. Try these again with: {self.command}")
+        finished = [path for path in paths.values() if run_process.has_finished(path)]
+        if finished:
+            self.say(
+                scores_line([found for path in finished if (found := run_process.summary(path))], self.run)
+            )
+            written = report(run_folders([self.folder]), self.folder / "report.html")
+            self.say(f"The runs are in {self.folder}, their report is {written}")
+
+    def _code(self) -> int:
+        bad = [code for code in self.codes.values() if code]
+        if not bad:
+            return 0
+        return REFUSED if all(code == REFUSED for code in self.codes.values()) else FAILED
+
+
+def scores_line(summaries: Sequence[dict[str, Any]], run: Run) -> str:
+    """The statistics of the runs' main figure, in a sentence."""
+    name = main_figure(run)
+    scores = [float(value) for found in summaries if (value := found.get(name)) is not None]
+    if not scores:
+        return f"None of the runs has a value of {name}."
+    many = "1 run" if len(scores) == 1 else f"{len(scores)} runs"
+    if not score_statistics.available():
+        return (
+            f"{name} of {many}: mean {number(statistics.fmean(scores))} (for an interquartile mean and "
+            "intervals: pip install 'murmurate[topics]')"
+        )
+    found = score_statistics.summarized(scores)
+    line = f"{name} of {many}: mean {number(found.mean)}{_interval(found.mean_interval)}"
+    return f"{line}, interquartile mean {number(found.iqm)}{_interval(found.iqm_interval)}"
+
+
+def main_figure(run: Run) -> str:
+    """The figure of ``summary.json`` that the run's evaluation is about."""
+    curves = run.evaluation.curves
+    return curves[0].metric if curves else "eval_return_mean"
+
+
+def _interval(found: score_statistics.Interval | None) -> str:
+    return "" if found is None else f" (95% bootstrap interval {number(found[0])} to {number(found[1])})"
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {seed_text(seeds)}"
+
+
+def seed_text(seeds: Sequence[int]) -> str:
+    """``0-4,7`` for seeds 0, 1, 2, 3, 4 and 7."""
+    parts: list[list[int]] = []
+    for seed in sorted(seeds):
+        if parts and seed == parts[-1][-1] + 1:
+            parts[-1].append(seed)
+        else:
+            parts.append([seed])
+    return ",".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts)
+
+
+def read_seeds(text: str) -> list[int]:
+    """The seeds of ``0-4`` or ``0,3,7``, ascending. Raises Refusal."""
+    seeds: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not (first.isascii() and first.isdigit()) or (dash and not (last.isascii() and last.isdigit())):
+            raise Refusal(f"--seeds takes seeds such as 0-4 or 0,3,7, not '{text}'.")
+        low, high = int(first), int(last) if dash else int(first)
+        if high < low or high >= 2**63:
+            raise Refusal(f"--seeds: {part} is no range of seeds; give the smaller one first, as in 0-4.")
+        if high - low >= MOST_SEEDS:
+            raise Refusal(f"--seeds {text} are more than {MOST_SEEDS:,} runs. Give fewer.")
+        seeds.update(range(low, high + 1))
+    return sorted(seeds)

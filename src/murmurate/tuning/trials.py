@@ -1,0 +1,181 @@
+"""The trials of a study on disk, which several processes and a killed one share.
+
+``study.db`` (SQLite) has every trial's parameters and values. Who trains a trial holds the kernel's lock of
+its file in ``locks/``, which is free again when the process ends, however it ends: a running trial whose lock
+is free was cut off, and whoever finds it continues its run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from murmurate.errors import MissingExtra, Refusal
+from murmurate.tuning.space import Dimension
+
+SAMPLERS = ("tpe", "random", "qmc", "cmaes", "gp")
+PRUNERS = ("median", "halving", "hyperband", "none")
+
+
+@dataclass
+class Held:
+    """A trial that this process trains. lock: the descriptor that holds it. reported: steps whose values the
+    study knows."""
+
+    trial: Any
+    lock: int
+    reported: set[int] = field(default_factory=set)
+
+    @property
+    def number(self) -> int:
+        return int(self.trial.number)
+
+    def release(self) -> None:
+        os.close(self.lock)
+
+
+class Trials:
+    """The study in ``folder``, made if it is not there.
+
+    Raises MissingExtra without Optuna, Refusal for an unknown sampler or pruner, or a damaged database.
+    """
+
+    def __init__(
+        self, folder: Path, space: Sequence[Dimension], direction: str, sampler: str, pruner: str, seed: int
+    ) -> None:
+        self._folder, self._space, self._sampler, self._seed = folder, space, sampler, seed
+        (folder / "locks").mkdir(exist_ok=True)
+        optuna = _optuna()
+        try:
+            with self._locked():
+                storage = optuna.storages.RDBStorage(
+                    f"sqlite:///{(folder / 'study.db').absolute()}",
+                    engine_kwargs={"connect_args": {"timeout": 60}},
+                )
+                self.study = optuna.create_study(
+                    storage=storage, study_name="study", direction=direction, load_if_exists=True
+                )
+        except Exception as error:  # of SQLite, SQLAlchemy or Optuna
+            raise Refusal(
+                f"{folder / 'study.db'} cannot be opened ({type(error).__name__}). Choose another with --out."
+            ) from error
+        self.study.pruner = _pruner(pruner)
+
+    def all(self) -> list[Any]:
+        found: list[Any] = self.study.get_trials(deepcopy=False)
+        return found
+
+    def best(self) -> Any:
+        """The best finished trial; None if none has finished."""
+        try:
+            return self.study.best_trial
+        except ValueError:
+            return None
+
+    def values(self) -> list[float]:
+        """Of the finished trials."""
+        return [float(trial.value) for trial in self.all() if trial.state.name == "COMPLETE"]
+
+    def next(self, most: int) -> Held | None:
+        """A trial that was cut off; else a new one, unless there are ``most`` already; else None."""
+        optuna = _optuna()
+        with self._locked():
+            trials = self.all()
+            for frozen in trials:
+                if frozen.state.name != "RUNNING" or (lock := self._lock(frozen.number)) is None:
+                    continue
+                trial = optuna.trial.Trial(self.study, frozen._trial_id)
+                if frozen.params.keys() == {one.name for one in self._space}:
+                    return Held(trial, lock, set(frozen.intermediate_values))
+                self.study.tell(trial, state=optuna.trial.TrialState.FAIL)  # cut off while it was drawn
+                os.close(lock)
+            # one that was cut off while it was drawn has no parameters, and does not count
+            if sum(len(trial.params) == len(self._space) for trial in trials) >= most:
+                return None
+            # by the trial's number: processes that share the study would else draw the same
+            self.study.sampler = _sampler(self._sampler, self._seed + len(trials))
+            trial = self.study.ask({one.name: one.distribution() for one in self._space})
+            lock = self._lock(trial.number)
+            if lock is None:
+                raise Refusal(f"{self._folder / 'locks'} belongs to another study. Choose another --out.")
+            return Held(trial, lock)
+
+    def completed(self, held: Held, value: float) -> None:
+        self.study.tell(held.trial, value)
+
+    def pruned(self, held: Held) -> None:
+        self.study.tell(held.trial, state=_optuna().trial.TrialState.PRUNED)
+
+    def failed(self, held: Held, why: str) -> None:
+        held.trial.set_user_attr("error", why)
+        self.study.tell(held.trial, state=_optuna().trial.TrialState.FAIL)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        descriptor = os.open(self._folder / "locks" / "study", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _lock(self, number: int) -> int | None:
+        path = self._folder / "locks" / f"trial-{number}"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        return descriptor
+
+
+def check_installed(sampler: str, pruner: str) -> None:
+    """Raises MissingExtra without Optuna, Refusal for an unknown sampler or pruner."""
+    _sampler(sampler, 0)
+    _pruner(pruner)
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError as error:
+        raise MissingExtra("optuna", "tune", "murmurate tune") from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def _sampler(name: str, seed: int) -> Any:
+    samplers = _optuna().samplers
+    try:
+        if name == "tpe":
+            return samplers.TPESampler(seed=seed)
+        if name == "random":
+            return samplers.RandomSampler(seed=seed)
+        if name == "qmc":
+            return samplers.QMCSampler(seed=0, warn_asynchronous_seeding=False)
+        if name == "cmaes":
+            return samplers.CmaEsSampler(seed=seed)
+        if name == "gp":
+            return samplers.GPSampler(seed=seed)
+    except ImportError as error:
+        raise Refusal(f"The sampler {name} needs another package ({error}). Use --sampler tpe.") from error
+    raise Refusal(f"There is no sampler called '{name}'. Choose one of: {', '.join(SAMPLERS)}.")
+
+
+def _pruner(name: str) -> Any:
+    pruners = _optuna().pruners
+    if name == "median":
+        return pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=3)  # in tenths
+    if name == "halving":
+        return pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
+    if name == "hyperband":
+        return pruners.HyperbandPruner(min_resource=1, max_resource=10, reduction_factor=3)
+    if name == "none":
+        return pruners.NopPruner()
+    raise Refusal(f"There is no pruner called '{name}'. Choose one of: {', '.join(PRUNERS)}.")

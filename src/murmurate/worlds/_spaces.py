@@ -1,0 +1,292 @@
+"""Gymnasium's spaces as agents know them: an observation is one array, an action a number or a vector.
+
+Imports no torch, so that a server can use it (``_game_server.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium.spaces.utils import flatten, flatten_space
+
+from murmurate.errors import Refusal
+
+spaces = gymnasium.spaces
+JOINT_ACTIONS = 1024
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Observations of a space. shape: of one. uint8: whether they stay bytes; else they are float32.
+
+    arrange: gives an observation of the space that shape. It raises ``ValueError`` for another one.
+    """
+
+    shape: tuple[int, ...]
+    uint8: bool
+    arrange: Callable[[Any], Any]
+
+    @property
+    def dtype(self) -> type[np.uint8] | type[np.float32]:
+        return np.uint8 if self.uint8 else np.float32
+
+
+@dataclass(frozen=True)
+class Acted:
+    """Actions of a space: ``actions`` numbers, or vectors of ``shape`` between ``low`` and ``high``.
+
+    factors: numbers of values of each part of an action, if these are chosen each for itself; an action is
+    then a vector of whole numbers.
+    choose: the space's own actions for [B] int64 or [B, *shape] float32; vectors are clipped. It raises
+    ``ValueError`` for a number that is no action.
+    """
+
+    actions: int
+    factors: tuple[int, ...]
+    shape: tuple[int, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    choose: Callable[[npt.NDArray[Any]], Sequence[Any]]
+
+
+def observed(space: Any, name: str, observe: Sequence[str] = ()) -> Observed:
+    """How observations of ``space`` reach an agent.
+
+    Images with their colours last become [C, H, W]; other arrays stay as they are; all else is flattened to
+    a vector, as by gymnasium's ``flatten``.
+
+    Args:
+        name: of the world, for messages.
+        observe: keys of a Dict (``outer.inner`` of nested ones); the others are left out.
+
+    Raises:
+        Refusal: for an image among other values, what has no fixed size, and a key that is not there.
+    """
+    chosen, pick = _selected(space, name, observe)
+    if isinstance(chosen, spaces.Box) and chosen.shape:
+        arrange = arranger(chosen)
+        return Observed(
+            arranged_shape(chosen),
+            bool(chosen.dtype == np.uint8),
+            arrange if pick is None else lambda seen: arrange(pick(seen)),
+        )
+    if found := [path for path, leaf in _leaves(chosen) if _is_image(leaf)]:
+        raise Refusal(
+            f"The observations of {name} hold the image '{found[0]}' beside other values, and an agent reads "
+            f"an image or a vector. Choose with --world.observe KEY,...: the image alone, or keys without it."
+        )
+    if not chosen.is_np_flattenable:
+        unfit = [f"'{path}' ({type(leaf).__name__})" for path, leaf in _leaves(chosen) if not _is_fixed(leaf)]
+        raise Refusal(
+            f"The observations of {name} hold {', '.join(unfit)}, which has no fixed size. Choose other keys "
+            "of a Dict with --world.observe KEY,..., or apply a wrapper that gives an array."
+        )
+    flat: Any = flatten_space(chosen)
+
+    def arrange_flat(seen: Any) -> Any:
+        vector: Any = flatten(chosen, seen if pick is None else pick(seen))
+        if np.shape(vector) != flat.shape:
+            raise ValueError(
+                f"its observation has {np.size(vector)} numbers when flattened, not {flat.shape[0]}"
+            )
+        return vector
+
+    return Observed(tuple(flat.shape), bool(flat.dtype == np.uint8), arrange_flat)
+
+
+def holds_image(space: Any) -> bool:
+    """Whether a space is an image, or has one in it."""
+    return any(_is_image(leaf) for _, leaf in _leaves(space))
+
+
+def acted(space: Any, name: str, joint: int = JOINT_ACTIONS) -> Acted:
+    """How an agent's actions become those of ``space``.
+
+    MultiDiscrete, MultiBinary, and Dict or Tuple of discrete spaces are one number where they have at most
+    ``joint`` combinations; else each part is chosen for itself (``Acted.factors``). Dict and Tuple of Box
+    are one vector.
+
+    Raises:
+        Refusal: for other spaces, and discrete parts beside vectors.
+    """
+    if isinstance(space, spaces.Discrete):
+        return _numbered(space, name)
+    if isinstance(space, spaces.Box) and space.shape:
+        low, high = space.low, space.high
+        return _vectors(low, high, tuple(space.shape), lambda action: np.clip(action, low, high))
+    leaves = [leaf for _, leaf in _leaves(space)]
+    if leaves and all(isinstance(leaf, spaces.Box) for leaf in leaves):
+        low, high = (np.concatenate([np.ravel(x) for x in bound]) for bound in _bounds(leaves))
+        return _vectors(
+            low,
+            high,
+            low.shape,
+            lambda action: [_built(space, iter(row)) for row in np.clip(action, low, high)],
+        )
+    counts = [count for leaf in leaves for count in _counts(leaf)]
+    if not counts or not all(isinstance(leaf, _DISCRETE) for leaf in leaves):
+        raise Refusal(
+            f"The actions of {name} are {space}: an agent takes discrete ones or vectors, not both and no "
+            "others. Apply an ActionWrapper that makes them Discrete, MultiDiscrete, MultiBinary or Box."
+        )
+    total = math.prod(counts)
+    if len(counts) == 1 or total <= joint:
+
+        def joined(action: npt.NDArray[Any]) -> Sequence[Any]:
+            _check_range(action, total, name)
+            rows = np.stack(np.unravel_index(action, counts), -1)
+            return [_built(space, iter(row)) for row in rows]
+
+        return Acted(total, (), (), (), (), joined)
+    largest = np.array(counts) - 1
+
+    def factored(action: npt.NDArray[Any]) -> Sequence[Any]:
+        rows = np.clip(np.rint(action), 0, largest).astype(np.int64)
+        return [_built(space, iter(row)) for row in rows]
+
+    lowest, highest = (0.0,) * len(counts), tuple(float(count - 1) for count in counts)
+    return Acted(0, tuple(counts), (len(counts),), lowest, highest, factored)
+
+
+def arranger(space: Any) -> Callable[[Any], Any]:
+    """A function that gives an observation of a Box the spec's shape: colours first, the images of a stack
+    one after the other. It raises ``ValueError`` for another shape, which numpy might broadcast."""
+    shape, last = tuple(space.shape), _colours_last(space)
+    arranged = arranged_shape(space)
+
+    def arrange(observation: Any) -> Any:
+        if np.shape(observation) != shape:
+            raise ValueError(
+                f"its observation has the shape {list(np.shape(observation))}, not {list(shape)}"
+            )
+        return np.moveaxis(observation, -1, -3).reshape(arranged) if last else observation
+
+    return arrange
+
+
+def arranged_shape(space: Any) -> tuple[int, ...]:
+    if not _colours_last(space):
+        return tuple(space.shape)
+    *stack, height, width, colours = space.shape
+    return (math.prod(stack) * colours, height, width)
+
+
+_DISCRETE = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+def _colours_last(space: Any) -> bool:
+    """Whether observations are images [..., H, W, C], as is usual in gymnasium."""
+    shape = space.shape
+    return bool(space.dtype == np.uint8 and len(shape) in (3, 4) and shape[-1] in (1, 3) and shape[-3] > 3)
+
+
+def _is_image(space: Any) -> bool:
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (3, 4)
+
+
+def _is_fixed(space: Any) -> bool:
+    return bool(space.is_np_flattenable)
+
+
+def _leaves(space: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The spaces in a Dict or a Tuple with their paths, nested ones too; else ``space`` itself."""
+    if isinstance(space, spaces.Dict):
+        parts = list(space.spaces.items())
+    elif isinstance(space, spaces.Tuple):
+        parts = [(str(i), part) for i, part in enumerate(space.spaces)]
+    else:
+        yield path, space
+        return
+    for key, part in parts:
+        yield from _leaves(part, f"{path}.{key}" if path else str(key))
+
+
+def _selected(space: Any, name: str, observe: Sequence[str]) -> tuple[Any, Callable[[Any], Any] | None]:
+    """The space of the chosen keys, and what picks them; one key is not a Dict any more."""
+    if not observe:
+        return space, None
+    paths = {key: _path(space, name, key) for key in observe}
+    parts = {key: _at(space, path) for key, path in paths.items()}
+    if len(observe) == 1:
+        (key,) = observe
+        return parts[key], lambda seen: _at(seen, paths[key])
+    return spaces.Dict(parts), lambda seen: {key: _at(seen, path) for key, path in paths.items()}
+
+
+def _path(space: Any, name: str, key: str) -> tuple[str, ...]:
+    """Of the keys that lead to ``key``. Raises ``Refusal``."""
+    path: list[str] = []
+    rest = key
+    while rest:
+        if not isinstance(space, spaces.Dict):
+            raise Refusal(
+                f"The observations of {name} are no Dict with the key '{key}'. Leave out --world.observe."
+            )
+        head = rest if rest in space.spaces else rest.partition(".")[0]
+        if head not in space.spaces:
+            raise Refusal(
+                f"The observations of {name} have no key '{key}'. "
+                f"Choose with --world.observe from: {', '.join(map(str, space.spaces))}."
+            )
+        path.append(head)
+        space, rest = space.spaces[head], rest[len(head) + 1 :]
+    return tuple(path)
+
+
+def _at(tree: Any, path: Sequence[str]) -> Any:
+    for key in path:
+        tree = tree[key]
+    return tree
+
+
+def _numbered(space: Any, name: str) -> Acted:
+    count, start = int(space.n), int(space.start)
+
+    def choose(action: npt.NDArray[Any]) -> Sequence[Any]:
+        _check_range(action, count, name)
+        chosen: list[int] = action.tolist()
+        return [a + start for a in chosen] if start else chosen
+
+    return Acted(count, (), (), (), (), choose)
+
+
+def _check_range(action: npt.NDArray[Any], count: int, name: str) -> None:
+    if action.min() < 0 or action.max() >= count:
+        raise ValueError(f"{name} has actions 0 to {count - 1}, got {action.tolist()}")
+
+
+def _vectors(low: Any, high: Any, shape: tuple[int, ...], choose: Callable[[Any], Any]) -> Acted:
+    return Acted(0, (), shape, tuple(map(float, low.flat)), tuple(map(float, high.flat)), choose)
+
+
+def _bounds(leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    return [leaf.low for leaf in leaves], [leaf.high for leaf in leaves]
+
+
+def _counts(leaf: Any) -> list[int]:
+    """Numbers of values of the parts of a discrete space."""
+    if isinstance(leaf, spaces.Discrete):
+        return [int(leaf.n)]
+    if isinstance(leaf, spaces.MultiDiscrete):
+        return [int(n) for n in leaf.nvec.flat]
+    return [2] * int(np.prod(leaf.shape)) if isinstance(leaf, spaces.MultiBinary) else []
+
+
+def _built(space: Any, values: Iterator[Any]) -> Any:
+    """The action of ``space`` whose numbers, in the order of ``_leaves``, are the next of ``values``."""
+    if isinstance(space, spaces.Dict):
+        return {key: _built(part, values) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_built(part, values) for part in space.spaces)
+    if isinstance(space, spaces.Discrete):
+        return int(next(values)) + int(space.start)
+    own = np.array([next(values) for _ in range(int(np.prod(space.shape)))]).reshape(space.shape)
+    if isinstance(space, spaces.MultiDiscrete):
+        own = own + getattr(space, "start", 0)
+    return own.astype(space.dtype)

@@ -1,0 +1,144 @@
+"""Modules of a user's own: found in the working folder too, and found again from other folders.
+
+Imports no torch, so that a server can use it (``_game_server.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from murmurate.errors import Refusal
+
+FILE = "murmurate_file_"  # begins the names of modules that are loaded from files
+_loading: list[str] = []  # files that are being executed
+_searched: list[str] = []  # folders of ``search``
+
+
+@contextlib.contextmanager
+def search(folder: object) -> Iterator[None]:
+    """Within this context modules are also looked for in ``folder``, if that is one: as a run folder has
+    recorded it."""
+    if not isinstance(folder, str) or not os.path.isdir(folder):
+        yield
+        return
+    _searched.append(folder)
+    try:
+        yield
+    finally:
+        _searched.pop()
+
+
+def import_module(name: str, folder: str, purpose: str) -> tuple[ModuleType, str]:
+    """(the module called ``name``, the folder where it was found; "" where it is installed).
+
+    It is looked for where Python looks, then in ``folder``, where ``search`` says, and in the working
+    folder. purpose: what needs it, for the ``Refusal`` if it cannot be imported.
+    """
+    missing: ModuleNotFoundError | None = None
+    for place in ("", folder, *_searched, os.getcwd()):
+        if place and place not in sys.path:
+            sys.path.append(place)
+            importlib.invalidate_caches()
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as problem:
+            if problem.name and (name == problem.name or name.startswith(f"{problem.name}.")):
+                missing = problem
+                continue
+            raise _unusable(name, purpose, problem) from problem
+        except Exception as problem:
+            raise _unusable(name, purpose, problem) from problem
+        return module, folder_of(name, module)
+    raise Refusal(
+        f"{purpose} needs the module '{name}', which cannot be imported ({missing}). Install it, or put its "
+        "folder on PYTHONPATH, as in: PYTHONPATH=. murmurate train ..."
+    ) from missing
+
+
+def load_file(file: str, purpose: str) -> ModuleType:
+    """The module in ``file``, executed once; its folder is on the path, so that it finds its neighbours.
+
+    Raises ``Refusal`` where there is no such file, or it raises.
+    """
+    if not os.path.isfile(file):
+        raise Refusal(
+            f"{purpose} needs the file {file}, which is not there. Put it back, or train anew with its "
+            "present path."
+        )
+    return _executed(os.path.abspath(file), os.stat(file).st_mtime_ns, purpose)
+
+
+@functools.lru_cache(maxsize=64)
+def _executed(file: str, written: int, purpose: str) -> ModuleType:
+    name = FILE + Path(file).stem
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise Refusal(f"{purpose} needs the file {file}, which Python cannot load. Give it the ending .py.")
+    if (folder := os.path.dirname(file)) not in sys.path:
+        sys.path.append(folder)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # where dataclasses look for it
+    _loading.append(file)
+    try:
+        spec.loader.exec_module(module)
+    except Refusal:
+        raise
+    except Exception as problem:
+        raise Refusal(
+            f"{purpose} needs the file {file}, which raised {type(problem).__name__}: {problem}. Mend it."
+        ) from problem
+    finally:
+        _loading.pop()
+    return module
+
+
+def being_loaded() -> str:
+    """The file that is being executed for an environment in it; "" for none."""
+    return _loading[-1] if _loading else ""
+
+
+def attribute(module: ModuleType, path: str, purpose: str) -> Callable[..., Any]:
+    """What ``module`` calls ``path`` ("make_env", "Outer.Inner"). Raises ``Refusal`` if it cannot be
+    called."""
+    found: Any = module
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    if not callable(found):
+        place = getattr(module, "__file__", None) or module.__name__
+        raise Refusal(f"{purpose} needs the class or function '{path}', and there is none in {place}.")
+    called: Callable[..., Any] = found
+    return called
+
+
+def folder_of(name: str, module: ModuleType) -> str:
+    """The folder from which ``module`` was imported, if that is not one of Python's or of its packages."""
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return ""
+    package = os.path.basename(file) == "__init__.py"
+    folder = Path(os.path.abspath(file)).parents[name.count(".") + package]
+    installed = folder.name in ("site-packages", "dist-packages") or str(folder) in _installed()
+    return "" if installed else str(folder)
+
+
+@functools.cache
+def _installed() -> frozenset[str]:
+    places = [*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()]
+    return frozenset(os.path.abspath(place) for place in places)
+
+
+def _unusable(name: str, purpose: str, problem: Exception) -> Refusal:
+    return Refusal(
+        f"{purpose} needs the module '{name}', which cannot be imported "
+        f"({type(problem).__name__}: {problem}). Mend it, or install what it needs."
+    )

@@ -1,0 +1,238 @@
+"""Environments of your own: ``env:my_module:make_env`` or ``env:path/to/file.py:make_env``, a class or a
+function that makes a gymnasium environment with whatever wrappers.
+
+With a parameter ``num_envs`` it returns a ``gymnasium.vector.VectorEnv`` of so many instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+
+from murmurate.errors import Refusal
+from murmurate.ranges import NonNegativeInt, PositiveInt, check_ranges
+from murmurate.worlds import _gym_env, _own_env, modules
+from murmurate.worlds._formats import formats_of, spaces_of
+from murmurate.worlds._own_env import PREFIX
+from murmurate.worlds._spaces import JOINT_ACTIONS, holds_image
+from murmurate.worlds.gym_simulators import GymSimulators
+from murmurate.worlds.interface import Formats, Simulators, SimulatorWorld
+from murmurate.worlds.served import served_environments
+from murmurate.worlds.vector_simulators import VectorSimulators
+from murmurate.worlds.viewed import viewed
+
+_instead: list[Callable[..., Any]] = []  # the innermost ``instead`` is the last
+
+
+def names() -> list[str]:
+    """None: they are found by their names alone."""
+    return []
+
+
+def world(name: str) -> OwnWorld | None:
+    """The world called ``env:module:callable`` or ``env:FILE.py:callable``; None for other names.
+
+    Raises ``Refusal`` where there is no such class or function.
+    """
+    if not name.startswith(PREFIX):
+        return None
+    target = _own_env.absolute(name.removeprefix(PREFIX))
+    if _instead:
+        _own_env.provide(target, _instead[-1])
+    if ":" not in target:
+        raise Refusal(
+            f"'{name}' names no class or function. Write {PREFIX}module:callable or {PREFIX}FILE.py:callable."
+        )
+    _, folder = _own_env.found(target, "", PREFIX + target)
+    return OwnWorld(target, folder=folder)
+
+
+def lasting(name: str) -> str:
+    """``name`` of any world, with an absolute path where it has a file in it."""
+    if not name.startswith(PREFIX):
+        return name
+    return PREFIX + _own_env.absolute(name.removeprefix(PREFIX))
+
+
+def world_name(env: str) -> str:
+    """The name of the world that ``env`` means: a registered id, ``module:Id``, ``module:callable``,
+    ``FILE.py:callable``, or a world's name already. Raises ``Refusal`` for a module without it."""
+    module, _, last = env.rpartition(":")
+    if env.startswith((PREFIX, _gym_env.PREFIX)):
+        return lasting(env)
+    if module.endswith(".py"):
+        return lasting(PREFIX + env)
+    if not module:
+        return _gym_env.PREFIX + env if env in gymnasium.registry else env
+    source, _ = modules.import_module(module, "", f"The environment {env}")
+    found: Any = source
+    for part in last.split("."):
+        found = getattr(found, part, None)
+    return (PREFIX if callable(found) else _gym_env.PREFIX) + env
+
+
+def world_of(env: str | Callable[..., Any]) -> SimulatorWorld:
+    """The world of an environment of your own.
+
+    Args:
+        env: a class or function that returns a ``gymnasium.Env`` (or, given ``num_envs``, a
+            ``gymnasium.vector.VectorEnv``), or a name as ``world_name`` reads it. A callable that cannot be
+            named again (a lambda, a nested function, an object) makes a world for this process alone: for
+            the launcher ``inline``.
+
+    Raises:
+        Refusal: for a name of nothing, and in a script that is being loaded for its environment and starts
+            a run itself.
+    """
+    from murmurate.worlds import registry
+
+    if file := modules.being_loaded():
+        raise Refusal(
+            f"{file} starts a run while it is loaded for the environment in it. Put what starts the run "
+            'under: if __name__ == "__main__":'
+        )
+    if isinstance(env, str):
+        return registry.world(world_name(env))
+    if not callable(env):
+        raise Refusal(
+            f"env is a {type(env).__name__}, and every simulator needs an environment of its own. Pass a "
+            "class or function that makes one, or its name."
+        )
+    target, folder = _own_env.named(env)
+    return OwnWorld(target, folder=folder)
+
+
+@contextlib.contextmanager
+def instead(env: str | Callable[..., Any] | None) -> Iterator[None]:
+    """Within this context, worlds of callables are made by ``env``, from then on and in this process, for a
+    run folder whose own cannot be found here; None changes nothing."""
+    if env is None:
+        yield
+        return
+    if isinstance(env, str):
+        made = world_of(env)
+        if not isinstance(made, OwnWorld):
+            raise Refusal(f"'{env}' names no class or function. Write module:callable or FILE.py:callable.")
+        env, _ = _own_env.found(made.target, made.folder, made.name)
+    _instead.append(env)
+    try:
+        yield
+    finally:
+        _instead.pop()
+
+
+@dataclass(frozen=True)
+class OwnWorld(SimulatorWorld):
+    """Environments that a class or function of the user's makes, with their wrappers.
+
+    target: ``module:NAME``, or ``FILE.py:NAME`` with an absolute path.
+    folder: where the module was found, if it is not installed.
+    max_episode_steps: truncates episodes, also where the environment has a longer limit of its own.
+    observe: keys of a Dict that are observed (``outer.inner`` of nested ones); empty for all.
+    frame_stack: the last so many observations are one.
+    rescale_actions: vector actions are from -1 to 1, and scaled to their bounds.
+    joint_actions: MultiDiscrete and MultiBinary are one number up to so many combinations; else their parts
+        are chosen each for itself, which a2c, ppo, trpo and impala can.
+    served: simulators run in a process of their own, where one that hangs is noticed too.
+    """
+
+    target: str = field(metadata={"in_name": True})
+    folder: str = field(default="", metadata={"in_name": True, "since": 6})
+    max_episode_steps: PositiveInt | None = None
+    observe: tuple[str, ...] = ()
+    frame_stack: PositiveInt = 1
+    rescale_actions: bool = False
+    joint_actions: NonNegativeInt = JOINT_ACTIONS
+    served: bool = False
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if (why := self.bound_to_process()) is not None:
+            raise Refusal(f"{why} Or use a source without actor processes.")
+        return self.__dict__
+
+    @property
+    def name(self) -> str:
+        return PREFIX + self.target
+
+    @functools.cached_property
+    def images(self) -> bool:
+        """Also of a Dict with an image in it, until ``observe`` chooses other keys."""
+        function, _ = _own_env.found(self.target, self.folder, self.name)
+        if self.observe or _own_env.takes(function, "num_envs"):
+            return self.spec().images
+        env = _own_env.make(self.target, self.folder, self.name)
+        env.close()
+        return holds_image(env.observation_space)
+
+    def bound_to_process(self) -> str | None:
+        """See ``World``."""
+        if not self.target.startswith(_own_env.UNNAMED):
+            return None
+        return (
+            f"The environment {self.target.removeprefix(_own_env.UNNAMED)} is a lambda, a nested function or "
+            "an object, which other processes cannot make. Put a function at the top level of a module or "
+            "script, or use the launcher inline."
+        )
+
+    def open(
+        self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False
+    ) -> Simulators:
+        """``training`` and ``threads`` have no effect."""
+        plain = self._open(simulators, first, picture)
+        return viewed(plain, frame_stack=self.frame_stack, rescale_actions=self.rescale_actions)
+
+    def formats(self) -> Formats:
+        function, _ = _own_env.found(self.target, self.folder, self.name)
+        if _own_env.takes(function, "num_envs"):
+            env = _own_env.called(function, self.name, False, num_envs=1)
+        else:
+            env = _own_env.make(self.target, self.folder, self.name)
+        return formats_of(
+            *spaces_of(env),
+            self.name,
+            observe=self.observe,
+            joint_actions=self.joint_actions,
+            rescale_actions=self.rescale_actions,
+        )
+
+    def _open(self, simulators: int, first: int, picture: bool) -> Simulators:
+        spaces: dict[str, Any] = {"observe": self.observe, "joint_actions": self.joint_actions}
+        options: dict[str, Any] = {"target": self.target, "folder": self.folder, "name": self.name}
+        function, _ = _own_env.found(**options)
+        if _own_env.takes(function, "num_envs"):
+            self._check_vector()
+
+            def make_vector() -> Any:
+                return _own_env.called(function, self.name, picture, num_envs=simulators)
+
+            return VectorSimulators(self.name, make_vector, simulators, first, **spaces)
+        options["max_episode_steps"] = self.max_episode_steps
+        if self.served and not picture:
+            if (why := self.bound_to_process()) is not None:
+                raise Refusal(f"served is true. {why}")
+            spec = dataclasses.replace(self, served=False, frame_stack=1, rescale_actions=False).spec()
+            make_served = "murmurate.worlds._own_env:make"
+            return served_environments(spec, make_served, options, simulators, first, **spaces)
+
+        def make(b: int) -> tuple[Any, int]:
+            return _own_env.make_limited(**options, picture=picture and b == 0)
+
+        return GymSimulators(self.name, make, simulators, first, **spaces)
+
+    def _check_vector(self) -> None:
+        """Raise ``Refusal`` for options that a vector environment cannot have."""
+        for option in ("max_episode_steps", "served"):
+            if getattr(self, option):
+                raise Refusal(
+                    f"{option} is for environments made one by one, and {self.name} makes several at once. "
+                    "Leave it out, or set it within the function."
+                )

@@ -1,0 +1,213 @@
+"""Gymnasium's vector environments, of which one object steps all simulators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from torch import Tensor
+
+from murmurate.errors import Refusal, RunFailed
+from murmurate.spec import EnvSpec, TimeStep
+from murmurate.worlds._gym_env import success_of
+from murmurate.worlds._spaces import JOINT_ACTIONS, acted, observed
+from murmurate.worlds.episodes import EpisodeCounter
+from murmurate.worlds.generators import simulator_seed
+from murmurate.worlds.gym_simulators import spec_of
+from murmurate.worlds.interface import Picture, first_step
+
+_ADVICE = "Make it with autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP, or with DISABLED."
+
+
+class VectorSimulators:
+    """One ``gymnasium.vector.VectorEnv`` with ``size`` environments.
+
+    Its autoreset mode may be SAME_STEP; or DISABLED, where episodes are begun here by ``reset_mask``; or
+    NEXT_STEP of gymnasium's own ``SyncVectorEnv`` and ``AsyncVectorEnv``, which obey ``reset_mask`` too, so
+    that no step is lost. They cannot be saved. One that raises, or gives what is not finite, ends the run:
+    nothing can replace one of them.
+
+    observe, joint_actions: see ``_spaces.observed`` and ``acted``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Any],
+        size: int,
+        first: int,
+        *,
+        observe: Sequence[str] = (),
+        joint_actions: int = JOINT_ACTIONS,
+    ) -> None:
+        self._env = made = _checked(make(), name, size)
+        self._first = first
+        self._resets_itself = _mode(made) == AutoresetMode.SAME_STEP
+        self._seeds_each = isinstance(made.unwrapped, SyncVectorEnv | AsyncVectorEnv)
+        self._seen = observed(made.single_observation_space, name, observe)
+        self._acted = acted(made.single_action_space, name, joint_actions)
+        self._spec = spec_of(name, self._seen, self._acted)
+        self._batch = batch_space(made.single_observation_space, size)
+        self._counter = EpisodeCounter(size)
+        self._action: Any = None
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self._spec
+
+    @property
+    def size(self) -> int:
+        return int(self._env.num_envs)
+
+    def reset(self, seed: int) -> TimeStep:
+        seeds = [simulator_seed(seed, self._first + b) for b in range(self.size)]
+        self._counter.clear()
+        raw, _ = self._called("reset", lambda: self._env.reset(seed=seeds if self._seeds_each else seeds[0]))
+        return first_step(torch.from_numpy(self._arranged(raw)))
+
+    def send(self, action: Tensor) -> None:
+        space = self._env.single_action_space
+        chosen = self._acted.choose(action.numpy())
+        empty: Any = create_empty_array(space, self.size)
+        self._action = concatenate(space, chosen, empty)
+
+    def receive(self) -> TimeStep:
+        raw, given, ended, cut, info = self._called("step", lambda: self._env.step(self._action))
+        reward, terminated = np.asarray(given, np.float64), np.array(ended, np.bool_)
+        truncated = np.array(cut, np.bool_) & ~terminated
+        observation = self._arranged(raw)
+        self._counter.tick(reward)
+        over = terminated | truncated
+        final = None
+        if over.any():
+            if self._resets_itself:
+                final = self._final(observation, info, over)
+            else:
+                final = observation
+                mask = {"reset_mask": over.copy()}
+                begun, _ = self._called("reset", lambda: self._env.reset(options=mask))
+                observation = np.where(_rows(over, observation), self._arranged(begun), observation)
+        if not np.isfinite(reward).all():
+            raise RunFailed(f"{self._where} gave a reward that is not finite. Mend the environment.")
+        return TimeStep(
+            observation=torch.from_numpy(observation),
+            reward=torch.from_numpy(reward.astype(np.float32)),
+            terminated=torch.from_numpy(terminated),
+            truncated=torch.from_numpy(truncated),
+            final_observation=None if final is None else torch.from_numpy(final),
+            episodes=self._counter.finish(over, self._successes(info, over)) if over.any() else (),
+        )
+
+    def state(self) -> dict[str, Any] | None:
+        return None
+
+    def load(self, state: dict[str, Any]) -> TimeStep:
+        raise ValueError(f"{self._spec.name} cannot be saved, so there is no state to load: call reset")
+
+    def picture(self) -> Picture:
+        if self._env.render_mode != "rgb_array":
+            raise Refusal(
+                f"{self._spec.name} has no pictures: its function must take render_mode, which is then "
+                "'rgb_array', and pass it on to the environments."
+            )
+        frames: Any = self._env.render()
+        return np.asarray(frames[0], np.uint8)
+
+    def close(self) -> None:
+        self._env.close()
+
+    @property
+    def _where(self) -> str:
+        return f"the environment {self._spec.name} (simulators {self._first} and up)"
+
+    def _called(self, what: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as problem:
+            raise RunFailed(
+                f"{self._where} raised {type(problem).__name__} in {what}: {problem}. Mend the environment, "
+                "or make its parts one by one: then one that fails is replaced."
+            ) from problem
+
+    def _arranged(self, raw: Any) -> npt.NDArray[Any]:
+        """[B, *spec.observation_shape]"""
+        rows = [self._seen.arrange(row) for row in iterate(self._batch, raw)]
+        return self._checked_rows(np.stack(rows).astype(self._seen.dtype))  # copies
+
+    def _checked_rows(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if rows.dtype != np.uint8 and not np.isfinite(rows).all():
+            raise RunFailed(f"{self._where} gave an observation that is not finite. Mend the environment.")
+        return rows
+
+    def _final(
+        self, observation: npt.NDArray[Any], info: dict[str, Any], over: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[Any]:
+        """The last observations of the episodes that ended, in their rows."""
+        finals = info.get("final_obs")
+        final = observation.copy()
+        for b in np.flatnonzero(over).tolist():
+            if finals is None or (row := _row(finals, b)) is None:
+                raise RunFailed(
+                    f"{self._where} ended an episode without its last observation: with SAME_STEP the info "
+                    "holds 'final_obs'. Add it, or use autoreset_mode DISABLED."
+                )
+            final[b] = self._seen.arrange(row)
+        return self._checked_rows(final)
+
+    def _successes(self, info: dict[str, Any], over: npt.NDArray[np.bool_]) -> list[bool | None]:
+        source = info.get("final_info", info) if self._resets_itself else info
+        said: list[bool | None] = [None] * self.size
+        for b in np.flatnonzero(over).tolist():
+            if isinstance(source, dict):
+                told = {
+                    key: source[key][b]
+                    for key in ("success", "is_success")
+                    if key in source and np.asarray(source.get(f"_{key}", over))[b]
+                }
+                said[b] = success_of(told)
+            elif isinstance(source[b], dict):
+                said[b] = success_of(source[b])
+        return said
+
+
+def _checked(made: Any, name: str, size: int) -> Any:
+    """``made``, if it is a vector environment of the size and of a mode that can be used."""
+    if not isinstance(made, VectorEnv):
+        raise Refusal(
+            f"The world {name} takes num_envs and is a {type(made).__name__}: return a "
+            "gymnasium.vector.VectorEnv, or leave num_envs out of its parameters."
+        )
+    if made.num_envs != size:
+        raise Refusal(f"The world {name} was asked for {size} environments and has {made.num_envs}.")
+    mode = _mode(made)
+    if mode is None:
+        raise Refusal(f"The vector environment {name} names no autoreset mode in its metadata. {_ADVICE}")
+    if mode == AutoresetMode.NEXT_STEP and not isinstance(made.unwrapped, SyncVectorEnv | AsyncVectorEnv):
+        raise Refusal(
+            f"The vector environment {name} begins an episode with the step after the last one ended "
+            f"(NEXT_STEP), which loses a step of the others. {_ADVICE}"
+        )
+    return made
+
+
+def _mode(env: Any) -> AutoresetMode | None:
+    mode = (env.metadata or {}).get("autoreset_mode")
+    return None if mode is None else AutoresetMode(mode)
+
+
+def _row(values: Any, b: int) -> Any:
+    """Simulator b's part of values that gymnasium gathered: in an array, or a dict or tuple of arrays."""
+    if isinstance(values, dict):
+        return {key: _row(part, b) for key, part in values.items() if not str(key).startswith("_")}
+    if isinstance(values, tuple):
+        return tuple(_row(part, b) for part in values)
+    return values[b]
+
+
+def _rows(chosen: npt.NDArray[np.bool_], like: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    return chosen.reshape(-1, *(1,) * (like.ndim - 1))

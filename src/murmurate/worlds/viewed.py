@@ -1,0 +1,152 @@
+"""Simulators of any world with a history of observations, or with actions on another scale.
+
+A world's ``open`` returns ``viewed(...)`` of its simulators with its own fields; everything is saved and
+loaded with them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from murmurate.errors import Refusal
+from murmurate.spec import EnvSpec, TimeStep
+from murmurate.worlds.interface import Picture, Simulators
+
+
+def viewed(simulators: Simulators, *, frame_stack: int = 1, rescale_actions: bool = False) -> Simulators:
+    """``simulators`` with the last ``frame_stack`` observations of an episode as one, and with actions from
+    -1 to 1, if ``rescale_actions``.
+
+    Raises ``Refusal`` for discrete actions or bounds that are not finite, which cannot be rescaled.
+    """
+    try:
+        viewed_spec(simulators.spec, frame_stack=frame_stack, rescale_actions=rescale_actions)
+    except Refusal:
+        simulators.close()
+        raise
+    if rescale_actions:
+        simulators = RescaledActions(simulators)
+    return StackedObservations(simulators, frame_stack) if frame_stack > 1 else simulators
+
+
+def viewed_spec(spec: EnvSpec, *, frame_stack: int = 1, rescale_actions: bool = False) -> EnvSpec:
+    """The spec of ``viewed`` simulators of this one. Raises ``Refusal`` as ``viewed`` does."""
+    if rescale_actions:
+        vectors = bool(spec.action_shape) and not spec.factors
+        if not vectors or not all(map(math.isfinite, (*spec.action_low, *spec.action_high))):
+            raise Refusal(
+                f"rescale_actions is for vectors with finite bounds, and the actions of {spec.name} are "
+                f"{'unbounded' if vectors else 'discrete'}. Leave it out."
+            )
+        size = len(spec.action_low)
+        spec = dataclasses.replace(spec, action_low=(-1.0,) * size, action_high=(1.0,) * size)
+    if frame_stack > 1:
+        first, *rest = spec.observation_shape
+        spec = dataclasses.replace(
+            spec,
+            observation_shape=(frame_stack * first, *rest),
+            stacked=spec.images,
+            channels=(spec.channels if spec.stacked else first) if spec.images else 1,
+            history=1 if spec.images else frame_stack * spec.history,
+        )
+    return spec
+
+
+class _Around:
+    """All of a ``Simulators`` as it is in the simulators inside."""
+
+    def __init__(self, inside: Simulators, spec: EnvSpec) -> None:
+        self.inside = inside
+        self._spec = spec
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self._spec
+
+    @property
+    def size(self) -> int:
+        return self.inside.size
+
+    def reset(self, seed: int) -> TimeStep:
+        return self.inside.reset(seed)
+
+    def send(self, action: Tensor) -> None:
+        self.inside.send(action)
+
+    def receive(self) -> TimeStep:
+        return self.inside.receive()
+
+    def state(self) -> dict[str, Any] | None:
+        return self.inside.state()
+
+    def load(self, state: dict[str, Any]) -> TimeStep:
+        return self.inside.load(state)
+
+    def picture(self) -> Picture:
+        return self.inside.picture()
+
+    def close(self) -> None:
+        self.inside.close()
+
+
+class RescaledActions(_Around):
+    """Vector actions from -1 to 1 become those from their lower to their upper bound, linearly."""
+
+    def __init__(self, inside: Simulators) -> None:
+        spec = inside.spec
+        super().__init__(inside, viewed_spec(spec, rescale_actions=True))
+        self._low = torch.tensor(spec.action_low).view(spec.action_shape)
+        self._span = torch.tensor(spec.action_high).view(spec.action_shape) - self._low
+
+    def send(self, action: Tensor) -> None:
+        self.inside.send(self._low + (action.clamp(-1.0, 1.0) + 1.0) / 2.0 * self._span)
+
+
+class StackedObservations(_Around):
+    """The last ``count`` observations of an episode, one after the other, the newest last; at its beginning
+    the first one is repeated. Vectors [D] become [count * D], images [C, H, W] [count * C, H, W]."""
+
+    def __init__(self, inside: Simulators, count: int) -> None:
+        super().__init__(inside, viewed_spec(inside.spec, frame_stack=count))
+        self._count, self._rows = count, inside.spec.observation_shape[0]
+        self._stack = torch.zeros(
+            inside.size, *self.spec.observation_shape, dtype=self.spec.observation_dtype
+        )
+
+    def reset(self, seed: int) -> TimeStep:
+        step = self.inside.reset(seed)
+        self._stack = self._repeated(step.observation)
+        return dataclasses.replace(step, observation=self._stack)
+
+    def receive(self) -> TimeStep:
+        step, before = self.inside.receive(), self._stack
+        stack, final = self._shifted(before, step.observation), step.final_observation
+        over = step.terminated | step.truncated
+        if over.any():
+            stack[over] = self._repeated(step.observation[over])
+            if final is not None:
+                final = self._shifted(before, final)
+        self._stack = stack
+        return dataclasses.replace(step, observation=stack, final_observation=final)
+
+    def state(self) -> dict[str, Any] | None:
+        inside = self.inside.state()
+        return None if inside is None else {"inside": inside, "stack": self._stack.clone()}
+
+    def load(self, state: dict[str, Any]) -> TimeStep:
+        step = self.inside.load(state["inside"])
+        if state["stack"].shape != self._stack.shape:
+            raise ValueError(f"the saved stack has shape {list(state['stack'].shape)}")
+        self._stack = state["stack"].clone()
+        return dataclasses.replace(step, observation=self._stack)
+
+    def _repeated(self, observation: Tensor) -> Tensor:
+        return torch.cat([observation] * self._count, 1)
+
+    def _shifted(self, before: Tensor, newest: Tensor) -> Tensor:
+        return torch.cat([before[:, self._rows :], newest], 1)

@@ -1,0 +1,262 @@
+"""``murmurate.load``: acting, evaluating, exporting."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+import murmurate
+from murmurate.api.export import largest_error
+from murmurate.cli.main import main
+from murmurate.training.restore import load_agent
+from smallest import smallest
+
+MakeModel = Callable[..., murmurate.TrainedModel]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
+    """Loads the model of a recipe that was trained for two updates; each is trained once."""
+    made: dict[str, Path] = {}
+
+    def model(recipe: str | None = None, **options: Any) -> murmurate.TrainedModel:
+        key = repr((recipe, options))
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp("model") / "run"
+            murmurate.train(
+                recipe, updates=2, launcher="inline", eval_episodes=1, quiet=True, out=made[key], **options
+            )
+        return murmurate.load(made[key])
+
+    return model
+
+
+RECURRENT: dict[str, Any] = {
+    "simulators": 4, "agent": {"recurrent": 8, "normalize_observations": True, "hidden": 8, "steps": 16},
+}  # fmt: skip
+
+
+def test_one_observation_or_a_batch_of_numbers_or_tensors(trained: MakeModel) -> None:
+    model = trained("cartpole-a2c")
+    batch = np.random.default_rng(0).normal(size=(50, 4))
+    together = model.act(batch)
+    assert together.shape == (50,)
+    assert set(together) == {0, 1}
+    singly = [model.act(row) for row in batch]
+    assert all(gymnasium.spaces.Discrete(2).contains(action) for action in singly)
+    np.testing.assert_array_equal(together, singly)
+    np.testing.assert_array_equal(together, model.act(torch.from_numpy(batch)))
+    np.testing.assert_array_equal(together, model.act(batch.tolist()))
+    drawn = {tuple(model.act(batch, greedy=False)) for _ in range(5)}
+    assert len(drawn) > 1
+
+
+@pytest.mark.parametrize("observation", [np.zeros(3), np.zeros((2, 2, 4)), 1.0, "left", {"a": 1}])
+def test_other_observations_are_refused(observation: Any, trained: MakeModel) -> None:
+    with pytest.raises(murmurate.Refusal, match="observation"):
+        trained("cartpole-a2c").act(observation)
+
+
+def test_a_recurrent_agent_remembers_until_it_is_reset(trained: MakeModel) -> None:
+    """Against the agent itself, whose memory is handed on here."""
+    model = trained("cartpole-ppo", **RECURRENT)
+    agent = load_agent(model.run, model.folder / "checkpoints" / "last")
+    observations = torch.randn(6, 3, 4, generator=torch.Generator().manual_seed(0)) * 3
+    memory, memories = agent.initial_memory(3), []
+    for t, observation in enumerate(observations):
+        if t == 4:
+            model.reset(np.array([False, True, False]))
+        first = torch.tensor([t == 0, t in (0, 4), t == 0])
+        expected = agent.act(observation, memory, first, torch.Generator(), greedy=True)
+        memory = expected.memory
+        np.testing.assert_array_equal(model.act(observation), expected.action.numpy())
+        torch.testing.assert_close(model._memory, memory)
+        memories.append(memory)
+    assert not torch.allclose(memories[3], memories[4])
+    with pytest.raises(murmurate.Refusal, match=r"Call reset\(\)"):
+        model.act(observations[0, :2])
+    model.reset()
+    assert model.act(observations[0, 0]) in (0, 1)
+
+
+def test_the_newest_of_stacked_images_alone_is_enough(trained: MakeModel) -> None:
+    model = trained("pong-a2c", simulators=2)
+    images = np.random.default_rng(0).integers(0, 256, (6, 1, 84, 84), np.uint8)
+    wholes = [np.concatenate([images[max(0, t - back)] for back in (3, 2, 1, 0)]) for t in range(6)]
+    expected = [model.act(whole) for whole in wholes]
+    for image, whole, action in zip(images, wholes, expected, strict=True):
+        assert model.act(image) == action
+        np.testing.assert_array_equal(model._stack, whole[None])
+    with pytest.raises(murmurate.Refusal, match="float64"):
+        model.act(np.zeros((4, 84, 84)))
+
+
+def test_observations_and_actions_are_the_environments_own(trained: MakeModel) -> None:
+    model = trained(env="gym:Taxi-v4", algorithm="a2c", simulators=2)
+    env = gymnasium.make("Taxi-v4")
+    seen, _ = env.reset(seed=0)
+    for _ in range(5):
+        action = model.act(seen)
+        assert env.action_space.contains(action)
+        seen, *_ = env.step(action)
+    assert model.act([1, 2, 3]).shape == (3,)
+    with pytest.raises(murmurate.Refusal, match="observation"):
+        model.act(1.5)
+
+
+def test_rescaled_actions_of_stacked_observations_play_in_the_environment(
+    trained: MakeModel, tmp_path: Path
+) -> None:
+    model = trained(
+        env="gym:Pendulum-v1", algorithm="td3", world={"rescale_actions": True, "frame_stack": 3},
+        replay={"learning_starts": 256}, simulators=2,
+    )  # fmt: skip
+    assert model.spec.action_high == (1.0,)
+    env = gymnasium.make("Pendulum-v1")
+    seen, _ = env.reset(seed=3)
+    stack = [seen] * 3
+    model.export(tmp_path / "policy.pt2")
+    program = torch.export.load(tmp_path / "policy.pt2").module()
+    for _ in range(5):
+        action = model.act(seen)
+        assert env.action_space.contains(action)
+        whole = torch.from_numpy(np.concatenate(stack))[None]
+        (exported,) = program(whole)
+        np.testing.assert_allclose(exported[0].detach().numpy(), action, rtol=1e-5, atol=1e-6)
+        seen, *_ = env.step(action)
+        stack = [*stack[1:], seen]
+
+
+def test_an_onnx_policy_with_memory_plays_as_the_agent_does(trained: MakeModel, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model = trained("cartpole-ppo", **RECURRENT)
+    written = model.export(tmp_path / "policy.onnx")
+    assert written.inputs == ("observation", "memory", "first")
+    assert written.outputs == ("action", "logits", "value", "new_memory")
+    assert 0 < written.max_error < 1e-5
+    session = onnxruntime.InferenceSession(tmp_path / "policy.onnx")
+    metadata = json.loads(session.get_modelmeta().custom_metadata_map["murmurate"])
+    assert metadata["run"]["recipe"] == "cartpole-ppo"
+    env = gymnasium.make("CartPole-v1")
+    seen, _ = env.reset(seed=1)
+    memory, first = np.zeros((1, 16), np.float32), np.array([True])
+    for _ in range(8):
+        inputs = {"observation": np.float32(seen)[None], "memory": memory, "first": first}
+        action, _, _, memory = session.run(None, inputs)
+        assert action[0] == model.act(seen)
+        first = np.array([False])
+        seen, *_ = env.step(int(action[0]))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "outputs"),
+    [("cartpole-dqn", ("action", "action_values")), ("pong-a2c", ("action", "logits", "value"))],
+)
+def test_a_program_is_the_greedy_agent_for_batches_of_any_size(
+    recipe: str, outputs: tuple[str, ...], trained: MakeModel, tmp_path: Path
+) -> None:
+    model = trained(recipe, simulators=2)
+    written = model.export(tmp_path / "policy.pt2")
+    assert (written.inputs, written.outputs) == (("observation",), outputs)
+    program = torch.export.load(tmp_path / "policy.pt2").module()
+    for batch in (1, 5):
+        (inputs,) = model.module.example(batch, torch.Generator().manual_seed(batch))  # type: ignore[operator]
+        np.testing.assert_array_equal(program(inputs)[0], model.act(inputs))
+    size = sum(tensor.numel() * 4 for tensor in model._tensors().values())
+    assert (tmp_path / "policy.pt2").stat().st_size < size + 300_000  # no parameter twice, no flat vector
+
+
+def test_weights_are_all_parameters_with_what_rebuilds_the_net(trained: MakeModel, tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    model = trained("cartpole-ppo", **RECURRENT)
+    model.export(tmp_path / "weights.safetensors")
+    with safe_open(tmp_path / "weights.safetensors", "pt") as file:
+        names, metadata = set(file.keys()), json.loads(file.metadata()["murmurate"])
+        mean = file.get_tensor("ppo.normalizer.moments.mean")
+        weight = file.get_tensor("ppo.policy_head.weight")
+    assert "ppo.core.cell.weight_hh" in names
+    assert mean.abs().sum() > 0
+    (learner,) = load_agent(model.run, model.folder / "checkpoints" / "last").replicas.values()
+    torch.testing.assert_close(weight, dict(learner.module.named_parameters())["policy_head.weight"].data)
+    assert metadata["run"]["agent"]["recurrent"] == 8
+    assert metadata["observation_shape"] == [4]
+
+
+def test_an_export_that_computes_something_else_is_found(trained: MakeModel) -> None:
+    program: Any = trained("cartpole-a2c").module
+    assert largest_error(program, lambda inputs: list(program(*inputs))) == 0.0
+
+    def off(inputs: Any) -> list[torch.Tensor]:
+        action, logits, value = program(*inputs)
+        return [action, logits + 1e-2, value]
+
+    with pytest.raises(murmurate.RunFailed, match="another logits"):
+        largest_error(program, off)
+    with pytest.raises(murmurate.RunFailed, match="another action"):
+        largest_error(program, lambda inputs: [1 - program(*inputs)[0], *program(*inputs)[1:]])
+
+
+def test_a_classifier_predicts_and_exports(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    run = dataclasses.replace(smallest("resnet20", tmp_path / "data"), launcher="inline", updates=2)
+    murmurate.train(run, out=tmp_path / "run", quiet=True)
+    model = murmurate.load(tmp_path / "run")
+    images = np.random.default_rng(0).integers(0, 256, (3, *model.spec.observation_shape), np.uint8)
+    probabilities = model.predict_proba(images)
+    np.testing.assert_allclose(probabilities.sum(1), 1.0, rtol=1e-5)
+    np.testing.assert_array_equal(model.predict(images), probabilities.argmax(1))
+    np.testing.assert_allclose(model.predict_proba(images[0]), probabilities[0], rtol=1e-4)
+    written = model.export(tmp_path / "net.pt2")
+    assert (written.inputs, written.outputs) == (("observation",), ("probabilities",))
+    (exported,) = torch.export.load(tmp_path / "net.pt2").module()(torch.from_numpy(images))
+    np.testing.assert_allclose(exported.detach(), probabilities, rtol=1e-4, atol=1e-6)
+    assert model.evaluate(4)["test_images"] == 4
+    with pytest.raises(murmurate.Refusal, match="Use predict"):
+        model.act(images)
+
+
+def test_what_cannot_be_loaded_or_exported_says_why(trained: MakeModel, tmp_path: Path) -> None:
+    with pytest.raises(murmurate.Refusal, match="holds no run"):
+        murmurate.load(tmp_path)
+    model = trained("cartpole-a2c")
+    with pytest.raises(murmurate.Refusal, match=r"\.safetensors, \.pt2, \.onnx"):
+        model.export(tmp_path / "policy.h5")
+    with pytest.raises(murmurate.Refusal, match="cannot be written"):
+        model.export(tmp_path / "nowhere" / "policy.safetensors")
+    with pytest.raises(murmurate.Refusal, match="is an agent"):
+        model.predict(np.zeros(4))
+    drawing = trained("cartpole-arm")
+    with pytest.raises(murmurate.Refusal, match="at random even when greedy"):
+        drawing.export(tmp_path / "policy.pt2")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_evaluate_is_murmurate_eval(trained: MakeModel, capsys: pytest.CaptureFixture[str]) -> None:
+    model = trained("cartpole-a2c")
+    figures = model.evaluate(3, seed=4)
+    assert main(["eval", str(model.folder), "--episodes", "3", "--seed", "4", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert figures["returns"] == printed["returns"]
+    assert len(figures["returns"]) == 3
+
+
+def test_the_command_exports(trained: MakeModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, target = str(trained("cartpole-a2c").folder), tmp_path / "weights.safetensors"
+    assert main(["export", folder, "--to", str(target), "--csv", str(tmp_path / "r.csv"), "--json"]) == 0
+    written = json.loads(capsys.readouterr().out)
+    assert written["path"] == str(target)
+    assert written["csv"]["rows"] == len((tmp_path / "r.csv").read_text().splitlines()) - 1
+    assert main(["export", folder, "--to", str(tmp_path / "p.pt2")]) == 0
+    assert "(observation) to (action, logits, value)" in capsys.readouterr().out
+    assert main(["export", folder]) == 2
+    assert "Say what to write" in capsys.readouterr().err

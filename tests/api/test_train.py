@@ -1,0 +1,224 @@
+"""``murmurate.train`` and ``resume``: fields, refusals, callbacks, the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import murmurate
+from murmurate.api.runs import configured, new_folder
+from murmurate.strategies.gala import GALA
+
+SHORT: dict[str, Any] = {"launcher": "inline", "simulators": 2, "eval_episodes": 1, "quiet": True}
+
+
+class Seen(murmurate.Callback):
+    """Keeps what it is called with."""
+
+    def __init__(self) -> None:
+        self.records: list[Mapping[str, Any]] = []
+        self.events: list[str] = []
+        self.checkpoints: list[Path] = []
+        self.results: list[murmurate.Result] = []
+
+    def on_record(self, record: Mapping[str, Any]) -> None:
+        self.records.append(record)
+
+    def on_event(self, record: Mapping[str, Any]) -> None:
+        self.events.append(record["event"])
+
+    def on_checkpoint(self, folder: Path) -> None:
+        assert (folder / "state.json").exists()
+        self.checkpoints.append(folder)
+
+    def on_end(self, result: murmurate.Result) -> None:
+        self.results.append(result)
+
+
+def test_a_run_its_callbacks_and_its_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = Seen(), Seen()
+    result = murmurate.train(
+        "cartpole-a2c",
+        strategy={"name": "gala", "staleness_bound": 3},
+        replicas=2,
+        updates=30,
+        seed=5,
+        agent={"learning_rate": 1e-3, "hidden": 8},
+        out=tmp_path / "run",
+        callbacks=[first],
+        **SHORT,
+    )
+    assert capsys.readouterr().out == ""
+    assert (result.code, result.folder) == (0, tmp_path / "run")
+    assert result.summary["updates"] == 30
+    assert {record["replica"] for record in first.records} == {0, 1}
+    assert first.checkpoints == [tmp_path / "run" / "checkpoints" / "last"]
+    assert "checkpoint" in first.events
+    assert first.results == [result]
+    again = murmurate.resume(tmp_path / "run", updates=60, callbacks=[second], quiet=True)
+    assert again.summary["updates"] == 60
+    # none of the records from before the resume
+    assert min(record["updates"] for record in second.records) > 30
+    run = murmurate.load(tmp_path / "run").run
+    assert isinstance(run.strategy, GALA)
+    assert (run.strategy.staleness_bound, run.seed, run.replicas) == (3, 5, 2)
+    assert (run.learner.learning_rate, run.learner.hidden) == (1e-3, 8)  # type: ignore[attr-defined]
+
+
+def test_a_callback_stops_a_run(tmp_path: Path) -> None:
+    class Enough(murmurate.Callback):
+        def on_record(self, record: Mapping[str, Any]) -> Any:
+            return murmurate.STOP
+
+    result = murmurate.train(
+        "cartpole-a2c", updates=1_000_000, out=tmp_path / "run", callbacks=[Enough()], **SHORT
+    )
+    assert result.code == 0
+    assert result.summary["exit"] == "finished"
+    assert result.summary["stopped_because"] == "the callback Enough.on_record stopped the run"
+    assert result.summary["updates"] < 1_000_000
+
+
+@pytest.mark.parametrize("method", ["on_record", "on_checkpoint", "on_end"])
+def test_a_callback_that_fails_ends_the_run_and_keeps_the_checkpoint(method: str, tmp_path: Path) -> None:
+    error = KeyError("mine")
+
+    def fail(argument: object) -> None:
+        raise error
+
+    callback = type("Broken", (), {method: staticmethod(fail)})()
+    with pytest.raises(murmurate.RunFailed, match=rf"Broken\.{method} raised KeyError: 'mine'") as failure:
+        murmurate.train("cartpole-a2c", updates=40, out=tmp_path / "run", callbacks=[callback], **SHORT)
+    assert failure.value.__cause__ is error
+    assert murmurate.load(tmp_path / "run").act([0.0] * 4) in (0, 1)
+
+
+class _Misspelt(murmurate.Callback):
+    def on_records(self, record: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"recipe": "cartpole-a2x"}, "Did you mean 'cartpole-a2c'"),
+        ({"recipe": None}, "say what to train"),
+        ({"env": "gym:CartPole-v1"}, "say what to train"),
+        ({"algorithm": "a2c"}, "leave out env and algorithm"),
+        ({"recipe": 3}, "takes a name"),
+        ({"agent": {"learning_rte": 1.0}}, "agent has no field 'learning_rte'. Did you mean 'learning_rate'"),
+        ({"learning_rate": 1.0}, "Did you mean agent={'learning_rate': ...}"),
+        ({"agent": {"learning_rate": "fast"}}, "agent.learning_rate is 'fast'; it must be float"),
+        ({"agent": {"torso": "mpl"}}, "did you mean 'mlp'"),
+        ({"agent": 3}, "takes a mapping"),
+        ({"replicas": "4"}, "replicas is '4'; it must be int"),
+        ({"replicas": True}, "it must be int"),
+        ({"replicas": 0}, "replicas is 0; it must be from 1"),
+        ({"simulater": 2}, "Did you mean 'simulators'"),
+        ({"strategy": "galla"}, "Did you mean 'gala'"),
+        ({"strategy": {"name": "gala", "staleness": 3}}, "Did you mean 'staleness_bound'"),
+        ({"strategy": 3}, "takes a name"),
+        ({"launcher": "inlin"}, "Did you mean 'inline'"),
+        ({"world": {"id": "Acrobot-v1"}}, "world has no field 'id'"),
+        ({"callbacks": [Seen]}, "callbacks=[Seen()]"),
+        ({"callbacks": [object()]}, "object is no callback"),
+        ({"callbacks": [_Misspelt()]}, "Did you mean on_record"),
+        ({"loggers": ["wandbb"]}, "loggers is ['wandbb']"),
+    ],
+)
+def test_what_is_wrong_is_refused_before_anything_is_made(
+    arguments: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    given = {"recipe": "cartpole-a2c", "out": tmp_path / "run", **arguments}
+    if "env" in given:
+        del given["recipe"]
+    with pytest.raises(murmurate.Refusal) as refusal:
+        murmurate.train(**given)
+    assert sentence in str(refusal.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_option_of_the_command_line_is_reachable() -> None:
+    from murmurate.cli.options import options
+
+    run = murmurate.recipe("cartpole-apex-dqn")
+    for option in options(run):
+        value: Any = option.value
+        for name in reversed(option.name.replace("-", "_").split(".")):
+            value = {name: value}
+        assert configured(run, value) == run, option.name
+
+
+def test_numpy_numbers_lists_and_objects_are_taken() -> None:
+    import numpy as np
+
+    run = murmurate.recipe("cartpole-a2c")
+    agent = dataclasses.replace(run.learner, discount=0.9)  # type: ignore[type-var]
+    changed = configured(
+        run, {"replicas": np.int64(3), "agent": agent, "placement": {"devices": ["cpu", "cpu"]}}
+    )
+    assert (changed.replicas, type(changed.replicas)) == (3, int)
+    assert changed.learner == agent
+    assert changed.placement.devices == ("cpu", "cpu")
+
+
+def test_folders_of_runs_in_one_second_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda form: "20260101-000000")
+    first = new_folder("gym:my/Env-a2c")
+    assert first == Path("runs/gym-my-Env-a2c-20260101-000000")
+    first.mkdir(parents=True)
+    assert new_folder("gym:my/Env-a2c") == Path("runs/gym-my-Env-a2c-20260101-000000-2")
+
+
+_SCRIPT = """
+    import murmurate
+
+    def go():
+        try:
+            murmurate.train("cartpole-a2c", minutes=5, out="run", callbacks=[Ready()])
+        except KeyboardInterrupt as interrupt:
+            print("interrupted:", interrupt)
+
+    class Ready(murmurate.Callback):
+        def on_record(self, record):
+            print("ready", flush=True)
+    {call}
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_script_saves_and_raises(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(_SCRIPT.format(call='\n    if __name__ == "__main__":\n        go()')))
+    with subprocess.Popen(
+        [sys.executable, script], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("ready"):
+                process.send_signal(signal.SIGINT)
+                break
+        rest = process.stdout.read()
+    assert process.returncode == 0
+    assert "interrupted: the run is saved; go on with murmurate.resume('run')" in rest
+    assert (tmp_path / "run" / "checkpoints" / "last" / "state.json").exists()
+
+
+def test_a_script_without_a_guard_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import murmurate\nmurmurate.train('cartpole-a2c', updates=2, out='run')\n")
+    ended = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1
+    assert "Refusal: each process imports the script" in ended.stderr
+    assert "if __name__ == '__main__':" in ended.stderr
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,88 @@
+"""``murmurate train --seeds``: one folder, interrupted and continued by the same command, one report."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from murmurate.cli.main import main
+from murmurate.errors import Refusal
+from murmurate.tuning.sweep import read_seeds, seed_text
+from waiting import until
+
+RUN = ["cartpole-a2c", "--launcher", "inline", "--eval-episodes", "1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"),
+    [("0-4", [0, 1, 2, 3, 4]), ("0,3,7", [0, 3, 7]), ("5", [5]), ("7, 2-3,3", [2, 3, 7])],
+)
+def test_seeds_are_read_and_written(text: str, seeds: list[int]) -> None:
+    assert read_seeds(text) == seeds
+    assert read_seeds(seed_text(seeds)) == seeds
+
+
+@pytest.mark.parametrize("text", ["", "a", "3-1", "-1", "0-", "0..4", "1.5", "0-99999", "١"])
+def test_what_are_no_seeds_is_refused(text: str) -> None:
+    with pytest.raises(Refusal):
+        read_seeds(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        (["--seeds", "0-1", "--seed", "1"], "--seed and --seeds"),
+        (["--seeds", "0-1", "--jobs", "0"], "--jobs is 0"),
+        (["--jobs", "2"], "--jobs is for several runs"),
+        (["--seeds", "0-1", "--replicas", "0"], "replicas is 0"),
+    ],
+)
+def test_refusals_change_nothing(words: list[str], cause: str, tmp_path: Path, capfd) -> None:
+    assert main(["train", *RUN, *words, "--out", str(tmp_path / "x")]) == 2
+    assert cause in capfd.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_same_command_continues_an_interrupted_sweep(tmp_path: Path, capfd) -> None:
+    folder = tmp_path / "sweep"
+    words = [*RUN, "--env-steps", "none", "--minutes", "0.03", "--record-every-seconds", "0.2"]
+    command = ["train", *words, "--seeds", "0,3", "--out", str(folder)]
+
+    process = subprocess.Popen(
+        [sys.executable, "-m", "murmurate", *command], stdout=subprocess.PIPE, text=True
+    )
+    until(lambda: (folder / "seed-0" / "metrics.jsonl").exists(), "the first record of seed 0")
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "Go on with: murmurate train cartpole-a2c" in out
+    assert _summary(folder / "seed-0")["exit"] == "interrupted"
+    assert not (folder / "seed-3").exists()
+
+    assert main(command) == 0
+    out = capfd.readouterr().out
+    assert f"seed 0: murmurate resume {folder}/seed-0" in out
+    scores = [_summary(folder / name)["eval_return_mean"] for name in ("seed-0", "seed-3")]
+    assert [_summary(folder / name)["exit"] for name in ("seed-0", "seed-3")] == ["finished"] * 2
+    assert [_summary(folder / name)["seed"] for name in ("seed-0", "seed-3")] == [0, 3]
+    assert "eval_return_mean of 2 runs: mean " in out
+    page = (folder / "report.html").read_text()
+    data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+    assert [run["eval_return_mean"] for run in data["runs"]] == scores
+
+    # finished seeds are kept as they are, and other settings are refused
+    before = (folder / "seed-0" / "metrics.jsonl").stat().st_mtime_ns
+    assert main(command) == 0
+    assert "finished before: seeds 0,3" in capfd.readouterr().out
+    assert (folder / "seed-0" / "metrics.jsonl").stat().st_mtime_ns == before
+    assert main(["train", *RUN, "--seeds", "0,3", "--out", str(folder)]) == 2
+    assert "another env_steps, minutes" in capfd.readouterr().err
+
+
+def _summary(folder: Path) -> dict:
+    return json.loads((folder / "summary.json").read_text())

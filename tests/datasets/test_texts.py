@@ -1,0 +1,223 @@
+"""Text in Markdown, CSV and JSON lines, the names of documents, and pairs of words."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import math
+
+import numpy as np
+import pytest
+
+from murmurate.datasets import collocations
+from murmurate.datasets._markdown import prose
+from murmurate.datasets._record_errors import RecordErrors
+from murmurate.datasets._texts import TextSource
+from murmurate.datasets.reading import Skipped, detect_kind, read
+from murmurate.datasets.tokens import Tokens
+from murmurate.errors import Refusal
+
+ALL = Tokens(min_letters=1, min_df=1, max_df=1.0)
+PAGE = """---
+title: hidden
+---
+# A *Heading*
+
+Some `inline` [linked words](https://example.org/address) and ![a picture](x.png).
+Next<br>line.
+
+```python
+code = hidden
+```
+
+    indented = hidden
+
+<div class="hidden">hidden</div>
+
+| left | right |
+|---|---|
+| cell | other |
+"""
+
+
+def counts(corpus) -> list[dict[str, int]]:
+    rows = []
+    for first, last in zip(corpus.starts[:-1], corpus.starts[1:], strict=True):
+        words = [corpus.vocabulary[w] for w in corpus.words[first:last]]
+        rows.append(dict(zip(words, corpus.counts[first:last].tolist(), strict=True)))
+    return rows
+
+
+def test_prose_of_markdown():
+    words = prose(PAGE).split()
+    assert words == (
+        "A Heading Some inline linked words and a picture. Nextline. left right cell other".split()
+    )
+    assert prose("---\nno front matter, a rule above") == "no front matter, a rule above"
+
+
+def test_a_folder_of_markdown(tmp_path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "b.md").write_text("ant **bee**\n\n```\nhidden\n```\n")
+    (tmp_path / "deep" / "a.markdown").write_text("bee bee\n")
+    (tmp_path / "c.md").write_text("```\nhidden\n```\n")
+    assert detect_kind(tmp_path) == "markdown"
+    skipped = Skipped()
+    assert counts(read(tmp_path, tokens=ALL, skipped=skipped)) == [{"ant": 1, "bee": 1}, {"bee": 2}]
+    assert skipped.documents.tolist() == [1]
+    source = TextSource(tmp_path, "markdown")
+    assert list(source.names()) == ["b.md", "c.md", "deep/a.markdown"]
+    assert source.pick([2])[2] == ("deep/a.markdown", "bee bee")
+    (tmp_path / "d.md").write_text("cow")  # is noticed by the cache
+    assert counts(read(tmp_path, tokens=ALL))[-2] == {"cow": 1}
+    (tmp_path / "e.txt").write_text("*dog*")  # a folder with .txt files is read for these, as ever
+    assert detect_kind(tmp_path) == "text"
+    assert counts(read(tmp_path, tokens=ALL)) == [{"dog": 1}]
+    assert len(read(tmp_path, tokens=ALL, kind="markdown")) == 4
+    with pytest.raises(Refusal, match="is one document"):
+        read(tmp_path / "b.md", kind="markdown")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "csv.gz", "jsonl", "jsonl.gz"])
+def test_a_column(tmp_path, suffix):
+    rows = [("x1", "ant, bee\nant"), ("x2", 'a "cow"'), ("x3", "bee" * 60_000)]
+    path = tmp_path / f"papers.{suffix}"
+    opened = gzip.open if suffix.endswith("gz") else open
+    with opened(path, "wt", encoding="utf-8", newline="") as file:
+        if "json" in suffix:
+            file.write("\n".join(json.dumps({"id": i, "body": text}) for i, text in rows) + "\n\n")
+        else:
+            file.write("\ufeff")
+            table = csv.writer(file, delimiter="\t" if suffix == "tsv" else ",")
+            table.writerows([("id", "body"), *rows])
+    made = read(path, column="body", tokens=ALL)
+    assert counts(made) == [{"ant": 2, "bee": 1}, {"cow": 1}, {"bee" * 60_000: 1}]
+    assert list(TextSource(path, detect_kind(path), "body", "id").names()) == ["x1", "x2", "x3"]
+    assert TextSource(path, detect_kind(path), "body").pick([1]) == {1: ("2", 'a "cow"')}
+    with pytest.raises(Refusal, match=r"has the columns id, body.*--column body"):
+        read(path, tokens=ALL)
+    with pytest.raises(Refusal, match=r"no column 'text'. Its columns: id, body. .*--column"):
+        read(path, column="text", tokens=ALL)
+    with pytest.raises(Refusal, match="name-column"):
+        read(path, column="body", name_column="title", tokens=ALL)
+
+
+def test_one_column_needs_no_name_and_only_kinds_with_columns_have_them(tmp_path):
+    (tmp_path / "a.csv").write_text("text\nant\nbee\n")
+    assert counts(read(tmp_path / "a.csv", tokens=ALL)) == [{"ant": 1}, {"bee": 1}]
+    (tmp_path / "a.txt").write_text("ant\n")
+    with pytest.raises(Refusal, match="--column .* is for corpora of kind csv or jsonl"):
+        read(tmp_path / "a.txt", column="text")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line", "detail"),
+    [
+        ("a.csv", b"id,body\n1,ant\n2\n3,bee\n", 3, "1 fields, and there are 2 columns"),
+        ("a.csv", b"id,body\n1,ant\n2,  \n3,bee\n", 3, "column 'body' is empty"),
+        ("a.csv", b"id,body\n1,ant\n2,\xff\n3,bee\n", 3, "byte 0xff is not UTF-8"),
+        ("a.jsonl", b'{"body": "ant"}\n{"body": \n{"body": "bee"}\n', 2, "no JSON object"),
+        ("a.jsonl", b'{"body": "ant"}\n{"body": 5}\n{"body": "bee"}\n', 2, "'5', which is no text"),
+        ("a.jsonl", b'{"body": "ant"}\n{"id": "x"}\n{"body": "bee"}\n', 2, "column 'body' is empty"),
+        ("a.jsonl", b'{"body": "ant"}\n["body"]\n{"body": "bee"}\n', 2, "no JSON object"),
+        ("a.jsonl", b'{"body": "ant"}\n{"body": "\xff"}\n{"body": "bee"}\n', 2, "byte 0xff is not UTF-8"),
+    ],
+)
+def test_errors_in_records_are_refused_or_left_out(tmp_path, name, content, line, detail):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(Refusal, match=f"line {line}: .*{detail}.*--skip-bad"):
+        read(path, column="body", tokens=ALL)
+    skipped = Skipped()
+    made = read(path, column="body", tokens=ALL, skip_bad=True, skipped=skipped)
+    assert counts(made) == [{"ant": 1}, {"bee": 1}]
+    assert skipped.documents.tolist() == [1]
+    assert skipped.causes.total() == 1
+
+
+def test_a_csv_without_a_header_is_refused(tmp_path):
+    (tmp_path / "a.csv").write_text("")
+    with pytest.raises(Refusal, match="no header"):
+        read(tmp_path / "a.csv")
+
+
+OTHERS = " ".join(chr(97 + i) * 3 + chr(97 + j) for i in range(26) for j in range(26))
+
+
+# -- pairs of words -----------------------------------------------------------------------------------------
+
+
+def oracle(texts: list[str], tokens: Tokens, least: int, npmi: float) -> set[str]:
+    """By the definition, with probabilities."""
+    words = [text.split() for text in texts]
+    total = sum(map(len, words))
+    found = set()
+    for a in {w for text in words for w in text}:
+        for b in {w for text in words for w in text}:
+            both = sum(text[i : i + 2] == [a, b] for text in words for i in range(len(text)))
+            if both < least or a == b or not (tokens.counts(a) and tokens.counts(b)):
+                continue
+            p, p_a, p_b = (n / total for n in (both, *(sum(text.count(w) for text in words) for w in (a, b))))
+            if math.log(p / (p_a * p_b)) / -math.log(p) >= npmi:
+                found.add(f"{a}_{b}")
+    return found
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_collocations_are_pairs_with_a_high_npmi(seed):
+    random = np.random.default_rng(seed)
+    frequent = random.choice(["new", "york", "the", "cow", "dog"], (30, 12), p=[0.1, 0.1, 0.3, 0.25, 0.25])
+    texts = [" ".join(row).replace("new", "new york") for row in frequent]
+    tokens = Tokens(stop_words=frozenset(["the"]))
+    for least, npmi in ((5, 0.5), (3, 0.1)):
+        found = collocations.find(texts, tokens, least_count=least, least_npmi=npmi)
+        assert found == oracle(texts, tokens, least, npmi)
+    assert "new_york" in collocations.find(texts, tokens, least_npmi=0.3)
+
+
+def test_rare_pairs_are_forgotten_where_there_are_many(monkeypatch):
+    monkeypatch.setattr(collocations, "_MOST_PAIRS", 50)
+    letters = [chr(97 + i) * 3 for i in range(26)]
+    texts = [" ".join(np.random.default_rng(i).permutation(letters)) + " new york" * 2 for i in range(20)]
+    assert "new_york" in collocations.find(texts, ALL)
+
+
+def test_bigrams_count_as_one_word_and_new_texts_are_counted_alike(tmp_path):
+    texts = ["machine learning is fun", "deep machine learning", "the machine of learning", "fun fun machine"]
+    path = tmp_path / "a.txt"
+    path.write_text("\n".join([*texts * 5, OTHERS]) + "\n")
+    tokens = Tokens(min_df=6, max_df=1.0)  # without "deep", which is in 5 documents
+    made = read(path, tokens=tokens, bigrams=True)
+    assert made.vocabulary == ("fun", "machine", "machine_learning")
+    assert counts(made)[:4] == [
+        {"machine_learning": 1, "fun": 1},
+        {"machine_learning": 1},
+        {"machine": 1},
+        {"fun": 2, "machine": 1},
+    ]
+    again = read(path, vocabulary=made.vocabulary, bigrams=True)
+    assert counts(again) == counts(made)
+    # without the option a vocabulary's pair is a word that no text has
+    with pytest.warns(UserWarning, match="1 of the 3 words"):
+        assert counts(read(path, vocabulary=made.vocabulary))[0] == {"machine": 1, "fun": 1}
+
+
+def test_a_pair_that_the_bounds_leave_out_leaves_its_words(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("new york\n" * 5 + "new\nyork\n" * 4 + OTHERS + "\n")
+    made = read(path, tokens=Tokens(min_df=4, max_df=1.0), bigrams=True)
+    assert made.vocabulary == ("new", "new_york", "york")
+    made = read(path, tokens=Tokens(min_df=4, max_df=4), bigrams=True)  # the pair is in 5
+    assert made.vocabulary == ("new", "york")
+    assert counts(made)[0] == {"new": 1, "york": 1}
+
+
+def test_documents_are_those_of_names(tmp_path):
+    """Documents with errors keep their place."""
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"t": "ant", "n": "one"}\n{"t": 3, "n": "two"}\n\n{"t": "bee", "n": "three"}\n')
+    source = TextSource(path, "jsonl", "t", "n")
+    documents = list(source.documents(RecordErrors(path, skip=True)))
+    assert [d.name for d in documents] == list(source.names()) == ["one", "two", "three"]
+    assert [d.text for d in documents] == ["ant", "", "bee"]

@@ -1,0 +1,211 @@
+"""``murmurate.run`` in a script that torchrun started: its ranks are the replicas."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import murmurate
+from launch.test_torchrun import Ranks
+from murmurate.errors import Refusal
+from murmurate.fabric.processes.spawn import Died
+from murmurate.launch import script_ranks
+
+pytestmark = pytest.mark.timeout(300)
+_ENGINE = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+HERE = Path(__file__).parents[1]
+
+
+def train(loop):
+    torch.manual_seed(1)
+    net = torch.nn.Linear(4, 1)
+    optimizer = loop.wrap_optimizer(torch.optim.SGD(net.parameters(), lr=0.1), net)
+    source = torch.Generator().manual_seed(0)
+    for batch in loop.inputs([torch.randn(8, 4, generator=source) for _ in range(10)]):
+        optimizer.zero_grad()
+        net(batch).pow(2).mean().backward()
+        optimizer.step()
+    print("hello from", loop.rank, "of", loop.size)
+    loop.finish(30.0)
+    return {"rank": loop.rank, "weight": loop.agreed()["weight"], "what cannot be sent": train}
+
+
+def plain(loop):
+    found = train(loop)
+    return {"rank": found["rank"], "weight": found["weight"].tolist()}
+
+
+def one_is_killed(loop):
+    optimizer = loop.wrap_optimizer(torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1))
+    for step in range(30):
+        if loop.rank == 1 and step == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.step()
+    return optimizer.last.heard
+
+
+class OddError(Exception):
+    """Its arguments are not its message, so it cannot be unpickled."""
+
+    def __init__(self, code, why):
+        super().__init__(f"{why} ({code})")
+
+
+def one_breaks(loop):
+    optimizer = loop.wrap_optimizer(torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1))
+    for step in range(10**9):  # without end, for a rank that is not stopped
+        if loop.rank == 1 and step == 3:
+            raise OddError(404, "no such image")
+        optimizer.step()
+
+
+_SCRIPT = """
+import sys
+import murmurate
+from launch import test_script_ranks as t
+
+if __name__ == "__main__":
+    for main, strategy in {calls}:
+        result = murmurate.run(getattr(t, main), strategy=strategy, output="all")
+        print("RESULT", main, strategy, result, flush=True)
+"""
+
+
+def script(folder: Path, *calls: tuple[str, str]) -> Path:
+    path = folder / "own.py"
+    path.write_text(_SCRIPT.format(calls=calls))
+    return path
+
+
+def environment() -> dict[str, str]:
+    return {"PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
+
+
+def torchrun(folder: Path, *calls: tuple[str, str]) -> Ranks:
+    given = ("--standalone", "--nproc-per-node", 2, script(folder, *calls))
+    return Ranks(folder, *given, environment=environment())
+
+
+def by_hand(path: Path) -> list[subprocess.Popen[str]]:
+    """Two ranks as an engine other than torch elastic starts them: it leaves the others alone."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        engine = _ENGINE | environment() | {"MASTER_PORT": str(free.getsockname()[1])}
+    return [
+        subprocess.Popen(
+            [sys.executable, path],
+            env=os.environ | engine | {"RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+
+
+def test_each_rank_is_one_replica_and_the_results_are_those_of_local_processes(tmp_path: Path) -> None:
+    """Twice in one script: under all-reduce, and under a strategy with a centre."""
+    with torchrun(tmp_path, ("plain", "all-reduce"), ("plain", "parameter-server")) as command:
+        assert command.wait() == 0, command.said()
+        said = command.said()
+        command.leaves_nothing()
+    assert sorted(re.findall(r"^\[\d\] hello.*$", said, re.M)) == [
+        f"[{rank}] hello from {rank} of 2" for rank in (0, 0, 1, 1)
+    ]
+    results = re.findall(r"^RESULT plain (\S+) (.*)$", said, re.M)
+    for strategy in ("all-reduce", "parameter-server"):
+        one, other = (result for name, result in results if name == strategy)
+        assert one == other, "every rank has the results of all"
+    local = murmurate.run(plain, replicas=2)
+    assert results[0][0] == "all-reduce"
+    assert results[0][1] == str(local), "the same bits"
+
+
+@pytest.mark.slow
+def test_without_torch_elastic_the_others_go_on_without_a_rank_that_is_killed(tmp_path: Path) -> None:
+    ranks = by_hand(script(tmp_path, ("one_is_killed", "all-reduce")))
+    said = [rank.communicate(timeout=240)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, -signal.SIGKILL], said
+    assert f"RESULT one_is_killed all-reduce {[1, Died(1, None)]}" in said[0]
+    assert re.search(r"murmurate: replica 1 died \(process \d+ on ", said[0])
+
+
+@pytest.mark.slow
+def test_a_rank_that_raises_ends_all_and_each_tells_why(tmp_path: Path) -> None:
+    ranks = by_hand(script(tmp_path, ("one_breaks", "all-reduce")))
+    said = [rank.communicate(timeout=240)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [1, 1], said
+    for text in said:
+        assert "replica 1 failed: OddError: no such image (404)" in text
+        assert "in one_breaks" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["all-reduce", "gala"])
+def test_ranks_that_share_no_memory_talk_over_the_network(strategy: str, tmp_path: Path) -> None:
+    path = script(tmp_path, ("plain", strategy))
+    apart = "import os\nfrom murmurate.launch import host_memory, job_spec, rendezvous\n"
+    apart += "for module in (host_memory, job_spec, rendezvous):\n"
+    apart += "    module.this_host = lambda: f\"host {os.environ['RANK']}\"\n"
+    path.write_text(apart + path.read_text())
+    ranks = by_hand(path)
+    said = [rank.communicate(timeout=240)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    results = [re.findall(r"^RESULT .*$", text, re.M) for text in said]
+    assert results[0] == results[1]
+    if strategy == "all-reduce":
+        assert str(murmurate.run(plain, replicas=2)) in results[0][0]
+
+
+def test_a_result_of_another_rank_arrives_if_it_is_plain() -> None:
+    sent = {"loss": 0.5, "weights": [torch.ones(2)], "name": "a", "none": None}
+    found = script_ranks._unpacked(script_ranks._packed(sent))
+    assert torch.equal(found.pop("weights")[0], torch.ones(2))
+    assert found == {"loss": 0.5, "name": "a", "none": None}
+    assert script_ranks._unpacked(script_ranks._packed(lambda: 1)) is None
+
+
+def nothing(loop):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (
+            {"replicas": 3},
+            r"started 2 rank\(s\), each of them a replica: they do not make replicas=3. .*start 3 rank",
+        ),
+        ({"parts": 3}, r"2 rank\(s\), each of them a part of a replica of 3 parts.*whole replicas.*start 3"),
+        ({"launcher": "local"}, r"started this script 2 times.*launcher='local'. Leave launcher out"),
+        ({"launcher": "ray"}, r"launcher='ray'. Leave launcher out"),
+        ({"strategy": "solo"}, "solo trains one replica, and the run has 2"),
+    ],
+)
+def test_what_does_not_fit_the_ranks_is_refused(given, sentence, monkeypatch) -> None:
+    for name, value in _ENGINE.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(Refusal, match=sentence):
+        murmurate.run(nothing, **given)
+
+
+def test_hogwild_over_several_hosts_is_refused(monkeypatch) -> None:
+    for name, value in (_ENGINE | {"LOCAL_WORLD_SIZE": "1"}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(Refusal, match="hogwild needs shared memory, which a group of 2 hosts does not offer"):
+        murmurate.run(nothing, strategy="hogwild")
+
+
+def test_the_launcher_torchrun_outside_torchrun_names_the_command() -> None:
+    with pytest.raises(
+        Refusal, match=r"did not start this script. Run: torchrun --nproc-per-node 2 script.py"
+    ):
+        murmurate.run(nothing, launcher="torchrun")

@@ -1,0 +1,86 @@
+"""Weights & Biases and MLflow, with the packages themselves and without a network."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import murmurate
+from murmurate.record.loggers import check_loggers, open_loggers
+
+RECORD: dict[str, Any] = {
+    "time_seconds": 1.5, "env_steps": 640, "updates": 10, "replica": 1, "loss": 0.5, "entropy": None,
+    "not_finite": ["entropy"], "episode_returns": [[9.0, 9], [11.0, 11]],
+}  # fmt: skip
+EVALUATION = {"time_seconds": 1.75, "env_steps": 640, "kind": "evaluation", "eval_return_mean": 12.0}
+CONFIG = {"recipe": "cartpole-a2c", "agent": {"name": "a2c", "learning_rate": 1e-3}, "loggers": ["mlflow"]}
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(murmurate.MissingExtra, match=r"pip install 'murmurate\[wandb\]'"):
+        check_loggers(["wandb"])
+
+
+def test_a_logger_that_cannot_start_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from murmurate.record import loggers
+
+    def raises(*_: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(loggers, "MLflow", raises)
+    with pytest.raises(murmurate.Refusal, match=r"no route to host.*MLFLOW_TRACKING_URI"):
+        open_loggers(["mlflow"], tmp_path, CONFIG)
+
+
+@pytest.mark.slow
+def test_mlflow_has_the_numbers_the_settings_and_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/store.db")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "birds")
+    folder = tmp_path / "my-run"
+    folder.mkdir()
+    (logger,) = open_loggers(["mlflow", "mlflow"], folder, CONFIG)
+    logger.on_record(RECORD)
+    logger.on_evaluation(EVALUATION)
+    logger.on_end(murmurate.Result(folder, {"env_steps": 700, "eval_return_mean": 13.0, "exit": "finished"}))
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("birds").experiment_id])
+    assert run.info.run_name == "my-run"
+    assert run.info.status == "FINISHED"
+    assert run.data.params["agent.learning_rate"] == "0.001"
+    assert run.data.tags["folder"] == str(folder)
+    assert run.data.metrics["replica-1/learning/loss"] == 0.5
+    assert run.data.metrics["replica-1/return/episode_return"] == 10.0
+    assert run.data.metrics["evaluation/eval_return_mean"] == 12.0
+    assert run.data.metrics["summary/eval_return_mean"] == 13.0
+    (point,) = client.get_metric_history(run.info.run_id, "replica-1/learning/loss")
+    assert point.step == 640
+
+
+@pytest.mark.slow
+def test_weights_and_biases_offline_writes_what_a_run_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read back from the file that ``wandb sync`` would send."""
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    result = murmurate.train(
+        "cartpole-a2c", updates=40, launcher="inline", out=tmp_path / "my-run", quiet=True, eval_episodes=1,
+        loggers=["wandb"], agent={"learning_rate": 2e-3},
+    )  # fmt: skip
+    assert result.code == 0
+    (written,) = (tmp_path / "my-run").glob("wandb/offline-run-*/run-*.wandb")
+    content = written.read_bytes()
+    for name in (b"replica-0/learning/loss", b"my-run", b"learning_rate", b"env_steps", b"eval_return_mean"):
+        assert name in content, name

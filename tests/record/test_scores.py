@@ -1,0 +1,96 @@
+"""Scores of several runs: statistics against enumeration, and what a comparison shows of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from a_run_folder import write_run
+
+from murmurate.record import score_statistics
+from murmurate.record.groups import grouped
+from murmurate.record.report import report
+from murmurate.record.runs import open_run
+from murmurate.record.score_sections import score_sections
+from murmurate.record.score_statistics import probability_of_improvement, summarized
+
+pytest.importorskip("scipy")
+
+
+def test_means_and_their_intervals_are_those_of_all_resamples() -> None:
+    scores = [1.0, 2.0, 4.0, 9.0]
+    found = summarized(scores)
+    assert (found.runs, found.mean, found.iqm) == (4, 4.0, 3.0)
+    every = np.array(list(itertools.product(scores, repeat=4)))
+    expected = np.quantile(every.mean(1), [0.025, 0.975])
+    np.testing.assert_allclose(found.mean_interval, expected, atol=0.3)
+    middle = np.sort(every, 1)[:, 1:3].mean(1)
+    np.testing.assert_allclose(found.iqm_interval, np.quantile(middle, [0.025, 0.975]), atol=0.3)
+    one = summarized([5.0])
+    assert (one.mean, one.iqm, one.stderr, one.mean_interval, one.iqm_interval) == (
+        5.0,
+        5.0,
+        None,
+        None,
+        None,
+    )
+    with pytest.raises(ValueError, match="no scores"):
+        summarized([])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_probability_of_improvement_counts_pairs(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    ours, theirs = generator.integers(0, 5, 6).tolist(), generator.integers(0, 5, 4).tolist()
+    pairs = list(itertools.product(ours, theirs))
+    expected = sum(1.0 if x > y else 0.5 if x == y else 0.0 for x, y in pairs) / len(pairs)
+    chance, interval = probability_of_improvement(ours, theirs)
+    assert chance == pytest.approx(expected)
+    assert interval is not None
+    assert interval[0] <= chance <= interval[1]
+    assert probability_of_improvement(theirs, ours)[0] == pytest.approx(1 - expected)
+    assert probability_of_improvement([1.0], [2.0, 3.0]) == (0.0, None)
+
+
+def _groups(tmp_path: Path, **scores: list[float]) -> list[Path]:
+    folders = []
+    for name, of in scores.items():
+        for seed, score in enumerate(of):
+            folder = tmp_path / f"{name}-{seed}"
+            write_run(folder, seconds=60, dead=None, seed=seed, strategy={"name": name.replace("_", "-")})
+            summary = json.loads((folder / "summary.json").read_text())
+            (folder / "summary.json").write_text(json.dumps(summary | {"eval_return_mean": score}))
+            folders.append(folder)
+    return folders
+
+
+def test_a_comparison_of_seeds_has_intervals_and_pairs(tmp_path: Path) -> None:
+    folders = _groups(tmp_path, gala=[18.0, 19.0, 20.0, 21.0], all_reduce=[10.0, 11.0, 19.0, 12.0])
+    scores, improvement = score_sections(grouped([open_run(folder) for folder in folders]))
+    assert scores.table is not None
+    first, second = scores.table[1]
+    assert first[:3] == ["gala", "4", "19.50"]
+    assert first[5] == "19.50"
+    assert second[:3] == ["all-reduce", "4", "13"]
+    assert second[5] == "11.50"  # of 11 and 12
+    assert "94%" not in improvement.text
+    assert "91%" in improvement.figures[0]  # 14 of 16 pairs, and one tie
+    page = report(folders, tmp_path / "page.html").read_text()
+    assert "Scores over runs" in page
+    assert "Probability of improvement" in page
+    assert "Training return, sampled" in page
+
+
+def test_single_runs_have_no_intervals(tmp_path: Path) -> None:
+    folders = _groups(tmp_path, gala=[18.0], all_reduce=[10.0])
+    assert score_sections(grouped([open_run(folder) for folder in folders])) == []
+
+
+def test_without_scipy_the_page_says_what_to_install(tmp_path: Path, monkeypatch) -> None:
+    folders = _groups(tmp_path, gala=[18.0, 19.0])
+    monkeypatch.setattr(score_statistics, "available", lambda: False)
+    (section,) = score_sections(grouped([open_run(folder) for folder in folders]))
+    assert "pip install 'murmurate[topics]'" in section.text

@@ -1,0 +1,51 @@
+"""A data scientist with a folder of Markdown: topics, a page of them, and a table with a row a file.
+
+Only commands that docs/corpora.md names.
+"""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+PAGES = Path(__file__).parents[2] / "docs"
+
+
+def murmurate(*arguments: object) -> str:
+    words = [sys.executable, "-m", "murmurate", *map(str, arguments)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_markdown_files_to_a_csv_of_topics_with_file_names(tmp_path: Path) -> None:
+    shutil.copytree(PAGES, tmp_path / "pages", ignore=shutil.ignore_patterns("*.svg", "*.png"))
+    (tmp_path / "pages" / "empty.md").write_text("```\nonly code\n```\n")
+    run, table = tmp_path / "run", tmp_path / "topics.csv"
+    few = ("--topics", 8, "--batch", 16, "--passes", 6, "--bigrams", "--launcher", "inline")
+    murmurate("topics", "fit", tmp_path / "pages", *few, "--out", run)
+    assert "npmi" in murmurate("topics", "show", run)
+    said = murmurate("topics", "transform", run, tmp_path / "pages", "--out", table)
+    assert "without a row: empty.md" in said
+
+    rows = list(csv.DictReader(table.open(encoding="utf-8", newline="")))
+    files = {str(p.relative_to(PAGES)) for p in PAGES.rglob("*.md")}
+    assert {row["name"] for row in rows} == files
+    for row in rows:
+        shares = [float(row[f"topic_{k}"]) for k in range(8)]
+        assert abs(sum(shares) - 1) < 1e-4
+
+    # a page of the documentation about corpora and one about topic models share a topic more than one about chips
+    by_name = {row["name"]: [float(row[f"topic_{k}"]) for k in range(8)] for row in rows}
+
+    def alike(one: str, other: str) -> float:
+        return sum(min(a, b) for a, b in zip(by_name[one], by_name[other], strict=True))
+
+    assert alike("corpora.md", "estimator.md") > alike("corpora.md", "fpga-learner.md")
+    page = (run / "topics.html").read_text()
+    assert "<svg" in page
+    assert any(name in page for name in files)
+    assert "How good are they?" in page

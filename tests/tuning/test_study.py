@@ -1,0 +1,235 @@
+"""Studies of runs that only write their files: pruning, failures, sharing; and a real one, killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from murmurate.cli.main import main
+from murmurate.errors import Refusal, RunFailed
+from murmurate.recipes import recipe
+from murmurate.tuning import run_process
+from murmurate.tuning import study as study_module
+from murmurate.tuning.objective import Objective, Progress, read_objective
+from murmurate.tuning.space import Dimension
+from murmurate.tuning.study import Study
+from murmurate.tuning.trials import Trials
+from waiting import until
+
+pytest.importorskip("optuna")
+
+SPACE = [Dimension("agent.learning-rate", 1e-4, 1e-2, log=True), Dimension("agent.steps", choices=("4", "8"))]
+WORDS = ["train", "cartpole-a2c", "--env-steps", "1000"]
+
+
+class FakeRun:
+    """A run of which a function of its learning rate says the return at each tenth, and the exit code."""
+
+    def __init__(self, words: Sequence[str], output: Path, threads: int | None, script: Callable) -> None:
+        self.words, self.folder = list(words), Path(words[words.index("--out") + 1])
+        self.returns, self.exit_code = script(float(words[words.index("--agent.learning-rate") + 1]))
+        self.folder.mkdir()
+        output.write_text("murmurate: the loss of replica 0 is nan\n")
+        self._at = 0
+        self.signalled = 0
+
+    def code(self) -> int | None:
+        if self.signalled:
+            return 128 + self.signalled
+        if self._at == len(self.returns):
+            if self.exit_code == 0:
+                facts = {"exit": "finished", "eval_return_mean": self.returns[-1], "seed": 0}
+                (self.folder / "summary.json").write_text(json.dumps(facts))
+            return self.exit_code
+        self._at += 1
+        record = {
+            "time_seconds": float(self._at),
+            "env_steps": 100 * self._at,
+            "updates": self._at,
+            "return_mean": self.returns[self._at - 1],
+            "replica": 0,
+        }
+        with (self.folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(record, separators=(",", ":")) + "\n")
+        return None
+
+    def signal(self, number: int) -> None:
+        self.signalled = number
+
+    def end(self) -> None:
+        pass
+
+
+@pytest.fixture
+def made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[Study, list[str], list[FakeRun]]]:
+    monkeypatch.setattr(run_process, "_POLL_SECONDS", 0.0)
+
+    def make(script: Callable, **changes: Any) -> tuple[Study, list[str], list[FakeRun]]:
+        said: list[str] = []
+        runs: list[FakeRun] = []
+
+        def start(words: Sequence[str], output: Path, threads: int | None) -> FakeRun:
+            runs.append(FakeRun(words, output, threads, script))
+            return runs[-1]
+
+        monkeypatch.setattr(study_module, "RunProcess", start)
+        run = dataclasses.replace(recipe("cartpole-a2c"), env_steps=1000)
+        settings = {"trials": 8, "say": said.append, "sampler": "random"} | changes
+        made = Study(run, WORDS, [], SPACE, Objective("eval_return_mean"), tmp_path / "study", **settings)
+        return made, said, runs
+
+    return make
+
+
+def _rising(rate: float) -> tuple[list[float], int]:
+    return [1e4 * rate * share / 10 for share in range(1, 11)], 0
+
+
+def test_the_best_is_printed_as_a_command_and_the_page_has_every_trial(made) -> None:
+    study, said, runs = made(_rising, pruner="none")
+    assert study.tune() == 0
+    rates = [float(run.words[run.words.index("--agent.learning-rate") + 1]) for run in runs]
+    assert len(set(rates)) == len(rates) == 8
+    assert all(1e-4 <= rate <= 1e-2 for rate in rates)
+    best = max(rates)
+    assert f"murmurate train cartpole-a2c --env-steps 1000 --agent.learning-rate {best!r}" in said[-1]
+    page = (study.folder / "report.html").read_text()
+    data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+    assert [trial["params"]["agent.learning-rate"] for trial in data["trials"]] == rates
+    assert 'src="http' not in page
+    assert "parallel coordinates" in page
+
+
+def test_a_pruner_ends_what_is_worse_than_the_median(made) -> None:
+    study, _, runs = made(_rising, trials=12)
+    assert study.tune() == 0
+    ended = [run for run in runs if run.signalled == signal.SIGINT]
+    assert ended
+    finals = sorted(run.returns[-1] for run in runs)
+    assert max(run.returns[-1] for run in ended) < finals[-1]
+    assert all(run._at < 10 for run in ended)
+    states = [trial.state.name for trial in study._trials.all()]
+    assert states.count("PRUNED") == len(ended)
+    assert states[:5] == ["COMPLETE"] * 5  # the pruner waits for five to compare with
+
+
+def test_failed_trials_are_kept_and_a_study_of_failures_ends(made) -> None:
+    study, said, runs = made(lambda rate: ([1.0], 0 if rate < 3e-3 else 1), pruner="none")
+    assert study.tune() == 0
+    bad = [run for run in runs if run.exit_code]
+    assert bad
+    assert sum("failed: the loss of replica 0 is nan" in line for line in said) == len(bad)
+    assert len(runs) == 8
+
+
+def test_three_failures_at_the_start_end_the_study(made) -> None:
+    study, _, runs = made(lambda rate: ([], 1))
+    with pytest.raises(RunFailed, match="loss of replica 0 is nan"):
+        study.tune()
+    assert len(runs) == 3
+
+
+def test_an_objective_that_runs_do_not_have_names_those_they_have(made) -> None:
+    study, *_ = made(_rising)
+    study.objective = Objective("acuracy")
+    with pytest.raises(RunFailed, match="eval_return_mean"):
+        study.tune()
+
+
+def test_a_study_goes_on_to_more_trials_and_refuses_another_space(made, tmp_path: Path) -> None:
+    first, _, _ = made(_rising, trials=2, pruner="none")
+    assert first.tune() == 0
+    second, _, runs = made(_rising, trials=5, pruner="none")
+    assert second.tune() == 0
+    assert len(runs) == 3
+    other, _, _ = made(_rising)
+    other.space = SPACE[:1]
+    with pytest.raises(Refusal, match="another space"):
+        other.tune()
+
+
+def test_processes_share_a_study_and_take_over_what_was_cut_off(tmp_path: Path) -> None:
+    ours, theirs = (Trials(tmp_path, SPACE, "maximize", "random", "none", seed=0) for _ in range(2))
+    first, second = ours.next(3), theirs.next(3)
+    assert first is not None
+    assert second is not None
+    assert (first.number, second.number) == (0, 1)
+    drawn = dict(first.trial.params)
+    ours.completed(first, 1.0)
+    first.release()
+    second.release()  # as the kernel does when its process is killed
+    adopted = ours.next(3)
+    assert adopted is not None
+    assert adopted.number == 1
+    assert adopted.trial.params == second.trial.params != drawn
+    third = theirs.next(3)
+    assert third is not None
+    assert third.number == 2
+    assert ours.next(3) is None
+
+
+def test_progress_is_reported_at_tenths_of_the_budget(tmp_path: Path) -> None:
+    run = dataclasses.replace(recipe("cartpole-a2c"), env_steps=1000, replicas=2)
+    progress = Progress(Objective("eval_return_mean"), run, tmp_path)
+    assert progress.poll() == []
+
+    def record(replica: int, steps: int, value: float | None, **more: Any) -> None:
+        line = {
+            "time_seconds": 1.0,
+            "env_steps": steps,
+            "updates": 1,
+            "return_mean": value,
+            "replica": replica,
+        }
+        with (tmp_path / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(line | more, separators=(",", ":")) + "\n")
+
+    record(0, 60, None)
+    assert progress.poll() == []
+    record(1, 60, 4.0)
+    assert progress.poll() == [(1, 4.0)]
+    record(0, 260, 8.0)
+    assert progress.poll() == [(2, 6.0), (3, 6.0)]
+    record(0, 1260, 8.0, kind="evaluation")
+    assert progress.poll() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "minimize"),
+    [(None, "eval_return_mean", False), ("wall_seconds:min", "wall_seconds", True), ("x:max", "x", False)],
+)
+def test_objectives(text: str | None, name: str, minimize: bool) -> None:
+    assert read_objective(text, recipe("cartpole-a2c")) == Objective(name, minimize)
+
+
+def test_a_killed_study_goes_on_with_the_trial_that_was_cut_off(tmp_path: Path, capfd) -> None:
+    folder = tmp_path / "study"
+    options = ["--launcher", "inline", "--eval-episodes", "1", "--record-every-seconds", "0.1"]
+    options += ["--env-steps", "3000", "--checkpoint-every-env-steps", "500"]
+    command = ["tune", "cartpole-a2c", "--trials", "3", *options, "--out", str(folder)]
+    process = subprocess.Popen([sys.executable, "-m", "murmurate", *command], stdout=subprocess.DEVNULL)
+    until(lambda: (folder / "trial-0001" / "run.json").exists(), "the second trial")
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+    assert main(command) == 0
+    out = capfd.readouterr().out
+    assert "3 trials finished" in out
+    assert "To train with it: murmurate train cartpole-a2c" in out
+    summaries = [json.loads((folder / f"trial-000{i}" / "summary.json").read_text()) for i in range(3)]
+    assert [summary["exit"] for summary in summaries] == ["finished"] * 3
+    assert not (folder / "trial-0003").exists()
+    page = (folder / "report.html").read_text()
+    data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+    assert [t["value"] for t in data["trials"]] == [s["eval_return_mean"] for s in summaries]

@@ -1,0 +1,214 @@
+"""Environments made by a user's class or function: their names, and worlds that have none."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.wrappers import TimeLimit
+from resuming import assert_resumes_exactly, play
+
+from murmurate.cli.run_verbs import new_folder
+from murmurate.errors import Refusal
+from murmurate.launch import launcher
+from murmurate.recipes import recipe, recipe_of
+from murmurate.training.run_folder import plain, read_run, write_run
+from murmurate.worlds import _own_env
+from murmurate.worlds.gym import GymWorld
+from murmurate.worlds.own import OwnWorld, instead, lasting, world, world_name, world_of
+
+FILE = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+from own_neighbour import LIMIT
+
+class Outer:
+    class Inner(CartPoleEnv):
+        pass
+
+def make_env():
+    return gymnasium.wrappers.TransformReward(gymnasium.wrappers.TimeLimit(CartPoleEnv(), LIMIT), lambda r: 3 * r)
+
+def number():
+    return 7
+
+def fails():
+    raise ArithmeticError("no")
+"""  # noqa: E501
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working folder with a file of environments, which is gone from this process afterwards."""
+    folder = tmp_path / "their-work"
+    folder.mkdir()
+    (folder / "own_envs.py").write_text(FILE)
+    (folder / "own_neighbour.py").write_text("LIMIT = 5\n")
+    monkeypatch.chdir(folder)
+    before = list(sys.path)
+    yield folder
+    sys.path[:] = before
+    for name in ("own_envs", "own_neighbour", "murmurate_file_own_envs"):
+        sys.modules.pop(name, None)
+
+
+def make_cart() -> gymnasium.Env[Any, Any]:
+    return TimeLimit(CartPoleEnv(), 6)
+
+
+def test_wrappers_are_kept(place: Path) -> None:
+    simulators = world("env:own_envs.py:make_env").open(1, training=True)  # type: ignore[union-attr]
+    simulators.reset(0)
+    steps = [play(simulators, torch.tensor([t % 2])) for t in range(5)]
+    assert [float(step.reward) for step in steps] == [3.0] * 5
+    assert bool(steps[-1].truncated)
+    assert steps[-1].episodes[0].episode_return == 15.0
+
+
+@pytest.mark.parametrize("given", ["own_envs.py:make_env", "./own_envs.py:make_env", "own_envs:Outer.Inner"])
+def test_a_name_holds_from_other_folders(given: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = recipe_of(given, "spo-dqn")
+    source, _, path = given.partition(":")
+    expected = f"{place / 'own_envs.py'}:{path}" if source.endswith(".py") else given
+    assert run.recipe == f"env:{expected}-spo-dqn"
+    folder = place / "run"
+    folder.mkdir()
+    write_run(folder, run)
+    sys.modules.pop("own_envs", None)
+    sys.path.remove(str(place)) if str(place) in sys.path else None
+    monkeypatch.chdir("/")
+    again = read_run(folder, recipe)
+    assert again == run
+    other = pickle.loads(pickle.dumps(again.world))
+    assert other.open(2, training=True).reset(0).observation.shape == (2, 4)
+
+
+def test_names_of_all_kinds(place: Path) -> None:
+    assert world_name("Acrobot-v1") == "gym:Acrobot-v1"
+    assert world_name("cartpole") == "cartpole"
+    assert world_name("gym:Acrobot-v1") == "gym:Acrobot-v1"
+    assert world_name("gymnasium.envs:Acrobot-v1") == "gym:gymnasium.envs:Acrobot-v1"
+    assert world_name("own_envs:make_env") == "env:own_envs:make_env"
+    assert lasting("env:own_envs.py:make_env") == f"env:{place}/own_envs.py:make_env"
+    assert world_of("Acrobot-v1") == GymWorld("Acrobot-v1")
+    assert new_folder("env:/a/b-c/own envs.py:make_env-a2c").name.startswith("own-envs.py-make_env-a2c-2")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("env:own_envs.py:nothing", "the class or function 'nothing', and there is none in .*own_envs.py"),
+        ("env:own_env.py:make_env", "the file .*own_env.py, which is not there"),
+        ("env:own_env:make_env", "the module 'own_env'.*PYTHONPATH"),
+        ("env:make_env", "names no class or function"),
+        ("env:unnamed:<lambda>", r"lambda.*murmurate.load\(folder, env=...\)"),
+    ],
+)
+def test_what_is_not_there_is_refused(name: str, words: str, place: Path) -> None:
+    with pytest.raises(Refusal, match=words):
+        world(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("number", "is a int, and it must be a gymnasium.Env"), ("fails", "ArithmeticError: no")],
+)
+def test_what_makes_no_environment_is_refused(name: str, words: str, place: Path) -> None:
+    with pytest.raises(Refusal, match=words):
+        recipe_of(f"own_envs.py:{name}", "a2c")
+
+
+def test_a_callable_is_named_by_its_module() -> None:
+    made = world_of(make_cart)
+    assert isinstance(made, OwnWorld)
+    assert made.target == f"{__name__}:make_cart"
+    assert made.bound_to_process() is None
+    assert world_of(CartPoleEnv).target.endswith(":CartPoleEnv")  # type: ignore[attr-defined]
+    assert assert_resumes_exactly(made, before=20, after=30) >= 4
+
+
+def test_a_script_is_named_by_its_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(place)  # as Python does for a script
+    script = type(sys)("__main__")
+    script.__file__ = str(place / "own_envs.py")
+    exec(compile(FILE, script.__file__, "exec"), vars(script))
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    made = world_of(script.make_env)
+    assert made.name == f"env:{place}/own_envs.py:make_env"
+    monkeypatch.delitem(_own_env._here, made.target)  # type: ignore[attr-defined]
+    assert made.open(1, training=True).reset(0).observation.shape == (1, 4)
+
+
+def test_a_script_without_a_guard_says_so(place: Path) -> None:
+    with (place / "own_envs.py").open("a") as file:
+        file.write("\nfrom murmurate.worlds.own import world_of\nworld_of(make_env)\n")
+    with pytest.raises(Refusal, match=r"own_envs.py starts a run while it is loaded.*__main__"):
+        world("env:own_envs.py:make_env")
+
+
+def test_a_lambda_is_for_this_process_alone(tmp_path: Path) -> None:
+    def make() -> Any:
+        return TimeLimit(CartPoleEnv(), 4)
+
+    first, second = world_of(lambda: CartPoleEnv()), world_of(make)
+    assert first != second
+    assert world_of(make) == second
+    run = recipe(f"{second.name}-a2c")
+    assert run.world == second
+    assert run.world.open(1, training=True).reset(0).observation.shape == (1, 4)
+    assert plain(run)["world"]["target"] == second.target  # type: ignore[attr-defined]
+    launcher("inline").check(run)
+    with pytest.raises(Refusal, match=r"local launcher.*make is a lambda.*launcher inline"):
+        launcher("local").check(run)
+    with pytest.raises(Refusal, match="other processes cannot make"):
+        pickle.dumps(second)
+
+
+def test_another_callable_stands_in_for_one_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path, recipe(f"{world_of(lambda: CartPoleEnv()).name}-a2c"))
+    monkeypatch.setattr(_own_env, "_here", {})  # as in another process
+    with pytest.raises(Refusal, match=r"murmurate.load\(folder, env=...\)"):
+        read_run(tmp_path, recipe)
+    with instead(make_cart):
+        run = read_run(tmp_path, recipe)
+    simulators = run.world.open(1, training=True)  # type: ignore[attr-defined]
+    simulators.reset(0)
+    assert [bool(play(simulators, torch.tensor([t % 2])).truncated) for t in range(6)][-1]
+
+
+def test_a_limit_and_a_history_of_ones_own(place: Path) -> None:
+    made = dataclasses.replace(world_of(make_cart), max_episode_steps=3, frame_stack=2)  # type: ignore[type-var]
+    for one in (made, dataclasses.replace(made, served=True)):
+        simulators = one.open(1, training=True)
+        simulators.reset(0)
+        steps = [play(simulators, torch.tensor([t % 2])) for t in range(3)]
+        assert [bool(step.truncated) for step in steps] == [False, False, True]
+        assert steps[0].observation.shape == (1, 8)
+        simulators.close()
+
+
+def test_a_picture_needs_a_render_mode() -> None:
+    with pytest.raises(Refusal, match="must take render_mode"):
+        world_of(make_cart).open(1, training=False, picture=True)
+    pytest.importorskip("pygame")
+    drawn = world_of(CartPoleEnv).open(1, training=False, picture=True)
+    drawn.reset(0)
+    assert drawn.picture().dtype == np.uint8
+
+
+def test_a_folder_of_modules_is_stored_only_where_it_must(place: Path) -> None:
+    assert world("env:own_envs:make_env").folder == str(place)  # type: ignore[union-attr]
+    assert world("env:gymnasium.envs.classic_control:CartPoleEnv").folder == ""  # type: ignore[union-attr]
+    assert os.path.isabs(world("env:own_envs.py:make_env").target)  # type: ignore[union-attr]

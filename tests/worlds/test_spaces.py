@@ -1,0 +1,179 @@
+"""Every gymnasium space against the environment itself, step by step, and spaces that are refused."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.spaces.utils import flatten
+
+from murmurate.errors import Refusal
+from murmurate.worlds._spaces import acted, holds_image, observed
+from murmurate.worlds.generators import simulator_seed
+from murmurate.worlds.gym_simulators import GymSimulators
+
+IMAGE = spaces.Box(0, 255, (12, 16, 3), np.uint8)
+OBSERVATIONS = {
+    "Discrete": spaces.Discrete(5, start=2),
+    "MultiDiscrete": spaces.MultiDiscrete([3, 4], start=[1, 2]),
+    "MultiBinary": spaces.MultiBinary([2, 3]),
+    "Tuple": spaces.Tuple((spaces.Discrete(3), spaces.Box(-1, 1, (2, 2), np.float64))),
+    "nested Dict": spaces.Dict(
+        {"b": spaces.Dict({"x": spaces.Discrete(2), "a": spaces.Box(0, 9, (), np.float32)}),
+         "a": spaces.Tuple((spaces.MultiBinary(2), spaces.Box(0, 255, (4,), np.uint8)))}
+    ),
+}  # fmt: skip
+ACTIONS = {
+    "Discrete": spaces.Discrete(3, start=-1),
+    "MultiDiscrete": spaces.MultiDiscrete([[2, 3], [1, 2]], start=[[5, 0], [0, -1]]),
+    "MultiBinary": spaces.MultiBinary(3),
+    "nested": spaces.Dict(
+        {"d": spaces.Tuple((spaces.Discrete(2, start=1), spaces.MultiBinary([1, 2]))),
+         "c": spaces.MultiDiscrete([3])}
+    ),
+    "vectors": spaces.Dict(
+        {"f": spaces.Box(-1, 2, (2,), np.float32), "e": spaces.Tuple((spaces.Box(0, 1, (1, 2), np.float32),))}
+    ),
+}  # fmt: skip
+
+
+class Echo(gymnasium.Env):  # type: ignore[type-arg]
+    """Draws its observations from their space, and checks and remembers its actions."""
+
+    taken: ClassVar[list[Any]] = []
+
+    def __init__(self, seen: Any, chosen: Any) -> None:
+        self.observation_space, self.action_space = seen, chosen
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed % 2**31)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), action
+        Echo.taken.append(action)
+        return self.observation_space.sample(), 1.0, False, False, {}
+
+
+def copies(space: Any) -> Any:
+    return lambda b: (Echo(copy.deepcopy(space), spaces.Discrete(2)), 7)
+
+
+@pytest.mark.parametrize("kind", OBSERVATIONS)
+def test_observations_are_those_of_the_environment_flattened(kind: str) -> None:
+    space = OBSERVATIONS[kind]
+    simulators = GymSimulators("echo", copies(space), 2, 3)
+    spec = simulators.spec
+    assert len(spec.observation_shape) == 1
+    assert spec.observation_dtype == torch.float32
+    alone = [Echo(copy.deepcopy(space), spaces.Discrete(2)) for _ in range(2)]
+    step = simulators.reset(4)
+    expected = [env.reset(seed=simulator_seed(4, 3 + b))[0] for b, env in enumerate(alone)]
+    for _ in range(16):
+        rows = [np.asarray(flatten(space, one), np.float32) for one in expected]
+        assert np.array_equal(step.observation.numpy(), np.stack(rows))
+        simulators.send(torch.tensor([0, 1]))
+        step = simulators.receive()
+        expected = [env.step(0)[0] for env in alone]
+        if step.truncated.any():
+            assert step.final_observation is not None
+            finals = [np.asarray(flatten(space, one), np.float32) for one in expected]
+            assert np.array_equal(step.final_observation.numpy(), np.stack(finals))
+            expected = [env.reset()[0] for env in alone]
+
+
+def test_an_image_alone_stays_an_image() -> None:
+    space = spaces.Dict(
+        {"camera": IMAGE, "speed": spaces.Box(0, 1, (2,)), "in": spaces.Dict({"gear": spaces.Discrete(3)})}
+    )
+    seen = observed(space, "car", ["camera"])
+    sample = space.sample()
+    assert seen.uint8
+    assert np.array_equal(seen.arrange(sample), np.moveaxis(sample["camera"], -1, 0))
+    several = observed(space, "car", ["speed", "in.gear"])
+    assert several.shape == (5,)
+    part = spaces.Dict({"in.gear": space["in"]["gear"], "speed": space["speed"]})
+    assert np.array_equal(
+        several.arrange(sample), flatten(part, {"in.gear": sample["in"]["gear"], "speed": sample["speed"]})
+    )
+    assert holds_image(space)
+    assert not holds_image(space["speed"])
+
+
+@pytest.mark.parametrize(
+    ("space", "observe", "words"),
+    [
+        (
+            spaces.Dict({"a": spaces.Dict({"eye": IMAGE})}),
+            (),
+            r"'a.eye' beside other values.*--world.observe",
+        ),
+        (spaces.Dict({"eye": IMAGE, "b": spaces.Discrete(2)}), ("eye", "b"), "image 'eye'"),
+        (spaces.Dict({"eye": IMAGE}), ("ear",), "no key 'ear'.*from: eye"),
+        (spaces.Discrete(3), ("ear",), "no Dict with the key 'ear'"),
+        (spaces.Dict({"bag": spaces.Sequence(spaces.Discrete(2))}), (), r"'bag' \(Sequence\).*fixed size"),
+    ],
+)
+def test_observations_that_are_refused(space: Any, observe: tuple[str, ...], words: str) -> None:
+    with pytest.raises(Refusal, match=f"(?s)of car.*{words}"):
+        observed(space, "car", observe)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ACTIONS if kind != "vectors"])
+def test_every_joint_action_is_one_of_the_environments_own(kind: str) -> None:
+    space = ACTIONS[kind]
+    simulators = GymSimulators("echo", lambda b: (Echo(spaces.Box(0, 1, (1,)), space), 99), 2, 0)
+    simulators.reset(0)
+    Echo.taken.clear()
+    count = simulators.spec.actions
+    for number in range(count):
+        simulators.send(torch.tensor([number, count - 1 - number]))
+        simulators.receive()
+    assert len({str(flatten(space, action)) for action in Echo.taken[::2]}) == count
+    sampled = {str(flatten(space, space.sample())) for _ in range(300)}
+    assert sampled <= {str(flatten(space, action)) for action in Echo.taken}
+    with pytest.raises(ValueError, match=f"actions 0 to {count - 1}"):
+        simulators.send(torch.tensor([0, count]))
+
+
+def test_parts_of_an_action_chosen_each_for_itself() -> None:
+    space = ACTIONS["nested"]
+    taken = acted(space, "echo", joint=11)
+    assert (taken.actions, taken.factors) == (0, (3, 2, 2, 2))
+    assert acted(space, "echo", joint=24).actions == 24
+    rows = np.array(list(itertools.product(range(3), range(2), range(2), range(2))), np.float32)
+    joint, apart = acted(space, "echo").choose(np.arange(24)), taken.choose(rows)
+    assert [str(a) for a in joint] == [str(a) for a in apart]
+    assert all(space.contains(action) for action in apart)
+    assert space.contains(taken.choose(np.array([[9.0, -3.0, 0.6, 1.0]]))[0])
+
+
+def test_vectors_are_joined_and_clipped() -> None:
+    space = ACTIONS["vectors"]
+    taken = acted(space, "echo")
+    assert (taken.shape, taken.low, taken.high) == ((4,), (0, 0, -1, -1), (1, 1, 2, 2))
+    (one,) = taken.choose(np.array([[5, 0.25, -5, 1.5]], np.float32))
+    assert space.contains(one)
+    assert one["e"][0].tolist() == [[1.0, 0.25]]
+    assert one["f"].tolist() == [-1.0, 1.5]
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Tuple((spaces.Discrete(2), spaces.Box(0, 1, (2,)))),
+        spaces.Text(4),
+        spaces.Dict({}),
+    ],
+)
+def test_actions_that_are_refused(space: Any) -> None:
+    with pytest.raises(Refusal, match=r"The actions of echo are .*ActionWrapper"):
+        acted(space, "echo")

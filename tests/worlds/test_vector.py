@@ -1,0 +1,123 @@
+"""Vector environments in every autoreset mode against the same environments one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import TimeLimit
+from resuming import play, same_steps
+
+from murmurate.errors import Refusal, RunFailed
+from murmurate.worlds.gym import GymWorld
+from murmurate.worlds.gym_simulators import GymSimulators
+from murmurate.worlds.interface import Simulators
+from murmurate.worlds.own import world_of
+from murmurate.worlds.vector_simulators import VectorSimulators
+
+SEEN = gymnasium.spaces.Dict(
+    {"pole": gymnasium.spaces.Box(-100, 100, (4,), np.float32), "won": gymnasium.spaces.Discrete(2)}
+)
+
+
+class Carts(gymnasium.Wrapper):  # type: ignore[type-arg]
+    """CartPole with a Dict observation, MultiDiscrete actions, and success said at the end."""
+
+    def __init__(self) -> None:
+        super().__init__(TimeLimit(CartPoleEnv(), 14))
+        self.observation_space = SEEN
+        self.action_space = gymnasium.spaces.MultiDiscrete([2, 3], start=[0, 4])
+
+    def reset(self, **options: Any) -> Any:
+        seen, info = self.env.reset(**options)
+        return {"pole": seen, "won": 0}, info
+
+    def step(self, action: Any) -> Any:
+        seen, reward, terminated, truncated, info = self.env.step(int(action[0]))
+        told = {"success": bool(truncated)} if terminated or truncated else {}
+        return {"pole": seen, "won": int(truncated)}, reward, terminated, truncated, info | told
+
+
+def compare(one: Simulators, other: Simulators, steps: int) -> tuple[int, int]:
+    """The numbers of terminations and truncations in steps that were equal."""
+    assert one.spec == other.spec
+    assert torch.equal(one.reset(6).observation, other.reset(6).observation)
+    generator, ended = torch.Generator().manual_seed(0), [0, 0]
+    for t in range(steps):
+        actions = torch.randint(one.spec.actions, (3,), generator=generator)
+        a, b = play(one, actions), play(other, actions)
+        assert same_steps(a, b), t
+        ended[0] += int(a.terminated.sum())
+        ended[1] += int(a.truncated.sum())
+    other.close()
+    return ended[0], ended[1]
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+def test_every_mode_gives_the_steps_of_single_environments(mode: AutoresetMode, kind: Any) -> None:
+    if kind is AsyncVectorEnv and mode is not AutoresetMode.NEXT_STEP:
+        pytest.skip("the modes differ in gymnasium's own code, which processes share")
+    one = GymSimulators("carts", lambda b: (Carts(), 10**9), 3, 2)
+    other = VectorSimulators("carts", lambda: kind([Carts] * 3, autoreset_mode=mode), 3, 2)
+    terminated, truncated = compare(one, other, 150)
+    assert terminated >= 5
+    assert truncated >= 5
+
+
+def test_a_registered_environment_in_processes() -> None:
+    one = GymSimulators(
+        "acrobot", lambda b: (gymnasium.make("Acrobot-v1", max_episode_steps=25), 10**9), 3, 0
+    )
+    other = GymWorld("Acrobot-v1", 25, vectorization="async").open(3, training=True)
+    assert compare(one, other, 60) == (0, 6)
+
+
+def make_carts(num_envs: int, render_mode: str | None = None) -> Any:
+    return SyncVectorEnv(
+        [lambda: CartPoleEnv(render_mode=render_mode)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP
+    )
+
+
+def test_a_function_that_takes_their_number() -> None:
+    pytest.importorskip("pygame")
+    world = world_of(make_carts)
+    assert [world.open(size, training=True).size for size in (1, 4)] == [1, 4]
+    drawn = world.open(1, training=False, picture=True)
+    drawn.reset(0)
+    assert drawn.picture().shape == (400, 600, 3)
+    with pytest.raises(Refusal, match=r"max_episode_steps.*several at once"):
+        type(world)(world.target, max_episode_steps=3).open(2, training=True)  # type: ignore[attr-defined, call-arg]
+
+
+def test_a_mode_that_loses_steps_is_refused_by_name() -> None:
+    with pytest.raises(Refusal, match=r"NEXT_STEP.*SAME_STEP, or with DISABLED"):
+        VectorSimulators("carts", lambda: CartPoleVectorEnv(num_envs=2), 2, 0)
+    with pytest.raises(Refusal, match=r"NEXT_STEP"):
+        GymWorld("CartPole-v1", vectorization="vector_entry_point").open(2, training=True)
+    with pytest.raises(Refusal, match="asked for 2 environments and has 3"):
+        VectorSimulators("carts", lambda: make_carts(3), 2, 0)
+    with pytest.raises(Refusal, match=r"takes num_envs and is a CartPoleEnv"):
+        VectorSimulators("carts", CartPoleEnv, 2, 0)
+
+
+class Broken(CartPoleEnv):
+    def step(self, action: Any) -> Any:
+        seen, *rest = super().step(action)
+        if action:
+            raise ArithmeticError("lost")
+        return seen * np.float32("nan"), *rest
+
+
+@pytest.mark.parametrize(("action", "words"), [(1, "ArithmeticError in step: lost"), (0, "not finite")])
+def test_what_fails_ends_the_run_with_its_cause(action: int, words: str) -> None:
+    simulators = VectorSimulators("carts", lambda: SyncVectorEnv([Broken]), 1, 0)
+    simulators.reset(0)
+    with pytest.raises(RunFailed, match=words):
+        play(simulators, torch.tensor([action]))
