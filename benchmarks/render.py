@@ -1,12 +1,20 @@
-"""Writes the tables of ``README.md`` from ``results/*.json``: ``python benchmarks/render.py``.
+"""Writes the tables of ``README.md``, and the figures in prose, from ``results/*.json``.
 
-The newest result of each benchmark comes first. Results are files named
-``YYYY-MM-DD-<bench>.json`` that hold what ``murmurate bench NAME --json`` printed as its last line.
+``python benchmarks/render.py`` rewrites the pages. The newest result of each benchmark comes first. Results are
+files named ``YYYY-MM-DD-<bench>.json`` that hold what ``murmurate bench NAME --json`` printed as its last line.
+
+A figure in prose, on this page, in the README or in ``docs/``, is written as
+
+    <!--figure 2026-11-21-topics ratio_gensim .1f-->10.2<!--end-->
+
+with the result's file, the path to the figure in it (an item of a list by its number) and Python's format. A
+factor before the format multiplies it (``100*.0f`` for per cent); ``path / path`` is a ratio of two figures.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -180,10 +188,19 @@ def _faulted(result: dict[str, Any]) -> Rows:
 
 
 def _scaling(result: dict[str, Any]) -> Rows:
-    """By scheme: data points a second by nodes, and virtual seconds to the reference score."""
-    times = {n: of["seconds_to_reference"] for n, of in result["time_to_reference"].items()}
+    """By scheme: data points a second by nodes, and virtual seconds to scores. Results from before there were
+    fixed scores have one seed, and one reference: the greatest return of B = 1."""
+    earlier = {n: of["seconds_to_reference"] for n, of in result.get("time_to_reference", {}).items()}
+    scores = result.get("time_to_score", {})
     return [
-        (name, {"points": of, "seconds": {n: reached.get(name) for n, reached in times.items()}})
+        (
+            name,
+            {
+                "points": of,
+                "seconds": {n: reached[name] for n, reached in earlier.items() if name in reached},
+                "score": {n: schemes[name] for n, schemes in scores.items() if name in schemes},
+            },
+        )
         for name, of in result["data_points_per_second"].items()
     ]
 
@@ -445,7 +462,13 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, s
         _scaling,
         [
             *((f"points / s, {n} nodes", f"points.{n}_nodes") for n in (1, 20, 30, 40, 60)),
-            *((f"s to the score, {n} nodes", f"seconds.{n}_nodes") for n in (8, 20)),
+            *((f"s to B = 1's best return, {n} nodes", f"seconds.{n}_nodes") for n in (8, 20)),
+            *(
+                (f"s to {score}, {n} nodes (median)", f"score.{n}_nodes.{score}.median")
+                for n in (8, 20)
+                for score in (50, 100, 195)
+            ),
+            *((f"seeds that reached 195, {n}", f"score.{n}_nodes.195.reached") for n in (8, 20)),
         ],
     ),
     "transport": (
@@ -472,17 +495,28 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, s
 }
 
 
+NOT_MEASURED, NEVER_REACHED = "not measured", "never reached"
+# what a null means in a result: a time to a goal that was not reached is a finding, not a gap
+NULLS = {
+    "hsa2c-scaling": NEVER_REACHED,
+    "topics-speedup": NEVER_REACHED,
+    "topics": NEVER_REACHED,
+    "every-strategy": "one replica",  # which disagrees with no other
+}
+
+
 def at(result: Any, path: str) -> Any:
+    """The figure at a path; "not measured" where the result has none. Null stays None."""
     for key in path.split("."):
         if not isinstance(result, dict) or key not in result:
-            return None
+            return NOT_MEASURED
         result = result[key]
     return result
 
 
-def cell(value: Any) -> str:
+def cell(value: Any, null: str = NOT_MEASURED) -> str:
     if value is None:
-        return "not measured"
+        return null
     if isinstance(value, str):
         return value
     if isinstance(value, int) or abs(value) >= 100:
@@ -500,12 +534,15 @@ def tables(results: Iterable[dict[str, Any]]) -> str:
         if bench not in by_bench:
             out.append(f"### {bench}\n\nNo result yet.\n")
             continue
+        null = NULLS.get(bench, NOT_MEASURED)
         heads = ["date", "hardware", *(heading for heading, _ in columns)]
         lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
         for result in by_bench[bench]:
             machine = result["hardware"]
             cores = [result["date"][:10], f"{machine['cores']} x {machine['cpu']}"]
-            lines.append("| " + " | ".join([*cores, *(cell(at(result, path)) for _, path in columns)]) + " |")
+            lines.append(
+                "| " + " | ".join([*cores, *(cell(at(result, path), null) for _, path in columns)]) + " |"
+            )
         out.append(f"### {bench}\n\n" + "\n".join(lines) + "\n")
     for bench, (first, rows, columns) in TABLES.items():
         out.append(f"### {bench}\n")
@@ -519,14 +556,14 @@ def tables(results: Iterable[dict[str, Any]]) -> str:
 
 
 def _table(result: dict[str, Any], first: str, rows: Rows, columns: list[tuple[str, str]]) -> str:
-    machine = result["hardware"]
+    machine, null = result["hardware"], NULLS.get(result["bench"], NOT_MEASURED)
     lines = [
         f"{result['date'][:10]}, {machine['cores']} x {machine['cpu']}: `{result['command']}`\n",
         "| " + " | ".join([first, *(heading for heading, _ in columns)]) + " |",
         "|" + "---|" * (1 + len(columns)),
     ]
     lines += [
-        "| " + " | ".join([label, *(cell(at(row, path)) for _, path in columns)]) + " |"
+        "| " + " | ".join([label, *(cell(at(row, path), null) for _, path in columns)]) + " |"
         for label, row in rows
     ]
     return "\n".join(lines) + "\n"
@@ -539,10 +576,49 @@ def rewrite(page: str, fresh: str) -> str:
     return f"{before}{BEGIN}\n\n{fresh}\n{END}{after}"
 
 
+_FIGURE = re.compile(
+    r"(?P<begin><!--figure\s+(?P<file>\S+)\s+(?P<path>.+?)\s+(?:(?P<factor>[\d.e+-]+)\*)?(?P<format>[^\s>]+?)-->)"
+    r".*?(?P<end><!--end-->)",
+    re.DOTALL,
+)
+
+
+def pages(root: Path) -> list[Path]:
+    """The pages of a checkout whose figures are rendered."""
+    return [root / "README.md", root / "benchmarks" / "README.md", *sorted((root / "docs").rglob("*.md"))]
+
+
+def with_figures(page: str, results: Path) -> str:
+    """``page`` with every figure as its result has it. Raises KeyError for one that no result has."""
+
+    def figure(match: re.Match[str]) -> str:
+        result = json.loads((results / f"{match['file']}.json").read_text())
+        value, *over = (_strictly(result, path) for path in match["path"].split(" / "))
+        if value is None or None in over:
+            return match["begin"] + NEVER_REACHED + match["end"]
+        for divisor in over:
+            value /= divisor
+        factor = float(match["factor"] or 1)
+        text = format(value * factor if factor != 1 else value, match["format"])
+        return match["begin"] + text + match["end"]
+
+    return _FIGURE.sub(figure, page)
+
+
+def _strictly(result: Any, path: str) -> Any:
+    """The figure at a path. Raises KeyError or IndexError."""
+    for key in path.split("."):
+        result = result[int(key)] if isinstance(result, list) else result[key]
+    return result
+
+
 def main(folder: Path) -> None:
     results = [json.loads(path.read_text()) for path in sorted((folder / "results").glob("*.json"))]
     page = folder / "README.md"
     page.write_text(rewrite(page.read_text(), tables(r for r in results if "bench" in r)))
+    for prose in pages(folder.parent):
+        if prose.exists():
+            prose.write_text(with_figures(prose.read_text(), folder / "results"))
 
 
 if __name__ == "__main__":

@@ -75,5 +75,11 @@ def unknown(kind: str, given: str, known: Iterable[str]) -> Refusal:
 
 def list_argument(kind: str) -> str:
     """The argument of ``murmurate list`` that shows all names of this kind."""
-    lists = {"strategy": "strategies", "game": "recipes", "world": "recipes", "list": "--help"}
+    lists = {
+        "strategy": "strategies",
+        "game": "recipes",
+        "world": "recipes",
+        "list": "--help",
+        "bench": "benches",
+    }
     return lists.get(kind, kind + "s")

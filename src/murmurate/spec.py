@@ -320,9 +320,8 @@ class Outcome:
 class Placement:
     """The device of each replica. Several replicas may share one.
 
-    ``devices`` is cycled over the replicas: ``("cuda:0",)`` puts all learners on one GPU,
-    ``("cuda:0", "cuda:1")`` alternates. ``threads`` is torch's thread count in each process, and the
-    number of threads that draw large batches from a replay.
+    devices: of the replicas, in turn: ``cuda:0`` puts all learners on one GPU, ``cuda:0,cuda:1`` alternates.
+    threads: of torch in each process, and of those that draw large batches from a replay.
     """
 
     devices: tuple[str, ...] = ("cpu",)

@@ -91,6 +91,38 @@ def test_under_common_rounds_nets_move_only_at_their_end() -> None:
     assert made.target.since == 0
 
 
+def test_the_net_of_the_last_round_acts() -> None:
+    """H = 3; exploration is off. An actor process, which never learns, and an evaluation take the own net."""
+    made = agent(behaviour="agreed", selector="online", epsilon=0.0, explore_updates=0, learning_rate=0.1)
+    made.replica.exchange = lambda replica: (
+        replica.update(),
+        Exchange(replica.clock // 3, 2, replica.clock % 3),
+    )[1]
+    observation, first = torch.randn(500, 5), torch.zeros(500, dtype=torch.bool)
+
+    def action(greedy: bool = False) -> torch.Tensor:
+        return made.act(observation, None, first, torch.Generator(), greedy=greedy).action
+
+    def own() -> torch.Tensor:
+        return made.net(observation).argmax(1)
+
+    with torch.no_grad():
+        for x in made.net.parameters():
+            x.add_(torch.randn(x.shape, generator=torch.Generator().manual_seed(1)))
+    torch.testing.assert_close(action(), own())  # published parameters, as in an actor
+    made.agreed.reset()
+    last = own()
+    for update in range(1, 7):
+        made.learn(Batch(sample(seed=update)))
+        last = own() if update % 3 == 0 else last
+        torch.testing.assert_close(action(), last)
+        torch.testing.assert_close(action(greedy=True), own())
+        assert torch.equal(last, own()) == (update % 3 == 0)
+    again = agent(behaviour="agreed", epsilon=0.0, explore_updates=0)
+    again.load(made.state())
+    torch.testing.assert_close(again.act(observation, None, first, torch.Generator()).action, last)
+
+
 def test_exploration_falls_and_ends() -> None:
     made = agent(epsilon=0.1, explore_updates=10)
     assert made.epsilon(4) == 1.0

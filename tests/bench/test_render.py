@@ -58,6 +58,54 @@ def test_the_committed_page_is_what_its_results_give(render: ModuleType) -> None
     assert render.rewrite(page, render.tables(r for r in results if "bench" in r)) == page
 
 
+def test_the_figures_in_prose_are_what_their_results_give(render: ModuleType) -> None:
+    root, results = render.HERE.parent, render.HERE / "results"
+    pages = {path: path.read_text() for path in render.pages(root)}
+    assert sum(page.count("<!--figure ") for page in pages.values()) > 50
+    stale = [str(path) for path, page in pages.items() if render.with_figures(page, results) != page]
+    assert not stale, f"run python benchmarks/render.py: {stale}"
+
+
+def test_figures_in_prose_by_hand(render: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "2026-01-02-x.json").write_text(
+        json.dumps({"a b": [{"c": 0.4567}, {"c": 1234.5}, {"c": None}], "n": 3})
+    )
+
+    def shown(marks: str) -> str:
+        page: str = render.with_figures(
+            f"x <!--figure 2026-01-02-x {marks}-->old\ntext<!--end--> y", tmp_path
+        )
+        return page.partition("-->")[2].removesuffix("<!--end--> y")
+
+    assert shown("a b.1.c ,.0f") == "1,234"
+    assert shown("a b.0.c 100*.1f") == "45.7"
+    assert shown("n d") == "3"
+    assert shown("a b.1.c / n .1f") == "411.5"
+    assert shown("a b.2.c .1f") == "never reached"
+    with pytest.raises(KeyError):
+        shown("gone .1f")
+    with pytest.raises(FileNotFoundError):
+        render.with_figures("<!--figure 2026-01-03-x n d--><!--end-->", tmp_path)
+
+
+def test_a_time_to_a_goal_that_was_missed_is_no_gap(render: ModuleType) -> None:
+    schemes = {"hsa2c_B1": {"8_nodes": 5.0}, "da3c": {"8_nodes": 4.0}}
+    reached = {"hsa2c_B1": {"195": {"median": None, "reached": 1}}}
+    shown = result("2026-05-06", 0.0) | {
+        "bench": "hsa2c-scaling",
+        "command": "murmurate bench hsa2c-scaling",
+        "data_points_per_second": schemes,
+        "time_to_score": {"8_nodes": reached},
+        "time_to_reference": {"8_nodes": {"seconds_to_reference": {"da3c": None}}},
+    }
+    lines = render.tables([shown]).splitlines()
+    heads = next(line for line in lines if line.startswith("| scheme")).split(" | ")
+    rows = {line.split(" | ")[0]: line.split(" | ") for line in lines if line.startswith(("| hsa", "| da3"))}
+    missed, old = heads.index("s to 195, 8 nodes (median)"), heads.index("s to B = 1's best return, 8 nodes")
+    assert [rows["| hsa2c_B1"][i] for i in (missed, old)] == ["never reached", "not measured"]
+    assert [rows["| da3c"][i] for i in (missed, old)] == ["not measured", "never reached"]
+
+
 def test_every_column_names_a_figure_of_a_real_bench(render: ModuleType) -> None:
     from murmurate.bench import benches
 

@@ -13,7 +13,7 @@ import torch
 
 from murmurate.cli.main import _parser, main
 from murmurate.cli.options import change, options
-from murmurate.cli.run_verbs import new_folder
+from murmurate.cli.run_verbs import new_folder, report_end
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability
 from murmurate.fabric.processes import memory_limits
@@ -21,6 +21,7 @@ from murmurate.launch.local import Local
 from murmurate.recipes import recipe
 from murmurate.strategies import strategies
 from murmurate.training import memory, session
+from murmurate.training.session import Finish
 from short_runs import SHORT, altered, content, preflight, refused
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cli_surface.json"
@@ -44,7 +45,11 @@ _REFUSALS: dict[str, tuple[list[str], str]] = {
         [_G, "--agent.learningrate", "3"],
         "no field called 'agent.learningrate'. Did you mean --agent.learning-rate?",
     ),
-    "field without its group": ([_G, "--learning-rate", "3"], "Did you mean --agent.learning-rate?"),
+    "field without its group": ([_G, "--learning-rate", "-3"], "--agent.learning-rate is -3.0"),
+    "bare name of two": (
+        ["cartpole-dqn", "--epsilon", "1"],
+        "--epsilon may be --agent.epsilon or --replay.epsilon. Say which",
+    ),
     "field of another strategy": ([_G, "--strategy.period", "3"], "no field called 'strategy.period'"),
     "private field": ([_G, "--strategy._round", "3"], "no field called"),
     "the recipe's name": ([_G, "--recipe", "x"], "no field called 'recipe'"),
@@ -203,6 +208,17 @@ def test_a_run_of_any_world_lies_right_below_runs() -> None:
     assert folder.name.startswith("gym-houses-House-Corridor-v0-a2c-")
 
 
+def test_after_an_interrupt_the_next_command_is_resume(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = json.loads((run_folder / "summary.json").read_text())
+    run = recipe("cartpole-gala")
+    for code, simulated, following in ((0, False, "report"), (130, False, "resume"), (130, True, "report")):
+        ended = dataclasses.replace(run, launcher="simulated" if simulated else "local")
+        assert report_end(Finish(code, summary, run=ended), run_folder) == code
+        assert f"next: murmurate {following} {run_folder}" in capsys.readouterr().out
+
+
 # -- for machines ----------------------------------------------------------------------------------------
 
 
@@ -274,6 +290,9 @@ def test_fields_are_changed_wherever_they_lie() -> None:
     assert run == recipe("cartpole-gala")
     assert change(run, ["--placement.devices", "cpu,cuda:0"], "").placement.devices == ("cpu", "cuda:0")
     assert change(run, ["--double-buffer", "false"], "") == run
+    bare = change(run, ["--learning-rate", "1e-3", "--staleness-bound=9", "--devices", "cpu", "cpu"], "")
+    assert (bare.learner.learning_rate, bare.strategy.staleness_bound) == (1e-3, 9)
+    assert bare.placement.devices == ("cpu", "cpu")
 
 
 def test_options_may_stand_before_the_recipe_and_strategies_bring_their_own(
@@ -294,7 +313,7 @@ def test_help_tells_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     for option in options(run):
         assert f"--{option.name} {option.type_name()}" in text
     assert "--replicas integer" in text
-    assert "number of learners" in text
+    assert "learners that train together (default 4; from 1 to 1000000)" in " ".join(text.split())
     assert "--strategy.period integer" in text
 
 

@@ -39,7 +39,7 @@ def zoo(tmp_path, monkeypatch):
     path, folder = tmp_path / "zoo.txt", tmp_path / "run"
     path.write_text("".join(ZOO * 4))
     few = ("--topics", 2, "--alpha", 0.2, "--launcher", "inline", "--passes", 2, "--out", folder)
-    assert run("topics", "fit", path, *few, "--max-df", 0.9) == 0
+    assert run("topics", "fit", path, *few) == 0
     of_world._read.cache_clear()
     return path, folder
 
@@ -253,3 +253,27 @@ def test_text_has_no_place_among_words_without_names(nameless, capsys, tmp_path)
     for verb, *more in (("transform", "--out", tmp_path / "w.npz"), ("evaluate",)):
         said = refused(capsys, "topics", verb, nameless, tmp_path / "x.txt", *more)
         assert "without names of its 30 words" in said
+
+
+def test_runs_from_before_the_stricter_bounds_go_on_with_their_own(tmp_path, capsys):
+    """A run of format 5 stores 2 letters and 95%, also where its corpus is one of numbers."""
+    made = generate(documents=60, vocabulary=20, topics=2, mean_length=20, seed=0).corpus
+    write(made, tmp_path / "docword.x.txt", "uci")
+    (tmp_path / "x.txt").write_text("".join(ZOO * 4).replace("ant", "ox"))
+    few = ("--topics", 2, "--launcher", "inline", "--passes", 2)
+    former = {"min_letters": 2, "max_df": 0.95}
+    for name, words in (("docword.x.txt", None), ("x.txt", {"ox", "bee", "cow", "dog", "emu", "fox", "gnu"})):
+        folder = tmp_path / f"run-{name}"
+        options = () if words is None else ("--min-letters", 2, "--max-df", 0.95)
+        assert run("topics", "fit", tmp_path / name, *few, *options, "--out", folder) == 0
+        stored = json.loads((folder / "run.json").read_text()) | {"format": 5}
+        stored["world"] = {
+            k: v for k, v in stored["world"].items() if k not in ("bigrams", "column", "name_column")
+        } | former
+        (folder / "run.json").write_text(json.dumps(seal(stored, "run.json")))
+        of_world._read.cache_clear()
+        assert run("resume", folder, "--env-steps", 400) == 0
+        assert summary(folder)["resume_exact"]
+        if words is not None:
+            found, _ = shown(capsys, folder)
+            assert set(found[0]) == words

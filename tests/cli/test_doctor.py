@@ -60,6 +60,14 @@ def test_people_see_every_finding(capsys: pytest.CaptureFixture[str]) -> None:
         assert check["name"].split()[0] in text
 
 
+def test_brackets_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {"name": "MuJoCo", "status": "note", "found": "no [link]", "advice": "murmurate[mujoco]"}
+    doctor.show({"checks": [found]})
+    text = capsys.readouterr().out
+    assert "murmurate[mujoco]" in text
+    assert "no [link]" in text
+
+
 def test_it_says_which_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
     for which, found, status in (([], "torch", "note"), (["amx", "avx512_bf16"], "compiled, amx", "ok")):
         monkeypatch.setattr(native, "kernels", SimpleNamespace(torso_kernels=lambda which=which: which))

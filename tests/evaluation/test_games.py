@@ -1,17 +1,22 @@
 """Evaluation counts exactly the given number of whole games."""
 
+import json
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from murmurate.agents.interface import Action
+from murmurate.cli.main import main
 from murmurate.evaluation.games import EvalResult, evaluate, record_game
 from murmurate.worlds.gym import GymWorld
 from murmurate.worlds.interface import Simulators
 from scripted import Always, Counter, Roulette, ScriptedSimulators
+from short_runs import SHORT
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,9 @@ class ScriptedWorld:
         assert simulators == 1
         assert not training
         n = self.lengths[first]
-        game = ScriptedSimulators([[(first + 1.0, "")] * (n - 1) + [(first + 1.0, "terminated")]], first)
+        game = ScriptedSimulators(
+            [[(first + 1.0, "")] * (min(n, 100) - 1) + [(first + 1.0, "terminated")]], first
+        )
         self.opened.append(game)
         return game
 
@@ -46,6 +53,13 @@ def test_each_game_counts_once_however_long(simulators: int) -> None:
     for game in world.opened:
         n = world.lengths[game.first]
         assert game.sent == [[(1000 * game.first + 2 * t) % 100] for t in range(n)]
+
+
+def test_a_game_without_an_end_is_cut_with_what_it_has_returned() -> None:
+    world = ScriptedWorld((2, 10**9, 5, 6))
+    result = evaluate(world, Counter(), 4, seed=0, max_steps=5)
+    assert (result.lengths, result.returns, result.cut) == ((2, 5, 5, 5), (2, 10, 15, 20), 2)
+    assert all(game.closed for game in world.opened)
 
 
 def test_mean_and_standard_error_by_hand() -> None:
@@ -96,3 +110,31 @@ def test_refusals() -> None:
         evaluate(ScriptedWorld((1,)), Counter(), 0, seed=0)
     with pytest.raises(ValueError, match="at least one step"):
         record_game(ScriptedWorld((1,)), Counter(), seed=0, max_steps=0)
+
+
+def test_sampled_returns_have_names_of_their_own_and_repeat(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def figures(*options: str) -> dict[str, Any]:
+        arguments = ["eval", str(run_folder), "--episodes", "6", "--json", *options]
+        assert main(arguments) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+        return found
+
+    greedy, sampled, again = figures(), figures("--sample"), figures("--sample")
+    assert sampled == again
+    assert sampled["returns"] != greedy["returns"]
+    assert sampled["eval_sampled_return_mean"] == pytest.approx(sum(sampled["returns"]) / 6)
+    assert "eval_return_mean" not in sampled
+    assert "eval_sampled_return_mean" not in greedy
+    assert main(["eval", str(run_folder), "--episodes", "6", "--sample"]) == 0
+    assert "6 games, with sampled actions: " in capsys.readouterr().out
+
+
+def test_eval_cuts_games_at_the_run_s_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    limit = ["--eval-max-env-steps", "3", "--eval-episodes", "2"]
+    assert main(["train", "cartpole-a2c", *SHORT, *limit, "--out", str(tmp_path / "run")]) == 0
+    assert "Evaluation over 2 games: 3.00 ± 0.00 (standard error), 2 of them ended at 3 env steps" in (
+        capsys.readouterr().out
+    )
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["games_cut"] == 2

@@ -59,8 +59,8 @@ def test_headline_numbers_in_words_and_as_data(gala: tuple[Path, str]) -> None:
     assert (data["recipe"], data["strategy"], data["replicas"]) == ("pong-gala", "gala", 4)
     words = words_of(page)
     for expected in (
-        "evaluation return, greedy 19.12 ± 0.25 standard error",
-        "training return, sampled 18.25",
+        "evaluation return (greedy) 19.12 Â± 0.25 standard error",
+        "training return (sampled) 18.25",
         "env steps 3,000,000 12,000,000 frames",
         "wall time 0:25:00",
         "speed 2,000 env steps/s",
@@ -138,7 +138,7 @@ def test_a_run_without_summary_is_told_from_its_records(tmp_path: Path) -> None:
     last = [h[-1]["return_mean"] for h in open_run(tmp_path / "run").histories.values()]
     assert data["train_return_mean"] == pytest.approx(np.mean(last))
     assert "still running, or killed" in words_of(page)
-    assert "evaluation return," not in words_of(page)
+    assert "evaluation return (greedy)" not in words_of(page)
 
 
 def test_one_replica_leaves_sections_out_and_says_why(tmp_path: Path) -> None:

@@ -72,6 +72,13 @@ def test_events_are_text_of_the_launcher(tmp_path: Path) -> None:
     assert texts == ["replica 2 died"]
 
 
+def test_evaluations_are_points_of_the_launcher(tmp_path: Path) -> None:
+    found = {"kind": "evaluation", "eval_return_mean": 9.5, "returns": [9.0, 10.0], "message": "at 80"}
+    with TensorBoard(tmp_path, 1_000.0) as run_state:
+        run_state.feed([record(1.0, None, 80, **found)])
+    assert points(tmp_path / "launcher") == {"evaluation/eval_return_mean": [(80, 9.5, 1_001.0)]}
+
+
 def test_a_second_start_leaves_no_point_of_the_lost_future(tmp_path: Path) -> None:
     with TensorBoard(tmp_path, 0.0) as run_state:
         run_state.feed([record(1.0, 0, 80, loss=1.0), record(2.0, 0, 160, loss=9.0)])

@@ -218,9 +218,51 @@ def test_vectors_restored_unfolded_are_joined_in_their_order():
     assert [one.item() for one in company.centre.strategy._master.pending] == [-float(k) for k in range(12)]
 
 
+def test_b_counts_the_updates_of_the_node_as_in_algorithm_9():
+    """B = 3 of a node of two: a push after three updates, whoever makes them, when the leader comes by."""
+    counted = {"counted": "node", "threads": 2, "local_updates": 3, "global_learning_rate": 1.0}
+    company = Company(DPSGD(**counted), 2, start=0.0, served=False)
+    company.step(0, 1.0)
+    company.step(1, 1.0)
+    assert company.fabric.sent == []
+    company.step(0, 1.0)
+    assert company.serve() == 1
+    assert company.value() == -3.0
+    late = Company(DPSGD(**counted), 2, start=0.0, served=False)
+    for _ in range(4):
+        late.step(1, 1.0)  # does not lead
+    late.step(0, 1.0)
+    late.serve()
+    assert late.value() == -5.0
+
+
+def test_m_may_be_the_number_of_nodes():
+    """M = 0 of two nodes: v moves once both have pushed, by rho times the sum, with the published momentum."""
+    company = Company(
+        DPSGD(batch=0, local_updates=1, global_learning_rate=0.01, global_momentum=0.5, **ALONE), 2
+    )
+    company.step(0, 1.0)
+    company.step(0, 1.0)
+    assert company.centre.replica.clock == 1  # two pushes, of one node
+    assert company.value() == pytest.approx(-0.02)
+    company.step(0, 1.0)
+    assert company.value() == pytest.approx(-0.02)
+    company.step(1, 3.0)
+    assert company.value() == pytest.approx(-0.02 - 0.5 * 0.02 - 0.01 * 4)
+    scaled = DPSGD(batch=0, threads=2, local_updates=4, counted="node", scale_rates=True)
+    replicas = Company(scaled, 8).bound_replicas  # 4 nodes: (B M)^(1/4) = 2
+    assert replicas[0].replica.optimizer.param_groups[0]["lr"] == 0.5
+
+
 @pytest.mark.parametrize(
     ("what", "value"),
-    [("threads", -1), ("local_updates", 0), ("batch", 0), ("delay_bound", -1), ("global_learning_rate", 0.0)],
+    [
+        ("threads", -1),
+        ("local_updates", 0),
+        ("batch", -1),
+        ("delay_bound", -1),
+        ("global_learning_rate", 0.0),
+    ],
 )
 def test_what_makes_no_sense_is_an_error(what, value):
     with pytest.raises(ValueError, match=what):

@@ -59,6 +59,7 @@ def _another(value: Any) -> Any:
             "exponential": "ring",
             "pull": "push",
             "present": "pulled",
+            "replica": "node",
         }[value]
     if isinstance(value, bool):
         return not value

@@ -38,7 +38,7 @@ def test_markdown_files_to_a_csv_of_topics_with_file_names(tmp_path: Path) -> No
         shares = [float(row[f"topic_{k}"]) for k in range(8)]
         assert abs(sum(shares) - 1) < 1e-4
 
-    # a page of the documentation about corpora and one about topic models share a topic more than one about chips
+    # pages about corpora and about their topics are more alike than pages about corpora and chips
     by_name = {row["name"]: [float(row[f"topic_{k}"]) for k in range(8)] for row in rows}
 
     def alike(one: str, other: str) -> float:

@@ -251,3 +251,25 @@ def test_the_full_bound_is_gensims_on_the_same_topics():
 def corpus_entries(corpus, document):
     part = slice(corpus.starts[document], corpus.starts[document + 1])
     return corpus.words[part].tolist(), corpus.counts[part].tolist()
+
+
+def test_topics_in_a_plane_keep_hellinger_distances() -> None:
+    """Three topics lie in a plane: distances are those of the definition, as are their shares of variance."""
+    matrix = torch.rand(30, 3, generator=torch.Generator().manual_seed(0)) ** 4 + 0.01
+    topics = Topics(matrix, torch.ones(3))
+    points, shown = topics.plane()
+    roots = np.sqrt(topics.word_shares().numpy())
+    for i in range(3):
+        for j in range(3):
+            distance = np.linalg.norm(roots[:, i] - roots[:, j])
+            assert np.linalg.norm(points[i] - points[j]) == pytest.approx(distance, abs=1e-9)
+    assert shown == pytest.approx(1.0)
+    more = torch.rand(30, 8, generator=torch.Generator().manual_seed(1)) ** 4 + 0.01
+    points, shown = Topics(more, torch.ones(8)).plane()
+    centred = np.sqrt((more.double() / more.double().sum(0)).numpy()).T
+    centred = centred - centred.mean(0)
+    variance = np.linalg.svd(centred, compute_uv=False) ** 2
+    assert shown == pytest.approx(variance[:2].sum() / variance.sum())
+    np.testing.assert_allclose((points**2).sum(0), variance[:2], rtol=1e-9)
+    alone, shown = Topics(matrix[:, :1], torch.ones(1)).plane()
+    assert (alone.tolist(), shown) == ([[0.0, 0.0]], 1.0)

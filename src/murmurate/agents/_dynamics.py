@@ -38,7 +38,7 @@ class ModelConfig:
     weight_decay: of the last layer; 1/4 of it in the first, 1/2 in the second, 3/4 in between.
     held_out: share of the data on which the error is measured; held_out_most: at most so many transitions.
     patience: a fit ends when for so many epochs no member's held-out error has fallen by the share
-        ``improvement`` of its least.
+        ``improvement`` of its least. improvement: that share.
     precision: between the first and the last layer in fits; ``auto`` is bfloat16 where the device has native
         bfloat16 arithmetic. Held-out errors and predictions are float32.
     """

@@ -40,8 +40,9 @@ class ARM(LearnerConfig):
 
     batch: sequences of an update. n_step: steps of the returns. discount: per env step (the thesis gives
         none).
-    learning_rate: of Adam. learning_rate_end: over the run the rate falls linearly to this share of its
-        initial value (1: constant). clip: largest norm of the gradient; the thesis does not clip.
+    learning_rate: of Adam. adam_epsilon: beside the root of its denominator.
+    learning_rate_end: over the run the rate falls linearly to this share of its initial value (1: constant).
+    clip: largest norm of the gradient; the thesis does not clip.
     target_rate: tau, the share of the way that the target value V' moves to V with each own update.
     importance_clip: c, the largest importance weight (section 2.6; Table 2.2 has 1), for a source that keeps
         several batches. None: on-policy, without weights.

@@ -38,7 +38,7 @@ class D4PG(LearnerConfig):
     policy_rate, critic_rate: learning rates of Adam. clip: largest norm of each gradient (inf: no limit).
     hidden: width of the two layers of the policy and of the critic.
     atoms: returns that the critic gives probabilities to, from v_min to v_max at equal distances; what lies
-        outside counts as the nearest of these two.
+        outside counts as the nearest of these two. v_min, v_max: the least and the greatest of these returns.
     target_every: own updates between moves of the target nets; under strategies with common rounds at the end
         of the current round. polyak: how far a move goes; 1 copies.
     exploration_noise: deviation of the noise of the actions taken.

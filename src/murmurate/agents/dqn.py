@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -36,6 +37,9 @@ class DQN(LearnerConfig):
         batch after new env steps, which is once a fit with ``replay.fit_every``.
     selector: which net chooses the action that the target net evaluates. ``online`` is double Q-learning,
         ``agreed`` uses the parameters of the last common round (SPO), ``target`` is Q-learning.
+    behaviour: which net a learner without actor processes acts with: its ``own``, or ``agreed``, that of the
+        last common round (SPO: Zhang, Algorithm 6). Actors have what was published, see
+        ``replay.publish_every``.
     exploration: the probability of a random action. ``annealed`` falls from 1 to ``epsilon`` over
         ``explore_updates`` own updates; ``ladder`` gives each simulator its own, epsilon ** (1 + 7 i / (B -
         1)) (Horgan et al. 2018, section 4.1). epsilon: see ``exploration``. explore_updates: see
@@ -73,6 +77,7 @@ class DQN(LearnerConfig):
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
     normalize_observations: bool = field(default=False, metadata={"since": 6})
     network: str = field(default="", metadata={"since": 6})
+    behaviour: Literal["own", "agreed"] = field(default="own", metadata={"since": 6})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "torso", checked_torso(self.torso))
@@ -120,7 +125,9 @@ class DQNAgent(OneReplica):
         )
         self._include = including(self.net.normalizer, context)
         self.target = TargetNetwork(self.net, every=config.target_every)
-        self.agreed = TargetNetwork(self.net) if config.selector == "agreed" else None
+        agreed = "agreed" in (config.selector, config.behaviour)
+        self.agreed = TargetNetwork(self.net) if agreed else None
+        self._learns = False  # not so in actor processes, whose net has the published parameters
         self._assigned: tuple[int, int] | None = None  # first simulator of the next ``act``, and their total
         self._lowest: int | None = None  # number of a simulator ever assigned
 
@@ -163,14 +170,21 @@ class DQNAgent(OneReplica):
             explores = torch.rand(size, generator=generator, device=device) < epsilon
             if isinstance(epsilon, float) and epsilon >= 1.0:
                 return Action(random, None)  # a forward pass would change nothing
-        values = self.net(observation)
+        values = self._acting(greedy)(observation)
         greedy_value, action = values.max(1)
         if not greedy:
             action = torch.where(explores, random, action)
         taken = values.gather(1, action[:, None])[:, 0]
         return Action(action, None, taken, greedy_value, outputs={"action_values": values})
 
+    def _acting(self, greedy: bool) -> Callable[[Tensor], Tensor]:
+        """The net that acts; in an evaluation always the own one, which then has the consensus."""
+        if greedy or self.agreed is None or not self._learns or self.config.behaviour == "own":
+            return self.net
+        return self.agreed
+
     def learn(self, batch: Batch) -> Outcome:
+        self._learns = True
         data: Sample = batch.data
         if self.config.target_every == 0 and batch.env_steps:
             self.target.move()
@@ -201,7 +215,8 @@ class DQNAgent(OneReplica):
         """[B, A] values of the net that chooses actions; None: of the target net."""
         if self.config.selector == "target":
             return None
-        values: Tensor = self.net(observation) if self.agreed is None else self.agreed(observation)
+        agreed = self.agreed if self.config.selector == "agreed" else None
+        values: Tensor = self.net(observation) if agreed is None else agreed(observation)
         return values
 
     def state(self) -> dict[str, Any]:
@@ -210,6 +225,7 @@ class DQNAgent(OneReplica):
         return {"target": target["net"], **agreed, "since": target["since"]}
 
     def load(self, state: dict[str, Any]) -> None:
+        self._learns = True
         self.target.load({"net": state["target"], "since": state["since"]})
         if self.agreed is not None:
             self.agreed.load({"net": state["agreed"], "since": 0})

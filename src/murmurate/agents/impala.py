@@ -47,6 +47,8 @@ class IMPALA(LearnerConfig):
     rho_bar, c_bar, policy_rho_bar: largest weights of a TD error, of what follows it, and of an advantage.
     trace_lambda: weight of longer returns.
     value_coefficient: of the squared error; the paper's 0.5 times the half in its loss.
+    entropy_coefficient: weight of the entropy bonus in the loss. learning_rate: of the optimizer, at first.
+    optimizer: RMSprop or Adam. rmsprop_alpha: smoothing of RMSprop's squared gradients.
     optimizer_epsilon: beside the root of RMSprop's (or Adam's) denominator. Losses are sums over the batch,
         as in the paper, so this and ``clip`` are on the scale of its batches of 640 steps.
     clip: largest norm of the gradient. hidden: width of an MLP's two layers.

@@ -43,7 +43,9 @@ class PPO(LearnerConfig):
     ratio_clip: epsilon of eq. 7. value_clip: the same for the change of a value; inf: no limit.
     value_coefficient: of the mean squared error; CleanRL's ``vf_coef`` is twice this.
     normalize_advantages: to mean 0 and deviation 1, in each minibatch.
-    clip: largest norm of the gradient. learning_rate: of Adam.
+    entropy_coefficient: weight of the entropy bonus in the loss.
+    clip: largest norm of the gradient. learning_rate: of Adam. adam_epsilon: beside the root of its
+        denominator.
     learning_rate_end: over the run the rate falls linearly to this share of its initial value (1: constant).
     torso: mlp, nature2013, nature2015, or your own: FILE.py:NAME, module:NAME (docs/worlds.md); auto is
         nature2013 for images and mlp for vectors. hidden: width of an MLP's two layers.

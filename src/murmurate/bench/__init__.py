@@ -25,6 +25,14 @@ def benches() -> dict[str, ModuleType]:
     return dict(sorted((module.NAME, module) for module in modules))
 
 
+def benchmark(name: str) -> ModuleType:
+    """The benchmark of that name. Raises Refusal."""
+    known = benches()
+    if name not in known:
+        raise unknown("bench", name, known)
+    return known[name]
+
+
 def bench(
     name: str,
     *,
@@ -39,10 +47,7 @@ def bench(
     standard error and a table to standard output. options: of the command line, which ``change`` applies to
     the plan, which says how much to measure. Raises Refusal for an unknown name.
     """
-    known = benches()
-    if name not in known:
-        raise unknown("bench", name, known)
-    module = known[name]
+    module = benchmark(name)
     plan = change(module.FULL if full else module.QUICK, options)
     measured = module.measure(plan, progress_log(quiet))
     result = {**header(name, full, options), **measured, "plan": dataclasses.asdict(plan)}

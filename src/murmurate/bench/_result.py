@@ -99,12 +99,12 @@ def show(result: dict[str, Any]) -> None:
             extremes = f"{format_number(value['least'])} to {format_number(value['greatest'])}"
             table.add_row(name, format_number(value["median"]), f"{extremes} ({value['repetitions']})")
         elif isinstance(value, str):
-            console.print(f"{name}: {value}", style="dim", highlight=False)
+            console.print(f"{name}: {value}", style="dim", highlight=False, markup=False)
         else:
             table.add_row(name, format_number(value), "")
     console.print(table)
     for peer in result.get("peers", []):
-        console.print(f"peer {peer['peer']}: {peer['status']}", highlight=False)
+        console.print(f"peer {peer['peer']}: {peer['status']}", highlight=False, markup=False)
 
 
 def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

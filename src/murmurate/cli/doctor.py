@@ -12,6 +12,7 @@ import psutil
 import rich.console
 import rich.table
 import torch
+from rich.text import Text
 
 from murmurate import native
 from murmurate.errors import Refusal, RunFailed
@@ -45,8 +46,8 @@ def show(report: dict[str, Any]) -> None:
     for column in ("", "check", "result", "advice"):
         table.add_column(column)
     for check in report["checks"]:
-        mark = f"[{style[check['status']]}]{check['status']}[/]"
-        table.add_row(mark, check["name"], check["found"], check["advice"])
+        mark = Text(check["status"], style[check["status"]])
+        table.add_row(mark, *(Text(check[key]) for key in ("name", "found", "advice")))  # no markup
     rich.console.Console().print(table)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import rich.console
 import rich.table
+import rich.text
 
 from murmurate import fabric, plugins
 from murmurate.bench import benches
@@ -18,46 +19,82 @@ from murmurate.launch import launchers
 from murmurate.recipes import pairs, summaries
 from murmurate.replicator.learner import LearnerConfig
 from murmurate.strategies import strategies
-from murmurate.worlds.registry import world_names
+from murmurate.worlds.registry import families, vector_worlds
 
 _COLUMNS = 100
+_DATA = "data sets"
+_TITLES = {
+    "adroit": "Adroit hand",
+    "atari": "Atari",
+    "dm_control": "DeepMind Control",
+    "gym": "Gymnasium",
+    "mazes": "mazes",
+    "vizdoom": "Doom",
+}
+_GYM = (
+    "and gym:<Id> of any registered Gymnasium environment; gym:my_module:MyEnv-v0 imports my_module;\n"
+    "and env:FILE.py:NAME or env:module:NAME of a class or function that makes one"
+)
 
 
 def listing(what: str) -> list[dict[str, Any]]:
     """The rows of a list, each with at least ``name``. Raises Refusal for an unknown list."""
-    if what not in _LISTS:
-        raise unknown("list", what, _LISTS)
-    return _LISTS[what]()
+    if what not in LISTS:
+        raise unknown("list", what, LISTS)
+    return LISTS[what]()
 
 
 def show(what: str, rows: list[dict[str, Any]]) -> None:
     """Print the rows as a table, or names alone in columns."""
-    console = rich.console.Console()
     if what == "recipes":
-        print("Recipes are <world>-<algorithm>, for example cartpole-a2c. Algorithms:")
-        algorithms = summaries()
-        width = max(map(len, algorithms)) + 2
-        print("".join(f"  {name:<{width}}{line}\n" for name, line in algorithms.items()))
-        show("worlds", _worlds())
+        _show_recipes()
         return
     if what == "worlds":
-        print("Worlds:")
-        print(textwrap.fill("  ".join(row["name"] for row in rows), _COLUMNS, break_on_hyphens=False))
-        print(
-            "and gym:<Id> of any registered Gymnasium environment; gym:my_module:MyEnv-v0 imports my_module;\n"
-            "and env:FILE.py:NAME or env:module:NAME of a class or function that makes one"
-        )
+        for family, names in _by_family(rows).items():
+            print(f"{_TITLES.get(family, family)}:")
+            print(textwrap.indent(_columns(names), "  "))
+        print(_GYM)
         return
     if what == "strategies":
         print("\n".join(_block(row) for row in rows), end="")
         return
+    console = rich.console.Console()
     table = rich.table.Table(box=None, pad_edge=False, header_style="bold")
     keys = list(rows[0])
     for key in keys:
         table.add_column(key.replace("_", " "))
     for row in rows:
-        table.add_row(*(", ".join(v) if isinstance(v, list) else str(v) for v in row.values()))
+        texts = (", ".join(v) if isinstance(v, list) else str(v) for v in row.values())
+        table.add_row(*map(rich.text.Text, texts))
     console.print(table)
+
+
+def _show_recipes() -> None:
+    """Two tables: algorithms, and worlds by family."""
+    print("A recipe is <world>-<algorithm>, for example cartpole-a2c.\n\nAlgorithms")
+    algorithms = summaries()
+    width = max(map(len, algorithms)) + 2
+    for name, line in algorithms.items():
+        print(f"  {name:<{width}}{line}")
+    print("\nWorlds (all of them: murmurate list worlds)")
+    families = _by_family(_worlds())
+    titles = {family: f"{_TITLES.get(family, family)} ({len(names)})" for family, names in families.items()}
+    width = max(map(len, titles.values())) + 2
+    for family, names in families.items():
+        some = textwrap.shorten("  ".join(names), _COLUMNS - width, placeholder="  …", break_on_hyphens=False)
+        print(f"  {titles[family]:<{width}}{some.replace(' ', '  ').replace('    ', '  ')}")
+    print(_GYM)
+
+
+def _columns(names: list[str]) -> str:
+    return textwrap.fill("  ".join(names), _COLUMNS, break_on_hyphens=False)
+
+
+def _by_family(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
+    families: dict[str, list[str]] = {}
+    for row in rows:
+        families.setdefault(row["family"], []).append(row["name"])
+    return dict(sorted(families.items()))
 
 
 def _block(row: dict[str, Any]) -> str:
@@ -91,8 +128,17 @@ def _recipes() -> list[dict[str, Any]]:
 
 def _worlds() -> list[dict[str, Any]]:
     """The simulators, and the data sets that a recipe names."""
-    of_recipes = {world for world, _ in pairs().values()}
-    return [{"name": name} for name in sorted(of_recipes.union(world_names()))]
+    family_of = {name: family for family, names in families().items() for name in names}
+    vectors = frozenset(vector_worlds())
+    names = sorted({world for world, _ in pairs().values()}.union(family_of))
+    return [
+        {
+            "name": name,
+            "family": family_of.get(name, _DATA),
+            "actions": "none" if name not in family_of else "vector" if name in vectors else "discrete",
+        }
+        for name in names
+    ]
 
 
 def _strategies() -> list[dict[str, Any]]:
@@ -147,7 +193,7 @@ def _first_line(described: ModuleType | type) -> str:
     return (described.__doc__ or "").strip().splitlines()[0]
 
 
-_LISTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
+LISTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "recipes": _recipes,
     "worlds": _worlds,
     "strategies": _strategies,

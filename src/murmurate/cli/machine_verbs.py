@@ -9,6 +9,8 @@ import signal
 import sys
 from typing import Any
 
+from murmurate.cli.help import Fields
+
 
 def add_verbs(verbs: Any) -> None:
     listing = verbs.add_parser(
@@ -18,10 +20,10 @@ def add_verbs(verbs: Any) -> None:
     listing.add_argument("--json", action="store_true")
     listing.set_defaults(act=_list)
     bench = verbs.add_parser("bench", help="benchmark against other libraries and physical limits")
-    bench.add_argument("name")
+    bench.add_argument("name", help="see: murmurate list benches")
     bench.add_argument("--json", action="store_true")
     bench.add_argument("--full", action="store_true", help="longer and with all peers")
-    bench.set_defaults(act=_bench)
+    bench.set_defaults(act=_bench, fields=_bench_fields)
     doctor = verbs.add_parser("doctor", help="check this machine, with advice for what is missing")
     doctor.add_argument("--json", action="store_true")
     doctor.set_defaults(act=_doctor)
@@ -68,6 +70,18 @@ def _bench(options: argparse.Namespace, rest: list[str]) -> int:
     )
     print(json.dumps(result))
     return 0
+
+
+def _bench_fields(options: argparse.Namespace | None, rest: list[str]) -> Fields:
+    if options is None:
+        note = "How much is measured is changed by options too: murmurate bench NAME --help"
+        return Fields("murmurate bench NAME [--json] [--full] [--FIELD VALUE ...]", note=note)
+    from murmurate.bench import benchmark
+
+    module = benchmark(options.name)
+    plan = module.FULL if options.full else module.QUICK
+    usage = f"murmurate bench {options.name} [--json] [--full] [--FIELD VALUE ...]"
+    return Fields(usage, [("how much is measured", plan)], note=module.SUMMARY)
 
 
 def _doctor(options: argparse.Namespace, rest: list[str]) -> int:

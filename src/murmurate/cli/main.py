@@ -11,7 +11,18 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from murmurate import __version__, plugins
-from murmurate.cli import export_verb, fpga, machine_verbs, plan, result_verbs, run_verbs, topics_verbs, tune
+from murmurate.cli import (
+    completion,
+    export_verb,
+    fpga,
+    machine_verbs,
+    plan,
+    result_verbs,
+    run_verbs,
+    topics_verbs,
+    tune,
+)
+from murmurate.cli.help import Misused, show_help, wanted
 from murmurate.errors import Refusal, RunFailed, printable
 from murmurate.fabric.processes.fork_server import end_fork_server
 
@@ -22,7 +33,7 @@ class _Parser(argparse.ArgumentParser):
     """Reports errors as a Refusal in one sentence."""
 
     def error(self, message: str) -> NoReturn:
-        raise Refusal(f"{message}. See: {self.prog} --help")
+        raise Misused(f"{message}. See: {self.prog} --help")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,8 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.formatwarning = _sentence  # type: ignore[assignment]
     if arguments is None:  # this process is the command
         signal.signal(signal.SIGTERM, _terminate)
+    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
-        words = _imported(sys.argv[1:] if arguments is None else arguments)
+        words = _imported(words)
+        if wanted(words):
+            return show_help(_parser(), words, _verb_first)
         options, rest = _parser().parse_known_args(_verb_first(words))
         verb = f"{options.verb} {options.inner}" if options.verb in ("topics", "fpga") else options.verb
         if rest and verb not in ("train", "tune", "resume", "simulate", "topics fit", "bench", "plan"):
@@ -97,15 +111,14 @@ def _imported(arguments: Sequence[str]) -> list[str]:
 
 def _verb_first(arguments: Sequence[str]) -> list[str]:
     """``train --seed 1 pong-gala`` as ``train pong-gala --seed 1``: an option may stand before the name."""
-    verb, *rest = arguments or ["--help"]
+    verb, *rest = arguments
     if verb not in ("train", "tune", "resume", "simulate"):
         return [verb, *rest]
     if any(word.partition("=")[0] == "--env" for word in rest):
         return [verb, "", *rest]  # no recipe; else argparse takes the first value of an unknown option for it
     index = 0
     while index < len(rest) and rest[index].startswith("-"):
-        without_value = "=" in rest[index] or rest[index] in ("-h", "--help")
-        index += 1 if without_value else 2
+        index += 1 if "=" in rest[index] else 2
     return [verb, *rest[index : index + 1], *rest[:index], *rest[index + 1 :]]
 
 
@@ -129,8 +142,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     topics_verbs.add_verbs(topics.add_subparsers(dest="inner", required=True, metavar="VERB"))
     plan.add_verb(verbs)
+    completion.add_verb(verbs, _parser)
     hardware = verbs.add_parser(
-        "fpga", help="a replay's manager as hardware: Verilog, simulation, area and clock"
+        "fpga",
+        help="a replay's manager as hardware: Verilog, simulation, area and clock",
+        allow_abbrev=False,
     )
     fpga.add_verbs(hardware.add_subparsers(dest="inner", required=True, metavar="VERB"))
     return parser

@@ -12,7 +12,7 @@ import difflib
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Union
 
 from murmurate.errors import Refusal
@@ -36,6 +36,13 @@ class Option:
 
     def type_name(self) -> str:
         return _type_name(self.kind)
+
+    def help(self, with_value: bool = True) -> str:
+        """Its documentation, its value and its range."""
+        demands = dict.fromkeys(str(kind.range) for kind in self.numbers if kind.annotated)
+        facts = [f"default {_plain(self.value)}"] * with_value + [" or ".join(demands)] * bool(demands)
+        about = self.about.replace("``", "").removesuffix(".")
+        return f"{about} ({'; '.join(facts)})".strip() if facts else about
 
 
 def options(config: Any, path: tuple[str, ...] = (), prefix: str = "") -> Iterator[Option]:
@@ -66,8 +73,9 @@ def options(config: Any, path: tuple[str, ...] = (), prefix: str = "") -> Iterat
 def change(config: Any, arguments: Sequence[str], command: str) -> Any:
     """``config`` with the fields named by ``arguments`` replaced.
 
-    Forms: ``--name word``, ``--name=word``, several words for a tuple, ``--name`` alone for true. Raises
-    Refusal for an unknown field (with the nearest name), and for a word that is not of the field's type.
+    Forms: ``--name word``, ``--name=word``, several words for a tuple, ``--name`` alone for true; a field in
+    a group also by its bare name, where no other has it. Raises Refusal for an unknown field (with the
+    nearest name), for a bare name of several, and for a word that is not of the field's type.
     """
     known = {option.name: option for option in options(config)}
     left = list(arguments)
@@ -78,8 +86,7 @@ def change(config: Any, arguments: Sequence[str], command: str) -> Any:
         name, equals, first = word[2:].replace("_", "-").partition("=")
         if equals:
             _, _, first = word.partition("=")  # the value keeps its underscores
-        if name not in known:
-            raise _unknown_field(name, known, command)
+        name = _full_name(name, known, command)
         words = [first] if equals else []
         many = typing.get_origin(known[name].kind) is tuple
         while not equals and left and not left[0].startswith("--") and (many or not words):
@@ -109,35 +116,25 @@ def divide(
     target = other_arguments
     for word in arguments:
         if word.startswith("--"):
-            name = word[2:].partition("=")[0].replace("_", "-")
-            if name not in names and name not in others:
-                raise _unknown_field(name, names | others, command)
+            name = _full_name(word[2:].partition("=")[0].replace("_", "-"), names | others, command)
             target = config_arguments if name in names else other_arguments
         target.append(word)
     return config_arguments, other_arguments
 
 
-def show(config: Any) -> str:
-    """One line for each option: name, type, documentation and current value."""
-    rows = [
-        (f"--{o.name} {o.type_name()}", f"{o.about}{' ' * bool(o.about)}({_plain(o.value)}{_range(o)})")
-        for o in options(config)
-    ]
-    width = max(len(left) for left, _ in rows)
-    return "\n".join(f"  {left:<{width}}  {right}" for left, right in rows)
-
-
-def _range(option: Option) -> str:
-    demands = dict.fromkeys(str(kind.range) for kind in option.numbers if kind.annotated)
-    return f"; {' or '.join(demands)}" * bool(demands)
-
-
-def _unknown_field(name: str, known: dict[str, Option], command: str) -> Refusal:
+def _full_name(name: str, known: Mapping[str, Option], command: str) -> str:
+    """The option that ``name`` stands for: itself, or the only one of that name in a group
+    (``learning-rate``: ``agent.learning-rate``). Raises Refusal where there is none, or more than one."""
+    if name in known:
+        return name
+    inside = [option for option in known if option.endswith(f".{name}")]
+    if len(inside) == 1:
+        return inside[0]
+    if inside:
+        raise Refusal(f"--{name} may be {' or '.join(f'--{option}' for option in inside)}. Say which.")
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    # a field without its group: --learning-rate
-    inside = [option for option in known if option.rpartition(".")[2] == name]
-    hint = f" Did you mean --{(inside or near)[0]}?" if inside or near else ""
-    return Refusal(f"There is no field called '{name}'.{hint} See: {command} --help")
+    hint = f" Did you mean --{near[0]}?" if near else ""
+    raise Refusal(f"There is no field called '{name}'.{hint} See: {command} --help")
 
 
 def _read(option: Option, words: list[str]) -> Any:
@@ -230,7 +227,9 @@ def _example(option: Option) -> str:
 
 
 def _plain(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _put(value: Any, path: tuple[str, ...], new: Any) -> Any:
@@ -240,7 +239,13 @@ def _put(value: Any, path: tuple[str, ...], new: Any) -> Any:
 
 
 def _field_docs(kind: type) -> dict[str, str]:
-    """The documentation of each field: the docstring's sentences after ``name:`` up to the next field."""
-    names = "|".join(re.escape(field.name) for field in dataclasses.fields(kind))
-    pieces = re.split(rf"(?:^|(?<=[.:] ))({names}): ", " ".join((kind.__doc__ or "").split()))
-    return dict(zip(pieces[1::2], map(str.strip, pieces[2::2]), strict=True)) if names else {}
+    """The documentation of each field: the docstring's sentences after ``name:``, or ``name, other name:``,
+    up to those of the next fields, or to the end of the paragraph."""
+    name = "|".join(re.escape(field.name) for field in dataclasses.fields(kind))
+    names = rf"(?:{name})(?:,\s+(?:{name}))*"
+    docs: dict[str, str] = {}
+    for paragraph in re.split(r"\n\s*\n", kind.__doc__ or "") if name else ():
+        pieces = re.split(rf"(?:^|(?<=[.:;)] ))({names}): ", " ".join(paragraph.split()))
+        for listed, text in zip(pieces[1::2], pieces[2::2], strict=True):
+            docs |= dict.fromkeys(re.split(r",\s+", listed), text.strip())
+    return docs

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from murmurate.cli.help import Fields
 from murmurate.cli.options import change, number_argument
 from murmurate.errors import Refusal
 from murmurate.ranges import AnyFloat, PositiveFloat, PositiveInt
@@ -48,7 +49,13 @@ def add_verb(verbs: Any) -> None:
     plan.add_argument("--out", type=Path, help="run folder of --apply")
     plan.add_argument("--page", type=Path, help="write the plan as a web page")
     plan.add_argument("--json", action="store_true", help="candidates as a list, best first")
-    plan.set_defaults(act=act)
+    plan.set_defaults(act=act, fields=_fields)
+
+
+def _fields(options: argparse.Namespace | None, rest: list[str]) -> Fields:
+    from murmurate.cli.run_verbs import train_fields
+
+    return train_fields(options, rest, "plan")
 
 
 def act(options: argparse.Namespace, rest: list[str]) -> int:
@@ -137,6 +144,7 @@ def _checked(found: Sequence[Candidate], options: argparse.Namespace) -> dict[st
 def _show(run: Run, found: Sequence[Candidate], profile: DeviceProfile, checked: Mapping[str, float]) -> None:
     import rich.console
     import rich.table
+    from rich.text import Text
 
     unit = found[0].unit
     table = rich.table.Table(title=f"{run.recipe} on {profile.cores} cores: {len(found)} configurations")
@@ -149,7 +157,7 @@ def _show(run: Run, found: Sequence[Candidate], profile: DeviceProfile, checked:
     shown = [*found[:_SHOWN], *([own] if own is not None and own not in found[:_SHOWN] else [])]
     for candidate in shown:
         measured = [f"{checked[candidate.name]:,.0f}" if candidate.name in checked else ""] * bool(checked)
-        table.add_row(candidate.name, candidate.figure, *measured, candidate.why)
+        table.add_row(*map(Text, (candidate.name, candidate.figure, *measured, candidate.why)))
     rich.console.Console().print(table)
     print(f"Train with the first: murmurate train {run.recipe} {' '.join(found[0].changes)}")
     for sentence in advice(found, profile):

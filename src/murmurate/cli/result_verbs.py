@@ -19,6 +19,9 @@ def add_verbs(verbs: Any) -> None:
     evaluate.add_argument("--video", action="store_true", help="write videos/episode.mp4")
     evaluate.add_argument("--best", action="store_true", help="the best checkpoint instead of the last")
     evaluate.add_argument("--seed", type=number_argument(Seed))
+    evaluate.add_argument(
+        "--sample", action="store_true", help="draw actions from the policy instead of the most probable one"
+    )
     evaluate.add_argument("--json", action="store_true")
     evaluate.set_defaults(act=_eval)
     report = verbs.add_parser("report", help="write report.html for one run, or a comparison of several")
@@ -44,6 +47,7 @@ def _eval(options: argparse.Namespace, rest: list[str]) -> int:
         which="best" if options.best else "last",
         video=options.video,
         seed=options.seed,
+        sample=options.sample,
     )
     if options.json:
         print(json.dumps(figures))

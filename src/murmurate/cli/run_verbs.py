@@ -6,18 +6,22 @@ import argparse
 import dataclasses
 import json
 import re
+import signal
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from murmurate.cli import sweep
+from murmurate.cli.help import Fields
 from murmurate.errors import Refusal
 from murmurate.fabric.processes.fork_server import begin_fork_server
 
+_INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+
 
 def add_verbs(verbs: Any) -> None:
-    train = verbs.add_parser("train", help="train a recipe", add_help=False, allow_abbrev=False)
+    train = verbs.add_parser("train", help="train a recipe", allow_abbrev=False)
     train.add_argument(
         "recipe", nargs="?", help="<world>-<algorithm>, for example pong-gala; see: murmurate list"
     )
@@ -30,24 +34,66 @@ def add_verbs(verbs: Any) -> None:
     train.add_argument("--strategy", help="how the replicas agree; see: murmurate list strategies")
     train.add_argument("--out", type=Path, help="run folder (default: runs/<recipe>-<time>)")
     sweep.add_options(train)
-    train.add_argument("-h", "--help", action="store_true", dest="fields_help")
-    train.set_defaults(act=_train)
+    train.set_defaults(act=_train, fields=train_fields)
     simulate = verbs.add_parser(
-        "simulate", help="the same on a simulated cluster of any size", add_help=False, allow_abbrev=False
+        "simulate", help="the same on a simulated cluster of any size", allow_abbrev=False
     )
     simulate.add_argument("recipe", nargs="?", help="as for train")
     simulate.add_argument("--strategy", help="as for train")
     simulate.add_argument("--out", type=Path, help="run folder (default: runs/<recipe>-simulated-<time>)")
     simulate.add_argument("--json", action="store_true", help="the summary on the last line")
-    simulate.add_argument("-h", "--help", action="store_true", dest="fields_help")
-    simulate.set_defaults(act=_simulate)
+    simulate.set_defaults(act=_simulate, fields=_simulate_fields)
     resume = verbs.add_parser(
         "resume",
         help="continue a run from its folder; --env-steps and the like change its end",
         allow_abbrev=False,
     )
-    resume.add_argument("folder", type=Path)
-    resume.set_defaults(act=_resume)
+    resume.add_argument("folder", type=Path, help="the folder that murmurate train wrote (its --out)")
+    resume.set_defaults(act=_resume, fields=_resume_fields)
+
+
+def train_fields(options: argparse.Namespace | None, rest: list[str], verb: str = "train") -> Fields:
+    """What ``train RECIPE --help`` prints: the recipe's fields; without one, those that all recipes have."""
+    from murmurate.recipes import recipe
+
+    if options is None or not (options.recipe or getattr(options, "env", None)):
+        return Fields(
+            f"murmurate {verb} RECIPE [--strategy S] [--out DIR] [--FIELD VALUE ...]",
+            [("options of every run", recipe("cartpole-a2c"))],
+            general=True,
+            note=f"The agent, the strategy, the world and the rest of a recipe have options too, with their "
+            f"defaults: murmurate {verb} cartpole-a2c --help. Recipes: murmurate list recipes",
+        )
+    run = recipe_run(options)
+    usage = f"murmurate {verb} {run.recipe} [--strategy S] [--out DIR] [--FIELD VALUE ...]"
+    return Fields(usage, [("the run", run)], note=_BARE)
+
+
+_BARE = "The group in front of an option's name may be left out where no other option has that name."
+
+
+def _simulate_fields(options: argparse.Namespace | None, rest: list[str]) -> Fields:
+    from murmurate.simulation.cluster import Cluster
+
+    of_run = train_fields(options, rest, "simulate")
+    return dataclasses.replace(of_run, configs=[("the simulated cluster", Cluster()), *of_run.configs])
+
+
+def _resume_fields(options: argparse.Namespace | None, rest: list[str]) -> Fields:
+    """The fields of the folder's run that may change; without a folder, those that all recipes have."""
+    from murmurate.recipes import recipe, stored
+
+    general = options is None
+    run = recipe("cartpole-a2c") if options is None else stored(options.folder)
+    note = "What a run has learned depends on its other fields, so they stay as they are."
+    folder = "DIR" if options is None else options.folder
+    return Fields(
+        f"murmurate resume {folder} [--FIELD VALUE ...]",
+        [("what may change", run)],
+        general,
+        note,
+        only=frozenset(f.name for f in dataclasses.fields(run) if f.metadata.get("movable")),
+    )
 
 
 def recipe_run(options: argparse.Namespace) -> Any:
@@ -75,16 +121,12 @@ def recipe_run(options: argparse.Namespace) -> Any:
 
 
 def _train(options: argparse.Namespace, rest: list[str]) -> int:
-    if not options.fields_help and options.seeds is None:
+    if options.seeds is None:
         begin_fork_server(rest)
-    from murmurate.cli.options import change, show
+    from murmurate.cli.options import change
 
     run = recipe_run(options)
     verb = f"murmurate train {options.recipe}"
-    if options.fields_help:
-        print(f"usage: {verb} [--strategy S] [--out DIR] [--seeds 0-4 [--jobs N]] [--FIELD VALUE ...]\n")
-        print("Fields (with their current values):\n" + show(run))
-        return 0
     base, run = run, change(run, rest, verb)
     if options.seeds is not None:
         return sweep.sweep(run, options, rest)
@@ -110,17 +152,12 @@ def new_folder(name: str) -> Path:
 
 
 def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
-    from murmurate.cli.options import change, divide, show
+    from murmurate.cli.options import change, divide
     from murmurate.simulation.cluster import Cluster
     from murmurate.simulation.start import simulate
 
     run, cluster = recipe_run(options), Cluster()
     verb = f"murmurate simulate {options.recipe}"
-    if options.fields_help:
-        print(f"usage: {verb} [--strategy S] [--out DIR] [--json] [--FIELD VALUE ...]\n")
-        print("The cluster (with its current values):\n" + show(cluster))
-        print("\nThe run:\n" + show(run))
-        return 0
     of_cluster, of_run = divide(rest, cluster, run, verb)
     cluster = change(cluster, of_cluster, verb)
     has_end = any(word.partition("=")[0] in ("--updates", "--minutes") for word in of_run)
@@ -182,5 +219,8 @@ def report_end(finish: Any, folder: Path) -> int:
     if len(dead) < summary["replicas"]:
         for rank in dead:
             print(f"replica {rank} died during the run; the others continued")
-    print(f"The run is in {folder} — next: murmurate {finish.run.evaluation.next_command} {folder}")
+    saved = finish.run.launcher != "simulated" and (folder / "checkpoints" / "last").exists()
+    to_resume = saved and finish.code in _INTERRUPTED
+    following = "resume" if to_resume else finish.run.evaluation.next_command
+    print(f"The run is in {folder} — next: murmurate {following} {folder}")
     return int(finish.code)

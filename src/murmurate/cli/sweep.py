@@ -9,7 +9,7 @@ from typing import Any
 
 from murmurate.errors import Refusal
 
-_NOT_FORWARDED = frozenset({"verb", "inner", "act", "recipe", "out", "seeds", "jobs", "fields_help"})
+_NOT_FORWARDED = frozenset({"verb", "inner", "act", "recipe", "out", "seeds", "jobs", "fields"})
 
 
 def add_options(train: Any) -> None:

@@ -16,7 +16,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from murmurate.cli.options import change, show
+from murmurate.cli.help import Fields
+from murmurate.cli.options import change
 from murmurate.datasets._text_files import TEXT_KINDS, files_of
 from murmurate.datasets._texts import TextSource
 from murmurate.datasets.corpus import Corpus, RemappedCorpus
@@ -78,8 +79,8 @@ def fit(run: Run, folder: Path, passes: float | None = 5.0) -> Finish:
     return train(run, folder, launcher(run.launcher), stored)
 
 
-def fit_command(options: argparse.Namespace, rest: list[str]) -> tuple[Finish, Path] | None:
-    """``topics fit``: how the run ended, and its folder; None for ``--help``."""
+def fit_command(options: argparse.Namespace, rest: list[str]) -> tuple[Finish, Path]:
+    """``topics fit``: how the run ended, and its folder."""
     try:
         return _fit_command(options, rest)
     except Refusal as refusal:  # which calls options as the configs do
@@ -91,16 +92,23 @@ def _with_short_names(message: str) -> str:
     return _LONG_NAME.sub(lambda match: f"--{_SHORT_OF.get(match[1].replace('_', '-'), match[1])}", message)
 
 
-def _fit_command(options: argparse.Namespace, rest: list[str]) -> tuple[Finish, Path] | None:
+def fit_fields(options: argparse.Namespace | None, rest: list[str]) -> Fields:
+    """What ``topics fit --help`` prints."""
+    usage = "murmurate topics fit CORPUS [--passes N] [--strategy S] [--out DIR] [--FIELD VALUE ...]"
+    note = f"Shorter names: {', '.join(f'--{short}' for short in _SHORT)}"
+    return Fields(usage, [("the run", _fit_run(options))], note=note)
+
+
+def _fit_run(options: argparse.Namespace | None) -> Run:
     run = recipe("corpus-lda")
-    if options.strategy is not None and options.strategy != run.strategy.name:
+    if options is not None and options.strategy not in (None, run.strategy.name):
         run = dataclasses.replace(run, strategy=strategy(options.strategy)())
+    return run
+
+
+def _fit_command(options: argparse.Namespace, rest: list[str]) -> tuple[Finish, Path]:
+    run = _fit_run(options)
     verb = "murmurate topics fit"
-    if options.fields_help:
-        print(f"usage: {verb} CORPUS [--passes N] [--strategy S] [--out DIR] [--FIELD VALUE ...]\n")
-        print("Shorter names: " + ", ".join(f"--{short}" for short in _SHORT) + "\n")
-        print("Fields (with their current values):\n" + show(run))
-        return None
     if options.corpus is None:
         raise Refusal(f"Say which corpus, as in: {verb} docword.nytimes.txt.gz --topics 50")
     has_end = any(word.partition("=")[0] in ("--env-steps", "--updates", "--minutes") for word in rest)

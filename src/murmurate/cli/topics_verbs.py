@@ -18,20 +18,17 @@ def add_verbs(verbs: Any) -> None:
     """Add the parsers of ``topics``."""
 
     def act(options: argparse.Namespace, rest: list[str]) -> int:
-        if not options.fields_help:
-            begin_fork_server(rest)
+        begin_fork_server(rest)
         from murmurate.cli.topics import fit_command
 
-        ended = fit_command(options, rest)
-        return 0 if ended is None else report_end(*ended)
+        return report_end(*fit_command(options, rest))
 
-    fit = verbs.add_parser("fit", help="find the topics of a corpus", add_help=False, allow_abbrev=False)
+    fit = verbs.add_parser("fit", help="find the topics of a corpus", allow_abbrev=False)
     fit.add_argument("corpus", nargs="?", type=Path, help="a file or folder; docs/corpora.md says which")
     fit.add_argument("--passes", type=number_argument(PositiveFloat), help="through the corpus (default 5)")
     fit.add_argument("--strategy", help="how the replicas agree; see: murmurate list strategies")
     fit.add_argument("--out", type=Path, help="run folder (default: runs/topics-<time>)")
-    fit.add_argument("-h", "--help", action="store_true", dest="fields_help")
-    fit.set_defaults(act=act)
+    fit.set_defaults(act=act, fields=_later("topics", "fit_fields"))
     show = verbs.add_parser(
         "show", help="top words of each topic, as a table, and as a page with a map and sample documents"
     )
@@ -102,11 +99,10 @@ def _bool_argument(word: str) -> bool:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _later(module: str, name: str) -> Callable[[argparse.Namespace, list[str]], int]:
+def _later(module: str, name: str) -> Callable[[argparse.Namespace, list[str]], Any]:
     """A function of a module beside this one, loaded when it is called."""
 
-    def act(options: argparse.Namespace, rest: list[str]) -> int:
-        code: int = getattr(importlib.import_module(f"murmurate.cli.{module}"), name)(options, rest)
-        return code
+    def act(options: argparse.Namespace, rest: list[str]) -> Any:
+        return getattr(importlib.import_module(f"murmurate.cli.{module}"), name)(options, rest)
 
     return act

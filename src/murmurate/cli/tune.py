@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
 from typing import Any
 
+from murmurate.cli.help import Fields
 from murmurate.cli.options import number_argument
 from murmurate.errors import Refusal
 from murmurate.ranges import PositiveFloat, PositiveInt
@@ -15,7 +17,7 @@ _OWN = ("trials", "minutes", "search", "objective", "sampler", "pruner", "jobs")
 
 def add_verb(verbs: Any) -> None:
     tune = verbs.add_parser(
-        "tune", help="search a recipe's hyper-parameters (Optuna)", add_help=False, allow_abbrev=False
+        "tune", help="search a recipe's hyper-parameters (Optuna)", allow_abbrev=False
     )
     tune.add_argument("recipe", nargs="?", help="as for train")
     tune.add_argument("--strategy", help="as for train")
@@ -33,27 +35,30 @@ def add_verb(verbs: Any) -> None:
     tune.add_argument("--sampler", default="tpe", help="tpe, random, qmc, cmaes or gp")
     tune.add_argument("--pruner", default="median", help="median, halving, hyperband or none")
     tune.add_argument("--jobs", type=int, default=1, help="trials at once")
-    tune.add_argument("-h", "--help", action="store_true", dest="fields_help")
-    tune.set_defaults(act=lambda options, rest: _tune(options, rest, tune))
+    tune.set_defaults(act=_tune, fields=_tune_fields)
 
 
-def _tune(options: argparse.Namespace, rest: list[str], parser: argparse.ArgumentParser) -> int:
-    if options.fields_help and options.recipe is None:
-        parser.print_help()
-        return 0
-    from murmurate.cli.options import change, show
+def _tune_fields(options: argparse.Namespace | None, rest: list[str]) -> Fields:
+    """What ``tune RECIPE --help`` prints below the verb's own options."""
+    from murmurate.cli.run_verbs import recipe_run, train_fields
+    from murmurate.cli.search import search_space
+
+    fields = train_fields(options, rest, "tune")
+    if options is None or not options.recipe:
+        return fields
+    space = search_space(recipe_run(options), options.search, f"murmurate tune {options.recipe}")
+    searched = ", ".join(f"--search {one}" for one in space)
+    return dataclasses.replace(fields, note=f"Searched, unless --search names others: {searched}")
+
+
+def _tune(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.cli.options import change
     from murmurate.cli.run_verbs import new_folder, recipe_run
     from murmurate.cli.search import search_space
     from murmurate.cli.sweep import check_jobs, forwarded
     from murmurate.tuning.trials import check_installed
 
     run, command = recipe_run(options), f"murmurate tune {options.recipe}"
-    if options.fields_help:
-        parser.print_help()
-        space = "\n".join(f"  --search {one}" for one in search_space(run, options.search, command))
-        print(f"\nSearched, unless --search names others:\n{space}")
-        print("\nFields of the runs (with their current values):\n" + show(run))
-        return 0
     check_installed(options.sampler, options.pruner)
     check_jobs(options.jobs)
     run = change(run, rest, command)

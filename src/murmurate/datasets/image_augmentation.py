@@ -40,6 +40,7 @@ class Augmentation:
         ``resized`` takes a random rectangle of a share ``area`` of the image, with sides up to ``ratio`` to
         1, and scales it (Szegedy et al. 2015).
     shortest: least and greatest shorter side of ``multi-scale``. area: least and greatest share.
+    ratio: longest to shortest side of a rectangle, at most.
     padding: pixels of zeros on each side, from which a crop of the image's size is taken (He et al. 2016: 4).
     flip: mirror half of the images, left to right.
     brightness: pixels are multiplied by a random factor within so much of 1. contrast: the same, of their

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
@@ -22,8 +23,13 @@ class Accuracy(Evaluation):
         Curve("loss", "Loss", "cross-entropy of training batches (nats)", lower_is_better=True, digits=3),
     )
 
+    headline: ClassVar[Curve] = Curve(
+        "accuracy", "Accuracy", "accuracy on test images", "Top 1.", spread="accuracy_stderr"
+    )
+
     def evaluate(self, learner: ClassifierLearner, context: EvalContext) -> dict[str, Any]:
-        """accuracy, top5_accuracy, test_loss (nats), test_images; ``context.count``: of the first so many."""
+        """accuracy, accuracy_stderr (binomial), top5_accuracy, test_loss (nats), test_images;
+        ``context.count``: of the first so many."""
         if context.count is not None and context.count < 1:
             raise Refusal(f"{context.count} images are to be classified; take at least one.")
         test = cast(DataSet, context.world).divided().test
@@ -31,9 +37,11 @@ class Accuracy(Evaluation):
         number = len(test) if context.count is None else min(context.count, len(test))
         if not number:
             return {"test_images": 0, "accuracy": None, "top5_accuracy": None, "test_loss": None}
+        share = figures["accuracy"]
         return {
             "test_images": number,
-            "accuracy": figures["accuracy"],
+            "accuracy": share,
+            "accuracy_stderr": math.sqrt(share * (1 - share) / number),
             "top5_accuracy": figures["top5_accuracy"],
             "test_loss": figures["loss"],
         }

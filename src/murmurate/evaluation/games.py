@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from murmurate.agents.interface import Agent, Policy
 from murmurate.errors import Refusal
-from murmurate.evaluation.interface import EvalContext, Evaluation
+from murmurate.evaluation.interface import Curve, EvalContext, Evaluation
 from murmurate.ranges import PositiveInt
 from murmurate.spec import Episode, TimeStep, derive_generator, derive_seed
 from murmurate.worlds.interface import Picture, Simulators, SimulatorWorld
@@ -25,12 +26,14 @@ from murmurate.worlds.interface import Picture, Simulators, SimulatorWorld
 class EvalResult:
     """Unclipped returns and lengths (in env steps) of whole games, one of each for every game.
 
-    successes: whether each reached the goal; None where the world does not say so.
+    successes: whether each reached the goal; None where the world does not say so. cut: games that were ended
+    at the limit of env steps.
     """
 
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
     successes: tuple[bool | None, ...] = ()
+    cut: int = 0
 
     @property
     def mean(self) -> float:
@@ -54,46 +57,70 @@ class Games(Evaluation):
     """Whole games with the consensus parameters of the last checkpoint, and of the best one.
 
     eval_episodes: number of games with the final, and with the best parameters.
+    eval_max_env_steps: after which a game of an evaluation is ended; what it has returned so far counts.
     """
 
     eval_episodes: PositiveInt = 10
+    eval_max_env_steps: PositiveInt = field(default=200_000, metadata={"since": 6})
+
+    plays: ClassVar[bool] = True
+    headline: ClassVar[Curve] = Curve(
+        "eval_return_mean", "Evaluation return", "return of whole games", spread="eval_return_stderr"
+    )
 
     def evaluate(self, learner: Agent, context: EvalContext) -> dict[str, Any]:
         """eval_return_mean, eval_return_stderr (None for one game), episodes, returns, eval_success_rate
-        (where the world has goals), and best_eval_return_mean: of the final or the best checkpoint,
-        whichever is higher."""
+        (where the world has goals), games_cut (if any were), and best_eval_return_mean: of the final or the
+        best checkpoint, whichever is higher. Of sampled actions the names begin with eval_sampled."""
         count = self.eval_episodes if context.count is None else context.count
         if count < 1:
             raise Refusal(f"episodes is {count}; play at least one. Use --episodes 10.")
         world = cast(SimulatorWorld, context.world)
-        result = evaluate(world, learner, count, context.seed)
+        play = functools.partial(
+            evaluate,
+            world,
+            episodes=count,
+            seed=context.seed,
+            greedy=not context.sample,
+            max_steps=self.eval_max_env_steps,
+        )
+        result, name = play(policy=learner), _figure_name(context.sample)
         figures = {
-            "eval_return_mean": result.mean,
-            "eval_return_stderr": None if len(result.returns) == 1 else result.stderr,
+            f"{name}_return_mean": result.mean,
+            f"{name}_return_stderr": None if len(result.returns) == 1 else result.stderr,
             "episodes": len(result.returns),
             "returns": list(result.returns),
-            "best_eval_return_mean": result.mean,
         }
         if result.success_rate is not None:
-            figures["eval_success_rate"] = result.success_rate
-        if (best := context.best()) is not None:
-            best_result = evaluate(world, best, count, context.seed)
-            figures["best_eval_return_mean"] = max(result.mean, best_result.mean)
+            figures[f"{name}_success_rate"] = result.success_rate
+        if result.cut:
+            figures["games_cut"] = result.cut
+        if not context.sample:
+            best = context.best()
+            best_mean = result.mean if best is None else play(policy=best).mean
+            figures["best_eval_return_mean"] = max(result.mean, best_mean)
         return figures
 
     def sentence(self, figures: Mapping[str, Any]) -> str:
-        if figures.get("eval_return_mean") is None:
+        sample = figures.get("eval_sampled_return_mean") is not None
+        name = _figure_name(sample)
+        mean, error = figures.get(f"{name}_return_mean"), figures.get(f"{name}_return_stderr")
+        if mean is None:
             return ""
-        error = figures["eval_return_stderr"]
         spread = "" if error is None else f" ± {error:.2f} (standard error)"
-        rate = figures.get("eval_success_rate")
+        rate, cut = figures.get(f"{name}_success_rate"), figures.get("games_cut")
         reached = "" if rate is None else f", {100 * rate:.0f}% of them successful"
-        mean = figures["eval_return_mean"]
-        return f"Evaluation over {figures['episodes']} games: {mean:.2f}{spread}{reached}"
+        ended = f", {cut} of them ended at {self.eval_max_env_steps:,} env steps" if cut else ""
+        actions = ", with sampled actions" * sample
+        return f"Evaluation over {figures['episodes']} games{actions}: {mean:.2f}{spread}{reached}{ended}"
 
     def video(self, learner: Agent, context: EvalContext) -> npt.NDArray[np.uint8]:
         frames, _ = record_game(cast(SimulatorWorld, context.world), learner, context.seed)
         return frames
+
+
+def _figure_name(sample: bool) -> str:
+    return "eval_sampled" if sample else "eval"
 
 
 @dataclass
@@ -105,23 +132,39 @@ class _Game:
     observation: Tensor  # [1, ...]
     memory: Tensor | None  # [1, M]
     first: bool = True
+    return_so_far: float = 0.0
+    length: int = 0
 
     def step(self, action: Tensor) -> TimeStep:
         """Take the action [1] or [1, D]."""
         self.simulator.send(action)
         step = self.simulator.receive()
         self.observation, self.first = step.observation, False
+        self.return_so_far += float(step.reward)
+        self.length += 1
         return step
+
+    def cut(self) -> Episode:
+        """The game as if it ended now."""
+        return Episode(0, self.return_so_far, self.length)
 
 
 def evaluate(
-    world: SimulatorWorld, policy: Policy, episodes: int, seed: int, simulators: int = 16
+    world: SimulatorWorld,
+    policy: Policy,
+    episodes: int,
+    seed: int,
+    simulators: int = 16,
+    *,
+    greedy: bool = True,
+    max_steps: int | None = None,
 ) -> EvalResult:
-    """Play ``episodes`` whole games greedily (Assran et al. 2019, section 4: 10 games, up to 30 no-ops).
+    """Play ``episodes`` whole games (Assran et al. 2019, section 4: 10 games, up to 30 no-ops, greedily).
 
     Game i is seeded from (seed, i) and always counts, however long it is: up to ``simulators`` games are
     played at once, but counting the first that end would favour short ones. Rewards are unclipped, and the
-    loss of a life does not end a game (``training=False``).
+    loss of a life does not end a game (``training=False``). greedy: take the most probable actions, instead
+    of drawing them. max_steps: env steps after which a game ends with the return that it has.
 
     Raises ``ValueError`` for fewer than one game or simulator.
     """
@@ -133,13 +176,18 @@ def evaluate(
     ended: dict[int, Episode] = {}
     numbers = iter(range(episodes))
     games: list[_Game] = []
+    cut = 0
     try:
         while len(ended) < episodes:
             for number in itertools.islice(numbers, simulators - len(games)):
                 games.append(_begin(world, policy, seed, number))
-            for game, action in zip(games, torch.split(_act(policy, games, generator), 1), strict=True):
-                if episode := game.step(action).episodes:
-                    ended[game.number] = episode[0]
+            actions = torch.split(_act(policy, games, generator, greedy), 1)
+            for game, action in zip(games, actions, strict=True):
+                episode = next(iter(game.step(action).episodes), None)
+                if episode is None and game.length == max_steps:
+                    episode, cut = game.cut(), cut + 1
+                if episode is not None:
+                    ended[game.number] = episode
                     game.simulator.close()
             games = [game for game in games if game.number not in ended]
     finally:
@@ -150,6 +198,7 @@ def evaluate(
         tuple(e.episode_return for e in whole),
         tuple(e.length for e in whole),
         tuple(e.success for e in whole),
+        cut,
     )
 
 
@@ -187,15 +236,15 @@ def _begin(world: SimulatorWorld, policy: Policy, seed: int, number: int, pictur
 
 
 @torch.no_grad()
-def _act(policy: Policy, games: list[_Game], generator: torch.Generator) -> Tensor:
-    """Greedy actions [n] or [n, D]; updates every game's memory."""
+def _act(policy: Policy, games: list[_Game], generator: torch.Generator, greedy: bool = True) -> Tensor:
+    """Actions [n] or [n, D]; updates every game's memory."""
     memories = [game.memory for game in games if game.memory is not None]
     chosen = policy.act(
         torch.cat([game.observation for game in games]),
         torch.cat(memories) if memories else None,
         torch.tensor([game.first for game in games]),
         generator,
-        greedy=True,
+        greedy=greedy,
     )
     for i, game in enumerate(games):
         game.memory = None if chosen.memory is None else chosen.memory[i : i + 1]

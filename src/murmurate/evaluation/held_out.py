@@ -32,6 +32,14 @@ class HeldOutDocuments(Evaluation):
         ),
     )
 
+    headline: ClassVar[Curve] = Curve(
+        "perplexity",
+        "Perplexity of the test documents",
+        "perplexity of the test documents",
+        "By document completion; lower is better.",
+        lower_is_better=True,
+    )
+
     def evaluate(self, learner: ConjugateLearner[Topics], context: EvalContext) -> dict[str, Any]:
         train, _, test = cast(DataSet, context.world).divided()
         topics, prior = learner.estimate(), cast(LatentTopics, learner.model).prior
@@ -61,17 +69,29 @@ class HeldOutRows(Evaluation):
         ),
     )
 
+    headline: ClassVar[Curve] = Curve(
+        "log_likelihood",
+        "Log-likelihood of the test rows",
+        "log-likelihood of the test rows (nats each)",
+        "Higher is better.",
+        spread="log_likelihood_stderr",
+    )
+
     def evaluate(self, learner: ConjugateLearner[Mixture], context: EvalContext) -> dict[str, Any]:
         mixture, (_, _, test) = learner.estimate(), cast(DataSet, context.world).divided()
         figures: dict[str, Any] = {
             "test_rows": len(test),
             "log_likelihood": None,
+            "log_likelihood_stderr": None,
             "bound_per_row": None,
             "weights": sorted(mixture.weights.tolist(), reverse=True),
         }
         if len(test):
             rows = test.select(range(len(test)))
-            figures["log_likelihood"] = float(mixture.log_likelihood(rows).mean())
+            each = mixture.log_likelihood(rows).double()
+            figures["log_likelihood"] = float(each.mean())
+            if len(test) > 1:
+                figures["log_likelihood_stderr"] = float(each.std()) / len(test) ** 0.5
             figures["bound_per_row"] = learner.elbo(rows) / learner.examples
         return figures
 

@@ -16,7 +16,8 @@ class EvalContext:
 
     folder: of the run. fingerprint: of the data set that it learned from, None for simulators.
     seed: of all random numbers of the evaluation. count: number of games, images or the like, in place of the
-    config's. best: loads the learner of the best checkpoint; None where there is none or it is not requested.
+    config's. sample: draw actions from the policy, instead of the most probable one. best: loads the learner
+    of the best checkpoint; None where there is none or it is not requested.
     """
 
     world: World
@@ -24,6 +25,7 @@ class EvalContext:
     seed: int
     fingerprint: Mapping[str, Any] | None = None
     count: int | None = None
+    sample: bool = False
     best: Callable[[], Any | None] = lambda: None
 
 
@@ -31,7 +33,8 @@ class EvalContext:
 class Curve:
     """A metric recorded in training, and how the report draws it and the console prints it.
 
-    label: of the axis. text: a sentence below the title. digits: decimal places on the console.
+    label: of the axis. text: a sentence below the title. digits: decimal places on the console. spread: the
+    metric that is its standard error.
     """
 
     metric: str
@@ -40,18 +43,24 @@ class Curve:
     text: str = ""
     lower_is_better: bool = False
     digits: int = 0
+    spread: str = ""
 
 
 class Evaluation(Protocol):
     """A frozen dataclass, part of a Run; its fields are options of the run, without a prefix.
 
     next_command: the command that shows more, which the end of a run suggests, with its folder.
-    curves: what the report draws of the run's progress, in place of the returns of episodes.
+    curves: what the report draws of the run's progress, in place of the returns of episodes. headline: the
+    figure of ``evaluate`` that is drawn over the evaluations of one run. plays: whether it is of games in
+    simulators: their actions may be sampled, and in a run that is evaluated while it learns, the best
+    checkpoint is that with the best headline. (Figures of test data must not choose it.)
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     next_command: ClassVar[str] = "report"
     curves: ClassVar[tuple[Curve, ...]] = ()
+    headline: ClassVar[Curve | None] = None
+    plays: ClassVar[bool] = False
 
     def evaluate(self, learner: Any, context: EvalContext) -> dict[str, Any]:
         """Figures by name, as plain values, for ``summary.json`` and ``murmurate eval --json``."""

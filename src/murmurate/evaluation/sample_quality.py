@@ -54,6 +54,14 @@ class SampleQuality(Evaluation):
         ),
     )
 
+    headline: ClassVar[Curve] = Curve(
+        "frechet_distance",
+        "Frechet distance",
+        "Frechet distance of generated from training images",
+        "In the features of our own classifier; lower is better.",
+        lower_is_better=True,
+    )
+
     def __post_init__(self) -> None:
         if self.feature_net:  # a run may be evaluated from another folder
             object.__setattr__(self, "feature_net", os.path.abspath(self.feature_net))

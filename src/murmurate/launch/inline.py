@@ -16,7 +16,8 @@ from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.launch.role import fix_arithmetic
 from murmurate.replica.clipping import NotFinite
 from murmurate.spec import derive_seed
-from murmurate.training.coordinator import Coordinator, SecondInterrupt, signals
+from murmurate.training.coordinator import Coordinator
+from murmurate.training.interrupts import SecondInterrupt, signals
 from murmurate.training.launcher import Launcher
 from murmurate.training.run import Run
 from murmurate.training.run_folder import write_roles
@@ -30,9 +31,10 @@ class Inline(Launcher):
     """All roles as coroutines (greenlets) of this process, on a simulated fabric: repeatable asynchrony.
 
     One coroutine runs at a time, and the run's seed picks the next at each call of the fabric, so even an
-    asynchronous strategy gives the same parameters twice, unless minutes or a return end the run: both depend
-    on the clock. For tests, for debugging with breakpoints, and where processes are not allowed; slower than
-    ``local`` on more than one core.
+    asynchronous strategy gives the same parameters twice, unless something depends on the clock: minutes or a
+    return that end the run, or a checkpoint by time (``--checkpoint-every-seconds none`` has none). For
+    tests, for debugging with breakpoints, and where processes are not allowed; slower than ``local`` on more
+    than one core.
     """
 
     name = "inline"
@@ -42,7 +44,7 @@ class Inline(Launcher):
         run_state = RunState(run.members)
         run_state.open()
         started_at = time.monotonic()
-        coordinator = Coordinator(run, folder, run_state, started_at, resume)
+        coordinator = Coordinator(run, folder, run_state, started_at, resume, in_process=True)
         write_roles(folder, dict.fromkeys(range(run.members)), run.replicas)
         seed = derive_seed(run.seed, "schedule") % 2**32
         kind: CoroutineKind = "threads" if run.learner.collectives_in_backward else "greenlets"

@@ -19,7 +19,8 @@ from murmurate.fabric.processes.spawn import (
 from murmurate.launch import shutdown
 from murmurate.launch.failure_detector import OVER, FailureDetector
 from murmurate.launch.role import log_end, replica
-from murmurate.training.coordinator import Coordinator, SecondInterrupt, signals
+from murmurate.training.coordinator import Coordinator
+from murmurate.training.interrupts import SecondInterrupt, signals
 from murmurate.training.launcher import Launcher
 from murmurate.training.run import Run
 from murmurate.training.run_folder import write_roles

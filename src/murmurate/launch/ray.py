@@ -20,7 +20,8 @@ from murmurate.launch.job_spec import JobSpec, MemberHost, fresh_secret, prove
 from murmurate.launch.ray_actor import STORE_SECONDS, WorkerActor, WorkerInfo
 from murmurate.launch.ray_cluster import bundle, cluster, first_line, imported, place
 from murmurate.training import checkpoint as saved
-from murmurate.training.coordinator import Coordinator, SecondInterrupt, signals
+from murmurate.training.coordinator import Coordinator
+from murmurate.training.interrupts import SecondInterrupt, signals
 from murmurate.training.launcher import Launcher
 from murmurate.training.run import Run
 from murmurate.training.run_folder import write_roles

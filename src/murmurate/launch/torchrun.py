@@ -22,7 +22,8 @@ from murmurate.launch.job_spec import JobSpec, MemberHost, check_folder, fresh_s
 from murmurate.launch.rendezvous import Environment, RankInfo, Rendezvous
 from murmurate.launch.role import leave_unless_stopping, prepare_process, run_member
 from murmurate.launch.secret import VARIABLE, user_secret
-from murmurate.training.coordinator import Coordinator, SecondInterrupt, signals
+from murmurate.training.coordinator import Coordinator
+from murmurate.training.interrupts import SecondInterrupt, signals
 from murmurate.training.launcher import Launcher
 from murmurate.training.run import Run
 from murmurate.training.run_folder import write_roles

@@ -1,8 +1,8 @@
 """Recipes: functions that return a full Run. The only place where an agent meets a strategy.
 
-Each file has an ``ALGORITHM`` and a ``recipe(world_name) -> Run``, and ``WORLDS`` if it is not for all
-worlds; these are the recipes ``<world>-<algorithm>`` (both parts may contain hyphens). A new file needs no
-registration.
+Each file has an ``ALGORITHM`` and a ``recipe(world_name) -> Run``. If it is not for all worlds, it also has
+``WORLDS``, or ``ACTIONS``: ``discrete`` or ``vector``. These are the recipes ``<world>-<algorithm>`` (both
+parts may contain hyphens). A new file needs no registration.
 """
 
 from __future__ import annotations
@@ -36,18 +36,26 @@ def summaries() -> dict[str, str]:
     lines = {}
     for module in _modules():
         line = (module.__doc__ or "").strip().splitlines()[0].partition(": ")[2].rstrip(".")
-        lines[module.ALGORITHM] = line + _limits(getattr(module, "WORLDS", ()))
+        lines[module.ALGORITHM] = line + _limits(module)
     return dict(sorted(lines.items()))
 
 
-def _limits(worlds: Sequence[str]) -> str:
+def _limits(module: ModuleType) -> str:
+    worlds = getattr(module, "WORLDS", ())
     if len(worlds) > _FEW:
-        return (
-            " (worlds with vector actions)"
-            if tuple(worlds) == vector_worlds()
-            else f" ({len(worlds)} worlds)"
-        )
-    return f" (world: {', '.join(worlds)})" if worlds else ""
+        return f" ({len(worlds)} worlds)"
+    if worlds:
+        return f" (world: {', '.join(worlds)})"
+    return f" ({module.ACTIONS} actions)" if hasattr(module, "ACTIONS") else ""
+
+
+def _worlds_of(module: ModuleType) -> Sequence[str]:
+    """The named worlds that an algorithm can be trained on."""
+    if hasattr(module, "WORLDS"):
+        return tuple(module.WORLDS)
+    vectors = frozenset(vector_worlds())
+    kinds = {"vector": (True,), "discrete": (False,)}.get(getattr(module, "ACTIONS", ""), (True, False))
+    return [name for name in world_names() if (name in vectors) in kinds]
 
 
 def recipe(name: str) -> Run:
@@ -83,8 +91,7 @@ def stored(folder: Path) -> Run:
 
 def pairs() -> dict[str, tuple[str, str]]:
     """(world, algorithm) of every recipe for a named world, by the recipe's name, sorted."""
-    worlds = world_names()
-    combinations = [(world, m.ALGORITHM) for m in _modules() for world in getattr(m, "WORLDS", worlds)]
+    combinations = [(world, m.ALGORITHM) for m in _modules() for world in _worlds_of(m)]
     return dict(sorted((f"{world}-{algorithm}", (world, algorithm)) for world, algorithm in combinations))
 
 

@@ -9,6 +9,7 @@ from murmurate.strategies.all_reduce import AllReduce
 from murmurate.training.run import Run
 
 ALGORITHM = "apex-dqn"
+ACTIONS = "discrete"
 
 
 def recipe(name: str) -> Run:

@@ -8,10 +8,9 @@ from murmurate.agents.td3 import TD3
 from murmurate.recipes.td3 import settings
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.training.run import Run
-from murmurate.worlds.registry import vector_worlds
 
 ALGORITHM = "apex-td3"
-WORLDS = vector_worlds()
+ACTIONS = "vector"
 _ACTORS = 2
 
 

@@ -9,10 +9,10 @@ from murmurate.replay.config import ReplayConfig
 from murmurate.sources.replay_source import ReplaySourceConfig
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.training.run import Run
-from murmurate.worlds.registry import vector_worlds, world
+from murmurate.worlds.registry import world
 
 ALGORITHM = "d4pg"
-WORLDS = vector_worlds()
+ACTIONS = "vector"
 # Least and greatest discounted return to expect, at a discount of 0.99: elsewhere -150 to 150, the paper's
 # for the Control Suite, whose rewards are from 0 to 1.
 _RETURNS = {

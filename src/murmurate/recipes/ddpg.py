@@ -6,10 +6,9 @@ from murmurate.agents.ddpg import DDPG
 from murmurate.recipes.td3 import settings
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.training.run import Run
-from murmurate.worlds.registry import vector_worlds
 
 ALGORITHM = "ddpg"
-WORLDS = vector_worlds()
+ACTIONS = "vector"
 
 
 def recipe(name: str) -> Run:

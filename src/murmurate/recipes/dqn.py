@@ -13,6 +13,7 @@ from murmurate.training.run import Run
 from murmurate.worlds.registry import world
 
 ALGORITHM = "dqn"
+ACTIONS = "discrete"
 
 
 def recipe(name: str) -> Run:

@@ -13,6 +13,7 @@ from murmurate.strategies.all_reduce import AllReduce
 from murmurate.training.run import Run
 
 ALGORITHM = "fqi"
+ACTIONS = "discrete"
 
 
 def recipe(name: str) -> Run:

@@ -6,10 +6,9 @@ from murmurate.agents.sac import SAC
 from murmurate.recipes.td3 import settings
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.training.run import Run
-from murmurate.worlds.registry import vector_worlds
 
 ALGORITHM = "sac"
-WORLDS = vector_worlds()
+ACTIONS = "vector"
 _RANDOM_ENV_STEPS = 10_000
 
 

@@ -9,10 +9,9 @@ from murmurate.recipes.d4pg import recipe as d4pg
 from murmurate.sources.replay_service import with_service
 from murmurate.sources.replay_source import ReplaySourceConfig
 from murmurate.training.run import Run
-from murmurate.worlds.registry import vector_worlds
 
 ALGORITHM = "service-d4pg"
-WORLDS = vector_worlds()
+ACTIONS = "vector"
 _ACTORS = 2
 
 

@@ -12,6 +12,7 @@ from murmurate.strategies.all_reduce import AllReduce
 from murmurate.training.run import Run
 
 ALGORITHM = "service-dqn"
+ACTIONS = "discrete"
 
 
 def recipe(name: str) -> Run:

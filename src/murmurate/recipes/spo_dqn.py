@@ -14,6 +14,7 @@ from murmurate.strategies.local_sgd import LocalSGD
 from murmurate.training.run import Run
 
 ALGORITHM = "spo-dqn"
+ACTIONS = "discrete"
 _PERIOD = 10  # H
 _LEARNERS = 2
 
@@ -27,7 +28,7 @@ def recipe(name: str) -> Run:
     up for it, by the square root rule (Malladi et al. 2022).
     """
     fields = settings(name)
-    learner = dataclasses.replace(fields.pop("learner"), selector="agreed")
+    learner = dataclasses.replace(fields.pop("learner"), selector="agreed", behaviour="agreed")
     simulators = fields["source"].simulators // _LEARNERS
     fields["source"] = dataclasses.replace(fields["source"], simulators=simulators)
     # each learner gets its share of the env steps, and needs as many updates as a single one

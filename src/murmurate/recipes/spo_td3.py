@@ -13,10 +13,9 @@ from murmurate.agents.td3 import TD3
 from murmurate.recipes.td3 import settings
 from murmurate.strategies.local_sgd import LocalSGD
 from murmurate.training.run import Run
-from murmurate.worlds.registry import vector_worlds
 
 ALGORITHM = "spo-td3"
-WORLDS = vector_worlds()
+ACTIONS = "vector"
 _PERIOD = 10  # H
 _ROUNDS = 20  # F
 _LEARNERS = 2

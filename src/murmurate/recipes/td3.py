@@ -10,10 +10,10 @@ from murmurate.replay.config import ReplayConfig
 from murmurate.sources.replay_source import ReplaySourceConfig
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.training.run import Run
-from murmurate.worlds.registry import vector_worlds, world
+from murmurate.worlds.registry import world
 
 ALGORITHM = "td3"
-WORLDS = vector_worlds()
+ACTIONS = "vector"
 _RANDOM_ENV_STEPS = 25_000
 _SHORT = ("pendulum", "inverted-pendulum", "inverted-double-pendulum", "mountain-car-continuous")
 

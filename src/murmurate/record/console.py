@@ -27,7 +27,14 @@ SHOWN_EVENTS = 5
 SHOWN_REPLICAS = 16
 WIDE_COLUMNS = 104
 _STYLES = {"starting": "dim", "running": "green", "silent": "yellow", "finished": "cyan", "dead": "red"}
-_EVENT_STYLES = {"died": "red", "failed": "red", "warning": "yellow", "checkpoint": "dim", "resumed": "cyan"}
+_EVENT_STYLES = {
+    "evaluation": "green",
+    "died": "red",
+    "failed": "red",
+    "warning": "yellow",
+    "checkpoint": "dim",
+    "resumed": "cyan",
+}
 _BLOCKS, _ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
 
 
@@ -93,7 +100,7 @@ class Console:
             for event in events:
                 if event.get("event") == "checkpoint" and not self._checkpoint_is_due(event):
                     continue
-                self._print(f"[{clock(event['time_seconds'])}] {event.get('message', event.get('event'))}")
+                self._print(f"[{clock(event['time_seconds'])}] {_message(event)}")
 
     def _checkpoint_is_due(self, event: Mapping[str, Any]) -> bool:
         """Whether to print a checkpoint: a fast run saves several times a second, so not more often than
@@ -206,10 +213,10 @@ class Console:
         return Text.assemble((head, "dim"), (sparkline(returns, width, blocks), "green"), (ends, "dim"))
 
     def _event(self, event: Mapping[str, Any]) -> Text:
-        style = _EVENT_STYLES.get(str(event.get("event")), "")
+        style = _EVENT_STYLES.get(str(event.get("event", event.get("kind"))), "")
         text = Text(no_wrap=True, overflow="ellipsis")
         text.append(f"{clock(event['time_seconds'])}  ", style="dim")
-        return text.append(printable(str(event.get("message", event.get("event")))), style=style)
+        return text.append(printable(_message(event)), style=style)
 
     def _seconds(self) -> float:
         return max(self._elapsed(), self.progress.seconds)
@@ -229,6 +236,10 @@ class Console:
 
     def _print(self, line: str) -> None:
         self._console.print(Text(printable(line)), soft_wrap=True)
+
+
+def _message(event: Mapping[str, Any]) -> str:
+    return str(event.get("message", event.get("event", event.get("kind"))))
 
 
 def clock(seconds: float) -> str:

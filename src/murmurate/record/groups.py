@@ -20,7 +20,18 @@ Array = NDArray[np.float64]
 POINTS = 300
 # what may differ between runs of one group
 _FREE = frozenset(
-    {"seed", "command", "versions", "hardware", "eval_episodes", "checkpoint_every_env_steps", "agent.name"}
+    {
+        "seed",
+        "command",
+        "versions",
+        "hardware",
+        "eval_episodes",
+        "eval_max_env_steps",
+        "checkpoint_every_env_steps",
+        "checkpoint_every_seconds",
+        "evaluate_every_env_steps",
+        "agent.name",
+    }
 )
 
 

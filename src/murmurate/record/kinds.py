@@ -134,6 +134,7 @@ _RECORD: Kinds = {
     "spans": _is_list(_is_span),
     "staleness_counts": _is_histogram,
     "gossip_window": _is_gossip_window,
+    "returns": _is_list(lambda value: value is None or is_number(value)),
     "gradient_cosine": _is_list(lambda value: value is None or is_number(value)),
 }
 RUN: Kinds = {
@@ -142,6 +143,7 @@ RUN: Kinds = {
     "replicas": lambda value: _is_rank(value) and value > 0,
     "unit": _is_text,
     "curves": _is_list(_is_curve),
+    "headline": _is_curve,
     "command": lambda value: _is_text(value) or _is_list(_is_text)(value),
     "stop_at_return": is_number,
 }

@@ -57,10 +57,14 @@ class Progress:
         self._totals: deque[tuple[float, int]] = deque([(0.0, 0)])
 
     def feed(self, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Add records; return the new events among them. A death reported by several members counts once."""
+        """Add records; return the new events and evaluations among them. A death reported by several members
+        counts once."""
         fresh: list[dict[str, Any]] = []
         for record in records:
             self.seconds = max(self.seconds, float(record["time_seconds"]))
+            if record.get("kind") == "evaluation":
+                fresh.append(dict(record))
+                continue
             if record.get("kind") == "event":
                 if self._event(record):
                     fresh.append(dict(record))

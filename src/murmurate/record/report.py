@@ -19,6 +19,7 @@ import murmurate
 from murmurate.errors import Refusal
 from murmurate.record import comparison, run_sections, sections
 from murmurate.record.console import clock
+from murmurate.record.evaluations import evaluations
 from murmurate.record.figures import COLOURS, number
 from murmurate.record.groups import RunGroup, env_steps_per_second, grouped, seconds
 from murmurate.record.runs import RecordedRun, open_run
@@ -98,6 +99,7 @@ def _one(run: RecordedRun, more: Sequence[tuple[str, str]]) -> dict[str, Any]:
     parts = [
         sections.returns([group]) if run.plays else None,
         *(sections.Section(title, figures=[html]) for title, html in more),
+        *evaluations([group]),
         *sections.evaluation_curves([group]),
         sections.speed([group]),
         sections.staleness([group]),
@@ -147,6 +149,7 @@ def _several(runs: Sequence[RecordedRun]) -> dict[str, Any]:
         "sections": [
             *score_sections(shown),
             *([sections.returns(shown)] if runs[0].plays else []),
+            *evaluations(shown),
             *sections.evaluation_curves(shown),
             sections.speed(shown),
             sections.staleness(shown),
@@ -168,12 +171,12 @@ def _headline(run: RecordedRun) -> list[dict[str, str]]:
     if evaluated is not None:
         error = run.fact("eval_return_stderr")
         fact(
-            "evaluation return, greedy",
+            "evaluation return (greedy)",
             number(evaluated),
             "" if error is None else f"± {number(error)} standard error",
         )
     if run.plays:
-        fact("training return, sampled", number(run.fact("train_return_mean")), "last 100 episodes")
+        fact("training return (sampled)", number(run.fact("train_return_mean")), "last 100 episodes")
     for curve in [] if run.plays else run.curves:
         if run.fact(curve["metric"]) is not None:
             fact(curve["title"].lower(), number(run.fact(curve["metric"])), "of held-out data")

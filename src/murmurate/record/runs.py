@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import reprlib
 import shlex
 from collections.abc import Sequence
@@ -38,10 +39,27 @@ class Series:
 
 
 @dataclass(frozen=True)
+class Evaluations:
+    """The headline figure of a run's evaluations while it learned: [K] arrays, ascending in time.
+
+    error: its standard error, NaN where unknown. low, high: the lowest and highest game; None where there are
+    no games. time_seconds: of the snapshots.
+    """
+
+    time_seconds: Array
+    env_steps: Array
+    mean: Array
+    error: Array
+    low: Array | None = None
+    high: Array | None = None
+
+
+@dataclass(frozen=True)
 class RecordedRun:
     """``run`` is run.json, ``summary`` is summary.json (empty while the run goes on or if it was killed).
 
-    centre: the centre's own records, where the strategy has one. members: those of single replicas, where a
+    centre: the centre's own records, where the strategy has one. evaluated: those of evaluations while it
+    learned. members: those of single replicas, where a
     record of ``records`` stands for many.
     """
 
@@ -52,6 +70,7 @@ class RecordedRun:
     events: list[Record] = field(repr=False)
     centre: list[Record] = field(default_factory=list, repr=False)
     members: list[Record] = field(default_factory=list, repr=False)
+    evaluated: list[Record] = field(default_factory=list, repr=False)
 
     @property
     def virtual(self) -> bool:
@@ -90,6 +109,32 @@ class RecordedRun:
     def curves(self) -> list[dict[str, str]]:
         """The curves of its evaluation: "metric", "title", "label" and "text" of each."""
         return list(self.run.get("curves") or ())
+
+    @cached_property
+    def evaluations(self) -> Evaluations | None:
+        """None if the run was not evaluated while it learned."""
+        curve = self.run.get("headline")
+        known = [r for r in self.evaluated if curve and isinstance(r.get(curve["metric"]), (int, float))]
+        if not curve or not known:
+            return None
+
+        def column(key: str, missing: str = "") -> Array:
+            return np.array([float(r[key if r.get(key) is not None else missing]) for r in known])
+
+        spread = [r.get(curve.get("spread") or "") for r in known]
+        games = [r["returns"] for r in known if r.get("returns") and None not in r["returns"]]
+        low, high = (
+            np.array([float(pick(each)) for each in games]) if len(games) == len(known) else None
+            for pick in (min, max)
+        )
+        return Evaluations(
+            column("snapshot_seconds", "time_seconds"),
+            column("env_steps"),
+            column(curve["metric"]),
+            np.array([math.nan if one is None else float(one) for one in spread]),
+            low,
+            high,
+        )
 
     @property
     def label(self) -> str:
@@ -286,13 +331,15 @@ def open_run(folder: Path | str) -> RecordedRun:
     lines = sorted(read_metrics(metrics_file), key=lambda line: line["time_seconds"])
     events = [line for line in lines if line.get("kind") == "event"]
     records = [line for line in lines if line.get("kind") != "event" and line["replica"] is not None]
-    centre, members = ([line for line in lines if line.get("kind") == kind] for kind in ("centre", "member"))
+    centre, members, evaluated = (
+        [line for line in lines if line.get("kind") == kind] for kind in ("centre", "member", "evaluation")
+    )
     if not records:
         raise Refusal(
             f"{folder} holds no records yet; wait until the run has learned for some seconds, "
             f"or go on with it: murmurate resume {folder}"
         )
-    return RecordedRun(folder, run, summary, records, events, centre, members)
+    return RecordedRun(folder, run, summary, records, events, centre, members, evaluated)
 
 
 def _object(path: Path, kinds: Kinds) -> dict[str, Any]:

@@ -61,7 +61,8 @@ class TensorBoard:
             if record.get("kind") == "event":
                 summary = text("events", str(record.get("message", record.get("event"))))
             else:
-                values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(record)]
+                pairs = _evaluation(record) if record.get("kind") == "evaluation" else scalars(record)
+                values = [Summary.Value(tag=tag, simple_value=value) for tag, value in pairs]
                 summary = Summary(value=values)
             writer.write_event(Event(wall_time=wall, step=step, summary=summary))
         self.flush()
@@ -113,6 +114,15 @@ def scalars(record: Mapping[str, Any]) -> list[tuple[str, float]]:
             values += [(f"{_tag(key)}/{i}", float(v)) for i, v in entries if isinstance(v, (int, float))]
     values += [(_tag(k), math.nan) for k in record.get("not_finite", ()) if record.get(k) is None]
     return values
+
+
+def _evaluation(record: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """(tag, value) of the figures of an evaluation while the run learns: ``evaluation/<figure>``."""
+    return [
+        (f"evaluation/{key}", float(value))
+        for key, value in record.items()
+        if key not in _NOT_SCALARS and key != "updates" and isinstance(value, (int, float))
+    ]
 
 
 def _tag(key: str) -> str:

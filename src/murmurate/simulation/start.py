@@ -30,8 +30,8 @@ from murmurate.simulation.monitor import Monitor
 from murmurate.simulation.result import summarize
 from murmurate.spec import derive_seed
 from murmurate.training import checkpoint
-from murmurate.training.coordinator import SecondInterrupt, signals, signals_restored
 from murmurate.training.data_record import record_data
+from murmurate.training.interrupts import SecondInterrupt, signals, signals_restored
 from murmurate.training.memory import planned_bytes
 from murmurate.training.run import Run
 from murmurate.training.run_folder import plain, write_roles, write_run
@@ -57,6 +57,10 @@ def simulate(run: Run, cluster: Cluster, folder: Path, quiet: bool = False) -> F
         run.members * (_MEMBER_BYTES + 16 * (planned_bytes(run) or 0)),
         f"{run.recipe} with {run.replicas} replicas",
     )
+    if run.evaluate_every_env_steps:
+        raise Refusal(
+            "a simulated run is not evaluated while it learns: leave out --evaluate-every-env-steps."
+        )
     if len(run.parts) > 1 or run.parts[0] > 1:
         raise Refusal("a simulated member has no parts of its own: leave out --parts")
     run = dataclasses.replace(resolved(run), launcher=LAUNCHER)

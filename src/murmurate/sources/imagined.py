@@ -36,7 +36,8 @@ class ModelRollouts:
         round begins.
     length: steps of a rollout, which ends earlier where the model predicts the end of the episode. It grows
         linearly to ``length_end`` between ``grows_after`` and ``grows_until`` env steps, which are counted
-        from the first fit; rounded down.
+        from the first fit; rounded down. length_end: steps of a rollout in the end.
+    grows_after, grows_until: env steps since the first fit between which the length grows.
     kept: rounds of which the imagined transitions are kept.
     alpha: for learners that give priorities: states are drawn in proportion to priority ** alpha (Zhang, eq.
         3.6), and a batch comes from a single round, of which its weights are (section 3.2.3). Others draw

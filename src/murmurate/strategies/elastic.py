@@ -40,6 +40,7 @@ class Elastic(Strategy):
     between which the centre may move.) The update that follows uses the gradient at theta_i before the move,
     as in Zhang's Algorithm 1. (Differs: Jin computes it after the move.)
 
+    period: tau, own updates between two moves.
     moving_rate: beta; None is 0.8 / p with p replicas.
     wait: for the reply, as in the paper; False goes on, and moves when the reply arrives.
     deadline_seconds: of sending and waiting; afterwards the replica goes on, and moves later.
@@ -161,6 +162,7 @@ class SynchronousElastic(Strategy):
     theta~ <- theta~ + beta sum_i (theta_i - theta~);
     theta_i <- theta_i - beta (theta_i - theta~) - eta grad f_i(theta_i), with the former theta on the right.
 
+    period: common updates between two moves.
     moving_rate: beta; None is 0.8 / p with p replicas. Refused above 1 / p, where the centre would overshoot.
     """
 

@@ -22,9 +22,11 @@ from murmurate.strategies.interface import Behaviour, Strategy
 class LocalSGD(Strategy):
     """Update; every ``period`` (H) updates mean the parameters.
 
+    period: H, own updates between two means.
     outer_learning_rate: None takes the mean itself; with a number,
         ``torch.optim.SGD(lr=outer_learning_rate, momentum=outer_momentum, nesterov=outer_nesterov)``
         steps from the last agreed vector v with the gradient v - mean.
+    outer_momentum, outer_nesterov: of that outer optimizer.
 
     Optimizer moments stay local.
     """

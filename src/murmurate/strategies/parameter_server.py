@@ -37,6 +37,7 @@ class ParameterServer(Strategy):
     In between a client takes plain SGD steps at the optimizer's learning rate, which the pull overwrites.
     A client has at most one push without a reply; meanwhile gradients accumulate for the next.
 
+    period: tau, own updates between two pushes.
     local_steps: False does not change the parameters between pulls.
     wait: pull right after the push, as in the paper; False goes on learning until the reply arrives.
     delay_bound: D; the centre refuses a gradient at parameters from more than D of its updates ago, and

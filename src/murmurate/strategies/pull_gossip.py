@@ -21,6 +21,7 @@ from murmurate.topology import Topology, topology
 class PullGossip(Strategy):
     """Update; every ``period`` (tau) updates mix with the vector that one random peer last published.
 
+    period: tau, own updates between two mixes.
     mixing: beta of eq. 3.5: theta_i <- (1 - beta) theta_i + beta theta_j.
     stale: mix with the vectors from before the update (eq. 3.61) instead of after it (eq. 3.66).
     topology: the peers that may be drawn: ``complete`` is all, as in the paper; ``ring``, ``exponential`` and

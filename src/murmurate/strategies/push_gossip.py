@@ -24,6 +24,7 @@ _MOST_MESSAGES = 64  # of each peer in one step, so that a fast peer cannot dela
 class PushGossip(Strategy):
     """Update; every ``period`` (tau) updates send to one random peer, and average the vectors received.
 
+    period: tau, own updates between two messages.
     mixing: None averages the own vector and the k received ones, 1/(1 + k) each, as Algorithm 6 does; a
         number beta mixes them in one after another by ascending rank,
         theta_i <- (1 - beta) theta_i + beta theta_j.
@@ -32,6 +33,7 @@ class PushGossip(Strategy):
         others limit them to the out-peers in that graph of the living members, in a time-varying graph those
         of this member's own round.
     with_self: a member may draw itself too, and then sends nothing.
+    seed: of the draws; each member has its own stream.
 
     Each peer counts once in a step (section 3.3), with its newest message: a slow member does not mix one
     peer's queued vectors one after another. No replica waits: a vector that finds a peer's queue full is not

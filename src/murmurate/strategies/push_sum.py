@@ -31,6 +31,7 @@ class PushSum(Strategy):
     stopped member does not drain the others. A sender keeps at least the weight ``least_weight``. And a share
     whose receiver has ended, or has a full queue, stays with its sender.
 
+    period: own updates between two sends.
     topology: the out-peers, among the living; time-varying graphs follow this member's own sends.
     least_weight: the least weight that a member keeps when it sends. Where that allows it, a member keeps the
         same share as it sends to each out-peer.

@@ -83,16 +83,10 @@ def commit(folder: Path, staging: Path, manifest_fields: dict[str, Any]) -> None
     A crash at any point leaves at least one complete checkpoint under ``last`` or ``previous``. Raises
     RunFailed when the disk is full, ValueError if nothing is staged.
     """
-    parts = [staging / name for name in files(staging)]
-    if not parts:
-        raise ValueError(f"{staging} has no part of any replica: there is nothing to commit")
     try:
-        linked_digests = _digests_of_linked(parts, folder / "last")
-        digests = {part.name: linked_digests.get(part.name) or digest(part) for part in parts}
-        manifest = {"format": FORMAT, "package": "murmurate", "parts": digests, **manifest_fields}
-        _write_json(staging / NAME, manifest)
-        for part in parts:
-            sync(part)
+        complete(staging, manifest_fields)
+        for name in files(staging):
+            sync(staging / name)
         sync(staging)
         last, previous, old = folder / "last", folder / "previous", folder / ".old"
         if last.exists():
@@ -105,6 +99,17 @@ def commit(folder: Path, staging: Path, manifest_fields: dict[str, Any]) -> None
         shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise disk_failure(folder, error) from error
+
+
+def complete(staging: Path, manifest_fields: dict[str, Any]) -> None:
+    """Write the manifest of the parts in ``staging``. Raises OSError, ValueError if there are none."""
+    parts = [staging / name for name in files(staging)]
+    if not parts:
+        raise ValueError(f"{staging} has no part of any replica: there is nothing to commit")
+    linked_digests = _digests_of_linked(parts, staging.parent / "last")
+    digests = {part.name: linked_digests.get(part.name) or digest(part) for part in parts}
+    manifest = {"format": FORMAT, "package": "murmurate", "parts": digests, **manifest_fields}
+    _write_json(staging / NAME, manifest)
 
 
 def _digests_of_linked(parts: list[Path], last: Path) -> dict[str, str]:
@@ -125,16 +130,17 @@ def _same_file(path: Path, other_path: Path) -> bool:
     return other_path.exists() and path.samefile(other_path)
 
 
-def keep_as_best(folder: Path) -> None:
-    """Copy ``last`` to ``best``; a crash leaves the old one or the new one (see ``restore_best``)."""
+def keep_as_best(folder: Path, source: Path | None = None, **manifest_fields: Any) -> None:
+    """Copy ``source`` (``last``, if it is None) to ``best``; a crash leaves the old one or the new one (see
+    ``restore_best``). manifest_fields: added to its manifest."""
     fresh, best, old = folder / ".best", folder / "best", folder / ".old-best"
     restore_best(folder)
     try:
         shutil.rmtree(fresh, ignore_errors=True)
-        shutil.copytree(folder / "last", fresh, ignore=shutil.ignore_patterns("replay*"))
+        shutil.copytree(source or folder / "last", fresh, ignore=shutil.ignore_patterns("replay*"))
         manifest = read_manifest(fresh)
         kept_parts = {name: digest for name, digest in manifest["parts"].items() if (fresh / name).exists()}
-        _write_json(fresh / "state.json", {**manifest, "parts": kept_parts})
+        _write_json(fresh / "state.json", {**manifest, "parts": kept_parts, **manifest_fields})
         for path in fresh.iterdir():
             sync(path)
         if best.exists():

@@ -6,15 +6,13 @@ Replicas poll its requests in the run state between two steps; it never blocks t
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
-import signal
+import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from murmurate.errors import RunFailed
 from murmurate.fabric.processes.run_state import RunState
@@ -25,33 +23,32 @@ from murmurate.record.reader import Tail
 from murmurate.record.recorder import Recorder
 from murmurate.record.tensorboard import TensorBoard
 from murmurate.training import checkpoint
+from murmurate.training.evaluator import Evaluated, Evaluator, Snapshot, best_so_far, score
+from murmurate.training.interrupts import SecondInterrupt
 from murmurate.training.place import Place
 from murmurate.training.run import Run
 from murmurate.training.run_folder import plain
 from murmurate.training.worker_context import FINAL, Resume, staging
 
 _CHECKPOINT_DEADLINE_SECONDS = 60.0
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-class SecondInterrupt(KeyboardInterrupt):
-    """A second Ctrl-C or SIGTERM: stop at once."""
-
-
-class Interruptible(Protocol):
-    """What a signal stops: a coordinator, or a simulation's monitor."""
-
-    interrupted: bool
-    signal: int
-
-    def stop(self, why: str) -> None: ...
 
 
 class Coordinator:
-    """The coordinator of one run, which it observes in its run state and its ``metrics.jsonl``."""
+    """The coordinator of one run, which it observes in its run state and its ``metrics.jsonl``.
+
+    in_process: evaluate the run's snapshots in this process, between two steps of a run whose roles are in
+    it.
+    """
 
     def __init__(
-        self, run: Run, folder: Path, run_state: RunState, started_at: float, resume: Resume | None = None
+        self,
+        run: Run,
+        folder: Path,
+        run_state: RunState,
+        started_at: float,
+        resume: Resume | None = None,
+        *,
+        in_process: bool = False,
     ) -> None:
         offset_seconds = 0.0 if resume is None else resume.offset_seconds
         self.run, self.folder, self.run_state = run, folder, run_state
@@ -75,7 +72,9 @@ class Coordinator:
         loggers = open_loggers(run.loggers, folder, plain(run))
         self.callbacks = Callbacks([*watch.callbacks, *loggers], offset_seconds)
         self.returns: deque[float] = deque(maxlen=100)
-        self.best = float("-inf")
+        self.best = float("-inf")  # training return
+        self.evaluator = Evaluator(run, in_process)
+        self.best_score = best_so_far(run, self.checkpoints)
         self.dead: list[int] = []
         self.events: list[dict[str, Any]] = []
         self.interrupted = False
@@ -90,6 +89,8 @@ class Coordinator:
         self._pending = 0  # number of the checkpoint that replicas are writing; 0 if none
         self._requested_at = 0.0
         self._next_at = self._next_checkpoint_after(run_state.total_env_steps())
+        self._next_at_seconds = self._seconds_of_next_checkpoint(0.0)
+        self.evaluator.begin_at(run_state.total_env_steps())
         self._clear_staging()
         checkpoint.restore_best(self.checkpoints)
         if (skipped := run.world.skipped()) is not None:
@@ -108,9 +109,13 @@ class Coordinator:
         self._give_up_if_late()
         total = self.run_state.total_env_steps()
         free = not (self._pending or self.is_admitting)
-        if free and total >= self._next_at and not self.run_state.stop_requested:
-            self._next_at = self._next_checkpoint_after(total)
-            self._pending, self._requested_at = self.run_state.request_checkpoint(), time.monotonic()
+        if free and not self.run_state.stop_requested:
+            if total >= self._next_at or self.recorder.seconds >= self._next_at_seconds:
+                self._next_at = self._next_checkpoint_after(total)
+                self._request()
+            elif self.evaluator.is_due(total):
+                self._request(snapshot=True)
+        self._take_evaluation(self.evaluator.poll())
         if self.run.minutes is not None and self.recorder.seconds > self.run.minutes * 60:
             self.stop(f"{self.run.minutes:g} minutes have passed")
         goal = self.run.stop_at_return
@@ -204,7 +209,15 @@ class Coordinator:
         if why:
             self.stop(why)
 
-    # -- checkpoints --------------------------------------------------------------------------------
+    # -- checkpoints and evaluations ----------------------------------------------------------------
+
+    def _request(self, snapshot: bool = False) -> None:
+        self._pending, self._requested_at = self.run_state.request_checkpoint(snapshot), time.monotonic()
+
+    def _seconds_of_next_checkpoint(self, saving_seconds: float) -> float:
+        """saving_seconds: what the last one took. Saving is to take a twentieth of the time at most."""
+        every = self.run.checkpoint_every_seconds
+        return math.inf if every is None else self.recorder.seconds + max(every, 20 * saving_seconds)
 
     def _next_checkpoint_after(self, total: int) -> int:
         every = self.run.checkpoint_every_env_steps
@@ -213,9 +226,15 @@ class Coordinator:
     def _commit_if_ready(self) -> None:
         if not self._pending or not self.run_state.saved_by_all(self._pending):
             return
-        name, self._pending = str(self._pending), 0
+        snapshot, name = self.run_state.is_snapshot(self._pending), str(self._pending)
+        self._pending = 0
         if self._complete(name):
-            self._commit(name)
+            if snapshot:
+                self._begin_evaluation(name)
+            else:
+                self._commit(name)
+        if not snapshot:
+            self._next_at_seconds = self._seconds_of_next_checkpoint(time.monotonic() - self._requested_at)
         # of checkpoints that were given up; no replica writes to these folders any more
         for number in range(self._cleared + 1, int(name)):
             shutil.rmtree(staging(self.folder, str(number)), ignore_errors=True)
@@ -232,13 +251,17 @@ class Coordinator:
             cause = f"deltas on their way to {names} did not arrive in time"
             message = f"checkpoint {self._pending} is skipped: {cause}"
             self.event("checkpoint skipped", message, member=late[0])
-            self._pending = 0
+            self._end_pending()
         if (
             self._pending
             and time.monotonic() - self._requested_at > _CHECKPOINT_DEADLINE_SECONDS + self.saving_seconds
         ):
             self.event("warning", f"checkpoint {self._pending} was given up: not every replica answered")
-            self._pending = 0
+            self._end_pending()
+
+    def _end_pending(self) -> None:
+        self._pending = 0
+        self._next_at_seconds = self._seconds_of_next_checkpoint(time.monotonic() - self._requested_at)
 
     def _complete(self, name: str) -> bool:
         """Add the final parts of replicas that had ended before the request; False if all had."""
@@ -260,6 +283,9 @@ class Coordinator:
         saved = any(staging(self.folder, FINAL).glob("replica-*.safetensors"))
         if saved:
             self._commit(FINAL)
+            while self.evaluator.is_busy and not self.interrupted:
+                self._take_evaluation(self.evaluator.wait())
+            self.evaluator.close()
             self._clear_staging()
         if self.folder != self.place.given:
             raise RunFailed(f"the run folder {self.place.given} was moved to {self.folder}.")
@@ -268,6 +294,18 @@ class Coordinator:
     def _commit(self, name: str) -> None:
         self._read()
         mean = self.return_mean()
+        fields = self._manifest_fields(name)
+        checkpoint.commit(self.checkpoints, staging(self.folder, name), fields)
+        is_better, self.best = mean > self.best, max(self.best, mean) if mean == mean else self.best
+        # where evaluations choose the best one, training returns do not
+        if is_better and not (self.run.evaluate_every_env_steps and self.run.evaluation.plays):
+            checkpoint.keep_as_best(self.checkpoints)
+        self.event("checkpoint", f"checkpoint at {fields['env_steps']:,} {self.run.unit}")
+        self._stop_if(self.callbacks.checkpoint(self.checkpoints / "last"))
+
+    def _manifest_fields(self, name: str) -> dict[str, Any]:
+        """What the manifest of the parts in a staging folder says beside their digests."""
+        mean = self.return_mean()
         saved = checkpoint.parts(staging(self.folder, name))
         counts = [
             checkpoint.env_steps(staging(self.folder, name), rank)
@@ -275,7 +313,7 @@ class Coordinator:
             else self.run_state.env_steps(rank)
             for rank in range(self.run.replicas)
         ]
-        manifest_fields = {
+        return {
             "env_steps": sum(counts),
             "replica_env_steps": counts,
             "seconds": self.recorder.seconds,
@@ -284,12 +322,49 @@ class Coordinator:
             "dead": self.dead,
             "best": max(self.best, mean) if mean == mean else self.best_or_none(),
         }
-        checkpoint.commit(self.checkpoints, staging(self.folder, name), manifest_fields)
-        if mean > self.best:
-            self.best = mean
-            checkpoint.keep_as_best(self.checkpoints)
-        self.event("checkpoint", f"checkpoint at {manifest_fields['env_steps']:,} {self.run.unit}")
-        self._stop_if(self.callbacks.checkpoint(self.checkpoints / "last"))
+
+    def _begin_evaluation(self, name: str) -> None:
+        source, folder = staging(self.folder, name), staging(self.folder, "evaluated")
+        fields = self._manifest_fields(name)
+        learned = [rank for rank in checkpoint.parts(source) if rank < self.run.replicas]
+        updates = int(statistics.median(checkpoint.updates(source, rank) for rank in learned))
+        try:
+            checkpoint.complete(source, fields)
+            shutil.rmtree(folder, ignore_errors=True)
+            source.rename(folder)
+        except OSError as error:
+            raise checkpoint.disk_failure(source, error) from error
+        self.evaluator.begin(Snapshot(folder, fields["env_steps"], updates, fields["seconds"]))
+
+    def _take_evaluation(self, ended: Evaluated | None) -> None:
+        """Record an evaluation that has ended; its snapshot may be the best so far."""
+        if ended is None:
+            return
+        at = f"{ended.snapshot.env_steps:,} {self.run.unit}"
+        if ended.failure:
+            self.event(
+                "evaluation failed", f"the evaluation at {at} failed ({ended.failure}); the run goes on"
+            )
+        else:
+            self._record_evaluation(ended, at)
+        shutil.rmtree(ended.snapshot.folder, ignore_errors=True)
+
+    def _record_evaluation(self, ended: Evaluated, at: str) -> None:
+        sentence = self.run.evaluation.sentence(ended.figures)
+        self.recorder.record(
+            {
+                "kind": "evaluation",
+                **ended.figures,
+                "env_steps": ended.snapshot.env_steps,
+                "updates": ended.snapshot.updates,
+                "snapshot_seconds": ended.snapshot.seconds,
+                "evaluation_seconds": ended.took_seconds,
+                "message": f"at {at}: {sentence}" if sentence else f"evaluated at {at}",
+            }
+        )
+        if (value := score(self.run, ended.figures)) > self.best_score:
+            self.best_score = value
+            checkpoint.keep_as_best(self.checkpoints, ended.snapshot.folder, score=value)
 
     def best_or_none(self) -> float | None:
         return None if self.best == float("-inf") else self.best
@@ -304,6 +379,7 @@ class Coordinator:
         if manifest["best"] is not None:
             self.best = float(manifest["best"])
         self._next_at = self._next_checkpoint_after(int(manifest["env_steps"]))
+        self.evaluator.begin_at(int(manifest["env_steps"]))
         self.event("resumed", f"resumed at {manifest['env_steps']:,} env steps")
 
     def close(self) -> None:
@@ -311,60 +387,9 @@ class Coordinator:
         with contextlib.suppress(OSError, RunFailed):
             self._follow_folder()
             self._read()
+        self.evaluator.close()
         with contextlib.suppress(OSError):
             self.tensorboard.close()
         self.recorder.close()
         self._clear_staging()
         self.place.close()
-
-
-@contextmanager
-def signals(coordinator: Interruptible, *, all_saved: bool = False) -> Iterator[None]:
-    """Ctrl-C or SIGTERM once: save and stop. Twice, or once if ``all_saved``: stop (raises SecondInterrupt).
-
-    After this context, also after an exception, a signal only sets ``interrupted``: see ``signals_restored``.
-    """
-
-    def handle(number: int) -> None:
-        name, is_second = signal.Signals(number).name, coordinator.interrupted
-        coordinator.interrupted, coordinator.signal = True, number
-        if all_saved:
-            raise SecondInterrupt(f"{name} came after the last checkpoint")
-        if is_second:
-            raise SecondInterrupt(f"{name} came twice; nothing more was saved")
-        coordinator.stop(f"{name}; once more stops without saving")
-
-    def record_signal(number: int) -> None:
-        if coordinator.interrupted and number == signal.SIGINT:
-            raise KeyboardInterrupt  # the user does not wait for the cleanup
-        coordinator.interrupted, coordinator.signal = True, number
-
-    _install(handle)
-    try:
-        yield
-    finally:
-        _install(record_signal)
-
-
-@contextmanager
-def signals_restored() -> Iterator[None]:
-    """Around a whole run: restores the former signal handlers at its end, and no sooner.
-
-    Torch elastic sends SIGTERM as soon as a rank fails; rank 0 must still report and record that failure.
-    """
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, former in before.items():
-            if signal.getsignal(number) is not former:  # only the main thread may set a handler
-                signal.signal(number, former or signal.SIG_DFL)
-
-
-def _install(handle: Callable[[int], None]) -> None:
-    def handler(number: int, frame: FrameType | None) -> None:
-        handle(number)
-
-    with contextlib.suppress(ValueError):  # not in the main thread, which handles signals
-        for number in _SIGNALS:
-            signal.signal(number, handler)

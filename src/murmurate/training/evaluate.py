@@ -30,11 +30,13 @@ def figures(
     count: int | None = None,
     seed: int | None = None,
     best: Path | None = None,
+    sample: bool = False,
 ) -> dict[str, Any]:
     """The figures of the run's evaluation of one checkpoint.
 
-    count: number of games or the like, in place of the run's own. best: the folder of the best checkpoint, to
-    evaluate beside it. Raises Refusal where the data set is gone or has changed.
+    count: number of games or the like, in place of the run's own. sample: draw actions from the policy.
+    best: the folder of the best checkpoint, to evaluate beside it. Raises Refusal where the data set is gone
+    or has changed.
     """
     folder = run_folder(checkpoint_folder)
     fingerprint = read_fingerprint(folder)
@@ -46,7 +48,7 @@ def figures(
     def load_best() -> Any:
         return None if best is None or checkpoint.damage(best) is not None else load_agent(run, best)
 
-    context = EvalContext(run.world, folder, chosen, fingerprint, count, load_best)
+    context = EvalContext(run.world, folder, chosen, fingerprint, count, sample, load_best)
     return run.evaluation.evaluate(load_agent(run, checkpoint_folder), context)
 
 
@@ -58,11 +60,15 @@ def evaluate_folder(
     which: str = "last",
     video: bool = False,
     seed: int | None = None,
+    sample: bool = False,
 ) -> dict[str, Any]:
     """Evaluate a run's consensus parameters (games: GALA's protocol, argmax and up to 30 no-ops).
 
-    which: ``last`` or ``best``. Raises Refusal if there is no such checkpoint.
+    which: ``last`` or ``best``. sample: draw actions from the policy, instead of the most probable ones.
+    Raises Refusal if there is no such checkpoint, and for samples where nothing acts.
     """
+    if sample and not run.evaluation.plays:
+        raise Refusal(f"{run.recipe} takes no actions that could be sampled. Leave out --sample.")
     checkpoint_folder = folder / "checkpoints" / which
     if which == "last":
         checkpoint_folder = checkpoint.newest(folder / "checkpoints", lambda found: load_agent(run, found))
@@ -70,7 +76,7 @@ def evaluate_folder(
         raise Refusal(f"{problem} Use the last checkpoint instead: leave out --best.")
     if video and importlib.util.find_spec("imageio_ffmpeg") is None:
         raise MissingExtra("imageio-ffmpeg", "video", "A video")
-    result = figures(run, checkpoint_folder, count=count, seed=seed)
+    result = figures(run, checkpoint_folder, count=count, seed=seed, sample=sample)
     result.pop("best_eval_return_mean", None)  # it compares two checkpoints
     film = write_video(run, checkpoint_folder, folder / "videos" / "episode.mp4", seed) if video else None
     return {

@@ -288,14 +288,14 @@ class TrainingLoop:
         if requested > self.saved_request:
             self.saved_request = requested
             if self.replicator.drain(requested, DRAIN_SECONDS):
-                self._save(str(requested))
+                self._save(str(requested), snapshot=self.context.run_state.is_snapshot(requested))
                 self.context.run_state.saved(self.context.rank, requested)
             else:
                 self.context.run_state.skipped(self.context.rank, requested)
 
-    def _save(self, name: str) -> None:
-        state = self.state()
-        replays = state["source"].pop("replays", {})
+    def _save(self, name: str, snapshot: bool = False) -> None:
+        state = self._counts_and_parameters() if snapshot else self.state()
+        replays = state["source"].pop("replays", {}) if "source" in state else {}
         with sending_heartbeats(self.context.run_state, self.context.rank):
             write_part(staging(self.place.now(), name), self.context.rank, state, replays)
 
@@ -330,17 +330,22 @@ class TrainingLoop:
 
     def state(self) -> dict[str, Any]:
         """Everything that resuming needs; collective where the strategy is synchronous."""
-        return member_state(self.replicator, self.recorder.seconds) | {
+        return self._counts_and_parameters() | {
             "waiting_seconds": self.timer.waiting_seconds,
             "learner": self.learner.state(),
             "source": self.source.state(),
             "exact": self.source.exact,
-            "env_steps": self.env_steps,
-            "updates": self.updates,
             "batches": self.batches,
             "returns": list(self.returns),
             "unreported": self.unreported,
             "probed": self.probed,
+        }
+
+    def _counts_and_parameters(self) -> dict[str, Any]:
+        """What an evaluation needs; collective where the strategy is synchronous."""
+        return member_state(self.replicator, self.recorder.seconds) | {
+            "env_steps": self.env_steps,
+            "updates": self.updates,
         }
 
     @fitting("The checkpoint")

@@ -32,16 +32,23 @@ class Run:
 
     world: simulators or a data set. learner: model, losses and optimizers. strategy: how the replicas agree.
     source: provides the batches. evaluation: at the end of the run, and for ``murmurate eval``.
-    replicas: number of learners.
+    replicas: learners that train together.
     parts: processes of each replica, along rows and along columns of its images, of which each computes a
         rectangle (``murmurate.spatial``). For learners of images with one optimizer.
     env_steps: total over the replicas at which the run ends (examples, where it learns from those).
-        updates: per replica. minutes: of wall time. Whichever comes first; at least one is given.
+    updates: of each replica, after which the run ends. minutes: of wall time, after which it ends. Of these
+        three the first one reached ends the run; at least one is given.
     stop_at_return: also end once the mean return of the last 100 training episodes reaches this.
     seed: everything random derives from it.
     launcher: ``local`` (processes of this host), ``inline`` (one thread at a time, on a simulated fabric),
         ``torchrun`` or ``ray``.
     checkpoint_every_env_steps: total over the replicas between checkpoints.
+    checkpoint_every_seconds: of wall time between checkpoints, too; none: by env steps alone. Longer where
+        saving takes more than a twentieth of the time, as it may with a large replay.
+    evaluate_every_env_steps: total over the replicas between evaluations while the run learns; 0: only at its
+        end. Each is made of the consensus parameters at that moment, in a process of its own (launcher
+        ``inline``: between two steps), one at a time: what comes due meanwhile is evaluated after it.
+        Evaluations by games then also choose the best checkpoint, in place of the training returns.
     probe_every_updates: own updates between measurements of disagreement and gradient cosines; 0: none.
     record_every_seconds: between two lines of a replica in ``metrics.jsonl``.
     restarts: how often each replica that died is started again, with a living peer's state (launcher
@@ -74,6 +81,10 @@ class Run:
     launcher: str = field(default="local", metadata={"movable": True})
     placement: Placement = field(default_factory=Placement, metadata={"movable": True})
     checkpoint_every_env_steps: PositiveInt = field(default=250_000, metadata={"movable": True})
+    checkpoint_every_seconds: PositiveSeconds | None = field(
+        default=60.0, metadata={"movable": True, "since": 6}
+    )
+    evaluate_every_env_steps: NonNegativeInt = field(default=0, metadata={"movable": True, "since": 6})
     probe_every_updates: NonNegativeInt = field(default=200, metadata={"movable": True})
     record_every_seconds: PositiveSeconds = field(default=1.0, metadata={"movable": True})
     restarts: NonNegativeInt = field(default=0, metadata={"movable": True})

@@ -34,7 +34,9 @@ from murmurate.training.run import Run
 from murmurate.worlds.modules import search
 
 # what run.json holds beside the fields of the Run
-_BESIDE = frozenset({"format", "unit", "curves", "versions", "hardware", "command", "simulated", "imports"})
+_BESIDE = frozenset(
+    {"format", "unit", "curves", "headline", "versions", "hardware", "command", "simulated", "imports"}
+)
 _LARGEST = 2**1000  # of an integer: a float can be made of it
 
 
@@ -112,6 +114,9 @@ def write_run(folder: Path, run: Run, **extra_fields: Any) -> None:
             **extra_fields,
             "unit": run.unit,
             "curves": [dataclasses.asdict(curve) for curve in run.evaluation.curves],
+            "headline": None
+            if run.evaluation.headline is None
+            else dataclasses.asdict(run.evaluation.headline),
             "versions": versions(),
             "hardware": hardware(run),
             "command": _command(),

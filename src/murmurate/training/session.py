@@ -18,8 +18,9 @@ from murmurate.record.reader import truncate_after
 from murmurate.replicator.learner import Context, Learner
 from murmurate.replicator.replicator import Replicator, check_capabilities
 from murmurate.training import checkpoint
-from murmurate.training.coordinator import Coordinator, SecondInterrupt, signals, signals_restored
+from murmurate.training.coordinator import Coordinator
 from murmurate.training.data_record import check_data, record_data, refuse_missing, without_places
+from murmurate.training.interrupts import SecondInterrupt, signals, signals_restored
 from murmurate.training.launcher import Launcher, Ranks
 from murmurate.training.members import group_opener
 from murmurate.training.memory import bytes_of, exceeds_memory, planned_bytes, refuse_too_small, too_large
@@ -161,12 +162,12 @@ def resume(
         return Finish(ranks.follow(read), None)
     with contextlib.nullcontext() if ranks is None else _refuse_all_ranks(ranks):
         with held(folder):
+            check_data(folder, run.world)  # first: of other data a checkpoint may not fit either
             newest = checkpoint.newest(folder / "checkpoints", lambda found: _check_fits(run, folder, found))
             return _continue(run, stored, folder, newest, launcher)
 
 
 def _continue(run: Run, stored: Run, folder: Path, newest: Path, launcher: Launcher) -> Finish:
-    check_data(folder, run.world)
     manifest = checkpoint.read_manifest(newest)
     saved = checkpoint.parts(newest)
     # a replica that had died resumes from a living one's part

@@ -39,16 +39,17 @@ class ImageClassifier(LearnerConfig):
     batch: images of an update of one replica.
     learning_rate: for ``rate_batch`` images an update. With another number, that of all replicas where their
         gradients are averaged, the rate is larger in proportion (Goyal et al., section 2.1); rate_batch 0: no
-        scaling.
+        scaling. rate_batch: images of an update for which learning_rate is meant.
     momentum: of Nesterov's kind. weight_decay: of filters and the last layer's weights; biases and
         normalisations have none.
     schedule: cosine to 0, step (times step_factor at the milestones, shares of the run), or constant. Runs
-        that only time ends have a constant rate.
+        that only time ends have a constant rate. milestones: shares of the run after which the rate falls.
+        step_factor: that it is then multiplied by.
     warmup: share of the run over which the rate rises linearly from 0 (Goyal et al., section 2.2).
     label_smoothing: share of each label spread over all classes. mixup: alpha of the Beta distribution that
         shares are drawn from in which pairs of images are mixed; 0: none.
     batch_norm: statistics of the own batch (local), of all replicas' batches (replicas), or of ``ghost``
-        images at a time (ghost).
+        images at a time (ghost). ghost: that number of images.
     pixel_mean, pixel_std: of each channel, or one for all, of pixels from 0 to 1; images are normalised by
         them.
     precision: ``bfloat16`` computes convolutions in bfloat16 on a copy of the float32 vector; ``auto`` is

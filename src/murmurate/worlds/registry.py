@@ -38,6 +38,12 @@ def world_names() -> list[str]:
     return sorted(name for module in _modules() for name in module.names())
 
 
+def families() -> dict[str, list[str]]:
+    """The named worlds that can be opened here, by the module that opens them."""
+    named = {module.__name__.rpartition(".")[2]: sorted(module.names()) for module in _modules()}
+    return {family: names for family, names in sorted(named.items()) if names}
+
+
 def vector_worlds() -> tuple[str, ...]:
     """Those of ``world_names`` whose actions are vectors: a module's ``vector_names``."""
     named = (module.vector_names() for module in _modules() if hasattr(module, "vector_names"))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-_STOP, _CHECKPOINT, _EPOCH, _TRANSFER = range(4)
+_STOP, _CHECKPOINT, _EPOCH, _TRANSFER, _SNAPSHOT = range(5)
 _HEADER = 8
 _ALIVE, _ENV_STEPS, _CLOCK, _SAVED, _FINISHED, _INCARNATION = range(6)
 _HEARTBEAT, _PACE, _READY, _SENT, _ENTERED, _SKIPPED = range(6, 12)
@@ -144,9 +144,13 @@ class RunState:
     def request_stop(self) -> None:
         self._header[_STOP] = 1
 
-    def request_checkpoint(self) -> int:
-        self._header[_CHECKPOINT] += 1
-        return int(self._header[_CHECKPOINT])
+    def request_checkpoint(self, snapshot: bool = False) -> int:
+        """snapshot: parts that hold what an evaluation needs, and nothing of the source."""
+        number = self.checkpoint_requested + 1
+        if snapshot:
+            self._header[_SNAPSHOT] = number  # before the request, which members read first
+        self._header[_CHECKPOINT] = number
+        return number
 
     # -- read by all
 
@@ -202,6 +206,10 @@ class RunState:
     def checkpoint_requested(self) -> int:
         """Number of the newest checkpoint request; 0 before the first."""
         return int(self._header[_CHECKPOINT])
+
+    def is_snapshot(self, request: int) -> bool:
+        """Whether checkpoint ``request`` is a snapshot; False of one that a later snapshot has replaced."""
+        return bool(self._header[_SNAPSHOT] == request)
 
     def total_env_steps(self) -> int:
         """Over all replicas, dead ones included."""

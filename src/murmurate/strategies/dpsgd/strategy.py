@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 
@@ -27,6 +27,15 @@ from murmurate.strategies.reply import discard_replies, require_centre, wait_for
 _PUSH, _LOST = "update", "v"
 
 
+class _Sizes(NamedTuple):
+    """p, M, the factor of Corollary 1 for eta and rho, and rho."""
+
+    p: int
+    batch: int
+    rate_factor: float
+    rho: float
+
+
 @dataclass
 class DPSGD(Strategy):
     """Update a node's vector u without a lock; every B updates push u - v; the master applies M pushes.
@@ -36,8 +45,10 @@ class DPSGD(Strategy):
     push without a reply.
 
     threads: p, replicas of a node: ranks 0..p-1, p..2p-1, ... share memory. 0: all are one node.
-    local_updates: B, updates of each replica between two pushes of its node (B~ = pB of the node).
-    batch: M, pushes that the master joins in one update of v.
+    local_updates: B, updates between two pushes of a node; see ``counted``.
+    counted: whose updates B counts: of each ``replica`` (B~ = pB of the node), or of the ``node`` on a
+        counter that its replicas share (Algorithm 9, lines 29 and 30). Its leader pushes after an own update.
+    batch: M, pushes that the master joins in one update of v. 0 is the number of nodes.
     global_learning_rate: rho of Algorithm 1, line 4; a gradient moves v by rho times the optimizer's own rate
         eta. None is 1 over the number of nodes: then v moves by the mean of the nodes' movements.
     global_momentum: of the master's step.
@@ -53,7 +64,7 @@ class DPSGD(Strategy):
 
     threads: NonNegativeInt = 2
     local_updates: PositiveInt = 10
-    batch: PositiveInt = 1
+    batch: NonNegativeInt = 1
     global_learning_rate: PositiveFloat | None = None
     global_momentum: UnitInterval = 0.0
     scale_rates: bool = False
@@ -61,6 +72,7 @@ class DPSGD(Strategy):
     delay_bound: NonNegativeInt = 0
     shrinks: Literal["present", "pulled"] = "present"
     deadline_seconds: Seconds = 10.0
+    counted: Literal["replica", "node"] = field(default="replica", metadata={"since": 6})
 
     name: ClassVar[str] = "dpsgd"
     summary: ClassVar[str] = "lock-free inside a node; every B updates push u - v; the master applies M"
@@ -89,8 +101,9 @@ class DPSGD(Strategy):
         return memory | {Capability.MAIL, Capability.REGISTER}
 
     def check(self, replicas: int, *, shrinks: float = 0.0) -> None:
-        p, rate_factor, rho = self._sizes(replicas)
-        refuse_shrinking(rate_factor * shrinks, rho, p, self.local_updates, self.batch)
+        sizes = self._sizes(replicas)
+        p = sizes.p if self.counted == "replica" else 1
+        refuse_shrinking(sizes.rate_factor * shrinks, sizes.rho, p, self.local_updates, sizes.batch)
 
     def with_model_steps(self, rate: float) -> DPSGD:
         """eta = rho = rate / (p B M)^(1/4) (equation 13), unless the user has set rho."""
@@ -98,25 +111,28 @@ class DPSGD(Strategy):
             return self
         return dataclasses.replace(self, global_learning_rate=rate, scale_rates=True)
 
-    def _sizes(self, replicas: int) -> tuple[int, float, float]:
-        """(p for so many replicas, the factor of Corollary 1 for eta and rho, rho)."""
+    def _sizes(self, replicas: int) -> _Sizes:
+        """For so many replicas."""
         p = min(self.threads or replicas, replicas)
-        rate_factor = scaled_rate(1.0, p, self.local_updates, self.batch) if self.scale_rates else 1.0
-        return p, rate_factor, rate_factor * (self.global_learning_rate or 1 / -(-replicas // p))
+        nodes = -(-replicas // p)
+        batch = self.batch or nodes
+        pushed = p if self.counted == "replica" else 1  # times B: the updates of a push
+        rate_factor = scaled_rate(1.0, pushed, self.local_updates, batch) if self.scale_rates else 1.0
+        return _Sizes(p, batch, rate_factor, rate_factor * (self.global_learning_rate or 1 / nodes))
 
     def attach(self, replica: Replica, channel: Channel) -> None:
         replicas, self._pushes = replicas_of(channel), CheckpointBarrier(_PUSH)
-        p, rate_factor, rho = self._sizes(len(replicas))
-        nodes, sparse = nodes_of(replicas, p), replica.row_width is not None
-        replica.scale_rates(rate_factor)
+        sizes = self._sizes(len(replicas))
+        nodes, sparse = nodes_of(replicas, sizes.p), replica.row_width is not None
+        replica.scale_rates(sizes.rate_factor)
         node = (SparseNode if sparse else Node).join(replica, channel, nodes)
         if channel.rank != centre_of(channel):
             self._node = self._part = node
             # schedules follow all updates; other nodes are assumed to have made as many as this one
             replica.count_steps_by(lambda: node.done() * len(replicas) // len(node.ranks))
             return
-        optimizer = torch.optim.SGD([replica.params], rho, self.global_momentum)
-        master_arguments = replica, optimizer, nodes, self.batch, self.delay_bound
+        optimizer = torch.optim.SGD([replica.params], sizes.rho, self.global_momentum)
+        master_arguments = replica, optimizer, nodes, sizes.batch, self.delay_bound
         self._master = self._part = (
             SparseMaster(*master_arguments, self.shrinks) if sparse else Master(*master_arguments)
         )
@@ -138,7 +154,8 @@ class DPSGD(Strategy):
             self._pull(node, channel, wait=node.must_push)
         elif node.awaited:
             node.awaited = 0  # its reply goes to the former leader, which is dead
-        due = node.must_push or node.done() - node.pushed_at >= self.local_updates * p  # line 5
+        updates = self.local_updates * (p if self.counted == "replica" else 1)
+        due = node.must_push or node.done() - node.pushed_at >= updates  # line 5
         if due and not node.awaited:
             discard_replies(channel, REPLY)
             self._push(node, channel)

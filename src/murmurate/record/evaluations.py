@@ -1,0 +1,64 @@
+"""The section of a report about evaluations that were made while the runs learned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from murmurate.record.figures import COLOURS, Draw, axis_label, run_colour, svg, tidy, time_unit
+from murmurate.record.groups import RunGroup, only_run
+from murmurate.record.runs import Axis, Evaluations
+from murmurate.record.sections import LegendKey, Section, legend
+
+
+def evaluations(groups: Sequence[RunGroup]) -> list[Section]:
+    """The headline of each evaluation against env steps and time; nothing where no run has any."""
+    able = [group for group in groups if any(run.evaluations for run in group.runs)]
+    if not able:
+        return []
+    single = only_run(groups)
+    curve = able[0].runs[0].run["headline"]
+    of_games = any(
+        found.low is not None for group in able for run in group.runs if (found := run.evaluations)
+    )
+    text = f"{curve['text']} Each of the parameters at that moment; the band is the standard error".strip()
+    keys = legend(able)
+    if single:
+        keys = [LegendKey("mean", "accent"), LegendKey("± standard error", "accent", "block")]
+        if of_games:
+            keys.append(LegendKey("lowest to highest game", "accent", "thin"))
+    drawn = [svg(_draw(able, axis, curve["label"]), name=f"evaluations by {axis}") for axis in _AXES]
+    return [Section(f"{curve['title']} while it learned", f"{text}.", keys, drawn)]
+
+
+_AXES: tuple[Axis, ...] = ("total_env_steps", "time_seconds")
+
+
+def _draw(groups: Sequence[RunGroup], axis: Axis, label: str) -> Draw:
+    single = only_run(groups)
+
+    def draw(axes: Axes) -> None:
+        runs = [run for group in groups for run in group.runs]
+        longest = max(float(run.evaluations.time_seconds[-1]) for run in runs if run.evaluations)
+        divisor, unit = time_unit(longest) if axis == "time_seconds" else (1.0, "")
+        for group in groups:
+            colour = COLOURS["accent"] if single else run_colour(group.index)
+            for run in group.runs:
+                if run.evaluations:
+                    _line(axes, run.evaluations, axis, divisor, colour, with_games=single is not None)
+        tidy(axes, label, axis_label(axis, unit, counted=runs[0].unit))
+
+    return draw
+
+
+def _line(
+    axes: Axes, found: Evaluations, axis: Axis, divisor: float, colour: str, *, with_games: bool
+) -> None:
+    x = (found.time_seconds if axis == "time_seconds" else found.env_steps) / divisor
+    error = np.nan_to_num(found.error)
+    axes.fill_between(x, found.mean - error, found.mean + error, color=colour, alpha=0.2, linewidth=0)
+    if with_games and found.low is not None and found.high is not None:
+        axes.vlines(x, found.low, found.high, color=colour, linewidth=0.8, alpha=0.35)
+    axes.plot(x, found.mean, color=colour, linewidth=1.7, marker="o", markersize=3.5)

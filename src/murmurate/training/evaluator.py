@@ -1,0 +1,177 @@
+"""Evaluations while a run learns: of snapshots of its consensus parameters, one at a time.
+
+When one is due, the coordinator requests a snapshot (the parts of a checkpoint without what their sources
+hold), and gives it to ``Evaluator``. A process of its own evaluates it; if that is killed, or fails, the run
+goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from murmurate.errors import Refusal
+from murmurate.fabric.processes.spawn import (
+    FINISHED,
+    REFUSED,
+    Exit,
+    Worker,
+    WorkerProcesses,
+    describe,
+    take_signals,
+)
+from murmurate.spec import derive_seed
+from murmurate.training import checkpoint
+from murmurate.training.evaluate import figures
+from murmurate.training.run import Run
+
+LOG = "logs/evaluator.log"
+_NICE = 10  # the learners come first
+_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What is evaluated. env_steps: total. updates: median over the replicas. seconds: when it was made."""
+
+    folder: Path
+    env_steps: int
+    updates: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """An evaluation's end: figures by name, or the ``failure``."""
+
+    snapshot: Snapshot
+    took_seconds: float
+    figures: dict[str, Any]
+    failure: str = ""
+
+
+class Evaluator:
+    """Evaluates a run's snapshots. in_process: at once, in this process, instead of in one of its own."""
+
+    def __init__(self, run: Run, in_process: bool) -> None:
+        self.run, self._in_process = run, in_process
+        self._every = run.evaluate_every_env_steps
+        self._next_at = 0
+        self._snapshot: Snapshot | None = None
+        self._workers: WorkerProcesses | None = None
+        self._began_at = 0.0
+        self._ended: Evaluated | None = None
+
+    def begin_at(self, total_env_steps: int) -> None:
+        """The run starts, or is resumed, at so many env steps: the next multiple is due first."""
+        if self._every:
+            self._next_at = (total_env_steps // self._every + 1) * self._every
+
+    def is_due(self, total_env_steps: int) -> bool:
+        return bool(self._every) and self._snapshot is None and total_env_steps >= self._next_at
+
+    @property
+    def is_busy(self) -> bool:
+        return self._snapshot is not None
+
+    def begin(self, snapshot: Snapshot) -> None:
+        """Evaluate ``snapshot``."""
+        self.begin_at(snapshot.env_steps)
+        self._snapshot, self._began_at = snapshot, time.monotonic()
+        if self._in_process:
+            with torch.random.fork_rng(devices=[]):
+                try:
+                    self._end(snapshot, _figures(self.run, snapshot.folder))
+                except Refusal as refusal:
+                    self._end(snapshot, {}, str(refusal))
+                except Exception as error:
+                    self._end(snapshot, {}, describe(error))
+            return
+        work = functools.partial(_evaluate, run=self.run, snapshot_folder=snapshot.folder)
+        try:
+            self._workers = WorkerProcesses(1)
+            self._workers.start(0, work)
+        except (Refusal, OSError) as error:
+            self._end(snapshot, {}, describe(error))
+
+    def poll(self, wait_seconds: float = 0.0) -> Evaluated | None:
+        """The evaluation that has ended since the last call, if one has."""
+        if self._workers is not None and self._snapshot is not None:
+            for worker in self._workers.wait(wait_seconds):
+                end = worker.exit
+                assert end is not None
+                if end.how == FINISHED:
+                    self._end(self._snapshot, end.result)
+                else:
+                    self._end(self._snapshot, {}, end.error or end.how)
+        if self._ended is None:
+            return None
+        ended, self._ended, self._snapshot = self._ended, None, None
+        return ended
+
+    def wait(self) -> Evaluated | None:
+        """As ``poll``, after a moment."""
+        return self.poll(_POLL_SECONDS)
+
+    def close(self) -> None:
+        """End the process, whose evaluation is lost."""
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
+
+    def _end(self, snapshot: Snapshot, found: dict[str, Any], failure: str = "") -> None:
+        self.close()
+        self._ended = Evaluated(snapshot, time.monotonic() - self._began_at, found, failure)
+
+
+def best_so_far(run: Run, checkpoints: Path) -> float:
+    """The score (see ``score``) of the best checkpoint, if an evaluation chose it; else minus infinity."""
+    with contextlib.suppress(Refusal):
+        if run.evaluation.plays and (value := checkpoint.read_manifest(checkpoints / "best").get("score")):
+            return float(value)
+    return float("-inf")
+
+
+def score(run: Run, found: dict[str, Any]) -> float:
+    """What the best checkpoint has the most of: the headline of an evaluation by games."""
+    curve = run.evaluation.headline
+    value = None if curve is None or not run.evaluation.plays else found.get(curve.metric)
+    if curve is None or value is None:
+        return float("-inf")
+    return -float(value) if curve.lower_is_better else float(value)
+
+
+def _figures(run: Run, snapshot_folder: Path) -> dict[str, Any]:
+    """On other games than those of the run's end, which would else favour the best of these checkpoints."""
+    found = figures(run, snapshot_folder, seed=derive_seed(run.seed, "evaluation while training"))
+    found.pop("best_eval_return_mean", None)  # it compares two checkpoints
+    return found
+
+
+def _evaluate(worker: Worker, run: Run, snapshot_folder: Path) -> Exit:
+    """The work of the evaluator's process."""
+    take_signals()
+    os.nice(_NICE)
+    log = os.open(_log(snapshot_folder), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    torch.set_num_threads(run.placement.threads)
+    torch.set_flush_denormal(True)
+    try:
+        return Exit(FINISHED, result=_figures(run, snapshot_folder))
+    except Refusal as refusal:
+        return Exit(REFUSED, str(refusal))
+
+
+def _log(snapshot_folder: Path) -> Path:
+    path = snapshot_folder.parents[1] / LOG
+    path.parent.mkdir(exist_ok=True)
+    return path

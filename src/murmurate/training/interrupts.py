@@ -1,0 +1,77 @@
+"""What Ctrl-C and SIGTERM do to a run: the first saves and stops, the second stops."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Protocol
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class SecondInterrupt(KeyboardInterrupt):
+    """A second Ctrl-C or SIGTERM: stop at once."""
+
+
+class Interruptible(Protocol):
+    """What a signal stops: a coordinator, or a simulation's monitor."""
+
+    interrupted: bool
+    signal: int
+
+    def stop(self, why: str) -> None: ...
+
+
+@contextmanager
+def signals(coordinator: Interruptible, *, all_saved: bool = False) -> Iterator[None]:
+    """Ctrl-C or SIGTERM once: save and stop. Twice, or once if ``all_saved``: stop (raises SecondInterrupt).
+
+    After this context, also after an exception, a signal only sets ``interrupted``: see ``signals_restored``.
+    """
+
+    def handle(number: int) -> None:
+        name, is_second = signal.Signals(number).name, coordinator.interrupted
+        coordinator.interrupted, coordinator.signal = True, number
+        if all_saved:
+            raise SecondInterrupt(f"{name} came after the last checkpoint")
+        if is_second:
+            raise SecondInterrupt(f"{name} came twice; nothing more was saved")
+        coordinator.stop(f"{name}; once more stops without saving")
+
+    def record_signal(number: int) -> None:
+        if coordinator.interrupted and number == signal.SIGINT:
+            raise KeyboardInterrupt  # the user does not wait for the cleanup
+        coordinator.interrupted, coordinator.signal = True, number
+
+    _install(handle)
+    try:
+        yield
+    finally:
+        _install(record_signal)
+
+
+@contextmanager
+def signals_restored() -> Iterator[None]:
+    """Around a whole run: restores the former signal handlers at its end, and no sooner.
+
+    Torch elastic sends SIGTERM as soon as a rank fails; rank 0 must still report and record that failure.
+    """
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            if signal.getsignal(number) is not former:  # only the main thread may set a handler
+                signal.signal(number, former or signal.SIG_DFL)
+
+
+def _install(handle: Callable[[int], None]) -> None:
+    def handler(number: int, frame: FrameType | None) -> None:
+        handle(number)
+
+    with contextlib.suppress(ValueError):  # not in the main thread, which handles signals
+        for number in _SIGNALS:
+            signal.signal(number, handler)

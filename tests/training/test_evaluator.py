@@ -1,0 +1,252 @@
+"""Evaluations while a run learns, and the checkpoints that time makes due."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from murmurate.cli.main import main
+from murmurate.fabric.processes.run_state import RunState
+from murmurate.recipes import recipe, stored
+from murmurate.record.reader import read_metrics
+from murmurate.spec import derive_seed
+from murmurate.strategies import strategies
+from murmurate.training import checkpoint
+from murmurate.training.checkpoint import write_part
+from murmurate.training.coordinator import Coordinator
+from murmurate.training.evaluate import figures
+from murmurate.training.evaluator import Evaluated, Evaluator, Snapshot
+from murmurate.training.run import Run
+from murmurate.training.worker_context import staging
+from short_runs import altered, resume, train
+from waiting import until
+
+_STEPS = 8 * 3 * 2  # a common round of two replicas
+
+
+def a_run(strategy: str = "all-reduce", **fields: Any) -> Run:
+    settings: dict[str, Any] = {
+        "strategy": strategies()[strategy](), "replicas": 2, "simulators": 3, "env_steps": None,
+        "updates": 60, "stop_at_return": None, "launcher": "inline", "eval_episodes": 2,
+        "evaluate_every_env_steps": 15 * _STEPS,
+    }  # fmt: skip
+    return altered(recipe("cartpole-gala"), **{**settings, **fields})
+
+
+def evaluations(folder: Path) -> list[dict[str, Any]]:
+    return [r for r in read_metrics(folder / "metrics.jsonl") if r.get("kind") == "evaluation"]
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("evaluated") / "run"
+    assert train(a_run(), folder).code == 0
+    return folder
+
+
+def test_a_run_is_evaluated_at_every_multiple_and_records_it(evaluated: Path) -> None:
+    records = evaluations(evaluated)
+    assert len(records) >= 3
+    every, ordered = 15 * _STEPS, [record["env_steps"] for record in records]
+    assert ordered == sorted(ordered)
+    assert all(record["env_steps"] % every < 15 * _STEPS for record in records)
+    assert [record["env_steps"] // every for record in records] == list(range(1, len(records) + 1))
+    for record in records:
+        assert record["replica"] is None
+        assert record["updates"] * _STEPS == record["env_steps"]
+        assert len(record["returns"]) == record["episodes"] == 2
+        assert record["eval_return_mean"] == pytest.approx(sum(record["returns"]) / 2)
+        assert record["time_seconds"] >= record["snapshot_seconds"]
+        assert "best_eval_return_mean" not in record
+    summary = json.loads((evaluated / "summary.json").read_text())
+    assert summary["exit"] == "finished"
+    assert "kind" not in summary
+    assert list((evaluated / "checkpoints").glob(".staging*")) == []
+
+
+def test_the_best_checkpoint_is_the_snapshot_with_the_best_evaluation(evaluated: Path) -> None:
+    best = evaluated / "checkpoints" / "best"
+    records = evaluations(evaluated)
+    highest = max(records, key=lambda record: record["eval_return_mean"])
+    manifest = checkpoint.read_manifest(best)
+    assert (manifest["score"], manifest["env_steps"]) == (highest["eval_return_mean"], highest["env_steps"])
+    run = stored(evaluated)
+    again = figures(run, best, seed=derive_seed(run.seed, "evaluation while training"))
+    assert again["returns"] == highest["returns"]
+    assert "source" not in checkpoint.read_part(best, 0), "a snapshot holds nothing of the source"
+    assert main(["eval", str(evaluated), "--best", "--episodes", "1", "--json"]) == 0
+
+
+def test_evaluating_changes_nothing_that_is_learned(evaluated: Path, tmp_path: Path) -> None:
+    without = tmp_path / "run"
+    train(a_run(evaluate_every_env_steps=0), without)
+    assert evaluations(without) == []
+    for rank in (0, 1):
+        one, other = (
+            checkpoint.read_part(folder / "checkpoints" / "last", rank)["replicas"]["a2c"]["replica"][
+                "params"
+            ]
+            for folder in (evaluated, without)
+        )
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_console_and_report_show_it(
+    evaluated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "report.html"
+    assert main(["report", str(evaluated), "--out", str(page)]) == 0
+    text = page.read_text()
+    assert "Evaluation return while it learned" in text
+    assert "lowest to highest game" in text
+    capsys.readouterr()
+    assert train(a_run(updates=31), tmp_path / "run").code == 0
+    first = evaluations(tmp_path / "run")[0]
+    line = f"at {first['env_steps']:,} env steps: Evaluation over 2 games: {first['eval_return_mean']:.2f}"
+    assert line in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("strategy", ["gala", "parameter-server", "local-sgd"])
+def test_under_every_kind_of_strategy(strategy: str, tmp_path: Path) -> None:
+    assert train(a_run(strategy, updates=32), tmp_path / "run").code == 0
+    assert len(evaluations(tmp_path / "run")) >= 1
+
+
+def test_figures_of_test_data_are_recorded_and_choose_nothing(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    drawn = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
+    rows.write_text("".join(f"{x:.4f},{y:.4f}\n" for x, y in drawn.tolist()))
+    folder = tmp_path / "run"
+    arguments = ["--world.path", str(rows), "--launcher", "inline", "--updates", "80", "--out", str(folder)]
+    assert main(["train", "table-gmm", *arguments, "--evaluate-every-env-steps", "100"]) == 0
+    assert evaluations(folder)
+    for record in evaluations(folder):
+        assert record["log_likelihood"] < 0 < record["log_likelihood_stderr"]
+    assert not (folder / "checkpoints" / "best").exists()
+    assert main(["report", str(folder), "--out", str(tmp_path / "page.html")]) == 0
+    assert "Log-likelihood of the test rows while it learned" in (tmp_path / "page.html").read_text()
+
+
+def test_after_a_resume_a_worse_snapshot_does_not_replace_the_best(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    train(a_run(updates=31), folder)
+    best = folder / "checkpoints" / "best"
+    manifest = json.loads((best / "state.json").read_text())
+    checkpoint.keep_as_best(best.parent, best.parent / "last", score=1e6)
+    resume(folder, lambda run: dataclasses.replace(run, updates=62))
+    assert checkpoint.read_manifest(best)["score"] == 1e6
+    assert [record["env_steps"] // (15 * _STEPS) for record in evaluations(folder)] == [1, 2, 3, 4]
+    assert manifest["score"] < 1e6
+
+
+# -- the process -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def snapshot(evaluated: Path) -> Snapshot:
+    return Snapshot(evaluated / "checkpoints" / "last", 100, 10, 1.0)
+
+
+def _end(evaluator: Evaluator) -> Evaluated:
+    return cast(Evaluated, until(evaluator.wait, "the evaluation's end"))
+
+
+def test_a_process_of_its_own_has_the_same_figures(evaluated: Path, snapshot: Snapshot) -> None:
+    run = stored(evaluated)
+    evaluator = Evaluator(run, in_process=False)
+    evaluator.begin(snapshot)
+    assert evaluator.is_busy
+    assert not evaluator.is_due(10**9), "one at a time"
+    ended = _end(evaluator)
+    assert ended.failure == ""
+    expected = figures(run, snapshot.folder, seed=derive_seed(run.seed, "evaluation while training"))
+    assert ended.figures == {k: v for k, v in expected.items() if k != "best_eval_return_mean"}
+    assert not evaluator.is_busy
+
+
+def test_the_run_survives_an_evaluator_that_is_killed_or_fails(evaluated: Path, tmp_path: Path) -> None:
+    run = stored(evaluated)
+    evaluator = Evaluator(altered(run, eval_episodes=10**6), in_process=False)
+    evaluator.begin(Snapshot(evaluated / "checkpoints" / "last", 100, 10, 1.0))
+    assert evaluator._workers is not None
+    evaluator._workers.by_rank[0].kill("SIGKILL")
+    assert _end(evaluator).failure == "SIGKILL"
+    for in_process in (True, False):
+        evaluator = Evaluator(run, in_process)
+        evaluator.begin(Snapshot(tmp_path / "checkpoints" / "none", 100, 10, 1.0))
+        assert "does not fit this run" in _end(evaluator).failure
+
+
+# -- the coordinator -------------------------------------------------------------------------------------
+
+
+class Timed:
+    """A coordinator of two replicas whose clock is ``now``."""
+
+    def __init__(self, folder: Path, **fields: Any) -> None:
+        (folder / "checkpoints").mkdir(parents=True)
+        self.run_state, self.now = RunState(2), 0.0
+        self.run_state.open()
+        self.coordinator = Coordinator(a_run(**fields), folder, self.run_state, 0.0)
+        self.coordinator.recorder._clock = lambda: self.now
+        self.coordinator._next_at_seconds = self.coordinator._seconds_of_next_checkpoint(0.0)
+
+    def save(self, seconds: float = 0.0) -> None:
+        """Both replicas answer the request, which took so long."""
+        number = self.run_state.checkpoint_requested
+        for rank in (0, 1):
+            state = {"env_steps": 50, "updates": 5, "x": torch.ones(1)}
+            write_part(staging(self.coordinator.folder, str(number)), rank, state)
+            self.run_state.saved(rank, number)
+        self.coordinator._requested_at = time.monotonic() - seconds
+        self.coordinator.poll()
+
+
+def test_a_checkpoint_is_due_by_time_too_and_rarer_where_saving_takes_long(tmp_path: Path) -> None:
+    timed = Timed(tmp_path / "run", checkpoint_every_seconds=60.0, evaluate_every_env_steps=0)
+    requested = lambda: timed.run_state.checkpoint_requested  # noqa: E731
+    for timed.now, number in ((59.0, 0), (61.0, 1)):
+        timed.coordinator.poll()
+        assert requested() == number
+    timed.save(seconds=0.5)
+    for timed.now, number in ((120.0, 1), (122.0, 2)):
+        timed.coordinator.poll()
+        assert requested() == number
+    timed.save(seconds=10.0)  # so that the next comes after 200 s
+    for timed.now, number in ((300.0, 2), (323.0, 3)):
+        timed.coordinator.poll()
+        assert requested() == number
+    assert (tmp_path / "run" / "checkpoints" / "last" / "state.json").exists()
+    timed.coordinator.close()
+
+
+def test_none_is_due_by_time_if_none_is_asked_for(tmp_path: Path) -> None:
+    timed = Timed(tmp_path / "run", checkpoint_every_seconds=None, evaluate_every_env_steps=0)
+    timed.now = 1e9
+    timed.coordinator.poll()
+    assert timed.run_state.checkpoint_requested == 0
+    timed.coordinator.close()
+
+
+def test_an_evaluation_that_fails_is_an_event_and_the_run_goes_on(tmp_path: Path) -> None:
+    timed = Timed(tmp_path / "run", evaluate_every_env_steps=100)
+    timed.run_state.advance(0, 120, 6)
+    timed.coordinator.evaluator._in_process = True
+    timed.coordinator.poll()
+    assert timed.run_state.is_snapshot(timed.run_state.checkpoint_requested)
+    timed.save()  # parts that are of no run
+    (event,) = timed.coordinator.events
+    assert event["event"] == "evaluation failed"
+    assert "the run goes on" in event["message"]
+    assert not (tmp_path / "run" / "checkpoints" / "last").exists()
+    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
+    timed.run_state.advance(0, 220, 11)
+    timed.coordinator.poll()
+    assert timed.run_state.checkpoint_requested == 2, "the next one is due at 200"
+    timed.coordinator.close()
