@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from murmurate.errors import MissingExtra, Refusal, RunFailed
+from murmurate.errors import MissingExtra, Refusal, RunFailed, check_system
 
 if TYPE_CHECKING:
     from murmurate.api.model import TrainedModel, load
@@ -60,6 +60,7 @@ _PUBLIC = {
 
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
+        check_system()
         return getattr(importlib.import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module 'murmurate' has no attribute '{name}'")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from collections.abc import Iterable
 
 # packages of Debian and Ubuntu, and what messages call the libraries in them
@@ -33,6 +34,15 @@ class MissingExtra(Refusal):
 
     def __reduce__(self) -> tuple[type[MissingExtra], tuple[str, str, str]]:
         return MissingExtra, self._given  # by default, pickle would give the message as the package
+
+
+def check_system() -> None:
+    """Raises Refusal on Windows, before anything is imported that is not there."""
+    if sys.platform == "win32":
+        raise Refusal(
+            "murmurate does not run on Windows: its replicas share memory and files in ways that only Linux "
+            "and macOS offer. Run it under the Windows Subsystem for Linux (WSL 2), or in a container"
+        )
 
 
 def library_advice(problem: BaseException) -> str:

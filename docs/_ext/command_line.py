@@ -1,0 +1,158 @@
+"""The reference of the command line: what each ``--help`` prints, and each field of a run as an option."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import io
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from murmurate.cli.main import _parser, main
+from murmurate.cli.options import Option, options
+from murmurate.errors import MissingExtra, Refusal
+from murmurate.recipes import pairs, recipe
+from murmurate.strategies import strategies
+from murmurate.training.run import Run
+
+_EXAMPLE = "cartpole-a2c"
+_WIDTH = "100"
+_FIELDS = ("Fields", "The cluster")  # a list of options follows: the page of options has it
+
+
+def _verbs(parser: argparse.ArgumentParser, before: str = "") -> Iterator[tuple[str, str]]:
+    """(verb, the line about it) of ``parser``, those with verbs of their own followed by these."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            lines = {choice.dest: choice.help or "" for choice in action._choices_actions}
+            for name, inner in action.choices.items():
+                if name in lines:  # the others are aliases
+                    yield f"{before}{name}", lines[name]
+                    yield from _verbs(inner, f"{before}{name} ")
+
+
+def _help(words: list[str]) -> str:
+    """What ``murmurate WORDS --help`` prints, up to a list of fields; "" where the command refuses."""
+    os.environ["COLUMNS"] = _WIDTH
+    printed = io.StringIO()
+    code: Any = 0
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            code = main([*words, "--help"])
+        except SystemExit as end:
+            code = end.code
+    lines = printed.getvalue().splitlines()
+    cut = next((i for i, line in enumerate(lines) if line.startswith(_FIELDS)), len(lines))
+    return "\n".join(lines[:cut]).strip() * (not code)
+
+
+class _Commands(SphinxDirective):
+    """``{commands}``: each verb of the command line."""
+
+    def run(self) -> list[nodes.Node]:
+        pieces = []
+        for verb, line in _verbs(_parser()):
+            text = _help(verb.split()) or _help([*verb.split(), _EXAMPLE]).replace(_EXAMPLE, "RECIPE")
+            pieces.append(f"## murmurate {verb}\n\n{line[:1].upper()}{line[1:]}.\n\n```text\n{text}\n```\n")
+        return self.parse_text_to_nodes("\n".join(pieces), allow_section_headings=True)
+
+
+@functools.cache
+def _runs() -> tuple[Run, ...]:
+    """A run of each algorithm, and of each world whose options are others."""
+    chosen: dict[Any, Run] = {}
+    seen: set[tuple[str, str]] = set()
+    for name, (world, algorithm) in pairs().items():
+        family = world.partition("-")[0]
+        if (family, "") in seen and ("", algorithm) in seen:
+            continue
+        with contextlib.suppress(Refusal, MissingExtra):  # of extras that are not installed
+            run = recipe(name)
+            seen |= {(family, ""), ("", algorithm)}
+            chosen.setdefault((type(run.world), algorithm), run)
+    return tuple(chosen.values())
+
+
+def _of_type(part: str) -> dict[str, Any]:
+    """The configs that runs have as their ``part``, one of each type, by name or class."""
+    found: dict[str, Any] = {}
+    for run in _runs():
+        config = getattr(run, part)
+        found.setdefault(getattr(type(config), "name", type(config).__name__), config)
+    return dict(sorted(found.items(), key=lambda pair: pair[0].lower()))
+
+
+def _default(config: Any) -> Any:
+    """``config`` with the values of its class, where these are complete."""
+    with contextlib.suppress(TypeError, ValueError):
+        return type(config)()
+    return config
+
+
+def _table(rows: list[Option]) -> str:
+    lines = ["| option | value | meaning | default |", "|---|---|---|---|"]
+    for row in rows:
+        ranges = "; ".join(dict.fromkeys(str(kind.range) for kind in row.numbers if kind.annotated))
+        value = row.value if not isinstance(row.value, tuple) else ",".join(map(str, row.value))
+        cells = (
+            f"`--{row.name}`",
+            f"{row.type_name()} {f'({ranges})' * bool(ranges)}",
+            row.about,
+            f"`{value}`",
+        )
+        lines.append("| " + " | ".join(c.replace("|", "\\|").replace("``", "`") for c in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _sections(configs: dict[str, Any], prefix: str) -> str:
+    text = ""
+    for name, config in configs.items():
+        rows = list(options(config, prefix=prefix))
+        text += f"### {name}\n\n{_table(rows) if rows else 'It has no options.'}\n\n"
+    return text
+
+
+def _of_run() -> str:
+    fields = [
+        o for o in options(recipe(_EXAMPLE)) if o.name.partition(".")[0] not in ("agent", "world", "strategy")
+    ]
+    inside = {o.name for part in ("source", "evaluation") for o in options(getattr(recipe(_EXAMPLE), part))}
+    return _table([o for o in fields if o.name not in inside])
+
+
+def _worlds() -> dict[str, Any]:
+    found: dict[type, Any] = {}
+    for run in _runs():
+        found.setdefault(type(run.world), run.world)
+    return {f"{type(world).__name__} ({world.name}, ...)": world for world in found.values()}
+
+
+_GROUPS = {
+    "run": _of_run,
+    "strategies": lambda: _sections({name: kind() for name, kind in strategies().items()}, "strategy."),
+    "agents": lambda: _sections({k: _default(v) for k, v in _of_type("learner").items()}, "agent."),
+    "worlds": lambda: _sections(_worlds(), "world."),
+    "sources": lambda: _sections(_of_type("source"), ""),
+    "evaluations": lambda: _sections(_of_type("evaluation"), ""),
+}
+
+
+class _Options(SphinxDirective):
+    """``{options} agents``: the options of every agent, with their meaning, range and default."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        return self.parse_text_to_nodes(_GROUPS[self.arguments[0]](), allow_section_headings=True)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_directive("commands", _Commands)
+    app.add_directive("options", _Options)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,75 @@
+"""The package's docstrings as reStructuredText.
+
+Fields of a dataclass are described in running text, ``name: sentence.``; here they become a list. Lines that
+hang under such a beginning lose their indentation, which reStructuredText would take for a quotation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import re
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+
+def _fields(obj: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(obj)] if dataclasses.is_dataclass(obj) else []
+
+
+def _hanging(lines: list[str]) -> list[str]:
+    """Lines without the indentation of those that hang, outside of sections and literal blocks."""
+    plain: list[str] = []
+    block = False
+    for line in lines:
+        if line and not line.startswith(" "):
+            block = line.endswith("::") or bool(re.match(r"(Args|Returns|Raises|Yields|Attributes):$", line))
+        plain.append(line if block else line.strip())
+    return plain
+
+
+def _docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    text = "\n".join(_hanging(lines))
+    names = "|".join(map(re.escape, _fields(obj)))
+    if not names:
+        lines[:] = text.split("\n")
+        return
+    intro, *pieces = re.split(rf"(?:^|(?<=[.:]\s))({names}): ", text, flags=re.MULTILINE)
+    found = [intro, ""]
+    for field, about in zip(pieces[::2], pieces[1::2], strict=True):
+        first, _, rest = about.partition("\n\n")
+        found += [f"* **{field}**: {' '.join(first.split())}", *(["", rest, ""] if rest else [])]
+    lines[:] = "\n".join(found).split("\n")
+
+
+class _Api(SphinxDirective):
+    """``{api}``, a dotted name on each line: signatures and docstrings. ``name?`` may be missing."""
+
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        return [node for name in self.content for node in self._entry(name.strip())]
+
+    def _entry(self, name: str) -> list[nodes.Node]:
+        module, _, attribute = name.rstrip("?").rpartition(".")
+        try:
+            found = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError):
+            if name.endswith("?"):
+                return []
+            raise
+        kind = "class" if inspect.isclass(found) else "function"
+        members = "   :members:\n" * inspect.isclass(found)
+        return self.parse_text_to_nodes(
+            f"```{{eval-rst}}\n.. auto{kind}:: {module}.{attribute}\n{members}```\n"
+        )
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_directive("api", _Api)
+    app.connect("autodoc-process-docstring", _docstring, priority=400)  # before napoleon's
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
