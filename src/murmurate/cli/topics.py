@@ -28,6 +28,7 @@ from murmurate.datasets.vocabulary import vocabulary_beside
 from murmurate.errors import Refusal
 from murmurate.launch import launcher
 from murmurate.recipes import recipe, stored
+from murmurate.spec import Examples
 from murmurate.strategies import strategy
 from murmurate.training import checkpoint
 from murmurate.training.data_record import check_data, read_fingerprint, refuse_missing
@@ -73,8 +74,8 @@ _LONG_NAME = re.compile(r"(?:--)?\b((?:agent|world)\.[a-z][a-z_-]*[a-z])")
 def default_passes(run: Run) -> float:
     """5, and for a small corpus as many as make 60 updates of each replica: with fewer the topics of a few
     hundred documents are still alike."""
-    updates = _LEAST_UPDATES * run.learner.requires.batch * run.replicas
-    return max(5.0, math.ceil(updates / max(run.world.spec().examples, 1)))
+    documents = _LEAST_UPDATES * cast(Examples, run.learner.requires).batch * run.replicas
+    return max(5.0, math.ceil(documents / max(run.world.spec().examples, 1)))
 
 
 def fit(run: Run, folder: Path, passes: float | None = None) -> Finish:
