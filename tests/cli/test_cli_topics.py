@@ -341,3 +341,24 @@ def test_markdown_beside_text_files_is_told(tmp_path, monkeypatch):
     with pytest.warns(UserWarning, match="1 Markdown files in .* are left out.*--kind markdown"):
         few = ("--max-df", 1.0, "--topics", 1, "--updates", 1, "--launcher", "inline", "--out", "run")
         run("topics", "fit", "pages", "--validation", 0, "--test", 0, *few)
+
+
+def test_a_small_corpus_is_gone_through_more_often(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("few.txt").write_text("ant bee\nant cow\nbee cow\n" * 4)
+    few = (
+        "--topics",
+        2,
+        "--batch",
+        4,
+        "--max-df",
+        1.0,
+        "--validation",
+        0,
+        "--test",
+        0,
+        "--launcher",
+        "inline",
+    )
+    assert run("topics", "fit", "few.txt", *few, "--out", "run") == 0
+    assert summary(Path("run"))["updates"] == 60  # of 4 documents, in 20 passes through 12

@@ -138,6 +138,9 @@ def test_a_csv_without_a_header_is_refused(tmp_path):
     (tmp_path / "a.csv").write_text("")
     with pytest.raises(Refusal, match="no header"):
         read(tmp_path / "a.csv")
+    (tmp_path / "a.csv").write_bytes(b"id,text\r1,ant\r")  # lines as old Macs ended them
+    with pytest.raises(Refusal, match="line 1: the header is no row of CSV"):
+        read(tmp_path / "a.csv")
 
 
 OTHERS = " ".join(chr(97 + i) * 3 + chr(97 + j) for i in range(26) for j in range(26))

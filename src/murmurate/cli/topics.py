@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import math
 import os
 import re
 import time
@@ -28,6 +29,7 @@ from murmurate.datasets.vocabulary import vocabulary_beside
 from murmurate.errors import Refusal
 from murmurate.launch import launcher
 from murmurate.recipes import recipe, stored
+from murmurate.spec import Examples
 from murmurate.strategies import strategy
 from murmurate.training import checkpoint
 from murmurate.training.data_record import check_data, read_fingerprint, refuse_missing
@@ -36,6 +38,7 @@ from murmurate.training.run import Run
 from murmurate.training.session import Finish, train
 from murmurate.workloads.topics import Topics
 
+_LEAST_UPDATES = 60
 _SHORT = {  # options of ``fit`` by shorter names
     **{name: f"agent.{name}" for name in ("topics", "batch", "alpha", "prior", "iterations", "tolerance")},
     **{
@@ -69,8 +72,15 @@ _SHORT_OF = {long: short for short, long in _SHORT.items()}
 _LONG_NAME = re.compile(r"(?:--)?\b((?:agent|world)\.[a-z][a-z_-]*[a-z])")
 
 
-def fit(run: Run, folder: Path, passes: float | None = 5.0) -> Finish:
-    """Train ``run``, for so many passes through its corpus where it names no other end."""
+def default_passes(run: Run) -> float:
+    """5, and for a small corpus as many as make 60 updates of each replica: with fewer the topics of a few
+    hundred documents are still alike."""
+    documents = _LEAST_UPDATES * cast(Examples, run.learner.requires).batch * run.replicas
+    return max(5.0, math.ceil(documents / max(run.world.spec().examples, 1)))
+
+
+def fit(run: Run, folder: Path, passes: float | None = None) -> Finish:
+    """Train ``run``, for so many passes through its corpus, or until its own end."""
     if passes is not None:
         if not passes > 0:
             raise Refusal(f"--passes is {passes:g}; give a positive number.")
@@ -112,12 +122,12 @@ def _fit_command(options: argparse.Namespace, rest: list[str]) -> tuple[Finish, 
     if options.corpus is None:
         raise Refusal(f"Say which corpus, as in: {verb} docword.nytimes.txt.gz --topics 50")
     has_end = any(word.partition("=")[0] in ("--env-steps", "--updates", "--minutes") for word in rest)
-    passes = options.passes if options.passes is not None or has_end else 5.0
     world = CorpusWorld(path=str(options.corpus))
     run = dataclasses.replace(run, world=world, env_steps=None if has_end else run.env_steps)
     run = change(run, _long(rest), verb)
     _tell_left_out(cast(CorpusWorld, run.world))
     folder = options.out or Path("runs") / f"topics-{time.strftime('%Y%m%d-%H%M%S')}"
+    passes = options.passes if options.passes is not None or has_end else default_passes(run)
     finish = fit(run, folder, passes)
     return finish, finish.folder or folder
 

@@ -25,7 +25,11 @@ def add_verbs(verbs: Any) -> None:
 
     fit = verbs.add_parser("fit", help="find the topics of a corpus", allow_abbrev=False)
     fit.add_argument("corpus", nargs="?", type=Path, help="a file or folder; docs/corpora.md says which")
-    fit.add_argument("--passes", type=number_argument(PositiveFloat), help="through the corpus (default 5)")
+    fit.add_argument(
+        "--passes",
+        type=number_argument(PositiveFloat),
+        help="through the corpus (default: 5, but at least 60 updates)",
+    )
     fit.add_argument("--strategy", help="how the replicas agree; see: murmurate list strategies")
     fit.add_argument("--out", type=Path, help="run folder (default: runs/topics-<time>)")
     fit.set_defaults(act=act, fields=_later("topics", "fit_fields"))

@@ -76,7 +76,12 @@ def _csv(path: Path, errors: RecordErrors) -> Iterator[tuple[int, Record]]:
             raise errors.refusal(1, "there is no header", "A CSV file begins with the names of its columns.")
         named = Path(path.name.removesuffix(".gz")).suffix
         delimiter = "\t" if named == ".tsv" else max(_DELIMITERS, key=text.count)
-        columns = next(csv.reader([text], delimiter=delimiter))
+        try:
+            columns = next(csv.reader([text], delimiter=delimiter))
+        except csv.Error as error:
+            raise errors.refusal(
+                1, f"the header is no row of CSV ({error})", "Save it again with one line a row, as UTF-8."
+            ) from error
         faulty: set[int] = set()  # lines that are not UTF-8
 
         def decoded() -> Iterator[str]:
