@@ -65,7 +65,9 @@ def environment() -> dict[str, str]:
 
 def run(script: str, folder: Path) -> str:
     command = ["bash", "-euo", "pipefail", "-c", script]
-    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=1000)
+    done = subprocess.run(
+        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=1000
+    )
     assert not done.returncode, f"{script}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
