@@ -101,7 +101,7 @@ def job(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProc
     environment = {**os.environ, **slurm, "SLURM_SUBMIT_DIR": str(folder), "PATH": path, **variables}
     return subprocess.run(
         ["bash", str(DEPLOY / "slurm.sbatch"), *words],
-        env=environment, cwd=folder, capture_output=True, text=True, timeout=280,
+        env=environment, cwd=folder, capture_output=True, text=True, timeout=1000,
     )  # fmt: skip
 
 
@@ -112,6 +112,7 @@ def test_a_job_without_a_secret_says_how_to_make_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # a minute on a machine with nothing else to do
 def test_a_job_trains_and_goes_on_when_it_is_requeued(tmp_path: Path) -> None:
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]

@@ -2,47 +2,29 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 TUTORIALS = ROOT / "docs" / "tutorials"
-FENCE = re.compile(r"^```(\w+)\n(.*?)^```$|<!-- needs: ([\w.]+) -->|^## ", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Block:
-    """A fence of a page. needs: a dotted name without which its section is left out."""
+class Block(NamedTuple):
+    """A fence of a page."""
 
     language: str
     text: str
-    needs: str | None
 
 
 def blocks(page: str) -> list[Block]:
-    found, needs = [], None
-    for match in FENCE.finditer((TUTORIALS / f"{page}.md").read_text()):
-        language, text, named = match.groups()
-        if language:
-            found.append(Block(language, text, needs))
-        else:
-            needs = named  # None at the next heading
-    return found
-
-
-def there(name: str) -> bool:
-    module, _, attribute = name.rpartition(".")
-    try:
-        return hasattr(importlib.import_module(module), attribute) or bool(importlib.import_module(name))
-    except ImportError:
-        return False
+    return [Block(*found) for found in FENCE.findall((TUTORIALS / f"{page}.md").read_text())]
 
 
 def write_file(block: Block, folder: Path) -> str | None:
@@ -83,7 +65,9 @@ def environment() -> dict[str, str]:
 
 def run(script: str, folder: Path) -> str:
     command = ["bash", "-euo", "pipefail", "-c", script]
-    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=280)
+    done = subprocess.run(
+        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=1000
+    )
     assert not done.returncode, f"{script}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -92,8 +76,6 @@ def follow(page: str, folder: Path) -> str:
     """Do what a page says; returns all that its commands printed."""
     printed = ""
     for block in blocks(page):
-        if block.needs is not None and not there(block.needs):
-            continue
         if block.language == "python":
             write_file(block, folder)
         if block.language == "diff":
@@ -105,6 +87,7 @@ def follow(page: str, folder: Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # a minute on a machine with nothing else to do
 def test_your_own_environment(tmp_path: Path) -> None:
     printed = follow("own-environment", tmp_path)
     returns = [float(number) for number in re.findall(r"Evaluation over \d+ games: (-?[\d.]+)", printed)]
@@ -116,6 +99,7 @@ def test_your_own_environment(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # a minute on a machine with nothing else to do
 def test_your_own_loop(tmp_path: Path) -> None:
     printed = follow("own-loop", tmp_path)
     shares = [float(number) for number in re.findall(r"([\d.]+)% of new points are right", printed)]
@@ -131,6 +115,7 @@ def test_five_lines_replicate_the_script() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # a minute on a machine with nothing else to do
 def test_compare_strategies(tmp_path: Path) -> None:
     follow("compare-strategies", tmp_path)
     page = (tmp_path / "runs" / "compare.html").read_text()

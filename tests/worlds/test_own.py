@@ -93,6 +93,12 @@ def test_a_name_holds_from_other_folders(given: str, place: Path, monkeypatch: p
     assert other.open(2, training=True).reset(0).observation.shape == (2, 4)
 
 
+def test_the_file_of_an_environment_is_not_taken_for_a_recipes(place: Path) -> None:
+    run = recipe("env:own_envs.py:make_env-a2c")
+    assert run.world.name == f"env:{place}/own_envs.py:make_env"
+    assert recipe(run.recipe) == run
+
+
 def test_names_of_all_kinds(place: Path) -> None:
     assert world_name("Acrobot-v1") == "gym:Acrobot-v1"
     assert world_name("cartpole") == "cartpole"

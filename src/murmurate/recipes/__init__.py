@@ -65,7 +65,7 @@ def recipe(name: str) -> Run:
     Raises Refusal with the nearest name for an unknown one, and for a file without a recipe.
     """
     file, _, world = name.rpartition(":")
-    if name.endswith(".py") or file.endswith(".py"):
+    if (name.endswith(".py") or file.endswith(".py")) and not name.startswith("env:"):  # that is a world's
         name = _of_file(*((name, "") if name.endswith(".py") else (file, world)))
     module = _module_of(name)
     if module is None:
