@@ -42,6 +42,8 @@ def make_env():
 def number():
     return 7
 
+gymnasium.register("OwnCart-v0", CartPoleEnv, max_episode_steps=9)
+
 def fails():
     raise ArithmeticError("no")
 """  # noqa: E501
@@ -57,6 +59,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(folder)
     before = list(sys.path)
     yield folder
+    gymnasium.registry.pop("OwnCart-v0", None)
     sys.path[:] = before
     for name in ("own_envs", "own_neighbour", "murmurate_file_own_envs"):
         sys.modules.pop(name, None)
@@ -75,22 +78,31 @@ def test_wrappers_are_kept(place: Path) -> None:
     assert steps[-1].episodes[0].episode_return == 15.0
 
 
-@pytest.mark.parametrize("given", ["own_envs.py:make_env", "./own_envs.py:make_env", "own_envs:Outer.Inner"])
+@pytest.mark.parametrize(
+    "given", ["own_envs.py:make_env", "./own_envs.py:make_env", "own_envs:Outer.Inner", "own_envs:OwnCart-v0"]
+)
 def test_a_name_holds_from_other_folders(given: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = recipe_of(given, "spo-dqn")
     source, _, path = given.partition(":")
     expected = f"{place / 'own_envs.py'}:{path}" if source.endswith(".py") else given
-    assert run.recipe == f"env:{expected}-spo-dqn"
+    assert run.recipe == f"{'gym' if given.endswith('v0') else 'env'}:{expected}-spo-dqn"
     folder = place / "run"
     folder.mkdir()
     write_run(folder, run)
+    gymnasium.registry.pop("OwnCart-v0", None)
     sys.modules.pop("own_envs", None)
-    sys.path.remove(str(place)) if str(place) in sys.path else None
+    if str(place) in sys.path:
+        sys.path.remove(str(place))
     monkeypatch.chdir("/")
     again = read_run(folder, recipe)
     assert again == run
     other = pickle.loads(pickle.dumps(again.world))
     assert other.open(2, training=True).reset(0).observation.shape == (2, 4)
+
+
+def test_the_nearest_name_in_a_module_is_offered(place: Path) -> None:
+    with pytest.raises(Refusal, match=r"no class or function 'make_en'.*Did you mean 'own_envs:make_env'"):
+        world_name("own_envs:make_en")
 
 
 def test_names_of_all_kinds(place: Path) -> None:
