@@ -149,6 +149,40 @@ def test_a_callable_is_named_by_its_module() -> None:
     assert assert_resumes_exactly(made, before=20, after=30) >= 4
 
 
+class Walk(gymnasium.Env[Any, Any]):
+    """A random walk that can be saved; ``path`` does not follow from the observation."""
+
+    observation_space = gymnasium.spaces.Box(-99, 99, (1,), np.float32)
+    action_space = gymnasium.spaces.MultiDiscrete([2, 3])
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.path = [0.0]
+        return np.array(self.path[-1:], np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.path.append(self.path[-1] + float(action.sum()) + float(self.np_random.normal()))
+        return np.array(self.path[-1:], np.float32), sum(self.path), len(self.path) > 9, False, {}
+
+    def save_state(self) -> Any:
+        return {"path": self.path}
+
+    def load_state(self, state: Any) -> None:
+        self.path = state["path"]
+
+
+def make_walk() -> gymnasium.Env[Any, Any]:
+    return TimeLimit(gymnasium.wrappers.TransformReward(Walk(), lambda reward: reward / 2), 8)
+
+
+@pytest.mark.parametrize("made", [Walk, make_walk])
+def test_an_environment_that_can_be_saved_resumes_exactly(made: Any) -> None:
+    plain_world = world_of(made)
+    assert assert_resumes_exactly(plain_world, before=13, after=30) >= 4
+    stacked = dataclasses.replace(plain_world, frame_stack=3)  # type: ignore[type-var]
+    assert assert_resumes_exactly(stacked, before=13, after=30) >= 4
+
+
 def test_a_script_is_named_by_its_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(place)  # as Python does for a script
     script = type(sys)("__main__")
