@@ -68,6 +68,10 @@ def world_name(env: str) -> str:
         return lasting(env)
     if module.endswith(".py"):
         return lasting(PREFIX + env)
+    if env.endswith(".py"):
+        raise Refusal(
+            f"'{env}' is a file. Name the class or function in it that makes the environment: {env}:NAME"
+        )
     if not module:
         return _gym_env.PREFIX + env if env in gymnasium.registry else env
     source, _ = modules.import_module(module, "", f"The environment {env}")
