@@ -78,8 +78,8 @@ class EnvSpec:
             joined = f", or --world.joint-actions {total}" if total <= _MOST_JOINED else ""
             raise ValueError(
                 f"an action of {self.name} has {len(self.factors)} parts of {min(self.factors)} to "
-                f"{max(self.factors)} values, which are {total:,} combinations, and {agent} takes one number "
-                f"or vectors: use a2c or ppo{joined}"
+                f"{max(self.factors)} values, which are {total:,} combinations, and {agent} needs one "
+                f"number: use a2c or ppo{joined}"
             )
 
 

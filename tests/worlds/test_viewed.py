@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -12,6 +13,7 @@ from resuming import assert_resumes_exactly, drawn_actions, play
 
 from murmurate.errors import Refusal
 from murmurate.worlds.gym import GymWorld
+from murmurate.worlds.own import world_of
 from murmurate.worlds.registry import world
 
 
@@ -104,6 +106,48 @@ def test_every_world_of_arrays_has_them(name: str, extra: str, served: bool) -> 
     finally:
         plain.close()
         viewed.close()
+
+
+class Bars(gymnasium.Env):  # type: ignore[type-arg]
+    """Images in which a bar moves, 6 steps an episode."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (24, 22, 3), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.t = int(self.np_random.integers(5))
+        self.end = self.t + 6
+        return self._look(), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return self._look(), 0.0, False, self.t == self.end, {}
+
+    def _look(self) -> Any:
+        image = np.zeros((24, 22, 3), np.uint8)
+        image[self.t] = 10, 20, 30
+        return image
+
+
+def test_a_history_of_images_is_as_replays_of_frames_expect_it() -> None:
+    """Of whole images in colour, the newest last, the first repeated: so each is stored once."""
+    plain_world = world_of(Bars)
+    stacked_world = dataclasses.replace(plain_world, frame_stack=3)  # type: ignore[type-var]
+    plain, stacked = plain_world.open(2, training=True), stacked_world.open(2, training=True)
+    spec = stacked.spec
+    assert (spec.observation_shape, spec.stacked, spec.channels) == ((9, 24, 22), True, 3)
+    first = plain.reset(0).observation
+    history = [[first[b]] * 3 for b in range(2)]
+    assert torch.equal(stacked.reset(0).observation, torch.cat([first] * 3, 1))
+    for t in range(15):
+        one, other = play(plain, torch.zeros(2).long()), play(stacked, torch.zeros(2).long())
+        for b in range(2):
+            ended = bool(one.truncated[b])
+            assert ended == (t % 6 == 5)
+            history[b] = [one.observation[b]] * 3 if ended else [*history[b][1:], one.observation[b]]
+            assert torch.equal(other.observation[b], torch.cat(history[b]))
+    assert other.observation.dtype == torch.uint8
 
 
 def test_discrete_actions_have_no_scale() -> None:

@@ -25,12 +25,7 @@ def add_verbs(verbs: Any) -> None:
     train.add_argument(
         "recipe", nargs="?", help="<world>-<algorithm>, for example pong-gala; see: murmurate list"
     )
-    train.add_argument(
-        "--env",
-        help="an environment of your own: a registered id, module:Id, or a class or "
-        "function as module:NAME or FILE.py:NAME",
-    )
-    train.add_argument("--algorithm", help="with --env: a2c, ppo, dqn, ...")
+    _add_env(train)
     train.add_argument("--strategy", help="how the replicas agree; see: murmurate list strategies")
     train.add_argument("--out", type=Path, help="run folder (default: runs/<recipe>-<time>)")
     sweep.add_options(train)
@@ -39,6 +34,7 @@ def add_verbs(verbs: Any) -> None:
         "simulate", help="the same on a simulated cluster of any size", allow_abbrev=False
     )
     simulate.add_argument("recipe", nargs="?", help="as for train")
+    _add_env(simulate)
     simulate.add_argument("--strategy", help="as for train")
     simulate.add_argument("--out", type=Path, help="run folder (default: runs/<recipe>-simulated-<time>)")
     simulate.add_argument("--json", action="store_true", help="the summary on the last line")
@@ -50,6 +46,15 @@ def add_verbs(verbs: Any) -> None:
     )
     resume.add_argument("folder", type=Path, help="the folder that murmurate train wrote (its --out)")
     resume.set_defaults(act=_resume, fields=_resume_fields)
+
+
+def _add_env(verb: Any) -> None:
+    verb.add_argument(
+        "--env",
+        help="an environment of your own: a registered id, module:Id, or a class or "
+        "function as module:NAME or FILE.py:NAME",
+    )
+    verb.add_argument("--algorithm", help="with --env: a2c, ppo, dqn, ...")
 
 
 def train_fields(options: argparse.Namespace | None, rest: list[str], verb: str = "train") -> Fields:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -68,13 +69,26 @@ def world_name(env: str) -> str:
         return lasting(env)
     if module.endswith(".py"):
         return lasting(PREFIX + env)
+    if env.endswith(".py"):
+        raise Refusal(
+            f"'{env}' is a file. Name the class or function in it that makes the environment: {env}:NAME"
+        )
     if not module:
         return _gym_env.PREFIX + env if env in gymnasium.registry else env
     source, _ = modules.import_module(module, "", f"The environment {env}")
     found: Any = source
     for part in last.split("."):
         found = getattr(found, part, None)
-    return (PREFIX if callable(found) else _gym_env.PREFIX) + env
+    if callable(found):
+        return PREFIX + env
+    if last not in gymnasium.registry:
+        near = difflib.get_close_matches(last, [*vars(source), *gymnasium.registry], n=1, cutoff=0.6)
+        hint = f" Did you mean '{module}:{near[0]}'?" if near else ""
+        raise Refusal(
+            f"The module '{module}' has no class or function '{last}' and registers no environment of that "
+            f"name.{hint}"
+        )
+    return _gym_env.PREFIX + env
 
 
 def world_of(env: str | Callable[..., Any]) -> SimulatorWorld:
