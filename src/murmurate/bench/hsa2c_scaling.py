@@ -26,6 +26,10 @@ class HSA2CPlan:
     """The paper's nodes have 28 cores and an unspecified network; ours have ``threads`` and ``network``.
 
     steps: updates of each thread for a speed. learning_*: nodes and updates for times to a score.
+
+    nodes, local_updates: every pair (values of B) is measured. threads: of a node. learning_nodes,
+    learning_steps: nodes and updates for times to a score. measured_updates, exchange_rounds: for the cost of
+    an update and of a message. network: latency and bandwidth between nodes.
     """
 
     nodes: tuple[int, ...] = (1, 20, 30, 40, 60)
