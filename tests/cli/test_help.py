@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from murmurate.bench import benches
 from murmurate.cli.help import verbs_of
 from murmurate.cli.main import _parser, main
 from murmurate.cli.options import options
@@ -111,7 +112,7 @@ def test_lines_are_not_wider_than_the_terminal(
 
 
 def _configs() -> Iterator[Any]:
-    """A run of each algorithm, each strategy, each kind of world, and the cluster."""
+    """A run of each algorithm, each strategy, each kind of world, the cluster and each benchmark."""
     by_algorithm = {algorithm: name for name, (_, algorithm) in pairs().items()}
     yield from map(recipe, by_algorithm.values())
     for kind in strategies().values():
@@ -119,6 +120,7 @@ def _configs() -> Iterator[Any]:
     for names in families().values():
         yield world(names[0])
     yield Cluster()
+    yield from (module.QUICK for module in benches().values())
 
 
 def test_every_field_has_a_sentence() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +16,7 @@ from murmurate.recipes import recipe, stored
 from murmurate.record.reader import read_metrics
 from murmurate.spec import derive_seed
 from murmurate.strategies import strategies
-from murmurate.training import checkpoint
+from murmurate.training import checkpoint, coordinator
 from murmurate.training.checkpoint import write_part
 from murmurate.training.coordinator import Coordinator
 from murmurate.training.evaluate import figures
@@ -195,7 +194,8 @@ class Timed:
         self.run_state.open()
         self.coordinator = Coordinator(a_run(**fields), folder, self.run_state, 0.0)
         self.coordinator.recorder._clock = lambda: self.now
-        self.coordinator._next_at_seconds = self.coordinator._seconds_of_next_checkpoint(0.0)
+        self.coordinator._requested_seconds = 0.0
+        self.coordinator._next_at_seconds = self.coordinator._seconds_of_next_checkpoint()
 
     def save(self, seconds: float = 0.0) -> None:
         """Both replicas answer the request, which took so long."""
@@ -204,7 +204,7 @@ class Timed:
             state = {"env_steps": 50, "updates": 5, "x": torch.ones(1)}
             write_part(staging(self.coordinator.folder, str(number)), rank, state)
             self.run_state.saved(rank, number)
-        self.coordinator._requested_at = time.monotonic() - seconds
+        self.now += seconds
         self.coordinator.poll()
 
 
@@ -219,7 +219,7 @@ def test_a_checkpoint_is_due_by_time_too_and_rarer_where_saving_takes_long(tmp_p
         timed.coordinator.poll()
         assert requested() == number
     timed.save(seconds=10.0)  # so that the next comes after 200 s
-    for timed.now, number in ((300.0, 2), (323.0, 3)):
+    for timed.now, number in ((331.0, 2), (333.0, 3)):
         timed.coordinator.poll()
         assert requested() == number
     assert (tmp_path / "run" / "checkpoints" / "last" / "state.json").exists()
@@ -249,4 +249,21 @@ def test_an_evaluation_that_fails_is_an_event_and_the_run_goes_on(tmp_path: Path
     timed.run_state.advance(0, 220, 11)
     timed.coordinator.poll()
     assert timed.run_state.checkpoint_requested == 2, "the next one is due at 200"
+    timed.coordinator.close()
+
+
+def test_an_evaluation_that_hangs_does_not_hold_up_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: Snapshot
+) -> None:
+    monkeypatch.setattr(coordinator, "_EVALUATION_DEADLINE_SECONDS", 0.05)
+    timed = Timed(tmp_path / "run", evaluate_every_env_steps=100)
+    endless = altered(timed.coordinator.run, eval_episodes=10**6)
+    timed.coordinator.evaluator.run = endless
+    timed.coordinator.evaluator.begin(snapshot)
+    for rank in (0, 1):
+        state = {"env_steps": 50, "updates": 5, "x": torch.ones(1)}
+        write_part(staging(timed.coordinator.folder, "final"), rank, state)
+    assert timed.coordinator.commit_final()
+    assert [event["event"] for event in timed.coordinator.events] == ["checkpoint", "evaluation failed"]
+    assert not timed.coordinator.evaluator.is_busy
     timed.coordinator.close()

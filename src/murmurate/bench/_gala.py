@@ -27,6 +27,8 @@ class GalaPlan:
     learning rate is constant, so a shorter run is the beginning of a longer one).
     simulators: of all learners together. eval_episodes: whole games of a final policy.
     where: the folder that keeps the runs.
+
+    games: that are played. learners: of each run.
     """
 
     games: tuple[str, ...] = SIX_GAMES

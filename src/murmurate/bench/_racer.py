@@ -183,7 +183,10 @@ def stopped_at_the_end(racers: Mapping[str, Racer]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ThroughputPlan:
-    """Interleaved rounds of one window for each racer."""
+    """Interleaved rounds of one window for each racer.
+
+    rounds: of all racers in turn. window_cpu_seconds: of each racer's window.
+    """
 
     rounds: int = 5
     window_cpu_seconds: float = 5.0

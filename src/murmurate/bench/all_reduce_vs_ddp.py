@@ -32,7 +32,11 @@ Blocks = dict[str, list[tuple[float, float]]]  # side -> (wall, CPU) seconds of 
 
 @dataclasses.dataclass(frozen=True)
 class DDPPlan:
-    """``rounds`` pairs of blocks of ``updates`` each."""
+    """``rounds`` pairs of blocks of ``updates`` each.
+
+    rounds, updates: pairs of blocks, and updates of each. batch: images of a member's update. members:
+    processes.
+    """
 
     rounds: int = 40
     updates: int = 20

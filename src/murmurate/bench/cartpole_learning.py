@@ -19,6 +19,11 @@ _GOAL = 475.0
 
 @dataclasses.dataclass(frozen=True)
 class CartPoleLearningPlan:
+    """Every strategy is trained once for each seed.
+
+    seeds: 0 up to this. env_steps: of each run.
+    """
+
     seeds: int = 1
     env_steps: int = 500_000
 

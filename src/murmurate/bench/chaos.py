@@ -49,6 +49,9 @@ class ChaosPlan:
     ``stopped_seconds`` a SIGCONT follows the latter. (The processes fabric has no connection to break.)
 
     The learning rate is constant, because the number of env steps in these minutes is not known.
+
+    minutes: of each run. every_seconds: between two faults. stopped_seconds: for which a replica is stopped.
+    replicas: learners of a run. simulators: of each. seed: of the draws. strategies: that are run.
     """
 
     minutes: float = 1.0

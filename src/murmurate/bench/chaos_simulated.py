@@ -24,6 +24,10 @@ class SimulatedChaosPlan:
 
     restart_seconds: until a crashed replica is back. measured_updates: of a real learner, for the cost of a
     step. network: between hosts; the CPU cost of a message is measured.
+
+    replicas: learners. minutes: virtual ones, of each run. fault_seconds: between two faults, on average.
+    pause_seconds, cut_seconds: length of a pause, and of a broken connection. exchange_rounds: that are
+    measured for the cost of a message. strategies: that are run.
     """
 
     replicas: int = 32

@@ -27,7 +27,10 @@ _EQUAL = ("--replay.capacity", "200000", "--replay.learning-starts", "1000", "--
 @dataclasses.dataclass(frozen=True)
 class ControlPlan:
     """``rounds`` windows of so many CPU seconds of each racer, in turn, after ``warm_up_cpu_seconds``, within
-    which each imports, compiles and makes its random env steps."""
+    which each imports, compiles and makes its random env steps.
+
+    rounds, window_cpu_seconds, warm_up_cpu_seconds: of all racers in turn; of each window; before the first.
+    """
 
     rounds: PositiveInt = 5
     window_cpu_seconds: PositiveFloat = 6.0

@@ -20,7 +20,11 @@ SUMMARY = "return, speed, waiting, staleness and bytes of every strategy; --full
 
 @dataclasses.dataclass(frozen=True)
 class EveryStrategyPlan:
-    """where: the folder that keeps the runs; a finished one is not run again."""
+    """where: the folder that keeps the runs; a finished one is not run again.
+
+    replicas: their numbers. seeds: 0 up to this. cartpole_env_steps: of each run on CartPole. pong_seconds:
+    of each run on Pong.
+    """
 
     replicas: tuple[int, ...] = (2,)
     seeds: int = 1

@@ -35,7 +35,10 @@ _CHOICE_SEED, _FINAL_SEED = 1_000_000, 2_000_000
 
 @dataclasses.dataclass(frozen=True)
 class FpgaLearnerPlan:
-    """env_steps: at most. rate_shift: -log2 of the learning rate. episodes: of the final evaluation."""
+    """env_steps: at most. rate_shift: -log2 of the learning rate. episodes: of the final evaluation.
+
+    seeds: 0 up to this. stochastic: round at random, in proportion to the distances.
+    """
 
     seeds: int = 2
     env_steps: int = 100_000

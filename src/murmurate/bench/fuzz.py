@@ -18,7 +18,10 @@ SUMMARY = "random arguments, damaged run folders and corpora, hostile bytes: tra
 
 @dataclass(frozen=True)
 class FuzzPlan:
-    """How many of each; seed: None draws one."""
+    """How many of each; seed: None draws one.
+
+    arguments, folders, corpora, network: command lines, run folders, corpora and messages that are tried.
+    """
 
     arguments: int = 100
     folders: int = 100

@@ -50,6 +50,8 @@ class GanBatchPlan:
     channels, precision: as in ``--agent.channels``, ``--agent.precision``.
     batch_norm: kinds of statistics, as in ``--agent.batch-norm``; with one replica they are one. seeds: 0 up
     to this. samples: generated images of an evaluation. where: the folder that keeps the runs.
+
+    discriminator_steps: updates of the discriminator for one of the generator.
     """
 
     world: str = "fashion"

@@ -25,8 +25,12 @@ SUMMARY = "data points a second and time to a reference score of HSA2C, DA3C and
 class HSA2CPlan:
     """The paper's nodes have 28 cores and an unspecified network; ours have ``threads`` and ``network``.
 
-    steps: updates of each thread for a speed. learning_*: nodes and updates for times to a score. seeds: of
-    these. scores: training returns whose times are given; fixed before any run, so they favour no scheme.
+    steps: updates of each thread for a speed. learning_*: nodes and updates for times to a score.
+
+    nodes, local_updates: every pair (values of B) is measured. threads: of a node. learning_nodes,
+    learning_steps: nodes and updates for times to a score. seeds: of these. scores: training returns whose
+    times are given; fixed before any run, so they favour no scheme. measured_updates, exchange_rounds: for the
+    cost of an update and of a message. network: latency and bandwidth between nodes.
     """
 
     nodes: tuple[int, ...] = (1, 20, 30, 40, 60)

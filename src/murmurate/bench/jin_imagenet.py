@@ -61,6 +61,9 @@ class JinImagesPlan:
     messages are charged, on images of so many pixels a side; measured_steps: of it, measured here.
     faster: divides these steps (section 3.4: a K80 made a step of 32 images in about 0.2 s). network: as in
     ``murmurate simulate``. real_members: processes of this host. where: the folder that keeps the results.
+
+    members: their numbers. methods: strategies. seeds: 0 up to this. validation: share of the training
+    images. points: of each curve.
     """
 
     world: str = "fashion"

@@ -28,7 +28,10 @@ _KINDS = [("autograd", "float32"), *((kind, p) for kind in ("ours", "limit") for
 
 @dataclasses.dataclass(frozen=True)
 class EnsemblePlan:
-    """``rounds`` windows of so many CPU seconds of each racer, in turn."""
+    """``rounds`` windows of so many CPU seconds of each racer, in turn.
+
+    rounds, window_cpu_seconds, warm_up_cpu_seconds: of all racers in turn; of each window; before the first.
+    """
 
     rounds: PositiveInt = 5
     window_cpu_seconds: PositiveFloat = 4.0

@@ -61,7 +61,10 @@ _COLD = tuple(ReplayCase(task, 2**20, 256, cold=True) for task in ("sample", "sa
 @dataclasses.dataclass(frozen=True)
 class ReplayPlan:
     """rounds: measurements of each case. chi_square, drift: (capacity, draws or updates) for the
-    exactness."""
+    exactness.
+
+    calls, cold_calls: that are timed in a measurement, with the tree in the caches and without.
+    """
 
     cases: tuple[ReplayCase, ...] = _SHORT
     rounds: int = 5

@@ -42,7 +42,11 @@ class RecordFeed(Protocol):
 @dataclasses.dataclass(frozen=True)
 class SharedReplayPlan:
     """Learners draw batches of ``batch`` from ``capacity`` rows, each row ``samples_per_insert`` times; each
-    of the ``actors`` has ``simulators``. filled: rows before the first draw."""
+    of the ``actors`` has ``simulators``. filled: rows before the first draw.
+
+    seconds: of a measurement. repetitions: of each. learners: their numbers. actors: that insert. simulators:
+    of each actor. capacity: rows. batch: rows of a draw. samples_per_insert: how often each row is drawn.
+    """
 
     seconds: float = 5.0
     repetitions: int = 3

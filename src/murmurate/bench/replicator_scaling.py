@@ -31,6 +31,9 @@ class ScalingPlan:
     of them take so many times as long (below 1: a faster processor). gloo_rounds: all-reduces between two
     processes here, which give the network's latency and bandwidth. network: in place of these, as in
     ``murmurate simulate --network``. steps: of each member, between a start and an end that are left out.
+
+    net: that learns. side: of its images, in pixels. batch: images of a member's step. members: their
+    numbers. strategies: that are run.
     """
 
     net: Net = "resnet50"

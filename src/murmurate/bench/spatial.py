@@ -19,7 +19,10 @@ SUMMARY = "spatially parallel layers: errors against the whole, memory and speed
 @dataclass(frozen=True)
 class SpatialPlan:
     """layers: drawn. peer_layers: convolutions drawn for DTensor and for us. size, channels, batch: of the
-    images on which two parts are timed, in ``rounds`` rounds."""
+    images on which two parts are timed, in ``rounds`` rounds.
+
+    rounds: of timing.
+    """
 
     layers: PositiveInt = 500
     peer_layers: NonNegativeInt = 60

@@ -42,7 +42,10 @@ _LINEAR = 0.85  # of a core's speed for each further core counts as roughly line
 
 @dataclass(frozen=True)
 class TablePlan:
-    """sizes, parts, dilations: of all rows. batch: images (32 in the paper). where: folder of the rows."""
+    """sizes, parts, dilations: of all rows. batch: images (32 in the paper). where: folder of the rows.
+
+    channels: of each convolution. rounds: of timing.
+    """
 
     sizes: tuple[int, ...] = (128, 256, 512)
     parts: tuple[int, ...] = (2, 4)

@@ -36,6 +36,8 @@ class SPOLearningPlan:
     batch, env_steps, random_env_steps: of all learners together; the last before the first update. rounds: of
     H = ``period`` updates between moves of the target nets; for other H as many updates. seeds: 0 up to this.
     where: the folder that keeps the runs.
+
+    worlds: that are played. period: H, updates between two means. eval_episodes: games of each final policy.
     """
 
     worlds: tuple[str, ...] = ("hopper",)

@@ -35,7 +35,10 @@ _CONFIG = ReplayConfig(capacity=2**17, learning_starts=0)
 @dataclasses.dataclass(frozen=True)
 class SPOScalingPlan:
     """batch: B, of all learners together. hidden: width of the net's two layers, which decides how much a
-    mean costs beside an update. turns: updates that are timed, in blocks of the longest period."""
+    mean costs beside an update. turns: updates that are timed, in blocks of the longest period.
+
+    learners, periods: values of L and of H; every pair is timed.
+    """
 
     batch: int = 1024
     hidden: int = 1024

@@ -19,6 +19,10 @@ class SimulatedStragglerPlan:
     """``steps`` of ``step_seconds`` each for the throughput; for the learning ``learning_*``.
 
     strategies: none named is all but solo.
+
+    replicas: their numbers. steps, step_seconds: of each member for the throughput. times: that the straggler
+    is slower. network: latency and bandwidth. learning_replicas, learning_steps: members and updates of a
+    training.
     """
 
     replicas: tuple[int, ...] = (4, 32, 128, 1000)

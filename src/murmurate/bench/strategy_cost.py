@@ -32,7 +32,11 @@ _WARM_UP_TURNS = 10
 
 @dataclasses.dataclass(frozen=True)
 class StrategyCostPlan:
-    """``turns`` of (copy, update, step) a member; a run of ``waiting_cpu_seconds`` with 4 GALA learners."""
+    """``turns`` of (copy, update, step) a member; a run of ``waiting_cpu_seconds`` with 4 GALA learners.
+
+    turns: that are timed. members: their numbers. parameters: of the vector. waiting_cpu_seconds: of the run
+    in which waiting is measured.
+    """
 
     turns: int = 150
     members: tuple[int, ...] = (2, 4)

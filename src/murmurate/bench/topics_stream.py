@@ -27,7 +27,10 @@ _POLL_SECONDS = 0.2
 
 @dataclasses.dataclass(frozen=True)
 class StreamPlan:
-    """Sizes of the UCI repository's NYTimes. replicas: processes that share one lambda."""
+    """Sizes of the UCI repository's NYTimes. replicas: processes that share one lambda.
+
+    documents, vocabulary, mean_length: of the generated corpus. topics: K.
+    """
 
     documents: int = 300_000
     vocabulary: int = 102_660

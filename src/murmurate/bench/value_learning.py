@@ -22,6 +22,8 @@ class ValueLearningPlan:
     """recipes: name and number of seeds. depths: D of the relaxed loop (0 is the recipe's own).
 
     where: the folder that keeps the runs; a finished one is not run again.
+
+    depth_seeds: seeds of each depth.
     """
 
     recipes: tuple[tuple[str, int], ...] = (("dqn", 1), ("apex-dqn", 1), ("spo-dqn", 1), ("fqi", 1))

@@ -147,7 +147,9 @@ def _show(run: Run, found: Sequence[Candidate], profile: DeviceProfile, checked:
     from rich.text import Text
 
     unit = found[0].unit
-    table = rich.table.Table(title=f"{run.recipe} on {profile.cores} cores: {len(found)} configurations")
+    table = rich.table.Table(
+        title=Text(f"{run.recipe} on {profile.cores} cores: {len(found)} configurations")
+    )
     table.add_column("configuration")
     table.add_column(f"predicted {unit}", justify="right")
     if checked:

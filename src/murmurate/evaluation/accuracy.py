@@ -12,6 +12,8 @@ from murmurate.errors import Refusal
 from murmurate.evaluation.interface import Curve, EvalContext, Evaluation
 from murmurate.workloads.image_classifier import ClassifierLearner
 
+_FIGURES = ("test_images", "accuracy", "accuracy_stderr", "top5_accuracy", "test_loss")
+
 
 @dataclass(frozen=True)
 class Accuracy(Evaluation):
@@ -36,7 +38,7 @@ class Accuracy(Evaluation):
         figures = learner.figures(test, context.count)
         number = len(test) if context.count is None else min(context.count, len(test))
         if not number:
-            return {"test_images": 0, "accuracy": None, "top5_accuracy": None, "test_loss": None}
+            return dict.fromkeys(_FIGURES) | {"test_images": 0}
         share = figures["accuracy"]
         return {
             "test_images": number,

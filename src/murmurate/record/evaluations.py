@@ -19,18 +19,17 @@ def evaluations(groups: Sequence[RunGroup]) -> list[Section]:
     if not able:
         return []
     single = only_run(groups)
-    curve = able[0].runs[0].run["headline"]
-    of_games = any(
-        found.low is not None for group in able for run in group.runs if (found := run.evaluations)
-    )
-    text = f"{curve['text']} Each of the parameters at that moment; the band is the standard error".strip()
+    evaluated = [run for group in able for run in group.runs if run.evaluations]
+    curve = evaluated[0].run["headline"]
+    of_games = any(run.evaluations and run.evaluations.low is not None for run in evaluated)
+    text = "Each point is of the parameters at that moment; the band is the standard error"
     keys = legend(able)
     if single:
         keys = [LegendKey("mean", "accent"), LegendKey("± standard error", "accent", "block")]
         if of_games:
             keys.append(LegendKey("lowest to highest game", "accent", "thin"))
     drawn = [svg(_draw(able, axis, curve["label"]), name=f"evaluations by {axis}") for axis in _AXES]
-    return [Section(f"{curve['title']} while it learned", f"{text}.", keys, drawn)]
+    return [Section(f"{curve['title']} while it learned", f"{curve['text']} {text}.".strip(), keys, drawn)]
 
 
 _AXES: tuple[Axis, ...] = ("total_env_steps", "time_seconds")

@@ -31,6 +31,7 @@ from murmurate.training.run_folder import plain
 from murmurate.training.worker_context import FINAL, Resume, staging
 
 _CHECKPOINT_DEADLINE_SECONDS = 60.0
+_EVALUATION_DEADLINE_SECONDS = 600.0  # after the last checkpoint; the evaluation of that comes next
 
 
 class Coordinator:
@@ -89,7 +90,8 @@ class Coordinator:
         self._pending = 0  # number of the checkpoint that replicas are writing; 0 if none
         self._requested_at = 0.0
         self._next_at = self._next_checkpoint_after(run_state.total_env_steps())
-        self._next_at_seconds = self._seconds_of_next_checkpoint(0.0)
+        self._requested_seconds = self.recorder.seconds
+        self._next_at_seconds = self._seconds_of_next_checkpoint()
         self.evaluator.begin_at(run_state.total_env_steps())
         self._clear_staging()
         checkpoint.restore_best(self.checkpoints)
@@ -213,11 +215,13 @@ class Coordinator:
 
     def _request(self, snapshot: bool = False) -> None:
         self._pending, self._requested_at = self.run_state.request_checkpoint(snapshot), time.monotonic()
+        self._requested_seconds = self.recorder.seconds
 
-    def _seconds_of_next_checkpoint(self, saving_seconds: float) -> float:
-        """saving_seconds: what the last one took. Saving is to take a twentieth of the time at most."""
-        every = self.run.checkpoint_every_seconds
-        return math.inf if every is None else self.recorder.seconds + max(every, 20 * saving_seconds)
+    def _seconds_of_next_checkpoint(self) -> float:
+        """When the next one is due by time: saving, as long as it has just taken, is to take a twentieth of
+        the time at most."""
+        every, now = self.run.checkpoint_every_seconds, self.recorder.seconds
+        return math.inf if every is None else now + max(every, 20 * (now - self._requested_seconds))
 
     def _next_checkpoint_after(self, total: int) -> int:
         every = self.run.checkpoint_every_env_steps
@@ -234,7 +238,7 @@ class Coordinator:
             else:
                 self._commit(name)
         if not snapshot:
-            self._next_at_seconds = self._seconds_of_next_checkpoint(time.monotonic() - self._requested_at)
+            self._next_at_seconds = self._seconds_of_next_checkpoint()
         # of checkpoints that were given up; no replica writes to these folders any more
         for number in range(self._cleared + 1, int(name)):
             shutil.rmtree(staging(self.folder, str(number)), ignore_errors=True)
@@ -260,8 +264,11 @@ class Coordinator:
             self._end_pending()
 
     def _end_pending(self) -> None:
+        if self.run_state.is_snapshot(self._pending):
+            self.evaluator.begin_at(self.run_state.total_env_steps())
+        else:
+            self._next_at_seconds = self._seconds_of_next_checkpoint()
         self._pending = 0
-        self._next_at_seconds = self._seconds_of_next_checkpoint(time.monotonic() - self._requested_at)
 
     def _complete(self, name: str) -> bool:
         """Add the final parts of replicas that had ended before the request; False if all had."""
@@ -283,9 +290,7 @@ class Coordinator:
         saved = any(staging(self.folder, FINAL).glob("replica-*.safetensors"))
         if saved:
             self._commit(FINAL)
-            while self.evaluator.is_busy and not self.interrupted:
-                self._take_evaluation(self.evaluator.wait())
-            self.evaluator.close()
+            self._await_evaluation()
             self._clear_staging()
         if self.folder != self.place.given:
             raise RunFailed(f"the run folder {self.place.given} was moved to {self.folder}.")
@@ -335,6 +340,15 @@ class Coordinator:
         except OSError as error:
             raise checkpoint.disk_failure(source, error) from error
         self.evaluator.begin(Snapshot(folder, fields["env_steps"], updates, fields["seconds"]))
+
+    def _await_evaluation(self) -> None:
+        """Let the one that is going on end, unless the user does not wait, or it hangs."""
+        until = time.monotonic() + _EVALUATION_DEADLINE_SECONDS
+        while self.evaluator.is_busy and not self.interrupted and time.monotonic() < until:
+            self._take_evaluation(self.evaluator.wait())
+        if self.evaluator.is_busy:
+            self.event("evaluation failed", "the last evaluation while the run learned was not waited for")
+        self.evaluator.close()
 
     def _take_evaluation(self, ended: Evaluated | None) -> None:
         """Record an evaluation that has ended; its snapshot may be the best so far."""

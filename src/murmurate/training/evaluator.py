@@ -121,13 +121,17 @@ class Evaluator:
         return self.poll(_POLL_SECONDS)
 
     def close(self) -> None:
-        """End the process, whose evaluation is lost."""
+        """End the process; an evaluation that it had not ended is lost."""
+        self._end_process()
+        self._snapshot = self._ended = None
+
+    def _end_process(self) -> None:
         if self._workers is not None:
             self._workers.close()
             self._workers = None
 
     def _end(self, snapshot: Snapshot, found: dict[str, Any], failure: str = "") -> None:
-        self.close()
+        self._end_process()
         self._ended = Evaluated(snapshot, time.monotonic() - self._began_at, found, failure)
 
 
