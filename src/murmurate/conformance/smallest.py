@@ -55,11 +55,12 @@ def smallest(algorithm: str, folder: Path) -> Run:
     if run.world.name not in DATA:
         return run
     small = {name: value for name, value in SMALL.items() if hasattr(run.learner, name)}
+    of_files: Any = run.world
     held_out = {"test": 0.2} if hasattr(run.world, "test") else {"validation": 0.2}
     few = {"samples": 20} if hasattr(run.evaluation, "samples") else {}
     return dataclasses.replace(
         run,
-        world=dataclasses.replace(run.world, path=DATA[run.world.name](folder), **held_out),
+        world=dataclasses.replace(of_files, path=DATA[run.world.name](folder), **held_out),
         learner=dataclasses.replace(run.learner, **small),
         evaluation=dataclasses.replace(run.evaluation, **few),
     )
@@ -97,11 +98,13 @@ def _with_small_model(run: Run, source: dict[str, Any]) -> tuple[Run, dict[str, 
     """With a model that is fitted within a moment, every second env step."""
     if not hasattr(run.learner, "model"):
         return run, source
+    config: Any = run.learner
+    drawn: Any = run.source
     learner = dataclasses.replace(
-        run.learner,
-        policy=dataclasses.replace(run.learner.policy, batch=16, hidden=16),
-        model=dataclasses.replace(run.learner.model, members=3, elites=2, hidden=16, batch=16, patience=1),
+        config,
+        policy=dataclasses.replace(config.policy, batch=16, hidden=16),
+        model=dataclasses.replace(config.model, members=3, elites=2, hidden=16, batch=16, patience=1),
     )
-    rollouts = dataclasses.replace(run.source.rollouts, every=1, starts=32, kept=3)
+    rollouts = dataclasses.replace(drawn.rollouts, every=1, starts=32, kept=3)
     small = {"learning_starts": 40, "fit_every": 2, "updates_per_step": 1.0, "rollouts": rollouts}
     return dataclasses.replace(run, learner=learner), source | small

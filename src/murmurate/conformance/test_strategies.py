@@ -199,7 +199,11 @@ def test_it_learns_on_every_fabric(kind, fabric, size):
         assert bool(torch.isfinite(one["consensus"]).all())
         assert not torch.equal(one["params"][:24], start["0.weight"].flatten())
         check_exchanges(one["exchanges"], len(everybody))
-        torch.testing.assert_close(one["consensus"], found[0]["consensus"], rtol=1e-12, atol=1e-12)
+        difference = float((one["consensus"] - found[0]["consensus"]).abs().max())
+        assert difference <= 1e-12, (
+            "the consensus is not the same on all members after their last update. Where replicas differ "
+            "between exchanges, return mean_of_published(replica, channel), or the mean by channel.mean_"
+        )
         if kind.synchronous:
             assert torch.equal(one["consensus"], found[0]["consensus"])
     if size == 1 and not stands_apart(kind):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from murmurate.fabric.interface import Capability, Channel
 from murmurate.ranges import NonNegativeInt, PositiveInt
 from murmurate.replica.vector import Exchange, Replica
@@ -42,3 +44,8 @@ class PostLocalSGD(Strategy):
             return Exchange(self.switch + late // self.period, 1, late % self.period)
         heard = channel.mean_(replica.params.detach())
         return Exchange(self.switch + late // self.period, heard, 0)
+
+    def consensus(self, replica: Replica, channel: Channel) -> Tensor:
+        mean = replica.params.detach().clone()
+        channel.mean_(mean)
+        return mean
