@@ -89,7 +89,8 @@ class Problem:
     def loss(self, net: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
         out = net(x.bfloat16() if self.bfloat16 else x)
-        return (out.to(y.dtype) - y).square().mean()
+        loss: Tensor = (out.to(y.dtype) - y).square().mean()
+        return loss
 
     def alone(self, updates: int, ranks: Iterable[int] = (0,)) -> Result:
         """A bare Replica on the joined batches of ``ranks``: no strategy, no fabric, no replicator."""
