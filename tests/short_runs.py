@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
+__all__ = ["SHORT", "altered", "content", "preflight", "refused", "resume", "train"]
+
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from murmurate.cli.main import main
+from murmurate.conformance.smallest import altered
 from murmurate.launch import launcher
 from murmurate.recipes import stored
 from murmurate.training import session
@@ -17,17 +18,6 @@ from murmurate.training.run import Run
 from murmurate.training.session import Finish
 
 SHORT = ("--launcher", "inline", "--updates", "2", "--simulators", "2", "--eval-episodes", "1")
-
-
-def altered(run: Run, **fields: Any) -> Run:
-    """``dataclasses.replace`` that finds fields of the source and of the evaluation too."""
-    for part in ("source", "evaluation"):
-        value = getattr(run, part)
-        own = {f.name for f in dataclasses.fields(value)} & fields.keys()
-        run = dataclasses.replace(
-            run, **{part: dataclasses.replace(value, **{n: fields.pop(n) for n in own})}
-        )
-    return dataclasses.replace(run, **fields)
 
 
 def preflight(run: Run) -> None:

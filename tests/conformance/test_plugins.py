@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -144,3 +145,22 @@ def test_they_run_in_processes_of_their_own(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert summary(tmp_path / "run")["dead_replicas"] == []
+
+
+@pytest.mark.slow
+def test_they_pass_the_conformance_tests_of_the_package(tmp_path: Path) -> None:
+    """As their author runs them, in a folder with no settings of pytest."""
+    names = "post-local-sgd or two-nets or catch or cnn or lagged-a2c or stripes"
+    paths = os.pathsep.join([str(PLUGINS), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--pyargs", "murmurate.conformance", "-k", names, "-q"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=580,
+    )
+    assert done.returncode == 0, done.stdout
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed, done.stdout
+    assert int(passed[1]) > 50

@@ -6,7 +6,6 @@ import dataclasses
 import importlib
 import math
 import pkgutil
-import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,9 +13,10 @@ from typing import Annotated, Any
 import pytest
 
 import murmurate
+from murmurate.conformance.test_configs import check_ranges_of, with_parts
 from murmurate.datasets.tokens import Tokens
 from murmurate.evaluation.interface import Evaluation
-from murmurate.ranges import AnyFloat, OutOfRange, PositiveInt, Range, UnitInterval, check_ranges, numbers_of
+from murmurate.ranges import AnyFloat, OutOfRange, PositiveInt, Range, UnitInterval, check_ranges
 from murmurate.replicator.learner import LearnerConfig
 from murmurate.simulation.cluster import Cluster
 from murmurate.sources.interface import SourceConfig
@@ -44,15 +44,7 @@ def _classes() -> Iterator[type]:
                 yield value
 
 
-def _with_parts(config: type) -> Iterator[type]:
-    yield config
-    for kind in typing.get_type_hints(config).values():
-        for part in (kind, *typing.get_args(kind)):
-            if dataclasses.is_dataclass(part) and isinstance(part, type):
-                yield from _with_parts(part)
-
-
-_FOUND = {part for config in _classes() for part in _with_parts(config)}
+_FOUND = {part for config in _classes() for part in with_parts(config)}
 CONFIGS = sorted(_FOUND, key=lambda config: config.__qualname__)
 
 
@@ -64,12 +56,7 @@ def test_the_configs_are_found() -> None:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.__name__)
 def test_each_number_has_its_range(config: type) -> None:
-    for name, kinds in numbers_of(config).items():
-        bare = [kind.type.__name__ for kind in kinds if not kind.annotated]
-        assert not bare, (
-            f"{config.__qualname__}.{name} takes any {bare[0]}: give it a range, such as PositiveInt or "
-            f"Annotated[{bare[0]}, Range(0, 10)] (murmurate.ranges)"
-        )
+    check_ranges_of(config)
 
 
 @dataclasses.dataclass(frozen=True)

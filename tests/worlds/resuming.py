@@ -1,54 +1,7 @@
-"""Whether simulators that were saved and loaded go on as those that were not interrupted."""
+"""The players of the conformance tests of worlds."""
 
 from __future__ import annotations
 
-import copy
+from murmurate.conformance.simulators import assert_resumes_exactly, drawn_actions, play, same_steps
 
-import torch
-
-from murmurate.spec import EnvSpec, TimeStep
-from murmurate.worlds.interface import Simulators, SimulatorWorld
-
-
-def drawn_actions(spec: EnvSpec, steps: int, size: int, seed: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    if spec.actions:
-        return torch.randint(spec.actions, (steps, size), generator=generator)
-    # beyond the bounds now and then: clipping is part of the contract
-    return torch.randn(steps, size, *spec.action_shape, generator=generator) * torch.tensor(spec.action_high)
-
-
-def play(simulators: Simulators, actions: torch.Tensor) -> TimeStep:
-    simulators.send(actions)
-    return simulators.receive()
-
-
-def same_steps(one: TimeStep, other: TimeStep) -> bool:
-    final = (one.final_observation is None) == (other.final_observation is None)
-    if final and one.final_observation is not None and other.final_observation is not None:
-        final = torch.equal(one.final_observation[one.truncated], other.final_observation[one.truncated])
-    tensors = ("observation", "reward", "terminated", "truncated")
-    equal = all(torch.equal(getattr(one, name), getattr(other, name)) for name in tensors)
-    return final and equal and list(one.episodes) == list(other.episodes)
-
-
-def assert_resumes_exactly(world: SimulatorWorld, before: int, after: int, size: int = 2) -> int:
-    """The number of episodes that ended in the steps compared."""
-    simulators, other = (world.open(size, training=True) for _ in range(2))
-    simulators.reset(1)
-    other.reset(2)
-    chosen = drawn_actions(simulators.spec, before + after, size, seed=3)
-    for t in range(before):
-        last = play(simulators, chosen[t])
-        play(other, chosen[t].flip(0))
-    saved = simulators.state()
-    assert saved is not None
-    assert torch.equal(other.load(copy.deepcopy(saved)).observation, last.observation)
-    ended = 0
-    for t in range(before, before + after):
-        one = play(simulators, chosen[t])
-        assert same_steps(one, play(other, chosen[t])), t
-        ended += len(one.episodes)
-    for each in (simulators, other):
-        each.close()
-    return ended
+__all__ = ["assert_resumes_exactly", "drawn_actions", "play", "same_steps"]

@@ -115,7 +115,7 @@ def _of_file(file: str, world: str) -> str:
         raise Refusal(
             f"ALGORITHM in {file} is '{module.ALGORITHM}', as in {others[0].__name__}: choose another name."
         )
-    worlds = getattr(module, "WORLDS", ())
+    worlds = list(getattr(module, "WORLDS", ()))
     if not world and not worlds:
         raise Refusal(f"{file} names no WORLDS: say on which it shall run, as in {file}:cartpole")
     return f"{world or worlds[0]}-{module.ALGORITHM}"

@@ -14,6 +14,7 @@ import torch
 
 from murmurate import recipes
 from murmurate.errors import Refusal
+from murmurate.ranges import NonNegativeInt, PositiveInt
 from murmurate.replicator.learner import updates_of
 from murmurate.sources.interface import RunView, SourceConfig, SourceContext
 from murmurate.sources.rollouts import RolloutSourceConfig
@@ -25,8 +26,8 @@ from murmurate.training.run import Run
 class LaggedRolloutSourceConfig(SourceConfig):
     """simulators: per learner. lag: rollouts that wait for the learner, at most."""
 
-    simulators: int = 4
-    lag: int = 2
+    simulators: PositiveInt = 4
+    lag: NonNegativeInt = 2
 
     gives: ClassVar[str] = "rollouts"
 

@@ -5,23 +5,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from murmurate.fabric.interface import Capability, Channel
+from murmurate.ranges import NonNegativeInt, PositiveInt
 from murmurate.replica.vector import Exchange, Replica
-from murmurate.strategies.interface import Strategy
+from murmurate.strategies.interface import Behaviour, Strategy
 
 
 @dataclass
 class PostLocalSGD(Strategy):
     """switch: updates with a mean gradient. period: H, updates between two means after them."""
 
-    switch: int = 4
-    period: int = 2
+    switch: NonNegativeInt = 4
+    period: PositiveInt = 2
 
     name: ClassVar[str] = "post-local-sgd"
     summary: ClassVar[str] = "mean the gradient for a while; then update alone, and mean every H updates"
     paper: ClassVar[str] = "Lin et al. 2020, Algorithm 1"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVE})
     synchronous: ClassVar[bool] = True
+    behaviour: ClassVar[Behaviour] = Behaviour(
+        carries="state",
+        bounded_by="period",
+        on_death="from that round on the mean is over the living",
+        on_slow="waited for up to a deadline; then it is replaced (launcher local) or the run stops",
+        on_join="takes part from the next common round on, with a living peer's state",
+    )
 
     def step(self, replica: Replica, channel: Channel) -> Exchange:
         if replica.clock < self.switch:
@@ -34,3 +44,8 @@ class PostLocalSGD(Strategy):
             return Exchange(self.switch + late // self.period, 1, late % self.period)
         heard = channel.mean_(replica.params.detach())
         return Exchange(self.switch + late // self.period, heard, 0)
+
+    def consensus(self, replica: Replica, channel: Channel) -> Tensor:
+        mean = replica.params.detach().clone()
+        channel.mean_(mean)
+        return mean

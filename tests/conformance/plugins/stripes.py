@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from murmurate.datasets.interface import Split, Subset
 from murmurate.errors import Refusal, unknown
 from murmurate.evaluation.interface import Curve, EvalContext, Evaluation
+from murmurate.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, Seed
 from murmurate.replicator.learner import Context, LearnerConfig
 from murmurate.sources.examples import ExampleSourceConfig
 from murmurate.spec import Batch, EnvSpec, Examples, Outcome, World, derive_generator
@@ -60,9 +61,9 @@ class _Numbered:
 class StripesWorld(World):
     """count: images. noise: standard deviation added to each pixel. data_seed: they are generated from it."""
 
-    count: int = 600
-    noise: float = 0.5
-    data_seed: int = 0
+    count: PositiveInt = 600
+    noise: NonNegativeFloat = 0.5
+    data_seed: Seed = 0
 
     name: ClassVar[str] = "stripes"
     unit: ClassVar[str] = "images"
@@ -92,9 +93,9 @@ class StripesClassifier(LearnerConfig):
     name: ClassVar[str] = "cnn"
     summary: ClassVar[str] = "a small convolutional classifier"
 
-    batch: int = 20
-    learning_rate: float = 0.1
-    validate_every: int = 10
+    batch: PositiveInt = 20
+    learning_rate: PositiveFloat = 0.1
+    validate_every: PositiveInt = 10
 
     @property
     def requires(self) -> Examples:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from murmurate.agents.interface import Action
 from murmurate.evaluation.games import Games
 from murmurate.losses.returns import generalized_advantages
+from murmurate.ranges import PositiveFloat, PositiveInt, UnitInterval
 from murmurate.replicator.learner import Context, LearnerConfig
 from murmurate.sources.rollouts import RolloutSourceConfig
 from murmurate.spec import Batch, EnvSpec, Outcome, Rollouts, Trajectory, derive_generator
@@ -28,11 +29,11 @@ class TwoNets(LearnerConfig):
     name: ClassVar[str] = "two-nets"
     summary: ClassVar[str] = "clipped policy gradients with two nets and four updates a rollout"
 
-    steps: int = 16
-    epochs: int = 4
-    ratio: float = 0.2
+    steps: PositiveInt = 16
+    epochs: PositiveInt = 4
+    ratio: UnitInterval = 0.2
     normalize: bool = False
-    learning_rate: float = 3e-3
+    learning_rate: PositiveFloat = 3e-3
 
     @property
     def requires(self) -> Rollouts:
@@ -42,8 +43,6 @@ class TwoNets(LearnerConfig):
         return batches * self.epochs
 
     def build(self, context: Context) -> TwoNetsAgent:
-        if self.epochs < 1:
-            raise ValueError(f"epochs is {self.epochs}; at least 1")
         return TwoNetsAgent(self, context)
 
 

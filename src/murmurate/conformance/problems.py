@@ -1,0 +1,158 @@
+"""Small problems on which the laws are tried, and the loop that learns them.
+
+Everything here is a function of (rank, step) and stands at module level, so that a member can be a
+thread or a process and two runs can be compared to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from murmurate.replica.vector import Exchange, Replica
+from murmurate.replicator.replicator import Replicator
+from murmurate.strategies.interface import Strategy
+
+OPTIMIZERS: dict[str, Callable[[list[Any]], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+    "nesterov": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True),
+    "decayed": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.05),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, alpha=0.9, eps=1e-5),
+    "centered": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True, eps=1e-5),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.02, eps=1e-5),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.02, eps=1e-5, weight_decay=0.1),
+    "amsgrad": lambda p: torch.optim.Adam(p, lr=0.02, eps=1e-5, amsgrad=True),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.02, eps=1e-5),
+    "dampened": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, dampening=0.5),
+}
+LINEAR = ("sgd", "momentum", "nesterov", "decayed")  # the update is a linear map of the gradients
+SIX = ("sgd", "momentum", "nesterov", "rmsprop", "adam", "adamw")
+
+
+def halving(clock: int) -> float:
+    return 0.5 ** (clock // 3)
+
+
+def head_apart(net: nn.Module) -> list[dict[str, Any]]:
+    """The last layer first, with a rate of its own; then the rest, with weight decay."""
+    last = list(net.children())[-1]
+    own = {id(p) for p in last.parameters()}
+    return [
+        {"params": list(last.parameters()), "lr": 0.03},
+        {"params": [p for p in net.parameters() if id(p) not in own], "weight_decay": 0.02},
+    ]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Fit noise with a tanh net: smooth, so that rounding stays rounding."""
+
+    optimizer: str = "sgd"
+    float32: bool = False
+    clip: float | None = None
+    scheduled: bool = False
+    grouped: bool = False
+    bfloat16: bool = False
+    share: int = 6  # samples of one replica in one batch
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32 if self.float32 or self.bfloat16 else torch.float64
+
+    def net(self, seed: int = 0) -> nn.Module:
+        net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).to(self.dtype)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.copy_(0.7 * torch.randn(parameter.shape, generator=generator))
+        return net
+
+    def options(self) -> dict[str, Any]:
+        return {
+            "clip": self.clip,
+            "schedule": halving if self.scheduled else None,
+            "groups": head_apart if self.grouped else None,
+            "compute_dtype": torch.bfloat16 if self.bfloat16 else None,
+        }
+
+    def batch(self, rank: int, step: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(1000 * step + rank)
+        x = torch.randn(self.share, 4, generator=generator).to(self.dtype)
+        y = torch.randn(self.share, 3, generator=generator).to(self.dtype)
+        return x, y
+
+    def loss(self, net: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+        x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
+        out = net(x.bfloat16() if self.bfloat16 else x)
+        loss: Tensor = (out.to(y.dtype) - y).square().mean()
+        return loss
+
+    def alone(self, updates: int, ranks: Iterable[int] = (0,)) -> Result:
+        """A bare Replica on the joined batches of ``ranks``: no strategy, no fabric, no replicator."""
+        replica = Replica("model", self.net(), OPTIMIZERS[self.optimizer], **self.options())
+        return self._run(replica, updates, tuple(ranks))
+
+    def learn(self, strategy: Strategy, updates: int, fabric: Any) -> Result:
+        """What member ``fabric.rank`` does: its own batches, one strategy step each."""
+        replicator = Replicator(strategy, fabric)
+        replica = replicator.replicate(
+            "model", self.net(fabric.rank), OPTIMIZERS[self.optimizer], **self.options()
+        )
+        result = self._run(replica, updates, (fabric.rank,))
+        result.strategy = replicator.bound_replicas["model"].strategy.state()
+        return result
+
+    def _run(self, replica: Replica, updates: int, ranks: tuple[int, ...], start: int = 0) -> Result:
+        result = Result()
+        for step in range(start, start + updates):
+            batches = [self.batch(rank, step) for rank in ranks]
+            result.exchanges.append(replica.descend(self.loss(replica.module, batches)))
+            result.path.append(replica.params.detach().clone())
+        result.state = replica.state()
+        return result
+
+
+@dataclass
+class Result:
+    """What became of one replica."""
+
+    path: list[Tensor] = field(default_factory=list)  # the vector [N] after each step
+    exchanges: list[Exchange] = field(default_factory=list)
+    state: dict[str, Any] = field(default_factory=dict)
+    strategy: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def params(self) -> Tensor:
+        return self.path[-1]
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal to the bit, whatever it is made of."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
+    if isinstance(one, Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return bool(one == other)
+
+
+class Point(nn.Module):
+    """A vector to be moved by closed-form gradients, through ``follow``."""
+
+    def __init__(self, *values: float) -> None:
+        super().__init__()
+        self.x = nn.Parameter(torch.tensor(values, dtype=torch.float64))
+
+
+def slope(rank: int, step: int, x: Tensor) -> Tensor:
+    """A gradient with a curvature and a goal for each rank, and noise for each step."""
+    generator = torch.Generator().manual_seed(7919 * rank + step)
+    noise = torch.randn(len(x), generator=generator, dtype=torch.float64)
+    curvature = 0.5 + 0.4 * torch.cos(torch.arange(len(x), dtype=torch.float64) + rank)
+    return curvature * (x - rank) + 0.3 * torch.sin(3.0 * x) + noise

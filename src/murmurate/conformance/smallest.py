@@ -1,0 +1,110 @@
+"""A recipe at its smallest: on small data of its own, with few simulators and a small replay."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from murmurate.datasets.generated import generate
+from murmurate.datasets.writing import write
+from murmurate.recipes import pairs, recipe
+from murmurate.training.run import Run
+
+
+def _documents(folder: Path) -> str:
+    path = folder / "docword.small.txt"
+    write(generate(documents=60, vocabulary=30, topics=2, mean_length=9, seed=0).corpus, path, "uci")
+    return str(path)
+
+
+def _rows(folder: Path) -> str:
+    np.save(folder / "table.npy", np.random.default_rng(0).normal(size=(60, 2)))
+    return str(folder / "table.npy")
+
+
+def _images(folder: Path) -> str:
+    images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
+    np.savez(folder / "images.npz", images=images, labels=np.arange(40) % 4)
+    return str(folder / "images.npz")
+
+
+# by the name of a world whose data are files; writes them, and returns their path
+DATA: dict[str, Callable[[Path], str]] = {
+    "corpus": _documents,
+    "table": _rows,
+    "arrays": _images,
+}
+
+SMALL = {"batch": 4, "channels": 4, "width": 4}  # of the learner, where it has such a field
+
+
+def recipe_of(algorithm: str) -> Run:
+    """On cartpole or pendulum, or on the first world of a recipe that is for neither."""
+    worlds = [world for world, other in pairs().values() if other == algorithm]
+    plain = [world for world in ("cartpole", "pendulum") if world in worlds]
+    return recipe(f"{[*plain, *worlds][0]}-{algorithm}")
+
+
+def smallest(algorithm: str, folder: Path) -> Run:
+    """``recipe_of``; what learns from a file of examples gets one, and is small itself."""
+    run = recipe_of(algorithm)
+    if run.world.name not in DATA:
+        return run
+    small = {name: value for name, value in SMALL.items() if hasattr(run.learner, name)}
+    of_files: Any = run.world
+    held_out = {"test": 0.2} if hasattr(run.world, "test") else {"validation": 0.2}
+    few = {"samples": 20} if hasattr(run.evaluation, "samples") else {}
+    return dataclasses.replace(
+        run,
+        world=dataclasses.replace(of_files, path=DATA[run.world.name](folder), **held_out),
+        learner=dataclasses.replace(run.learner, **small),
+        evaluation=dataclasses.replace(run.evaluation, **few),
+    )
+
+
+def altered(run: Run, **fields: Any) -> Run:
+    """``dataclasses.replace`` that finds fields of the source and of the evaluation too."""
+    for part in ("source", "evaluation"):
+        value = getattr(run, part)
+        own = {f.name for f in dataclasses.fields(value)} & fields.keys()
+        run = dataclasses.replace(
+            run, **{part: dataclasses.replace(value, **{n: fields.pop(n) for n in own})}
+        )
+    return dataclasses.replace(run, **fields)
+
+
+def shortest(algorithm: str, folder: Path) -> Run:
+    """``smallest`` for one replica, without actors (tests of the sources have these processes)."""
+    found = smallest(algorithm, folder)
+    source: dict[str, Any] = {"simulators": 2} if found.world.unit == "env steps" else {}
+    source = {name: value for name, value in source.items() if hasattr(found.source, name)}
+    if hasattr(found.source, "actors"):
+        source["actors"] = 0
+    if found.source.gives == "transitions" and hasattr(found.source, "replay"):
+        replay = dataclasses.replace(
+            found.source.replay, capacity=600, learning_starts=40, fit_every=0, weights="own"
+        )
+        source["replay"] = replay
+    if found.source.gives == "model":
+        found, source = _with_small_model(found, source)
+    return altered(found, env_steps=3_000, replicas=1, **source)
+
+
+def _with_small_model(run: Run, source: dict[str, Any]) -> tuple[Run, dict[str, Any]]:
+    """With a model that is fitted within a moment, every second env step."""
+    if not hasattr(run.learner, "model"):
+        return run, source
+    config: Any = run.learner
+    drawn: Any = run.source
+    learner = dataclasses.replace(
+        config,
+        policy=dataclasses.replace(config.policy, batch=16, hidden=16),
+        model=dataclasses.replace(config.model, members=3, elites=2, hidden=16, batch=16, patience=1),
+    )
+    rollouts = dataclasses.replace(drawn.rollouts, every=1, starts=32, kept=3)
+    small = {"learning_starts": 40, "fit_every": 2, "updates_per_step": 1.0, "rollouts": rollouts}
+    return dataclasses.replace(run, learner=learner), source | small

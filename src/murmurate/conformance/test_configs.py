@@ -1,0 +1,64 @@
+"""Every number of every config has a range, from which its help is made and by which it is checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Iterator
+
+import pytest
+
+from murmurate import plugins
+from murmurate.evaluation.interface import Evaluation
+from murmurate.ranges import numbers_of
+from murmurate.replicator.learner import LearnerConfig
+from murmurate.sources.interface import SourceConfig
+from murmurate.spec import World
+from murmurate.strategies.interface import Strategy
+
+_BASES = {
+    "agents": LearnerConfig,
+    "workloads": LearnerConfig,
+    "strategies": Strategy,
+    "sources": SourceConfig,
+    "evaluation": Evaluation,
+    "worlds": World,
+    "datasets": World,
+    "recipes": object,  # a recipe's file may have all of them
+}
+
+
+def with_parts(config: type) -> Iterator[type]:
+    """``config``, and the configs in its fields."""
+    yield config
+    for kind in typing.get_type_hints(config).values():
+        for part in (kind, *typing.get_args(kind)):
+            if dataclasses.is_dataclass(part) and isinstance(part, type):
+                yield from with_parts(part)
+
+
+def check_ranges_of(config: type) -> None:
+    for name, kinds in numbers_of(config).items():
+        bare = [kind.type.__name__ for kind in kinds if not kind.annotated]
+        assert not bare, (
+            f"{config.__qualname__}.{name} takes any {bare[0]}: give it a range, such as PositiveInt or "
+            f"Annotated[{bare[0]}, Range(0, 10)] (murmurate.ranges)"
+        )
+
+
+def _joined() -> list[type]:
+    """The configs of other packages: the package's own are found by its tests in all their modules."""
+    bases = tuple(base for base in _BASES.values() if base is not object)
+    found = [
+        config
+        for room, base in _BASES.items()
+        for config in plugins.classes(f"murmurate.{room}", base)
+        if dataclasses.is_dataclass(config) and any(base in config.__mro__ for base in bases)
+    ]
+    return [c for c in dict.fromkeys(found) if not c.__module__.startswith("murmurate.")]
+
+
+@pytest.mark.parametrize("config", _joined(), ids=lambda config: vars(config).get("name", config.__name__))
+def test_each_number_has_its_range(config):
+    for part in with_parts(config):
+        check_ranges_of(part)

@@ -1,0 +1,158 @@
+"""What every learner, source and evaluation must do, whichever it is.
+
+They are found through the recipes, and these by listing their folder and the entry points: a new recipe is
+under these tests as soon as it is there.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from murmurate.conformance.problems import same
+from murmurate.conformance.smallest import DATA, altered, recipe_of, shortest
+from murmurate.evaluation.interface import EvalContext
+from murmurate.fabric.simulated.fabric import SimulatedFabric
+from murmurate.recipes import algorithms
+from murmurate.replica.vector import Replica
+from murmurate.replicator.learner import updates_of
+from murmurate.training.members import build_learner, open_only_source, open_source
+from murmurate.training.memory import bytes_of, planned_bytes
+from murmurate.training.run import Run
+
+ALGORITHMS = sorted(algorithms())
+
+
+@pytest.fixture(params=ALGORITHMS)
+def run(request: Any, tmp_path: Path) -> Run:
+    world = recipe_of(request.param).world
+    if world.unit != "env steps" and getattr(world, "path", None) is not None and world.name not in DATA:
+        pytest.skip(f"{world.name} needs files that are not part of the package")
+    return shortest(request.param, tmp_path)
+
+
+def learned(run: Run, learner: Any, source: Any, batches: int) -> None:
+    for _, batch in zip(range(batches), source, strict=False):
+        outcome = learner.learn(batch)
+        batch.feedback(outcome.priorities)
+
+
+def values(learner: Any) -> dict[str, torch.Tensor]:
+    return {name: replica.values().detach().clone() for name, replica in learner.replicas.items()}
+
+
+def through_a_checkpoint(state: Any) -> Any:
+    """A copy, as reading a file gives one."""
+    return copy.deepcopy(state)
+
+
+def test_a_run_of_it_stands(run: Run) -> None:
+    run.validate()
+    assert run.source.gives == run.learner.requires.kind
+    assert run.world.unit == run.learner.requires.unit
+    batches = run.source.batches(run)
+    assert batches is not None
+    assert run.planned_updates() == run.learner.updates(batches)
+    assert run.source.memory_bytes(run) >= 0
+
+
+def test_a_learner_begins_alike_from_one_seed_and_acts_with_replicas_of_its_own(run: Run) -> None:
+    one, other = build_learner(run, 0, Replica), build_learner(run, 0, Replica)
+    assert same(values(one), values(other))
+    assert updates_of(one) == 0
+    if run.world.unit == "env steps":
+        assert set(one.acting) <= set(one.replicas)
+
+
+def test_its_vectors_are_counted_without_memory_for_them(run: Run) -> None:
+    planned = planned_bytes(run)
+    if planned is None and not type(run.learner).__module__.startswith("murmurate."):
+        pytest.skip("it computes with values while it is built, so a run is refused for lack of memory later")
+    assert planned == bytes_of(build_learner(run, 0, Replica))
+
+
+def test_a_learner_makes_as_many_updates_as_it_says(run: Run) -> None:
+    learner = build_learner(run, 0, Replica)
+    source = open_only_source(run, learner)
+    learned(run, learner, source, 5)
+    assert updates_of(learner) == run.learner.updates(5)
+    source.close()
+
+
+def test_saved_and_loaded_equals_uninterrupted(run: Run) -> None:
+    one = build_learner(run, 0, Replica)
+    source = open_only_source(run, one)
+    learned(run, one, source, 6)
+    assert source.exact or not type(run.source).__module__.startswith("murmurate.")
+    saved = through_a_checkpoint(
+        {
+            "source": source.state(),
+            "learner": one.state(),
+            "replicas": {name: replica.state() for name, replica in one.replicas.items()},
+        }
+    )
+    json.dumps(source.fields())
+    run.source.check_state(saved["source"])
+    learned(run, one, source, 4)
+    other = build_learner(run, 0, Replica)
+    again = open_only_source(run, other)
+    for name, replica in other.replicas.items():
+        replica.load(saved["replicas"][name])
+    other.load(saved["learner"])
+    again.load(saved["source"])
+    learned(run, other, again, 4)
+    assert updates_of(one) == updates_of(other)
+    assert same(values(one), values(other)) or not source.exact
+    source.close()
+    again.close()
+
+
+def _seen(batch: Any) -> torch.Tensor:
+    """The examples, or the observations, of a batch as numbers."""
+    data = batch.data
+    for name in ("observation", "words", "values", "images"):
+        if hasattr(data, name):
+            return torch.as_tensor(np.asarray(getattr(data, name))).flatten()
+    raise AssertionError(f"what does a {type(data).__name__} hold?")
+
+
+def test_a_joiner_is_given_what_neither_a_peer_nor_its_own_first_start_was(run: Run) -> None:
+    run = dataclasses.replace(run, replicas=2)
+    fabric = SimulatedFabric(2, seed=0, keep_log=False)
+
+    def first(source: Any) -> torch.Tensor:
+        found = _seen(next(source))
+        source.close()
+        return found
+
+    def role(rank: int, member: Any) -> dict[str, torch.Tensor]:
+        # a learner each: a source may have its own fit a model
+        started, joiner, again = (
+            open_source(run, rank, build_learner(run, rank, Replica), member) for _ in range(3)
+        )
+        joiner.fresh_start(7)
+        again.fresh_start(7)
+        return {"started": first(started), "joined": first(joiner), "joined again": first(again)}
+
+    one, other = fabric.run([lambda m, r=r: role(r, m) for r in range(2)])  # type: ignore[misc]
+    assert torch.equal(other["joined"], other["joined again"]), "it follows from the seed"
+    for others in (other["started"], one["started"], one["joined"]):
+        assert others.shape != other["joined"].shape or not torch.equal(others, other["joined"])
+
+
+def test_an_evaluation_gives_plain_figures_and_a_sentence(run: Run, tmp_path: Path) -> None:
+    learner = build_learner(run, 0, Replica)
+    evaluation = altered(run, **({"eval_episodes": 1} if run.world.unit == "env steps" else {})).evaluation
+    context = EvalContext(run.world, tmp_path, 0, run.world.fingerprint())
+    figures = json.loads(json.dumps(evaluation.evaluate(learner, context)))
+    again = json.loads(json.dumps(evaluation.evaluate(learner, context)))
+    assert figures == again, "it follows from the seed"
+    assert evaluation.sentence(figures)
+    assert evaluation.sentence({}) == ""

@@ -1,0 +1,320 @@
+"""What every strategy must do, whichever it is: found by listing its folder, tried on every fabric.
+
+A new strategy is under these tests as soon as its file is there, or its package installed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+import json
+import pickle
+import re
+from multiprocessing.reduction import ForkingPickler
+
+import pytest
+import torch
+import torch._dynamo  # an optimizer's first step may import it, and a coroutine is no place for that
+
+from murmurate import fabric
+from murmurate.conformance.problems import OPTIMIZERS, Problem
+from murmurate.errors import Refusal
+from murmurate.fabric.interface import Capability
+from murmurate.fabric.simulated.fabric import SimulatedFabric
+from murmurate.replicator.replicator import Replicator, check_capabilities
+from murmurate.strategies import strategies
+from murmurate.strategies.interface import Strategy
+
+UPDATES = 6
+TOGETHER = 100  # enough for strategies that exchange every 10
+ALL = frozenset(Capability)
+KNOWN = strategies()
+HERE = Problem(optimizer="momentum")
+
+
+def fabrics():
+    offered = {name: module.run_members for name, module in fabric.fabrics().items()}
+    if importlib.util.find_spec("cryptography") is None:
+        del offered["network"]  # an extra
+    return offered
+
+
+@pytest.fixture(params=KNOWN)
+def kind(request):
+    return KNOWN[request.param]
+
+
+def sizes(kind):
+    """1, 2 and 3 members, but for those that refuse company."""
+    return (1,) if kind.name == "solo" else (1, 2, 3)
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def is_plain(value):
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and is_plain(inner) for key, inner in value.items())
+    if isinstance(value, torch.Tensor):
+        return not value.requires_grad and value.grad_fn is None
+    return json.loads(json.dumps(value)) == value
+
+
+def members(kind, size, updates, make_optimizer=sgd):
+    """The roles of ``size`` learners, and of a centre after them where there is one."""
+    roles = [functools.partial(live, kind, make_optimizer, updates)] * size
+    return [*roles, functools.partial(serve, kind, make_optimizer)] if kind.centre else roles
+
+
+def start(kind, make_optimizer, door):
+    replicator = Replicator(kind(), door)
+    replica = replicator.replicate("model", HERE.net(door.rank), make_optimizer, **HERE.options())
+    return replicator, replica, door.channel("end", torch.zeros(1))
+
+
+def serve(kind, make_optimizer, door):
+    """Be the centre until every living learner said that it is done."""
+    replicator, replica, end = start(kind, make_optimizer, door)
+    bound, done = replicator.bound_replicas["model"], set()
+    while not done >= set(end.living()) - {door.rank}:
+        with torch.no_grad():
+            bound.strategy.serve(replica, bound.channel)
+        while (message := end.receive("done")) is not None:
+            done.add(message.sender)
+    assert replicator.drain(1, 5.0)
+    replicator.publish()
+    bound.channel.gather(replica.params.detach())  # after this, reads on the channel see what was published
+    return {
+        "consensus": bound.strategy.consensus(replica, bound.channel),
+        "params": replica.params.detach().clone(),
+        "plain": is_plain(bound.strategy.state()),
+        "folds": replica.clock,
+    }
+
+
+def live(kind, make_optimizer, updates, door):
+    """Learn a little, show it, and once all have: the consensus, and what the strategy remembers."""
+    replicator, replica, end = start(kind, make_optimizer, door)
+    bound = replicator.bound_replicas["model"]
+    result = HERE._run(replica, updates, (door.rank,))
+    replica.check()
+    assert replicator.drain(1, 5.0)
+    replicator.publish()
+    if kind.centre:
+        end.send(door.size - 1, "done", torch.zeros(1))
+    bound.channel.gather(replica.params.detach())  # after this, reads on the channel see what was published
+    before = replica.params.detach().clone()
+    stands_for_all = bound.strategy.consensus(replica, bound.channel)
+    fresh = stands_for_all.data_ptr() != replica.params.data_ptr()
+    kept = bound.strategy.state()
+    return {
+        "exchanges": result.exchanges,
+        "params": before,
+        "path": result.path,
+        "untouched": bool(torch.equal(before, replica.params)),
+        "consensus": stands_for_all.detach().clone(),
+        "fresh": fresh and not stands_for_all.requires_grad,
+        "state": kept,
+        "plain": is_plain(kept),
+        "clock": replica.clock,
+    }
+
+
+# -- declarations -----------------------------------------------------------------------------------
+
+
+def test_it_says_what_it_is(kind):
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", kind.name)
+    assert kind.summary
+    behaviour = kind.behaviour
+    for said in (behaviour.on_death, behaviour.on_slow, behaviour.on_join, behaviour.bounded_by):
+        assert said
+        assert not said.endswith(".")
+    assert behaviour.carries in ("state", "deltas", "nothing")
+    assert kind.paper or kind.name == "solo"
+    assert isinstance(kind().needs, frozenset)
+    assert kind().needs <= ALL
+    assert isinstance(kind.synchronous, bool)
+    assert kind.__doc__
+    assert kind.__mro__.index(Strategy) == 1  # one level of inheritance
+
+
+def test_it_is_a_dataclass_whose_fields_all_have_defaults(kind):
+    assert "__dataclass_fields__" in vars(kind)
+    made = kind()
+    for field in dataclasses.fields(kind):
+        if field.init:
+            assert not field.name.startswith("_"), "what is remembered is no hyper-parameter"
+            assert json.loads(json.dumps(getattr(made, field.name))) == getattr(made, field.name)
+    assert kind(**{f.name: getattr(made, f.name) for f in dataclasses.fields(kind) if f.init}) == made
+
+
+def test_it_travels_to_a_role_by_its_hyper_parameters(kind):
+    """What processes pickle with cannot send a generator; and what is remembered must not travel."""
+    made = kind()
+    sent = pickle.loads(ForkingPickler.dumps(made))
+    assert sent == made
+    assert vars(sent).keys() == vars(made).keys()
+
+
+# -- on every fabric --------------------------------------------------------------------------------
+
+
+def companies():
+    """Every strategy on every fabric with each number of members; what covers no new pair is slow.
+
+    On the simulated fabric, which starts no processes and opens no connections, a strategy is tried with all
+    its sizes. On another one it is tried with 2 or with 3, in turn along both, and alone if it must be.
+    """
+    found = []
+    for row, kind in enumerate(KNOWN.values()):
+        for column, name in enumerate(fabrics()):
+            for size in sizes(kind):
+                new = name == "simulated" or len(sizes(kind)) == 1 or size == 2 + (row + column) % 2
+                marks = () if new else pytest.mark.slow
+                found.append(pytest.param(kind, name, size, marks=marks, id=f"{kind.name}-{name}-{size}"))
+    return found
+
+
+@pytest.mark.parametrize(("kind", "fabric", "size"), companies())
+def test_it_learns_on_every_fabric(kind, fabric, size):
+    roles = members(kind, size, UPDATES)
+    if fabric == "network" and Capability.SHARED_MEMORY in kind().needs:
+        pytest.skip(f"the start of a run refuses {kind.name} there, as the test of missing needs shows")
+    everybody = fabrics()[fabric](len(roles), roles)
+    found = everybody[:size]
+    for centre in everybody[size:]:
+        assert centre["plain"]
+        assert torch.equal(centre["consensus"], centre["params"])
+        torch.testing.assert_close(found[0]["consensus"], centre["params"], rtol=0, atol=0)
+    start = HERE.net().state_dict()
+    for one in found:
+        assert one["clock"] == UPDATES
+        assert one["plain"]
+        assert one["fresh"]
+        assert one["untouched"]
+        assert one["consensus"].shape == one["params"].shape
+        assert bool(torch.isfinite(one["consensus"]).all())
+        assert not torch.equal(one["params"][:24], start["0.weight"].flatten())
+        check_exchanges(one["exchanges"], len(everybody))
+        difference = float((one["consensus"] - found[0]["consensus"]).abs().max())
+        assert difference <= 1e-12, (
+            "the consensus is not the same on all members after their last update. Where replicas differ "
+            "between exchanges, return mean_of_published(replica, channel), or the mean by channel.mean_"
+        )
+        if kind.synchronous:
+            assert torch.equal(one["consensus"], found[0]["consensus"])
+    if size == 1 and not stands_apart(kind):
+        assert torch.equal(found[0]["consensus"], found[0]["params"])
+
+
+def stands_apart(kind):
+    """Whether the consensus is a vector of its own, and not the learners' mean."""
+    return kind.centre or kind.name == "synchronous-elastic"
+
+
+def check_exchanges(exchanges, size):
+    assert len(exchanges) == UPDATES
+    for clock, (earlier, now) in enumerate(zip([None, *exchanges], exchanges, strict=False), start=1):
+        assert all(type(value) is int for value in now)
+        assert 0 <= now.round - (earlier.round if earlier else 0) <= 1
+        assert 0 <= now.round <= clock
+        assert 1 <= now.heard <= size
+        assert now.staleness >= 0
+
+
+@pytest.mark.parametrize(
+    "seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 10))]
+)
+def test_under_any_schedule_members_come_nearer_than_strangers(kind, seed):
+    """Each alone drifts to its own noise; agreeing, whatever the way, keeps them nearer together."""
+    if kind.name == "solo":
+        pytest.skip("alone, a strategy has nobody to come nearer to")
+    size = 3
+    roles = members(kind, size, TOGETHER, OPTIMIZERS["sgd"])
+    found = SimulatedFabric(len(roles), seed=seed, latency=(0.0, 5e-6)).run(roles)[:size]
+    alone = [apart_alone(rank) for rank in range(size)]
+
+    assert spread([one["path"] for one in found]) < 0.9 * spread(alone)
+
+
+def spread(paths):
+    """How far members are from their mean, over the last half of their updates."""
+    vectors = torch.stack([torch.stack(path[len(path) // 2 :]) for path in paths])
+    return float((vectors - vectors.mean(0)).norm())
+
+
+@functools.cache
+def apart_alone(rank):
+    return Problem(optimizer="sgd").alone(TOGETHER, (rank,)).path
+
+
+# -- refusals and deaths ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "offered", [frozenset(), *(ALL - {c} for c in Capability), *({c} for c in Capability)]
+)
+def test_a_missing_need_is_refused_with_a_strategy_that_would_do(kind, offered):
+    fabric = SimulatedFabric(1 + kind.centre, seed=0, capabilities=offered)
+
+    def member(door):
+        Replicator(kind(), door).replicate("model", HERE.net(), sgd)
+
+    if kind().needs <= offered:
+        check_capabilities(kind(), offered, "this fabric")
+        fabric.run([member] * fabric.size)
+        return
+    with pytest.raises(Refusal) as refused:
+        check_capabilities(kind(), offered, "this fabric")
+    message = str(refused.value)
+    assert message.startswith(kind.name)
+    for missing in kind().needs - offered:
+        assert missing.value in message
+    advised = KNOWN[re.search(r"--strategy ([a-z-]+)", message)[1]]
+    assert advised is not kind
+    assert advised().needs <= offered
+
+
+@pytest.mark.parametrize("call", [4, 7, 9, 11, 14])
+def test_nobody_hangs_when_another_dies(kind, call):
+    """The simulated fabric raises on a deadlock, so an end is the proof."""
+    if kind.name == "solo":
+        pytest.skip("alone, nobody is left who could hang")
+    roles = members(kind, 3, 20)
+    fabric = SimulatedFabric(len(roles), seed=call, crashes={1: call}, collective_deadline_seconds=1e6)
+    one, dead, two = fabric.run(roles)[:3]
+    assert isinstance(dead, BaseException)
+    for survivor in (one, two):
+        assert survivor["clock"] == 20
+        # it died well before their last
+        assert survivor["exchanges"][-1].heard <= len(roles) - 1
+        assert bool(torch.isfinite(survivor["consensus"]).all())
+    assert fabric.virtual_seconds < 5.0
+
+
+def test_one_object_serves_many_replicas_without_remembering_for_them(kind):
+    """The replicator copies it: two replicas of one run must not share what is remembered."""
+    shared = kind()
+
+    def member(door):
+        replicator = Replicator(shared, door)
+        for name in ("actor", "critic"):
+            replicator.replicate(name, HERE.net(), sgd)
+        actor, critic = (replicator.bound_replicas[name] for name in ("actor", "critic"))
+        if door.rank == 0:
+            HERE._run(actor.replica, 3, (0,))
+            actor.channel.send(door.size - 1, "done", actor.replica.params)
+        while kind.centre and door.rank and actor.channel.receive("done") is None:
+            with torch.no_grad():
+                actor.strategy.serve(actor.replica, actor.channel)
+        return critic.strategy.state(), actor.strategy.state()
+
+    roles = [member] * (1 + kind.centre)
+    (untouched, used), *_ = SimulatedFabric(len(roles), seed=0).run(roles)
+    (fresh, _), *_ = SimulatedFabric(len(roles), seed=0).run(roles)
+    assert str(untouched) == str(fresh)
+    assert shared == kind()
+    assert used is not untouched

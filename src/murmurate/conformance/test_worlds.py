@@ -1,0 +1,86 @@
+"""What every world of simulators must do: those of other packages, and one of each module of the package."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+
+from murmurate import plugins
+from murmurate.conformance.simulators import assert_resumes_exactly, drawn_actions, play
+from murmurate.errors import MissingExtra, Refusal
+from murmurate.worlds.registry import world, world_names
+
+STEPS = 40
+
+
+def _chosen() -> list[str]:
+    """All worlds of a module that joined, and the first of a module of the package that can be opened."""
+    found = []
+    for module in plugins.modules("murmurate.worlds"):
+        if hasattr(module, "names"):
+            joined = not module.__name__.startswith("murmurate.worlds.")
+            found += module.names()[: None if joined else 1]
+    return found
+
+
+@pytest.fixture(params=_chosen())
+def name(request):
+    """Of a world that can be opened here."""
+    try:
+        world(request.param).spec()
+    except (MissingExtra, Refusal) as problem:
+        pytest.skip(str(problem))
+    return request.param
+
+
+def test_it_is_found_by_its_name_and_travels_to_other_processes(name):
+    assert name in world_names()
+    found = world(name)
+    assert found.name == name
+    assert found == world(name)
+    assert pickle.loads(pickle.dumps(found)) == found
+    assert found.unit == "env steps"
+
+
+def test_its_steps_are_as_its_description_says(name):
+    found = world(name)
+    simulators = found.open(2, training=True)
+    spec = simulators.spec
+    assert spec == found.spec()
+    assert simulators.size == 2
+    assert bool(spec.actions) != bool(spec.action_shape), "actions are numbers, or vectors"
+    step = simulators.reset(1)
+    for action in drawn_actions(spec, STEPS, 2, seed=3):
+        assert step.observation.shape == (2, *spec.observation_shape)
+        assert step.observation.dtype == spec.observation_dtype
+        for tensor, dtype in ((step.reward, torch.float32), (step.terminated, torch.bool)):
+            assert (tensor.shape, tensor.dtype) == ((2,), dtype)
+        assert not bool((step.terminated & step.truncated).any()), "termination takes precedence"
+        assert all(0 <= episode.simulator < 2 and episode.length > 0 for episode in step.episodes)
+        step = play(simulators, action)
+    simulators.close()
+
+
+def test_one_seed_gives_the_same_episodes_and_another_others(name):
+    def observations(seed):
+        simulators = world(name).open(2, training=True)
+        actions = drawn_actions(simulators.spec, STEPS, 2, seed=3)
+        steps = [simulators.reset(seed), *(play(simulators, action) for action in actions)]
+        simulators.close()
+        return torch.stack([step.observation for step in steps])
+
+    one = observations(1)
+    assert torch.equal(one, observations(1))
+    assert not torch.equal(one[:, 0], one[:, 1]), "each simulator has its own seed"
+
+
+def test_saved_and_loaded_equals_uninterrupted(name):
+    simulators = world(name).open(1, training=True)
+    simulators.reset(1)
+    savable = simulators.state() is not None
+    simulators.close()
+    if not savable:
+        pytest.skip("its simulators cannot be saved")
+    assert_resumes_exactly(world(name), before=STEPS, after=STEPS)
