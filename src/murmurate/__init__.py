@@ -58,11 +58,13 @@ _PUBLIC = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        check_system()
-        return getattr(importlib.import_module(_PUBLIC[name]), name)
-    raise AttributeError(f"module 'murmurate' has no attribute '{name}'")
+if not TYPE_CHECKING:  # type checkers would take any name for one of its
+
+    def __getattr__(name: str) -> Any:
+        if name in _PUBLIC:
+            check_system()
+            return getattr(importlib.import_module(_PUBLIC[name]), name)
+        raise AttributeError(f"module 'murmurate' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:

@@ -110,6 +110,13 @@ def absolute(name: str) -> str:
     return f"{os.path.abspath(file)}:{function}" if file.endswith(".py") else name
 
 
+def lasting(name: str) -> str:
+    """``FILE.py:NAME`` with an absolute path; so is ``module:NAME`` of a file in the working folder."""
+    module, _, path = name.rpartition(":")
+    file = os.path.abspath(f"{module}.py")
+    return f"{file}:{path}" if module.isidentifier() and os.path.isfile(file) else absolute(name)
+
+
 def named(name: str, kind: str, option: str) -> Callable[..., Any]:
     """The class or function called ``FILE.py:NAME`` or ``module:NAME``; a module may also be in the working
     folder. kind, option: see ``function_in_file``.
@@ -159,6 +166,8 @@ def function_in_file(name: str, kind: str, option: str) -> Callable[..., Any]:
     spec = importlib.util.spec_from_file_location(f"murmurate_file_{Path(file).stem}", file)
     if spec is None or spec.loader is None or not Path(file).is_file():
         raise ValueError(f"there is no file {file} with a {kind}: use {option} FILE.py:FUNCTION")
+    if (folder := os.path.dirname(os.path.abspath(file))) not in sys.path:
+        sys.path.append(folder)  # it may import its neighbours
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where dataclasses look for it
     spec.loader.exec_module(module)
     found: Callable[..., Any] | None = getattr(module, function, None)

@@ -97,7 +97,7 @@ def test_one_in_a_file_is_trained_and_taken_up_from_another_folder(
     [
         ("natur2013", "no torso called 'natur2013' (did you mean 'nature2013'?): use auto, "),
         ("nowhere.py:wide", "there is no file"),
-        ("my_net.py:thin", "no function 'thin' in"),
+        ("my_net.py:thin", "function 'thin' in"),
         ("my_net.py:nameless", "set its out_features"),
         ("nature2015", "nature2015 reads uint8 images [C, H, W]"),
     ],

@@ -139,7 +139,7 @@ class PPOAgent(OneReplica):
         ).to(device)
         if config.network and self.net.initial_memory(1) is not None:
             raise ValueError(
-                "ppo keeps the memory of every step, and does not know the size of that of a net of your own: "
+                "ppo keeps the memory of every step, and does not know the size of that of your own net: "
                 "use a2c or impala, or a torso with recurrent"
             )
         self.replica: Replica = context.replicate(

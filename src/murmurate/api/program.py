@@ -101,15 +101,16 @@ class GreedyPolicy(nn.Module):
 
 
 class Learned(nn.Module):
-    """The module that a learner without actions offers as ``program()``: one input to one output."""
+    """The module that a learner without actions offers as ``program()``: forward(observation [B, ...]) to
+    (probabilities [B, K],)."""
 
     def __init__(self, module: nn.Module, spec: EnvSpec) -> None:
         super().__init__()
         self.module, self._spec = module, spec
         self.signature = Signature(("observation",), ("probabilities",))
 
-    def forward(self, observation: Tensor) -> tuple[Tensor]:
-        return (self.module(observation),)
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return (self.module(*inputs),)
 
     def example(self, batch: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         return (random_observations(self._spec, batch, generator),)

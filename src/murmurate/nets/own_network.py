@@ -50,7 +50,7 @@ class OwnActorCritic(nn.Module):
         if self.recurrent:
             raise ValueError("this net is recurrent: call unroll with its memory, not forward")
         policy, value = self.network(self._read(observation))
-        return policy.float(), value.reshape(len(policy)).float()
+        return policy.float(), value.reshape(policy.shape[0]).float()
 
     def unroll(
         self, observation: Tensor, memory: Tensor | None, first: Tensor
@@ -170,7 +170,7 @@ def checked_network(name: str) -> str:
     """``name``, with an absolute path for a file. Raises ValueError for a name of neither file nor module."""
     if name and ":" not in name:
         raise ValueError(f"there is no net called '{name}': use FILE.py:NAME or module:NAME")
-    return plugins.absolute(name)
+    return plugins.lasting(name)
 
 
 def refuse_low_precision(network: str, precision: str) -> None:

@@ -48,7 +48,7 @@ def checked_torso(name: str) -> str:
         ValueError: for an unknown name.
     """
     if ":" in name:
-        return plugins.absolute(name)
+        return plugins.lasting(name)
     known = [AUTO, *sorted(torsos())]
     if name in known:
         return name

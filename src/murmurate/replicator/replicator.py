@@ -117,12 +117,14 @@ class Replicator:
         return {name: b.strategy.consensus(b.replica, b.channel) for name, b in self.bound_replicas.items()}
 
     def state(self) -> dict[str, Any]:
+        """Of all replicas and their strategies, by name: nested tensors and plain values, to be saved."""
         return {
             name: {"replica": b.replica.state(), "strategy": b.strategy.state()}
             for name, b in self.bound_replicas.items()
         }
 
     def load(self, state: dict[str, Any]) -> None:
+        """Restore what ``state`` returned."""
         for name, bound in self.bound_replicas.items():
             bound.replica.load(state[name]["replica"])
             bound.strategy.load(state[name]["strategy"])

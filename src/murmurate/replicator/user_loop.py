@@ -300,21 +300,27 @@ class OwnLoop(Replicator):
         return self.everyone.mean(x)
 
     def sum(self, x: Any) -> Any:
+        """The sum over all replicas: ``Group.sum``."""
         return self.everyone.sum(x)
 
     def reduce(self, x: Any, operation: Reduction) -> Any:
+        """mean, sum, min, max, product or any function over all replicas: ``Group.reduce``."""
         return self.everyone.reduce(x, operation)
 
     def gather(self, x: Any, join: bool = False) -> Any:
+        """The tensors of all replicas, by rank: ``Group.gather``."""
         return self.everyone.gather(x, join)
 
     def broadcast(self, x: Any, root: int = 0) -> Any:
+        """``x`` of the replica ``root``: ``Group.broadcast``."""
         return self.everyone.broadcast(x, root)
 
     def map_reduce(self, function: Callable[[Any], Any], items: Sequence[Any], operation: Reduction) -> Any:
+        """``operation`` over ``function`` of every item, the work shared: ``Group.map_reduce``."""
         return self.everyone.map_reduce(function, items, operation)
 
     def map_gather(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Any:
+        """``function`` of every item, the work shared among all replicas: ``Group.map_gather``."""
         return self.everyone.map_gather(function, items)
 
     # -- the end ------------------------------------------------------------------------------------
