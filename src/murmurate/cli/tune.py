@@ -50,8 +50,8 @@ def _tune(options: argparse.Namespace, rest: list[str], parser: argparse.Argumen
     run, command = recipe_run(options), f"murmurate tune {options.recipe}"
     if options.fields_help:
         parser.print_help()
-        space = "\n".join(f"  --search {one}" for one in search_space(run, options.search, command))
-        print(f"\nSearched, unless --search names others:\n{space}")
+        lines = [f"  --search {one}" for one in search_space(run, options.search, command)]
+        print("\nSearched, unless --search names others:\n" + "\n".join(lines))
         print("\nFields of the runs (with their current values):\n" + show(run))
         return 0
     check_installed(options.sampler, options.pruner)

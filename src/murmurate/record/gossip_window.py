@@ -72,7 +72,7 @@ class GossipWindow:
             if self._opened is None:
                 return step(replica)
             listener = _Listener(self._bound.channel)
-            self._bound.channel, before = listener, self._bound.channel  # type: ignore[assignment]
+            self._bound.channel, before = listener, self._bound.channel
             replica.measure = True
             try:
                 exchange = step(replica)

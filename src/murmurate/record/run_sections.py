@@ -87,8 +87,8 @@ def proposition(run: RecordedRun) -> Section | None:
     )
     note = (
         f"{inside} of {len(found)} recorded distances are within the bound; in the median they are "
-        f"{ratio:.0%} of it. Of the bound {carried:.1%} (median) is what may be left from before the window, with the "
-        "run's largest distance for it."
+        f"{ratio:.0%} of it. Of the bound {carried:.1%} (median) is what may be left from before the "
+        "window, with the run's largest distance for it."
     )
     keys = [
         LegendKey("recorded distance", "accent", "bar"),

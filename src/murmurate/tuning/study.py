@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import signal
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -139,7 +140,7 @@ class Study:
                 trial.held.trial.report(value, step)
             if trial.held.trial.should_prune():
                 trial.pruned = True
-                process.signal(run_process.signal.SIGINT)
+                process.signal(signal.SIGINT)
                 return
 
     def _ended(self, trial: _Trial, code: int) -> None:
