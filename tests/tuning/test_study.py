@@ -108,6 +108,9 @@ def test_the_best_is_printed_as_a_command_and_the_page_has_every_trial(made) -> 
     data = json.loads(page.split('id="data">')[1].split("</script>")[0])
     assert [trial["params"]["agent.learning-rate"] for trial in data["trials"]] == rates
     assert 'src="http' not in page
+    (study.folder / "report.html").unlink()
+    assert main(["report", str(study.folder)]) == 0
+    assert (study.folder / "report.html").read_text() == page
     assert "parallel coordinates" in page
 
 
