@@ -14,6 +14,7 @@ from a_run_folder import write_records
 
 from laws.gossip import Gossip
 from laws.problems import Point, slope
+from murmurate.cli.main import main
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.record.gossip_window import GossipWindow, gossip_window
 from murmurate.record.report import report
@@ -109,6 +110,21 @@ def test_compared_vectors_are_within_the_bound(tmp_path: Path, topology: str, si
             step[0] /= 20
     write_records(tmp_path / "shorter", shorter, replicas=size, strategy=strategy)
     assert any(one.distance > one.updates for one in window_bounds(open_run(tmp_path / "shorter")))
+
+
+def test_a_run_of_gala_records_windows_and_is_within_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    often = TraceSchedule(0.2, growth=2, longest_pause_seconds=0.2, seconds=0, least_iterations=8)
+    monkeypatch.setattr("murmurate.record.gossip_window.SCHEDULE", often)
+    command = (
+        "train cartpole-gala --launcher inline --replicas 2 --simulators 4 --env-steps none --updates 400"
+    )
+    command += " --eval-episodes 1 --record-every-seconds 0.1"
+    assert main([*command.split(), "--out", str(tmp_path / "run")]) == 0
+    found = window_bounds(open_run(tmp_path / "run"))
+    assert found
+    assert all(0 < one.distance <= one.bound for one in found)
 
 
 def test_a_window_that_lacks_a_replica_is_left_out_and_the_page_counts(tmp_path: Path) -> None:

@@ -32,10 +32,10 @@ class GossipWindow:
     """
 
     def __init__(
-        self, seconds: Callable[[], float], bound: BoundReplica, schedule: TraceSchedule = SCHEDULE
+        self, seconds: Callable[[], float], bound: BoundReplica, schedule: TraceSchedule | None = None
     ) -> None:
-        self._seconds, self._bound, self._schedule = seconds, bound, schedule
-        self._due = schedule.after(seconds())
+        self._seconds, self._bound, self._schedule = seconds, bound, schedule or SCHEDULE
+        self._due = self._schedule.after(seconds())
         self._opened: float | None = None  # the clock at the beginning of an open window
         self._window = 0.0
         self._steps: list[list[Any]] = []
