@@ -101,7 +101,7 @@ def test_compared_vectors_are_within_the_bound(tmp_path: Path, topology: str, si
     found = window_bounds(open_run(tmp_path / "run"))
     assert len(found) >= size
     for one in found:
-        assert 0 < one.distance <= one.bound
+        assert 0 < one.distance <= one.bound * (1 + 1e-6)
     assert np.median([one.rho for one in found]) < 0.9  # windows forget what was before
     # it is no empty promise: with a twentieth of the updates' lengths the same distances are outside
     shorter = copy.deepcopy(records)
@@ -115,7 +115,7 @@ def test_compared_vectors_are_within_the_bound(tmp_path: Path, topology: str, si
 def test_a_run_of_gala_records_windows_and_is_within_the_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    often = TraceSchedule(0.2, growth=2, longest_pause_seconds=0.2, seconds=0, least_iterations=8)
+    often = TraceSchedule(0.5, growth=2, longest_pause_seconds=0.5, seconds=0, least_iterations=8)
     monkeypatch.setattr("murmurate.record.gossip_window.SCHEDULE", often)
     command = (
         "train cartpole-gala --launcher inline --replicas 2 --simulators 4 --env-steps none --updates 400"
@@ -124,7 +124,7 @@ def test_a_run_of_gala_records_windows_and_is_within_the_bound(
     assert main([*command.split(), "--out", str(tmp_path / "run")]) == 0
     found = window_bounds(open_run(tmp_path / "run"))
     assert found
-    assert all(0 < one.distance <= one.bound for one in found)
+    assert all(0 < one.distance <= one.bound * (1 + 1e-6) for one in found)  # it may be tight
 
 
 def test_a_window_that_lacks_a_replica_is_left_out_and_the_page_counts(tmp_path: Path) -> None:
