@@ -212,11 +212,18 @@ def test_progress_is_reported_at_tenths_of_the_budget(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "minimize"),
-    [(None, "eval_return_mean", False), ("wall_seconds:min", "wall_seconds", True), ("x:max", "x", False)],
+    ("name", "text", "found"),
+    [
+        ("cartpole-a2c", None, Objective("eval_return_mean")),
+        ("cartpole-a2c", "wall_seconds:min", Objective("wall_seconds", minimize=True)),
+        ("cartpole-a2c", "x:max", Objective("x")),
+        ("cifar10-resnet20", None, Objective("accuracy")),
+        ("cifar10-resnet20", "loss", Objective("loss", minimize=True)),
+        ("cifar10-sn-gan", None, Objective("frechet_distance", minimize=True)),
+    ],
 )
-def test_objectives(text: str | None, name: str, minimize: bool) -> None:
-    assert read_objective(text, recipe("cartpole-a2c")) == Objective(name, minimize)
+def test_objectives(name: str, text: str | None, found: Objective) -> None:
+    assert read_objective(text, recipe(name)) == found
 
 
 def test_a_killed_study_goes_on_with_the_trial_that_was_cut_off(tmp_path: Path, capfd) -> None:

@@ -47,11 +47,14 @@ class Evaluation(Protocol):
 
     next_command: the command that shows more, which the end of a run suggests, with its folder.
     curves: what the report draws of the run's progress, in place of the returns of episodes.
+    compared_by: ``NAME:max`` or ``NAME:min``, the figure by which runs are compared; empty: that of the first
+        curve, or without curves the mean return.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     next_command: ClassVar[str] = "report"
     curves: ClassVar[tuple[Curve, ...]] = ()
+    compared_by: ClassVar[str] = ""
 
     def evaluate(self, learner: Any, context: EvalContext) -> dict[str, Any]:
         """Figures by name, as plain values, for ``summary.json`` and ``murmurate eval --json``."""

@@ -53,6 +53,7 @@ class SampleQuality(Evaluation):
             digits=3,
         ),
     )
+    compared_by: ClassVar[str] = "frechet_distance:min"
 
     def __post_init__(self) -> None:
         if self.feature_net:  # a run may be evaluated from another folder

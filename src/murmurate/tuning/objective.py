@@ -54,7 +54,8 @@ def read_objective(text: str | None, run: Run) -> Objective:
     Refusal.
     """
     curves = {curve.metric: curve for curve in run.evaluation.curves}
-    name, colon, direction = (text or next(iter(curves), "eval_return_mean")).partition(":")
+    default = run.evaluation.compared_by or next(iter(curves), "eval_return_mean")
+    name, colon, direction = (text or default).partition(":")
     if (colon and direction not in ("min", "max")) or not name:
         raise Refusal(f"--objective takes NAME, NAME:max or NAME:min, not '{text}'.")
     lower = direction == "min" if colon else name in curves and curves[name].lower_is_better
