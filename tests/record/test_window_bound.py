@@ -118,7 +118,7 @@ def test_a_run_of_gala_records_windows_and_is_within_the_bound(
     often = TraceSchedule(0.5, growth=2, longest_pause_seconds=0.5, seconds=0, least_iterations=8)
     monkeypatch.setattr("murmurate.record.gossip_window.SCHEDULE", often)
     command = (
-        "train cartpole-gala --launcher inline --replicas 2 --simulators 4 --env-steps none --updates 400"
+        "train cartpole-gala --launcher inline --replicas 2 --simulators 4 --env-steps none --updates 300"
     )
     command += " --eval-episodes 1 --record-every-seconds 0.1"
     assert main([*command.split(), "--out", str(tmp_path / "run")]) == 0
