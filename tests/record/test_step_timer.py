@@ -192,7 +192,6 @@ def test_a_run_writes_counts_of_all_updates_and_spans_of_known_kinds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once = TraceSchedule(first_seconds=1e-3, longest_pause_seconds=0.01, seconds=1e-3)
-    monkeypatch.setattr("murmurate.record.gossip_window.SCHEDULE", at_once)  # before the next line
     monkeypatch.setattr("murmurate.record.step_timer.TraceSchedule", lambda: at_once)
     out = tmp_path / "run"
     command = "train cartpole-gala --launcher inline --replicas 2 --simulators 4 --updates 30"

@@ -19,7 +19,6 @@ from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.record.gossip_window import GossipWindow, gossip_window
 from murmurate.record.report import report
 from murmurate.record.runs import open_run
-from murmurate.record.step_timer import TraceSchedule
 from murmurate.record.window_bound import _Rows, window_bounds
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.gala import GALA
@@ -61,9 +60,6 @@ def test_the_rows_rebuild_every_vector_of_a_run(topology: str, size: int, seed: 
         np.testing.assert_allclose(rebuilt, vector, rtol=1e-5, atol=1e-6)
 
 
-SCHEDULE = TraceSchedule(first_seconds=4, growth=1.5, seconds=0, least_iterations=8, most_spans=40)
-
-
 def _windows(seed: int, size: int, topology: str, updates: int = 80) -> list[dict[str, Any]]:
     """The records of a run of GALA on the simulated fabric, whose clock is that of the fabric."""
     records: list[dict[str, Any]] = []
@@ -73,9 +69,7 @@ def _windows(seed: int, size: int, topology: str, updates: int = 80) -> list[dic
         sgd = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.5)
         replica = replicator.replicate("x", Point(1.0, -0.5, 2.0, 0.0, 1.5), sgd)
         pace, done = np.random.default_rng([seed, fabric.rank]), 0
-        window = gossip_window(lambda: float(done), list(replicator.bound_replicas.values()))
-        assert window is not None
-        window._schedule, window._due = SCHEDULE, SCHEDULE.after(0.0)
+        window = GossipWindow(lambda: 500.0 * done, *replicator.bound_replicas.values(), updates=8)
         for done in range(updates):
             fabric.compute(pace.uniform(0, 2e-5))
             replica.follow(slope(fabric.rank, done, replica.params.detach()))
@@ -112,11 +106,7 @@ def test_compared_vectors_are_within_the_bound(tmp_path: Path, topology: str, si
     assert any(one.distance > one.updates for one in window_bounds(open_run(tmp_path / "shorter")))
 
 
-def test_a_run_of_gala_records_windows_and_is_within_the_bound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    often = TraceSchedule(0.5, growth=2, longest_pause_seconds=0.5, seconds=0, least_iterations=8)
-    monkeypatch.setattr("murmurate.record.gossip_window.SCHEDULE", often)
+def test_a_run_of_gala_records_windows_and_is_within_the_bound(tmp_path: Path) -> None:
     command = (
         "train cartpole-gala --launcher inline --replicas 2 --simulators 4 --env-steps none --updates 300"
     )
@@ -147,7 +137,7 @@ def test_a_window_that_lacks_a_replica_is_left_out_and_the_page_counts(tmp_path:
         lambda w: w["steps"][0].__setitem__(1, 1.5),
         lambda w: w["cut"].update(versions={"x": 1}),
         lambda w: w["cut"].update(distance="far"),
-        lambda w: w.update(window=None),
+        lambda w: w.update(window=0.5),
     ],
 )
 def test_a_damaged_window_is_not_computed_with(tmp_path: Path, damage) -> None:

@@ -94,7 +94,7 @@ def proposition(run: RecordedRun) -> Section | None:
         LegendKey("recorded distance", "accent", "bar"),
         LegendKey("bound of Proposition 1", "warm", "bar"),
     ]
-    drawn = svg(drawings.windows(run, found), 9.4, 3.4, name="bound of Proposition 1 and distance")
+    drawn = svg(drawings.windows(found), 9.4, 3.4, name="bound of Proposition 1 and distance")
     return Section(title, text, keys, [drawn], layout="wide", note=note)
 
 
