@@ -34,7 +34,7 @@ class GossipWindow:
 
     def __init__(self, total: Callable[[], float], bound: BoundReplica, updates: int = UPDATES) -> None:
         self._total, self._bound, self._updates = total, bound, updates
-        self._due = _after(total())
+        self._due: float | None = None  # until the first iteration: a resumed run's total is known then
         self._open = False
         self._steps: list[list[Any]] = []
         self._cut: dict[str, Any] | None = None
@@ -43,7 +43,9 @@ class GossipWindow:
 
     def end_iteration(self) -> None:
         """A window may begin or end here, or be compared."""
-        if not self._open:
+        if self._due is None:
+            self._due = _after(self._total())
+        elif not self._open:
             self._open = self._ready is None and self._total() >= self._due
         elif self._cut is None:
             if len(self._steps) >= self._updates:
