@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
-import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -53,13 +53,13 @@ def test_the_same_command_continues_an_interrupted_sweep(tmp_path: Path, capfd) 
     words = [*RUN, "--env-steps", "none", "--minutes", "0.03", "--record-every-seconds", "0.2"]
     command = ["train", *words, "--seeds", "0,3", "--out", str(folder)]
 
-    process = subprocess.Popen(
-        [sys.executable, "-m", "murmurate", *command], stdout=subprocess.PIPE, text=True
-    )
-    until(lambda: (folder / "seed-0" / "metrics.jsonl").exists(), "the first record of seed 0")
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=120)
-    assert process.returncode == 130
+    def interrupt() -> None:
+        until(lambda: (folder / "seed-0" / "metrics.jsonl").exists(), "the first record of seed 0")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    assert main(command) == 130
+    out = capfd.readouterr().out
     assert "Go on with: murmurate train cartpole-a2c" in out
     assert _summary(folder / "seed-0")["exit"] == "interrupted"
     assert not (folder / "seed-3").exists()

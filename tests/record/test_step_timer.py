@@ -102,6 +102,21 @@ def test_spans_of_one_turn_by_hand() -> None:
     assert "spans" not in timer.fields(last=True)
 
 
+def test_waiting_is_that_of_all_channels_and_the_spans_of_a_burst_have_all_of_it() -> None:
+    timer, replica, clock, _ = scripted(TraceSchedule(first_seconds=1e-6, seconds=1.0, least_iterations=2))
+    barrier = Channel(clock)
+    timer._channels.append(barrier)
+    clock.now = 1.0
+    timer.end_iteration()  # the burst begins
+    for _ in range(2):
+        clock.now += 7.0
+        barrier.traffic.waiting_seconds += 7.0
+        turn(timer, replica, clock)
+    assert timer.waiting_seconds == 2 * (3.0 + 7.0)
+    spans = timer.fields()["spans"]
+    assert sum(length for kind, _, length in spans if kind == "wait") == pytest.approx(timer.waiting_seconds)
+
+
 def test_a_burst_leaves_nothing_behind_and_learning_is_the_same() -> None:
     timer, replica, clock, _ = scripted(TraceSchedule(first_seconds=1e9))
     timed, other, other_clock, _ = scripted(

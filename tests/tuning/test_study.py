@@ -108,6 +108,9 @@ def test_the_best_is_printed_as_a_command_and_the_page_has_every_trial(made) -> 
     data = json.loads(page.split('id="data">')[1].split("</script>")[0])
     assert [trial["params"]["agent.learning-rate"] for trial in data["trials"]] == rates
     assert 'src="http' not in page
+    (study.folder / "report.html").unlink()
+    assert main(["report", str(study.folder)]) == 0
+    assert (study.folder / "report.html").read_text() == page
     assert "parallel coordinates" in page
 
 
@@ -200,17 +203,27 @@ def test_progress_is_reported_at_tenths_of_the_budget(tmp_path: Path) -> None:
     record(1, 60, 4.0)
     assert progress.poll() == [(1, 4.0)]
     record(0, 260, 8.0)
-    assert progress.poll() == [(2, 6.0), (3, 6.0)]
+    assert progress.poll() == [
+        (2, pytest.approx(4.8)),
+        (3, pytest.approx(5.8)),
+    ]  # from 4 at 0.12 to 6 at 0.32
     record(0, 1260, 8.0, kind="evaluation")
     assert progress.poll() == []
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "minimize"),
-    [(None, "eval_return_mean", False), ("wall_seconds:min", "wall_seconds", True), ("x:max", "x", False)],
+    ("name", "text", "found"),
+    [
+        ("cartpole-a2c", None, Objective("eval_return_mean")),
+        ("cartpole-a2c", "wall_seconds:min", Objective("wall_seconds", minimize=True)),
+        ("cartpole-a2c", "x:max", Objective("x")),
+        ("cifar10-resnet20", None, Objective("accuracy")),
+        ("cifar10-resnet20", "loss", Objective("loss", minimize=True)),
+        ("cifar10-sn-gan", None, Objective("frechet_distance", minimize=True)),
+    ],
 )
-def test_objectives(text: str | None, name: str, minimize: bool) -> None:
-    assert read_objective(text, recipe("cartpole-a2c")) == Objective(name, minimize)
+def test_objectives(name: str, text: str | None, found: Objective) -> None:
+    assert read_objective(text, recipe(name)) == found
 
 
 def test_a_killed_study_goes_on_with_the_trial_that_was_cut_off(tmp_path: Path, capfd) -> None:

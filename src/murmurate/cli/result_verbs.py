@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from murmurate.cli.options import number_argument
+from murmurate.errors import Refusal
 from murmurate.ranges import PositiveInt, Seed
 
 
@@ -25,7 +26,7 @@ def add_verbs(verbs: Any) -> None:
     evaluate.add_argument("--json", action="store_true")
     evaluate.set_defaults(act=_eval)
     report = verbs.add_parser("report", help="write report.html for one run, or a comparison of several")
-    report.add_argument("folders", type=Path, nargs="+", help="run folders, or folders of sweeps")
+    report.add_argument("folders", type=Path, nargs="+", help="run folders, folders of sweeps, or a study's")
     report.add_argument(
         "--out",
         type=Path,
@@ -65,6 +66,13 @@ def _report(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.training.evaluate import write_picture
 
     default, more = Path("comparison.html"), []  # for several runs
+    if len(options.folders) == 1 and (options.folders[0] / "study.json").is_file():
+        from murmurate.tuning.study import rewrite_page
+
+        if options.out is not None:
+            raise Refusal("The page of a study is report.html in its folder. Leave out --out.")
+        print(rewrite_page(options.folders[0])[0])
+        return 0
     folders = run_folders(options.folders)
     if len(folders) > 1 and len(options.folders) == 1:
         default = options.folders[0] / "report.html"  # of a sweep

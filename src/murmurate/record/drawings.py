@@ -131,11 +131,11 @@ def ball(indicator: Ball) -> Draw:
     return draw
 
 
-def windows(run: RecordedRun, found: Sequence[WindowBound]) -> Draw:
+def windows(found: Sequence[WindowBound]) -> Draw:
     """Of each comparison the distance and, above it, Proposition 1's bound, joined by a line."""
 
     def draw(axes: Axes) -> None:
-        x = run.total_env_steps(np.array([one.time_seconds for one in found]))
+        x = [one.total_env_steps for one in found]
         distance, bound = ([getattr(one, name) for one in found] for name in ("distance", "bound"))
         axes.vlines(x, distance, bound, color=COLOURS["rule"], linewidth=1.2)
         axes.plot(x, bound, "_", color=COLOURS["warm"], markersize=9, markeredgewidth=1.8)

@@ -2,8 +2,8 @@
 
 From them the report computes how far apart Proposition 1 of GALA (Assran et al. 2019) lets the replicas be
 (``window_bound``), and compares that with the distance of the very vectors that a member compared: its own
-and its peers' newest published ones. Windows begin at the same times of the run's clock in every member.
-Outside of them an update costs one test.
+and its peers' newest published ones. Windows begin in all members at the same number of
+env steps of all. Outside of them an update costs one test.
 """
 
 from __future__ import annotations
@@ -14,30 +14,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from murmurate.record.step_timer import TraceSchedule
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.replicator.replicator import BoundReplica
 
-# long enough to forget what was before: each averaging leaves about half, or on a ring of four 0.7, of it.
-# Counts are updates up to the comparison, and a window has twice as many.
-SCHEDULE = TraceSchedule(first_seconds=2.0, growth=1.6, seconds=0.25, least_iterations=24, most_spans=160)
+FIRST, GROWTH = 2_000, 1.5  # env steps of all replicas at which windows begin: 2,000, 3,000, 4,500, ...
+# Own updates up to the comparison, enough to forget what was before: each averaging leaves about half of it,
+# on a ring of four 0.7. A window has three times as many, so that slower members have made theirs.
+UPDATES = 24
 _DIGITS = 9  # of an update's norm
 
 
 class GossipWindow:
-    """Records windows of one member; ``seconds`` is the run's clock.
+    """Records windows of one member. total: env steps of all replicas, which is the clock of the windows:
+    nearly the same in all members at a time, and on a simulated fabric the same in every repetition.
 
     The loop calls ``end_iteration()`` at the end of each iteration; ``fields()`` are for the next record. The
-    comparison is made once, in the middle of a window, while the others record theirs.
+    comparison is made once, within the window, while the others record theirs.
     """
 
-    def __init__(
-        self, seconds: Callable[[], float], bound: BoundReplica, schedule: TraceSchedule = SCHEDULE
-    ) -> None:
-        self._seconds, self._bound, self._schedule = seconds, bound, schedule
-        self._due = schedule.after(seconds())
-        self._opened: float | None = None  # the clock at the beginning of an open window
-        self._window = 0.0
+    def __init__(self, total: Callable[[], float], bound: BoundReplica, updates: int = UPDATES) -> None:
+        self._total, self._bound, self._updates = total, bound, updates
+        self._due: float | None = None  # until the first iteration: a resumed run's total is known then
+        self._open = False
         self._steps: list[list[Any]] = []
         self._cut: dict[str, Any] | None = None
         self._ready: dict[str, Any] | None = None
@@ -45,34 +43,29 @@ class GossipWindow:
 
     def end_iteration(self) -> None:
         """A window may begin or end here, or be compared."""
-        if self._opened is None:
-            if (now := self._seconds()) >= self._due and self._ready is None:
-                self._opened, self._window = now, self._due
-            return
-        enough = len(self._steps) >= self._schedule.least_iterations
-        passed = self._seconds() - self._opened
-        full = len(self._steps) >= self._schedule.most_spans
-        if self._cut is None and (full or (enough and passed >= self._schedule.seconds)):
-            self._cut = self._compare()
-        elif self._cut is not None and len(self._steps) >= 2 * self._cut["steps"]:
-            self._end()  # by now the others have made their comparisons, unless they are much slower
+        if self._due is None:
+            self._due = _after(self._total())
+        elif not self._open:
+            self._open = self._ready is None and self._total() >= self._due
+        elif self._cut is None:
+            if len(self._steps) >= self._updates:
+                self._cut = self._compare()
+        elif len(self._steps) >= 3 * self._cut["steps"]:
+            self._ready = {"window": round(self._due), "steps": self._steps, "cut": self._cut}
+            self._steps, self._cut, self._open = [], None, False
+            self._due = _after(self._total())
 
     def fields(self) -> dict[str, Any]:
         """``gossip_window`` if a window has ended."""
         ready, self._ready = self._ready, None
         return {} if ready is None else {"gossip_window": ready}
 
-    def _end(self) -> None:
-        self._ready = {"window": round(self._window, 3), "steps": self._steps, "cut": self._cut}
-        self._steps, self._cut, self._opened = [], None, None
-        self._due = self._schedule.after(self._seconds())
-
     def _around(self, step: Callable[[Replica], Exchange]) -> Callable[[Replica], Exchange]:
         def recorded(replica: Replica) -> Exchange:
-            if self._opened is None:
+            if not self._open:
                 return step(replica)
             listener = _Listener(self._bound.channel)
-            self._bound.channel, before = listener, self._bound.channel  # type: ignore[assignment]
+            self._bound.channel, before = listener, self._bound.channel
             replica.measure = True
             try:
                 exchange = step(replica)
@@ -99,6 +92,14 @@ class GossipWindow:
         return {"steps": len(self._steps), "versions": versions, "distance": sum(squares) ** 0.5}
 
 
+def _after(total: float) -> float:
+    """The beginning of the first window after so many env steps."""
+    due = float(FIRST)
+    while due <= total:
+        due *= GROWTH
+    return due
+
+
 class _Listener:
     """A channel that notes what is published and read through it."""
 
@@ -119,11 +120,11 @@ class _Listener:
         return getattr(self._channel, name)
 
 
-def gossip_window(seconds: Callable[[], float], bound_replicas: list[BoundReplica]) -> GossipWindow | None:
+def gossip_window(total: Callable[[], float], bound_replicas: list[BoundReplica]) -> GossipWindow | None:
     """The recorder of a learner of one replica whose strategy averages what it peeks; None for others."""
     if len(bound_replicas) != 1:
         return None
     (bound,) = bound_replicas
     if not bound.strategy.averages_peeked or bound.channel.size < 2:
         return None
-    return GossipWindow(seconds, bound)
+    return GossipWindow(total, bound)

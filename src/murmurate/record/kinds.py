@@ -90,7 +90,7 @@ def _is_gossip_window(value: Any) -> bool:
             for name, version in versions.items()
         )
 
-    if not isinstance(value, dict) or not _is_time(value.get("window")):
+    if not isinstance(value, dict) or not _is_whole(value.get("window")):
         return False
     steps, cut = value.get("steps"), value.get("cut")
     if not isinstance(steps, list) or not steps or not isinstance(cut, dict):

@@ -87,14 +87,14 @@ def proposition(run: RecordedRun) -> Section | None:
     )
     note = (
         f"{inside} of {len(found)} recorded distances are within the bound; in the median they are "
-        f"{ratio:.0%} of it. Of the bound {carried:.1%} (median) is what may be left from before the window, with the "
-        "run's largest distance for it."
+        f"{ratio:.0%} of it. Of the bound {carried:.1%} (median) is what may be left from before the "
+        "window, with the run's largest distance for it."
     )
     keys = [
         LegendKey("recorded distance", "accent", "bar"),
         LegendKey("bound of Proposition 1", "warm", "bar"),
     ]
-    drawn = svg(drawings.windows(run, found), 9.4, 3.4, name="bound of Proposition 1 and distance")
+    drawn = svg(drawings.windows(found), 9.4, 3.4, name="bound of Proposition 1 and distance")
     return Section(title, text, keys, [drawn], layout="wide", note=note)
 
 

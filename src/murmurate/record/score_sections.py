@@ -35,7 +35,7 @@ def main_figure(groups: Sequence[RunGroup]) -> Figure:
     if run.plays or not run.curves:
         return Figure("eval_return_mean", "evaluation return (greedy)")
     curve = run.curves[0]
-    return Figure(curve["metric"], curve["title"].lower(), curve.get("lower_is_better") is True)
+    return Figure(curve["metric"], curve["title"].lower(), bool(curve.get("lower_is_better")))
 
 
 def score_sections(groups: Sequence[RunGroup]) -> list[Section]:

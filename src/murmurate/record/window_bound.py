@@ -29,10 +29,13 @@ Source = tuple[
 
 @dataclass(frozen=True)
 class WindowBound:
-    """One comparison in one window. distance: recorded. updates: the sum over s. carried: the first term,
-    with the largest distance of the run for what there was at the window's beginning. rho: its factor."""
+    """One comparison in one window, which began at ``total_env_steps``.
 
-    time_seconds: float
+    distance: recorded. updates: the sum over s. carried: the first term, with the largest distance of the run
+    for what there was at the window's beginning. rho: its factor.
+    """
+
+    total_env_steps: float
     distance: float
     updates: float
     carried: float
@@ -44,21 +47,21 @@ class WindowBound:
 
 
 def window_bounds(run: RecordedRun) -> list[WindowBound]:
-    """Of all complete windows, in order of time; empty where a run recorded none."""
+    """Of all complete windows, in their order; empty where a run recorded none."""
     windows: dict[float, dict[int, dict[str, Any]]] = {}
     for record in run.records:
         if (window := record.get("gossip_window")) is not None:
             windows.setdefault(float(window["window"]), {})[int(record["replica"])] = window
     found = [
-        (time, window["cut"]["distance"], *terms)
-        for time, members in sorted(windows.items())
+        (begun, window["cut"]["distance"], *terms)
+        for begun, members in sorted(windows.items())
         for rank, window in sorted(members.items())
         if (terms := _terms(rank, members)) is not None
     ]
     largest = max((distance for _, distance, *_ in found), default=0.0)
     return [
-        WindowBound(time, distance, updates, rho * largest * sources**0.5, rho)
-        for time, distance, updates, rho, sources in found
+        WindowBound(begun, distance, updates, rho * largest * sources**0.5, rho)
+        for begun, distance, updates, rho, sources in found
     ]
 
 

@@ -66,7 +66,7 @@ class TrainingLoop:
         bound_replicas = list(self.replicator.bound_replicas.values())
         other_channels = [self.barrier, *(probe.channel for probe in self.probes)]
         self.timer = StepTimer(lambda: self.recorder.seconds, bound_replicas, other_channels)
-        self.window = gossip_window(lambda: self.recorder.seconds, bound_replicas)
+        self.window = gossip_window(context.run_state.total_env_steps, bound_replicas)
         self.env_steps = 0
         self.batches = 0
         self.updates = 0

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from murmurate.errors import Refusal, RunFailed
 from murmurate.record.reader import Record, Tail
 from murmurate.training.run import Run
@@ -51,8 +53,10 @@ def read_objective(text: str | None, run: Run) -> Objective:
     Without a direction a figure is as good as its curve says, and otherwise the larger the better. Raises
     Refusal.
     """
-    curves = {curve.metric: curve for curve in run.evaluation.curves}
-    name, colon, direction = (text or next(iter(curves), "eval_return_mean")).partition(":")
+    headline = run.evaluation.headline
+    curves = {c.metric: c for c in (*(() if headline is None else (headline,)), *run.evaluation.curves)}
+    default = next(iter(curves), "eval_return_mean")
+    name, colon, direction = (text or default).partition(":")
     if (colon and direction not in ("min", "max")) or not name:
         raise Refusal(f"--objective takes NAME, NAME:max or NAME:min, not '{text}'.")
     lower = direction == "min" if colon else name in curves and curves[name].lower_is_better
@@ -72,28 +76,36 @@ class Progress:
     _tail: Tail = field(init=False)
     _latest: dict[int, Record] = field(default_factory=dict, init=False)
     _step: int = field(default=0, init=False)
+    _before: tuple[float, float] | None = field(default=None, init=False)  # share, value
 
     def __post_init__(self) -> None:
         self._tail = Tail(self.folder / "metrics.jsonl")
 
     def poll(self) -> list[tuple[int, float]]:
         """(tenth of the budget, mean of the replicas' newest values) for the tenths passed since the last
-        call; a value that no replica has recorded yet is left out."""
+        call. Between records the value is linear: a fast run has few, and must not look better for it."""
         passed: list[tuple[int, float]] = []
         for record in self._tail.poll():
             if record["replica"] is None or record.get("kind"):
                 continue
             self._latest[record["replica"]] = record
-            step = min(STEPS, int(STEPS * self._share()))
             known = [
                 float(value)
                 for one in self._latest.values()
                 if isinstance(value := one.get(self.objective.recorded), (int, float))
             ]
-            if step > self._step and known:
-                passed += [(s, sum(known) / len(known)) for s in range(self._step + 1, step + 1)]
-                self._step = step
+            if known:
+                passed += self._tenths(self._share(), sum(known) / len(known))
         return passed
+
+    def _tenths(self, share: float, value: float) -> list[tuple[int, float]]:
+        before, self._before = self._before, (share, value)
+        last = min(STEPS, int(STEPS * share))
+        steps = range(self._step + 1, last + 1)
+        self._step = max(self._step, last)
+        if before is None:  # how it came here is not known
+            return [(last, value)] if steps else []
+        return [(s, float(np.interp(s / STEPS, (before[0], share), (before[1], value)))) for s in steps]
 
     def _share(self) -> float:
         """The part of the budget that is used up."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import signal
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -64,6 +65,8 @@ class Study:
             raise RunFailed(f"The first {_HOPELESS} trials failed. The last one: {self._failures[-1]}")
         if stopped:
             done = sum(trial.state.is_finished() for trial in self._trials.all())
+            if self._trials.best() is not None:
+                rewrite_page(self.folder)
             self.say(
                 f"The study was stopped after {done} of {self.trials} trials. Go on with: {self.command}"
             )
@@ -139,7 +142,7 @@ class Study:
                 trial.held.trial.report(value, step)
             if trial.held.trial.should_prune():
                 trial.pruned = True
-                process.signal(run_process.signal.SIGINT)
+                process.signal(signal.SIGINT)
                 return
 
     def _ended(self, trial: _Trial, code: int) -> None:
@@ -190,13 +193,28 @@ class Study:
         )
         for name, value in best.params.items():
             self.say(f"  {name} {_short(value)}")
-        train = ["murmurate", *self.words, *words(self.space, best.params)]
-        page = write_page(
-            self.folder, self.run.recipe, self._trials.study, self.objective, self.space, shlex.join(train)
-        )
+        page, train = rewrite_page(self.folder)
         self.say(f"The study's page: {page}")
-        self.say(f"To train with it: {shlex.join(train)}")
+        self.say(f"To train with it: {train}")
         return 0
+
+
+def rewrite_page(folder: Path) -> tuple[Path, str]:
+    """Write the page of the study in ``folder`` anew; returns its path and the command that trains the best
+    setting. Raises Refusal for a damaged study, or one of which no trial has finished."""
+    try:
+        stored = read_object(folder / FILE)
+        space = [Dimension(**{**one, "choices": tuple(one["choices"])}) for one in stored["space"]]
+        objective = Objective(stored["objective"][0], stored["objective"][1] == "minimize")
+        recipe, begun = str(stored["run"]["recipe"]), [str(word) for word in stored["train"]]
+    except (OSError, *UNSOUND) as error:
+        raise Refusal(f"{folder / FILE} cannot be read ({error}). Name the trials' own folders.") from error
+    trials = Trials(folder, space, objective.direction, "random", "none", seed=0)
+    best = trials.best()
+    if best is None:
+        raise Refusal(f"No trial of the study in {folder} has finished yet. Go on with: {stored['command']}")
+    train = shlex.join(["murmurate", *begun, *words(space, best.params)])
+    return write_page(folder, recipe, trials.study, objective, space, train), train
 
 
 @dataclass

@@ -19,6 +19,7 @@ from murmurate.record.sweeps import FILE, run_folders, seed_folders
 from murmurate.training.run import Run
 from murmurate.training.run_folder import plain, write_json
 from murmurate.tuning import run_process
+from murmurate.tuning.objective import read_objective
 from murmurate.tuning.run_process import HeldRun, Running, RunProcess
 
 FAILED, REFUSED = 1, 2
@@ -144,7 +145,7 @@ class Sweep:
 
 def scores_line(summaries: Sequence[dict[str, Any]], run: Run) -> str:
     """The statistics of the runs' main figure, in a sentence."""
-    name = main_figure(run)
+    name = read_objective(None, run).name
     scores = [float(value) for found in summaries if (value := found.get(name)) is not None]
     if not scores:
         return f"None of the runs has a value of {name}."
@@ -157,12 +158,6 @@ def scores_line(summaries: Sequence[dict[str, Any]], run: Run) -> str:
     found = score_statistics.summarized(scores)
     line = f"{name} of {many}: mean {number(found.mean)}{_interval(found.mean_interval)}"
     return f"{line}, interquartile mean {number(found.iqm)}{_interval(found.iqm_interval)}"
-
-
-def main_figure(run: Run) -> str:
-    """The figure of ``summary.json`` that the run's evaluation is about."""
-    curves = run.evaluation.curves
-    return curves[0].metric if curves else "eval_return_mean"
 
 
 def _interval(found: score_statistics.Interval | None) -> str:
