@@ -16,9 +16,7 @@ _OWN = ("trials", "minutes", "search", "objective", "sampler", "pruner", "jobs")
 
 
 def add_verb(verbs: Any) -> None:
-    tune = verbs.add_parser(
-        "tune", help="search a recipe's hyper-parameters (Optuna)", allow_abbrev=False
-    )
+    tune = verbs.add_parser("tune", help="search a recipe's hyper-parameters (Optuna)", allow_abbrev=False)
     tune.add_argument("recipe", nargs="?", help="as for train")
     tune.add_argument("--strategy", help="as for train")
     tune.add_argument("--out", type=Path, help="the study's folder (default: runs/<recipe>-<time>-study)")
