@@ -31,7 +31,8 @@ class EnvSpec:
     order; by default -1 and 1. ``stacked``: an observation is the last few images of its episode, the newest
     last (at its beginning the first image is repeated): [stack * channels, H, W], each image of ``channels``
     channels. ``examples``: the size of a data set; 0 for simulators. ``factors``: where an action is a vector
-    of whole numbers, each chosen for itself, how many values each has (from 0); else empty.
+    of whole numbers, each chosen for itself, how many values each has (from 0); else empty. ``history``: of
+    vectors, how many observations of the episode are in one, the newest last.
 
     Raises ``ValueError`` for a wrong number of bounds, and channels that do not divide those of a stack.
     """
@@ -48,6 +49,7 @@ class EnvSpec:
     channels: int = 1
     examples: int = 0
     factors: tuple[int, ...] = ()
+    history: int = 1
 
     def __post_init__(self) -> None:
         dimensions = math.prod(self.action_shape) if self.action_shape else 0
@@ -76,8 +78,8 @@ class EnvSpec:
             joined = f", or --world.joint-actions {total}" if total <= _MOST_JOINED else ""
             raise ValueError(
                 f"an action of {self.name} has {len(self.factors)} parts of {min(self.factors)} to "
-                f"{max(self.factors)} values, which are {total:,} combinations, and {agent} takes one number "
-                f"or vectors: use a2c or ppo{joined}"
+                f"{max(self.factors)} values, which are {total:,} combinations, and {agent} needs one "
+                f"number: use a2c or ppo{joined}"
             )
 
 

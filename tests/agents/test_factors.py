@@ -110,6 +110,9 @@ def test_policy_gradient_agents_learn_from_them(config: Any) -> None:
 
 
 @pytest.mark.parametrize("config", [DQN(), ARM(), TD3(), SAC()])
-def test_others_refuse_them_with_the_numbers(config: Any) -> None:
-    with pytest.raises(ValueError, match=r"3 parts of 2 to 4 values, which are 24 .*joint-actions 24"):
+def test_others_refuse_them_with_a_remedy(config: Any) -> None:
+    words = "3 parts of 2 to 4 values, which are 24 .*joint-actions 24"
+    if isinstance(config, TD3 | SAC):
+        words = "needs vector actions, and those of locks are discrete: use ppo"
+    with pytest.raises(ValueError, match=words):
         config.build(context())

@@ -159,3 +159,8 @@ def test_fits_end_with_a_round(size: int) -> None:
 def test_actions_that_are_no_vectors_are_refused() -> None:
     with pytest.raises(ValueError, match="discrete"):
         built(CONFIGS[0], spec=EnvSpec("hopper", (11,), torch.float32, 4))
+
+
+def test_a_history_of_observations_is_refused() -> None:
+    with pytest.raises(ValueError, match="predicts one observation: leave out frame_stack"):
+        built(CONFIGS[0], spec=dataclasses.replace(SPEC, history=2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from typing import Any
@@ -196,3 +197,14 @@ except Refusal as problem:
         "apt-get install libegl1 libegl-mesa0 libgl1-mesa-dri. Or install libosmesa6" if pictures else "works"
     )
     assert said in run.stdout, run.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_triton_can_be_imported_after_a_task_was_opened() -> None:
+    """Mesa, which draws, and Triton each bring an LLVM, and the second one crashes if it is Triton's."""
+    code = (
+        "import torch; from murmurate.worlds.registry import world; "
+        "world('dmc-cartpole-swingup').open(1, training=True); import triton.runtime"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-500:]

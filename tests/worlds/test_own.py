@@ -42,6 +42,8 @@ def make_env():
 def number():
     return 7
 
+gymnasium.register("OwnCart-v0", CartPoleEnv, max_episode_steps=9)
+
 def fails():
     raise ArithmeticError("no")
 """  # noqa: E501
@@ -57,6 +59,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(folder)
     before = list(sys.path)
     yield folder
+    gymnasium.registry.pop("OwnCart-v0", None)
     sys.path[:] = before
     for name in ("own_envs", "own_neighbour", "murmurate_file_own_envs"):
         sys.modules.pop(name, None)
@@ -75,22 +78,31 @@ def test_wrappers_are_kept(place: Path) -> None:
     assert steps[-1].episodes[0].episode_return == 15.0
 
 
-@pytest.mark.parametrize("given", ["own_envs.py:make_env", "./own_envs.py:make_env", "own_envs:Outer.Inner"])
+@pytest.mark.parametrize(
+    "given", ["own_envs.py:make_env", "./own_envs.py:make_env", "own_envs:Outer.Inner", "own_envs:OwnCart-v0"]
+)
 def test_a_name_holds_from_other_folders(given: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = recipe_of(given, "spo-dqn")
     source, _, path = given.partition(":")
     expected = f"{place / 'own_envs.py'}:{path}" if source.endswith(".py") else given
-    assert run.recipe == f"env:{expected}-spo-dqn"
+    assert run.recipe == f"{'gym' if given.endswith('v0') else 'env'}:{expected}-spo-dqn"
     folder = place / "run"
     folder.mkdir()
     write_run(folder, run)
+    gymnasium.registry.pop("OwnCart-v0", None)
     sys.modules.pop("own_envs", None)
-    sys.path.remove(str(place)) if str(place) in sys.path else None
+    if str(place) in sys.path:
+        sys.path.remove(str(place))
     monkeypatch.chdir("/")
     again = read_run(folder, recipe)
     assert again == run
     other = pickle.loads(pickle.dumps(again.world))
     assert other.open(2, training=True).reset(0).observation.shape == (2, 4)
+
+
+def test_the_nearest_name_in_a_module_is_offered(place: Path) -> None:
+    with pytest.raises(Refusal, match=r"no class or function 'make_en'.*Did you mean 'own_envs:make_env'"):
+        world_name("own_envs:make_en")
 
 
 def test_names_of_all_kinds(place: Path) -> None:
@@ -135,6 +147,40 @@ def test_a_callable_is_named_by_its_module() -> None:
     assert made.bound_to_process() is None
     assert world_of(CartPoleEnv).target.endswith(":CartPoleEnv")  # type: ignore[attr-defined]
     assert assert_resumes_exactly(made, before=20, after=30) >= 4
+
+
+class Walk(gymnasium.Env[Any, Any]):
+    """A random walk that can be saved; ``path`` does not follow from the observation."""
+
+    observation_space = gymnasium.spaces.Box(-99, 99, (1,), np.float32)
+    action_space = gymnasium.spaces.MultiDiscrete([2, 3])
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.path = [0.0]
+        return np.array(self.path[-1:], np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.path.append(self.path[-1] + float(action.sum()) + float(self.np_random.normal()))
+        return np.array(self.path[-1:], np.float32), sum(self.path), len(self.path) > 9, False, {}
+
+    def save_state(self) -> Any:
+        return {"path": self.path}
+
+    def load_state(self, state: Any) -> None:
+        self.path = state["path"]
+
+
+def make_walk() -> gymnasium.Env[Any, Any]:
+    return TimeLimit(gymnasium.wrappers.TransformReward(Walk(), lambda reward: reward / 2), 8)
+
+
+@pytest.mark.parametrize("made", [Walk, make_walk])
+def test_an_environment_that_can_be_saved_resumes_exactly(made: Any) -> None:
+    plain_world = world_of(made)
+    assert assert_resumes_exactly(plain_world, before=13, after=30) >= 4
+    stacked = dataclasses.replace(plain_world, frame_stack=3)  # type: ignore[type-var]
+    assert assert_resumes_exactly(stacked, before=13, after=30) >= 4
 
 
 def test_a_script_is_named_by_its_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,8 @@ class WorldModel:
 
     def __init__(self, config: ModelConfig, context: Context, end: str) -> None:
         spec = context.spec
+        if spec.history > 1:
+            raise ValueError(f"a model of {spec.name} predicts one observation: leave out frame_stack")
         self.terminated = termination(spec.name, end)
         self._shape, self._device = spec.observation_shape, context.device
         observed = math.prod(spec.observation_shape)

@@ -30,9 +30,9 @@ class ActsByPolicy:
 
 def check_vector_actions(spec: EnvSpec, agent: str, images: bool = False) -> None:
     """Raise ValueError for discrete actions, for actions without bounds, and unless ``images`` for images."""
-    spec.refuse_factors(agent)
-    if spec.actions:
-        raise ValueError(f"{agent} needs vector actions, and those of {spec.name} are discrete: use dqn")
+    if spec.categorical:
+        other = "dqn" if spec.actions else "ppo"
+        raise ValueError(f"{agent} needs vector actions, and those of {spec.name} are discrete: use {other}")
     if spec.images and not images:
         raise ValueError(f"{agent} reads vectors, and the observations of {spec.name} are images: use d4pg")
     if not all(map(math.isfinite, (*spec.action_low, *spec.action_high))):

@@ -43,7 +43,8 @@ def show(what: str, rows: list[dict[str, Any]]) -> None:
         print("Worlds:")
         print(textwrap.fill("  ".join(row["name"] for row in rows), _COLUMNS, break_on_hyphens=False))
         print(
-            "and gym:<Id> of any registered Gymnasium environment; gym:my_module:MyEnv-v0 imports my_module"
+            "gym:<Id> of any registered Gymnasium environment; gym:my_module:MyEnv-v0 imports my_module;\n"
+            "and env:FILE.py:NAME or env:module:NAME of a class or function that makes one"
         )
         return
     if what == "strategies":

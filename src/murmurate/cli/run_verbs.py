@@ -20,12 +20,7 @@ def add_verbs(verbs: Any) -> None:
     train.add_argument(
         "recipe", nargs="?", help="<world>-<algorithm>, for example pong-gala; see: murmurate list"
     )
-    train.add_argument(
-        "--env",
-        help="an environment of your own: a registered id, module:Id, or a class or "
-        "function as module:NAME or FILE.py:NAME",
-    )
-    train.add_argument("--algorithm", help="with --env: a2c, ppo, dqn, ...")
+    _add_env(train)
     train.add_argument("--strategy", help="how the replicas agree; see: murmurate list strategies")
     train.add_argument("--out", type=Path, help="run folder (default: runs/<recipe>-<time>)")
     train.add_argument("-h", "--help", action="store_true", dest="fields_help")
@@ -34,6 +29,7 @@ def add_verbs(verbs: Any) -> None:
         "simulate", help="the same on a simulated cluster of any size", add_help=False, allow_abbrev=False
     )
     simulate.add_argument("recipe", nargs="?", help="as for train")
+    _add_env(simulate)
     simulate.add_argument("--strategy", help="as for train")
     simulate.add_argument("--out", type=Path, help="run folder (default: runs/<recipe>-simulated-<time>)")
     simulate.add_argument("--json", action="store_true", help="the summary on the last line")
@@ -46,6 +42,15 @@ def add_verbs(verbs: Any) -> None:
     )
     resume.add_argument("folder", type=Path)
     resume.set_defaults(act=_resume)
+
+
+def _add_env(verb: Any) -> None:
+    verb.add_argument(
+        "--env",
+        help="an environment of your own: a registered id, module:Id, or a class or "
+        "function as module:NAME or FILE.py:NAME",
+    )
+    verb.add_argument("--algorithm", help="with --env: a2c, ppo, dqn, ...")
 
 
 def _run(options: argparse.Namespace) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -36,6 +38,9 @@ def suite(pictures: bool) -> ModuleType:
     if not is_installed():
         raise errors.MissingExtra("dm_control", "control", "The DeepMind Control Suite")
     chosen = os.environ.setdefault("MUJOCO_GL", "egl")
+    if "torch" in sys.modules:  # it imports triton later, which crashes once Mesa has loaded another LLVM
+        with contextlib.suppress(ImportError):
+            importlib.import_module("triton")
     try:
         importlib.import_module("dm_control._render")
     except Exception as problem:  # of the library that draws; there is no common type
@@ -171,3 +176,9 @@ class DmcSaver:
     @property
     def _sig(self) -> int:
         return int(self._mujoco.mjtState.mjSTATE_INTEGRATION)
+
+
+def make(max_episode_steps: int | None, **options: Any) -> Any:
+    """A ``DmcEnv``, with a time limit around it if one is given."""
+    env = DmcEnv(**options)
+    return env if max_episode_steps is None else gymnasium.wrappers.TimeLimit(env, max_episode_steps)

@@ -14,6 +14,7 @@ from murmurate.worlds._gym_env import without_checks
 from murmurate.worlds.gym_simulators import GymSimulators
 from murmurate.worlds.interface import Simulators, SimulatorWorld
 from murmurate.worlds.served import served_environments
+from murmurate.worlds.viewed import viewed
 
 _PREFIX = "adroit-"
 
@@ -41,6 +42,8 @@ class AdroitWorld(SimulatorWorld):
     """One task of gymnasium-robotics, version 1.
 
     max_episode_steps: after which an episode is truncated; nothing else ends one.
+    frame_stack: the last so many observations are one.
+    rescale_actions: actions are from -1 to 1, and scaled to their bounds.
     served: simulators run in a process of their own, where one that hangs is noticed too.
 
     Differs: where the installed version rewards a hand that is far from the door's handle, the hammer or the
@@ -50,6 +53,8 @@ class AdroitWorld(SimulatorWorld):
     task: str = field(metadata={"in_name": True})
     max_episode_steps: PositiveInt = 200
     served: bool = False
+    frame_stack: PositiveInt = field(default=1, metadata={"since": 6})
+    rescale_actions: bool = field(default=False, metadata={"since": 6})
 
     images: ClassVar[bool] = False
 
@@ -64,9 +69,13 @@ class AdroitWorld(SimulatorWorld):
         self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False
     ) -> Simulators:
         """``training`` and ``threads`` have no effect."""
+        plain = self._open(simulators, first, picture)
+        return viewed(plain, frame_stack=self.frame_stack, rescale_actions=self.rescale_actions)
+
+    def _open(self, simulators: int, first: int, picture: bool) -> Simulators:
         options: dict[str, Any] = {"task": self.task, "max_episode_steps": self.max_episode_steps}
         if self.served and not picture:
-            spec = dataclasses.replace(self, served=False).spec()
+            spec = dataclasses.replace(self, served=False, frame_stack=1, rescale_actions=False).spec()
             return served_environments(spec, "murmurate.worlds._adroit_env:make", options, simulators, first)
 
         def make(b: int) -> tuple[Any, int]:

@@ -17,16 +17,17 @@ from typing import Annotated, Any
 import torch
 
 from murmurate import errors
-from murmurate.ranges import NonNegativeInt, Range, check_ranges
+from murmurate.ranges import NonNegativeInt, PositiveInt, Range, check_ranges
 from murmurate.spec import EnvSpec
 from murmurate.worlds._dmc_env import SCREEN, DmcEnv, is_installed, suite
 from murmurate.worlds._spaces import acted, observed
 from murmurate.worlds.gym_simulators import GymSimulators, spec_of
 from murmurate.worlds.interface import Simulators, SimulatorWorld
 from murmurate.worlds.served import served_environments
+from murmurate.worlds.viewed import viewed, viewed_spec
 
 _PREFIX, _PIXELS = "dmc-", "-pixels"
-_MAKE = "murmurate.worlds._dmc_env:DmcEnv"
+_MAKE = "murmurate.worlds._dmc_env:make"
 # the suite's "benchmarking" tasks, which are listed
 _TASKS = {
     "acrobot": ("swingup", "swingup_sparse"),
@@ -88,6 +89,9 @@ class DmcWorld(SimulatorWorld):
     pixels: observations are pictures, of ``size`` x ``size``, the last ``stack`` of them.
     action_repeat: steps of the task that an action lasts; rewards are summed.
     camera: number of the task's camera.
+    max_episode_steps: truncates episodes, if that is before the task's time limit.
+    frame_stack: from states, the last so many observations are one.
+    rescale_actions: actions are from -1 to 1, and scaled to their bounds.
     served: simulators run in a process of their own, where one that hangs is noticed too; those that draw
         always do.
     """
@@ -100,6 +104,9 @@ class DmcWorld(SimulatorWorld):
     size: Annotated[int, Range(16, 1024)] = 84
     camera: NonNegativeInt = 0
     served: bool = False
+    max_episode_steps: PositiveInt | None = field(default=None, metadata={"since": 6})
+    frame_stack: PositiveInt = field(default=1, metadata={"since": 6})
+    rescale_actions: bool = field(default=False, metadata={"since": 6})
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -108,6 +115,8 @@ class DmcWorld(SimulatorWorld):
                 f"stack and size are of pictures, and {self.name} is from states. Leave them out, or use "
                 f"{self.name}{_PIXELS}."
             )
+        if self.pixels and self.frame_stack > 1:
+            raise errors.Refusal("frame_stack is of states: pictures have stack. Use --world.stack.")
 
     @property
     def name(self) -> str:
@@ -119,6 +128,12 @@ class DmcWorld(SimulatorWorld):
 
     @functools.cached_property
     def _spec(self) -> EnvSpec:
+        return viewed_spec(
+            self._plain_spec, frame_stack=self.frame_stack, rescale_actions=self.rescale_actions
+        )
+
+    @functools.cached_property
+    def _plain_spec(self) -> EnvSpec:
         env = DmcEnv(**self._options | {"pixels": False})
         seen, taken = observed(env.observation_space, self.name), acted(env.action_space, self.name)
         spec = dataclasses.replace(spec_of(self.name, seen, taken), frames_per_step=self.action_repeat)
@@ -146,14 +161,20 @@ class DmcWorld(SimulatorWorld):
         self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False
     ) -> Simulators:
         """``training`` and ``threads`` have no effect."""
+        plain = self._open(simulators, first, picture)
+        return viewed(plain, frame_stack=self.frame_stack, rescale_actions=self.rescale_actions)
+
+    def _open(self, simulators: int, first: int, picture: bool) -> Simulators:
+        spec, limit = self._plain_spec, self.max_episode_steps
         if self.pixels or (self.served and not picture):
             screen = SCREEN if picture else None
-            return served_environments(self.spec(), _MAKE, self._options, simulators, first, screen)
+            options = self._options | {"max_episode_steps": limit}
+            return served_environments(spec, _MAKE, options, simulators, first, screen)
 
         def make(b: int) -> tuple[DmcEnv, int]:
-            return DmcEnv(**self._options | {"drawn": picture and b == 0}), sys.maxsize
+            return DmcEnv(**self._options | {"drawn": picture and b == 0}), limit or sys.maxsize
 
-        return GymSimulators(self.spec(), make, simulators, first)
+        return GymSimulators(spec, make, simulators, first)
 
 
 def _name(domain: str, task: str) -> str:

@@ -69,6 +69,8 @@ def saver(env: Any) -> Saver | None:
     if isinstance(env, gymnasium.Wrapper):
         inner = saver(env.unwrapped)
         return None if inner is None else WrappersSaver(env, inner)
+    if callable(getattr(env, "save_state", None)) and callable(getattr(env, "load_state", None)):
+        return OwnSaver(env)
     module = type(env).__module__
     if module.startswith("gymnasium.envs.classic_control."):
         return ClassicSaver(env)
@@ -81,6 +83,20 @@ def saver(env: Any) -> Saver | None:
         own: Saver | None = env.saver()
         return own
     return None
+
+
+class OwnSaver:
+    """An environment that offers ``save_state() -> state`` and ``load_state(state)``; its ``np_random`` is
+    saved apart. A state is made of numbers, strings, arrays, NumPy generators and containers of those."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+
+    def save(self) -> dict[str, Any]:
+        return {"own": _encode(self._env.save_state())}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._env.load_state(_decode(state["own"]))
 
 
 class ClassicSaver:

@@ -73,8 +73,8 @@ def load_file(file: str, purpose: str) -> ModuleType:
     """
     if not os.path.isfile(file):
         raise Refusal(
-            f"{purpose} needs the file {file}, which is not there. Put it back, or train anew with its "
-            "present path."
+            f"{purpose} needs the file {file}, which is not there. Check the path, or put it back; a run "
+            "that was made with it is read with another one by murmurate.load(folder, env=...)."
         )
     return _executed(os.path.abspath(file), os.stat(file).st_mtime_ns, purpose)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,13 +69,26 @@ def world_name(env: str) -> str:
         return lasting(env)
     if module.endswith(".py"):
         return lasting(PREFIX + env)
+    if env.endswith(".py"):
+        raise Refusal(
+            f"'{env}' is a file. Name the class or function in it that makes the environment: {env}:NAME"
+        )
     if not module:
         return _gym_env.PREFIX + env if env in gymnasium.registry else env
     source, _ = modules.import_module(module, "", f"The environment {env}")
     found: Any = source
     for part in last.split("."):
         found = getattr(found, part, None)
-    return (PREFIX if callable(found) else _gym_env.PREFIX) + env
+    if callable(found):
+        return PREFIX + env
+    if last not in gymnasium.registry:
+        near = difflib.get_close_matches(last, [*vars(source), *gymnasium.registry], n=1, cutoff=0.6)
+        hint = f" Did you mean '{module}:{near[0]}'?" if near else ""
+        raise Refusal(
+            f"The module '{module}' has no class or function '{last}' and registers no environment of that "
+            f"name.{hint}"
+        )
+    return _gym_env.PREFIX + env
 
 
 def world_of(env: str | Callable[..., Any]) -> SimulatorWorld:
@@ -162,22 +177,15 @@ class OwnWorld(SimulatorWorld):
     def name(self) -> str:
         return PREFIX + self.target
 
-    @property
+    @functools.cached_property
     def images(self) -> bool:
-        return self._holds_image
-
-    @property
-    def _holds_image(self) -> bool:
-        if (known := self.__dict__.get("_image")) is None:
-            function, _ = _own_env.found(self.target, self.folder, self.name)
-            if self.observe or _own_env.takes(function, "num_envs"):
-                known = self.spec().images
-            else:  # a Dict with an image in it is refused by ``spec``, and ``observe`` may be set later
-                env = _own_env.make(self.target, self.folder, self.name)
-                known = holds_image(env.observation_space)
-                env.close()
-            self.__dict__["_image"] = known
-        return bool(known)
+        """Also of a Dict with an image in it, until ``observe`` chooses other keys."""
+        function, _ = _own_env.found(self.target, self.folder, self.name)
+        if self.observe or _own_env.takes(function, "num_envs"):
+            return self.spec().images
+        env = _own_env.make(self.target, self.folder, self.name)
+        env.close()
+        return holds_image(env.observation_space)
 
     def bound_to_process(self) -> str | None:
         """See ``World``."""

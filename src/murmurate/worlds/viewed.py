@@ -24,9 +24,37 @@ def viewed(simulators: Simulators, *, frame_stack: int = 1, rescale_actions: boo
 
     Raises ``Refusal`` for discrete actions or bounds that are not finite, which cannot be rescaled.
     """
+    try:
+        viewed_spec(simulators.spec, frame_stack=frame_stack, rescale_actions=rescale_actions)
+    except Refusal:
+        simulators.close()
+        raise
     if rescale_actions:
         simulators = RescaledActions(simulators)
     return StackedObservations(simulators, frame_stack) if frame_stack > 1 else simulators
+
+
+def viewed_spec(spec: EnvSpec, *, frame_stack: int = 1, rescale_actions: bool = False) -> EnvSpec:
+    """The spec of ``viewed`` simulators of this one. Raises ``Refusal`` as ``viewed`` does."""
+    if rescale_actions:
+        vectors = bool(spec.action_shape) and not spec.factors
+        if not vectors or not all(map(math.isfinite, (*spec.action_low, *spec.action_high))):
+            raise Refusal(
+                f"rescale_actions is for vectors with finite bounds, and the actions of {spec.name} are "
+                f"{'unbounded' if vectors else 'discrete'}. Leave it out."
+            )
+        size = len(spec.action_low)
+        spec = dataclasses.replace(spec, action_low=(-1.0,) * size, action_high=(1.0,) * size)
+    if frame_stack > 1:
+        first, *rest = spec.observation_shape
+        spec = dataclasses.replace(
+            spec,
+            observation_shape=(frame_stack * first, *rest),
+            stacked=spec.images,
+            channels=(spec.channels if spec.stacked else first) if spec.images else 1,
+            history=1 if spec.images else frame_stack * spec.history,
+        )
+    return spec
 
 
 class _Around:
@@ -71,15 +99,7 @@ class RescaledActions(_Around):
 
     def __init__(self, inside: Simulators) -> None:
         spec = inside.spec
-        if not all(map(math.isfinite, (*spec.action_low, *spec.action_high))) or not _is_vector(spec):
-            inside.close()
-            raise Refusal(
-                f"rescale_actions is for vectors with finite bounds, and the actions of {spec.name} are "
-                f"{'unbounded' if _is_vector(spec) else 'discrete'}. Leave it out."
-            )
-        size = len(spec.action_low)
-        new = dataclasses.replace(spec, action_low=(-1.0,) * size, action_high=(1.0,) * size)
-        super().__init__(inside, new)
+        super().__init__(inside, viewed_spec(spec, rescale_actions=True))
         self._low = torch.tensor(spec.action_low).view(spec.action_shape)
         self._span = torch.tensor(spec.action_high).view(spec.action_shape) - self._low
 
@@ -92,14 +112,11 @@ class StackedObservations(_Around):
     the first one is repeated. Vectors [D] become [count * D], images [C, H, W] [count * C, H, W]."""
 
     def __init__(self, inside: Simulators, count: int) -> None:
-        spec = inside.spec
-        first, *rest = spec.observation_shape
-        new = dataclasses.replace(spec, observation_shape=(count * first, *rest))
-        if spec.images:
-            new = dataclasses.replace(new, stacked=True, channels=spec.channels if spec.stacked else first)
-        super().__init__(inside, new)
-        self._count, self._rows = count, first
-        self._stack = torch.zeros(inside.size, *new.observation_shape, dtype=spec.observation_dtype)
+        super().__init__(inside, viewed_spec(inside.spec, frame_stack=count))
+        self._count, self._rows = count, inside.spec.observation_shape[0]
+        self._stack = torch.zeros(
+            inside.size, *self.spec.observation_shape, dtype=self.spec.observation_dtype
+        )
 
     def reset(self, seed: int) -> TimeStep:
         step = self.inside.reset(seed)
@@ -133,7 +150,3 @@ class StackedObservations(_Around):
 
     def _shifted(self, before: Tensor, newest: Tensor) -> Tensor:
         return torch.cat([before[:, self._rows :], newest], 1)
-
-
-def _is_vector(spec: EnvSpec) -> bool:
-    return bool(spec.action_shape) and not spec.factors
