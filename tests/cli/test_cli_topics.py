@@ -338,8 +338,8 @@ def test_markdown_beside_text_files_is_told(tmp_path, monkeypatch):
     Path("pages").mkdir()
     for name in ("a.txt", "b.txt", "c.md"):
         Path("pages", name).write_text("ant bee\n")
+    few = ("--max-df", 1.0, "--topics", 1, "--updates", 1, "--launcher", "inline", "--out", "run")
     with pytest.warns(UserWarning, match="1 Markdown files in .* are left out.*--kind markdown"):
-        few = ("--max-df", 1.0, "--topics", 1, "--updates", 1, "--launcher", "inline", "--out", "run")
         run("topics", "fit", "pages", "--validation", 0, "--test", 0, *few)
 
 

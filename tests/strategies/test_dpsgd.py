@@ -237,7 +237,7 @@ def test_b_counts_the_updates_of_the_node_as_in_algorithm_9():
 
 
 def test_m_may_be_the_number_of_nodes():
-    """M = 0 of two nodes: v moves once both have pushed, by rho times the sum, with the published momentum."""
+    """M = 0 of two nodes: v moves once both have pushed, by rho times the sum, with momentum."""
     company = Company(
         DPSGD(batch=0, local_updates=1, global_learning_rate=0.01, global_momentum=0.5, **ALONE), 2
     )

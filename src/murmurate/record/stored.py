@@ -17,8 +17,8 @@ from typing import Any
 from murmurate.errors import Refusal
 
 # of run.json and state.json; since 2 they have a checksum, since 3 a world may hide a rectangle, since 4 a
-# replica may have parts and a Gymnasium environment a process of its own, since 5 a replay may be hardware, since 6
-# what docs/decisions/0036 lists
+# replica may have parts and a Gymnasium environment a process of its own, since 5 a replay may be hardware,
+# since 6 what docs/decisions/0036 lists
 FORMAT = 6
 CHECKSUM = "checksum"
 # what code raises on values of other types or sizes than it was written for
