@@ -1,7 +1,7 @@
 """Writes the tables of ``README.md``, and the figures in prose, from ``results/*.json``.
 
-``python benchmarks/render.py`` rewrites the pages. The newest result of each benchmark comes first. Results are
-files named ``YYYY-MM-DD-<bench>.json`` that hold what ``murmurate bench NAME --json`` printed as its last line.
+``python benchmarks/render.py`` rewrites the pages. The newest result of each benchmark comes first. Results
+are files named ``YYYY-MM-DD-<bench>.json`` that hold the last line of ``murmurate bench NAME --json``.
 
 A figure in prose, on this page, in the README or in ``docs/``, is written as
 
