@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 import murmurate
-from murmurate.api.runs import configured, new_folder
+from murmurate.api.runs import configured
 from murmurate.strategies.gala import GALA
+from murmurate.training.run_folder import new_folder
 
 SHORT: dict[str, Any] = {"launcher": "inline", "simulators": 2, "eval_episodes": 1, "quiet": True}
 

@@ -13,7 +13,7 @@ import torch
 
 from murmurate.cli.main import _parser, main
 from murmurate.cli.options import change, options
-from murmurate.cli.run_verbs import new_folder, report_end
+from murmurate.cli.run_verbs import report_end
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability
 from murmurate.fabric.processes import memory_limits
@@ -21,6 +21,7 @@ from murmurate.launch.local import Local
 from murmurate.recipes import recipe
 from murmurate.strategies import strategies
 from murmurate.training import memory, session
+from murmurate.training.run_folder import new_folder
 from murmurate.training.session import Finish
 from short_runs import SHORT, altered, content, preflight, refused
 

@@ -18,11 +18,10 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.wrappers import TimeLimit
 from resuming import assert_resumes_exactly, play
 
-from murmurate.cli.run_verbs import new_folder
 from murmurate.errors import Refusal
 from murmurate.launch import launcher
 from murmurate.recipes import recipe, recipe_of
-from murmurate.training.run_folder import plain, read_run, write_run
+from murmurate.training.run_folder import new_folder, plain, read_run, write_run
 from murmurate.worlds import _own_env
 from murmurate.worlds.gym import GymWorld
 from murmurate.worlds.own import OwnWorld, instead, lasting, world, world_name, world_of

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 import pickle
-import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +23,7 @@ from murmurate.training import session
 from murmurate.training.checkpoint import kept
 from murmurate.training.launcher import Launcher
 from murmurate.training.run import Run
+from murmurate.training.run_folder import new_folder
 from murmurate.worlds.interface import SimulatorWorld
 from murmurate.worlds.own import instead, world_of
 
@@ -161,13 +159,6 @@ def configured(run: Run, values: Mapping[str, Any]) -> Run:
         run = dataclasses.replace(run, strategy=with_fields(strategy, own, "strategy."))
     changed: Run = with_fields(run, values)
     return changed
-
-
-def new_folder(name: str) -> Path:
-    """A folder below ``runs`` that does not exist yet, without the slashes and colons of names of worlds."""
-    stem = f"{re.sub('[/:]', '-', name)}-{time.strftime('%Y%m%d-%H%M%S')}"
-    numbered = (Path("runs") / (stem if n == 1 else f"{stem}-{n}") for n in itertools.count(1))
-    return next(folder for folder in numbered if not folder.exists())
 
 
 def _base(recipe: str | Run | None, env: str | Callable[..., Any] | None, algorithm: str | None) -> Run:

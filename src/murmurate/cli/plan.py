@@ -178,9 +178,10 @@ def advice(found: Sequence[Candidate], profile: DeviceProfile) -> list[str]:
 
 
 def _apply(best: Candidate, options: argparse.Namespace) -> int:
-    from murmurate.cli.run_verbs import new_folder, report_end
+    from murmurate.cli.run_verbs import report_end
     from murmurate.launch import launcher
     from murmurate.recipes import stored
+    from murmurate.training.run_folder import new_folder
     from murmurate.training.session import train
 
     if options.hosts > 1:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import re
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +137,7 @@ def _train(options: argparse.Namespace, rest: list[str]) -> int:
         raise Refusal("--jobs is for several runs. Give --seeds, as in --seeds 0-4, or leave it out.")
     from murmurate.launch import launcher
     from murmurate.recipes import stored
+    from murmurate.training.run_folder import new_folder
     from murmurate.training.session import train
 
     engine = launcher(run.launcher)
@@ -150,16 +149,11 @@ def _train(options: argparse.Namespace, rest: list[str]) -> int:
     return report_end(finish, finish.folder or folder)
 
 
-def new_folder(name: str) -> Path:
-    """A new folder below ``runs``, without the slashes and colons of environments, nor their folders."""
-    short = re.sub("[^A-Za-z0-9._+-]", "-", re.sub("^env:(.*/)?", "", name))[-100:].lstrip("-.")
-    return Path("runs") / f"{short}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
 def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.cli.options import change, divide
     from murmurate.simulation.cluster import Cluster
     from murmurate.simulation.start import simulate
+    from murmurate.training.run_folder import new_folder
 
     run, cluster = recipe_run(options), Cluster()
     verb = f"murmurate simulate {options.recipe}"

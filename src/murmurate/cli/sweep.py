@@ -19,8 +19,8 @@ def add_options(train: Any) -> None:
 
 def sweep(run: Any, options: argparse.Namespace, rest: list[str]) -> int:
     """Train ``run`` once for each seed of ``--seeds``; returns the exit code. Raises Refusal."""
-    from murmurate.cli.run_verbs import new_folder
     from murmurate.launch import launcher
+    from murmurate.training.run_folder import new_folder
     from murmurate.training.session import prepared
     from murmurate.tuning.sweep import Sweep, read_seeds
 

@@ -51,7 +51,7 @@ def _tune_fields(options: argparse.Namespace | None, rest: list[str]) -> Fields:
 
 def _tune(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.cli.options import change
-    from murmurate.cli.run_verbs import new_folder, recipe_run
+    from murmurate.cli.run_verbs import recipe_run
     from murmurate.cli.search import search_space
     from murmurate.cli.sweep import check_jobs, forwarded
     from murmurate.tuning.trials import check_installed
@@ -67,6 +67,7 @@ def _tune(options: argparse.Namespace, rest: list[str]) -> int:
             "--search."
         )
     from murmurate.launch import launcher
+    from murmurate.training.run_folder import new_folder
     from murmurate.training.session import prepared
     from murmurate.tuning.objective import read_objective
     from murmurate.tuning.study import Study

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import itertools
 import json
 import os
 import platform
+import re
 import reprlib
 import shutil
 import socket
 import sys
+import time
 import types
 import typing
 import warnings
@@ -102,6 +105,15 @@ def has_begun(folder: Path) -> bool:
     path = folder / "metrics.jsonl"
     records = read_metrics(path) if path.exists() else ()
     return any(record["replica"] is not None and record.get("kind") != "event" for record in records)
+
+
+def new_folder(name: str) -> Path:
+    """A folder below ``runs`` that does not exist yet, for a recipe of that name: without the slashes and
+    colons of environments, nor the folders of their files."""
+    short = re.sub("[^A-Za-z0-9._+-]", "-", re.sub("^env:(.*/)?", "", name))[-100:].lstrip("-.")
+    stem = f"{short}-{time.strftime('%Y%m%d-%H%M%S')}"
+    numbered = (Path("runs") / (stem if n == 1 else f"{stem}-{n}") for n in itertools.count(1))
+    return next(folder for folder in numbered if not folder.exists())
 
 
 def write_run(folder: Path, run: Run, **extra_fields: Any) -> None:
