@@ -188,11 +188,11 @@ def test_the_run_survives_an_evaluator_that_is_killed_or_fails(evaluated: Path, 
 class Timed:
     """A coordinator of two replicas whose clock is ``now``."""
 
-    def __init__(self, folder: Path, **fields: Any) -> None:
+    def __init__(self, folder: Path, in_process: bool = False, **fields: Any) -> None:
         (folder / "checkpoints").mkdir(parents=True)
         self.run_state, self.now = RunState(2), 0.0
         self.run_state.open()
-        self.coordinator = Coordinator(a_run(**fields), folder, self.run_state, 0.0)
+        self.coordinator = Coordinator(a_run(**fields), folder, self.run_state, 0.0, in_process=in_process)
         self.coordinator.recorder._clock = lambda: self.now
         self.coordinator._requested_seconds = 0.0
         self.coordinator._next_at_seconds = self.coordinator._seconds_of_next_checkpoint()
@@ -228,6 +228,14 @@ def test_a_checkpoint_is_due_by_time_too_and_rarer_where_saving_takes_long(tmp_p
 
 def test_none_is_due_by_time_if_none_is_asked_for(tmp_path: Path) -> None:
     timed = Timed(tmp_path / "run", checkpoint_every_seconds=None, evaluate_every_env_steps=0)
+    timed.now = 1e9
+    timed.coordinator.poll()
+    assert timed.run_state.checkpoint_requested == 0
+    timed.coordinator.close()
+
+
+def test_under_inline_the_clock_decides_nothing(tmp_path: Path) -> None:
+    timed = Timed(tmp_path / "run", in_process=True, checkpoint_every_seconds=60.0)
     timed.now = 1e9
     timed.coordinator.poll()
     assert timed.run_state.checkpoint_requested == 0

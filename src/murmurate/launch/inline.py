@@ -31,10 +31,9 @@ class Inline(Launcher):
     """All roles as coroutines (greenlets) of this process, on a simulated fabric: repeatable asynchrony.
 
     One coroutine runs at a time, and the run's seed picks the next at each call of the fabric, so even an
-    asynchronous strategy gives the same parameters twice, unless something depends on the clock: minutes or a
-    return that end the run, or a checkpoint by time (``--checkpoint-every-seconds none`` has none). For
-    tests, for debugging with breakpoints, and where processes are not allowed; slower than ``local`` on more
-    than one core.
+    asynchronous strategy gives the same parameters twice, unless minutes or a return end the run. So
+    checkpoints are made by env steps alone, not by time. For tests, for debugging with breakpoints, and where
+    processes are not allowed; slower than ``local`` on more than one core.
     """
 
     name = "inline"

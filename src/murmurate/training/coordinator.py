@@ -37,8 +37,8 @@ _EVALUATION_DEADLINE_SECONDS = 600.0  # after the last checkpoint; the evaluatio
 class Coordinator:
     """The coordinator of one run, which it observes in its run state and its ``metrics.jsonl``.
 
-    in_process: evaluate the run's snapshots in this process, between two steps of a run whose roles are in
-    it.
+    in_process: all roles are in this process, between whose steps it evaluates the run's snapshots. What
+    depends on the clock would change the order of their steps, so no checkpoint is made by time.
     """
 
     def __init__(
@@ -90,6 +90,7 @@ class Coordinator:
         self._pending = 0  # number of the checkpoint that replicas are writing; 0 if none
         self._requested_at = 0.0
         self._next_at = self._next_checkpoint_after(run_state.total_env_steps())
+        self._every_seconds = None if in_process else run.checkpoint_every_seconds
         self._requested_seconds = self.recorder.seconds
         self._next_at_seconds = self._seconds_of_next_checkpoint()
         self.evaluator.begin_at(run_state.total_env_steps())
@@ -220,7 +221,7 @@ class Coordinator:
     def _seconds_of_next_checkpoint(self) -> float:
         """When the next one is due by time: saving, as long as it has just taken, is to take a twentieth of
         the time at most."""
-        every, now = self.run.checkpoint_every_seconds, self.recorder.seconds
+        every, now = self._every_seconds, self.recorder.seconds
         return math.inf if every is None else now + max(every, 20 * (now - self._requested_seconds))
 
     def _next_checkpoint_after(self, total: int) -> int:
@@ -364,18 +365,7 @@ class Coordinator:
         shutil.rmtree(ended.snapshot.folder, ignore_errors=True)
 
     def _record_evaluation(self, ended: Evaluated, at: str) -> None:
-        sentence = self.run.evaluation.sentence(ended.figures)
-        self.recorder.record(
-            {
-                "kind": "evaluation",
-                **ended.figures,
-                "env_steps": ended.snapshot.env_steps,
-                "updates": ended.snapshot.updates,
-                "snapshot_seconds": ended.snapshot.seconds,
-                "evaluation_seconds": ended.took_seconds,
-                "message": f"at {at}: {sentence}" if sentence else f"evaluated at {at}",
-            }
-        )
+        self.recorder.record(ended.record(self.run.evaluation.sentence(ended.figures), at))
         if (value := score(self.run, ended.figures)) > self.best_score:
             self.best_score = value
             checkpoint.keep_as_best(self.checkpoints, ended.snapshot.folder, score=value)

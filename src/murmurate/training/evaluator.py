@@ -56,6 +56,18 @@ class Evaluated:
     figures: dict[str, Any]
     failure: str = ""
 
+    def record(self, sentence: str, at: str) -> dict[str, Any]:
+        """The record of ``metrics.jsonl``. sentence: the figures, for people. at: the snapshot's env steps."""
+        return {
+            "kind": "evaluation",
+            **self.figures,
+            "env_steps": self.snapshot.env_steps,
+            "updates": self.snapshot.updates,
+            "snapshot_seconds": self.snapshot.seconds,
+            "evaluation_seconds": self.took_seconds,
+            "message": f"at {at}: {sentence}" if sentence else f"evaluated at {at}",
+        }
+
 
 class Evaluator:
     """Evaluates a run's snapshots. in_process: at once, in this process, instead of in one of its own."""
@@ -138,7 +150,8 @@ class Evaluator:
 def best_so_far(run: Run, checkpoints: Path) -> float:
     """The score (see ``score``) of the best checkpoint, if an evaluation chose it; else minus infinity."""
     with contextlib.suppress(Refusal):
-        if run.evaluation.plays and (value := checkpoint.read_manifest(checkpoints / "best").get("score")):
+        value = checkpoint.read_manifest(checkpoints / "best").get("score")
+        if run.evaluation.plays and value is not None:
             return float(value)
     return float("-inf")
 

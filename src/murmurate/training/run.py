@@ -44,7 +44,7 @@ class Run:
         ``torchrun`` or ``ray``.
     checkpoint_every_env_steps: total over the replicas between checkpoints.
     checkpoint_every_seconds: of wall time between checkpoints, too; none: by env steps alone. Longer where
-        saving takes more than a twentieth of the time, as it may with a large replay.
+        saving takes more than a twentieth of the time, as it may with a large replay. Not under ``inline``.
     evaluate_every_env_steps: total over the replicas between evaluations while the run learns; 0: only at its
         end. Each is made of the consensus parameters at that moment, in a process of its own (launcher
         ``inline``: between two steps), one at a time: what comes due meanwhile is evaluated after it.
