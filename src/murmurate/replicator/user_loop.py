@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, Literal
 
 import torch
@@ -367,9 +366,7 @@ class OwnLoop(Replicator):
     def __enter__(self) -> OwnLoop:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
         if kind is None and self.is_centre:
             self._serve()  # this script made no step, but others may
         elif kind is None:

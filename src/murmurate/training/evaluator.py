@@ -57,7 +57,7 @@ class Evaluated:
     failure: str = ""
 
     def record(self, sentence: str, at: str) -> dict[str, Any]:
-        """The record of ``metrics.jsonl``. sentence: the figures, for people. at: the snapshot's env steps."""
+        """The record of ``metrics.jsonl``. sentence: about the figures. at: the snapshot's env steps."""
         return {
             "kind": "evaluation",
             **self.figures,
