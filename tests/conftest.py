@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
@@ -12,6 +13,8 @@ import torch
 # before anything imports Triton, which decides then: without a GPU its interpreter runs the kernels
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+with contextlib.suppress(ImportError):
+    import triton  # noqa: F401  # after Mesa, which brings another LLVM, its import crashes
 
 from murmurate.cli.main import main
 from short_runs import SHORT

@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from murmurate.cli import main as cli
+from murmurate.cli import run_verbs
+from murmurate.cli.main import REFUSED
 from waiting import until
 
 _ASK = """
@@ -70,8 +71,8 @@ def test_where_it_cannot_begin_nothing_is_said_yet(tmp_path: Path) -> None:
 )
 def test_a_resume_asks_for_it_where_the_run_was_this_hosts(run: object, here: bool, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(run))
-    assert cli._launched_here(tmp_path) is here
-    assert cli._launched_here(tmp_path / "none") is False
+    assert run_verbs._launched_here(tmp_path) is here
+    assert run_verbs._launched_here(tmp_path / "none") is False
 
 
 def test_a_refused_command_leaves_no_process_importing(tmp_path: Path) -> None:
@@ -84,7 +85,7 @@ def test_a_refused_command_leaves_no_process_importing(tmp_path: Path) -> None:
         )
         until(lambda: servers(process.pid) or process.poll() is not None)
         began = servers(process.pid)
-        assert process.wait() == cli.REFUSED
+        assert process.wait() == REFUSED
     assert began
     assert not servers(process.pid)
     assert "nonsense" in (tmp_path / "said").read_text()

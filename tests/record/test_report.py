@@ -59,7 +59,7 @@ def test_headline_numbers_in_words_and_as_data(gala: tuple[Path, str]) -> None:
     assert (data["recipe"], data["strategy"], data["replicas"]) == ("pong-gala", "gala", 4)
     words = words_of(page)
     for expected in (
-        "evaluation return (greedy) 19.12 Â± 0.25 standard error",
+        "evaluation return (greedy) 19.12 ± 0.25 standard error",
         "training return (sampled) 18.25",
         "env steps 3,000,000 12,000,000 frames",
         "wall time 0:25:00",

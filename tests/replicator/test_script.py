@@ -166,7 +166,7 @@ def test_what_is_refused_before_anything_starts():
 
 
 def test_a_main_from_a_notebook_is_refused_where_other_processes_must_import_it(monkeypatch):
-    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)  # a worker of xdist has none
     for name, thing in (("my_main", who), ("functools", functools.partial)):
         monkeypatch.setattr(sys.modules["__main__"], name, thing, raising=False)
     monkeypatch.setattr(who, "__module__", "__main__")

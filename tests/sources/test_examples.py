@@ -69,11 +69,11 @@ def test_what_is_kept_back_depends_on_its_seed_alone(path):
         ({"validation": 1.5}, "world.validation is 1.5"),
         ({"path": ""}, "say which corpus"),
         ({"path": "/nowhere/docword.txt"}, "nowhere"),
-        ({"min_df": 3}, "--min-df.* is an option of text, and .* is read as uci"),
-        ({"max_df": 1}, "--max-df.* is an option of text"),
-        ({"max_vocabulary": 9}, "--max-vocabulary.* is an option of text"),
-        ({"min_letters": 1}, "--min-letters.* is an option of text"),
-        ({"stop_words": __file__}, "--stop-words.* is an option of text"),
+        ({"min_df": 3}, "--min-df.* is for corpora of kind text or .*, and .* is read as uci"),
+        ({"max_df": 1}, "--max-df.* is for corpora of kind text"),
+        ({"max_vocabulary": 9}, "--max-vocabulary.* is for corpora of kind text"),
+        ({"min_letters": 1}, "--min-letters.* is for corpora of kind text"),
+        ({"stop_words": __file__}, "--stop-words.* is for corpora of kind text"),
         ({"stop_words": "/nowhere/stop.txt"}, "nowhere/stop.txt cannot be read"),
         ({"min_df": -1}, "min_df is -1"),
     ],
@@ -124,7 +124,7 @@ def test_one_document_is_not_all_of_them_and_stop_words_are_read_again(tmp_path)
     stop.write_bytes(b"\xff")
     with pytest.raises(Refusal, match="not UTF-8"):
         world.tokens()
-    with pytest.raises(Refusal, match="words of a given vocabulary"):
+    with pytest.raises(Refusal, match="words of a given --vocabulary"):
         CorpusWorld(str(path), min_df=1, vocabulary=str(path)).load()
 
 

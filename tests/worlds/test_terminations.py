@@ -57,7 +57,7 @@ def test_a_function_of_your_own(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def far(observation):\n    return observation[:, 0] > 2\n")
     assert termination("anything", f"{file}:far")(torch.tensor([[1.0], [3.0]])).tolist() == [False, True]
-    with pytest.raises(ValueError, match="no function 'near'"):
+    with pytest.raises(ValueError, match="no class or function 'near'"):
         termination("anything", f"{file}:near")
     with pytest.raises(ValueError, match=r"there is no file .* with a termination function"):
         termination("anything", f"{tmp_path}/yours.py:far")

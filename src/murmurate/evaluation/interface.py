@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from murmurate.ranges import NonNegativeInt
 from murmurate.spec import World
 
 
@@ -42,7 +43,7 @@ class Curve:
     label: str
     text: str = ""
     lower_is_better: bool = False
-    digits: int = 0
+    digits: NonNegativeInt = 0
     spread: str = ""
 
 
