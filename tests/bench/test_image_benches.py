@@ -44,6 +44,7 @@ def test_ratios_are_to_the_faster_plain_loop():
     assert figures["ratio_accelerate"] is None
 
 
+@pytest.mark.slow  # 12 s of CPU
 def test_the_classifier_is_the_plain_loop(tmp_path):
     """In float64 the losses of the first steps are the same, with augmentation and schedule."""
     plan = resnet_parity.ParityPlan(path=write_fashion(tmp_path, train=60), steps=3)

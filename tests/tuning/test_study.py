@@ -226,6 +226,7 @@ def test_objectives(name: str, text: str | None, found: Objective) -> None:
     assert read_objective(text, recipe(name)) == found
 
 
+@pytest.mark.slow  # 13 s of CPU; tests of sweeps interrupt and continue runs too
 def test_a_killed_study_goes_on_with_the_trial_that_was_cut_off(tmp_path: Path, capfd) -> None:
     folder = tmp_path / "study"
     options = ["--launcher", "inline", "--eval-episodes", "1", "--record-every-seconds", "0.1"]
