@@ -39,9 +39,21 @@ def modules(package: str) -> tuple[ModuleType, ...]:
     own = [m.name for m in pkgutil.iter_modules(places) if not m.name.startswith("_")]
     found = [importlib.import_module(f"{package}.{name}") for name in own]
     for entry in importlib.metadata.entry_points(group=package):
-        found.append(importlib.import_module(entry.module))
+        found.append(_import_entry(entry))
     found += [module for module in map(_import, imports()) if module not in found]
     return tuple(found)
+
+
+def _import_entry(entry: importlib.metadata.EntryPoint) -> ModuleType:
+    """The module of another package's entry point. Raises Refusal with both names if it cannot be."""
+    try:
+        return importlib.import_module(entry.module)
+    except Exception as error:
+        package = "another package" if entry.dist is None else entry.dist.name
+        raise Refusal(
+            f"{entry.module}, which {package} registers as '{entry.name}' of {entry.group}, cannot be "
+            f"imported ({type(error).__name__}: {error}). Correct it, or remove it: pip uninstall {package}"
+        ) from error
 
 
 def classes(package: str, base: type) -> tuple[type, ...]:

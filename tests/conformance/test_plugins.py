@@ -133,6 +133,23 @@ def test_they_are_listed_beside_the_packages_own(capsys: pytest.CaptureFixture[s
         assert name in {row["name"] for row in json.loads(capsys.readouterr().out)}
 
 
+def test_a_package_that_cannot_be_imported_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    info = tmp_path / "broken_pack-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-pack\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[murmurate.strategies]\nmine = broken_pack_module\n")
+    (tmp_path / "broken_pack_module.py").write_text("import no_such_module_at_all\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plugins.modules.cache_clear()
+    assert main(["list", "strategies"]) == 2
+    said = capsys.readouterr().err
+    assert "broken_pack_module, which broken-pack registers as 'mine'" in said
+    assert "No module named 'no_such_module_at_all'" in said
+    assert "pip uninstall broken-pack" in said
+
+
 def test_they_run_in_processes_of_their_own(tmp_path: Path) -> None:
     command = "train cartpole-two-nets --strategy post-local-sgd --replicas 2 --simulators 2 --env-steps 1280"
     paths = os.pathsep.join([str(PLUGINS), os.environ.get("PYTHONPATH", "")])
