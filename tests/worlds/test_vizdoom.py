@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
 import signal
 import sys
@@ -285,6 +286,15 @@ def _maps(process: int) -> str:
         return Path(f"/proc/{process}/maps").read_text()
     except OSError:
         return ""
+
+
+def test_games_find_their_folder_when_they_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ViZDoom makes it where it is missing; where two processes do so at once, one of them ends."""
+    monkeypatch.chdir(tmp_path)
+    games = importlib.import_module("murmurate.worlds._doom_game")
+    taken = ("buttons", "combine", "skill", "frame_skip", "timeout", "occlude", "occlude_colour")
+    games.DoomGame(file="my_way_home", **{name: getattr(world("doom-my-way-home"), name) for name in taken})
+    assert (tmp_path / "_vizdoom").is_dir()
 
 
 def test_nothing_is_left(request: pytest.FixtureRequest) -> None:

@@ -64,7 +64,7 @@ class ActorLoop:
             pending = ActorStep(
                 steps, list(step.episodes), version, len(step.restarts), settings.starts_before
             )
-            for message in step.restarts:
+            for message in dict.fromkeys(step.restarts):
                 print(message, file=sys.stderr, flush=True)
 
     def _with_random_actions(self, action: Action) -> Action:

@@ -111,9 +111,9 @@ class SimulatorGroups:
         return all(group.state() is not None for group in self.groups)
 
     def note(self, restarts: Sequence[str]) -> None:
-        """Count the simulators that were replaced (``TimeStep.restarts``)."""
+        """Count the replaced simulators (``TimeStep.restarts``); those of one process make one event."""
         self.restarts += len(restarts)
-        self._events += [("simulator restarted", message) for message in restarts]
+        self._events += [("simulator restarted", message) for message in dict.fromkeys(restarts)]
 
     def fields(self) -> dict[str, int]:
         """``simulator_restarts``, once there are any."""

@@ -72,6 +72,7 @@ class DoomGame:
         game.set_window_visible(False)
         game.set_mode(vizdoom.Mode.PLAYER)
         game.set_doom_config_path(f"game-{id(self)}.ini")  # it writes its settings there
+        Path("_vizdoom").mkdir(exist_ok=True)  # two processes that make it at once crash
         if (launcher := _ends_with_parent()) is not None:
             game.set_vizdoom_path(str(launcher))
 
