@@ -12,6 +12,7 @@ import numpy as np
 
 from murmurate import errors
 from murmurate.worlds.env_state import quiet_models
+from murmurate.worlds.modules import import_triton
 
 # by task: gymnasium-robotics' name, and the steps at the goal that an episode needs to be a success
 TASKS = {"door": ("Door", 25), "hammer": ("Hammer", 25), "pen": ("Pen", 20), "relocate": ("Relocate", 25)}
@@ -95,6 +96,7 @@ def factor(task: str) -> float:
 
 def _plain(name: str, picture: bool = False) -> Any:
     """The environment alone."""
+    import_triton()
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # it tells of the sign that ``factor`` puts right
             import gymnasium_robotics

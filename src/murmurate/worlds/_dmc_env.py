@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.util
 import os
-import sys
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +14,7 @@ import numpy.typing as npt
 
 from murmurate import errors
 from murmurate.worlds.env_state import Unsavable
+from murmurate.worlds.modules import import_triton
 
 _LIBRARIES = "libegl1 libegl-mesa0 libgl1-mesa-dri"
 # As good as the suite's own picture at 84 x 84, and several times faster without a GPU.
@@ -38,9 +37,7 @@ def suite(pictures: bool) -> ModuleType:
     if not is_installed():
         raise errors.MissingExtra("dm_control", "control", "The DeepMind Control Suite")
     chosen = os.environ.setdefault("MUJOCO_GL", "egl")
-    if "torch" in sys.modules:  # it imports triton later, which crashes once Mesa has loaded another LLVM
-        with contextlib.suppress(ImportError):
-            importlib.import_module("triton")
+    import_triton()
     try:
         importlib.import_module("dm_control._render")
     except Exception as problem:  # of the library that draws; there is no common type

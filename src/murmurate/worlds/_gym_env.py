@@ -14,7 +14,7 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from murmurate import errors
 from murmurate.worlds.env_state import quiet_models
-from murmurate.worlds.modules import import_module
+from murmurate.worlds.modules import import_module, import_triton
 
 PREFIX = "gym:"
 
@@ -24,6 +24,7 @@ def registered(ident: str, folder: str = "") -> Any:
 
     Raises ``Refusal`` if it is not registered.
     """
+    import_triton()
     module, _, name = ident.rpartition(":")
     if module:
         import_module(module, folder, f"The world {PREFIX}{ident}")

@@ -68,6 +68,7 @@ def found(target: str, folder: str, name: str) -> tuple[Callable[..., Any], str]
 
     name: of the world, for the ``Refusal`` if it is not there.
     """
+    modules.import_triton()
     if target in _here:
         return _here[target]
     purpose = f"The world {name}"

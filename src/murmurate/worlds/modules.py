@@ -25,6 +25,17 @@ _loading: list[str] = []  # files that are being executed
 _searched: list[str] = []  # folders of ``search``
 
 
+def import_triton() -> None:
+    """Import Triton, if it is installed, in a process with torch. To be called before an environment is made.
+
+    An environment that draws by software loads Mesa, which brings another LLVM than Triton. If Triton is
+    imported after it, as by an optimizer's first step, the process crashes.
+    """
+    if "torch" in sys.modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("triton")
+
+
 @contextlib.contextmanager
 def search(folder: object) -> Iterator[None]:
     """Within this context modules are also looked for in ``folder``, if that is one: as a run folder has
