@@ -74,9 +74,7 @@ class OwnLoop(Replicator):
         self.seed = seed
         self.size = fabric.size - strategy.centre
         if self.size < 1:
-            raise Refusal(
-                f"{strategy.name} needs one more member for its centre, and there is only one: add one"
-            )
+            raise Refusal(f"{strategy.name} needs one more member, for its centre: add one")
         self.rank = fabric.rank
         self.is_centre = strategy.centre and fabric.rank == self.size
         if workers < 1 or self.size % workers:
@@ -278,8 +276,7 @@ class OwnLoop(Replicator):
     @property
     def within(self) -> Group:
         """The replicas of the own worker."""
-        ranks = ranks_within(self.rank, self._index.per_worker)
-        return self._group(ranks, "a collective within workers")
+        return self._group(ranks_within(self.rank, self._index.per_worker), "a collective within workers")
 
     @property
     def across(self) -> Group:
