@@ -102,7 +102,7 @@ def test_a_centre_serves_whether_the_script_steps_or_not(strategy):
 
 
 def test_a_centre_needs_a_member_of_its_own():
-    with pytest.raises(Refusal, match="there is only one: add one"):
+    with pytest.raises(Refusal, match="for its centre: add one"):
         loops(1, print, strategy=ParameterServer())
 
 
