@@ -151,8 +151,8 @@ def carried() -> list[Any]:
 
     The test takes the recipe's own strategy away. What is left of two recipes with one kind of learner is its
     settings, so the recipes of a kind take turns. A strategy sees a learner only as vectors and counts of
-    updates, so the default part has each kind of learner with each fourth strategy, and each strategy with each
-    fourth kind, shifted by one from kind to kind.
+    updates, so the default part has each kind of learner with each fourth strategy, shifted by one from
+    kind to kind.
     """
     kinds: dict[type, list[str]] = {}
     for algorithm in sorted(algorithms()):

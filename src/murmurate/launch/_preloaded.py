@@ -4,5 +4,4 @@ import contextlib
 import importlib
 
 with contextlib.suppress(Exception):
-    for name in ("murmurate.launch.role", "torch._dynamo"):  # an optimizer imports the second, for 1.6 s
-        importlib.import_module(name)
+    importlib.import_module("murmurate.launch.role")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,9 +26,9 @@ class ActionBounds(nn.Module):
         super().__init__()
         self.shape = spec.action_shape
         self.plain = {*spec.action_low, *spec.action_high} == {-1.0, 1.0}  # then nothing is scaled
-        low, high = torch.tensor(spec.action_low), torch.tensor(spec.action_high)
-        self.register_buffer("centre", (low + high) / 2, persistent=False)
-        self.register_buffer("reach", (high - low) / 2, persistent=False)
+        low, high = (np.asarray(bound, np.float32) for bound in (spec.action_low, spec.action_high))
+        self.register_buffer("centre", torch.tensor((low + high) / 2), persistent=False)
+        self.register_buffer("reach", torch.tensor((high - low) / 2), persistent=False)
 
     def to_world(self, scaled: Tensor) -> Tensor:
         action = scaled if self.plain else torch.addcmul(self.centre, scaled, self.reach)

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from murmurate.replica.optimizer_state import step_of
+
 
 class Adam(torch.optim.Adam):
     """``torch.optim.Adam`` with ``fused=True``, with the same state and results (Kingma and Ba 2015,
@@ -57,7 +59,7 @@ class Adam(torch.optim.Adam):
     step.hooked = True  # type: ignore[attr-defined]  # else torch would wrap it; see _torch_step
 
     def _torch_step(self, closure: Any) -> Any:
-        whole = torch.optim.Adam.step
+        whole = step_of(torch.optim.Adam.step)
         if not getattr(whole, "hooked", False):  # torch wraps it when the first plain Adam is constructed
             whole = self.profile_hook_step(whole)
         return whole(self, closure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -37,6 +38,33 @@ def construct(make_optimizer: MakeOptimizer, parameters: list[Any]) -> torch.opt
         return make_optimizer(parameters)
     finally:
         del function.__dynamo_disable
+
+
+def make_step(optimizer: torch.optim.Optimizer) -> None:
+    """``optimizer.step()``, without the import of torch's compiler."""
+    step_of(type(optimizer).step)(optimizer)
+
+
+def step_of(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A class's ``step``, with its hooks, and without the import of torch's compiler.
+
+    torch imports it at the first step, only to keep steps out of compiled code. That takes a second of each
+    process, and crashes it where an environment has loaded Mesa (``worlds.modules.import_triton``).
+    """
+    return step if "torch._dynamo" in sys.modules else _without_compiler(step)
+
+
+@functools.cache
+def _without_compiler(step: Callable[..., Any]) -> Callable[..., Any]:
+    inner = getattr(step, "__wrapped__", step) if getattr(step, "hooked", False) else step
+    if getattr(inner, "__code__", step_of.__code__).co_name != "_use_grad":  # torch's wrapper that imports
+        return step
+
+    def in_grad_mode(optimizer: torch.optim.Optimizer, *arguments: Any) -> Any:
+        with torch.set_grad_enabled(optimizer.defaults["differentiable"]):
+            return inner.__wrapped__(optimizer, *arguments)
+
+    return torch.optim.Optimizer.profile_hook_step(in_grad_mode)
 
 
 def materialise(optimizer: torch.optim.Optimizer, make_optimizer: MakeOptimizer) -> None:
@@ -89,4 +117,4 @@ def _copy(optimizer: torch.optim.Optimizer, make_optimizer: MakeOptimizer) -> to
 def _step_along(optimizer: torch.optim.Optimizer, gradient: float) -> None:
     for parameter, _ in entries(optimizer):
         parameter.grad = torch.full_like(parameter, gradient)
-    optimizer.step()
+    make_step(optimizer)

@@ -22,7 +22,14 @@ from murmurate.replica.layout import (
     refuse_late_hooks,
     view,
 )
-from murmurate.replica.optimizer_state import MakeOptimizer, check_start, construct, entries, materialise
+from murmurate.replica.optimizer_state import (
+    MakeOptimizer,
+    check_start,
+    construct,
+    entries,
+    make_step,
+    materialise,
+)
 from murmurate.replica.scale import Scale
 from murmurate.replica.sparse import Rows, check_plain, check_rows
 from murmurate.replica.state_dict import load_into, state_of
@@ -315,7 +322,7 @@ class Replica:
             if self.schedule is not None:
                 for group, rate in zip(self.optimizer.param_groups, self._rates(), strict=True):
                     group["lr"] = rate
-            self.optimizer.step()
+            make_step(self.optimizer)
         if before is not None:
             self.update_norm = torch.linalg.vector_norm(self.values() - before)
             self.measure = False

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from murmurate.fabric.interface import Channel, Message
+from murmurate.replica.optimizer_state import make_step
 from murmurate.replica.vector import Replica
 from murmurate.strategies.dpsgd.node import REPLY, leader_of
 
@@ -53,7 +54,7 @@ class Master:
         self.replica.grad.zero_()
         for push in self.pending:
             self.replica.grad.sub_(push)
-        self.optimizer.step()
+        make_step(self.optimizer)
         self.pending.clear()
         self.replica.tick()
 
