@@ -56,7 +56,7 @@ def step_of(step: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def _without_compiler(step: Callable[..., Any]) -> Callable[..., Any]:
-    inner = getattr(step, "__wrapped__", step) if getattr(step, "hooked", False) else step
+    inner: Any = getattr(step, "__wrapped__", step) if getattr(step, "hooked", False) else step
     if getattr(inner, "__code__", step_of.__code__).co_name != "_use_grad":  # torch's wrapper that imports
         return step
 
