@@ -143,27 +143,18 @@ def test_names_that_are_no_recipe_are_refused(name: str) -> None:
         recipe(name)
 
 
-EVERY = 4  # of the pairs of a strategy and a kind of learner, one in so many is not slow
-
-
 def carried() -> list[Any]:
-    """Every recipe with every strategy; what adds little to the others is slow.
+    """Every recipe with every strategy; what adds nothing to the others is slow.
 
     The test takes the recipe's own strategy away. What is left of two recipes with one kind of learner is its
-    settings, so the recipes of a kind take turns. A strategy sees a learner only as vectors and counts of
-    updates, so the default part has each kind of learner with each fourth strategy, shifted by one from
-    kind to kind.
+    settings, so each strategy is tried with each kind of learner, and the recipes of a kind take turns.
     """
     kinds: dict[type, list[str]] = {}
     for algorithm in sorted(algorithms()):
         kinds.setdefault(type(recipe_of(algorithm).learner), []).append(algorithm)
     return [
-        pytest.param(
-            algorithm,
-            strategy,
-            marks=() if row % len(alike) == column and (row + kind) % EVERY == 0 else pytest.mark.slow,
-        )
-        for kind, alike in enumerate(kinds.values())
+        pytest.param(algorithm, strategy, marks=() if row % len(alike) == column else pytest.mark.slow)
+        for alike in kinds.values()
         for column, algorithm in enumerate(alike)
         for row, strategy in enumerate(sorted(strategies()))
     ]
