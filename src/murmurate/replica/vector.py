@@ -117,7 +117,7 @@ class Replica:
         first = next(p for p in module.parameters() if p.requires_grad)
         total = self.parts[-1].stop
         self._storage = torch.empty(total, dtype=first.dtype, device=first.device)
-        self._storage_grad = torch.zeros_like(self._storage)
+        self._storage_grad = self._storage.new_zeros(total)
         self.scale = Scale(self._storage)
         for part in self.parts:
             view(self._storage, part).copy_(getattr(part.owner, part.attribute).detach())
@@ -125,7 +125,7 @@ class Replica:
         self._compute_parts = [p for p in self.parts if compute_dtype and in_compute(p.name)]
         self._low = None
         if self._compute_parts:
-            self._low = torch.empty_like(self._storage, dtype=compute_dtype)
+            self._low = self._storage.new_empty(total, dtype=compute_dtype)
         self._runs = merge(self._compute_parts)
         self.shape_aware = shape_aware
         self.params = nn.Parameter(self._storage)
