@@ -17,6 +17,7 @@ from murmurate.worlds.env_state import quiet_models
 from murmurate.worlds.modules import import_module, import_triton
 
 PREFIX = "gym:"
+_WITHOUT_MESA = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text", "ale_py")  # they draw by SDL
 
 
 def registered(ident: str, folder: str = "") -> Any:
@@ -24,12 +25,12 @@ def registered(ident: str, folder: str = "") -> Any:
 
     Raises ``Refusal`` if it is not registered.
     """
-    import_triton()
     module, _, name = ident.rpartition(":")
     if module:
+        import_triton()
         import_module(module, folder, f"The world {PREFIX}{ident}")
     try:
-        return gymnasium.spec(name)
+        spec = gymnasium.spec(name)
     except gymnasium.error.Error as problem:
         near = difflib.get_close_matches(name, gymnasium.registry, n=1, cutoff=0.5)
         hint = f" Did you mean '{near[0]}'?" if near else ""
@@ -37,6 +38,9 @@ def registered(ident: str, folder: str = "") -> Any:
             f"No Gymnasium environment is registered as '{name}'.{hint} Name the module that registers it "
             f"too, as in {PREFIX}my_module:{name}."
         ) from problem
+    if not str(spec.entry_point).startswith(_WITHOUT_MESA):
+        import_triton()
+    return spec
 
 
 def make(
