@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from compiled import NO_KERNELS
+from covering import pairwise
 from murmurate import native
 from murmurate.replay import async_copy, frames, prefetch
 from murmurate.replay.async_copy import AsyncCopy
@@ -87,9 +88,10 @@ def test_rows_hold_the_newest_transitions(kind, steps):
     assert torch.equal(again, sample.observation)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize(("simulators", "colours"), [(1, ()), (2, ()), (2, (3,))])
+@pytest.mark.parametrize(
+    ("kind", "steps", "simulators", "colours"),
+    [(kind, steps, *of) for kind, steps, of in pairwise(KINDS, [1, 3], [(1, ()), (2, ()), (2, (3,))])],
+)
 def test_frames_are_stacked_again_as_they_were(kind, steps, simulators, colours):
     """Every transition that can be drawn has the stacks it was put in with; and most of the ring can."""
     stack, length = 4, 120
