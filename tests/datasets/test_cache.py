@@ -182,6 +182,11 @@ print(peak_kib() - before)
 """
 
 
+@pytest.fixture(scope="module")
+def large():
+    return generate(45_000, 5000, 10, 120, seed=0).corpus
+
+
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 @pytest.mark.parametrize(
     "name",
@@ -192,8 +197,8 @@ print(peak_kib() - before)
         pytest.param("x.mtx", marks=pytest.mark.slow),
     ],
 )
-def test_memory_does_not_grow_with_the_file(tmp_path, name):
-    made = generate(45_000, 5000, 10, 120, seed=0).corpus
+def test_memory_does_not_grow_with_the_file(tmp_path, name, large):
+    made = large
     path = tmp_path / name
     write(made, path, {".mtx": "matrix-market", ".ldac": "lda-c"}.get(path.suffix, "uci"))
     entries_mb = len(made.words) * 8 / 2**20

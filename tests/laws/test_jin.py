@@ -17,7 +17,7 @@ from murmurate.strategies.push_gossip import PushGossip
 from murmurate.strategies.synchronous_gossip import SynchronousGossip
 from strategies.scripted import Script
 
-RUNS = 16
+RUNS = 12
 TICKS = 800
 EVERY = 10  # ticks between two lines of the log
 LOGGED = np.arange(0, TICKS + 1, EVERY)

@@ -91,12 +91,13 @@ def test_rows_and_frames_give_the_same_windows(
     if backend == "torch":
         monkeypatch.setattr(native, "kernels", None)
     rows, frames = stores(stack, steps, 8 * STEPS, discount)
-    for step in stream(stack, seed=steps):
+    played = stream(stack, seed=steps)[:200]
+    for step in played:
         for low, high in ((0, 1), (1, SIMULATORS)):
             part = Steps(*(x[low:high] for x in step[:6]))
             assert rows.observe(low, part) == frames.observe(low, part)
     wanted = everything(rows)
-    assert rows.inserted == frames.inserted == sum(wanted.values()) > 0.9 * SIMULATORS * STEPS
+    assert rows.inserted == frames.inserted == sum(wanted.values()) > 0.9 * SIMULATORS * len(played)
     assert everything(frames) == wanted
 
 

@@ -395,7 +395,7 @@ def test_batches_ahead_hold_what_their_keys_name_though_the_replay_goes_on(depth
     replay = FrameReplay(Prioritized(800), (2, 2), simulators=4, stack=4, steps=3)
     shown = torch.zeros(4, 4, 2, 2, dtype=torch.uint8)
     ahead, number, compared = Prefetcher(replay, 8, depth), 0, 0
-    for update in range(600):
+    for update in range(330):
         if update < 30 or update % 2:
             number += 1
             after = torch.cat([shown[:, 1:], torch.full((4, 1, 2, 2), number % 251, dtype=torch.uint8)], 1)
@@ -420,8 +420,8 @@ def test_batches_ahead_hold_what_their_keys_name_though_the_replay_goes_on(depth
         assert torch.equal(sample.next_observation[kept][goes_on], there.next_observation[goes_on])
         replay.update(sample.keys, torch.rand(8, generator=generator))
         compared += int(goes_on.sum())
-    assert compared > 3000
-    assert (ahead._copier is not None and ahead._copier.number > 1000) == (copied and depth > 0)
+    assert compared > 1500
+    assert (ahead._copier is not None and ahead._copier.number > 500) == (copied and depth > 0)
     ahead.close()
 
 
