@@ -28,13 +28,13 @@ def test_samples_are_those_of_prefix_sums(shape: TreeShape) -> None:
     generator = random.Random(shape.leaves)
     manager = SimulatedManager(shape, row_bits=8)
     priorities, rows = [0] * shape.leaves, [0] * shape.leaves
-    for _ in range(3):
-        updates = hazards(shape, 300, generator)
+    for _ in range(2):
+        updates = hazards(shape, 200, generator)
         manager.run(updates, ())
         for index, priority, row in updates:
             priorities[index], rows[index] = priority, row
         assert manager.total == sum(priorities)
-        uniforms = [0, (1 << UNIFORM_BITS) - 1, *(generator.randrange(1 << UNIFORM_BITS) for _ in range(200))]
+        uniforms = [0, (1 << UNIFORM_BITS) - 1, *(generator.randrange(1 << UNIFORM_BITS) for _ in range(100))]
         expected = [(i, True, rows[i]) for i in (find(priorities, u) for u in uniforms)]
         assert manager.sample(uniforms) == expected
 
@@ -67,8 +67,8 @@ def test_updates_in_flight_never_give_a_leaf_that_was_always_zero() -> None:
     manager = SimulatedManager(shape)
     used = [i for i in range(shape.leaves) if i % 3]
     manager.update(used, [100] * len(used))
-    updates = [(generator.choice(used), generator.randrange(1 << 16), 0) for _ in range(1_500)]
-    uniforms = [generator.randrange(1 << UNIFORM_BITS) for _ in range(1_500)]
+    updates = [(generator.choice(used), generator.randrange(1 << 16), 0) for _ in range(700)]
+    uniforms = [generator.randrange(1 << UNIFORM_BITS) for _ in range(700)]
     drawn = manager.run(updates, uniforms)
     assert all(found for _, found, _ in drawn)
     assert all(index in used for index, _, _ in drawn)
@@ -85,7 +85,7 @@ def test_memories_that_lie_far_apart_have_a_register_more(monkeypatch: pytest.Mo
     monkeypatch.setattr("murmurate.fpga.shape.FAR_WORDS", 16)
     shape = TreeShape(64, 4, 16)
     assert shape.sample_latency == near + 1
-    found = verify(shape, 1_000)
+    found = verify(shape, 500)
     assert (found.mismatches, found.cycles_over_model) == (0, pytest.approx(1, abs=0.01))
 
 

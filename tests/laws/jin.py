@@ -71,19 +71,21 @@ class Bowl:
     def curvatures(self) -> torch.Tensor:
         return torch.linspace(self.m, self.L, self.dimension, dtype=torch.float64)
 
-    def ticks(self, seed: int, number: int) -> Iterator[tuple[np.ndarray, float]]:
-        """Before the first and after each tick: (all vectors [n, d], the largest gradient so far)."""
+    def ticks(self, seed: int, number: int, every: int = 1) -> Iterator[tuple[np.ndarray, float]]:
+        """Before the first and after each tick, or each ``every``-th: (all vectors [n, d], the largest
+        gradient so far)."""
         clock = np.random.default_rng([seed, 1])
         noise = torch.Generator().manual_seed(seed)
         replicas = self._members(seed, noise)
         largest = max(float((self.curvatures * r.params.detach()).norm()) for r in replicas)
         yield self._all(replicas), largest
-        for _ in range(number):
+        for tick in range(1, number + 1):
             one = replicas[clock.integers(self.size)]
             gradient = self.curvatures * one.params.detach()
             largest = max(largest, float(gradient.norm()))
             one.follow(gradient + torch.randn(self.dimension, generator=noise, dtype=torch.float64))
-            yield self._all(replicas), largest
+            if tick % every == 0:
+                yield self._all(replicas), largest
 
     def _members(self, seed, noise):
         script = Script(self.size)

@@ -84,7 +84,7 @@ class TestLocalSGD:
     @pytest.mark.parametrize("optimizer", LINEAR)
     def test_at_every_step_equals_all_reduce_where_updates_are_linear(self, optimizer, size):
         problem = Problem(optimizer=optimizer)
-        for seed in range(4):
+        for seed in range(2):
             mean = together(AllReduce(), problem, size, seed)
             local = together(LocalSGD(period=1), problem, size, seed)
             for found, expected in zip(local, mean, strict=True):

@@ -147,7 +147,7 @@ def asynchronous_sgd(centre, effective_rate):
 )
 def test_with_p_1_and_b_1_it_is_asynchronous_sgd_with_step_rho_eta_as_a_parameter_server(strategy, rate):
     delays = set()
-    for seed in range(60):
+    for seed in range(30):
         fabric = SimulatedFabric(4, seed=seed, latency=(0.0, 2e-4))
         *_, centre = fabric.run([functools.partial(follow_slopes, strategy, rate, 8)] * 4)
         versions = asynchronous_sgd(centre, 0.05)
@@ -210,7 +210,7 @@ def test_one_node_is_hogwild_to_the_bit(optimizer, wait):
     problem = Problem(optimizer=optimizer, clip=0.3, scheduled=True, grouped=True, float32=True)
     strategy = DPSGD(global_learning_rate=1.0, threads=0, local_updates=1, wait=wait)
     rounds = 0
-    for seed in range(4):
+    for seed in range(2):
         fabric = SimulatedFabric(4, seed=seed)
         *found, centre = fabric.run([functools.partial(noted, problem, strategy)] * 4)
         updates = [e.detail for e in fabric.log if e.kind == "update"]
@@ -226,7 +226,7 @@ def test_one_node_is_hogwild_to_the_bit(optimizer, wait):
         rounds += found[0].exchanges[-1].round
         # and v is what was pushed: u as it then was
         assert torch.equal(centre.params, found[0].strategy["base"])
-    assert rounds >= 8
+    assert rounds >= 4
 
 
 def test_moments_are_one_within_a_node_and_apart_between_nodes():
@@ -270,10 +270,10 @@ def learned(clocks, ranks):
 class TestUnderFaults:
     @pytest.mark.parametrize("strategy", KINDS, ids=NAMES)
     def test_v_is_the_sum_of_what_was_folded_and_no_member_hangs(self, strategy):
-        """60 schedules a kind with delays and faults, in half of which a learner dies, leaders too."""
+        """40 schedules a kind with delays and faults, in half of which a learner dies, leaders too."""
         learners, start = 4, torch.tensor(START, dtype=torch.float64)
         died, led_on, refusals = 0, 0, 0
-        for seed in range(60):
+        for seed in range(40):
             found = Exact(strategy).run(seed, learners, **troubled(seed, learners, crash=seed % 2 == 1))
             centre = found[-1]
             assert centre.settled
@@ -297,7 +297,7 @@ class TestUnderFaults:
                 pushed = sum(taken[r] for r in node)
                 if not strategy.delay_bound:
                     assert torch.equal(pushed + pending([state]), learned(state["clocks"], node)), seed
-        assert died >= 20
+        assert died >= 13
         assert bool(refusals) == bool(strategy.delay_bound)
         assert bool(led_on) == (strategy.threads > 1)
 
@@ -320,9 +320,9 @@ class TestUnderFaults:
 class TestCheckpoint:
     @pytest.mark.parametrize("strategy", KINDS[:3], ids=NAMES[:3])
     def test_each_update_is_once_in_what_is_saved(self, strategy):
-        """v, what waits to be folded, and what nodes have yet to push: 60 schedules a kind."""
+        """v, what waits to be folded, and what nodes have yet to push: 40 schedules a kind."""
         start = torch.tensor(START, dtype=torch.float64)
-        for seed in range(60):
+        for seed in range(40):
             saves = (1 + seed % 7, 3, 1 + (5 * seed) % 9, 1 + seed % 4)
             case = Exact(strategy, saves=saves, turns=(seed * 3) % 17)
             found = case.run(seed, 4, **troubled(seed, 4))

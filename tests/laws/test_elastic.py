@@ -137,10 +137,10 @@ def test_a_death_in_common_rounds_pulls_by_the_living():
 class TestUnderFaults:
     @pytest.mark.parametrize("strategy", KINDS, ids=NAMES)
     def test_the_sum_with_the_centre_is_what_was_learned_and_no_member_hangs(self, strategy):
-        """70 schedules a kind, in half of which a learner dies; the rest of it is what the dead one had."""
+        """40 schedules a kind, in half of which a learner dies; the rest of it is what the dead one had."""
         learners, died = 3, 0
         start = torch.tensor(START, dtype=torch.float64)
-        for seed in range(70):
+        for seed in range(40):
             found = Exact(strategy).run(seed, learners, **troubled(seed, learners, crash=seed % 2 == 1))
             *alive, centre = [one for one in found if not isinstance(one, BaseException)]
             assert centre.settled
@@ -162,7 +162,7 @@ class TestUnderFaults:
                 torch.testing.assert_close(told, x, rtol=0, atol=1e-12)
                 x = x + beta * (theta - x) * sent
             torch.testing.assert_close(centre.params, x, rtol=0, atol=1e-12)
-        assert died >= 20
+        assert died >= 11
 
     def test_the_centres_death_is_an_error_for_every_learner(self):
         for strategy in (*KINDS[:2], Elastic(period=50)):
@@ -172,9 +172,9 @@ class TestUnderFaults:
 class TestCheckpoint:
     @pytest.mark.parametrize("strategy", KINDS, ids=NAMES)
     def test_no_move_is_half_made_in_what_is_saved(self, strategy):
-        """Learners settle at differing steps, the centre before, between or after: 70 schedules a kind."""
+        """Learners settle at differing steps, the centre before, between or after: 40 schedules a kind."""
         start = torch.tensor(START, dtype=torch.float64)
-        for seed in range(70):
+        for seed in range(40):
             saves = (1 + seed % 7, 3, 1 + (5 * seed) % 9)
             case = Exact(strategy, saves=saves, turns=(seed * 3) % 17)
             found = case.run(seed, 3, **troubled(seed, 3))

@@ -83,9 +83,9 @@ class TestSolo:
 class TestUnderFaults:
     @pytest.mark.parametrize("strategy", KINDS, ids=["period", "no wait", "no local steps", "bounded"])
     def test_the_centre_is_the_sum_of_what_was_folded_and_no_member_hangs(self, strategy):
-        """Per kind 60 schedules with delays and faults, in half of which a learner dies."""
+        """Per kind 40 schedules with delays and faults, in half of which a learner dies."""
         learners, refused, died = 3, 0, 0
-        for seed in range(60):
+        for seed in range(40):
             found = Exact(strategy).run(seed, learners, **troubled(seed, learners, crash=seed % 2 == 1))
             centre = found[-1]
             assert centre.settled
@@ -106,7 +106,7 @@ class TestUnderFaults:
                 assert bool(torch.isfinite(one.params).all())
                 if not strategy.delay_bound:
                     assert torch.equal(total + one.strategy["gradient"], one.steps * g), seed
-        assert died >= 20
+        assert died >= 13
         assert bool(refused) == bool(strategy.delay_bound)
 
     def test_the_centres_death_is_an_error_for_every_learner(self):
@@ -123,9 +123,9 @@ class TestUnderFaults:
 class TestCheckpoint:
     @pytest.mark.parametrize("strategy", KINDS[:3], ids=["period", "no wait", "no local steps"])
     def test_each_gradient_is_once_in_the_saved_centre_or_still_to_be_pushed(self, strategy):
-        """Learners settle at differing steps, the centre before, between or after: 70 schedules a kind."""
+        """Learners settle at differing steps, the centre before, between or after: 40 schedules a kind."""
         start = torch.tensor(START, dtype=torch.float64)
-        for seed in range(70):
+        for seed in range(40):
             saves = (1 + seed % 7, 3, 1 + (5 * seed) % 9)
             case = Exact(strategy, saves=saves, turns=(seed * 3) % 17)
             found = case.run(seed, 3, **troubled(seed, 3))

@@ -54,7 +54,7 @@ def draw(memory: memoryview, seconds: float, seed: int, line: Any) -> None:
     line.send((drawn, wrong))
 
 
-@pytest.mark.parametrize("seconds", [3.0, pytest.param(60.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [1.5, pytest.param(60.0, marks=pytest.mark.slow)])
 def test_readers_find_what_is_there_while_a_writer_writes(seconds: float) -> None:
     memory = memoryview(mmap.mmap(-1, tree_bytes(CAPACITY)))
     tree = sum_tree(CAPACITY, memory=memory)

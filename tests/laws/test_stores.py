@@ -91,12 +91,13 @@ def test_rows_and_frames_give_the_same_windows(
     if backend == "torch":
         monkeypatch.setattr(native, "kernels", None)
     rows, frames = stores(stack, steps, 8 * STEPS, discount)
-    for step in stream(stack, seed=steps):
+    played = stream(stack, seed=steps)[:200]
+    for step in played:
         for low, high in ((0, 1), (1, SIMULATORS)):
             part = Steps(*(x[low:high] for x in step[:6]))
             assert rows.observe(low, part) == frames.observe(low, part)
     wanted = everything(rows)
-    assert rows.inserted == frames.inserted == sum(wanted.values()) > 0.9 * SIMULATORS * STEPS
+    assert rows.inserted == frames.inserted == sum(wanted.values()) > 0.9 * SIMULATORS * len(played)
     assert everything(frames) == wanted
 
 
@@ -112,14 +113,15 @@ def test_images_on_a_device_are_those_of_rows_also_after_a_resume(
         pytest.skip(NO_TRITON)
     rows, frames = stores(stack, steps, 8 * STEPS, 0.9, device=torch.device(GPU))
     _, other = stores(stack, steps, 8 * STEPS, 0.9, device=torch.device(GPU))
-    for t, step in enumerate(stream(stack, seed=steps)):
-        if t == 100:
+    played = stream(stack, seed=steps)[:120]
+    for t, step in enumerate(played):
+        if t == 60:
             other.load(frames.state())
         rows.observe(0, step)
         frames.observe(0, step)
-        if t >= 100:
+        if t >= 60:
             other.observe(0, step)
-    assert len(frames) > 0.9 * SIMULATORS * STEPS
+    assert len(frames) > 0.8 * SIMULATORS * len(played)
     assert everything(frames) == everything(other) == everything(rows)
     batch = frames.sample(8, 0.4)
     assert batch.observation.device.type == GPU

@@ -58,8 +58,7 @@ class Oracle:
         self.p = np.zeros(capacity)
 
     def set(self, index, priority):
-        for i, p in zip(index.tolist(), priority.tolist(), strict=True):
-            self.p[i] = p
+        self.p[index.numpy()] = priority.numpy()  # of equal indices the last holds
 
     def check(self, tree, generator):
         total = self.p.sum()
@@ -84,7 +83,7 @@ class Oracle:
 
 @st.composite
 def workloads(draw):
-    capacity = draw(st.integers(1, 5000))
+    capacity = draw(st.integers(1, 2000))
     seed = draw(st.integers(0, 2**31))
     sizes = draw(st.lists(st.integers(1, 2 * capacity + 3), min_size=1, max_size=4))
     spread = draw(st.sampled_from([0.0, 1.0, 8.0]))  # decades between priorities
@@ -93,7 +92,7 @@ def workloads(draw):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(work=workloads(), fan_out=st.integers(2, 64))
 def test_it_is_a_cumulative_sum(backend, work, fan_out):
     capacity, seed, sizes, spread, zeros = work
@@ -112,16 +111,16 @@ def test_it_is_a_cumulative_sum(backend, work, fan_out):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("stratified", [False, True])
 def test_it_draws_in_proportion(backend, stratified):
-    """Chi-square over 3000 leaves of 400 draws each on average; 5 standard deviations of it."""
-    capacity, draws = 3000, 1_200_000
+    """Chi-square over 1500 leaves of 200 draws each on average; 5 standard deviations of it."""
+    capacity, draws = 1500, 300_000
     tree = make(backend, capacity, seed=3)
     generator = torch.Generator().manual_seed(1)
     priority = (torch.rand(capacity, generator=generator) + 0.001) ** 0.6
     priority[::7] = 0.0
     tree.set(torch.arange(capacity), priority)
     counts = torch.zeros(capacity, dtype=torch.int64)
-    for _ in range(12):
-        index, weight = (x.cpu() for x in tree.sample(draws // 12, 0.4, stratified=stratified))
+    for _ in range(6):
+        index, weight = (x.cpu() for x in tree.sample(draws // 6, 0.4, stratified=stratified))
         counts += torch.bincount(index, minlength=capacity)
         wanted = (priority[index] / priority[priority > 0].min()) ** -0.4
         torch.testing.assert_close(weight, wanted, rtol=1e-5, atol=0)
@@ -137,7 +136,7 @@ def test_it_draws_in_proportion(backend, stratified):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_sums_do_not_drift(backend):
     """Priorities that decay by four decades: what was large once leaves no trace."""
-    capacity, steps = 4096, 60 if backend == "triton" else 300
+    capacity, steps = 4096, 60 if backend == "triton" else 150
     tree = make(backend, capacity)
     generator = torch.Generator().manual_seed(2)
     for step in range(steps):

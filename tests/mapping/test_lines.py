@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from murmurate.mapping.lines import fit, relative_width
@@ -12,6 +12,7 @@ from murmurate.mapping.lines import fit, relative_width
 SIZES = (1, 4, 16, 64)
 
 
+@settings(max_examples=30)
 @given(a=st.floats(1e-6, 1e-2), b=st.floats(1e-8, 1e-3))
 def test_exact_times_give_the_line(a: float, b: float) -> None:
     line = fit([(n, a + b * n) for n in SIZES])

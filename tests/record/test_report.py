@@ -401,9 +401,18 @@ def _evil(value: object) -> object:
     return {k: _evil(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
-@pytest.mark.parametrize("several", [False, True])
-@pytest.mark.parametrize("plays", [False, True])
+@pytest.mark.parametrize(
+    ("several", "plays"),
+    [
+        (False, True),
+        (True, False),
+        pytest.param(False, False, marks=pytest.mark.slow),
+        pytest.param(True, True, marks=pytest.mark.slow),
+    ],
+)
 def test_no_element_or_attribute_comes_from_a_run_folder(several: bool, plays: bool, tmp_path: Path) -> None:
+    """By default each of one and several runs, of those that play and those that do not, once."""
+
     def pages(name: str, spoil: Callable[[object], object]) -> str:
         folders = []
         for i in range(1 + several):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from compiled import NO_KERNELS
+from covering import pairwise
 from murmurate import native
 from murmurate.replay import async_copy, frames, prefetch
 from murmurate.replay.async_copy import AsyncCopy
@@ -87,9 +88,10 @@ def test_rows_hold_the_newest_transitions(kind, steps):
     assert torch.equal(again, sample.observation)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize(("simulators", "colours"), [(1, ()), (2, ()), (2, (3,))])
+@pytest.mark.parametrize(
+    ("kind", "steps", "simulators", "colours"),
+    [(kind, steps, *of) for kind, steps, of in pairwise(KINDS, [1, 3], [(1, ()), (2, ()), (2, (3,))])],
+)
 def test_frames_are_stacked_again_as_they_were(kind, steps, simulators, colours):
     """Every transition that can be drawn has the stacks it was put in with; and most of the ring can."""
     stack, length = 4, 120
@@ -393,7 +395,7 @@ def test_batches_ahead_hold_what_their_keys_name_though_the_replay_goes_on(depth
     replay = FrameReplay(Prioritized(800), (2, 2), simulators=4, stack=4, steps=3)
     shown = torch.zeros(4, 4, 2, 2, dtype=torch.uint8)
     ahead, number, compared = Prefetcher(replay, 8, depth), 0, 0
-    for update in range(600):
+    for update in range(330):
         if update < 30 or update % 2:
             number += 1
             after = torch.cat([shown[:, 1:], torch.full((4, 1, 2, 2), number % 251, dtype=torch.uint8)], 1)
@@ -418,8 +420,8 @@ def test_batches_ahead_hold_what_their_keys_name_though_the_replay_goes_on(depth
         assert torch.equal(sample.next_observation[kept][goes_on], there.next_observation[goes_on])
         replay.update(sample.keys, torch.rand(8, generator=generator))
         compared += int(goes_on.sum())
-    assert compared > 3000
-    assert (ahead._copier is not None and ahead._copier.number > 1000) == (copied and depth > 0)
+    assert compared > 1500
+    assert (ahead._copier is not None and ahead._copier.number > 500) == (copied and depth > 0)
     ahead.close()
 
 

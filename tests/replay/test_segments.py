@@ -78,17 +78,16 @@ def test_each_slot_is_drawn_with_its_chance_and_weighed_for_it(kind: str, presen
     mixture; or of each segment, where a batch is from one."""
     sampler, weight = filled(kind, PRESENT[present], whole=whole)
     chance = exact(weight)
-    batches, batch, beta = 6_000, 30, 0.6
-    counts = torch.zeros(sampler.capacity, dtype=torch.float64)
-    for _ in range(batches):
-        result = sampler.draw(batch, beta)
-        counts += torch.bincount(result.indices, minlength=sampler.capacity)
-        if whole:
-            within = [p / p[p > 0].min() if p.any() else p for p in weight.split(SIZES)]
-            wanted = torch.cat(within)[result.indices] ** -beta
-        else:
-            wanted = (chance[result.indices] / chance[chance > 0].min()) ** -beta
-        torch.testing.assert_close(result.weights.double(), wanted, rtol=1e-5, atol=0)
+    batches, batch, beta = 2_500, 30, 0.6
+    drawn = [sampler.draw(batch, beta) for _ in range(batches)]
+    indices = torch.cat([result.indices for result in drawn])
+    counts = torch.bincount(indices, minlength=sampler.capacity).double()
+    if whole:
+        relative = torch.cat([p / p[p > 0].min() if p.any() else p for p in weight.split(SIZES)])
+    else:
+        relative = chance / chance[chance > 0].min()
+    weights = torch.cat([result.weights for result in drawn]).double()
+    torch.testing.assert_close(weights, relative[indices] ** -beta, rtol=1e-5, atol=0)
     kept = chance > 0
     assert int(counts[~kept].sum()) == 0
     if whole:  # batches are from one segment each: they are what is independent
@@ -108,16 +107,14 @@ def test_each_slot_is_drawn_with_its_chance_and_weighed_for_it(kind: str, presen
 @pytest.mark.parametrize("batch", [1, 7, 64])
 def test_a_batch_has_each_segments_share_to_less_than_one_draw(kind: str, batch: int) -> None:
     sampler, _ = filled(kind, PRESENT["full"])
-    total = torch.zeros(3, dtype=torch.float64)
+    batches = 2_000
     share = torch.tensor(SHARES, dtype=torch.float64)
-    ends = torch.tensor(SIZES).cumsum(0)
-    for _ in range(4_000):
-        number = torch.bucketize(sampler.draw(batch, 0.4).indices, ends, right=True)
-        counts = torch.bincount(number, minlength=3).double()
-        assert bool(((counts - share * batch).abs() < 1).all())
-        total += counts
+    drawn = torch.stack([sampler.draw(batch, 0.4).indices for _ in range(batches)])
+    number = torch.bucketize(drawn, torch.tensor(SIZES).cumsum(0), right=True)
+    counts = torch.stack([(number == k).sum(1) for k in range(3)], 1).double()
+    assert bool(((counts - share * batch).abs() < 1).all())
     # each count is one of two neighbours: its variance is a quarter at most
-    assert bool(((total / 4_000 - share * batch).abs() <= 4 * 0.5 / math.sqrt(4_000)).all())
+    assert bool(((counts.mean(0) - share * batch).abs() <= 4 * 0.5 / math.sqrt(batches)).all())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -39,8 +39,9 @@ HOSTILE = Cluster(
 )
 
 
-def run_of(name="gala", replicas=5, updates=20, seed=0, **changes):
+def run_of(name="gala", replicas=5, updates=20, seed=0, steps=8, **changes):
     base = recipe("cartpole-gala")
+    base = dataclasses.replace(base, learner=dataclasses.replace(base.learner, steps=steps))
     return altered(
         base,
         strategy=strategy(name)(),
@@ -71,7 +72,7 @@ AGREEING = sorted(set(strategies()) - {"solo"})
 def test_every_strategy_gets_through_every_fault_and_twice_the_same(tmp_path, name):
     both = []
     for attempt in "ab":
-        summary = result(tmp_path / attempt, run_of(name, seed=3), HOSTILE)
+        summary = result(tmp_path / attempt, run_of(name, seed=3, steps=3), HOSTILE)
         both.append((timeless(summary), (tmp_path / attempt / "metrics.jsonl").read_text()))
     assert both[0] == both[1]
     assert both[0][0]["updates"] >= 20
@@ -80,7 +81,7 @@ def test_every_strategy_gets_through_every_fault_and_twice_the_same(tmp_path, na
 
 @pytest.mark.parametrize("name", AGREEING)
 def test_without_faults_a_step_takes_its_seconds_and_all_learn_together(tmp_path, name):
-    summary = result(tmp_path / "run", run_of(name, replicas=3))
+    summary = result(tmp_path / "run", run_of(name, replicas=3, steps=3))
     assert summary["virtual_seconds"] == pytest.approx(20 * STEP, rel=0.12)
     assert summary["faults"] == {}
     assert summary["disagreement_final"] < 0.5
