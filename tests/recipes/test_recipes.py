@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -146,17 +147,23 @@ def test_names_that_are_no_recipe_are_refused(name: str) -> None:
 def carried() -> list[Any]:
     """Every recipe with every strategy; what adds nothing to the others is slow.
 
-    The test takes the recipe's own strategy away. What is left of two recipes with one kind of learner is its
-    settings, so each strategy is tried with each kind of learner, and the recipes of a kind take turns.
+    The test takes the recipe's own strategy away, so two recipes with one kind of learner differ by settings.
+    By default each kind of learner meets each family of strategies (common rounds, a centre, peers), each
+    recipe some strategy, and each strategy at least three kinds of learner.
     """
     kinds: dict[type, list[str]] = {}
     for algorithm in sorted(algorithms()):
         kinds.setdefault(type(recipe_of(algorithm).learner), []).append(algorithm)
+    families: dict[tuple[bool, bool], list[str]] = {}
+    for name, strategy in sorted(strategies().items()):
+        families.setdefault((strategy().common_rounds, strategy.centre), []).append(name)
+    usual = set()
+    for k, alike in enumerate(kinds.values()):
+        for n, family in zip(range(max(len(alike), len(families))), itertools.cycle(families.values())):
+            usual.add((alike[n % len(alike)], family[(k + n // len(families)) % len(family)]))
     return [
-        pytest.param(algorithm, strategy, marks=() if row % len(alike) == column else pytest.mark.slow)
-        for alike in kinds.values()
-        for column, algorithm in enumerate(alike)
-        for row, strategy in enumerate(sorted(strategies()))
+        pytest.param(*case, marks=() if case in usual else pytest.mark.slow)
+        for case in itertools.product(sorted(algorithms()), sorted(strategies()))
     ]
 
 
