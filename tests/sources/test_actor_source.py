@@ -289,9 +289,8 @@ def test_actors_end_with_a_learner_that_is_killed() -> None:
 def test_actors_that_cannot_begin_end_the_run_and_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actor_processes, "_DEATHS", 2)
     monkeypatch.setattr(actor_processes, "_CHECK_SECONDS", 0.05)
-    broken = dataclasses.replace(AGENT, target_every=-1)
     with acted(actors=1) as (source, _):
-        source._processes.plan = dataclasses.replace(source.plan, agent=broken)
+        source._processes._module = "no_such_module"
         with pytest.raises(RunFailed, match="died 2 times without having made a step"):
             next(source)
 

@@ -121,9 +121,8 @@ class Oracle:
 
     def frame(self, hidden: tuple[int, ...]) -> np.ndarray:
         screen = self.game.get_state().screen_buffer
-        for y, x in np.ndindex(120, 160):
-            if hidden and hidden[0] <= x < hidden[1] and hidden[2] <= y < hidden[3]:
-                screen[y, x] = 0
+        for y in range(*hidden[2:]) if hidden else ():
+            screen[y, hidden[0] : hidden[1]] = 0
         return area_mean(screen, 84, 84).transpose(2, 0, 1)
 
 
