@@ -243,6 +243,7 @@ def test_a_recipe_s_support_holds_the_returns_of_its_world(name: str, greatest: 
     assert learner.discount == 0.99
 
 
+@pytest.mark.slow
 def test_from_pixels_a_resumed_run_is_the_uninterrupted_one() -> None:
     """Simulators, images of the replay, nets and their targets."""
     pytest.importorskip("dm_control")
