@@ -194,18 +194,7 @@ def test_memory_is_counted_before_it_is_taken(tmp_path: Path) -> None:
 
 # -- whole runs -------------------------------------------------------------------------------------
 
-OPTIONS = (
-    "--agent.channels",
-    4,
-    "--agent.batch",
-    4,
-    "--agent.precision",
-    "float32",
-    "--samples",
-    20,
-    "--feature-epochs",
-    1,
-)
+OPTIONS = ("--agent.channels", 4, "--agent.batch", 4, "--agent.precision", "float32", "--samples", 20)
 
 
 def murmurate(*words: object) -> int:
