@@ -243,6 +243,7 @@ def test_a_recipe_s_support_holds_the_returns_of_its_world(name: str, greatest: 
     assert learner.discount == 0.99
 
 
+@pytest.mark.slow
 def test_from_pixels_a_resumed_run_is_the_uninterrupted_one() -> None:
     """Simulators, images of the replay, nets and their targets."""
     pytest.importorskip("dm_control")
@@ -261,12 +262,12 @@ def test_from_pixels_a_resumed_run_is_the_uninterrupted_one() -> None:
     learn(one, batches, 30)
     assert batches.exact
     saved = copy.deepcopy((batches.state(), one.state(), {n: r.state() for n, r in one.replicas.items()}))
-    learn(one, batches, 60)
+    learn(one, batches, 30)
     again.load(saved[0])
     other.load(saved[1])
     for name, replica in other.replicas.items():
         replica.load(saved[2][name])
-    learn(other, again, 60)
+    learn(other, again, 30)
     for name, vector in vectors(one).items():
         assert torch.equal(vector, other.replicas[name].params), name
     batches.close()

@@ -185,7 +185,7 @@ def test_what_makes_no_sense_is_refused(changes: dict[str, object], words: str) 
         agent(**changes)
 
 
-@pytest.mark.parametrize("dueling", [False, True])
+@pytest.mark.parametrize("dueling", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_it_finds_the_values_of_a_chain(dueling: bool) -> None:
     """Five places in a row; going right from the last one is worth 1, action 1 goes right, others left."""
     made = agent(learning_rate=3e-3, target_every=25, dueling=dueling, hidden=32)

@@ -206,8 +206,15 @@ def test_explained_variance_of_a_perfect_and_of_a_constant_critic() -> None:
         assert float(found) == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("recurrent", [0, 4])
-@pytest.mark.parametrize("spec", [SPEC, CONTINUOUS], ids=["discrete", "continuous"])
+@pytest.mark.parametrize(
+    ("spec", "recurrent"),
+    [
+        pytest.param(SPEC, 0, id="discrete"),
+        pytest.param(CONTINUOUS, 4, id="continuous recurrent"),
+        pytest.param(SPEC, 4, id="discrete recurrent", marks=pytest.mark.slow),
+        pytest.param(CONTINUOUS, 0, id="continuous", marks=pytest.mark.slow),
+    ],
+)
 def test_learns_a_bandit(spec: EnvSpec, recurrent: int) -> None:
     learner = agent(spec, learning_rate=1e-2, entropy_coefficient=0.0, ratio_clip=0.2, recurrent=recurrent)
     generator = torch.Generator().manual_seed(0)

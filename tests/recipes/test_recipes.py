@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -16,26 +17,37 @@ import pytest
 from murmurate.cli.main import main
 from murmurate.cli.options import change
 from murmurate.errors import Refusal
-from murmurate.recipes import algorithms, recipe, recipe_names
+from murmurate.recipes import algorithms, pairs, recipe, recipe_names
 from murmurate.replica.vector import Replica
 from murmurate.replicator.collectives import Group
 from murmurate.strategies import strategies
 from murmurate.training import checkpoint
 from murmurate.training.members import build_learner
 from murmurate.training.run import Run
+from murmurate.worlds import dm_control
 from short_runs import preflight, train
 from smallest import recipe_of, smallest
 
 
-def test_every_recipe_resolves_and_its_run_stands() -> None:
-    names = recipe_names()
+def more_of_the_suite() -> set[str]:
+    """Worlds of the DeepMind Control Suite (to compile one takes long) but for one of each domain, and one
+    from pixels."""
+    worlds = [dm_control.world(name) for name in dm_control.names()]
+    usual = {each.domain: each for each in reversed(worlds) if not each.pixels}
+    return {each.name for each in worlds} - {each.name for each in (*usual.values(), worlds[1])}
+
+
+@pytest.mark.parametrize("rest", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_every_recipe_resolves_and_its_run_stands(rest: bool) -> None:
+    names, more = recipe_names(), more_of_the_suite()
     assert {f"cartpole-{a}" in names or recipe_of(a).recipe in names for a in algorithms()} == {True}
-    assert len(names) > 200, "over a hundred ALE games, with each algorithm"
-    for name in names:
-        run = recipe(name)
-        run.validate()
-        assert run.recipe == name
-        assert f"{run.world.name}-" == name[: len(run.world.name) + 1]
+    assert len(names) > 2000, "over a hundred ALE games, with each algorithm"
+    for name, (on, _) in pairs().items():
+        if (on in more) == rest:
+            run = recipe(name)
+            run.validate()
+            assert run.recipe == name
+            assert run.world.name == on
 
 
 @pytest.mark.parametrize("world", ["cartpole", "pendulum", "hopper", "pong", "space-invaders"])
@@ -146,17 +158,23 @@ def test_names_that_are_no_recipe_are_refused(name: str) -> None:
 def carried() -> list[Any]:
     """Every recipe with every strategy; what adds nothing to the others is slow.
 
-    The test takes the recipe's own strategy away. What is left of two recipes with one kind of learner is its
-    settings, so each strategy is tried with each kind of learner, and the recipes of a kind take turns.
+    The test takes the recipe's own strategy away, so two recipes with one kind of learner differ by settings.
+    By default each kind of learner meets each family of strategies (common rounds, a centre, peers), each
+    recipe some strategy, and each strategy at least three kinds of learner.
     """
     kinds: dict[type, list[str]] = {}
     for algorithm in sorted(algorithms()):
         kinds.setdefault(type(recipe_of(algorithm).learner), []).append(algorithm)
+    families: dict[tuple[bool, bool], list[str]] = {}
+    for name, strategy in sorted(strategies().items()):
+        families.setdefault((strategy().common_rounds, strategy.centre), []).append(name)
+    usual = set()
+    for k, alike in enumerate(kinds.values()):
+        for n, family in zip(range(max(len(alike), len(families))), itertools.cycle(families.values())):
+            usual.add((alike[n % len(alike)], family[(k + n // len(families)) % len(family)]))
     return [
-        pytest.param(algorithm, strategy, marks=() if row % len(alike) == column else pytest.mark.slow)
-        for alike in kinds.values()
-        for column, algorithm in enumerate(alike)
-        for row, strategy in enumerate(sorted(strategies()))
+        pytest.param(*case, marks=() if case in usual else pytest.mark.slow)
+        for case in itertools.product(sorted(algorithms()), sorted(strategies()))
     ]
 
 
@@ -191,6 +209,8 @@ def test_every_strategy_carries_every_recipe(algorithm: str, strategy: str, tmp_
     if run.source.gives == "model":
         short += " --learning-starts 40 --rollouts.starts 64 --agent.policy.batch 16"
         short += " --agent.model.hidden 16 --agent.model.batch 16 --agent.model.patience 1"
+    if run.source.gives == "sequences":
+        short += " --collect-env-steps 100"
     if hasattr(run.source, "actors"):  # actors are processes: tests/sources
         short += " --actors 0"
     run = change(run, short.split(), "")

@@ -80,7 +80,7 @@ def test_it_is_a_plain_loop_with_torchs_optimizer() -> None:
 def test_it_learns(options: dict[str, object]) -> None:
     fields = {"width": 8, "batch": 16, "precision": "float32", "schedule": "constant", "rate_batch": 16}
     it = learner(ImageClassifier(**(fields | {"learning_rate": 0.05, "validate_every": 0} | options)))  # type: ignore[arg-type]
-    trained(it, 40)
+    trained(it, 32)
     assert it.figures(images())["accuracy"] > 0.9
 
 

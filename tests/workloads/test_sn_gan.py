@@ -241,11 +241,12 @@ def test_resumed_equals_uninterrupted(data: str, tmp_path: Path, capsys: pytest.
 
 
 SLOW = [
-    pytest.param(name, marks=pytest.mark.slow) for name in ("gala", "elastic", "parameter-server", "dpsgd")
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in ("gala", "elastic", "parameter-server", "dpsgd", "local-sgd", "pull-gossip")
 ]
 
 
-@pytest.mark.parametrize("strategy", ["local-sgd", "pull-gossip", "hogwild", *SLOW])
+@pytest.mark.parametrize("strategy", ["hogwild", *SLOW])
 def test_it_runs_under_any_strategy(data: str, tmp_path: Path, strategy: str) -> None:
     words = ("--replicas", 2, "--strategy", strategy, "--updates", 12)
     summary = trained(data, tmp_path / "run", *words)

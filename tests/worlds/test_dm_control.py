@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import subprocess
 import sys
@@ -80,7 +81,7 @@ def test_an_early_end_terminates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("domain", "task"),
-    [("cheetah", "run"), ("cartpole", "swingup"), ("reacher", "easy"), ("finger", "turn_hard")],
+    [("cheetah", "run"), ("finger", "turn_hard")],
 )
 def test_from_states_it_resumes_bit_for_bit(domain: str, task: str) -> None:
     chosen = DmcWorld(domain, task, action_repeat=40)
@@ -128,7 +129,8 @@ def test_from_pixels_it_shows_the_suites_pictures() -> None:
 
 def test_from_pixels_it_resumes_bit_for_bit() -> None:
     drawn()
-    assert assert_resumes_exactly(PIXELS, before=120, after=10, size=1) == 1
+    chosen = dataclasses.replace(PIXELS, action_repeat=40)
+    assert assert_resumes_exactly(chosen, before=20, after=10, size=1) == 1
 
 
 def test_served_it_plays_the_same_and_resumes_bit_for_bit() -> None:
@@ -140,8 +142,13 @@ def test_served_it_plays_the_same_and_resumes_bit_for_bit() -> None:
     assert torch.equal(here.reset(4).observation, there.reset(4).observation)
     for actions in drawn_actions(here.spec, 12, 2, seed=0):
         assert same_steps(play(here, actions), play(there, actions))
+    saved = there.state()
+    for actions in drawn_actions(here.spec, 5, 2, seed=1):
+        play(there, actions)
+    there.load(saved)
+    for actions in drawn_actions(here.spec, 8, 2, seed=2):
+        assert same_steps(play(here, actions), play(there, actions))
     there.close()
-    assert assert_resumes_exactly(served, before=5, after=8, size=1) == 1
 
 
 def test_physics_that_diverge_are_started_again() -> None:

@@ -73,8 +73,8 @@ def put(maze: Any, x: float, z: float, turn: float = 0.0) -> None:
 
 
 def reachable(maze: Any) -> bool:
-    """Whether the gold can be reached without lava: a flood over a grid of 25 cm."""
-    step, seen = 0.25, set()
+    """Whether the gold can be reached without lava: a flood over a grid of 35 cm."""
+    step, seen = 0.35, set()
     border = [(0, 0)]
     start = maze.agent.pos.copy()
     while border:
@@ -118,7 +118,7 @@ def test_without_opengl_the_packages_are_named(monkeypatch: pytest.MonkeyPatch) 
     simulators = MazeWorld(1).open(1, training=True)
     with pytest.raises(Refusal, match=r"OpenGL draws nothing here.*apt-get install libegl1 libegl-mesa0"):
         simulators.reset(0)
-    found = next(check for check in doctor.findings()["checks"] if check["name"] == "mazes")
+    found = doctor._mazes()
     assert (found["status"], found["found"]) == ("bad", "does not start")
     assert "apt-get install libegl1" in found["advice"]
 
@@ -190,7 +190,7 @@ def test_turns_moves_and_walls(game: Any) -> None:
     assert 0.4 <= z <= 6.6
 
 
-@pytest.mark.parametrize(("level", "steps", "penalty"), [(1, 4, -1000.0), (4, 4, -1000.0), (5, 6, 0.0)])
+@pytest.mark.parametrize(("level", "steps", "penalty"), [(4, 4, -1000.0), (5, 6, 0.0)])
 def test_time_outs(request: pytest.FixtureRequest, level: int, steps: int, penalty: float) -> None:
     simulators = opened(request, level, 2, seconds=0.9, last_seconds=1.5)
     for t in range(steps):
@@ -273,15 +273,15 @@ def test_a_state_of_another_kind_is_refused(request: pytest.FixtureRequest) -> N
     assert play(simulators, LEFT, LEFT).truncated.all()
     for damage in ({"games": saved["games"][:1]}, {"games": [{}, {}]}):
         with pytest.raises(ValueError, match="does not go on from this state"):
-            opened(request, 1, 2).load(saved | damage)
+            simulators.load(saved | damage)
 
 
 def test_games_of_one_process_do_not_disturb_one_another(request: pytest.FixtureRequest) -> None:
-    whole = opened(request, 5, 3)
-    alone = [opened(request, 5, 1, first=first) for first in range(3)]
+    whole = opened(request, 5, 2)
+    alone = [opened(request, 5, 1, first=first) for first in range(2)]
     start = whole.reset(4).observation
     assert torch.equal(start, torch.cat([each.reset(4).observation for each in alone]))
-    for action in draw(25, 3):
+    for action in draw(25, 2):
         together = play(whole, *action.tolist()).observation
         parts = [play(each, its).observation for each, its in zip(alone, action.tolist(), strict=True)]
         assert torch.equal(together, torch.cat(parts))

@@ -46,8 +46,7 @@ class Oracle:
         screen = self.ale.getScreenRGB().copy()
         left, right, top, bottom = self.rectangle
         for y in range(top, bottom):
-            for x in range(left, right):
-                screen[y, x] = self.colour
+            screen[y, left:right] = self.colour
         return grey(screen)
 
     def step(self, action: int) -> Any:
@@ -62,7 +61,7 @@ class Oracle:
 @pytest.mark.parametrize("game", ["pong", "space_invaders", "seaquest"])
 def test_our_grey_is_that_of_ale(game: str) -> None:
     ale = Oracle(game, (0, 0, 0, 0), (0, 0, 0)).ale
-    for action in range(200):
+    for action in range(100):
         ale.act(ale.getMinimalActionSet()[action % 3])
         assert np.array_equal(grey(ale.getScreenRGB()), ale.getScreenGrayscale())
 
@@ -80,7 +79,7 @@ def test_it_shows_the_game_but_for_the_rectangle(name: str) -> None:
     before, seen = area_mean(oracle.frame(), 84, 84), simulators.reset(0).observation
     assert not seen[0, 0].any(), "as ale-py has it before a game's first image"
     assert np.abs(seen[0, 1].numpy() - before).max() <= 0.51
-    for action in [2, 3, 2, 2, 0, 1, 3, 3, 3, 2]:
+    for action in [2, 3, 2, 0, 1, 3]:
         shown, seen = oracle.step(action), play(simulators, torch.tensor([action])).observation[0].numpy()
         assert np.abs(seen[1] - shown).max() <= 0.51, "but for rounding"
         assert np.abs(seen[0] - before).max() <= 0.51

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ DATA: dict[str, Callable[[Path], str]] = {
 SMALL = {"batch": 4, "channels": 4, "width": 4}  # of the learner, where it has such a field
 
 
+@functools.cache
 def recipe_of(algorithm: str) -> Run:
     """On cartpole or pendulum, or on the first world of a recipe that is for neither."""
     worlds = [world for world, other in pairs().values() if other == algorithm]
@@ -89,6 +91,8 @@ def shortest(algorithm: str, folder: Path) -> Run:
             found.source.replay, capacity=600, learning_starts=40, fit_every=0, weights="own"
         )
         source["replay"] = replay
+    if hasattr(found.source, "collect_env_steps"):
+        source["collect_env_steps"] = 200
     if found.source.gives == "model":
         found, source = _with_small_model(found, source)
     return altered(found, env_steps=3_000, replicas=1, **source)

@@ -30,7 +30,18 @@ from murmurate.training.run import Run
 ALGORITHMS = sorted(algorithms())
 
 
-@pytest.fixture(params=ALGORITHMS)
+def _cases() -> list[Any]:
+    """All recipes; those that differ from one before by settings alone are slow."""
+    seen, cases = set(), []
+    for name in ALGORITHMS:
+        run = recipe_of(name)
+        kinds = (type(run.learner), type(run.source), type(run.evaluation))
+        cases.append(pytest.param(name, marks=pytest.mark.slow if kinds in seen else ()))
+        seen.add(kinds)
+    return cases
+
+
+@pytest.fixture(params=_cases())
 def run(request: Any, tmp_path: Path) -> Run:
     world = recipe_of(request.param).world
     if world.unit != "env steps" and getattr(world, "path", None) is not None and world.name not in DATA:

@@ -225,9 +225,7 @@ def check_exchanges(exchanges, size):
         assert now.staleness >= 0
 
 
-@pytest.mark.parametrize(
-    "seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 10))]
-)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 10))])
 def test_under_any_schedule_members_come_nearer_than_strangers(kind, seed):
     """Each alone drifts to its own noise; agreeing, whatever the way, keeps them nearer together."""
     if kind.name == "solo":
