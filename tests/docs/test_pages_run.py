@@ -26,12 +26,15 @@ from waiting import until
 DOCS = ROOT / "docs"
 SHORTER = {  # the first that a command begins with is put behind it
     "murmurate plan cartpole-a2c --target": "--target 25 --env-steps 3000",
+    "murmurate plan pong-dqn": "--env-steps 3000 --replay.learning-starts 1000 --replay.capacity 20000",
     "murmurate plan": "--env-steps 3000",
     "murmurate resume": "--env-steps 6000",
     "murmurate simulate cartpole-gala --replicas 1000": "--updates 2",
     "murmurate simulate cartpole-a2c --replicas 128": "--env-steps 20000",
     "murmurate topics fit": "--passes 2",
     "murmurate train cartpole-gala --help": "",
+    "murmurate train cartpole-a2c --seeds 0-4": "--seeds 0-1 --env-steps 1500",
+    "murmurate train cartpole-a2c --seeds 0-9": "--seeds 0-2 --env-steps 1500",
     "murmurate train": "--env-steps 3000",
     "murmurate tune": "--env-steps 1500 --trials 2 --search agent.learning-rate=1e-4..1e-2:log",
     "sbatch": "--env-steps 3000",

@@ -77,10 +77,10 @@ def _command(path: Path, folder: Path, columns: dict[str, str | None]) -> str:
 def _write(path: Path, draw: random.Random) -> None:
     documents = [" ".join(draw.choices(_WORDS, k=draw.randint(3, 12))) for _ in range(30)]
     if path.name == "pages":
-        for number, text in enumerate(documents):
+        for number, one in enumerate(documents):
             page = path / f"part{number % 3}" / f"{number}.md"
             page.parent.mkdir(parents=True, exist_ok=True)
-            page.write_text(f"---\ntitle: {number}\n---\n# {text}\n\n- *{text}* [a](b) `c`\n\n```\nx\n```\n")
+            page.write_text(f"---\ntitle: {number}\n---\n# {one}\n\n- *{one}* [a](b) `c`\n\n```\nx\n```\n")
         return
     text = io.StringIO()
     if ".csv" in path.name or ".tsv" in path.name:
