@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from murmurate.bench import _fuzz_arguments, _fuzz_corpora
+from murmurate.bench import _fuzz_arguments, _fuzz_corpora, _fuzz_texts
 from murmurate.bench._fuzz_process import attack, run_command
 from murmurate.errors import Refusal, RunFailed
 
@@ -48,7 +48,7 @@ def test_each_way_to_end_is_counted(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", [_fuzz_arguments, _fuzz_corpora])
+@pytest.mark.parametrize("part", [_fuzz_arguments, _fuzz_corpora, _fuzz_texts])
 def test_nothing_falls(part) -> None:  # type: ignore[no-untyped-def]
     counts = part.attack(40, 7)
     assert counts["attempts"] == 40

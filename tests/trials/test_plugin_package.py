@@ -59,7 +59,7 @@ def said(package: Path, *words: str) -> str:
 def commands() -> list[list[str]]:
     """Those of the page, from the block after the package."""
     (block,) = re.findall(r"^```sh\n(pip install -e .*?)^```$", PAGE.read_text(), re.M | re.S)
-    return [re.findall(r'"[^"]*"|\S+', line) for line in block.splitlines()]
+    return [re.findall(r'"[^"]*"|\S+', line.partition("#")[0]) for line in block.splitlines()]
 
 
 def test_the_strategy_is_found(package: Path) -> None:

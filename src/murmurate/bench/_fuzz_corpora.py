@@ -57,7 +57,7 @@ def _attempt(case: tuple[str, int], folder: Path) -> str:
     if draw.random() < 0.05:
         _hostile(name, path, draw)
     else:
-        _damage(path, draw)
+        damage(path, draw)
     if name in _TABLES:
         table = read_table(path)
         return "accepted" if np.isfinite(table.values).all() and len(table) else "silent"
@@ -106,7 +106,7 @@ def _documents(corpus: Any) -> list[list[int]]:
     return [corpus.words[a:b].tolist() for a, b in pairs]
 
 
-def _damage(path: Path, draw: random.Random) -> None:
+def damage(path: Path, draw: random.Random) -> None:
     """One to four of: bits, bytes cut out, put in or repeated, a number, a line, the end."""
     packed = path.suffix == ".gz" and draw.random() < 0.7  # mostly the text inside
     data = bytearray(gzip.decompress(path.read_bytes()) if packed else path.read_bytes())

@@ -1,4 +1,4 @@
-"""Hostile input, drawn anew each time: argument vectors, run folders, corpora, and bytes at a live fabric.
+"""Hostile input, drawn anew each time: arguments, run folders, corpora, texts, and bytes at a live fabric.
 
 None may end in a traceback or a hang, be loaded as other values than were saved, or take much memory.
 """
@@ -9,32 +9,37 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from murmurate.bench import _fuzz_arguments, _fuzz_corpora, _fuzz_folders, _fuzz_network
+from murmurate.bench import _fuzz_arguments, _fuzz_corpora, _fuzz_folders, _fuzz_network, _fuzz_texts
 from murmurate.bench._result import Log
 
 NAME = "fuzz"
-SUMMARY = "random arguments, damaged run folders and corpora, hostile bytes: tracebacks, hangs, silent loads"
+SUMMARY = (
+    "random arguments, damaged run folders, corpora and texts, hostile bytes: tracebacks, hangs, silent loads"
+)
 
 
 @dataclass(frozen=True)
 class FuzzPlan:
     """How many of each; seed: None draws one.
 
-    arguments, folders, corpora, network: command lines, run folders, corpora and messages that are tried.
+    arguments, folders, corpora, texts, network: command lines, run folders, corpora, texts with columns or of
+    Markdown, and messages that are tried.
     """
 
     arguments: int = 100
     folders: int = 100
     corpora: int = 100
+    texts: int = 100
     network: int = 100
     seed: int | None = None
 
 
-QUICK, FULL = FuzzPlan(), FuzzPlan(arguments=2000, folders=2000, corpora=500, network=500)
+QUICK, FULL = FuzzPlan(), FuzzPlan(arguments=2000, folders=2000, corpora=500, texts=500, network=500)
 _PARTS = {
     "arguments": _fuzz_arguments,
     "folders": _fuzz_folders,
     "corpora": _fuzz_corpora,
+    "texts": _fuzz_texts,
     "network": _fuzz_network,
 }
 

@@ -52,7 +52,7 @@ def options(config: Any, path: tuple[str, ...] = (), prefix: str = "") -> Iterat
     Fields that the recipe's name on the command line already fixes are omitted.
     """
     kinds = typing.get_type_hints(type(config))
-    docs = _field_docs(type(config))
+    docs = field_docs(type(config))
     for field in dataclasses.fields(config):
         field_path = (*path, field.name)
         name = prefix + option_name(field)
@@ -238,7 +238,7 @@ def _put(value: Any, path: tuple[str, ...], new: Any) -> Any:
     return dataclasses.replace(value, **{name: inner})
 
 
-def _field_docs(kind: type) -> dict[str, str]:
+def field_docs(kind: type) -> dict[str, str]:
     """The documentation of each field: the docstring's sentences after ``name:``, or ``name, other name:``,
     up to those of the next fields, or to the end of the paragraph."""
     name = "|".join(re.escape(field.name) for field in dataclasses.fields(kind))

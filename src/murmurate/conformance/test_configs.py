@@ -1,4 +1,4 @@
-"""Every number of every config has a range, from which its help is made and by which it is checked."""
+"""Every field of every config has a sentence and every number a range, from which its help is made."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from murmurate import plugins
+from murmurate.cli.options import field_docs
 from murmurate.evaluation.interface import Evaluation
 from murmurate.ranges import numbers_of
 from murmurate.replicator.learner import LearnerConfig
@@ -46,6 +47,19 @@ def check_ranges_of(config: type) -> None:
         )
 
 
+def check_sentences_of(config: type) -> None:
+    """Of the fields that are options: not of nested configs, nor of what the recipe's name says."""
+    documented = field_docs(config)
+    kinds = typing.get_type_hints(config)
+    for field in dataclasses.fields(config):
+        nested = any(map(dataclasses.is_dataclass, (kinds[field.name], *typing.get_args(kinds[field.name]))))
+        if field.init and not nested and "in_name" not in field.metadata:
+            assert documented.get(field.name), (
+                f"{config.__qualname__}.{field.name} has no help: write '{field.name}: a sentence.' in the "
+                f"docstring of {config.__qualname__}"
+            )
+
+
 def _joined() -> list[type]:
     """The configs of other packages: the package's own are found by its tests in all their modules."""
     bases = tuple(base for base in _BASES.values() if base is not object)
@@ -62,3 +76,10 @@ def _joined() -> list[type]:
 def test_each_number_has_its_range(config):
     for part in with_parts(config):
         check_ranges_of(part)
+
+
+@pytest.mark.parametrize("config", _joined(), ids=lambda config: vars(config).get("name", config.__name__))
+def test_each_option_has_its_sentence(config):
+    for part in with_parts(config):
+        if not part.__module__.startswith("murmurate."):  # those have tests of their own
+            check_sentences_of(part)

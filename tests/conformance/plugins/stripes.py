@@ -88,7 +88,8 @@ class StripesWorld(World):
 
 @dataclass(frozen=True)
 class StripesClassifier(LearnerConfig):
-    """A convolution and a linear layer. batch: images of an update."""
+    """A convolution and a linear layer. batch: images of an update. learning_rate: SGD's.
+    validate_every: updates between two looks at the held-out images."""
 
     name: ClassVar[str] = "cnn"
     summary: ClassVar[str] = "a small convolutional classifier"

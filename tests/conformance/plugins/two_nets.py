@@ -24,7 +24,8 @@ from murmurate.worlds.registry import world
 @dataclass(frozen=True)
 class TwoNets(LearnerConfig):
     """steps: of a rollout. epochs: updates of each net from it. ratio: where the surrogate is clipped.
-    normalize: advantages, by their mean and deviation over all replicas."""
+    normalize: advantages, by their mean and deviation over all replicas. learning_rate: of both
+    optimizers."""
 
     name: ClassVar[str] = "two-nets"
     summary: ClassVar[str] = "clipped policy gradients with two nets and four updates a rollout"
