@@ -128,7 +128,6 @@ class DoomGame:
 
     def _start(self) -> None:
         game = self._game
-        Path("_vizdoom").mkdir(exist_ok=True)  # else games that start together complain of one another's
         game.init()
         identifier, self._process = game.get_instance_id(), self._find()
         # both processes have opened what they share: without names nothing is left if they are killed
