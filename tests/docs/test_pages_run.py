@@ -237,7 +237,7 @@ def test_corpora(tmp_path: Path) -> None:
     """
     (block,) = python("corpora")
     printed = program(tmp_path, f"{textwrap.dedent(make)}\n{block}")
-    assert re.match(r"1[12]\d{3} 300 \d+ Skipped", printed)
+    assert re.match(r"12000 300 \d+ skipped: nothing", printed)
     assert (tmp_path / "train.ldac.gz").is_file()
 
 
