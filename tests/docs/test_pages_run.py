@@ -25,7 +25,7 @@ from waiting import until
 
 DOCS = ROOT / "docs"
 SHORTER = {  # the first that a command begins with is put behind it
-    "murmurate plan cartpole-a2c --target": "--target 25 --env-steps 3000",
+    "murmurate plan cartpole-a2c --target": "--target 30 --env-steps 20000",
     "murmurate plan pong-dqn": "--env-steps 3000 --replay.learning-starts 1000 --replay.capacity 20000",
     "murmurate plan": "--env-steps 3000",
     "murmurate resume": "--env-steps 6000",
