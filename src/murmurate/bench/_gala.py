@@ -25,10 +25,10 @@ class GalaPlan:
 
     seeds: 0 up to this. env_steps: of all learners together, ascending; one run is evaluated at each (the
     learning rate is constant, so a shorter run is the beginning of a longer one).
-    simulators: of all learners together. eval_episodes: whole games of a final policy.
+    simulators: number of simulators of all learners together. eval_episodes: whole games of a final policy.
     where: the folder that keeps the runs.
 
-    games: that are played. learners: of each run.
+    games: that are played. learners: number of learners of each run.
     """
 
     games: tuple[str, ...] = SIX_GAMES

@@ -35,8 +35,8 @@ class AtariThroughputPlan:
     side_rounds: of what is not compared with the peer (GALA learners, double buffering).
     full: whether the peers with environments of their own run.
 
-    rounds: of all racers in turn. window_cpu_seconds: of each racer's window. limit_windows_a_round: of the
-    bare emulator, which limits all.
+    rounds: number of rounds of all racers in turn. window_cpu_seconds: of each racer's window.
+    limit_windows_a_round: of the bare emulator, which limits all.
     """
 
     rounds: int = 5

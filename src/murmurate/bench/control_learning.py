@@ -48,7 +48,7 @@ class ControlLearningPlan:
     """Every agent is trained once for each world and seed.
 
     seeds: 0 up to this. sb3_seeds: the same of Stable-Baselines3; 0: none. env_steps: of each run.
-    where: the folder that keeps the runs. precision: of our products between hidden layers.
+    where: the folder that keeps the runs. precision: precision of our products between hidden layers.
 
     worlds, agents: every pair is trained. eval_episodes: games of each final policy.
     """

@@ -27,7 +27,8 @@ class HSA2CPlan:
 
     steps: updates of each thread for a speed. learning_*: nodes and updates for times to a score.
 
-    nodes, local_updates: every pair (values of B) is measured. threads: of a node. learning_nodes,
+    nodes, local_updates: every pair (values of B) is measured. threads: number of threads of a node.
+    learning_nodes,
     learning_steps: nodes and updates for times to a score. seeds: of these. scores: training returns whose
     times are given; fixed before any run, so they favour no scheme. measured_updates, exchange_rounds: for
     the cost of an update and of a message. network: latency and bandwidth between nodes.

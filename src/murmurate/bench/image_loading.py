@@ -26,11 +26,11 @@ SUMMARY = "JPEG files decoded and augmented per CPU second, against torch's Data
 
 @dataclass(frozen=True)
 class LoadingPlan:
-    """images, height, width, quality: of the JPEG files, which are generated. size: of the crops. workers:
-    processes that decode. rounds: windows of so many batches of each loader, in turn.
+    """images, height, width, quality: of the JPEG files, which are generated. size: size of the crops.
+    workers: processes that decode. rounds: windows of so many batches of each loader, in turn.
 
-    classes: of the images. batch: images of a batch. batches: of a window. prefetch: batches that are
-    prepared in advance.
+    classes: number of classes of the images. batch: images of a batch. batches: of a window. prefetch:
+    batches that are prepared in advance.
     """
 
     images: int = 500

@@ -38,7 +38,8 @@ _CASES: dict[str, tuple[EnvSpec, Any, tuple[int, ...]]] = {
 @dataclasses.dataclass(frozen=True)
 class MappingTablePlan:
     """leaves: of the replay (the FPGA's table has a clock for them). actors: as in the thesis. link_seconds,
-    link_bytes_per_second: between host and FPGA; assumed. repetitions: of each time that is measured."""
+    link_bytes_per_second: between host and FPGA; assumed. repetitions: number of repetitions of each time
+    that is measured."""
 
     leaves: int = 65_536
     actors: int = 16

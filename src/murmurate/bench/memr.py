@@ -49,7 +49,8 @@ class MEMRPlan:
     """Every agent is trained once for each task and seed.
 
     tasks, agents: names of ``BUDGETS`` and ``AGENTS``. seeds: 0 up to this. mbpo_seeds: the same of MBPO,
-    which takes longest. env_steps: of each run; 0: those of ``BUDGETS``. points: of each learning curve.
+    which takes longest. env_steps: of each run; 0: those of ``BUDGETS``. points: number of points of each
+    learning curve.
     where: the folder that keeps the runs.
 
     eval_episodes: games of each final policy.

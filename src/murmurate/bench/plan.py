@@ -23,7 +23,7 @@ SUMMARY = "throughput that a plan predicts from measured costs, over that of the
 class PlanPlan:
     """recipes: each profiled, then run in its plan's first choice and in ``placements`` configurations drawn
     at random. exhaustive: recipes of which all configurations are run. seconds: of a run that is measured.
-    seed: of the draws.
+    seed: seed of the draws.
 
     placements: configurations drawn for each recipe.
     """

@@ -25,8 +25,8 @@ class ResNetPlan:
     """Two processes each train ResNet-18 on ``batch`` crops of ``size`` x ``size`` pixels a step, from
     ``images`` generated JPEG files; windows of so many CPU seconds of each racer, in turn.
 
-    images, height, width, quality, classes: of the JPEG files. size: of a crop, in pixels. batch: crops of a
-    step. rounds, window_cpu_seconds: of both racers in turn, and of each window.
+    images, height, width, quality, classes: of the JPEG files. size: size of a crop, in pixels. batch: crops
+    of a step. rounds, window_cpu_seconds: of both racers in turn, and of each window.
     """
 
     images: PositiveInt = 400

@@ -54,7 +54,8 @@ class TopicsPlan:
     slow_passes: of those with more than 20 iterations a document. rounds: repetitions, each with another
     seed. trap: documents of each step rule. stream: a corpus of NYTimes's size that is streamed, too.
 
-    held_out: further documents, for evaluation. sweeps: of the sampler. peers: other libraries.
+    held_out: further documents, for evaluation. sweeps: number of sweeps of the sampler. peers: other
+    libraries.
     """
 
     documents: int = 20_000

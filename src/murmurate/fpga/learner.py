@@ -46,7 +46,7 @@ class EmulatedLearner:
     Args:
         layers: widths, from the observation to the actions.
         rate_shift: -log2 of the learning rate.
-        generator: of the initial weights, uniform within 1 / sqrt(K).
+        generator: generator of the initial weights, uniform within 1 / sqrt(K).
         pipelines: DP; the batch is split among them and their gradients are added.
         stochastic: round the updates of weights stochastically, by ``Lfsr``, instead of to the nearest.
     """

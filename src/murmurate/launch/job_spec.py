@@ -36,7 +36,7 @@ class JobSpec:
     offer: of its host's memory, which all members share; None if they do not, and talk over the network.
     secret: of this epoch's connections, in hexadecimal; empty where the leader has set MURMURATE_SECRET.
     started_at, elapsed_seconds: start of the run on the leader's clock, and the time since then.
-    compression: of what goes over the network.
+    compression: compression of what goes over the network.
     """
 
     run_id: str

@@ -61,9 +61,10 @@ def run(
             process is the member of its rank, and each rank calls ``run``. "ray": an actor of the Ray
             cluster. Left out, it is torchrun in a script that torchrun started, else local.
         workers, collectives: see ``OwnLoop``.
-        devices: of each replica (or part), cycled over them; a sequence of them for a model-parallel one.
+        devices: devices of each replica (or part), cycled over them; a sequence of them for a model-parallel
+        one.
         output: "main" prints the first replica's output, and errors; "all" that of all, marked by rank.
-        threads: of torch in each process.
+        threads: number of threads of torch in each process.
         deadline_seconds: how long a collective waits for a silent member.
 
     A member that raises ends them all: RunFailed carries its traceback, Refusal its message. A process that

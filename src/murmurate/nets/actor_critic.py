@@ -159,7 +159,7 @@ def actor_critic(
 
     Args:
         spec: the world.
-        generator: of all weights; the global generator does not change.
+        generator: generator of all weights; the global generator does not change.
         torso: its name (``nets/torso.py``); "auto" is nature2013 for images and mlp for vectors.
         hidden: widths of the MLP's layers (tanh).
         recurrent: width of an LSTM between torso and heads (orthogonal, gain 1); 0 for none.

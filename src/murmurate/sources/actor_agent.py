@@ -60,7 +60,7 @@ class ActorAgent:
     """An agent that acts with the newest published parameters.
 
     Attributes:
-        agent: on the CPU. version: of its parameters; 0 before the first ``refresh``.
+        agent: on the CPU. version: version of its parameters; 0 before the first ``refresh``.
     """
 
     def __init__(self, settings: ActorSettings, spec: EnvSpec) -> None:

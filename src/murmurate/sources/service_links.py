@@ -64,7 +64,8 @@ class DrawReply(NamedTuple):
 class ShardAddress:
     """How samplers reach a shard; learners exchange these addresses, and all of it is secret.
 
-    name: of its socket, for the same host. host, port, key: for other hosts; the port is 0 if there are none.
+    name: name of its socket, for the same host. host, port, key: for other hosts; the port is 0 if there are
+    none.
     """
 
     rank: int

@@ -77,7 +77,8 @@ class ShardSettings:
 class _Feed:
     """The steps of one actor, whose simulators are ``first`` up to ``first + size``.
 
-    taken: how many records were acknowledged. incarnation: of the actor's process, at its last record."""
+    taken: how many records were acknowledged. incarnation: incarnation of the actor's process, at its last
+    record."""
 
     ring: ActorRing
     first: int

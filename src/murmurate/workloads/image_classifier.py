@@ -40,8 +40,8 @@ class ImageClassifier(LearnerConfig):
     learning_rate: for ``rate_batch`` images an update; for another number it is scaled in proportion (Goyal
         et al., section 2.1), counting the images of all replicas whose gradients are averaged.
     rate_batch: images of an update for which learning_rate is meant; 0: no scaling.
-    momentum: of Nesterov's kind. weight_decay: of filters and the last layer's weights; biases and
-        normalisations have none.
+    momentum: momentum of Nesterov's kind. weight_decay: weight decay of filters and the last layer's weights;
+        biases and normalisations have none.
     schedule: cosine to 0, step (times step_factor at the milestones, shares of the run), or constant. Runs
         that only time ends have a constant rate. milestones: shares of the run after which the rate falls.
         step_factor: that it is then multiplied by.

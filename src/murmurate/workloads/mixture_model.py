@@ -40,7 +40,7 @@ class MixtureModel(LearnerConfig):
     """Hyper-parameters of the model and of its inference.
 
     components: their number, K; superfluous ones get weights near 0. batch: rows of an update, G.
-    covariance: of a component: ``full``, or ``diagonal``.
+    covariance: covariance of a component: ``full``, or ``diagonal``.
     concentration: alpha_0 of the Dirichlet prior of the weights; none is 1 / K. precision: beta_0, the weight
         in rows of the prior's mean, which is the mean of the data. freedom: nu_0 of the Wishart prior of a
         component's precision matrix; none is the number of columns. The prior's scatter W_0^-1 is the

@@ -2,8 +2,8 @@
 input. ``served.py`` is the other end.
 
 A game is one simulator of any kind. The process imports no torch. Several threads may step games that wait
-most of the time for processes of their own. A game that raises, hangs or gives what is no frame is replaced
-by a new one.
+most of the time for processes of their own. A game that raises, hangs or returns something that is not a
+frame is replaced by a new one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Frame = npt.NDArray[Any]  # what is seen: an image [C, H, W] in uint8, or any ar
 OPEN, RESET, STEP, SAVE, LOAD = b"o", b"r", b"s", b"g", b"l"  # requests
 DONE, REFUSED, FAILED = b"d", b"n", b"f"  # answers
 _HEADER = struct.Struct("<cI")  # kind, bytes that follow
-FAILURES = 5  # of one game in a row, each without ``WORKS`` steps in between
+FAILURES = 5  # most failures of one game in a row, with fewer than ``WORKS`` steps between any two
 WORKS = 10
 _CHECK_SECONDS = 0.5
 _CLOSE_SECONDS = 4.0
@@ -54,14 +54,14 @@ class Game(Protocol):
     success: bool | None
 
     def begin(self, seed: int | None, steps: int) -> Frame:
-        """Begin an episode: its first frame. seed: of this and the following ones. steps: that this
-        simulator has made in the whole run."""
+        """Begin an episode: its first frame. seed: seed of this and the following ones. steps: number of
+        steps of this simulator so far in the whole run."""
         ...
 
     def step(self, action: Any) -> tuple[Frame, float, bool, bool]:
         """action: a number, or an array of float32 within its bounds.
 
-        Returns (frame, reward, terminated, truncated); of images, the frame does not matter where terminated.
+        Returns (frame, reward, terminated, truncated). A terminated episode's last frame is ignored if it is an image.
         """
         ...
 
@@ -87,11 +87,12 @@ class Settings:
     """What a server is opened with.
 
     game: "module:Class" of a ``Game``, made with ``options``; its import must not import torch.
-    first: number of the first game, for messages. frame: its shape. dtype: of frames, uint8 or float32.
+    first: number of the first game, for messages. frame: its shape. dtype: dtype of frames, uint8 or float32.
     action: shape of an action; () where it is a number.
-    screen: shape of a picture of game 0, if one is wanted. threads: that step games.
-    hang_seconds: after which a game counts as hung. descriptor: of the shared memory (see ``Shared``).
-    folder: a temporary one, its working directory, which is removed at the end.
+    screen: shape of a picture of game 0, if one is wanted. threads: number of threads that step games.
+    hang_seconds: time after which a game counts as hung.
+    descriptor: descriptor of the shared memory (see ``Shared``).
+    folder: the working directory, a temporary one, which is removed at the end.
     """
 
     game: str
@@ -124,7 +125,7 @@ class Shared:
 
     frame: [B, ...], newest of each game. final: [B, ...], last frames of truncated episodes.
     reward, terminated, truncated: [B]. lost: [B], whether the episode ended because its game was replaced.
-    success: [B], 1 or 0 where the game says whether its episode was one, else -1.
+    success: [B], 1 or 0 where the game says whether its episode reached the goal, else -1.
     screen: a picture of game 0, or None.
     """
 
