@@ -110,7 +110,8 @@ class PPO(LearnerConfig):
 class _Minibatch(NamedTuple):
     """Steps [T, B] of some simulators of a rollout, or [1, B] of any of its steps.
 
-    old_log_prob, old_value: of the policy and the critic that acted. memory: before step 0.
+    old_log_prob, old_value: outputs of the policy and the critic that acted. memory: recurrent state before
+    step 0.
     """
 
     memory: Tensor | None

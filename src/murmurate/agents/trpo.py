@@ -49,7 +49,7 @@ class TRPO(LearnerConfig):
         Fisher matrix. cg_iterations: number of iterations of the conjugate gradient.
     curvature_every: the Fisher products use every so many-th step of the rollout.
     backtracks: fractions of the step that are tried. shrink: the factor from each to the next.
-    value_learning_rate: of Adam, for the value net. value_epochs: passes over each rollout.
+    value_learning_rate: learning rate of Adam, for the value net. value_epochs: passes over each rollout.
     value_minibatches: parts of a rollout, and so the updates of a pass.
     learning_rate_end: over the run ``value_learning_rate`` falls linearly to this share (1: constant).
     normalize_observations: normalize observations by their running mean and deviation, limited to +-10

@@ -23,7 +23,8 @@ _LINE_SECONDS = 0.25
 
 
 class Products:
-    """An ensemble of ``members`` MLPs: for each layer random inputs, weights, and gradients of its outputs."""
+    """An ensemble of ``members`` MLPs: for each layer random inputs, weights, and gradients of its
+    outputs."""
 
     def __init__(self, members: int, sizes: tuple[int, ...], dtype: torch.dtype) -> None:
         generator = torch.Generator().manual_seed(0)

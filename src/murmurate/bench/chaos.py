@@ -52,7 +52,7 @@ class ChaosPlan:
 
     minutes: of each run. every_seconds: between two faults. stopped_seconds: for which a replica is stopped.
     replicas: learners of a run. simulators: number of simulators of each. seed: seed of the draws.
-    strategies: that are run.
+    strategies: the strategies that are run.
     """
 
     minutes: float = 1.0

@@ -154,8 +154,8 @@ def times(nodes: int, costs: ThreadCosts, plan: HSA2CPlan, log: Log) -> dict[str
 
 
 def to_score(curves: list[list[tuple[float, float]]], score: float) -> dict[str, Any]:
-    """seconds: of each seed, None where it never reached the score. median: over all seeds, a seed that never
-    did counted as last; None if that is one of these."""
+    """seconds: time to the score for each seed, None where it never reached the score. median: over all
+    seeds, a seed that never did counted as last; None if that is one of these."""
     seconds = [first_reaching(curve, score) for curve in curves]
     inf = float("inf")
     median = statistics.median_high(inf if s is None else s for s in seconds)

@@ -29,7 +29,7 @@ class ReplayGPUPlan:
     and torch's in turn. frames: in the ring that windows are read from. draws: compared with those of a tree
     on the host.
 
-    calls: that are timed in a round.
+    calls: number of calls that are timed in a round.
     """
 
     capacities: tuple[int, ...] = (1 << 20,)

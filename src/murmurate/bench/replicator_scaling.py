@@ -33,8 +33,8 @@ class ScalingPlan:
     ``murmurate simulate --network``. steps: number of steps of each member, between a start and an end that
     are left out.
 
-    net: that learns. side: of its images, in pixels. batch: images of a member's step. members: their
-    numbers. strategies: that are run.
+    net: the net that learns. side: side of its images, in pixels. batch: images of a member's step. members:
+    their numbers. strategies: the strategies that are run.
     """
 
     net: Net = "resnet50"

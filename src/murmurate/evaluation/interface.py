@@ -15,7 +15,8 @@ from murmurate.spec import World
 class EvalContext:
     """The inputs of an evaluation beside the learner, which has the consensus parameters of a checkpoint.
 
-    folder: folder of the run. fingerprint: of the data set that it learned from, None for simulators.
+    folder: folder of the run. fingerprint: fingerprint of the data set that it learned from, None for
+    simulators.
     seed: seed of all random numbers of the evaluation. count: number of games, images or the like, in place
     of the config's. sample: draw actions from the policy, instead of the most probable one. best: loads the
     learner of the best checkpoint; None where there is none or it is not requested.

@@ -29,8 +29,8 @@ class Numbers:
 
 
 class GradientStep(NamedTuple):
-    """td_error: [B] float32, target - Q. gradients: of each layer [K + 1, N], sums over the batch, with
-    ``activation + error`` fractional bits. outputs: [B, A] int64."""
+    """td_error: [B] float32, target - Q. gradients: gradient of each layer [K + 1, N], sums over the batch,
+    with ``activation + error`` fractional bits. outputs: [B, A] int64."""
 
     td_error: Tensor
     gradients: list[Tensor]

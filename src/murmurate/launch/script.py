@@ -53,8 +53,8 @@ def run(
     Args:
         main: takes an ``OwnLoop``; a function at module level, as other processes import it by name.
         replicas: 1 if it is left out; in a script that torchrun started, as many as there are ranks.
-        parts: of each replica, along rows and columns of its images (see ``murmurate.spatial``); each part is
-            a member, and ``replicator.parts`` joins those of a replica.
+        parts: number of parts of each replica, along rows and columns of its images (see
+            ``murmurate.spatial``); each part is a member, and ``replicator.parts`` joins those of a replica.
         strategy: a name, or a strategy with other hyper-parameters. One with a centre gets one more member.
         launcher: "local" gives each member a process on this host; "inline" a thread of this one, one running
             at a time in an order drawn from ``seed``: repeatable, and breakpoints work. "torchrun": this

@@ -106,7 +106,7 @@ class ActorCritic(nn.Module):
 
         Args:
             observation: [T, B, ...].
-            memory: before step 0 [B, M]; None without a recurrent core.
+            memory: recurrent state before step 0 [B, M]; None without a recurrent core.
             first: bool [T, B]: observation t begins an episode.
 
         Returns:

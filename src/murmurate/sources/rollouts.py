@@ -83,7 +83,8 @@ class RolloutSourceConfig(SourceConfig):
 class RolloutSource:
     """Yields ``Batch(data=Trajectory, env_steps=T*B, episodes=...)`` without end (a ``Source``).
 
-    groups: opened simulators (see ``open_groups``), closed by ``close``. steps: T. device: of the batches'
+    groups: opened simulators (see ``open_groups``), closed by ``close``. steps: T. device: device of the
+    batches'
     tensors, which are reused: a batch is valid until the one after next is requested. seed: seed of actions
     and simulators. behaviour: see ``spec.Rollouts``.
 

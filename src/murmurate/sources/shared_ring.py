@@ -67,7 +67,7 @@ class ActorStep:
     """One step of an actor's simulators, and the episodes that ended with it.
 
     version: version of the parameters that the actor used. restarts: simulators replaced in this step.
-    incarnation: of the actor's process. number: of the step, which the ring assigns: 0, 1, ...
+    incarnation: of the actor's process. number: number of the step, which the ring assigns: 0, 1, ...
     """
 
     steps: Steps

@@ -85,7 +85,7 @@ Running = RunProcess | HeldRun
 class Signals:
     """Inside ``with``, SIGINT and SIGTERM are counted and do not end this process.
 
-    number: of the first signal received, or 0.
+    number: number of the first signal received, or 0.
     """
 
     def __init__(self) -> None:

@@ -44,14 +44,14 @@ class ImageClassifier(LearnerConfig):
         biases and normalisations have none.
     schedule: cosine to 0, step (times step_factor at the milestones, shares of the run), or constant. Runs
         that only time ends have a constant rate. milestones: shares of the run after which the rate falls.
-        step_factor: that it is then multiplied by.
+        step_factor: factor by which the learning rate is then multiplied.
     warmup: share of the run over which the rate rises linearly from 0 (Goyal et al., section 2.2).
     label_smoothing: share of each label spread over all classes. mixup: alpha of the Beta distribution of the
         shares in which pairs of images are mixed; 0: no mixing.
     batch_norm: statistics of the own batch (local), of all replicas' batches (replicas), or of ``ghost``
-        images at a time (ghost). ghost: that number of images.
-    pixel_mean, pixel_std: of each channel, or one for all, of pixels from 0 to 1; images are normalised by
-        them.
+        images at a time (ghost). ghost: the number of images.
+    pixel_mean, pixel_std: mean and deviation of each channel, or one for all, of pixels from 0 to 1; images
+        are normalised by them.
     precision: ``bfloat16`` computes convolutions in bfloat16 on a copy of the float32 vector; ``auto`` is
         bfloat16 where the device has native bfloat16 arithmetic, else float32.
     validate_every: own updates between measurements of the validation accuracy; 0: never.

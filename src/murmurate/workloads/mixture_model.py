@@ -49,7 +49,7 @@ class MixtureModel(LearnerConfig):
         ``robbins-monro``: eta = (delay + t) ** -forgetting; ``average``: eta is the constant ``rate``; with
         either of these, rho averages the steps of several replicas. ``paper``: eta = rho =
         rate / (p B M) ** 0.25 (Mohamad et al., equation 13), so a step has the size eta rho.
-    rate: of ``average`` and ``paper``. delay, forgetting: of ``robbins-monro``.
+    rate: parameter of ``average`` and ``paper``. delay, forgetting: parameters of ``robbins-monro``.
     init: ``k-means`` begins with the k-means clusters of a sample of rows, ``random`` assigns these to the
         nearest of K random rows.
     validate_every: own updates between evaluations of the likelihood of some validation rows; 0: never.

@@ -61,7 +61,8 @@ class Game(Protocol):
     def step(self, action: Any) -> tuple[Frame, float, bool, bool]:
         """action: a number, or an array of float32 within its bounds.
 
-        Returns (frame, reward, terminated, truncated). A terminated episode's last frame is ignored if it is an image.
+        Returns (frame, reward, terminated, truncated). The frame is ignored where terminated, if it is an
+        image.
         """
         ...
 

@@ -34,7 +34,7 @@ class EpisodeCounter:
     ) -> Sequence[Episode]:
         """The episodes of the simulators in ``over`` [B] bool, whose counts restart from zero.
 
-        successes: whether each simulator's episode reached the goal; None where the world does not say so.
+        successes: whether each simulator's episode reached its goal; None where the world does not say so.
         """
         ended = [
             Episode(

@@ -59,7 +59,7 @@ class DPSGD(Strategy):
         goes on from the new v. 0: none is refused.
     shrinks: where gradients shrink all of v, the v that a push takes a share of: the one that the node had
         ``pulled`` (line 4), or the ``present`` one, with which counts stay positive (``sparse_master``).
-    deadline_seconds: longest duration of a push or a wait. Afterwards the node goes on, and pushes or pulls
+    deadline_seconds: longest time for a push or a wait. Afterwards the node goes on, and pushes or pulls
     later.
     """
 
