@@ -26,7 +26,7 @@ class ResNetPlan:
     ``images`` generated JPEG files; windows of so many CPU seconds of each racer, in turn.
 
     images, height, width, quality, classes: of the JPEG files. size: size of a crop, in pixels. batch: crops
-    of a step. rounds, window_cpu_seconds: CPU seconds of both racers in turn, and of each window.
+    of a step. rounds: number of rounds of both racers in turn. window_cpu_seconds: CPU seconds of a window.
     """
 
     images: PositiveInt = 400

@@ -211,7 +211,7 @@ class _Slot:
                 elif not terminated:
                     _copy(frame, shared.frame[index])
         except Exception as problem:
-            shared.final[index] = shared.frame[index]  # the last one of the episode that was lost
+            shared.final[index] = shared.frame[index]  # the last frame before the failure
             self._replace(problem)
             self._end(0.0, False, True, lost=True)
             return
@@ -227,7 +227,7 @@ class _Slot:
         self._end(reward, terminated, truncated)
 
     def hangs(self) -> bool:
-        """Kill the game if its call takes too long. Whether nothing ends that call."""
+        """Kill the game if its call takes too long. Returns True if the call cannot be ended."""
         began, game = self._since, self._game
         seconds = 0.0 if began is None else time.monotonic() - began
         if seconds < self._allowed_seconds or began is None:
@@ -309,7 +309,7 @@ class _Server:
         self._action = settings.action
         self._slots = [_Slot(settings, self._shared, b) for b in range(settings.size)]
         self._threads = min(settings.threads, settings.size)
-        # kept: some games may only be touched by the thread that made them
+        # the same threads all the time: some games may be called only by the thread that made them
         self._pool = ThreadPoolExecutor(self._threads)
 
     def answer(self, kind: bytes, payload: bytes) -> bytes:
@@ -357,7 +357,7 @@ class _Server:
             for future in done:
                 future.result()
             if sum(slot.hangs() for slot in self._slots):
-                os._exit(4)  # a call that nothing ends: the other process starts another server
+                os._exit(4)  # this call cannot be ended: the other process starts another server
 
 
 def main() -> None:
@@ -378,7 +378,11 @@ def main() -> None:
                 send(connection, REFUSED, str(problem).encode())
             except RuntimeError as problem:
                 send(connection, FAILED, str(problem).encode())
-            except (LookupError, TypeError, ValueError) as problem:  # of a state that is none of ours
+            except (
+                LookupError,
+                TypeError,
+                ValueError,
+            ) as problem:  # raised by a state that this process did not save
                 send(connection, FAILED, f"{type(problem).__name__}: {problem}".encode())
     except (EOFError, ConnectionError):
         pass
