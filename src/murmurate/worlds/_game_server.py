@@ -91,9 +91,8 @@ class Settings:
     first: number of the first game, for messages. frame: its shape. dtype: dtype of frames, uint8 or float32.
     action: shape of an action; () where it is a number.
     screen: shape of a picture of game 0, if one is wanted. threads: number of threads that step games.
-    hang_seconds: time after which a game counts as hung.
+    hang_seconds: time after which a game counts as hung. folder: the working directory, removed at the end.
     descriptor: descriptor of the shared memory (see ``Shared``).
-    folder: the working directory, a temporary one, which is removed at the end.
     """
 
     game: str
@@ -309,8 +308,7 @@ class _Server:
         self._action = settings.action
         self._slots = [_Slot(settings, self._shared, b) for b in range(settings.size)]
         self._threads = min(settings.threads, settings.size)
-        # the same threads all the time: some games may be called only by the thread that made them
-        self._pool = ThreadPoolExecutor(self._threads)
+        self._pool = ThreadPoolExecutor(self._threads)  # some games accept only the thread that made them
 
     def answer(self, kind: bytes, payload: bytes) -> bytes:
         """Do what is asked. The answer, pickled: states for SAVE, else messages about replaced games."""
