@@ -320,8 +320,9 @@ class Outcome:
 class Placement:
     """The device of each replica. Several replicas may share one.
 
-    devices: of the replicas, in turn: ``cuda:0`` puts all learners on one GPU, ``cuda:0,cuda:1`` alternates.
-    threads: of torch in each process, and of those that draw large batches from a replay.
+    devices: devices of the replicas, in turn: ``cuda:0`` puts all learners on one GPU, ``cuda:0,cuda:1``
+    alternates.
+    threads: number of threads of torch in each process, and of those that draw large batches from a replay.
     """
 
     devices: tuple[str, ...] = ("cpu",)

@@ -29,7 +29,7 @@ class DeterministicAgent(ActsByPolicy):
 
     config: a ``TD3`` or ``DDPG``. critics_count: 1 or 2. policy_delay: updates of the critics for one of the
     policy; 0: at the end of each round, as many updates of the policy as the round had (Zhang, Algorithm 8).
-    target_noise, noise_clip: of the target actions.
+    target_noise, noise_clip: deviation and limit of the noise of the target actions.
 
     An update of the critics reads no autograd graph: see ``nets.passes``.
     """

@@ -34,8 +34,8 @@ class ModelConfig:
 
     members: nets. elites: the members with the least held-out error, which predict.
     layers, hidden: number and width of the hidden layers.
-    batch: examples of each member's mini-batches. learning_rate: of Adam.
-    weight_decay: of the last layer; 1/4 of it in the first, 1/2 in the second, 3/4 in between.
+    batch: examples of each member's mini-batches. learning_rate: learning rate of Adam.
+    weight_decay: weight decay of the last layer; 1/4 of it in the first, 1/2 in the second, 3/4 in between.
     held_out: share of the data on which the error is measured; held_out_most: at most so many transitions.
     patience: a fit ends after so many epochs in a row in which no member's held-out error improved.
         improvement: the share of its least error by which an error must fall to count as improved.
@@ -68,8 +68,8 @@ class DynamicsModel:
     All replicas fit alike where they make common rounds: they have the same statistics of inputs, take as
     many steps, and decide by the mean of their held-out errors. Elsewhere each decides alone.
 
-    error: mean squared error of the elites on held-out data; NaN before the first fit. epochs: of the last
-    fit. loss: mean of the members', of the last mini-batch.
+    error: mean squared error of the elites on held-out data; NaN before the first fit. epochs: number of
+    epochs of the last fit. loss: mean of the members', of the last mini-batch.
     """
 
     def __init__(self, config: ModelConfig, context: Context, inputs: int, outputs: int) -> None:

@@ -25,7 +25,7 @@ class EnsembleGradient:
     Each layer is one product of its inputs, with a column of ones, and its weights, with the biases as a
     further row: biases and their gradients then cost no pass over the activations.
 
-    decay: of the weights of each layer. batch: examples of each member. precision: ``bfloat16`` for
+    decay: weight decay of each layer. batch: examples of each member. precision: ``bfloat16`` for
     everything between the first and the last layer, which remain in the ensemble's dtype.
     """
 

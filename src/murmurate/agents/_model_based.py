@@ -25,7 +25,7 @@ from murmurate.worlds.terminations import termination
 class PolicySettings:
     """Of soft actor-critic, which learns the policy (see ``SAC``).
 
-    batch: transitions of an update. discount: per env step.
+    batch: transitions of an update. discount: discount factor per env step.
     policy_rate, critic_rate, temperature_rate: learning rates of Adam. With a temperature_rate of 0 the
         temperature is constant.
     temperature: alpha, at the beginning. target_entropy: H, which the temperature holds; None: -D for actions
@@ -33,8 +33,8 @@ class PolicySettings:
     clip: largest norm of the gradients of policy and critics (inf: no limit).
     hidden: width of the two layers of each net.
     target_every: own updates between moves of the target critics. polyak: how far a move goes; 1 copies.
-    precision: of the products between hidden layers; ``auto`` is bfloat16 where the device has native
-        bfloat16 arithmetic.
+    precision: precision of the products between hidden layers; ``auto`` is bfloat16 where the device has
+        native bfloat16 arithmetic.
     """
 
     batch: PositiveInt = 256

@@ -13,7 +13,7 @@ _BLOCK = 64  # updates: one large draw costs far less than many small ones
 class UpdateNoise:
     """Standard normal numbers of shape [K, B, D] for each update of one replica.
 
-    shape: (K, B, D). rank: of the replica.
+    shape: (K, B, D). rank: rank of the replica.
     """
 
     def __init__(self, seed: int, rank: int, shape: tuple[int, int, int], device: torch.device) -> None:

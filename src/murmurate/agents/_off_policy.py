@@ -77,6 +77,7 @@ def _of_torsos(module: nn.Module) -> set[str]:
 
 
 def passes(replica: Replica, net: BatchedMLP, prefix: str = "") -> Passes:
-    """Passes through ``net`` that write into the replica's gradient. prefix: of its parameters' names."""
+    """Passes through ``net`` that write into the replica's gradient. prefix: prefix of its parameters'
+    names."""
     names = replica.named_views(replica.grad)
     return Passes(net, {n.removeprefix(prefix): view for n, view in names if n.startswith(prefix)})

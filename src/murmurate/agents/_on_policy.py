@@ -145,7 +145,7 @@ def advantages(
 ) -> Tensor:
     """Generalized advantages [T, B] of a rollout.
 
-    value: of its observations [T, B]. last_value: of the last one [B]. final_value: of
+    value: value of its observations [T, B]. last_value: value of the last one [B]. final_value: value of
     ``data.truncated_observation`` [K], None where no step was truncated.
     """
     truncated_value = torch.zeros_like(value)

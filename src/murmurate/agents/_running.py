@@ -84,8 +84,8 @@ class RunningStatistics:
     """The running statistics of an agent: of its observations, of its returns, of both or of neither.
 
     Args:
-        normalizer: of the agent's nets; None if observations are read as they are.
-        discount: of the returns that scale rewards; None if rewards are used as they are.
+        normalizer: normalizer of the agent's nets; None if observations are read as they are.
+        discount: discount of the returns that scale rewards; None if rewards are used as they are.
     """
 
     def __init__(self, context: Context, normalizer: nn.Module | None, discount: float | None) -> None:

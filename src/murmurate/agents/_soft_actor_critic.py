@@ -31,7 +31,7 @@ from murmurate.spec import Metric, derive_generator
 
 
 class Update(NamedTuple):
-    """metrics: of the update. error: [B], the mean size of the critics' errors."""
+    """metrics: metrics of the update. error: [B], the mean size of the critics' errors."""
 
     metrics: dict[str, Metric]
     error: Tensor

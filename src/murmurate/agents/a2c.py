@@ -40,20 +40,21 @@ class A2C(LearnerConfig):
     torso: mlp, nature2013, nature2015, jin2018, or your own: FILE.py:NAME, module:NAME (docs/worlds.md);
         auto is nature2013 for images and mlp for vectors.
     recurrent: width of an LSTM after the torso; 0: none.
-    steps: of a rollout. discount: per env step.
+    steps: number of steps of a rollout. discount: discount factor per env step.
     gae_lambda: 1 is the n-step return (GALA Algorithm 1); below 1 is GAE.
     entropy_coefficient, value_coefficient: weights of the entropy bonus and of the squared error of the value
         in the loss.
-    normalize_advantages: to mean 0 and deviation 1, in each batch.
+    normalize_advantages: normalize advantages to mean 0 and deviation 1, in each batch.
     optimizer: RMSprop or Adam. rmsprop_alpha: smoothing of RMSprop's squared gradients.
     rmsprop_epsilon: beside the root of the denominator of RMSprop, and of Adam.
     clip: largest norm of the gradient. hidden: width of an MLP's two layers.
     precision: ``bfloat16`` computes the torso in bfloat16 on a copy of the float32 vector; heads,
         losses and the optimizer stay float32. ``auto`` is bfloat16 for images where the device has native
         bfloat16 arithmetic, else float32; a run resolves and records it before it begins.
-    learning_rate: of the optimizer, at first.
-    normalize_observations: by their running mean and deviation, limited to +-10 (vectors only).
-    scale_rewards: by the running deviation of discounted returns, limited to +-10.
+    learning_rate: learning rate of the optimizer, at first.
+    normalize_observations: normalize observations by their running mean and deviation, limited to +-10
+    (vectors only).
+    scale_rewards: divide rewards by the running deviation of discounted returns, limited to +-10.
     learning_rate_end: over the run the rate falls linearly to this share of its initial value (1: constant).
     network: a whole net of your own in place of torso and heads: FILE.py:NAME, module:NAME (docs/worlds.md).
     """

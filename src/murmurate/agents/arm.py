@@ -38,9 +38,9 @@ class ARM(LearnerConfig):
     """Hyper-parameters; the defaults are those for Atari (Jin, Table 2.1). The size of a batch and the number
     of its updates are the source's.
 
-    batch: sequences of an update. n_step: steps of the returns. discount: per env step (the thesis gives
-        none).
-    learning_rate: of Adam. adam_epsilon: beside the root of its denominator.
+    batch: sequences of an update. n_step: steps of the returns. discount: discount factor per env step (the
+        thesis gives none).
+    learning_rate: learning rate of Adam. adam_epsilon: term added to the root in its denominator.
     learning_rate_end: over the run the rate falls linearly to this share of its initial value (1: constant).
     clip: largest norm of the gradient; the thesis does not clip.
     target_rate: tau, the share of the way that the target value V' moves to V with each own update.
@@ -50,9 +50,10 @@ class ARM(LearnerConfig):
         the greatest advantage. The best policy of a partially observed task may be stochastic.
     torso: mlp, nature2013, nature2015, jin2018, or your own: FILE.py:NAME, module:NAME (docs/worlds.md);
         auto is nature2013 for images and mlp for vectors. hidden: width of an MLP's two layers.
-    normalize_observations: by their running mean and deviation, limited to +-10; of vectors, in the drawn
-        sequences.
-    precision: of the torso; ``auto`` is bfloat16 for images where the device has native bfloat16 arithmetic.
+    normalize_observations: normalize observations by their running mean and deviation, limited to +-10; of
+        vectors, in the drawn sequences.
+    precision: precision of the torso; ``auto`` is bfloat16 for images where the device has native bfloat16
+    arithmetic.
     """
 
     name: ClassVar[str] = "arm"

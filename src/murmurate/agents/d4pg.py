@@ -34,7 +34,7 @@ class D4PG(LearnerConfig):
     Actions are learned scaled to [-1, 1] by their bounds, so noise has no unit.
 
     batch: transitions of an update; ``replay.samples_per_insert`` gives the number of updates.
-    n_step: steps of the returns. discount: per env step.
+    n_step: steps of the returns. discount: discount factor per env step.
     policy_rate, critic_rate: learning rates of Adam. clip: largest norm of each gradient (inf: no limit).
     hidden: width of the two layers of the policy and of the critic.
     atoms: returns that the critic gives probabilities to, from v_min to v_max at equal distances; what lies
@@ -42,13 +42,13 @@ class D4PG(LearnerConfig):
     target_every: own updates between moves of the target nets; under strategies with common rounds at the end
         of the current round. polyak: how far a move goes; 1 copies.
     exploration_noise: deviation of the noise of the actions taken.
-    torso: of images: nature2013, nature2015, jin2018, impala2018, or your own: FILE.py:NAME, module:NAME
-        (docs/worlds.md); auto is nature2013. It is trained by the critic's loss alone.
+    torso: torso of images: nature2013, nature2015, jin2018, impala2018, or your own: FILE.py:NAME,
+        module:NAME (docs/worlds.md); auto is nature2013. It is trained by the critic's loss alone.
     shift: pixels by which images are moved at random for an update (Kostrikov et al. 2020: 4); 0: not at all.
-    normalize_observations: by their running mean and deviation, limited to +-10; of vectors, in the drawn
-        batches.
-    precision: of the torso, and of the products between hidden layers; ``auto`` is bfloat16 for images where
-        the device has native bfloat16 arithmetic.
+    normalize_observations: normalize observations by their running mean and deviation, limited to +-10; of
+        vectors, in the drawn batches.
+    precision: precision of the torso, and of the products between hidden layers; ``auto`` is bfloat16 for
+        images where the device has native bfloat16 arithmetic.
     """
 
     name: ClassVar[str] = "d4pg"

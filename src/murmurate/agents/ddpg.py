@@ -24,15 +24,16 @@ class DDPG(LearnerConfig):
     Lillicrap et al. add an Ornstein-Uhlenbeck process.
 
     batch: transitions of an update; ``replay.samples_per_insert`` gives the number of updates.
-    n_step: steps of the returns. discount: per env step.
+    n_step: steps of the returns. discount: discount factor per env step.
     policy_rate, critic_rate: learning rates of Adam. clip: largest norm of each gradient (inf: no limit).
     hidden: width of the two layers of each net.
     target_every: own updates between moves of the target nets; under strategies with common rounds at the end
         of the current round. polyak: how far a move goes; 1 copies.
     exploration_noise: deviation of the noise of the actions taken.
-    normalize_observations: by the running mean and deviation of the drawn batches, limited to +-10.
-    precision: of the products between hidden layers, which are most of the work; ``auto`` is bfloat16 where
-        the device has native bfloat16 arithmetic.
+    normalize_observations: normalize observations by the running mean and deviation of the drawn batches,
+    limited to +-10.
+    precision: precision of the products between hidden layers, which are most of the work; ``auto`` is
+        bfloat16 where the device has native bfloat16 arithmetic.
     """
 
     name: ClassVar[str] = "ddpg"

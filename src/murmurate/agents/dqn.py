@@ -30,8 +30,8 @@ class DQN(LearnerConfig):
     """Hyper-parameters; the defaults are those of DQN on Atari, except where a recipe sets them.
 
     batch: transitions of an update; ``replay.samples_per_insert`` gives the number of updates.
-    n_step: steps of the returns. discount: per env step.
-    learning_rate: of Adam. clip: largest norm of the gradient.
+    n_step: steps of the returns. discount: discount factor per env step.
+    learning_rate: learning rate of Adam. clip: largest norm of the gradient.
     target_every: own updates between copies of the net to the target net; under strategies with common rounds
         at the end of the current round, so this is F x H (F > 1: Zhang, section 5.2). 0: before the first
         batch after new env steps, which is once a fit with ``replay.fit_every``.
@@ -50,9 +50,10 @@ class DQN(LearnerConfig):
     dueling: separate streams for the state's value and the actions' advantages (Wang et al. 2016).
     torso: mlp, nature2013, nature2015, jin2018, or your own: FILE.py:NAME, module:NAME (docs/worlds.md);
         auto is nature2013 for images and mlp for vectors. hidden: width of an MLP's two layers.
-    normalize_observations: by their running mean and deviation, limited to +-10; of vectors, in the drawn
-        batches.
-    precision: of the torso; ``auto`` is bfloat16 for images where the device has native bfloat16 arithmetic.
+    normalize_observations: normalize observations by their running mean and deviation, limited to +-10; of
+        vectors, in the drawn batches.
+    precision: precision of the torso; ``auto`` is bfloat16 for images where the device has native bfloat16
+    arithmetic.
     network: a whole net of your own in place of torso and heads: FILE.py:NAME, module:NAME (docs/worlds.md).
     """
 

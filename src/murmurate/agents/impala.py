@@ -43,18 +43,20 @@ class IMPALA(LearnerConfig):
     torso: mlp, nature2013, nature2015, jin2018, impala2018 (the paper's deep one) or a function of your own,
         FILE.py:NAME (docs/worlds.md); auto is nature2013 for images and mlp for vectors.
     recurrent: width of an LSTM after the torso; 0: none.
-    steps: of a trajectory. discount: per env step.
+    steps: number of steps of a trajectory. discount: discount factor per env step.
     rho_bar, c_bar, policy_rho_bar: largest weights of a TD error, of what follows it, and of an advantage.
     trace_lambda: weight of longer returns.
-    value_coefficient: of the squared error; the paper's 0.5 times the half in its loss.
-    entropy_coefficient: weight of the entropy bonus in the loss. learning_rate: of the optimizer, at first.
+    value_coefficient: weight of the squared error; the paper's 0.5 times the half in its loss.
+    entropy_coefficient: weight of the entropy bonus in the loss. learning_rate: learning rate of the
+    optimizer, at first.
     optimizer: RMSprop or Adam. rmsprop_alpha: smoothing of RMSprop's squared gradients.
     optimizer_epsilon: beside the root of RMSprop's (or Adam's) denominator. Losses are sums over the batch,
         as in the paper, so this and ``clip`` are on the scale of its batches of 640 steps.
     clip: largest norm of the gradient. hidden: width of an MLP's two layers.
     precision: ``bfloat16`` computes the torso in bfloat16 on a copy of the float32 vector; ``auto`` is
         bfloat16 for images where the device has native bfloat16 arithmetic, else float32.
-    normalize_observations: by their running mean and deviation, limited to +-10 (vectors only).
+    normalize_observations: normalize observations by their running mean and deviation, limited to +-10
+    (vectors only).
     learning_rate_end: over the run the rate falls linearly to this share of its initial value (1: constant).
     network: a whole net of your own in place of torso and heads: FILE.py:NAME, module:NAME (docs/worlds.md).
     """

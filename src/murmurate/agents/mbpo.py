@@ -21,7 +21,7 @@ from murmurate.worlds.terminations import AUTO
 class MBPO(LearnerConfig):
     """Hyper-parameters; when the model is fitted and rolled out is up to the source.
 
-    policy: of soft actor-critic. model: the ensemble and its training.
+    policy: policy of soft actor-critic. model: the ensemble and its training.
     termination: where the model's episodes end; ``auto`` for a world of which that is known, else a function
         of your own, FILE.py:FUNCTION (docs/algorithms/mbpo.md).
     """

@@ -37,9 +37,9 @@ _LEAST_PRIORITY, _GREATEST_PRIORITY = 1e-4, 50.0  # as in the author's code
 
 @dataclass(frozen=True)
 class MEMR(LearnerConfig):
-    """Hyper-parameters; when the model is fitted and rolled out, and alpha and beta, are up to the source.
+    """Hyper-parameters; the source has those of the times of fits and rollouts, and alpha and beta.
 
-    policy: of soft actor-critic. model: the ensemble and its training.
+    policy: policy of soft actor-critic. model: the ensemble and its training.
     rollout_rate: learning rate (Adam) of the rollout policy pi_psi, the Gaussian distribution of imagined
         actions. rollout_epochs: D, passes over the new actions after each round of rollouts, in mini-batches
         of ``policy.batch``.
@@ -109,7 +109,7 @@ class MEMRAgent(ModelBasedAgent):
 class RolloutPolicy:
     """pi_psi: a diagonal Gaussian distribution of imagined actions, scaled to [-1, 1], given the state.
 
-    loss: of the last mini-batch, twice the negative log-likelihood per dimension, without its constant.
+    loss: loss of the last mini-batch, twice the negative log-likelihood per dimension, without its constant.
     """
 
     def __init__(self, config: MEMR, context: Context) -> None:
@@ -128,7 +128,7 @@ class RolloutPolicy:
         size = len(observation)
         batch = min(self._batch, size)
         steps, step, staleness = self._epochs * -(-size // batch), 0, 0
-        while step < steps or (staleness and self.replica.common_rounds):  # only whole rounds
+        while step < steps or (staleness and self.replica.common_rounds):  # ends with a common round
             first = step * batch % size
             if first < batch:
                 order = torch.randperm(size, generator=generator, device=generator.device)
@@ -141,7 +141,7 @@ class RolloutPolicy:
 
     @torch.no_grad()
     def priority(self, observation: Tensor, action: Tensor) -> Tensor:
-        """[B] of eq. 3.7."""
+        """The priorities [B] by eq. 3.7."""
         return entropy_priority(self._bounds.to_scaled(action), *self._distribution(observation))
 
     def _distribution(self, observation: Tensor) -> tuple[Tensor, Tensor]:

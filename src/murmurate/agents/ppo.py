@@ -37,22 +37,25 @@ from murmurate.spec import Batch, EnvSpec, Outcome, Rollouts, Trajectory, derive
 class PPO(LearnerConfig):
     """Hyper-parameters; the defaults are those of CleanRL's ``ppo_atari``.
 
-    steps: of a rollout. epochs: passes over each rollout. minibatches: parts of a rollout, and so the updates
-        of a pass; a recurrent policy's parts are whole simulators, so there must be as many.
-    discount: per env step. gae_lambda: weight of longer returns in the advantages.
+    steps: number of steps of a rollout. epochs: passes over each rollout. minibatches: parts of a rollout,
+        and so the updates of a pass; a recurrent policy's parts are whole simulators, so there must be as
+        many.
+    discount: discount factor per env step. gae_lambda: weight of longer returns in the advantages.
     ratio_clip: epsilon of eq. 7. value_clip: the same for the change of a value; inf: no limit.
-    value_coefficient: of the mean squared error; CleanRL's ``vf_coef`` is twice this.
-    normalize_advantages: to mean 0 and deviation 1, in each minibatch.
+    value_coefficient: weight of the mean squared error; CleanRL's ``vf_coef`` is twice this.
+    normalize_advantages: normalize advantages to mean 0 and deviation 1, in each minibatch.
     entropy_coefficient: weight of the entropy bonus in the loss.
-    clip: largest norm of the gradient. learning_rate: of Adam. adam_epsilon: beside the root of its
-        denominator.
+    clip: largest norm of the gradient. learning_rate: learning rate of Adam. adam_epsilon: beside the root of
+        its denominator.
     learning_rate_end: over the run the rate falls linearly to this share of its initial value (1: constant).
     torso: mlp, nature2013, nature2015, or your own: FILE.py:NAME, module:NAME (docs/worlds.md); auto is
         nature2013 for images and mlp for vectors. hidden: width of an MLP's two layers.
     recurrent: width of an LSTM after the torso; 0: none.
-    normalize_observations: by their running mean and deviation, limited to +-10 (vectors only).
-    scale_rewards: by the running deviation of discounted returns, limited to +-10.
-    precision: of the torso; ``auto`` is bfloat16 for images where the device has native bfloat16 arithmetic.
+    normalize_observations: normalize observations by their running mean and deviation, limited to +-10
+    (vectors only).
+    scale_rewards: divide rewards by the running deviation of discounted returns, limited to +-10.
+    precision: precision of the torso; ``auto`` is bfloat16 for images where the device has native bfloat16
+    arithmetic.
     network: a whole net of your own in place of torso and heads: FILE.py:NAME, module:NAME (docs/worlds.md).
     """
 
@@ -107,7 +110,8 @@ class PPO(LearnerConfig):
 class _Minibatch(NamedTuple):
     """Steps [T, B] of some simulators of a rollout, or [1, B] of any of its steps.
 
-    old_log_prob, old_value: of the policy and the critic that acted. memory: before step 0.
+    old_log_prob, old_value: outputs of the policy and the critic that acted. memory: recurrent state before
+    step 0.
     """
 
     memory: Tensor | None

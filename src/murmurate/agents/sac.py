@@ -26,7 +26,7 @@ class SAC(LearnerConfig):
     Actions are learned scaled to [-1, 1] by their bounds, and entropies are of scaled actions.
 
     batch: transitions of an update; ``replay.samples_per_insert`` gives the number of updates.
-    n_step: steps of the returns. discount: per env step.
+    n_step: steps of the returns. discount: discount factor per env step.
     policy_rate, critic_rate, temperature_rate: learning rates of Adam. With a temperature_rate of 0 the
         temperature is constant.
     temperature: alpha, at the beginning. target_entropy: H, which the temperature holds; None: -D for actions
@@ -35,9 +35,10 @@ class SAC(LearnerConfig):
     hidden: width of the two layers of each net.
     target_every: own updates between moves of the target critics; under strategies with common rounds at the
         end of the current round. polyak: how far a move goes; 1 copies.
-    normalize_observations: by the running mean and deviation of the drawn batches, limited to +-10.
-    precision: of the products between hidden layers, which are most of the work; ``auto`` is bfloat16 where
-        the device has native bfloat16 arithmetic.
+    normalize_observations: normalize observations by the running mean and deviation of the drawn batches,
+    limited to +-10.
+    precision: precision of the products between hidden layers, which are most of the work; ``auto`` is
+        bfloat16 where the device has native bfloat16 arithmetic.
     """
 
     name: ClassVar[str] = "sac"

@@ -22,7 +22,7 @@ class TD3(LearnerConfig):
     Actions are learned scaled to [-1, 1] by their bounds, so noise has no unit.
 
     batch: transitions of an update; ``replay.samples_per_insert`` gives the number of updates.
-    n_step: steps of the returns. discount: per env step.
+    n_step: steps of the returns. discount: discount factor per env step.
     policy_rate, critic_rate: learning rates of Adam. clip: largest norm of each gradient (inf: no limit).
     hidden: width of the two layers of each net.
     policy_delay: updates of the critics for one of the policy; 0: at the end of each round as many updates of
@@ -32,9 +32,10 @@ class TD3(LearnerConfig):
         strategies with common rounds at the end of the current round. polyak: how far a move goes; 1 copies.
     target_noise: deviation of the noise of the target actions. noise_clip: its limit.
     exploration_noise: deviation of the noise of the actions taken.
-    normalize_observations: by the running mean and deviation of the drawn batches, limited to +-10.
-    precision: of the products between hidden layers, which are most of the work; ``auto`` is bfloat16 where
-        the device has native bfloat16 arithmetic.
+    normalize_observations: normalize observations by the running mean and deviation of the drawn batches,
+    limited to +-10.
+    precision: precision of the products between hidden layers, which are most of the work; ``auto`` is
+        bfloat16 where the device has native bfloat16 arithmetic.
     """
 
     name: ClassVar[str] = "td3"

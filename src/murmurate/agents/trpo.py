@@ -42,18 +42,20 @@ _PASS_NUMBERS = 2**24  # numbers in the observations of one pass through the pol
 class TRPO(LearnerConfig):
     """Hyper-parameters; the step's are those of Jin, Table 2.5.
 
-    steps: of a rollout; the batch is ``steps`` x ``simulators``. discount: per env step.
+    steps: number of steps of a rollout; the batch is ``steps`` x ``simulators``. discount: discount factor
+    per env step.
     gae_lambda: 1 gives full returns less the value (up to the end of the rollout); below 1 is GAE.
     max_kl: delta, the largest mean KL divergence of a step, in nats. damping: added to the diagonal of the
-        Fisher matrix. cg_iterations: of the conjugate gradient.
+        Fisher matrix. cg_iterations: number of iterations of the conjugate gradient.
     curvature_every: the Fisher products use every so many-th step of the rollout.
     backtracks: fractions of the step that are tried. shrink: the factor from each to the next.
-    value_learning_rate: of Adam, for the value net. value_epochs: passes over each rollout.
+    value_learning_rate: learning rate of Adam, for the value net. value_epochs: passes over each rollout.
     value_minibatches: parts of a rollout, and so the updates of a pass.
     learning_rate_end: over the run ``value_learning_rate`` falls linearly to this share (1: constant).
-    normalize_observations: by their running mean and deviation, limited to +-10 (vectors only).
-    scale_rewards: by the running deviation of discounted returns, limited to +-10.
-    torso: of both nets: mlp, nature2013, nature2015 or one of your own, FILE.py:NAME or module:NAME
+    normalize_observations: normalize observations by their running mean and deviation, limited to +-10
+    (vectors only).
+    scale_rewards: divide rewards by the running deviation of discounted returns, limited to +-10.
+    torso: torso of both nets: mlp, nature2013, nature2015 or one of your own, FILE.py:NAME or module:NAME
         (docs/worlds.md); auto is nature2013 for images and mlp for vectors. hidden: width of an MLP's two
         layers.
     """
@@ -262,7 +264,7 @@ class _Rows(NamedTuple):
 
 class _Objective:
     """The surrogate and the divergence on one rollout as functions of the policy's vector, and their
-    derivatives at the present one, theta. entropy: of the policy of theta, mean over the rollout."""
+    derivatives at the present one, theta. entropy: entropy of the policy of theta, mean over the rollout."""
 
     def __init__(self, agent: TRPOAgent, data: Trajectory, advantage: Tensor) -> None:
         self._agent = agent

@@ -22,7 +22,8 @@ def with_fields(config: Any, values: Mapping[str, Any], place: str = "") -> Any:
     """``config``, a frozen dataclass, with the fields in ``values`` replaced.
 
     A field that is a dataclass takes a mapping of its own fields, or another dataclass. Fields of ``flat``
-    parts are named without the part, as on the command line. place: of ``config`` in the run, for messages.
+    parts are named without the part, as on the command line. place: place of ``config`` in the run, for
+    messages.
 
     Raises Refusal for an unknown name, with the nearest one; a value of another type; and one that is out of
     range.
@@ -79,7 +80,7 @@ def _new_value(config: Any, field: dataclasses.Field[Any], value: Any, place: st
 
 
 def _plain(value: Any) -> Any:
-    """Without NumPy's types; lists as tuples; folders as text or as they are."""
+    """``value`` with NumPy numbers as Python's and lists as tuples."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, (list, tuple)):

@@ -35,7 +35,7 @@ def load(
     """The model of a run folder, with the consensus parameters of its last checkpoint.
 
     Args:
-        folder: of a run, also of one that is going on.
+        folder: folder of a run, also of one that is going on.
         best: the checkpoint with the best mean return instead of the last.
         env: makes the environment, where the folder cannot name it (it was a lambda, say).
 
@@ -64,7 +64,7 @@ class TrainedModel:
 
     Attributes:
         run: how it was trained, a ``Run``.
-        folder: of the run.
+        folder: folder of the run.
     """
 
     def __init__(self, run: Run, checkpoint_folder: Path) -> None:
@@ -254,7 +254,7 @@ class TrainedModel:
 
         Args:
             episodes: games (or images, documents); None: as many as the run's option says.
-            seed: of the games; None: one that was not used in training.
+            seed: seed of the games; None: one that was not used in training.
 
         Raises:
             Refusal: for fewer than one, and where the data set is gone.

@@ -44,8 +44,8 @@ def bench(
     """Run a benchmark and return its result as plain JSON values, with date, command, hardware and versions.
 
     full: longer, with more repetitions and all peers. quiet: print nothing; otherwise progress goes to
-    standard error and a table to standard output. options: of the command line, which ``change`` applies to
-    the plan, which says how much to measure. Raises Refusal for an unknown name.
+    standard error and a table to standard output. options: options of the command line, which ``change``
+    applies to the plan, which says how much to measure. Raises Refusal for an unknown name.
     """
     module = benchmark(name)
     plan = change(module.FULL if full else module.QUICK, options)

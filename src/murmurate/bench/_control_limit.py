@@ -23,7 +23,8 @@ _LINE_SECONDS = 0.25
 
 
 class Products:
-    """One MLP of ``members``: random inputs of each layer, weights and gradients behind each layer."""
+    """An ensemble of ``members`` MLPs: for each layer random inputs, weights, and gradients of its
+    outputs."""
 
     def __init__(self, members: int, sizes: tuple[int, ...], dtype: torch.dtype) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -40,7 +41,7 @@ class Products:
             torch.bmm(seen[:members], weight[:members])
 
     def of_inputs(self, members: int, first: bool) -> None:
-        """The gradients of the layers' inputs; first: also of the first layer's."""
+        """Compute the gradients of the layers' inputs. first: including those of the first layer."""
         for slope, weight in list(zip(self.slopes, self.weights, strict=True))[0 if first else 1 :]:
             torch.bmm(slope[:members], weight[:members].transpose(1, 2))
 
@@ -57,7 +58,7 @@ class Update:
         self.policy = Products(1, (OBSERVED, HIDDEN, HIDDEN, actions), dtype)
         self.critics = Products(2, (OBSERVED + ACTIONS, HIDDEN, HIDDEN, 1), dtype)
         self.delay = 2 if algorithm == "td3" else 1
-        self.judging = 1 if algorithm == "td3" else 2  # critics that judge the policy's actions
+        self.judging_critics = 1 if algorithm == "td3" else 2
 
     def __call__(self, number: int) -> None:
         self.policy.forward(1)  # target actions
@@ -67,8 +68,8 @@ class Update:
         self.critics.of_weights()
         if number % self.delay == 0:
             self.policy.forward(1)
-            self.critics.forward(self.judging)
-            self.critics.of_inputs(self.judging, first=True)
+            self.critics.forward(self.judging_critics)
+            self.critics.of_inputs(self.judging_critics, first=True)
             self.policy.of_inputs(1, first=False)
             self.policy.of_weights()
 

@@ -23,12 +23,12 @@ NOMINAL_SIMULATORS = 16  # to which the learning rate refers, and with which Fig
 class GalaPlan:
     """Every method is trained once for each of games x simulators x seeds.
 
-    seeds: 0 up to this. env_steps: of all learners together, ascending; one run is evaluated at each (the
-    learning rate is constant, so a shorter run is the beginning of a longer one).
-    simulators: of all learners together. eval_episodes: whole games of a final policy.
+    seeds: 0 up to this. env_steps: number of env steps of all learners together, ascending; one run is
+    evaluated at each (the learning rate is constant, so a shorter run is the beginning of a longer one).
+    simulators: number of simulators of all learners together. eval_episodes: whole games of a final policy.
     where: the folder that keeps the runs.
 
-    games: that are played. learners: of each run.
+    games: the games that are played. learners: number of learners of each run.
     """
 
     games: tuple[str, ...] = SIX_GAMES

@@ -37,7 +37,7 @@ class Loader(Protocol):
         ...
 
     def processes(self) -> list[psutil.Process]:
-        """Those that decode."""
+        """The processes that decode."""
         ...
 
     def close(self) -> None: ...
@@ -71,7 +71,7 @@ def _smooth_noise(random: np.random.Generator, height: int, width: int) -> NDArr
 
 
 class OurLoader:
-    """``EncodedImageSource``, as a run has it."""
+    """``EncodedImageSource`` with the settings that a run gives it."""
 
     def __init__(self, folder: Path, size: int, batch: int, workers: int, prefetch: int) -> None:
         train = files_of(folder, size)
@@ -177,7 +177,7 @@ class WithPillow(Dataset[tuple[Tensor, int]]):
 
 
 def cpu_seconds(loader: Loader) -> float:
-    """Of this process and those that decode for ``loader``, so far."""
+    """CPU seconds of this process and those that decode for ``loader``, so far."""
     own = os.times()
     total = own.user + own.system
     for process in loader.processes():

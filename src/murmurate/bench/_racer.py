@@ -185,7 +185,7 @@ def stopped_at_the_end(racers: Mapping[str, Racer]) -> Iterator[None]:
 class ThroughputPlan:
     """Interleaved rounds of one window for each racer.
 
-    rounds: of all racers in turn. window_cpu_seconds: of each racer's window.
+    rounds: number of rounds of all racers in turn. window_cpu_seconds: CPU seconds of each racer's window.
     """
 
     rounds: int = 5

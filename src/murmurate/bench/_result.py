@@ -24,8 +24,8 @@ _NOT_IN_TABLE = frozenset({"windows", "limit_windows", "plan", "peers", "hardwar
 
 
 def header(name: str, full: bool, options: Sequence[str] = ()) -> dict[str, Any]:
-    """Date, command, hardware and versions, which every published figure needs. options: that changed the
-    plan."""
+    """Date, command, hardware and versions, which every published figure needs. options: the options that
+    changed the plan."""
     words = ["murmurate", "bench", name, "--json", *(["--full"] if full else []), *options]
     return {
         "bench": name,

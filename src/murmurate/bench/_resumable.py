@@ -36,8 +36,8 @@ class ResumableRun:
     """A run to its last end.
 
     settings: options of ``murmurate train``, without the end and the folder. ends: env steps of all learners
-    together, ascending, at each of which it is evaluated. label: of its row in a table. speed_like: runs with
-    the same word are equally fast. speed_settings: further options while the speed is measured.
+    together, ascending, at each of which it is evaluated. label: label of its row in a table. speed_like:
+    runs with the same word are equally fast. speed_settings: further options while the speed is measured.
     """
 
     recipe: str

@@ -44,7 +44,8 @@ class Server:
     ) -> Iterator[Server]:
         """Run a command that first prints its version and then answers requests; killed at the end.
 
-        pinned: to the last core, because the first one serves most of the machine's interrupts.
+        pinned: whether the process runs on the last core alone, because the first one serves most of the
+        machine's interrupts.
         """
         path = os.environ.get("PYTHONPATH", "") if module_path is None else module_path
         process = subprocess.Popen(

@@ -33,10 +33,11 @@ _STARTED_SECONDS = 240.0
 
 @dataclasses.dataclass(frozen=True)
 class ServicePlan:
-    """actors, samplers, shards: of all ``learners`` together. simulators: of each actor. seconds: of the
-    measurement without kills. kills: of actors, and as many of samplers, by each learner, after it; between
-    two of them ``kill_draws`` batches are drawn. capacity: of all shards; less than what is inserted makes
-    the count of the law impossible."""
+    """actors, samplers, shards: numbers of these of all ``learners`` together. simulators: number of
+    simulators of each actor.
+    seconds: duration of the measurement without kills. kills: number of kills of actors, and as many of
+    samplers, by each learner, after it; between two of them ``kill_draws`` batches are drawn. capacity:
+    capacity of all shards; less than what is inserted makes the count of the law impossible."""
 
     learners: PositiveInt = 2
     actors: PositiveInt = 4

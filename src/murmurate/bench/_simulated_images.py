@@ -26,7 +26,8 @@ _WARM_UP = 1
 
 @dataclasses.dataclass(frozen=True)
 class NetCosts:
-    """seconds: CPU seconds of measured training steps on one core. parameters: of the net."""
+    """seconds: CPU seconds of measured training steps on one core. parameters: number of parameters of the
+    net."""
 
     seconds: tuple[float, ...]
     parameters: int

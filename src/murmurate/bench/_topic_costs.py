@@ -31,9 +31,10 @@ class DPSVICosts:
     """Costs on one core of this machine.
 
     step_seconds: CPU seconds of a mini-batch. step_spread: standard deviation of their logarithm.
-    svi_step_seconds: of a mini-batch of SVI's, which is larger.
+    svi_step_seconds: CPU seconds of a mini-batch of SVI, which is larger.
     message_seconds, byte_seconds: the master's CPU seconds for a message, and for each byte of it.
-    pushes: by local updates, the measurements behind these: bytes of a push and its answer, CPU seconds.
+    pushes: for each number of local updates, the bytes of a push and its answer, and the CPU seconds
+        measured for them.
     """
 
     step_seconds: float
@@ -45,7 +46,7 @@ class DPSVICosts:
 
 
 def costs(serial: Run, svi: Run, pushing: dict[int, Run], updates: int, pushes: int, log: Log) -> DPSVICosts:
-    """pushing: by local updates, runs of one worker and a master."""
+    """Measure them. pushing: for each number of local updates, a run of one worker and a master."""
     log("a mini-batch")
     low, middle, high = statistics.quantiles(step_seconds(serial, updates, time.process_time), n=4)
     large = statistics.median(step_seconds(svi, max(updates // 8, 5), time.process_time))

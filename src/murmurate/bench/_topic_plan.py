@@ -20,8 +20,9 @@ class SpeedupPlan:
     real_documents, real_seeds: of runs on processes whose speed is measured; those whose perplexity is
         computed, each real_look documents, are half as long. real_target: as target_documents, of these.
 
-    workers_local_updates, local_updates, width_local_updates: values of B. measured_updates, pushes: that are
-    timed for the cost of an update and of a push. network: latency and bandwidth between nodes.
+    workers_local_updates, local_updates, width_local_updates: values of B. measured_updates, pushes: numbers
+    of updates and pushes that are timed for the cost of an update and of a push. network: latency and
+    bandwidth between nodes.
     sparse_documents, sparse_looks, sparse_local_updates, sparse_rates: of sparse against dense pushes.
     real_look: documents between two evaluations. where: the folder that keeps results.
     """

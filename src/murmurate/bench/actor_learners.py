@@ -41,8 +41,9 @@ _NOMINAL_SIMULATORS = 16  # to which the recipe's learning rate refers
 class ActorLearnersPlan:
     """Every method is trained once for each seed.
 
-    seeds: 0 up to this. env_steps: of all learners of a run. processes: learners, or actors of IMPALA's one
-    learner. simulators: of all of them together. where: the folder that keeps the runs.
+    seeds: 0 up to this. env_steps: number of env steps of all learners of a run. processes: learners, or
+    actors of IMPALA's one learner. simulators: number of simulators of all of them together. where: the
+    folder that keeps the runs.
 
     world: that is played. eval_episodes: games of each final policy.
     """

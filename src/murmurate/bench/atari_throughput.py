@@ -32,11 +32,11 @@ Limits = dict[str, dict[str, list[float]]]  # network -> part -> seconds of a ca
 class AtariThroughputPlan:
     """Interleaved rounds of one window for each racer.
 
-    side_rounds: of what is not compared with the peer (GALA learners, double buffering).
+    side_rounds: number of rounds of what is not compared with the peer (GALA learners, double buffering).
     full: whether the peers with environments of their own run.
 
-    rounds: of all racers in turn. window_cpu_seconds: of each racer's window. limit_windows_a_round: of the
-    bare emulator, which limits all.
+    rounds: number of rounds of all racers in turn. window_cpu_seconds: CPU seconds of each racer's window.
+    limit_windows_a_round: number of windows in a round of the bare emulator, which limits all.
     """
 
     rounds: int = 5

@@ -21,7 +21,7 @@ _GOAL = 475.0
 class CartPoleLearningPlan:
     """Every strategy is trained once for each seed.
 
-    seeds: 0 up to this. env_steps: of each run.
+    seeds: 0 up to this. env_steps: number of env steps of each run.
     """
 
     seeds: int = 1

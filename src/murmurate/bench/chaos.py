@@ -51,7 +51,8 @@ class ChaosPlan:
     The learning rate is constant, because the number of env steps in these minutes is not known.
 
     minutes: of each run. every_seconds: between two faults. stopped_seconds: for which a replica is stopped.
-    replicas: learners of a run. simulators: of each. seed: of the draws. strategies: that are run.
+    replicas: learners of a run. simulators: number of simulators of each. seed: seed of the draws.
+    strategies: the strategies that are run.
     """
 
     minutes: float = 1.0

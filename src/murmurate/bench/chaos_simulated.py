@@ -22,12 +22,12 @@ SUMMARY = "throughput kept under one fault every 29 s, 32 replicas, simulated wi
 class SimulatedChaosPlan:
     """A crash, a pause or a broken connection every ``fault_seconds`` on average, for virtual ``minutes``.
 
-    restart_seconds: until a crashed replica is back. measured_updates: of a real learner, for the cost of a
-    step. network: between hosts; the CPU cost of a message is measured.
+    restart_seconds: time until a crashed replica is back. measured_updates: number of updates of a real
+    learner, for the cost of a step. network: between hosts; the CPU cost of a message is measured.
 
     replicas: learners. minutes: virtual ones, of each run. fault_seconds: between two faults, on average.
-    pause_seconds, cut_seconds: length of a pause, and of a broken connection. exchange_rounds: that are
-    measured for the cost of a message. strategies: that are run.
+    pause_seconds, cut_seconds: length of a pause, and of a broken connection. exchange_rounds: number of
+    rounds that are measured for the cost of a message. strategies: the strategies that are run.
     """
 
     replicas: int = 32

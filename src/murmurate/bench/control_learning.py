@@ -47,8 +47,9 @@ PUBLISHED: dict[tuple[str, str, int], tuple[float, float]] = {
 class ControlLearningPlan:
     """Every agent is trained once for each world and seed.
 
-    seeds: 0 up to this. sb3_seeds: the same of Stable-Baselines3; 0: none. env_steps: of each run.
-    where: the folder that keeps the runs. precision: of our products between hidden layers.
+    seeds: 0 up to this. sb3_seeds: the same of Stable-Baselines3; 0: none. env_steps: number of env steps of
+    each run.
+    where: the folder that keeps the runs. precision: precision of our products between hidden layers.
 
     worlds, agents: every pair is trained. eval_episodes: games of each final policy.
     """
@@ -72,8 +73,8 @@ FULL = ControlLearningPlan()
 def measure(plan: ControlLearningPlan, log: Log) -> dict[str, Any]:
     """Mean and deviation over seeds of the evaluation return of the last parameters.
 
-    ``reached``: the mean is at least the published one minus one deviation. ``welch_p``: of Welch's test that
-    ours and Stable-Baselines3's have the same mean, two-sided.
+    ``reached``: the mean is at least the published one minus one deviation. ``welch_p``: p-value of Welch's
+    test that ours and Stable-Baselines3's have the same mean, two-sided.
     """
     cases = list(itertools.product(plan.worlds, plan.agents))
     runs = {(*case, seed): _planned(plan, *case, seed) for case in cases for seed in range(plan.seeds)}

@@ -22,8 +22,8 @@ SUMMARY = "return, speed, waiting, staleness and bytes of every strategy; --full
 class EveryStrategyPlan:
     """where: the folder that keeps the runs; a finished one is not run again.
 
-    replicas: their numbers. seeds: 0 up to this. cartpole_env_steps: of each run on CartPole. pong_seconds:
-    of each run on Pong.
+    replicas: the numbers of replicas that are measured. seeds: 0 up to this. cartpole_env_steps: number of
+    env steps of each run on CartPole. pong_seconds: of each run on Pong.
     """
 
     replicas: tuple[int, ...] = (2,)

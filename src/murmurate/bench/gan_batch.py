@@ -44,9 +44,10 @@ Key = tuple[int, str, int]  # replicas, batch_norm, seed
 class GanBatchPlan:
     """Every number of replicas is trained once for each seed and kind of batch statistics.
 
-    world: fashion or cifar10. path: of its files. batch: of each replica. replicas: their numbers; the total
-    batch is ``batch`` times this. updates: of the generator, in every run; the discriminator makes
-    ``discriminator_steps`` for each. generator_rate, discriminator_rate: of every run, whatever its batch.
+    world: fashion or cifar10. path: path of its files. batch: batch size of each replica. replicas: the
+    numbers of replicas that are measured; the total batch is ``batch`` times this. updates: number of updates
+    of the generator, in every run; the discriminator makes ``discriminator_steps`` for each. generator_rate,
+    discriminator_rate: learning rates of every run, whatever its batch.
     channels, precision: as in ``--agent.channels``, ``--agent.precision``.
     batch_norm: kinds of statistics, as in ``--agent.batch-norm``; with one replica they are one. seeds: 0 up
     to this. samples: generated images of an evaluation. where: the folder that keeps the runs.

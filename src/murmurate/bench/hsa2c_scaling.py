@@ -27,7 +27,8 @@ class HSA2CPlan:
 
     steps: updates of each thread for a speed. learning_*: nodes and updates for times to a score.
 
-    nodes, local_updates: every pair (values of B) is measured. threads: of a node. learning_nodes,
+    nodes, local_updates: every pair (values of B) is measured. threads: number of threads of a node.
+    learning_nodes,
     learning_steps: nodes and updates for times to a score. seeds: of these. scores: training returns whose
     times are given; fixed before any run, so they favour no scheme. measured_updates, exchange_rounds: for
     the cost of an update and of a message. network: latency and bandwidth between nodes.
@@ -153,8 +154,8 @@ def times(nodes: int, costs: ThreadCosts, plan: HSA2CPlan, log: Log) -> dict[str
 
 
 def to_score(curves: list[list[tuple[float, float]]], score: float) -> dict[str, Any]:
-    """seconds: of each seed, None where it never reached the score. median: over all seeds, a seed that never
-    did counted as last; None if that is one of these."""
+    """seconds: time to the score for each seed, None where it never reached the score. median: over all
+    seeds, a seed that never did counted as last; None if that is one of these."""
     seconds = [first_reaching(curve, score) for curve in curves]
     inf = float("inf")
     median = statistics.median_high(inf if s is None else s for s in seconds)

@@ -26,11 +26,12 @@ SUMMARY = "JPEG files decoded and augmented per CPU second, against torch's Data
 
 @dataclass(frozen=True)
 class LoadingPlan:
-    """images, height, width, quality: of the JPEG files, which are generated. size: of the crops. workers:
-    processes that decode. rounds: windows of so many batches of each loader, in turn.
+    """images, height, width, quality: number, size and quality of the JPEG files, which are generated. size:
+    size of the crops.
+    workers: processes that decode. rounds: windows of so many batches of each loader, in turn.
 
-    classes: of the images. batch: images of a batch. batches: of a window. prefetch: batches that are
-    prepared in advance.
+    classes: number of classes of the images. batch: images of a batch. batches: number of batches of a
+    window. prefetch: batches that are prepared in advance.
     """
 
     images: int = 500
@@ -50,9 +51,9 @@ QUICK, FULL = LoadingPlan(), LoadingPlan(images=2000, rounds=11, batches=40)
 
 
 def measure(plan: LoadingPlan, log: Log) -> dict[str, Any]:
-    """``ratio_same_functions``: of images per CPU second, to a DataLoader whose data set calls our functions
-    for an image, so that it compares how images travel. ``ratio_pillow``: to one whose data set does the same
-    with Pillow, as torchvision's reference training. Takes a minute on two cores."""
+    """``ratio_same_functions``: ratio of images per CPU second, to a DataLoader whose data set calls our
+    functions for an image, so that it compares how images travel. ``ratio_pillow``: to one whose data set
+    does the same with Pillow, as torchvision's reference training. Takes a minute on two cores."""
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as name:
         folder = Path(name)
         written = make_folder(folder, plan.images, plan.height, plan.width, plan.quality, plan.classes)

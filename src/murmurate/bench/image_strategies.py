@@ -28,10 +28,12 @@ SUMMARY = "accuracy of an image classifier under several strategies, resumable; 
 class ImageStrategiesPlan:
     """Each strategy trains ``replicas`` processes of ``batch`` images a step for ``images`` in all.
 
-    world: fashion or cifar10. path: of its files. seeds: 0 up to this. where: the folder that keeps the runs.
+    world: fashion or cifar10. path: path of its files. seeds: 0 up to this. where: the folder that keeps the
+    runs.
 
-    net: that learns. images: of each training. replicas: processes. batch: images of a replica's update.
-    strategies: that are run.
+    net: the net that learns. images: number of images of each training. replicas: processes. batch: images of
+    a replica's update.
+    strategies: the strategies that are run.
     """
 
     world: str = "fashion"

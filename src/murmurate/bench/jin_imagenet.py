@@ -55,15 +55,16 @@ CLAIM = (
 class JinImagesPlan:
     """Every method is trained once for each number of members and seed, for equally many passes.
 
-    world: fashion or cifar10. path: of its files. net, width: that learns. passes: through the training
-    images; after 1/3 and 2/3 of them the step size falls to a tenth. batches: images of a member's step, for
-    each of ``members``. learning_rate: of every member. costs_of, costs_side: the net whose steps and
-    messages are charged, on images of so many pixels a side; measured_steps: of it, measured here.
+    world: fashion or cifar10. path: path of its files. net, width: the net that learns, and its width.
+    passes: through the training images; after 1/3 and 2/3 of them the step size falls to a tenth. batches:
+    images of a member's step, for each of ``members``. learning_rate: learning rate of every member.
+    costs_of, costs_side: the net whose steps and messages are charged, on images of so many pixels a side;
+    measured_steps: of it, measured here.
     faster: divides these steps (section 3.4: a K80 made a step of 32 images in about 0.2 s). network: as in
     ``murmurate simulate``. real_members: processes of this host. where: the folder that keeps the results.
 
-    members: their numbers. methods: strategies. seeds: 0 up to this. validation: share of the training
-    images. points: of each curve.
+    members: the numbers of members that are measured. methods: strategies. seeds: 0 up to this. validation:
+    share of the training images. points: number of points of each curve.
     """
 
     world: str = "fashion"

@@ -66,8 +66,9 @@ CLAIM = (
 class JinPlan:
     """Every agent is trained once for each task and seed.
 
-    seeds: 0 up to this. env_steps: of each run. replicas: learners of a run. eval_episodes: games of the
-    final policy. tasks, agents: names of ``TASKS`` and ``AGENTS``. where: the folder that keeps the runs.
+    seeds: 0 up to this. env_steps: number of env steps of each run. replicas: learners of a run.
+    eval_episodes: games of the final policy. tasks, agents: names of ``TASKS`` and ``AGENTS``. where: the
+    folder that keeps the runs.
     """
 
     env_steps: PositiveInt = 4_000_000

@@ -38,7 +38,8 @@ _CASES: dict[str, tuple[EnvSpec, Any, tuple[int, ...]]] = {
 @dataclasses.dataclass(frozen=True)
 class MappingTablePlan:
     """leaves: of the replay (the FPGA's table has a clock for them). actors: as in the thesis. link_seconds,
-    link_bytes_per_second: between host and FPGA; assumed. repetitions: of each time that is measured."""
+    link_bytes_per_second: between host and FPGA; assumed. repetitions: number of repetitions of each time
+    that is measured."""
 
     leaves: int = 65_536
     actors: int = 16
@@ -51,10 +52,11 @@ QUICK, FULL = MappingTablePlan(repetitions=3), MappingTablePlan(repetitions=15)
 
 
 def measure(plan: MappingTablePlan, log: Log) -> dict[str, Any]:
-    """``train_seconds``: of a gradient step on this CPU, by case and batch (Fig. 4.9). ``replay_seconds``: of
-    drawing a batch and of setting its priorities, on the CPU, measured, and on the FPGA, by the model (Fig.
-    4.10). ``cells``: the chosen devices, with gradient steps per second of every pair (Fig. 4.11, Table 4.3).
-    ``search_seconds``: of choosing all of them.
+    """``train_seconds``: duration of a gradient step on this CPU, by case and batch (Fig. 4.9).
+    ``replay_seconds``: duration of drawing a batch and of setting its priorities, on the CPU, measured, and
+    on the FPGA, by the model (Fig. 4.10). ``cells``: the chosen devices, with gradient steps per second of
+    every pair (Fig. 4.11, Table 4.3).
+    ``search_seconds``: duration of choosing all of them.
     """
     batches = sorted({batch for _, _, sizes in _CASES.values() for batch in sizes})
     host_sample, host_update = _host_replay(plan, batches)

@@ -49,7 +49,8 @@ class MEMRPlan:
     """Every agent is trained once for each task and seed.
 
     tasks, agents: names of ``BUDGETS`` and ``AGENTS``. seeds: 0 up to this. mbpo_seeds: the same of MBPO,
-    which takes longest. env_steps: of each run; 0: those of ``BUDGETS``. points: of each learning curve.
+    which takes longest. env_steps: number of env steps of each run; 0: those of ``BUDGETS``. points: number
+    of points of each learning curve.
     where: the folder that keeps the runs.
 
     eval_episodes: games of each final policy.
@@ -75,9 +76,9 @@ def measure(plan: MEMRPlan, log: Log) -> dict[str, Any]:
     """For each task and agent the evaluation returns of the last policies, one a seed, and ``curve``: the
     mean over seeds of the training return (of the last episodes) at numbers of env steps.
 
-    ``policy_updates`` and ``imagined_transitions`` are means over seeds. ``claims``: of MEMR, whether its
-    mean return is at least MBPO's less one deviation of MBPO's seeds, and its shares of MBPO's updates and of
-    MBPO's imagined transitions (Zhang, section 3.3.1: 1/4, and fewer).
+    ``policy_updates`` and ``imagined_transitions`` are means over seeds. ``claims``: for each claim of MEMR,
+    whether its mean return is at least MBPO's less one deviation of MBPO's seeds, and its shares of MBPO's
+    updates and of MBPO's imagined transitions (Zhang, section 3.3.1: 1/4, and fewer).
     """
     runs = {
         (task, agent, seed): planned(plan, task, agent, seed)

@@ -22,8 +22,9 @@ SUMMARY = "throughput that a plan predicts from measured costs, over that of the
 @dataclasses.dataclass(frozen=True)
 class PlanPlan:
     """recipes: each profiled, then run in its plan's first choice and in ``placements`` configurations drawn
-    at random. exhaustive: recipes of which all configurations are run. seconds: of a run that is measured.
-    seed: of the draws.
+    at random. exhaustive: recipes of which all configurations are run. seconds: duration of a run that is
+    measured.
+    seed: seed of the draws.
 
     placements: configurations drawn for each recipe.
     """
@@ -49,7 +50,8 @@ FULL = PlanPlan(
 
 
 def measure(plan: PlanPlan, log: Log) -> dict[str, Any]:
-    """``median_error``, ``worst_error``: of the predictions for configurations that were drawn, relative.
+    """``median_error``, ``worst_error``: errors of the predictions for configurations that were drawn,
+    relative.
     ``choice_over_best``: how much faster the fastest measured configuration of a recipe is than its plan's
     first choice, at most over the recipes, and over the exhaustive ones alone."""
     draws = random.Random(plan.seed)

@@ -25,8 +25,8 @@ _PUBLISHED = {"halfcheetah-ppo": (1443.0, 46.0)}
 class PolicyLearningPlan:
     """Seeds are 0 up to a number; each run takes all of its recipe's env steps.
 
-    cartpole_seeds: of each agent on CartPole. halfcheetah_seeds: of halfcheetah-ppo. where: the folder that
-        keeps the runs; a finished one is not run again.
+    cartpole_seeds: seeds of each agent on CartPole. halfcheetah_seeds: seeds of halfcheetah-ppo. where: the
+        folder that keeps the runs; a finished one is not run again.
     """
 
     cartpole_seeds: PositiveInt = 1

@@ -24,8 +24,8 @@ _EARLY = ("--replay.capacity", "20000", "--replay.learning-starts", "1000")
 class RelaxedLoopPlan:
     """Interleaved rounds of one window for each D (``depths``), world after world.
 
-    worlds: that are played. depths: values of D. rounds: of all of them in turn. window_cpu_seconds: of each
-    window.
+    worlds: the worlds that are played. depths: values of D. rounds: number of rounds of all of them in turn.
+    window_cpu_seconds: CPU seconds of each window.
     """
 
     worlds: tuple[str, ...] = ("cartpole", "pong")

@@ -63,7 +63,8 @@ class ReplayPlan:
     """rounds: measurements of each case. chi_square, drift: (capacity, draws or updates) for the
     exactness.
 
-    calls, cold_calls: that are timed in a measurement, with the tree in the caches and without.
+    calls, cold_calls: numbers of calls that are timed in a measurement, with the tree in the caches and
+    without.
     """
 
     cases: tuple[ReplayCase, ...] = _SHORT

@@ -25,10 +25,11 @@ _ACTIONS = 18
 
 @dataclass(frozen=True)
 class ReplayGPUPlan:
-    """capacities, batches: every pair is measured. rounds: of ``calls`` calls each, Triton's and torch's in
-    turn. frames: in the ring that windows are read from. draws: compared with those of a tree on the host.
+    """capacities, batches: every pair is measured. rounds: number of rounds of ``calls`` calls each, Triton's
+    and torch's in turn. frames: in the ring that windows are read from. draws: compared with those of a tree
+    on the host.
 
-    calls: that are timed in a round.
+    calls: number of calls that are timed in a round.
     """
 
     capacities: tuple[int, ...] = (1 << 20,)

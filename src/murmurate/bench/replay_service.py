@@ -18,13 +18,14 @@ SUMMARY = (
 
 @dataclasses.dataclass(frozen=True)
 class ReplayServicePlan(ServicePlan):
-    """See ``ServicePlan``. repetitions: of both measurements, in turn.
+    """See ``ServicePlan``. repetitions: number of repetitions of both measurements, in turn.
 
-    learners: that share the service. actors, samplers, shards: of all learners together. simulators: of each
-    actor. seconds: of the measurement without kills. kills: of actors, and as many of samplers, by each
-    learner. kill_draws: batches between two kills. capacity: rows of all shards. filled: rows before the
-    first draw. batch: rows of a draw. samples_per_insert: how often each row is drawn. slack: rows by which
-    learners may be ahead or behind.
+    learners: number of learners that share the service. actors, samplers, shards: numbers of these of all
+    learners together. simulators: number of simulators of each actor. seconds: duration of the measurement
+    without kills. kills: number of kills of actors, and as many of samplers, by each learner. kill_draws:
+    batches between two kills. capacity: rows of all shards. filled: rows before the first draw. batch: rows
+    of a draw. samples_per_insert: how often each row is drawn. slack: rows by which learners may be ahead or
+    behind.
     """
 
     repetitions: int = 1

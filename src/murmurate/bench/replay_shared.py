@@ -44,8 +44,9 @@ class SharedReplayPlan:
     """Learners draw batches of ``batch`` from ``capacity`` rows, each row ``samples_per_insert`` times; each
     of the ``actors`` has ``simulators``. filled: rows before the first draw.
 
-    seconds: of a measurement. repetitions: of each. learners: their numbers. actors: that insert. simulators:
-    of each actor. capacity: rows. batch: rows of a draw. samples_per_insert: how often each row is drawn.
+    seconds: duration of a measurement. repetitions: number of repetitions of each. learners: the numbers of
+    learners that are measured. actors: that insert. simulators: of each actor. capacity: rows. batch: rows of
+    a draw. samples_per_insert: how often each row is drawn.
     """
 
     seconds: float = 5.0

@@ -30,10 +30,11 @@ class ScalingPlan:
     measured_steps: whose CPU seconds are measured here; the simulated members' steps take these. slower: all
     of them take so many times as long (below 1: a faster processor). gloo_rounds: all-reduces between two
     processes here, which give the network's latency and bandwidth. network: in place of these, as in
-    ``murmurate simulate --network``. steps: of each member, between a start and an end that are left out.
+    ``murmurate simulate --network``. steps: number of steps of each member, between a start and an end that
+    are left out.
 
-    net: that learns. side: of its images, in pixels. batch: images of a member's step. members: their
-    numbers. strategies: that are run.
+    net: the net that learns. side: side of its images, in pixels. batch: images of a member's step. members:
+    their numbers. strategies: the strategies that are run.
     """
 
     net: Net = "resnet50"

@@ -44,12 +44,12 @@ SUMMARY = (
 
 @dataclasses.dataclass(frozen=True)
 class ParityPlan:
-    """world: fashion or cifar10. path: of its files. steps: whose losses are compared, of ``loss_batch``
-    images each (a CPU is slow in float64). images: of a training whose accuracies are compared, ``batch`` a
-    step, in bfloat16 where the processor has it; 0: none. seeds: 0 up to this. where: the folder that keeps
-    results.
+    """world: fashion or cifar10. path: path of its files. steps: whose losses are compared, of ``loss_batch``
+    images each (a CPU is slow in float64). images: number of images of a training whose accuracies are
+    compared, ``batch`` a step, in bfloat16 where the processor has it; 0: none. seeds: 0 up to this. where:
+    the folder that keeps results.
 
-    net: that learns. loss_batch, batch: images of a step whose loss is compared, and of a step of the
+    net: the net that learns. loss_batch, batch: images of a step whose loss is compared, and of a step of the
     training.
     """
 

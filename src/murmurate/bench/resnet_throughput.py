@@ -25,8 +25,8 @@ class ResNetPlan:
     """Two processes each train ResNet-18 on ``batch`` crops of ``size`` x ``size`` pixels a step, from
     ``images`` generated JPEG files; windows of so many CPU seconds of each racer, in turn.
 
-    images, height, width, quality, classes: of the JPEG files. size: of a crop, in pixels. batch: crops of a
-    step. rounds, window_cpu_seconds: of both racers in turn, and of each window.
+    images, height, width, quality, classes: of the JPEG files. size: size of a crop, in pixels. batch: crops
+    of a step. rounds: number of rounds of both racers in turn. window_cpu_seconds: CPU seconds of a window.
     """
 
     images: PositiveInt = 400
@@ -45,8 +45,8 @@ QUICK, FULL = ResNetPlan(), ResNetPlan(images=2000, rounds=11, window_cpu_second
 
 def measure(plan: ResNetPlan, log: Log) -> dict[str, Any]:
     """``ratio_ddp``: to the faster of two plain loops, whose data sets decode by our functions or by Pillow.
-    ``ratio_loader``: of loading alone, to a DataLoader with Pillow; ``loading`` has the other ratio, to one
-    with our functions (``image-loading``). Takes ten minutes on two cores."""
+    ``ratio_loader``: ratio of loading alone, to a DataLoader with Pillow; ``loading`` has the other ratio, to
+    one with our functions (``image-loading``). Takes ten minutes on two cores."""
     loading = image_loading.QUICK if plan.images == QUICK.images else image_loading.FULL
     loaded = image_loading.measure(loading, log)
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as name:

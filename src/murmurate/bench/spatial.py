@@ -21,7 +21,7 @@ class SpatialPlan:
     """layers: drawn. peer_layers: convolutions drawn for DTensor and for us. size, channels, batch: of the
     images on which two parts are timed, in ``rounds`` rounds.
 
-    rounds: of timing.
+    rounds: number of rounds of timing.
     """
 
     layers: PositiveInt = 500

@@ -44,7 +44,7 @@ _LINEAR = 0.85  # of a core's speed for each further core counts as roughly line
 class TablePlan:
     """sizes, parts, dilations: of all rows. batch: images (32 in the paper). where: folder of the rows.
 
-    channels: of each convolution. rounds: of timing.
+    channels: number of channels of each convolution. rounds: number of rounds of timing.
     """
 
     sizes: tuple[int, ...] = (128, 256, 512)

@@ -33,11 +33,13 @@ _ROUNDS = 20  # F
 class SPOLearningPlan:
     """learners: numbers L, at ``period``. periods: values of H, with the most learners.
 
-    batch, env_steps, random_env_steps: of all learners together; the last before the first update. rounds: of
-    H = ``period`` updates between moves of the target nets; for other H as many updates. seeds: 0 up to this.
+    batch, env_steps, random_env_steps: those of all learners together; the last before
+    the first update. rounds: of H = ``period`` updates between moves of the target nets; for other H as many
+    updates. seeds: 0 up to this.
     where: the folder that keeps the runs.
 
-    worlds: that are played. period: H, updates between two means. eval_episodes: games of each final policy.
+    worlds: the worlds that are played. period: H, updates between two means. eval_episodes: games of each
+    final policy.
     """
 
     worlds: tuple[str, ...] = ("hopper",)

@@ -28,7 +28,8 @@ class StragglerPlan:
     """``repetitions`` of ``seconds`` a strategy; the last replica sleeps ``sleeps`` of its own step times.
 
     seconds, repetitions: of each measurement, and how many. replicas: processes. sleeps: step times that the
-    last replica sleeps in each step. width: of the net. batch: rows of a step. strategies: that are run.
+    last replica sleeps in each step. width: width of the net. batch: rows of a step. strategies: the
+    strategies that are run.
     """
 
     seconds: float = 4.0

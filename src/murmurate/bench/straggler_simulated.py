@@ -20,9 +20,9 @@ class SimulatedStragglerPlan:
 
     strategies: none named is all but solo.
 
-    replicas: their numbers. steps, step_seconds: of each member for the throughput. times: that the straggler
-    is slower. network: latency and bandwidth. learning_replicas, learning_steps: members and updates of a
-    training.
+    replicas: the numbers of replicas that are measured. steps, step_seconds: of each member for the
+    throughput. times: that the straggler is slower. network: latency and bandwidth. learning_replicas,
+    learning_steps: members and updates of a training.
     """
 
     replicas: tuple[int, ...] = (4, 32, 128, 1000)

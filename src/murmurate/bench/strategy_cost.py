@@ -34,8 +34,9 @@ _WARM_UP_TURNS = 10
 class StrategyCostPlan:
     """``turns`` of (copy, update, step) a member; a run of ``waiting_cpu_seconds`` with 4 GALA learners.
 
-    turns: that are timed. members: their numbers. parameters: of the vector. waiting_cpu_seconds: of the run
-    in which waiting is measured.
+    turns: number of turns that are timed. members: the numbers of members that are measured. parameters:
+    number of parameters of the vector.
+    waiting_cpu_seconds: CPU seconds of the run in which waiting is measured.
     """
 
     turns: int = 150

@@ -50,11 +50,14 @@ class TopicsPlan:
     """documents, vocabulary, mean_length: of the generated corpus; ``held_out`` further documents evaluate
     it.
 
-    real: whether the standard library's own text is a second corpus. passes: of all but the sampler.
-    slow_passes: of those with more than 20 iterations a document. rounds: repetitions, each with another
-    seed. trap: documents of each step rule. stream: a corpus of NYTimes's size that is streamed, too.
+    real: whether the standard library's own text is a second corpus. passes: number of passes of all but the
+    sampler.
+    slow_passes: number of passes of those with more than 20 iterations a document. rounds: repetitions, each
+    with another seed. trap: documents of each step rule. stream: a corpus of NYTimes's size that is streamed,
+    too.
 
-    held_out: further documents, for evaluation. sweeps: of the sampler. peers: other libraries.
+    held_out: further documents, for evaluation. sweeps: number of sweeps of the sampler. peers: other
+    libraries.
     """
 
     documents: int = 20_000

@@ -24,7 +24,7 @@ _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """A field as an option. name: without dashes. path: of the field in the config. about: its
+    """A field as an option. name: without dashes. path: path of the field in the config. about: its
     documentation. numbers: with their ranges."""
 
     name: str

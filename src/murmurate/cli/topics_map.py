@@ -17,7 +17,7 @@ _WORDS = 2  # of a topic, below its number
 def svg_map(points: NDArray[np.float64], rows: list[dict[str, Any]]) -> str:
     """A circle a topic, which leads to its section.
 
-    points: [K, 2]. rows: of each topic ``topic``, ``weight`` and ``words``, the greatest weight first, so
+    points: [K, 2]. rows: for each topic ``topic``, ``weight`` and ``words``, the greatest weight first, so
     that small circles lie on large ones.
     """
     weights = np.array([row["weight"] for row in rows])

@@ -22,10 +22,10 @@ Record = Mapping[str, Any]
 def column_values(
     path: Path, kind: str, column: str | None, name_column: str | None, errors: RecordErrors
 ) -> Iterator[tuple[str, int, Any]]:
-    """(name, line, text) of each record of a ``csv`` or ``jsonl`` file; a text of "" is none.
+    """(name, line, text) of each record of a ``csv`` or ``jsonl`` file; the text is "" where there is none.
 
-    name: the value of ``name_column``, or the record's number, from 1. column: may be None where there is one
-    only. Raises Refusal for a column that the first record lacks, with those that it has.
+    name: the value of ``name_column``, or the record's number, from 1. column: may be None if the file
+    has one column. Raises Refusal for a column that the first record lacks, with those that it has.
     """
     records = _csv(path, errors) if kind == "csv" else _jsonl(path, errors)
     chosen: str | None = None
@@ -148,7 +148,7 @@ def _decoded(line: bytes, number: int, errors: RecordErrors) -> str | None:
 
 @contextmanager
 def _long_fields() -> Iterator[None]:
-    """Texts are longer than the 131,072 characters that Python's CSV reader allows a field."""
+    """Raise the limit of Python's CSV reader, 131,072 characters a field, which texts exceed."""
     before = csv.field_size_limit(_LONGEST_FIELD)
     try:
         yield

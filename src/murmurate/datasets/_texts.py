@@ -20,7 +20,7 @@ from murmurate.errors import Refusal
 
 
 class Document(NamedTuple):
-    """name: of its file, or its number from 1. text: "" for a document with an error."""
+    """name: name of its file, or its number from 1. text: "" for a document with an error."""
 
     name: str
     text: str

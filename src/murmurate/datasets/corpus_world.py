@@ -36,7 +36,7 @@ class CorpusWorld(World):
     """A corpus in a file or a folder, and which of its documents are held out.
 
     Paths become absolute, so that a run may be resumed from anywhere.
-    path: of the corpus. kind: of file (docs/corpora.md); none detects it.
+    path: path of the corpus. kind: kind of file (docs/corpora.md); none detects it.
     vocabulary: a file with a word a line; none looks beside the corpus.
     validation, test: documents held out, as a number or, below 1, as a share.
     split_seed: chooses them. skip_bad: leave out what cannot be read, and count it, instead of refusing the
@@ -49,8 +49,8 @@ class CorpusWorld(World):
     max_df: documents of a text that a word may occur in; 1 is one document, 1.0 is all.
     max_vocabulary: words of a text that are kept, the most frequent ones; none keeps all.
     bigrams: pairs of words of a text that belong together, such as machine_learning, count as one word.
-    column: of a CSV or JSON-lines file, with the text of a document.
-    name_column: of such a file, with the name of a document; none numbers them.
+    column: column of a CSV or JSON-lines file, with the text of a document.
+    name_column: column of such a file, with the name of a document; none numbers them.
     """
 
     path: str = field(default="", metadata={"place": True})
@@ -143,8 +143,8 @@ class CorpusWorld(World):
         return EnvSpec("corpus", (int(known["vocabulary_size"]),), torch.int32, 0, examples=len(train))
 
     def fingerprint(self) -> dict[str, Any]:
-        """digest: of the documents and words. documents: D. vocabulary_size: V. vocabulary: V words, or None
-        where there are only ids. tokeniser: the version of the tokeniser, for text."""
+        """digest: digest of the documents and words. documents: D. vocabulary_size: V. vocabulary: V words,
+        or None where there are only ids. tokeniser: the version of the tokeniser, for text."""
         corpus = self.load()
         return {
             "digest": corpus.digest,

@@ -32,7 +32,7 @@ _MOST_CLASSES = 1_000_000
 class ArraysWorld(World):
     """Images uint8 [n, H, W] or [n, H, W, C] and labels [n] in an ``.npz`` file.
 
-    path: of the file, with arrays train_images and train_labels, or x_train and y_train, or images and
+    path: path of the file, with arrays train_images and train_labels, or x_train and y_train, or images and
         labels; val_images, test_images and so on are optional.
     validation: training images held out to watch a run, if there are no such arrays: a number or, below 1, a
         share. test: the same, to evaluate it. split_seed: chooses them.

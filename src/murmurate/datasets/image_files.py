@@ -41,8 +41,9 @@ class EncodedImages(Protocol):
 class ImageFiles:
     """Images in files, n of them (an ``ExampleSet``).
 
-    size: of the square that is selected: the shorter side is scaled to ``shortest`` pixels, and the square
-    cut from the middle. skip_bad: leave out images that cannot be decoded, and count them in ``skipped``.
+    size: size of the square that is selected: the shorter side is scaled to ``shortest`` pixels, and the
+    square cut from the middle. skip_bad: leave out images that cannot be decoded, and count them in
+    ``skipped``.
     """
 
     encoded: EncodedImages

@@ -32,8 +32,8 @@ class FolderWorld(World):
 
     path: folder with ``train`` and ``val``, and optionally ``test``, each with a folder of each class; or
         with the folders of classes alone. With ``train`` and ``val`` alone, ``val`` is the test part.
-    size: of the square images that the learner sees. shortest: for evaluation the shorter side is scaled to
-        so many pixels, and the square is cut from the middle.
+    size: size of the square images that the learner sees. shortest: for evaluation the shorter side is scaled
+        to so many pixels, and the square is cut from the middle.
     validation: training images held out to watch a run, if there is no such folder: a number or, below 1, a
         share. test: the same, to evaluate it. split_seed: chooses them.
     skip_bad: leave out images that cannot be decoded, and count them.

@@ -124,8 +124,8 @@ class ImageData:
         )
 
     def fingerprint(self) -> dict[str, Any]:
-        """digest: of the images. train, validation, test: numbers of images; None where a part is drawn from
-        the training part. shape: [C, H, W]. classes: names."""
+        """digest: digest of the images. train, validation, test: numbers of images; None where a part is
+        drawn from the training part. shape: [C, H, W]. classes: names."""
         return {"digest": self.digest, **self.counts()}
 
     def counts(self) -> dict[str, Any]:

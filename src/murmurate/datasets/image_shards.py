@@ -44,8 +44,8 @@ class ShardsWorld(World):
     path: pattern such as ``/data/train-{000000..000146}.tar``, or a folder with tar files. test_path: the
         same, of the test part; none draws it from the others.
     classes: their number; none is the greatest label and one.
-    size: of the square images that the learner sees. shortest: for evaluation the shorter side is scaled to
-        so many pixels, and the square is cut from the middle.
+    size: size of the square images that the learner sees. shortest: for evaluation the shorter side is scaled
+        to so many pixels, and the square is cut from the middle.
     validation: training images held out to watch a run: a number or, below 1, a share. test: the same, to
         evaluate it, if there is no ``test_path``. split_seed: chooses them.
     skip_bad: leave out what is damaged, and count it.

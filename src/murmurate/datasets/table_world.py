@@ -24,7 +24,7 @@ from murmurate.spec import EnvSpec, World
 class TableWorld(World):
     """Rows of numbers in a file (``.npy``, ``.npz``, or text such as ``.csv``), and which are held out.
 
-    path: of the file. validation, test: rows held out, as a number or, below 1, as a share.
+    path: path of the file. validation, test: rows held out, as a number or, below 1, as a share.
     split_seed: chooses them.
     """
 
@@ -61,7 +61,7 @@ class TableWorld(World):
         return EnvSpec("table", (columns,), torch.float64, 0, examples=len(self._split(rows)[0]))
 
     def fingerprint(self) -> dict[str, Any]:
-        """digest: of the numbers. rows: n. columns: D."""
+        """digest: digest of the numbers. rows: n. columns: D."""
         table = self.load()
         return {"digest": table.digest, "rows": len(table), "columns": table.columns}
 

@@ -15,10 +15,11 @@ from murmurate.spec import World
 class EvalContext:
     """The inputs of an evaluation beside the learner, which has the consensus parameters of a checkpoint.
 
-    folder: of the run. fingerprint: of the data set that it learned from, None for simulators.
-    seed: of all random numbers of the evaluation. count: number of games, images or the like, in place of the
-    config's. sample: draw actions from the policy, instead of the most probable one. best: loads the learner
-    of the best checkpoint; None where there is none or it is not requested.
+    folder: folder of the run. fingerprint: fingerprint of the data set that it learned from, None for
+    simulators.
+    seed: seed of all random numbers of the evaluation. count: number of games, images or the like, in place
+    of the config's. sample: draw actions from the policy, instead of the most probable one. best: loads the
+    learner of the best checkpoint; None where there is none or it is not requested.
     """
 
     world: World
@@ -34,8 +35,8 @@ class EvalContext:
 class Curve:
     """A metric recorded in training, and how the report draws it and the console prints it.
 
-    label: of the axis. text: a sentence below the title. digits: decimal places on the console. spread: the
-    metric that is its standard error.
+    label: label of the axis. text: a sentence below the title. digits: decimal places on the console. spread:
+    the metric that is its standard error.
     """
 
     metric: str

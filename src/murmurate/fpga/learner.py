@@ -29,8 +29,8 @@ class Numbers:
 
 
 class GradientStep(NamedTuple):
-    """td_error: [B] float32, target - Q. gradients: of each layer [K + 1, N], sums over the batch, with
-    ``activation + error`` fractional bits. outputs: [B, A] int64."""
+    """td_error: [B] float32, target - Q. gradients: gradient of each layer [K + 1, N], sums over the batch,
+    with ``activation + error`` fractional bits. outputs: [B, A] int64."""
 
     td_error: Tensor
     gradients: list[Tensor]
@@ -46,7 +46,7 @@ class EmulatedLearner:
     Args:
         layers: widths, from the observation to the actions.
         rate_shift: -log2 of the learning rate.
-        generator: of the initial weights, uniform within 1 / sqrt(K).
+        generator: generator of the initial weights, uniform within 1 / sqrt(K).
         pipelines: DP; the batch is split among them and their gradients are added.
         stochastic: round the updates of weights stochastically, by ``Lfsr``, instead of to the nearest.
     """

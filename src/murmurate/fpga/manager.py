@@ -21,7 +21,8 @@ class ReplayManager(wiring.Component):
     sum, and ``found``: whether there was a positive priority; with ``row_bits``, also the index's row. At
     rest the index is exactly that of ``SumTree.find``. While updates are in flight it is that of sums some of
     which contain them, and never one whose priority was zero when it was read.
-    updates: an index and its new priority (and row), always ready. total: of all updates that have arrived.
+    updates: an index and its new priority (and row), always ready. total: number of all updates that have
+    arrived.
 
     Sampler and updater have a copy of the sums each, so that both run in every cycle.
     """

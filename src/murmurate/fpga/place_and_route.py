@@ -28,7 +28,7 @@ def place_and_route(
     """The figures of one run: ``lut``, ``ff``, ``bram``, ``dsp``, ``mhz`` (static timing estimate), with what
     they depend on.
 
-    speed: grade of the device. target_mhz: that placement aims at. Takes minutes. Raises Refusal for an
+    speed: grade of the device. target_mhz: clock that placement aims at. Takes minutes. Raises Refusal for an
     unknown device and without the tools, RunFailed with the tool's last line where it does not fit.
     """
     if device not in DEVICES:

@@ -15,8 +15,8 @@ from murmurate.fpga.simulation import SimulatedManager
 
 @dataclass(frozen=True)
 class Verification:
-    """mismatches: of indices, and of totals. cycles_over_model: simulated cycles over those of the latencies
-    in ``TreeShape``."""
+    """mismatches: numbers of wrong indices, and of wrong totals. cycles_over_model: simulated cycles over
+    those of the latencies in ``TreeShape``."""
 
     updates: int
     samples: int

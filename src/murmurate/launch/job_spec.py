@@ -34,9 +34,10 @@ class JobSpec:
     """What the leader announces to all members about one epoch of a run.
 
     offer: of its host's memory, which all members share; None if they do not, and talk over the network.
-    secret: of this epoch's connections, in hexadecimal; empty where the leader has set MURMURATE_SECRET.
+    secret: secret of this epoch's connections, in hexadecimal; empty where the leader has set
+    MURMURATE_SECRET.
     started_at, elapsed_seconds: start of the run on the leader's clock, and the time since then.
-    compression: of what goes over the network.
+    compression: compression of what goes over the network.
     """
 
     run_id: str
@@ -81,7 +82,8 @@ class JobSpec:
 class MemberHost:
     """One process of a job, with the run state and the fabrics of ``mine``, the members in it.
 
-    store: of this epoch alone. leads: this process writes what a launcher writes on the run state.
+    store: the key-value store of this epoch alone. leads: this process writes what a launcher writes on the
+    run state.
     address: under which other hosts reach this one. Raises Refusal for another secret than the leader's.
     """
 

@@ -53,17 +53,18 @@ def run(
     Args:
         main: takes an ``OwnLoop``; a function at module level, as other processes import it by name.
         replicas: 1 if it is left out; in a script that torchrun started, as many as there are ranks.
-        parts: of each replica, along rows and columns of its images (see ``murmurate.spatial``); each part is
-            a member, and ``replicator.parts`` joins those of a replica.
+        parts: number of parts of each replica, along rows and columns of its images (see
+            ``murmurate.spatial``); each part is a member, and ``replicator.parts`` joins those of a replica.
         strategy: a name, or a strategy with other hyper-parameters. One with a centre gets one more member.
         launcher: "local" gives each member a process on this host; "inline" a thread of this one, one running
             at a time in an order drawn from ``seed``: repeatable, and breakpoints work. "torchrun": this
             process is the member of its rank, and each rank calls ``run``. "ray": an actor of the Ray
             cluster. Left out, it is torchrun in a script that torchrun started, else local.
         workers, collectives: see ``OwnLoop``.
-        devices: of each replica (or part), cycled over them; a sequence of them for a model-parallel one.
+        devices: devices of each replica (or part), cycled over them; a sequence of them for a model-parallel
+        one.
         output: "main" prints the first replica's output, and errors; "all" that of all, marked by rank.
-        threads: of torch in each process.
+        threads: number of threads of torch in each process.
         deadline_seconds: how long a collective waits for a silent member.
 
     A member that raises ends them all: RunFailed carries its traceback, Refusal its message. A process that

@@ -10,19 +10,19 @@ from murmurate.errors import Refusal
 
 VARIABLE = "MURMURATE_SECRET"
 _CHARACTERS = 32
-_PAIRS = 20  # of neighbours: a word that is repeated has few different ones
+_PAIRS = 20  # least number of different pairs of neighbouring characters; a repeated word has few
 SET_IT = f"Set {VARIABLE} to the same on every host, or on none; murmurate secret prints a good one."
 
 
 def drawn_secret() -> str:
-    """A new one, of 256 random bits."""
+    """A new secret, of 256 random bits."""
     return secrets.token_urlsafe(32)
 
 
 def user_secret() -> bytes:
-    """That of the environment; empty if there is none. Raises Refusal if it could be guessed.
+    """The secret in the environment; empty if there is none. Raises Refusal if it could be guessed.
 
-    Whoever listens on the network can try guesses by himself, as many as he has time for.
+    Whoever records the network's traffic can try guesses offline, without a limit.
     """
     text = os.environ.get(VARIABLE, "")
     if text and weakness(text):
@@ -31,7 +31,7 @@ def user_secret() -> bytes:
 
 
 def weakness(text: str) -> str:
-    """Why it can be guessed; empty for a good one."""
+    """Why the secret ``text`` can be guessed; empty for a good one."""
     if len(text) < _CHARACTERS:
         return f"it has {len(text)} characters, and {_CHARACTERS} are the least"
     if len({*itertools.pairwise(text)}) < _PAIRS:

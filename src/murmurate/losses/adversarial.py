@@ -16,7 +16,7 @@ def discriminator_hinge(d_real: Tensor, d_fake: Tensor) -> Tensor:
 
     Args:
         d_real: D(x) [B], of images of the data set.
-        d_fake: D(G(z)) [G], of generated ones; their number may differ.
+        d_fake: D(G(z)) [G], of generated images; G may differ from B.
 
     Returns:
         A scalar.

@@ -11,8 +11,8 @@ from murmurate.losses.checks import check_rank, check_shape
 
 
 class CrossEntropy(NamedTuple):
-    """loss: scalar, differentiable in the logits. each: [B], of every transition before its weight; a
-    constant."""
+    """loss: scalar, differentiable in the logits. each: [B], the loss of every transition before its weight;
+    a constant."""
 
     loss: Tensor
     each: Tensor
@@ -75,7 +75,7 @@ def projected_target(r_t: Tensor, discount_t: Tensor, p_t: Tensor, z: Tensor) ->
         # the place of each return, counted in atoms from the first
         place = (r_t[:, None] + discount_t[:, None] * z - z[0]).mul_(last / (z[-1] - z[0])).clamp_(0, last)
         below = place.floor().clamp_(max=last - 1)
-        share = place.sub_(below)  # of the upper neighbour
+        share = place.sub_(below)  # the part of the probability that goes to the upper neighbour
         index = below.long()
         upper = p_t * share
         target = torch.zeros_like(p_t).scatter_add_(1, index, p_t - upper)
@@ -88,7 +88,7 @@ def categorical_cross_entropy(logits_tm1: Tensor, target_tm1: Tensor, weight: Te
     Source: Barth-Maron et al. 2018, Algorithm 1 and appendix A: the distance d of the critic's loss.
 
     Args:
-        logits_tm1: of p(s, a) [B, K].
+        logits_tm1: logits of p(s, a) [B, K].
         target_tm1: y [B, K]; constants.
         weight: w [B], importance weights; constants.
 

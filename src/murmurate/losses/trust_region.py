@@ -90,7 +90,7 @@ def natural_step(product: Product, gradient: Tensor, *, max_kl: float, iteration
         product: v -> A v with A the Fisher matrix, damped: A = F + damping I.
         gradient: g [N], of the loss.
         max_kl: delta, above 0, in nats.
-        iterations: of the conjugate gradient.
+        iterations: number of iterations of the conjugate gradient.
 
     Returns:
         Zeros where g is zero, or where A is not positive along the solution.
@@ -109,7 +109,7 @@ def natural_step(product: Product, gradient: Tensor, *, max_kl: float, iteration
 class LineSearch(NamedTuple):
     """The result of ``line_search``.
 
-    fraction: of the full step that was accepted; 0 if none was. loss, kl: there.
+    fraction: fraction of the full step that was accepted; 0 if none was. loss, kl: there.
     """
 
     fraction: float

@@ -13,7 +13,8 @@ from murmurate.losses.returns import bootstrapped_rewards, check_lambda, discoun
 
 
 class VTrace(NamedTuple):
-    """target_t: v_t, targets of the values [T, B]. advantage_t: of the policy gradient, with its weight."""
+    """target_t: v_t, targets of the values [T, B]. advantage_t: the advantage of the policy gradient, with
+    its weight."""
 
     target_t: Tensor
     advantage_t: Tensor

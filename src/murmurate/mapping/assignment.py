@@ -25,7 +25,7 @@ class Device:
     costs: with lines for ``forward``, ``backward`` and ``update``, if it can train, and ``sample`` and
     ``priority``, if it can manage a replay. link: from the host; None for the host itself. shares: whether
     training and replay manager slow each other down here, as on a GPU; else each has its own resources.
-    bytes: of memory for the storage. how: where the costs come from: ``measured``, or a ``model``.
+    bytes: bytes of memory for the storage. how: where the costs come from: ``measured``, or a ``model``.
     """
 
     name: str
@@ -85,8 +85,9 @@ def steps_per_second(learner: Device, replay: Device, batch: int, row_bytes: flo
 def assign(devices: Sequence[Device], batch: int, row_bytes: float, actors: int, stored: int) -> Assignment:
     """The devices of learner, replay manager and storage.
 
-    row_bytes: E, of a transition. actors: that insert one each for a gradient step, from the host. stored:
-    transitions in the storage. Raises Refusal if no device can train, or none can manage a replay.
+    row_bytes: E, the bytes of a transition. actors: number of actors that insert one each for a gradient
+    step, from the host. stored: transitions in the storage. Raises Refusal if no device can train, or none
+    can manage a replay.
     """
     rates = {
         (a.name, b.name): rate

@@ -22,9 +22,9 @@ _SLICE_SECONDS = 1.5e-3  # the operating system's time slice
 
 @dataclass(frozen=True)
 class Prediction:
-    """env_steps_per_second, updates_per_second: of the whole run; updates are batches of each replica.
+    """env_steps_per_second, updates_per_second: rates of the whole run; updates are batches of each replica.
 
-    seconds: of each primitive for one batch of a replica, with the slow-down where cores are shared;
+    seconds: duration of each primitive for one batch of a replica, with the slow-down where cores are shared;
     ``exchange``, ``waiting`` and ``handover`` (between processes) among them. bottleneck: the stage that
     limits: ``learner``, ``actors`` or ``cores``. busy: the mean number of busy cores.
     """

@@ -29,8 +29,8 @@ FACTORS = ("replicas", "simulators", "batch", "period", "asynchrony")
 @dataclass
 class Learning:
     """target: a mean return of the last 100 training episodes. env_steps: S_0, which the recipe needed.
-    exponents: by factor. runs: how many were made. unfinished: how many of them missed the target; they count
-    with the env steps that they made."""
+    exponents: the exponent of each factor. runs: how many were made. unfinished: how many of them missed the
+    target; they count with the env steps that they made."""
 
     target: float
     env_steps: float

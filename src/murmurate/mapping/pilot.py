@@ -37,9 +37,9 @@ _FEW_TRANSITIONS = 2_000  # in the replay when learning begins
 class Pilot:
     """What a pilot measured.
 
-    simulators, rows: of a batch. busy: how many processes ran the same at once. seconds: of one call of each
-    primitive, in each of ``WINDOWS`` windows. iteration: seconds of an iteration in each window. deviation:
-    the standard deviation of single iterations.
+    simulators, rows: numbers of simulators and rows of a batch. busy: how many processes ran the same at
+    once. seconds: duration of one call of each primitive, in each of ``WINDOWS`` windows. iteration: seconds
+    of an iteration in each window. deviation: the standard deviation of single iterations.
     """
 
     simulators: int

@@ -26,7 +26,8 @@ class RecipeCosts:
     """The measured costs of one recipe's loop on one device.
 
     lines: seconds of a call of each primitive while one process computes. busy: the factor by which each is
-    slower while all cores compute. deviation: of an iteration's time, relative to it. parameters: N.
+    slower while all cores compute. deviation: deviation of an iteration's time, relative to it. parameters:
+    N.
     measured: the batches that were measured, as (simulators, rows). learning: how many env steps it needs, if
     that was measured. handover_seconds: how much longer a batch takes if an actor process makes its steps,
     because they must be passed on and noticed. crowded: the factor by which all cores compute less if each
@@ -45,7 +46,8 @@ class RecipeCosts:
 
 @dataclass
 class Link:
-    """latency_seconds: of an empty message. bytes_per_second: of long ones. how: measured or assumed."""
+    """latency_seconds: duration of an empty message. bytes_per_second: rate of long messages. how: measured
+    or assumed."""
 
     latency_seconds: float
     bytes_per_second: float
@@ -57,9 +59,9 @@ class Link:
 
 @dataclass
 class DeviceProfile:
-    """cores: of the host. device: ``cpu`` or ``cuda:0``. recipes: by ``key``. exchange: by ``exchange_key``,
-    the seconds of a strategy's exchange over the number of parameters. links: by name. watts: of a busy core,
-    if that is known."""
+    """cores: number of cores of the host. device: ``cpu`` or ``cuda:0``. recipes: by ``key``. exchange: by
+    ``exchange_key``, the seconds of a strategy's exchange over the number of parameters. links: by name.
+    watts: power of a busy core, if that is known."""
 
     cores: int
     device: str = "cpu"

@@ -30,7 +30,7 @@ from murmurate.training.run import Run
 Objective = Literal["throughput", "time", "energy"]
 UNITS = {"throughput": "env steps/s", "time": "s to the target", "energy": "J per 1,000 env steps"}
 _STRATEGIES = ("all-reduce", "local-sgd", "gala")
-_VECTORS = 6  # of N numbers in a process: parameters, gradient, moments, a target, a buffer
+_VECTORS = 6  # vectors of N numbers in a process: parameters, gradient, moments, a target, a buffer
 _PROCESS_BYTES = 400 * 2**20
 _SIMULATED_UPDATES, _SIMULATED_HOSTS = 40, 3
 
@@ -40,7 +40,7 @@ class Candidate:
     """A configuration with its predicted value.
 
     name: how it differs from the recipe, as options of ``murmurate train``. changes: these options as a list.
-    predicted: in ``unit``. why: the reason why it wins or loses. prediction: of its throughput.
+    predicted: in ``unit``. why: the reason why it wins or loses. prediction: the predicted throughput.
     """
 
     name: str

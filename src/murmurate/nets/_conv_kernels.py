@@ -25,8 +25,8 @@ _MOST_CHANNELS = 1024  # of frames; see native/blocks.hpp
 class Layer(NamedTuple):
     """A convolution over blocks of ``block`` x ``block`` pixels (``native/torso.hpp``).
 
-    height, width: of its input, in blocks. channels: numbers in a block. kernel: the side of a filter, in
-    blocks. filters: their number."""
+    height, width: size of its input, in blocks. channels: numbers in a block. kernel: the side of a filter,
+    in blocks. filters: their number."""
 
     height: int
     width: int

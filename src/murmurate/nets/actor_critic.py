@@ -106,7 +106,7 @@ class ActorCritic(nn.Module):
 
         Args:
             observation: [T, B, ...].
-            memory: before step 0 [B, M]; None without a recurrent core.
+            memory: recurrent state before step 0 [B, M]; None without a recurrent core.
             first: bool [T, B]: observation t begins an episode.
 
         Returns:
@@ -159,7 +159,7 @@ def actor_critic(
 
     Args:
         spec: the world.
-        generator: of all weights; the global generator does not change.
+        generator: generator of all weights; the global generator does not change.
         torso: its name (``nets/torso.py``); "auto" is nature2013 for images and mlp for vectors.
         hidden: widths of the MLP's layers (tanh).
         recurrent: width of an LSTM between torso and heads (orthogonal, gain 1); 0 for none.

@@ -31,7 +31,8 @@ class BatchedMLP(nn.Module):
     """``members`` MLPs with weights of their own, as twin critics and ensembles need.
 
     sizes: widths from the input to the output, at least two. activation: after every layer but the last.
-    initialize: of each layer. generator: of all weights, which are drawn in float32 on its device.
+    initialize: initializes the weights of a layer. generator: generator of all weights, which are drawn in
+    float32 on its device.
 
     Raises ``ValueError`` if there is no member, fewer than two sizes, or one below 1.
     """

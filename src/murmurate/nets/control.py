@@ -46,8 +46,8 @@ class ControlPolicy(nn.Module):
     squashed Gaussian, the latter limited to [-20, 2].
 
     Attributes:
-        net: the MLP, of one member. bounds: of the actions.
-        normalizer: of the observations; None: they are read as they are.
+        net: the MLP, of one member. bounds: bounds of the actions.
+        normalizer: normalizer of the observations; None: they are read as they are.
     """
 
     def __init__(

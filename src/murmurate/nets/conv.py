@@ -52,7 +52,7 @@ class ConvTorso(nn.Module):
     Args:
         shape: (C, H, W) of an observation.
         layers: the convolutions.
-        width: of the fully connected layer.
+        width: width of the fully connected layer.
         channels_last: use ``torch.channels_last`` for weights and activations (faster on a CPU and
             on tensor cores; the same function up to rounding).
 

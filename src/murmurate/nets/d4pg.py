@@ -40,7 +40,7 @@ class CategoricalCritic(nn.Module):
     Initially it is approximately a Laplace distribution around 0 with a scale of two atoms. With the usual
     initial weights it would be uniform, and would shrink only by the discount with each move of the targets.
 
-    features: F, of an observation. encoder: of images, trained with the critic; None for vectors.
+    features: F, of an observation. encoder: encoder of images, trained with the critic; None for vectors.
 
     Attributes:
         support: z [K].

@@ -63,8 +63,8 @@ def q_network(
     """The net for a world, orthogonally initialised: gain sqrt(2) in the torso, 1 in the head.
 
     Args:
-        spec: of the world, whose actions are discrete.
-        generator: of all weights; the global generator does not change.
+        spec: spec of the world, whose actions are discrete.
+        generator: generator of all weights; the global generator does not change.
         torso: its name (``nets/torso.py``); "auto" is nature2013 for images and mlp for vectors.
         hidden: widths of the MLP's layers.
         dueling: separate streams for the state's value and the actions' advantages.

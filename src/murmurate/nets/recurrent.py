@@ -30,7 +30,7 @@ class LSTMCore(nn.Module):
 
         Args:
             x: features [T, B, I].
-            memory: before step 0 [B, 2 H].
+            memory: recurrent state before step 0 [B, 2 H].
             first: bool [T, B]; True resets the memory before step t.
 
         Returns:

@@ -30,7 +30,8 @@ class ResidualTorso(nn.Module):
     connected layer. 15 convolutions in all.
 
     Args:
-        shape: (C, H, W) of an observation. channels: of the sections. width: of the fully connected layer.
+        shape: (C, H, W) of an observation. channels: number of channels of the sections. width: width of the
+            fully connected layer.
     """
 
     def __init__(self, shape: Sequence[int], channels: Sequence[int] = CHANNELS, width: int = 256) -> None:

@@ -20,7 +20,8 @@ _EXPANSION = 4
 
 
 class Architecture(NamedTuple):
-    """blocks: of each stage. width: channels of the first stage, which double from stage to stage.
+    """blocks: number of blocks of each stage. width: channels of the first stage, which double from stage to
+    stage.
 
     bottleneck: blocks of 1 x 1, 3 x 3 and 1 x 1 filters, else two of 3 x 3. projects: a shortcut that changes
     shape is a convolution with 1 x 1 filters; else it has no parameters: every second pixel, and channels of

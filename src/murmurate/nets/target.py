@@ -43,7 +43,7 @@ class TargetNetwork(Generic[Net]):
     def after_update(self, staleness: int, common_rounds: bool) -> bool:
         """Count an own update, and move if one is due; returns whether it moved.
 
-        staleness: of the update's ``Exchange``; 0 ends a round. common_rounds: the replica's.
+        staleness: staleness of the update's ``Exchange``; 0 ends a round. common_rounds: the replica's.
         """
         self.since += 1
         if common_rounds and staleness:

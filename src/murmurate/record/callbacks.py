@@ -28,8 +28,8 @@ STOP: Final = Stop.STOP
 class Result:
     """How a run ended.
 
-    folder: of the run. summary: what is in its ``summary.json`` (``docs/metrics.md``); empty in a process
-    that does not lead the run (torchrun). code: the exit code of the command line; 0: finished.
+    folder: folder of the run. summary: what is in its ``summary.json`` (``docs/metrics.md``); empty in a
+    process that does not lead the run (torchrun). code: the exit code of the command line; 0: finished.
     """
 
     folder: Path

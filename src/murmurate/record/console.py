@@ -44,8 +44,8 @@ class Console:
     Use it as a context manager; call ``feed`` with the records that a ``Tail`` polled, and ``refresh``
     regularly (it updates the time on screen and prints the plain lines). ``elapsed`` returns the seconds
     since the run began (default: since this object was made), on the clock of the records' ``time_seconds``.
-    ``unit``: of env steps. ``curves``: metrics to print (see ``evaluation.interface.Curve``). ``quiet``: show
-    nothing.
+    ``unit``: unit of env steps. ``curves``: metrics to print (see ``evaluation.interface.Curve``). ``quiet``:
+    show nothing.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ def check_loggers(names: Sequence[str]) -> None:
 
 
 def open_loggers(names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> list[Callback]:
-    """The loggers called ``names``. config: of the run, as ``run.json`` has it.
+    """The loggers called ``names``. config: config of the run, as ``run.json`` has it.
 
     Raises Refusal for one that cannot start.
     """

@@ -43,7 +43,7 @@ class Evaluations:
     """The headline figure of a run's evaluations while it learned: [K] arrays, ascending in time.
 
     error: its standard error, NaN where unknown. low, high: the lowest and highest game; None where there are
-    no games. time_seconds: of the snapshots.
+    no games. time_seconds: times of the snapshots.
     """
 
     time_seconds: Array

@@ -51,8 +51,8 @@ def summarized(scores: Sequence[float]) -> Scores:
 def interquartile_mean(scores: Sequence[Sequence[float]], *, seed: int = 0) -> dict[str, Any]:
     """The mean of the middle half of all scores, and its 95% interval by a stratified bootstrap.
 
-    scores: of each task, one a seed; seeds are drawn anew within each task. ``interval`` is None where a task
-    has one seed only. Raises MissingExtra without SciPy.
+    scores: scores of each task, one a seed; seeds are drawn anew within each task. ``interval`` is None where
+    a task has one seed only. Raises MissingExtra without SciPy.
     """
     stats, tasks = _scipy_stats(), [np.asarray(task, np.float64) for task in scores]
 

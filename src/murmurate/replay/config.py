@@ -205,8 +205,9 @@ def open_replay(
 ) -> Replay:
     """A ``FrameReplay`` where observations are stacks of images, a ``RowReplay`` elsewhere.
 
-    steps, discount: of the n-step returns. threads: of the sum tree's searches for large batches. rank: of
-    the learner, for the name of its subfolder. behaviour: shapes of the tensors stored with each action.
+    steps, discount: of the n-step returns. threads: number of threads of the sum tree's searches for large
+    batches. rank: of the learner, for the name of its subfolder. behaviour: shapes of the tensors stored with
+    each action.
     device: the learner's, for images where ``config.images`` is device.
 
     Raises Refusal if there is not enough memory.

@@ -35,8 +35,9 @@ class FrameReplay:
     """See ``Replay``; each image is stored once. A key is the stream (simulator), and the number of
     the newest frame of a transition's observation in this stream.
 
-    sampler: over simulators x length slots; each simulator has its own ring. shape: of an image, [H, W] or
-    [C, H, W]. action: its shape and dtype. behaviour: shapes of the tensors stored with each action, by name.
+    sampler: over simulators x length slots; each simulator has its own ring. shape: shape of an image, [H, W]
+    or [C, H, W]. action: its shape and dtype. behaviour: shapes of the tensors stored with each action, by
+    name.
     device: see ``Frames``; batches have their images there, and everything else on the host.
     """
 

@@ -55,7 +55,7 @@ def _joined(stack: Tensor) -> Tensor:
 class Frames:
     """Rings of ``length`` frames, one for each of ``streams``; slots are numbered stream after stream.
 
-    shape: of a frame, [H, W] or [C, H, W]. stack: frames of an observation. steps: n, from s to s'.
+    shape: shape of a frame, [H, W] or [C, H, W]. stack: frames of an observation. steps: n, from s to s'.
     The first stack + n - 1 frames of each ring are repeated behind its end, so that every window is
     contiguous.
 

@@ -21,7 +21,8 @@ class Sample:
     keys: [B] int64, to be passed to ``update`` with the errors. weights: [B] float32 importance weights,
     relative to the greatest possible one of the replay (sources then divide them by the greatest of the
     batch).
-    reward: [B], n-step returns. discount: [B], of the value of next_observation; 0 after a termination.
+    reward: [B], n-step returns. discount: [B], factor of the value of next_observation; 0 after a
+    termination.
     behaviour: [B, ...] by name, stored with the actions (see ``Rollouts.behaviour``).
     """
 
@@ -55,8 +56,8 @@ class Selection(NamedTuple):
 class Steps(NamedTuple):
     """One step of b simulators.
 
-    next_observation: [b, ...]; of a truncated episode its final observation, not the first of the next
-    episode. Ignored where an episode terminated.
+    next_observation: [b, ...]; where an episode was truncated, its final observation, not the first of the
+    next episode. Ignored where an episode terminated.
     action_value, next_value: [b], the actor's estimates of Q(s, a) and of max_a Q(s', a). They give the
     initial priorities (Horgan et al. 2018, section 3). None: the initial priority is the highest so far.
     behaviour: [b, ...] float32 by name, stored with the actions.

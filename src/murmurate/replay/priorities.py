@@ -61,7 +61,7 @@ class Prioritized:
 
     alpha: exponent; 0 is uniform, 1 proportional to the error. epsilon: added to each error, so that each
     slot can be drawn again. stratified: one draw from each of ``count`` equal parts of the total, as in the
-    paper's appendix. threads: of the tree's searches. tree: used instead of a new one.
+    paper's appendix. threads: number of threads of the tree's searches. tree: used instead of a new one.
     """
 
     weighted: ClassVar[bool] = True

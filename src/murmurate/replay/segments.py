@@ -22,8 +22,8 @@ from murmurate.replay.sum_tree import Draw, empty_draw
 class Segmented:
     """See ``SlotSampler``. Segment k has the slots after those of the segments before it.
 
-    shares: of the draws, one for each segment; None: equal ones. The share of a partly filled segment is
-        reduced in proportion, in favour of the others.
+    shares: shares of the draws, one for each segment; None: equal ones. The share of a partly filled segment
+        is reduced in proportion, in favour of the others.
     whole: a batch is drawn from one segment, chosen with the probability of its share, and its weights are
         those within the segment (Zhang: weights of different segments are not comparable). Otherwise a batch
         has from each segment its share of draws, rounded up or down, and item i of segment k is drawn with

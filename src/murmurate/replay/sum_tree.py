@@ -110,7 +110,7 @@ def sum_tree(
 ) -> SumTree:
     """The fastest available tree with these properties.
 
-    seed: of the draws, which are the same for every backend (unless its sums round differently).
+    seed: seed of the draws, which are the same for every backend (unless its sums round differently).
     memory: for the tree, at least ``tree_bytes(capacity)`` zeros, possibly shared; native tree only.
     threads: for searches of large batches (16,384 draws and more); the result is the same to the bit. The
         torch tree uses torch's threads.

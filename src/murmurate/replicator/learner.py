@@ -19,11 +19,11 @@ Replicate = Callable[..., Replica]  # as ``Replicator.replicate``, or ``Replica`
 class Context:
     """The arguments for building a learner.
 
-    spec: of its world. replicate: makes its replicas (``Replica`` itself, where nothing is exchanged).
-    seed: of the run, the same for all replicas. updates: planned own updates over the whole run, for
+    spec: spec of its world. replicate: makes its replicas (``Replica`` itself, where nothing is exchanged).
+    seed: seed of the run, the same for all replicas. updates: planned own updates over the whole run, for
     schedules; None if only time ends it. examples, validation: training and held-out examples, where the
     world is a data set. averaged: how many replicas' gradients are averaged for each update (1: each follows
-    its own). open_group: see ``group``. rank: of the replica, for random numbers of its own.
+    its own). open_group: see ``group``. rank: rank of the replica, for random numbers of its own.
     """
 
     spec: EnvSpec

@@ -219,8 +219,8 @@ def check_capabilities(
 ) -> None:
     """Raise Refusal, naming a strategy that would work, if a capability that the strategy needs is missing.
 
-    offered_by: names what has the capabilities ``offered``. devices: of the replicas; memory is shared only
-        on the CPU.
+    offered_by: names what has the capabilities ``offered``. devices: devices of the replicas; memory is
+        shared only on the CPU.
     """
     if any(torch.device(device).type != "cpu" for device in devices):
         offered, offered_by = offered - {Capability.SHARED_MEMORY}, f"{offered_by} on a GPU"

@@ -46,9 +46,9 @@ class OwnLoop(Replicator):
     first input, serves there until the others have ended, and leaves.
 
     Args:
-        seed: of this run, for ``seed_for`` and ``generator``.
+        seed: seed of this run, for ``seed_for`` and ``generator``.
         workers: number of workers (hosts, for example) to which the replicas belong, in blocks of equal size.
-        devices: of one replica; ``device(k)`` is the k-th, and ``device()`` the first.
+        devices: devices of one replica; ``device(k)`` is the k-th, and ``device()`` the first.
         collectives: whether the script uses collectives; if so, the strategy is checked at once.
         parts: of this replica; if several, ``strategy`` and ``fabric`` are from ``replica_parts.role_of``.
 
@@ -325,7 +325,7 @@ class OwnLoop(Replicator):
         """The consensus of all replicas as named tensors, for ``load_state_dict`` or to be saved.
 
         Floating-point buffers (batch statistics) are averaged under strategies with common rounds, where all
-        members must call this; otherwise they are this replica's own. name: of one replica; None: of all.
+        members must call this; otherwise they are this replica's own. name: of one replica; None: all.
         Raises KeyError for an unknown name.
         """
         agreed: dict[str, Tensor] = {}

@@ -59,7 +59,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
     Args:
         n_components: topics, K.
-        doc_topic_prior, topic_word_prior: of a document's topics and a topic's words; none is 1 / K.
+        doc_topic_prior, topic_word_prior: priors of a document's topics and a topic's words; none is 1 / K.
         learning_method: "online", or "batch": one step to lambda-hat of all documents in each pass.
         learning_decay, learning_offset: the step size of update t, from 1, is (learning_offset + t) **
             -learning_decay.

@@ -35,7 +35,8 @@ class ActorSettings:
 
     first_simulator: its index among the learner's simulators. global_first_simulator: its index among the
     ``total_simulators`` of all replicas. incarnation: identifies this start of the process;
-    each start has its own random seeds. starts_before: of this actor in this run. random_env_steps, queue,
+    each start has its own random seeds. starts_before: number of earlier starts of this actor in this run.
+    random_env_steps, queue,
     poll_seconds: see ``ActorPlan``; random_env_steps is this actor's share. parameters: file descriptor and
     number of the shared parameters. ring: file descriptor.
     """
@@ -60,7 +61,7 @@ class ActorAgent:
     """An agent that acts with the newest published parameters.
 
     Attributes:
-        agent: on the CPU. version: of its parameters; 0 before the first ``refresh``.
+        agent: on the CPU. version: version of its parameters; 0 before the first ``refresh``.
     """
 
     def __init__(self, settings: ActorSettings, spec: EnvSpec) -> None:

@@ -54,8 +54,9 @@ R = TypeVar("R", bound=Ring)
 class ActorPlan:
     """The actors of a learner.
 
-    actors: number of processes that share its ``simulators``. rank, replicas: of the learner; the epsilons
-        are spread over the simulators of all learners. random_env_steps: of all these actors together.
+    actors: number of processes that share its ``simulators``. rank, replicas: rank of the learner, and number
+        of learners; the epsilons are spread over the simulators of all learners. random_env_steps: number of
+        random env steps of all these actors together.
     queue: where actors make trajectories, the most of each that may wait for the learner. poll_seconds: the
         longest time between two polls of an actor whose ring is full.
     """

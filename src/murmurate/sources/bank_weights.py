@@ -31,7 +31,7 @@ class BankWeights:
 
     def weigh(self, weights: Tensor, total: float, least: float, beta: float) -> None:
         """Turn a batch's weights [B] in this bank, (p / least p) ** -beta, in place into those that a single
-        replay would give; 1 at most. total, least: of the priorities in this bank."""
+        replay would give; 1 at most. total, least: sum and minimum of the priorities in this bank."""
         log_scale = math.log(total) - beta * math.log(least)
         greatest = log_scale + math.log(float(weights.max()))
         if self._draws % _EVERY == 0:

@@ -68,7 +68,8 @@ class _Decoder:
 class ImageProcesses:
     """The memory of a learner's mini-batches, and ``layout.workers`` processes that decode into it.
 
-    settings: of the processes; ``worker`` and ``memory`` are set here. rank: the learner's, for messages.
+    settings: settings of the processes; ``worker`` and ``memory`` are set here. rank: the learner's, for
+    messages.
     """
 
     def __init__(self, settings: WorkerSettings, rank: int) -> None:

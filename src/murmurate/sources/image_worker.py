@@ -25,7 +25,7 @@ from murmurate.sources.polling import Backoff
 @dataclass(frozen=True)
 class WorkerSettings:
     """memory: descriptor of the shared file. worker: its number. shortest: as in ``centre_crop``.
-    key: of the random numbers (``image_draws``)."""
+    key: key of the random numbers (``image_draws``)."""
 
     memory: int
     layout: Layout

@@ -87,7 +87,7 @@ class ImageSourceConfig(SourceConfig):
 class ImageSource(ExampleSource):
     """Mini-batches without end (a ``Source``) of a set in memory; the learner's process changes the images.
 
-    key: of the random numbers (``image_draws``).
+    key: key of the random numbers (``image_draws``).
     """
 
     def __init__(

@@ -70,8 +70,8 @@ class ModelRollouts:
 class ImaginedSourceConfig(SourceConfig):
     """Batches of imagined and real transitions, for a learner with a model.
 
-    simulators: of each learner. double_buffer: act for one half of the simulators while the other half steps
-        in native threads.
+    simulators: number of simulators of each learner. double_buffer: act for one half of the simulators while
+        the other half steps in native threads.
     capacity: real transitions that are kept; the oldest are overwritten.
     learning_starts: env steps of each learner, with uniformly random actions, before the first fit.
     updates_per_step: batches for each env step after ``learning_starts``.

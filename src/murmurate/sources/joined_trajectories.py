@@ -16,8 +16,8 @@ _NAMES = ("observation", "action", "reward", "terminated", "truncated", "first")
 class JoinedTrajectories:
     """Tensors of a batch of ``count`` trajectories side by side, allocated once.
 
-    shape: of each trajectory. device: of the batch. For a GPU the host's memory is pinned, and may be written
-    again only when the copies from it have ended.
+    shape: shape of each trajectory. device: device of the batch. For a GPU the host's memory is pinned, and
+    may be written again only when the copies from it have ended.
     """
 
     def __init__(self, shape: TrajectoryShape, count: int, device: torch.device) -> None:

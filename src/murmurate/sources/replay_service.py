@@ -36,7 +36,7 @@ _POLL_SECONDS = 5e-3  # the longest between two polls of an actor whose ring is 
 class ReplayServiceSourceConfig(SourceConfig):
     """Batches of transitions from the shards of all learners, which actor processes fill.
 
-    simulators: of each learner.
+    simulators: number of simulators of each learner.
     actors: processes of each learner, which share its simulators; with 0 there is no service, and the learner
         acts itself and has a replay of its own.
     shards: processes of each learner, each with an equal part of its replay and of its actors.

@@ -39,8 +39,8 @@ _ACTOR_BYTES = 150 * 2**20
 class ReplaySourceConfig(SourceConfig):
     """Batches of transitions from a replay, which the learner or its actor processes fill.
 
-    simulators: of each learner. double_buffer: act for one half of the simulators while the other half steps
-        in native threads.
+    simulators: number of simulators of each learner. double_buffer: act for one half of the simulators while
+        the other half steps in native threads.
     replay: size, sampling and storage of each learner's replay.
     actors: actor processes of each learner; they share its simulators and act while it learns (Ape-X). With 0
         the learner acts itself.

@@ -29,8 +29,8 @@ from murmurate.worlds.interface import Simulators, SimulatorWorld
 class RolloutSourceConfig(SourceConfig):
     """Rollouts of the learner's own policy.
 
-    simulators: of each learner. double_buffer: act for one half of the simulators while the other half steps
-        in native threads.
+    simulators: number of simulators of each learner. double_buffer: act for one half of the simulators while
+        the other half steps in native threads.
     """
 
     simulators: PositiveInt = 16
@@ -83,9 +83,10 @@ class RolloutSourceConfig(SourceConfig):
 class RolloutSource:
     """Yields ``Batch(data=Trajectory, env_steps=T*B, episodes=...)`` without end (a ``Source``).
 
-    groups: opened simulators (see ``open_groups``), closed by ``close``. steps: T. device: of the batches'
-    tensors, which are reused: a batch is valid until the one after next is requested. seed: of actions and
-    simulators. behaviour: see ``spec.Rollouts``.
+    groups: opened simulators (see ``open_groups``), closed by ``close``. steps: T. device: device of the
+    batches'
+    tensors, which are reused: a batch is valid until the one after next is requested. seed: seed of actions
+    and simulators. behaviour: see ``spec.Rollouts``.
 
     Raises ``ValueError`` for T < 1, no group, or groups of different worlds.
     """

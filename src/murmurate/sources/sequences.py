@@ -35,8 +35,8 @@ from murmurate.worlds.interface import SimulatorWorld
 class SequenceSourceConfig(SourceConfig):
     """Sequences of the learner's own latest env steps.
 
-    simulators: of each learner. double_buffer: act for one half of the simulators while the other half steps
-        in native threads.
+    simulators: number of simulators of each learner. double_buffer: act for one half of the simulators while
+        the other half steps in native threads.
     collect_env_steps: env steps that a learner collects with one policy (one batch of env steps), rounded up
         to a multiple of ``simulators``.
     minibatches: number of minibatches drawn after each batch of env steps.

@@ -27,8 +27,9 @@ _CREDENTIALS = struct.Struct("3i")  # of a peer: pid, uid, gid
 class DrawRequest(NamedTuple):
     """A request to draw the rows of ``part`` into ``slot``.
 
-    number: of the slot's draw. has_errors: a bit for each batch of the block; where it is set, the shard
-    first updates its priorities by the errors of the rows that it drew before. alpha: negative to keep it."""
+    number: number of the slot's draw. has_errors: a bit for each batch of the block; where it is set, the
+    shard first updates its priorities by the errors of the rows that it drew before. alpha: negative to keep
+    it."""
 
     slot: int
     part: int
@@ -64,7 +65,8 @@ class DrawReply(NamedTuple):
 class ShardAddress:
     """How samplers reach a shard; learners exchange these addresses, and all of it is secret.
 
-    name: of its socket, for the same host. host, port, key: for other hosts; the port is 0 if there are none.
+    name: name of its socket, for the same host. host, port, key: for other hosts; the port is 0 if there are
+    none.
     """
 
     rank: int

@@ -54,7 +54,8 @@ _EPISODES = 50  # in a message, at most
 class ShardSettings:
     """The settings of one shard, sent to its process.
 
-    address: where samplers reach it; with a host and port 0 it chooses the port. config: of this shard alone.
+    address: where samplers reach it; with a host and port 0 it chooses the port. config: config of this shard
+    alone.
     steps, discount, behaviour: see ``open_replay``. rings: (descriptor, first simulator, simulators) of each
     actor. listener, counts: descriptors. loads: whether the contents of a checkpoint are sent next."""
 
@@ -77,7 +78,8 @@ class ShardSettings:
 class _Feed:
     """The steps of one actor, whose simulators are ``first`` up to ``first + size``.
 
-    taken: how many records were acknowledged. incarnation: of the actor's process, at its last record."""
+    taken: how many records were acknowledged. incarnation: incarnation of the actor's process, at its last
+    record."""
 
     ring: ActorRing
     first: int

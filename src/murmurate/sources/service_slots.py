@@ -30,8 +30,8 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """block: batches in a slot, at most 32. parts: of each batch; each is drawn from one shard. columns:
-    (name, bytes of a row); one is called ``errors``."""
+    """block: batches in a slot, at most 32. parts: number of parts of each batch; each is drawn from one
+    shard. columns: (name, bytes of a row); one is called ``errors``."""
 
     slots: int
     block: int

@@ -62,9 +62,9 @@ class ServiceBatch(Batch):
 class ServiceSource:
     """Yields ``Batch(data=Sample)`` without end (a ``Source``); a batch is valid until the next is requested.
 
-    shards: of this learner. actors: for each shard, its first actor and one after its last. A batch that was
-    drawn is handed out once, even if the sampler that requested it dies. Batches that wait when a checkpoint
-    is taken count as drawn, and a resumed run does not have them.
+    shards: number of shards of this learner. actors: for each shard, its first actor and one after its last.
+    A batch that was drawn is handed out once, even if the sampler that requested it dies. Batches that wait
+    when a checkpoint is taken count as drawn, and a resumed run does not have them.
     """
 
     exact = False  # neither the state of actors nor the order of draws is saved

@@ -66,8 +66,8 @@ class SharedParameters:
 class ActorStep:
     """One step of an actor's simulators, and the episodes that ended with it.
 
-    version: of the parameters that the actor used. restarts: simulators replaced in this step. incarnation:
-    of the actor's process. number: of the step, which the ring assigns: 0, 1, ...
+    version: version of the parameters that the actor used. restarts: simulators replaced in this step.
+    incarnation: of the actor's process. number: number of the step, which the ring assigns: 0, 1, ...
     """
 
     steps: Steps

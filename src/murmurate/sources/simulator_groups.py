@@ -70,9 +70,9 @@ class SimulatorGroups:
     episodes.
 
     Attributes:
-        parts: the slice of each group among all simulators. size: of all groups together.
+        parts: the slice of each group among all simulators. size: size of all groups together.
         first: [size] bool, whether the next observation begins an episode.
-        memory: of each group; None where the agent is not recurrent.
+        memory: memory of each group; None where the agent is not recurrent.
         restarts: how many simulators were replaced because they had failed.
 
     Raises ``ValueError`` for no group, or groups of different worlds.

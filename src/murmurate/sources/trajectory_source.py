@@ -30,10 +30,10 @@ _ACTOR_BYTES = 150 * 2**20
 class TrajectorySourceConfig(SourceConfig):
     """Trajectories that actor processes make while the learner learns.
 
-    simulators: of each learner. actors: processes of each learner, with equal shares of its simulators. With
-        0 the learner acts itself, as in rollouts.
-    trajectories: of a batch, the first that come from any actor; its T x B steps then have
-        B = ``trajectories * simulators / actors``. 0: as many as there are actors.
+    simulators: number of simulators of each learner. actors: processes of each learner, with equal shares of
+        its simulators. With 0 the learner acts itself, as in rollouts.
+    trajectories: number of trajectories of a batch, the first that come from any actor; its T x B steps then
+        have B = ``trajectories * simulators / actors``. 0: as many as there are actors.
     queue: the most trajectories of each actor that wait for the learner; then the actor waits.
     max_lag: the most updates that the learner may have made since it published the policy that made a
         trajectory. An older trajectory is dropped and counted.

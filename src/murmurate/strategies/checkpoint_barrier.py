@@ -50,7 +50,8 @@ class CheckpointBarrier:
             self._markers.pop(event.rank, None)
 
     def send_markers(self, channel: Channel, number: int, to: Iterable[int], like: Tensor) -> bool:
-        """Mark that later messages to them belong after checkpoint ``number``. like: of the deltas' dtype.
+        """Mark that later messages to them belong after checkpoint ``number``. like: a tensor with the
+        deltas' dtype.
 
         False if a marker could not be sent: then the checkpoint cannot be complete.
         """

@@ -43,7 +43,8 @@ class Elastic(Strategy):
     period: tau, own updates between two moves.
     moving_rate: beta; None is 0.8 / p with p replicas.
     wait: for the reply, as in the paper; False goes on, and moves when the reply arrives.
-    deadline_seconds: of sending and waiting; afterwards the replica goes on, and moves later.
+    deadline_seconds: longest time for sending and waiting; afterwards the replica goes on, and moves
+    later.
     """
 
     moving_rate: UnitInterval | None = None

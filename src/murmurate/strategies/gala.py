@@ -19,11 +19,12 @@ from murmurate.topology import Topology, topology
 class GALA(Strategy):
     """Update; publish to the out-peers; average once every in-peer has published.
 
-    topology: of the living members: ``ring`` (directed, the paper's), ``exponential``, ...
+    topology: topology of the living members: ``ring`` (directed, the paper's), ``exponential``, ...
     staleness_bound: tau of section 3: after more own updates than this since the last averaging, wait. 0
         never waits, and then Proposition 2 has no finite tau.
-    deadline_seconds: of such a wait. Afterwards the replica goes on without averaging, and waits again only
-        after another ``staleness_bound`` updates. (Differs: the paper blocks, on a dead peer forever.)
+    deadline_seconds: longest time for such a wait. Afterwards the replica goes on without averaging, and
+        waits again only after another ``staleness_bound`` updates. (Differs: the paper blocks, on a dead peer
+        forever.)
     """
 
     topology: str = "ring"

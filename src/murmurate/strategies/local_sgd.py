@@ -26,7 +26,7 @@ class LocalSGD(Strategy):
     outer_learning_rate: None takes the mean itself; with a number,
         ``torch.optim.SGD(lr=outer_learning_rate, momentum=outer_momentum, nesterov=outer_nesterov)``
         steps from the last agreed vector v with the gradient v - mean.
-    outer_momentum, outer_nesterov: of that outer optimizer.
+    outer_momentum: momentum of that outer optimizer. outer_nesterov: whether it is Nesterov's.
 
     Optimizer moments stay local.
     """

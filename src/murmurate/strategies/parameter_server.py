@@ -42,8 +42,8 @@ class ParameterServer(Strategy):
     wait: pull right after the push, as in the paper; False goes on learning until the reply arrives.
     delay_bound: D; the centre refuses a gradient at parameters from more than D of its updates ago, and
         counts it in ``refused``; the client goes on from the new parameters. 0: none is refused.
-    deadline_seconds: of a push or a pull. Afterwards the client goes on with its own parameters, and takes
-        the reply when it arrives.
+    deadline_seconds: longest time for a push or a pull. Afterwards the client goes on with its own
+        parameters, and takes the reply when it arrives.
     """
 
     period: PositiveInt = 1

@@ -28,7 +28,7 @@ class PullGossip(Strategy):
         others limit them to the in-peers in that graph of the living members, in a time-varying graph those
         of this member's own round.
     with_self: a member may draw itself too, and then mixes nothing, as in the analysis.
-    seed: of the draws; each member has its own stream.
+    seed: seed of the draws; each member has its own stream.
 
     No replica waits: a peer that has published nothing yet is not mixed with.
     """

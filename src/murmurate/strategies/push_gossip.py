@@ -33,7 +33,7 @@ class PushGossip(Strategy):
         others limit them to the out-peers in that graph of the living members, in a time-varying graph those
         of this member's own round.
     with_self: a member may draw itself too, and then sends nothing.
-    seed: of the draws; each member has its own stream.
+    seed: seed of the draws; each member has its own stream.
 
     Each peer counts once in a step (section 3.3), with its newest message: a slow member does not mix one
     peer's queued vectors one after another. No replica waits: a vector that finds a peer's queue full is not

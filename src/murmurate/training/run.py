@@ -36,15 +36,16 @@ class Run:
     parts: processes of each replica, along rows and along columns of its images, of which each computes a
         rectangle (``murmurate.spatial``). For learners of images with one optimizer.
     env_steps: total over the replicas at which the run ends (examples, where it learns from those).
-    updates: of each replica, after which the run ends. minutes: of wall time, after which it ends. Of these
-        three the first one reached ends the run; at least one is given.
+    updates: number of updates of each replica, after which the run ends. minutes: minutes of wall time, after
+        which it ends. Of these three the first one reached ends the run; at least one is given.
     stop_at_return: also end once the mean return of the last 100 training episodes reaches this.
     seed: everything random derives from it.
     launcher: ``local`` (processes of this host), ``inline`` (one thread at a time, on a simulated fabric),
         ``torchrun`` or ``ray``.
     checkpoint_every_env_steps: total over the replicas between checkpoints.
-    checkpoint_every_seconds: of wall time between checkpoints, too; none: by env steps alone. Longer where
-        saving takes more than a twentieth of the time, as it may with a large replay. Not under ``inline``.
+    checkpoint_every_seconds: seconds of wall time between checkpoints, too; none: by env steps alone. Longer
+        where saving takes more than a twentieth of the time, as it may with a large replay. Not under
+        ``inline``.
     evaluate_every_env_steps: total over the replicas between evaluations while the run learns; 0: only at its
         end. Each is made of the consensus parameters at that moment, in a process of its own (launcher
         ``inline``: between two steps), one at a time: what comes due meanwhile is evaluated after it.
@@ -57,9 +58,9 @@ class Run:
     hang_after_seconds: a replica without a sign of life for so long, as when its environment hangs, is ended
         and started again with a living peer's state (launcher ``local``), at most three times; the run fails
         if there is no such peer. Raise it for environments whose single step or reset takes longer.
-    compression: of vectors that go between hosts (launchers ``torchrun`` and ``ray``) by register and mail:
-        ``bfloat16``, or ``int8`` with error feedback. Refused under a strategy that uses neither; where all
-        members turn out to share one host's memory it has no effect, and an event says so.
+    compression: compression of vectors that go between hosts (launchers ``torchrun`` and ``ray``) by register
+        and mail: ``bfloat16``, or ``int8`` with error feedback. Refused under a strategy that uses neither;
+        where all members turn out to share one host's memory it has no effect, and an event says so.
     loggers: beside TensorBoard: ``wandb`` (Weights & Biases), ``mlflow`` (MLflow).
     """
 

@@ -20,7 +20,7 @@ _RETURNS = ("eval_return_mean", "train_return_mean", "best_eval_return_mean")
 
 @dataclass(frozen=True)
 class Objective:
-    """name: of a figure of ``summary.json``. recorded: the field of ``metrics.jsonl`` that stands for it
+    """name: name of a figure of ``summary.json``. recorded: the field of ``metrics.jsonl`` that stands for it
     while a trial trains."""
 
     name: str

@@ -29,8 +29,8 @@ def write_page(
 ) -> Path:
     """Write ``report.html`` in the study's folder and return its path.
 
-    study: of Optuna, with at least one finished trial. command: trains the best setting. Raises Refusal where
-    the page cannot be written.
+    study: study of Optuna, with at least one finished trial. command: trains the best setting. Raises Refusal
+    where the page cannot be written.
     """
     trials = study.get_trials(deepcopy=False)
     finished = [trial for trial in trials if trial.state.name == "COMPLETE"]

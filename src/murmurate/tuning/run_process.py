@@ -25,7 +25,8 @@ class RunProcess:
     """``murmurate WORDS`` in a process group of its own, so that it is signalled once.
 
     output: the file to which its output is appended; None: this process's output.
-    threads: of torch and of libraries for linear algebra, where the environment does not say; None: theirs.
+    threads: number of threads of torch and of libraries for linear algebra, where the environment does not
+    say; None: theirs.
     """
 
     def __init__(self, words: Sequence[str], output: Path | None = None, threads: int | None = None) -> None:
@@ -84,7 +85,7 @@ Running = RunProcess | HeldRun
 class Signals:
     """Inside ``with``, SIGINT and SIGTERM are counted and do not end this process.
 
-    number: of the first signal received, or 0.
+    number: number of the first signal received, or 0.
     """
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 class Dimension:
     """A field and its values: those from ``low`` to ``high``, or ``choices`` (words of the command line).
 
-    name: of the option, without dashes. log: drawn uniformly on a logarithmic scale. whole: integers.
+    name: name of the option, without dashes. log: drawn uniformly on a logarithmic scale. whole: integers.
     """
 
     name: str

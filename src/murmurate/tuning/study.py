@@ -32,10 +32,11 @@ _HOPELESS = 3  # so many failures before any success end the study
 class Study:
     """``murmurate tune``.
 
-    run: of the trials, without what is searched. words: ``murmurate train`` and its arguments, which make
-    ``run``. options: those of ``murmurate tune`` alone, to say how to go on. folder: holds ``study.json``,
-    ``study.db``, ``trial-<n>/`` (a run folder) and ``.log`` of each trial, and ``report.html``. trials: in
-    all, those of earlier commands included. minutes: no trial is started later. jobs: trials at once.
+    run: the run of the trials, without what is searched. words: ``murmurate train`` and its arguments, which
+    make ``run``. options: those of ``murmurate tune`` alone, to say how to go on. folder: holds
+    ``study.json``, ``study.db``, ``trial-<n>/`` (a run folder) and ``.log`` of each trial, and
+    ``report.html``. trials: in all, those of earlier commands included. minutes: no trial is started later.
+    jobs: trials at once.
     """
 
     run: Run

@@ -40,18 +40,18 @@ class ImageClassifier(LearnerConfig):
     learning_rate: for ``rate_batch`` images an update; for another number it is scaled in proportion (Goyal
         et al., section 2.1), counting the images of all replicas whose gradients are averaged.
     rate_batch: images of an update for which learning_rate is meant; 0: no scaling.
-    momentum: of Nesterov's kind. weight_decay: of filters and the last layer's weights; biases and
-        normalisations have none.
+    momentum: momentum of Nesterov's kind. weight_decay: weight decay of filters and the last layer's weights;
+        biases and normalisations have none.
     schedule: cosine to 0, step (times step_factor at the milestones, shares of the run), or constant. Runs
         that only time ends have a constant rate. milestones: shares of the run after which the rate falls.
-        step_factor: that it is then multiplied by.
+        step_factor: factor by which the learning rate is then multiplied.
     warmup: share of the run over which the rate rises linearly from 0 (Goyal et al., section 2.2).
     label_smoothing: share of each label spread over all classes. mixup: alpha of the Beta distribution of the
         shares in which pairs of images are mixed; 0: no mixing.
     batch_norm: statistics of the own batch (local), of all replicas' batches (replicas), or of ``ghost``
-        images at a time (ghost). ghost: that number of images.
-    pixel_mean, pixel_std: of each channel, or one for all, of pixels from 0 to 1; images are normalised by
-        them.
+        images at a time (ghost). ghost: the number of images.
+    pixel_mean, pixel_std: mean and deviation of each channel, or one for all, of pixels from 0 to 1; images
+        are normalised by them.
     precision: ``bfloat16`` computes convolutions in bfloat16 on a copy of the float32 vector; ``auto`` is
         bfloat16 where the device has native bfloat16 arithmetic, else float32.
     validate_every: own updates between measurements of the validation accuracy; 0: never.

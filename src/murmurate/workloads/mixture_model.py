@@ -40,7 +40,7 @@ class MixtureModel(LearnerConfig):
     """Hyper-parameters of the model and of its inference.
 
     components: their number, K; superfluous ones get weights near 0. batch: rows of an update, G.
-    covariance: of a component: ``full``, or ``diagonal``.
+    covariance: covariance of a component: ``full``, or ``diagonal``.
     concentration: alpha_0 of the Dirichlet prior of the weights; none is 1 / K. precision: beta_0, the weight
         in rows of the prior's mean, which is the mean of the data. freedom: nu_0 of the Wishart prior of a
         component's precision matrix; none is the number of columns. The prior's scatter W_0^-1 is the
@@ -49,7 +49,7 @@ class MixtureModel(LearnerConfig):
         ``robbins-monro``: eta = (delay + t) ** -forgetting; ``average``: eta is the constant ``rate``; with
         either of these, rho averages the steps of several replicas. ``paper``: eta = rho =
         rate / (p B M) ** 0.25 (Mohamad et al., equation 13), so a step has the size eta rho.
-    rate: of ``average`` and ``paper``. delay, forgetting: of ``robbins-monro``.
+    rate: parameter of ``average`` and ``paper``. delay, forgetting: parameters of ``robbins-monro``.
     init: ``k-means`` begins with the k-means clusters of a sample of rows, ``random`` assigns these to the
         nearest of K random rows.
     validate_every: own updates between evaluations of the likelihood of some validation rows; 0: never.

@@ -34,15 +34,16 @@ class SNGAN(LearnerConfig):
     """Hyper-parameters; the defaults are those of Zhang et al. 2018, without attention.
 
     batch: real images of an update, of one replica; as many are generated.
-    channels: of the generator's feature maps; 256 gives the papers' nets (``nets.sn_gan.layout``), 64 a
-        sixteenth of their work. latent: size of the noise.
+    channels: number of channels of the generator's feature maps; 256 gives the papers' nets
+        (``nets.sn_gan.layout``), 64 a sixteenth of their work. latent: size of the noise.
     discriminator_steps: the discriminator's updates for one of the generator (Miyato et al.: 5).
     generator_rate, discriminator_rate: learning rates of Adam. beta1, beta2: of both.
-    average_decay: of the moving average of the generator's parameters, which samples are made with.
+    average_decay: decay of the moving average of the generator's parameters, which samples are made with.
     generator_norm: whether the generator is spectrally normalised too.
     batch_norm: statistics over the own batch (``local``), or over the batches of all ``replicas``. ``auto``
         is the latter where gradients are averaged over the replicas, as under all-reduce.
-    precision: of feature maps; ``auto`` is bfloat16 where the device has native bfloat16 arithmetic.
+    precision: precision of feature maps; ``auto`` is bfloat16 where the device has native bfloat16
+    arithmetic.
     """
 
     name: ClassVar[str] = "sn-gan"

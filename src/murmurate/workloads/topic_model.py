@@ -50,7 +50,7 @@ class TopicModel(LearnerConfig):
         ``robbins-monro``: eta = (delay + t) ** -forgetting; ``average``: eta is the constant ``rate``; with
         both, the steps of several replicas are averaged. ``paper``: eta = rho = rate / (p B M) ** 0.25
         (Mohamad et al., equation 13); the two multiply.
-    rate: of ``average`` and ``paper``. delay, forgetting: of ``robbins-monro``.
+    rate: parameter of ``average`` and ``paper``. delay, forgetting: parameters of ``robbins-monro``.
     init: ``documents`` begins each topic with the words of a few documents, ``random`` with gamma draws
         (where training with the paper's step sizes gets stuck), ``svi`` with one pass of this algorithm on
         one replica. After ``svi`` long first steps do harm: perplexity with a delay of 10 ends 1% (of another

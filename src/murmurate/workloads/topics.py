@@ -33,8 +33,8 @@ class Topics:
     """The posterior of the topics.
 
     matrix: lambda [V, K] float32, parameters of each topic's Dirichlet over words. alpha: [K], parameters of
-    the prior of a document's topics. iterations, tolerance: of a document's E-step; may be stricter than in
-    training.
+    the prior of a document's topics. iterations, tolerance: when to end a document's E-step; may be stricter
+    than in training.
     """
 
     matrix: Tensor

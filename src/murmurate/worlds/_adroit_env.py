@@ -21,7 +21,7 @@ _LIFT = 0.05  # m
 
 
 class CorrectedHand(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """factor: of the distance from palm to object that is added to the reward.
+    """factor: factor of the distance from palm to object that is added to the reward.
 
     An episode is a success if the task's goal is reached in more than ``needed`` of its steps, as Rajeswaran
     et al. 2018 count it.

@@ -2,8 +2,8 @@
 input. ``served.py`` is the other end.
 
 A game is one simulator of any kind. The process imports no torch. Several threads may step games that wait
-most of the time for processes of their own. A game that raises, hangs or gives what is no frame is replaced
-by a new one.
+most of the time for processes of their own. A game that raises, hangs or returns something that is not a
+frame is replaced by a new one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Frame = npt.NDArray[Any]  # what is seen: an image [C, H, W] in uint8, or any ar
 OPEN, RESET, STEP, SAVE, LOAD = b"o", b"r", b"s", b"g", b"l"  # requests
 DONE, REFUSED, FAILED = b"d", b"n", b"f"  # answers
 _HEADER = struct.Struct("<cI")  # kind, bytes that follow
-FAILURES = 5  # of one game in a row, each without ``WORKS`` steps in between
+FAILURES = 5  # most failures of one game in a row, with fewer than ``WORKS`` steps between any two
 WORKS = 10
 _CHECK_SECONDS = 0.5
 _CLOSE_SECONDS = 4.0
@@ -54,14 +54,15 @@ class Game(Protocol):
     success: bool | None
 
     def begin(self, seed: int | None, steps: int) -> Frame:
-        """Begin an episode: its first frame. seed: of this and the following ones. steps: that this
-        simulator has made in the whole run."""
+        """Begin an episode: its first frame. seed: seed of this and the following ones. steps: number of
+        steps of this simulator so far in the whole run."""
         ...
 
     def step(self, action: Any) -> tuple[Frame, float, bool, bool]:
         """action: a number, or an array of float32 within its bounds.
 
-        Returns (frame, reward, terminated, truncated); of images, the frame does not matter where terminated.
+        Returns (frame, reward, terminated, truncated). The frame is ignored where terminated, if it is an
+        image.
         """
         ...
 
@@ -87,11 +88,11 @@ class Settings:
     """What a server is opened with.
 
     game: "module:Class" of a ``Game``, made with ``options``; its import must not import torch.
-    first: number of the first game, for messages. frame: its shape. dtype: of frames, uint8 or float32.
+    first: number of the first game, for messages. frame: its shape. dtype: dtype of frames, uint8 or float32.
     action: shape of an action; () where it is a number.
-    screen: shape of a picture of game 0, if one is wanted. threads: that step games.
-    hang_seconds: after which a game counts as hung. descriptor: of the shared memory (see ``Shared``).
-    folder: a temporary one, its working directory, which is removed at the end.
+    screen: shape of a picture of game 0, if one is wanted. threads: number of threads that step games.
+    hang_seconds: time after which a game counts as hung. folder: the working directory, removed at the end.
+    descriptor: descriptor of the shared memory (see ``Shared``).
     """
 
     game: str
@@ -124,7 +125,7 @@ class Shared:
 
     frame: [B, ...], newest of each game. final: [B, ...], last frames of truncated episodes.
     reward, terminated, truncated: [B]. lost: [B], whether the episode ended because its game was replaced.
-    success: [B], 1 or 0 where the game says whether its episode was one, else -1.
+    success: [B], 1 or 0 where the game says whether its episode reached the goal, else -1.
     screen: a picture of game 0, or None.
     """
 
@@ -209,7 +210,7 @@ class _Slot:
                 elif not terminated:
                     _copy(frame, shared.frame[index])
         except Exception as problem:
-            shared.final[index] = shared.frame[index]  # the last one of the episode that was lost
+            shared.final[index] = shared.frame[index]  # the last frame before the failure
             self._replace(problem)
             self._end(0.0, False, True, lost=True)
             return
@@ -225,7 +226,7 @@ class _Slot:
         self._end(reward, terminated, truncated)
 
     def hangs(self) -> bool:
-        """Kill the game if its call takes too long. Whether nothing ends that call."""
+        """Kill the game if its call takes too long. Returns True if the call cannot be ended."""
         began, game = self._since, self._game
         seconds = 0.0 if began is None else time.monotonic() - began
         if seconds < self._allowed_seconds or began is None:
@@ -307,8 +308,7 @@ class _Server:
         self._action = settings.action
         self._slots = [_Slot(settings, self._shared, b) for b in range(settings.size)]
         self._threads = min(settings.threads, settings.size)
-        # kept: some games may only be touched by the thread that made them
-        self._pool = ThreadPoolExecutor(self._threads)
+        self._pool = ThreadPoolExecutor(self._threads)  # some games accept only the thread that made them
 
     def answer(self, kind: bytes, payload: bytes) -> bytes:
         """Do what is asked. The answer, pickled: states for SAVE, else messages about replaced games."""
@@ -355,7 +355,7 @@ class _Server:
             for future in done:
                 future.result()
             if sum(slot.hangs() for slot in self._slots):
-                os._exit(4)  # a call that nothing ends: the other process starts another server
+                os._exit(4)  # this call cannot be ended: the other process starts another server
 
 
 def main() -> None:
@@ -376,7 +376,11 @@ def main() -> None:
                 send(connection, REFUSED, str(problem).encode())
             except RuntimeError as problem:
                 send(connection, FAILED, str(problem).encode())
-            except (LookupError, TypeError, ValueError) as problem:  # of a state that is none of ours
+            except (
+                LookupError,
+                TypeError,
+                ValueError,
+            ) as problem:  # raised by a state that this process did not save
                 send(connection, FAILED, f"{type(problem).__name__}: {problem}".encode())
     except (EOFError, ConnectionError):
         pass

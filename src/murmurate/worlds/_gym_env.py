@@ -46,7 +46,7 @@ def registered(ident: str, folder: str = "") -> Any:
 def make(
     ident: str, name: str, max_episode_steps: int | None = None, picture: bool = False, folder: str = ""
 ) -> Any:
-    """The environment with all its wrappers. name: of the world, for messages.
+    """The environment with all its wrappers. name: name of the world, for messages.
 
     Raises ``Refusal`` for one that cannot be opened, ``MissingExtra`` without MuJoCo where it is needed.
     """

@@ -66,7 +66,7 @@ def provide(target: str, function: Callable[..., Any]) -> None:
 def found(target: str, folder: str, name: str) -> tuple[Callable[..., Any], str]:
     """(the class or function called ``target``, the folder of its module: see ``modules.import_module``).
 
-    name: of the world, for the ``Refusal`` if it is not there.
+    name: name of the world, for the ``Refusal`` if it is not there.
     """
     modules.import_triton()
     if target in _here:

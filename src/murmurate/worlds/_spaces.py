@@ -23,7 +23,7 @@ JOINT_ACTIONS = 1024
 
 @dataclass(frozen=True)
 class Observed:
-    """Observations of a space. shape: of one. uint8: whether they stay bytes; else they are float32.
+    """Observations of a space. shape: shape of one. uint8: whether they stay bytes; else they are float32.
 
     arrange: gives an observation of the space that shape. It raises ``ValueError`` for another one.
     """
@@ -62,7 +62,7 @@ def observed(space: Any, name: str, observe: Sequence[str] = ()) -> Observed:
     a vector, as by gymnasium's ``flatten``.
 
     Args:
-        name: of the world, for messages.
+        name: name of the world, for messages.
         observe: keys of a Dict (``outer.inner`` of nested ones); the others are left out.
 
     Raises:

@@ -76,8 +76,10 @@ class AtariWorld(SimulatorWorld):
     noop_max: largest random number of frames without an action at a game's beginning.
     sticky: probability that a frame repeats the action of the frame before (Machado et al. 2018, section 5.2,
         advise 0.25; DeepMind's protocol has 0).
-    max_frames_per_episode: after which a game is truncated, not terminated (108,000 are 30 minutes).
-    clip_rewards: to -1, 0 and 1, in training. life_loss: a lost life ends an episode, in training.
+    max_frames_per_episode: number of frames after which a game is truncated, not terminated (108,000 are 30
+    minutes).
+    clip_rewards: clip rewards to -1, 0 and 1, in training. life_loss: a lost life ends an episode, in
+    training.
     fire_reset: press FIRE at a game's beginning, where the game has that action.
     occlude: left, right, top and bottom of a rectangle of the screen of 160 x 210 that is hidden: columns
         left to right - 1, rows top to bottom - 1; empty for none. occlude_colour: red, green, blue.

@@ -87,7 +87,7 @@ class DmcWorld(SimulatorWorld):
     """One task of the suite. Its time limit truncates an episode.
 
     pixels: observations are pictures, of ``size`` x ``size``, the last ``stack`` of them.
-    size: of a picture, in pixels a side. stack: pictures of an observation.
+    size: size of a picture, in pixels a side. stack: pictures of an observation.
     action_repeat: steps of the task that an action lasts; rewards are summed.
     camera: number of the task's camera.
     max_episode_steps: truncates episodes, if that is before the task's time limit.

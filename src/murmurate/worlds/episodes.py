@@ -34,7 +34,7 @@ class EpisodeCounter:
     ) -> Sequence[Episode]:
         """The episodes of the simulators in ``over`` [B] bool, whose counts restart from zero.
 
-        successes: of the episodes of all ``B``, where the world says it.
+        successes: whether each simulator's episode reached its goal; None where the world does not say so.
         """
         ended = [
             Episode(

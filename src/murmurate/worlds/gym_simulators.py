@@ -31,7 +31,7 @@ class GymSimulators:
     Classic control and MuJoCo are exactly resumable, also in wrappers that hold only numbers; for others
     ``state()`` is None.
 
-    name: of the world; or its spec, where the environment does not tell all of it.
+    name: name of the world; or its spec, where the environment does not tell all of it.
     make: simulator ``b``, and the number of steps after which its episodes are truncated. One that raises, or
     gives what is no observation or not finite, is replaced by a new one: its episode ends truncated with its
     last observation and without a reward, and is not among ``TimeStep.episodes``.

@@ -32,7 +32,7 @@ Picture = npt.NDArray[np.uint8]  # [H, W, 3], RGB
 class Formats:
     """How what a user's environment gives and takes becomes an agent's.
 
-    shape: of one observation for the agent, before several are stacked along their first dimension, the
+    shape: shape of one observation for the agent, before several are stacked along their first dimension, the
     newest last. observe: an environment's observation as an array of that shape; it raises ``ValueError`` for
     another one.
     act: the environment's own actions, one for each row of an agent's, [B] or [B, *action_shape].

@@ -54,8 +54,8 @@ class MazeWorld(SimulatorWorld):
     advance_every: env steps of the whole run after which the curriculum goes on to the next level: 62500 is
         Jin's fast schedule, 93750 the slow one. An episode stays on the level on which it began. Evaluation
         is on L5.
-    seconds: of the game until an episode is truncated; on L5 last_seconds.
-    last_seconds: of the game on L5 until an episode is truncated.
+    seconds: seconds of game time until an episode is truncated; on L5 last_seconds.
+    last_seconds: seconds of game time on L5 until an episode is truncated.
     frame_skip: frames (1/20 s) that an action lasts. stack: images of an observation.
     reward_scale: factor of the rewards that an agent learns from; returns are unscaled.
     """

@@ -47,9 +47,9 @@ class ServedSimulators:
     """``B`` games of one world. Observations are [B, ...] in float32 or uint8; where the spec is ``stacked``,
     [B, stack * C, H, W], the newest frame last. Vector actions are clipped to their bounds.
 
-    game: "module:Class" of a ``Game``, made with ``options``. scale: of the rewards that
-    an agent learns from; episodes have the unscaled ones. threads: of the server. screen: shape [H, W, 3] of
-    pictures of simulator 0, if they are wanted.
+    game: "module:Class" of a ``Game``, made with ``options``. scale: factor of the rewards that
+    an agent learns from; episodes have the unscaled ones. threads: number of threads of the server. screen:
+    shape [H, W, 3] of pictures of simulator 0, if they are wanted.
 
     savable: whether the games have a state. If not, a resumed run begins new episodes.
     """

@@ -1,7 +1,7 @@
 """Simulators of any world with a history of observations, or with actions on another scale.
 
-A world's ``open`` returns ``viewed(...)`` of its simulators with its own fields; everything is saved and
-loaded with them.
+A world's ``open`` passes its simulators and its own fields to ``viewed``. The stacked observations are saved
+and loaded with the state of the simulators.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def viewed_spec(spec: EnvSpec, *, frame_stack: int = 1, rescale_actions: bool = 
 
 
 class _Around:
-    """All of a ``Simulators`` as it is in the simulators inside."""
+    """A ``Simulators`` that passes every call to the simulators ``inside``."""
 
     def __init__(self, inside: Simulators, spec: EnvSpec) -> None:
         self.inside = inside

@@ -67,8 +67,8 @@ def world(name: str) -> DoomWorld | None:
 class DoomWorld(SimulatorWorld):
     """One scenario of ViZDoom.
 
-    buttons: of ViZDoom, in hyphens. combine: an action is any combination of them (2^n actions; button k is
-        bit k of the action's number); otherwise none or one of them (n + 1).
+    buttons: buttons of ViZDoom, in hyphens. combine: an action is any combination of them (2^n actions;
+        button k is bit k of the action's number); otherwise none or one of them (n + 1).
     skill: difficulty, from 1 to 5; none: the scenario's.
     frame_skip: tics (1/35 s) that an action lasts. stack: frames of an observation.
     reward_scale: factor of the rewards that an agent learns from; returns are unscaled.

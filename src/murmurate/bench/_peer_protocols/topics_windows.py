@@ -22,7 +22,8 @@ import numpy as np
 
 
 class DocumentRows(NamedTuple):
-    """Documents: [D + 1] int64, [N] int32, [N] int32; document d has words starts[d]:starts[d + 1]."""
+    """D documents. starts: [D + 1] int64; words, counts: [N] int32. Document d has the words and counts from
+    starts[d] to starts[d + 1]."""
 
     starts: np.ndarray
     words: np.ndarray

@@ -60,7 +60,7 @@ class NetworkFabric:
     encrypt: False sends vectors in clear, and means by gloo; all other traffic is still authenticated.
     run_state: of the launcher on this host, if any: a member that it marks dead is dead at once.
     deadline_seconds: for the rendezvous, collectives, and sends into a full queue.
-    compression: of register and mail.
+    compression: compression of register and mail.
     cipher: "aes-256-gcm", or "chacha20-poly1305" for processors without instructions for AES.
     silence_seconds: a connection without a heartbeat for so long is closed and made again.
     shared_memory: vectors for members on the same host, started by the same user, stay in memory that both

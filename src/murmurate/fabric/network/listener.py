@@ -21,7 +21,7 @@ _SWEEP_SECONDS = 0.25
 class Listener:
     """Accepts connections and lets ``authenticate`` take each, in a thread of its own, until ``close``.
 
-    members: of the run. refuse: called with a cause and a sentence, from any thread.
+    members: number of members of the run. refuse: called with a cause and a sentence, from any thread.
     """
 
     def __init__(

@@ -29,8 +29,8 @@ class Lane:
 
     pin, counts: int64 [1] and [STREAMS], written by the reader: which buffer of the register it reads, and
     how many messages of each stream it has read.
-    claimed: slots into which the sender is copying. numbers: of the sender's streams, by tag. withdrawn: the
-    peer could not map this lane.
+    claimed: slots into which the sender is copying. numbers: message numbers of the sender's streams, by tag.
+    withdrawn: the peer could not map this lane.
     """
 
     def __init__(self, memory: Bytes, message_bytes: int, wire_bytes: int, pool: Pool) -> None:
@@ -55,8 +55,8 @@ class Lane:
 class ShmChannel:
     """One channel's shared memory at one member. All methods need the endpoint's lock.
 
-    register: of this member, once it has had a local peer. lanes: to local peers. mapped: of local peers,
-    their register and their lane to this member.
+    register: the register of this member, once it has had a local peer. lanes: lanes to local peers. mapped:
+    of local peers, their register and their lane to this member.
     """
 
     def __init__(

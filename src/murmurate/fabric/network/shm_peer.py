@@ -56,7 +56,7 @@ ADDRESS = struct.Struct("<IQQ")
 class Region(np.ndarray[Any, Any]):
     """[N] uint8: a whole shared-memory file that holds one vector (see ``MemoryRange`` for the other kind).
 
-    ``address``: of the whole region; None for a slice of it.
+    ``address``: address of the whole region; None for a slice of it.
     """
 
     address: RegionAddress | None = None

@@ -170,7 +170,7 @@ class ProcessChannel:
         return not self._membership.is_alive(rank)
 
     def expect(self, ranks: Sequence[int]) -> None:
-        """See ``ProcessFabric.admit``. ranks: of the fabric."""
+        """See ``ProcessFabric.admit``. ranks: ranks of the fabric that take part."""
         self._partners |= np.isin(self._membership.ranks, ranks)
 
     def enter(self, round: int, partners: Sequence[int]) -> None:

@@ -25,7 +25,8 @@ class Event:
     kind: ``publish``, ``peek``, ``mean``, ``broadcast``, ``gather``, ``send``, ``receive``, ``lost`` (mail
         that will never be received), ``crash``, ``return``, or the kind given to ``Member.note``.
     peer: the publisher of a peek, the receiver of a send or loss, the sender of a receive, the root of a
-        broadcast. version: of the register, or the number of the message or collective, all from 1 up.
+        broadcast. version: version of the register, or the number of the message or collective, all from 1
+        up.
     members: whose vectors a mean or gather contains. detail: the tag of mail, the value of a note.
     """
 

@@ -15,7 +15,8 @@ from murmurate.strategies.dpsgd.node import REPLY, leader_of
 
 
 class Master:
-    """The master. optimizer: of v; its rate is rho. nodes: their ranks. batch: M. delay_bound: D, or 0."""
+    """The master. optimizer: updates v; its learning rate is rho. nodes: their ranks. batch: M. delay_bound:
+    D, or 0."""
 
     def __init__(
         self,

@@ -52,7 +52,7 @@ def _shared_counter(cell: int) -> Any:
 class Node:
     """u, the ``base`` v from which it was trained, and counts, in memory that the threads of a node share.
 
-    ranks: of its replicas, at most ``threads``. rank: of this one.
+    ranks: ranks of its replicas, at most ``threads``. rank: rank of this one.
     clocks: [members] int64, updates by rank, in separate cells, so that no count is lost to a race.
     """
 

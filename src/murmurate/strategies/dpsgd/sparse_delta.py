@@ -23,7 +23,7 @@ _HEAD_BYTES = 24  # three float64
 
 
 class SparseDelta(NamedTuple):
-    """Changed rows. factor: of all other rows. version: of the v from which a push started,
+    """Changed rows. factor: factor of all other rows. version: version of the v from which a push started,
     or to which a reply leads. row: [R]. values: [R, W]."""
 
     factor: float

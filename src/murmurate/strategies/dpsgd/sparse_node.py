@@ -77,7 +77,7 @@ class SparseNode(Node):
         return self.dense(self._taken)
 
     def take(self, version: int) -> SparseDelta:
-        """The next push, while no thread writes. version: of v in the base.
+        """The next push, while no thread writes. version: version of v in the base.
 
         The push's version is -1 (none) for the first push of a joiner, for the push after one whose reply
         went to a dead leader, and for a torn node, which requests the whole of v by an empty push.

@@ -51,7 +51,7 @@ class DPSGD(Strategy):
     batch: M, pushes that the master joins in one update of v. 0 is the number of nodes.
     global_learning_rate: rho of Algorithm 1, line 4; a gradient moves v by rho times the optimizer's own rate
         eta. None is 1 over the number of nodes: then v moves by the mean of the nodes' movements.
-    global_momentum: of the master's step.
+    global_momentum: momentum of the master's step.
     scale_rates: scale eta and rho by Corollary 1, taking the given ones as valid for p = B = M = 1.
     wait: for the master's reply, as if line 3 followed line 10; False goes on learning until it arrives. The
         updates made meanwhile are kept: u <- v' + (u - u at the push). Without any, that is u <- v'.
@@ -59,7 +59,8 @@ class DPSGD(Strategy):
         goes on from the new v. 0: none is refused.
     shrinks: where gradients shrink all of v, the v that a push takes a share of: the one that the node had
         ``pulled`` (line 4), or the ``present`` one, with which counts stay positive (``sparse_master``).
-    deadline_seconds: of a push or a wait. Afterwards the node goes on, and pushes or pulls later.
+    deadline_seconds: longest time for a push or a wait. Afterwards the node goes on, and pushes or pulls
+    later.
     """
 
     threads: NonNegativeInt = 2
