@@ -67,8 +67,7 @@ class Command(Written):
         self.temporary = Path(tempfile.mkdtemp(prefix="murmur"))
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed at exit
         self.process = subprocess.Popen(
-            # most wait for something while it trains as fast as it can, and other tests need the processor
-            ["nice", "-n", "5", sys.executable, "-m", *self.program, *map(str, arguments)],
+            [sys.executable, "-m", *self.program, *map(str, arguments)],
             stdin=subprocess.DEVNULL,
             stdout=self._said,
             stderr=subprocess.STDOUT,
