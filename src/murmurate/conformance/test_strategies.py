@@ -15,7 +15,6 @@ from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
-import torch._dynamo  # an optimizer's first step may import it, and a coroutine is no place for that
 
 from murmurate import fabric
 from murmurate.conformance.problems import OPTIMIZERS, Problem
