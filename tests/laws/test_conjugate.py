@@ -238,6 +238,8 @@ def work(strategy, count, fabric, model=MODELS["full"], rows=table):
     torch.set_num_threads(1)
     replicator = Replicator(strategy, fabric)
     it = learner(model, replicator.replicate, rows=rows)
+    # all begin together, as in a run: the large first steps of one that comes later would undo the others'
+    fabric.channel("begin", torch.zeros(1)).gather(torch.zeros(1))
     if strategy.centre and is_centre(fabric):
         serve_until(replicator, fabric)
         return replicator.consensus()["mixture"]
