@@ -25,7 +25,9 @@ def games(command: Command) -> list[psutil.Process]:
     ]
 
 
-@pytest.mark.parametrize("recipe", ["doom-my-way-home-a2c", "doom-my-way-home-impala"])
+@pytest.mark.parametrize(
+    "recipe", ["doom-my-way-home-a2c", pytest.param("doom-my-way-home-impala", marks=pytest.mark.slow)]
+)
 def test_one_that_is_killed_is_replaced_and_counted(tmp_path: Path, recipe: str) -> None:
     arguments = ("train", recipe, "--simulators", 4, "--env-steps", 10**9, "--record-every-seconds", 0.2)
     ends = ("--minutes", 5, "--eval-episodes", 1, "--out", tmp_path / "run")

@@ -77,7 +77,6 @@ def _pairs(case: Case) -> list[tuple[tuple[int, object], ...]]:
 
 ALL = [case for case in itertools.product(VICTIMS, SIGNALS, STAGES, STRATEGIES) if possible(case)]
 DEFAULT: list[Case] = [
-    ("middle", signal.SIGSTOP, "training", "push-sum"),
     ("fork server", signal.SIGKILL, "training", "gala"),
     ("all but one", signal.SIGSTOP, "start-up", "all-reduce"),
 ]

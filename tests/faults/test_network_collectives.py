@@ -188,8 +188,15 @@ def agree(size, victims, results):
     assert counts == sorted(counts, reverse=True)
 
 
-@pytest.mark.parametrize("run_state", [True, False], ids=["run_state", "no run state"])
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize(
+    ("victim", "run_state"),
+    [
+        pytest.param(0, True, id="first-run_state"),
+        pytest.param(2, False, id="last-no run state"),
+        pytest.param(2, True, id="last-run_state", marks=pytest.mark.slow),
+        pytest.param(0, False, id="first-no run state", marks=pytest.mark.slow),
+    ],
+)
 def test_the_survivors_of_a_kill_agree_bit_for_bit(engine, victim, run_state):
     options = engine if run_state else engine | {"run_state": None}
     role = functools.partial(mean_until_killed, {victim: 0.0}, WIDE)

@@ -194,8 +194,20 @@ def mean_until_killed(victims, door):
     return results, list(fabric.living())
 
 
-@pytest.mark.parametrize("run_state", [True, False], ids=["run_state", "no run state"])
-@pytest.mark.parametrize("victims", [{0: 20}, {2: 20}, {0: 20, 1: 21}], ids=str)
+@pytest.mark.parametrize(
+    ("victims", "run_state"),
+    [
+        pytest.param(victims, run_state, marks=() if by_default else pytest.mark.slow)
+        for victims, run_state, by_default in [
+            ({0: 20}, True, True),
+            ({0: 20}, False, False),
+            ({2: 20}, True, False),
+            ({2: 20}, False, True),
+            ({0: 20, 1: 21}, True, True),
+            ({0: 20, 1: 21}, False, False),
+        ]
+    ],
+)
 def test_the_survivors_of_a_kill_agree_bit_for_bit(victims, run_state):
     size = 4
     options = {} if run_state else {"run_state": None}

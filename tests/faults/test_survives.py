@@ -100,6 +100,7 @@ def test_all_killed_is_a_failure_that_keeps_the_last_checkpoint(tmp_path: Path) 
         assert checkpoint.damage(command.folder / "checkpoints" / "last") is None
 
 
+@pytest.mark.slow
 def test_a_dead_replica_is_back_after_a_resume_with_its_own_count_and_other_games(tmp_path: Path) -> None:
     options = ("--strategy", "all-reduce", "--replicas", 2, "--env-steps", 10**9)
     often = ("--checkpoint-every-env-steps", 2_000, "--record-every-seconds", 1e-9)

@@ -78,7 +78,7 @@ def test_learners_with_banks_average_without_one_that_was_killed(tmp_path: Path)
         command.leaves_nothing()
 
 
-@pytest.mark.parametrize("strategy", ["local-sgd", "parameter-server"])
+@pytest.mark.parametrize("strategy", [pytest.param("local-sgd", marks=pytest.mark.slow), "parameter-server"])
 def test_banks_that_know_of_one_another_learn_under_any_strategy(strategy: str, tmp_path: Path) -> None:
     """A centre has no bank, and must make the same channels all the same."""
     options = ("--strategy", strategy, "--replicas", 2, "--replay.weights", "all", "--updates", 60)
