@@ -95,7 +95,9 @@ def test_a_narrow_terminal_cuts_no_figure(
 
 def test_versions_of_what_is_absent() -> None:
     assert version("no-such-package-anywhere") == "not installed"
-    assert version("torch") == torch.__version__
+    assert (
+        version("torch").split("+")[0] == torch.__version__.split("+")[0]
+    )  # metadata may lack what it was built for
 
 
 def test_the_limit_is_one_over_the_sum_of_its_parts_per_env_step() -> None:
