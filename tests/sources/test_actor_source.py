@@ -28,6 +28,7 @@ from murmurate.sources.replay_sampler import ReplaySampler
 from murmurate.sources.shared_ring import SLOTS, ActorRing, ActorStep, SharedParameters
 from murmurate.spec import EnvSpec, Episode
 from murmurate.worlds.registry import world
+from sources.deaths import kill_actor_1
 from waiting import DEADLINE_SECONDS, until
 
 pytestmark = pytest.mark.timeout(2 * DEADLINE_SECONDS)
@@ -235,17 +236,7 @@ def test_actors_that_die_or_hang_are_started_again_and_told_of(monkeypatch: pyte
             learner.learn(next(source))
         assert [kind for kind, _ in source.events()] == ["actor began", "actor began"]
         victim = pids(source)[1]
-        os.kill(victim, signal.SIGKILL)
-        reported: list[tuple[str, str]] = []
-
-        def learned() -> bool:  # the other actor always has something: the dead one is missed all the same
-            learner.learn(next(source))
-            reported.extend(source.events())
-            return len(reported) == 2
-
-        until(learned)
-        assert [kind for kind, _ in reported] == ["actor died", "actor began"]
-        assert "actor 1 of replica 0 died (signal 9)" in reported[0][1]
+        kill_actor_1(source, learner, victim)
         assert source.fields()["actor_deaths"] == 1
         taken = source._processes.actors[1].ring
         before = int(taken._marks[1])

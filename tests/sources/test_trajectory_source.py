@@ -30,6 +30,7 @@ from murmurate.training.members import build_learner, open_only_source
 from murmurate.training.run import Run
 from murmurate.worlds.gym import GymWorld
 from short_runs import altered
+from sources.deaths import kill_actor_1
 from sources.test_trajectory_ring import trajectory
 from waiting import DEADLINE_SECONDS, until
 
@@ -189,17 +190,7 @@ def test_an_actor_that_dies_is_started_again_and_the_others_go_on(playing: Any) 
         learner.learn(next(source))
     assert [kind for kind, _ in source.events()] == ["actor began", "actor began"]
     victim = pids(source)[1]
-    os.kill(victim, signal.SIGKILL)
-    reported: list[tuple[str, str]] = []
-
-    def learned() -> bool:
-        learner.learn(next(source))
-        reported.extend(source.events())
-        return len(reported) == 2
-
-    until(learned)
-    assert [kind for kind, _ in reported] == ["actor died", "actor began"]
-    assert "actor 1 of replica 0 died (signal 9)" in reported[0][1]
+    kill_actor_1(source, learner, victim)
     beats = rings(source)[1].beats
     until(lambda: learner.learn(next(source)) and rings(source)[1].beats > beats + 14, "its steps")
     assert source.fields()["actor_deaths"] == 1

@@ -29,7 +29,7 @@ def import_triton() -> None:
     """Import Triton, if it is installed, in a process with torch. To be called before an environment is made.
 
     An environment that draws by software loads Mesa, which brings another LLVM than Triton. If Triton is
-    imported after it, as by an optimizer's first step, the process crashes.
+    imported after it, as by torch's compiler, the process crashes.
     """
     if "torch" in sys.modules:
         with contextlib.suppress(ImportError):
