@@ -111,6 +111,7 @@ import sys
 from murmurate.cli.main import main
 for recipe in ("cartpole-a2c", "pendulum-td3"):
     assert main(["train", recipe, "--launcher", "inline", *"OPTIONS".split(), "--out", recipe]) == 0
+    assert main(["resume", recipe, "--updates", "4"]) == 0
 assert "torch" in sys.modules and "torch._dynamo" not in sys.modules
 """
 

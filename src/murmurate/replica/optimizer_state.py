@@ -111,7 +111,7 @@ def _copy(optimizer: torch.optim.Optimizer, make_optimizer: MakeOptimizer) -> to
         }
         for group in optimizer.param_groups
     ]
-    return make_optimizer(groups)
+    return construct(make_optimizer, groups)
 
 
 def _step_along(optimizer: torch.optim.Optimizer, gradient: float) -> None:

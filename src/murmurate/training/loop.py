@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import time
@@ -269,7 +270,8 @@ class TrainingLoop:
 
     def _join(self, state_transfer: StateTransfer) -> None:
         """Take over a living peer's state. Raises JoinCancelled if the run ends first."""
-        transferred = state_transfer.receive()
+        with self._sending_heartbeats():
+            transferred = state_transfer.receive()
         self._restore(Restored(transferred, self.context.run_state.env_steps(self.context.rank), own=False))
         self.saved_request = int(transferred["answered"])
         state_transfer.complete(transferred)
@@ -293,10 +295,13 @@ class TrainingLoop:
             else:
                 self.context.run_state.skipped(self.context.rank, requested)
 
+    def _sending_heartbeats(self) -> contextlib.AbstractContextManager[None]:
+        return sending_heartbeats(self.context.run_state, self.context.rank)
+
     def _save(self, name: str, snapshot: bool = False) -> None:
         state = self._counts_and_parameters() if snapshot else self.state()
         replays = state["source"].pop("replays", {}) if "source" in state else {}
-        with sending_heartbeats(self.context.run_state, self.context.rank):
+        with self._sending_heartbeats():
             write_part(staging(self.place.now(), name), self.context.rank, state, replays)
 
     def _finish(self, outcome: Outcome | None) -> None:
@@ -352,8 +357,10 @@ class TrainingLoop:
     def _restore(self, restored: Restored) -> None:
         state = restored.state
         saved = state["replicas"]
-        self.replicator.load(saved if restored.own else state_to_load(self.replicator, saved))
-        self.learner.load(state["learner"])
+        loading = contextlib.nullcontext() if restored.own else self._sending_heartbeats()
+        with loading:  # of a peer's state, after which a reset that hangs must show
+            self.replicator.load(saved if restored.own else state_to_load(self.replicator, saved))
+            self.learner.load(state["learner"])
         self.env_steps = self._last_steps = restored.env_steps
         self.updates = updates_of(self.learner)
         # checkpoints of the first format do not count batches; learners made one update a batch then

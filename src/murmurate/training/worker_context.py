@@ -122,7 +122,7 @@ def restore_counts(replicator: Replicator, state: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def sending_heartbeats(run_state: RunState, rank: int) -> Iterator[None]:
-    """Send heartbeats while writing: that takes long for gigabytes, or on a slow disk."""
+    """Send heartbeats while state is read or written: gigabytes take long, as does a slow disk."""
     done = threading.Event()
 
     def send() -> None:
