@@ -117,7 +117,8 @@ def test_a_listed_recipe_can_be_made_and_others_cannot(algorithm: str) -> None:
                 preflight(run)
 
 
-_OF_SIMULATORS = {algorithm for world, algorithm in pairs().values() if world in world_names()}
+_NAMED = set(world_names())
+_OF_SIMULATORS = {algorithm for world, algorithm in pairs().values() if world in _NAMED}
 _OF_SOME = {"mbpo", "memr"}  # of worlds with known terminations: others say so in a refusal of their own
 
 

@@ -129,3 +129,10 @@ def test_what_makes_no_sense_is_refused(path, folder, capsys, tmp_path):
     capsys.readouterr()
     assert "has no pictures" in refused(capsys, "eval", folder, "--video")
     assert "no topic model" in refused(capsys, "topics", "show", folder)
+
+
+def test_a_step_that_would_leave_nothing_ends_the_run_in_a_sentence(path, tmp_path, capsys):
+    rate = ("--agent.rate", 0.999999, "--agent.forgetting", 0.0)
+    train = ("train", "table-gmm", "--world.path", path, *SHORT, *rate, "--out", tmp_path / "x")
+    assert run(*train, "--strategy", "hogwild") == 1
+    assert "leaves nothing of it: use a smaller rate" in capsys.readouterr().err

@@ -49,13 +49,13 @@ def _limits(module: ModuleType) -> str:
     return f" ({module.ACTIONS} actions)" if hasattr(module, "ACTIONS") else ""
 
 
-def _worlds_of(module: ModuleType) -> Sequence[str]:
-    """The named worlds that an algorithm can be trained on."""
+def _worlds_of(module: ModuleType, named: Sequence[str], vectors: frozenset[str]) -> Sequence[str]:
+    """The named worlds that an algorithm can be trained on. named: all; vectors: those whose actions are
+    vectors."""
     if hasattr(module, "WORLDS"):
         return tuple(module.WORLDS)
-    vectors = frozenset(vector_worlds())
     kinds = {"vector": (True,), "discrete": (False,)}.get(getattr(module, "ACTIONS", ""), (True, False))
-    return [name for name in world_names() if (name in vectors) in kinds]
+    return [name for name in named if (name in vectors) in kinds]
 
 
 def recipe(name: str) -> Run:
@@ -91,7 +91,8 @@ def stored(folder: Path) -> Run:
 
 def pairs() -> dict[str, tuple[str, str]]:
     """(world, algorithm) of every recipe for a named world, by the recipe's name, sorted."""
-    combinations = [(world, m.ALGORITHM) for m in _modules() for world in _worlds_of(m)]
+    named, vectors = world_names(), frozenset(vector_worlds())
+    combinations = [(world, m.ALGORITHM) for m in _modules() for world in _worlds_of(m, named, vectors)]
     return dict(sorted((f"{world}-{algorithm}", (world, algorithm)) for world, algorithm in combinations))
 
 

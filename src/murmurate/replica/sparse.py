@@ -12,10 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from murmurate.errors import RunFailed
 from murmurate.native import kernels
 
 
-class StepTooLarge(ValueError):
+class StepTooLarge(RunFailed, ValueError):
     """A step would shrink a vector to zero or beyond."""
 
 

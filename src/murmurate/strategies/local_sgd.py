@@ -6,6 +6,7 @@ gradient (Reddi et al. 2021, FedOpt; DiLoCo): rate 1 without momentum is the pla
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from murmurate.fabric.interface import Capability, Channel
 from murmurate.ranges import NonNegativeFloat, PositiveInt, UnitInterval
+from murmurate.replica.optimizer_state import construct, make_step
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.strategies.interface import Behaviour, Strategy
 
@@ -55,12 +57,13 @@ class LocalSGD(Strategy):
     def attach(self, replica: Replica, channel: Channel) -> None:
         if self.outer_learning_rate is not None:
             self._agreed = torch.nn.Parameter(replica.params.detach().clone())
-            self._outer = torch.optim.SGD(
-                [self._agreed],
+            make_outer = functools.partial(
+                torch.optim.SGD,
                 lr=self.outer_learning_rate,
                 momentum=self.outer_momentum,
                 nesterov=self.outer_nesterov,
             )
+            self._outer = construct(make_outer, [self._agreed])
 
     def step(self, replica: Replica, channel: Channel) -> Exchange:
         replica.update()
@@ -69,7 +72,7 @@ class LocalSGD(Strategy):
             heard = channel.mean_(replica.params)
             if self._outer is not None:
                 self._agreed.grad = self._agreed.detach() - replica.params.detach()
-                self._outer.step()
+                make_step(self._outer)
                 replica.params.copy_(self._agreed)
         rounds, since = divmod(replica.clock, self.period)
         return Exchange(round=rounds, heard=heard, staleness=since)

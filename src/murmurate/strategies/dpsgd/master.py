@@ -21,7 +21,7 @@ class Master:
     def __init__(
         self,
         replica: Replica,
-        optimizer: torch.optim.SGD,
+        optimizer: torch.optim.Optimizer,
         nodes: Sequence[Sequence[int]],
         batch: int = 1,
         delay_bound: int = 0,

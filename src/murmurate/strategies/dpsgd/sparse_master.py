@@ -53,7 +53,7 @@ class SparseMaster(Master):
     def __init__(
         self,
         replica: Replica,
-        optimizer: torch.optim.SGD,
+        optimizer: torch.optim.Optimizer,
         nodes: Sequence[Sequence[int]],
         batch: int = 1,
         delay_bound: int = 0,

@@ -7,6 +7,7 @@ For models whose gradients are a few rows of a matrix, pushes and replies are ro
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -14,6 +15,7 @@ import torch
 
 from murmurate.fabric.interface import Capability, Channel, Message
 from murmurate.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Seconds, UnitInterval
+from murmurate.replica.optimizer_state import construct
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.strategies.checkpoint_barrier import IDLE_SECONDS, CheckpointBarrier
 from murmurate.strategies.dpsgd.master import Master
@@ -132,7 +134,8 @@ class DPSGD(Strategy):
             # schedules follow all updates; other nodes are assumed to have made as many as this one
             replica.count_steps_by(lambda: node.done() * len(replicas) // len(node.ranks))
             return
-        optimizer = torch.optim.SGD([replica.params], sizes.rho, self.global_momentum)
+        make_optimizer = functools.partial(torch.optim.SGD, lr=sizes.rho, momentum=self.global_momentum)
+        optimizer = construct(make_optimizer, [replica.params])
         master_arguments = replica, optimizer, nodes, sizes.batch, self.delay_bound
         self._master = self._part = (
             SparseMaster(*master_arguments, self.shrinks) if sparse else Master(*master_arguments)
