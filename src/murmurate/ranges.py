@@ -56,6 +56,7 @@ class Range:
 
 PositiveInt = Annotated[int, Range(1)]
 NonNegativeInt = Annotated[int, Range(0)]
+StackLength = Annotated[int, Range(1, 1000)]  # observations in a stack
 Seed = Annotated[int, Range(0, 2**63 - 1)]
 UnitInterval = Annotated[float, Range(0, 1)]
 PositiveFloat = Annotated[float, Range(0, _LARGEST_NUMBER, above=True)]

@@ -35,6 +35,10 @@ def make_env():
             ["--env", "Acrobot-v1", "--algorithm", "a2c", "--world.frame-stack", "0"],
             "--world.frame-stack",
         ),
+        (  # it would not fit into memory
+            ["--env", "Acrobot-v1", "--algorithm", "a2c", "--world.frame-stack", "1000000000"],
+            "it must be from 1 to 1000",
+        ),
         (
             ["--env", "Acrobot-v1", "--algorithm", "a2c", "--world.observe", "eye"],
             "no Dict with the key 'eye'",

@@ -175,8 +175,9 @@ def parent(pid: int) -> int | None:
 
 
 def forkserver(command: Command) -> int:
-    """Where all workers have ended."""
-    (server,) = [p.pid for p in command.members() if "forkserver" in " ".join(p.cmdline())]
+    """Where all workers have ended: the launcher's child with the same command line."""
+    launcher = psutil.Process(command.process.pid)
+    (server,) = [child.pid for child in launcher.children() if child.cmdline() == launcher.cmdline()]
     return server
 
 

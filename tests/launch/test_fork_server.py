@@ -1,4 +1,4 @@
-"""The fork server begins before anything heavy is imported, and leaves no trace in who asked for it."""
+"""The fork server is forked from the command that asks for it, or is a new interpreter, and leaves no trace."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from murmurate.cli.main import REFUSED
 from waiting import until
 
 _ASK = """
-import json, os, signal, sys
+import json, os, signal, sys, threading, time
 from multiprocessing.forkserver import _forkserver
 from murmurate.fabric.processes.fork_server import begin_fork_server, end_fork_server, fork_server
+if "threads" in os.environ:
+    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
 begin_fork_server(json.loads(sys.argv[1]))
 if "used" in os.environ:  # by a run, beside which another command is refused
     process = fork_server().Process(target=signal.pause)
@@ -50,9 +52,14 @@ def asked(*arguments: str, **environment: str) -> dict[str, object]:
     return found
 
 
-def test_it_begins_before_torch_and_the_callers_threads_stay_its_own() -> None:
-    assert asked("--seed", "1") == {"running": True, "threads": None, "heavy": []}
-    assert asked(OMP_NUM_THREADS="2") == {"running": True, "threads": "2", "heavy": []}
+def test_the_command_imports_once_and_its_threads_stay_its_own() -> None:
+    heavy = ["torch", "numpy"]
+    assert asked("--seed", "1") == {"running": True, "threads": None, "heavy": heavy}
+    assert asked(OMP_NUM_THREADS="2") == {"running": True, "threads": "2", "heavy": heavy}
+
+
+def test_a_process_with_threads_is_not_forked() -> None:
+    assert asked("--seed", "1", threads="1") == {"running": True, "threads": None, "heavy": []}
 
 
 def test_other_launchers_need_none() -> None:
@@ -63,7 +70,7 @@ def test_other_launchers_need_none() -> None:
 def test_where_it_cannot_begin_nothing_is_said_yet(tmp_path: Path) -> None:
     far = tmp_path / ("far" * 40)  # too far for the name of a socket
     far.mkdir()
-    assert asked(TMPDIR=str(far)) == {"running": False, "threads": None, "heavy": []}
+    assert asked(TMPDIR=str(far))["running"] is False
 
 
 @pytest.mark.parametrize(
@@ -91,15 +98,13 @@ def test_a_refused_command_leaves_no_process_importing(tmp_path: Path) -> None:
     assert "nonsense" in (tmp_path / "said").read_text()
 
 
-def servers(session: int) -> list[psutil.Process]:
-    return [p for p in psutil.process_iter() if in_session(p, session)]
-
-
-def in_session(process: psutil.Process, session: int) -> bool:
+def servers(command: int) -> list[psutil.Process]:
+    """The fork server of a command: a child with the same command line."""
     try:
-        return os.getsid(process.pid) == session and "forkserver" in " ".join(process.cmdline())
-    except (ProcessLookupError, psutil.Error):
-        return False
+        parent = psutil.Process(command)
+        return [child for child in parent.children() if child.cmdline() == parent.cmdline()]
+    except psutil.Error:
+        return []
 
 
 def test_a_server_that_others_live_under_is_not_ended() -> None:

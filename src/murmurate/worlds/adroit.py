@@ -8,7 +8,7 @@ import importlib.util
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from murmurate.ranges import PositiveInt, check_ranges
+from murmurate.ranges import PositiveInt, StackLength, check_ranges
 from murmurate.worlds import _adroit_env
 from murmurate.worlds._gym_env import without_checks
 from murmurate.worlds.gym_simulators import GymSimulators
@@ -53,7 +53,7 @@ class AdroitWorld(SimulatorWorld):
     task: str = field(metadata={"in_name": True})
     max_episode_steps: PositiveInt = 200
     served: bool = False
-    frame_stack: PositiveInt = field(default=1, metadata={"since": 6})
+    frame_stack: StackLength = field(default=1, metadata={"since": 6})
     rescale_actions: bool = field(default=False, metadata={"since": 6})
 
     images: ClassVar[bool] = False

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from murmurate import errors
-from murmurate.ranges import NonNegativeInt, Range, UnitInterval, check_ranges
+from murmurate.ranges import NonNegativeInt, Range, StackLength, UnitInterval, check_ranges
 from murmurate.spec import EnvSpec, TimeStep
 from murmurate.worlds.episodes import EpisodeCounter
 from murmurate.worlds.generators import simulator_seed
@@ -87,7 +87,7 @@ class AtariWorld(SimulatorWorld):
 
     game: str = field(metadata={"in_name": True})
     frame_skip: Annotated[int, Range(1, 1000)] = 4
-    stack: Annotated[int, Range(1, 1000)] = 4
+    stack: StackLength = 4
     noop_max: Annotated[int, Range(0, 1_000_000)] = 30
     sticky: UnitInterval = 0.0
     max_frames_per_episode: Annotated[int, Range(1, 2**31 - 1)] = 108_000

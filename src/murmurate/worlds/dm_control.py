@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import torch
 
 from murmurate import errors
-from murmurate.ranges import NonNegativeInt, PositiveInt, Range, check_ranges
+from murmurate.ranges import NonNegativeInt, PositiveInt, Range, StackLength, check_ranges
 from murmurate.spec import EnvSpec
 from murmurate.worlds._dmc_env import SCREEN, DmcEnv, is_installed, suite
 from murmurate.worlds._spaces import acted, observed
@@ -101,12 +101,12 @@ class DmcWorld(SimulatorWorld):
     task: str = field(metadata={"in_name": True})
     pixels: bool = field(default=False, metadata={"in_name": True})
     action_repeat: Annotated[int, Range(1, 1000)] = 1
-    stack: Annotated[int, Range(1, 1000)] = 3
+    stack: StackLength = 3
     size: Annotated[int, Range(16, 1024)] = 84
     camera: NonNegativeInt = 0
     served: bool = False
     max_episode_steps: PositiveInt | None = field(default=None, metadata={"since": 6})
-    frame_stack: PositiveInt = field(default=1, metadata={"since": 6})
+    frame_stack: StackLength = field(default=1, metadata={"since": 6})
     rescale_actions: bool = field(default=False, metadata={"since": 6})
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from murmurate.errors import Refusal
-from murmurate.ranges import NonNegativeInt, PositiveInt, check_ranges
+from murmurate.ranges import NonNegativeInt, PositiveInt, StackLength, check_ranges
 from murmurate.worlds import _gym_env
 from murmurate.worlds._formats import formats_of, spaces_of
 from murmurate.worlds._gym_env import PREFIX as _PREFIX
@@ -100,7 +100,7 @@ class GymWorld(SimulatorWorld):
     served: bool = field(default=False, metadata={"since": 4})
     folder: str = field(default="", metadata={"in_name": True, "since": 6})
     observe: tuple[str, ...] = field(default=(), metadata={"since": 6})
-    frame_stack: PositiveInt = field(default=1, metadata={"since": 6})
+    frame_stack: StackLength = field(default=1, metadata={"since": 6})
     rescale_actions: bool = field(default=False, metadata={"since": 6})
     joint_actions: NonNegativeInt = field(default=JOINT_ACTIONS, metadata={"since": 6})
     vectorization: Literal["none", "async", "vector_entry_point"] = field(

@@ -21,7 +21,7 @@ from typing import Annotated, ClassVar
 import torch
 
 from murmurate import errors
-from murmurate.ranges import AnyFloat, PositiveInt, Range, check_ranges
+from murmurate.ranges import AnyFloat, PositiveInt, Range, StackLength, check_ranges
 from murmurate.spec import EnvSpec
 from murmurate.worlds.interface import SimulatorWorld
 from murmurate.worlds.served import ServedSimulators
@@ -65,7 +65,7 @@ class MazeWorld(SimulatorWorld):
     seconds: _Seconds = 45.0
     last_seconds: _Seconds = 75.0
     frame_skip: Annotated[int, Range(1, 1000)] = 5
-    stack: Annotated[int, Range(1, 1000)] = 4
+    stack: StackLength = 4
     reward_scale: AnyFloat = 0.001
 
     images: ClassVar[bool] = True

@@ -17,7 +17,7 @@ from typing import Any
 import gymnasium
 
 from murmurate.errors import Refusal
-from murmurate.ranges import NonNegativeInt, PositiveInt, check_ranges
+from murmurate.ranges import NonNegativeInt, PositiveInt, StackLength, check_ranges
 from murmurate.worlds import _gym_env, _own_env, modules
 from murmurate.worlds._formats import formats_of, spaces_of
 from murmurate.worlds._own_env import PREFIX
@@ -160,7 +160,7 @@ class OwnWorld(SimulatorWorld):
     folder: str = field(default="", metadata={"in_name": True, "since": 6})
     max_episode_steps: PositiveInt | None = None
     observe: tuple[str, ...] = ()
-    frame_stack: PositiveInt = 1
+    frame_stack: StackLength = 1
     rescale_actions: bool = False
     joint_actions: NonNegativeInt = JOINT_ACTIONS
     served: bool = False

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 
 from murmurate import errors
-from murmurate.ranges import AnyFloat, NonNegativeInt, PositiveInt, Range, check_ranges
+from murmurate.ranges import AnyFloat, NonNegativeInt, PositiveInt, Range, StackLength, check_ranges
 from murmurate.spec import EnvSpec
 from murmurate.worlds.interface import SimulatorWorld
 from murmurate.worlds.occlusion import check_rectangle
@@ -85,7 +85,7 @@ class DoomWorld(SimulatorWorld):
     combine: bool = False
     skill: Annotated[int, Range(1, 5)] | None = None
     frame_skip: Annotated[int, Range(1, 1000)] = 4
-    stack: Annotated[int, Range(1, 1000)] = 4
+    stack: StackLength = 4
     reward_scale: AnyFloat = 1.0
     timeout: PositiveInt | None = None
     occlude: tuple[NonNegativeInt, ...] = ()

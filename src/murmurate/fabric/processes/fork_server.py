@@ -1,21 +1,27 @@
 """The fork server: the process that all workers of this host are forked from, so that torch is imported once.
 
-The command line starts it first: it then imports what workers need while the launcher imports what a launcher
-needs.
+The command line, which has imported nothing yet, imports what workers need and forks the server from itself.
+Elsewhere the server is a new interpreter.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import multiprocessing
 import os
+import shutil
 import signal
+import socket
+import sys
 import tempfile
 from collections.abc import Sequence
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 from multiprocessing.util import get_temp_dir
 from typing import Any
+
+import psutil
 
 from murmurate.errors import Refusal
 from murmurate.fabric.processes import socket_folder
@@ -43,12 +49,15 @@ def begin_fork_server(arguments: Sequence[str]) -> None:
     if any(argument.startswith("--launcher") for argument in arguments):
         return
     threads, before = os.environ.get("OMP_NUM_THREADS"), _pid()
+    forks = _may_fork()
     with contextlib.suppress(Refusal):
-        _running(PRELOADED_BY_RUNS)
+        _running(PRELOADED_BY_RUNS, forks)
     if _pid() != before:
         _started_early = _pid()
     if threads is None:  # this process itself may use more threads
         os.environ.pop("OMP_NUM_THREADS", None)
+        if forks and (torch := sys.modules.get("torch")):
+            torch.set_num_threads(psutil.cpu_count(logical=False) or 1)
 
 
 def end_fork_server() -> None:
@@ -74,7 +83,19 @@ def _kill() -> None:
         _server()._stop()  # reaps it
 
 
-def _running(preload: Sequence[str]) -> ForkServerContext:
+def _may_fork() -> bool:
+    """Whether the fork server can be forked from this process: not from one with threads, nor where the
+    user's code has imported torch, and may have used a GPU."""
+    return (
+        sys.platform == "linux"
+        and sys.version_info < (3, 14)  # whose fork server has a key
+        and _pid() is None
+        and "torch" not in sys.modules
+        and psutil.Process().num_threads() == 1
+    )
+
+
+def _running(preload: Sequence[str], forks: bool = False) -> ForkServerContext:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch makes its pools in the fork server
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([socket_folder.__name__, *preload])
@@ -82,11 +103,17 @@ def _running(preload: Sequence[str]) -> ForkServerContext:
     # its workers end: so the fork server inherits blocked SIGINT and SIGTERM. Signals that arrive meanwhile
     # reach the launcher right after. The resource tracker's start would unblock them, so it comes first.
     resource_tracker.ensure_running()
+    if forks:
+        for module in preload:
+            importlib.import_module(module)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         if multiprocessing.parent_process() is None:  # else it is the parent's folder, which still needs it
             os.environ[socket_folder.VARIABLE] = get_temp_dir()
-        forkserver.ensure_running()
+        if forks:
+            _fork()
+        else:
+            forkserver.ensure_running()
     except OSError as error:
         raise Refusal(
             f"no fork server can be started in {tempfile.gettempdir()} ({error}). "
@@ -96,6 +123,29 @@ def _running(preload: Sequence[str]) -> ForkServerContext:
         os.environ.pop(socket_folder.VARIABLE, None)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
+
+
+def _fork() -> None:
+    """Fork the server from this process, as ``multiprocessing`` would start it."""
+    address = connection.arbitrary_address("AF_UNIX")  # type: ignore[attr-defined]
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        os.chmod(address, 0o600)
+        listener.listen()
+        alive_read, alive_write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.close(alive_write)
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                forkserver.main(listener.fileno(), alive_read, [])
+            finally:  # not in the workers that it forks
+                shutil.rmtree(get_temp_dir(), ignore_errors=True)
+                os._exit(0)
+        os.close(alive_read)
+    server = _server()
+    server._forkserver_address, server._forkserver_alive_fd = address, alive_write
+    server._forkserver_pid = pid
 
 
 def _server() -> Any:
