@@ -1,4 +1,4 @@
-"""The fork server is forked from the command that asks for it, or is a new interpreter, and leaves no trace."""
+"""The fork server: forked from the command that asks for it, or a new interpreter; it leaves no trace."""
 
 from __future__ import annotations
 

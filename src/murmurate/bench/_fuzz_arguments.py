@@ -91,7 +91,8 @@ def _training(verb: str, draw: random.Random) -> list[str]:
     except Exception:  # an unknown world: any recipe's options will do
         run = recipe("cartpole-a2c")
     vector += _of(run, "", draw, draw.randint(1, 4))
-    if verb == "simulate":
+    if verb == "simulate":  # whose minutes are virtual, and long
+        vector += ["--updates", _LIMITS["updates"]]
         known = list(_options(Cluster()))
         for option in draw.sample(known, draw.randint(0, 3)):
             vector += _option(option, draw)

@@ -93,5 +93,10 @@ class ActorLoop:
         return torch.zeros(len(observation)) if value is None else value
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The process's ``main``."""
     run_actor(lambda settings: ActorLoop(settings).run())
+
+
+if __name__ == "__main__":
+    main()

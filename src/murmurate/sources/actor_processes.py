@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
 import pickle
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +13,7 @@ import torch
 
 from murmurate.agents.interface import Agent
 from murmurate.errors import RunFailed
+from murmurate.fabric.processes.module_process import Inherited, ModuleProcess, start_module
 from murmurate.fabric.processes.process_handle import is_stopped
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.sources.actor_agent import ActorSettings, published
@@ -86,7 +84,7 @@ class ActorProcess(Generic[R]):
     simulators: int
     memory_file: SharedMemoryFile
     ring: R
-    process: subprocess.Popen[bytes] | None = None
+    process: ModuleProcess | None = None
     starts: int = 0
     silent_deaths: int = 0
     has_sent: bool = False  # whether it made a step since it was last started
@@ -232,14 +230,11 @@ class ActorProcesses(Generic[R]):
             random_env_steps=plan.random_env_steps * actor.simulators // plan.simulators,
             queue=plan.queue,
             poll_seconds=plan.poll_seconds,
-            parameters=(self._memory_file.descriptor, len(self.parameters)),
-            ring=actor.memory_file.descriptor,
+            parameters=(Inherited(self._memory_file.descriptor), len(self.parameters)),
+            ring=Inherited(actor.memory_file.descriptor),
         )
-        actor.process = subprocess.Popen(
-            [sys.executable, "-m", self._module],
-            stdin=subprocess.PIPE,
-            pass_fds=(self._memory_file.descriptor, actor.memory_file.descriptor),
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        actor.process = start_module(
+            self._module, (self._memory_file.descriptor, actor.memory_file.descriptor)
         )
         actor.starts += 1
         actor.has_sent, actor.silent_seconds = False, 0.0

@@ -224,8 +224,13 @@ def _listen(pipe: BinaryIO, loop: SamplerLoop) -> None:
     os._exit(0)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The process's ``main``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
     sampler = SamplerLoop(pickle.load(sys.stdin.buffer))
     threading.Thread(target=_listen, args=(sys.stdin.buffer, sampler), daemon=True).start()
     sampler.run()
+
+
+if __name__ == "__main__":
+    main()

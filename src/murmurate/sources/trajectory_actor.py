@@ -46,5 +46,10 @@ def make_trajectories(settings: ActorSettings) -> None:
         ring.put(batch.data, batch.episodes, acting.version)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The process's ``main``."""
     run_actor(make_trajectories)
+
+
+if __name__ == "__main__":
+    main()
