@@ -1,4 +1,4 @@
-"""Compares the speed of this checkout with that of another one, at the same jobs in turn.
+"""Compares the speed of this checkout with the speed of another one, on the same jobs in turn.
 
     git worktree add ../before REVISION                # and build its kernels: pip wheel, or copy the library
     python benchmarks/against.py ../before [--rounds N] [--only NAME ...]
@@ -34,7 +34,7 @@ TRAININGS = {
     "pong-dqn": ("pong-dqn", *_DQN),
     "cartpole-dqn": ("cartpole-dqn",),
 }
-CALLS = {  # (task, capacity, batch): calls a round
+CALLS = {  # (task, capacity, batch): calls per round
     ("sample_reused", 2**20, 256): 3000,
     ("update", 2**20, 256): 3000,
     ("rows_reused", 2**20, 256): 2000,
@@ -52,7 +52,7 @@ def python(checkout: Path, *arguments: str) -> list[str]:
 
 
 def trainings(other: Path, rounds: int, names: set[str]) -> Iterator[tuple[str, float]]:
-    """Env steps a CPU second of ``murmurate train``, everything included."""
+    """Ratios of env steps per CPU second of ``murmurate train``, everything included."""
     for name, options in TRAININGS.items():
         if name not in names:
             continue
@@ -81,7 +81,7 @@ def in_turn(number: int) -> tuple[str, str]:
 
 
 def replay(other: Path, rounds: int, names: set[str]) -> Iterator[tuple[str, float]]:
-    """Calls a second of prioritized draws and updates."""
+    """Ratios of calls per second of prioritized draws and updates."""
     module = "murmurate.bench._replay_own"
     with Server.run(python(HERE, "-m", module)) as here, Server.run(python(other, "-m", module)) as there:
         servers = {"here": here, "there": there}
@@ -97,7 +97,7 @@ def replay(other: Path, rounds: int, names: set[str]) -> Iterator[tuple[str, flo
 
 
 def documents(other: Path, rounds: int, names: set[str]) -> Iterator[tuple[str, float]]:
-    """Documents a CPU second of DPSVI's learner."""
+    """Ratios of documents per CPU second of DPSVI's learner."""
     if "topics" not in names:
         return
     module = "murmurate.bench._topics_own"
@@ -113,12 +113,12 @@ def documents(other: Path, rounds: int, names: set[str]) -> Iterator[tuple[str, 
             cpu = {}
             for label in in_turn(number):
                 _, cpu[label], _ = topics.fit(servers[label], corpus, contender, number, Path(folder))[-1]
-            if number:  # the first round loads code
+            if number:  # not the first round, in which code is loaded
                 yield "topics", cpu["there"] / cpu["here"]
 
 
 def copies(other: Path, rounds: int, names: set[str]) -> Iterator[tuple[str, float]]:
-    """Cost of a step of GALA over an update, in copies of the vector, two members."""
+    """Ratios of the cost of a step of GALA over an update, in copies of the vector, with two members."""
     if "gala copies" not in names:
         return
     for number in range(rounds):

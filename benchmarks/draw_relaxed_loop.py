@@ -1,9 +1,9 @@
 """Draws Zhang's Fig. 4.8 from recorded runs: ``python benchmarks/draw_relaxed_loop.py DIR...``.
 
-The picture is ``figures/relaxed-loop.png``, or of one recipe ``figures/relaxed-loop-RECIPE.png``: mean return
-of the last 100 training episodes against env steps, a panel a recipe, a colour a D (batches drawn before the
-priorities of earlier ones are updated). A thin line is a seed, a bold one the mean over the seeds, up to the
-end of the shortest.
+The picture is ``figures/relaxed-loop.png``, or ``figures/relaxed-loop-RECIPE.png`` for a single recipe: mean
+return of the last 100 training episodes against env steps, with a panel for each recipe and a colour for each
+D (number of batches drawn before the priorities of earlier batches are updated). A thin line is a seed, a
+bold line the mean over the seeds, up to the end of the shortest run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Draws mean return against env steps and time: ``python benchmarks/draw_returns.py TITLE OUT.png DIR...``.
 
-A colour a run, or a recipe where some have several runs: their mean, and a band from the lowest to the
-highest. The line of a run is the mean over its replicas. The picture has 1600 x 640 pixels.
+Each run has a colour; where a recipe has several runs, each recipe has one, with the mean of its runs and a
+band from the lowest to the highest. The line of a run is the mean over its replicas. The picture has 1600 x
+640 pixels.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ def main(title: str, out: Path, folders: Sequence[str]) -> Path:
     runs = [open_run(folder) for folder in folders]
     recipes = list(dict.fromkeys(run.recipe for run in runs))
     if 1 < len(recipes) < len(runs):
-        of = {recipe: tuple(run for run in runs if run.recipe == recipe) for recipe in recipes}
-        groups = [RunGroup(recipe, index, members) for index, (recipe, members) in enumerate(of.items())]
+        by_recipe = {recipe: tuple(run for run in runs if run.recipe == recipe) for recipe in recipes}
+        groups = [RunGroup(recipe, index, own) for index, (recipe, own) in enumerate(by_recipe.items())]
     else:
         groups = [RunGroup(run.label, index, (run,)) for index, run in enumerate(runs)]
     label = "return (mean of the last 100 episodes)"

@@ -1,8 +1,8 @@
 """Draws perplexity against documents and CPU seconds from the newest result of ``bench topics``:
 ``python benchmarks/draw_topics.py``.
 
-Every step rule from every start (``pictures/topics-steps.svg``), and all libraries on each corpus
-(``pictures/topics-libraries.svg``).
+One picture has every step rule from every start (``pictures/topics-steps.svg``), the other all libraries on
+each corpus (``pictures/topics-libraries.svg``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DASHES = ("-", "--", ":", "-.", (0, (1, 3)), (0, (5, 1, 1, 1, 1, 1)))
 
 
 def newest(folder: Path, full: bool = True) -> dict[str, Any]:
-    """The last result, one of ``--full`` if there is one."""
+    """The newest result; the newest one of ``--full``, if there is any."""
     found = [json.loads(path.read_text()) for path in sorted(folder.glob("*-topics.json"))]
     chosen: dict[str, Any] = max(found, key=lambda result: (result["full"] and full, result["date"]))
     return chosen
@@ -34,7 +34,7 @@ def _curve(axes: Axes, row: dict[str, Any], key: str, **look: Any) -> None:
     axes.plot([p[key] for p in curve], [p["perplexity"] for p in curve], label=row["label"], **look)
 
 
-def _dress(axes: Axes, key: str, title: str = "") -> None:
+def _label_axes(axes: Axes, key: str, title: str = "") -> None:
     axes.set_xlabel("documents" if key == "documents" else "CPU seconds")
     axes.set_ylabel("perplexity")
     axes.set_title(title, fontsize=10)
@@ -62,9 +62,9 @@ def step_rules(result: dict[str, Any], path: Path) -> None:
                 look = {"color": "#222222", "linestyle": STARTS[start]}
             _curve(axes, row, key, **look)
         axes.axhline(unigram, color="#999999", linewidth=0.8)
-        # a random start, before the first push, is far above
+        # the perplexity of a random start before the first push is far above this
         axes.set_ylim(0.97 * least, 1.05 * unigram)
-        _dress(axes, key)
+        _label_axes(axes, key)
     panels[0].annotate("counting words alone", (0, unigram), fontsize=8, va="bottom")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
     _save(figure, path)
@@ -83,7 +83,7 @@ def libraries(result: dict[str, Any], path: Path) -> None:
             _curve(axes, row, "cpu_seconds", marker=".", markersize=4, **look)
         axes.set_xscale("log")
         axes.set_ylim(top=1.05 * result["unigram_perplexity"][name])
-        _dress(axes, "cpu_seconds", name)
+        _label_axes(axes, "cpu_seconds", name)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
     _save(figure, path)
 

@@ -1,7 +1,7 @@
-"""Draws Mohamad et al.'s Fig. 1 to 3 of a result: ``python benchmarks/draw_topics_speedup.py RESULT.json``.
+"""Draws Mohamad et al.'s Fig. 1 to 3 from a result: ``python benchmarks/draw_topics_speedup.py RESULT.json``.
 
 The picture is ``figures/topics-speedup.png``: speed-up by threads, by workers, and by both for each B, with
-the paper's claims (linear to 8 threads and to 14 workers, slower from 6 of both).
+the paper's claims (linear up to 8 threads and up to 14 workers; slower from 6 nodes of 6 threads on).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def panel(result: dict[str, Any], name: str, count: str, label: str, linear_to: 
 
 
 def real(result: dict[str, Any], panel: str) -> Iterator[tuple[int, float, float, float]]:
-    """(count, least, median, greatest) of real processes in a panel."""
+    """(number of threads or workers, least, median and greatest speed-up) of real processes in a panel."""
     shown = {"threads": "2 threads", "workers": "2 workers"}.get(panel)
     found = (result["real"] or {}).get("speedup", {}).get(shown)
     if found is not None:
@@ -61,7 +61,7 @@ def real(result: dict[str, Any], panel: str) -> Iterator[tuple[int, float, float
 
 def by_local_updates(result: dict[str, Any]) -> dict[int, str]:
     """A colour for each B."""
-    found = {row["local_updates"] for of in result["rules"].values() for row in of["cases"]}
+    found = {row["local_updates"] for rule in result["rules"].values() for row in rule["cases"]}
     return {B: run_colour(index) for index, B in enumerate(sorted(found))}
 
 

@@ -1,6 +1,6 @@
-"""Draws what an agent sees of worlds: ``python benchmarks/draw_worlds.py OUT.png [WORLD...]``.
+"""Draws what an agent observes in worlds: ``python benchmarks/draw_worlds.py OUT.png [WORLD...]``.
 
-The newest image of an observation after 40 random actions.
+For each world, it shows the newest image of the observation after 40 random actions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Figures of several panels for print, shared by the scripts that draw pictures."""
+"""Figures of several panels on white, shared by the scripts that draw pictures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def panels(
     width: float = 10.0,
     height: float = 4.0,
 ) -> Figure:
-    """``draws`` side by side on white, ``title`` above, ``legend`` (label, colour) below; to be saved."""
+    """``draws`` side by side on white, ``title`` above, ``legend`` (label, colour) below."""
     with matplotlib.rc_context({"font.family": "sans-serif", "font.size": 9.5}):
         figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
         FigureCanvasAgg(figure)

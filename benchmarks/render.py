@@ -7,8 +7,9 @@ A figure in prose, on this page, in the README or in ``docs/``, is written as
 
     <!--figure 2026-11-21-topics ratio_gensim .1f-->10.2<!--end-->
 
-with the result's file, the path to the figure in it (an item of a list by its number) and Python's format. A
-factor before the format multiplies it (``100*.0f`` for per cent); ``path / path`` is a ratio of two figures.
+with the name of the result's file, the path to the figure in it (where an item of a list is its number) and
+Python's format. A factor before the format multiplies the figure (``100*.0f`` for per cent); ``path / path``
+is a ratio of two figures.
 """
 
 from __future__ import annotations
@@ -178,7 +179,7 @@ def _learning(result: dict[str, Any]) -> Rows:
     facts = ("replicas", "seeds", "reached", "eval_return_mean", "env_steps", "wall_seconds")
     by_fact = {fact: result[fact] for fact in facts}
     return [
-        (name, {fact: of[name] if isinstance(of, dict) else of for fact, of in by_fact.items()})
+        (name, {fact: found[name] if isinstance(found, dict) else found for fact, found in by_fact.items()})
         for name in by_fact["reached"]
     ]
 
@@ -188,20 +189,21 @@ def _faulted(result: dict[str, Any]) -> Rows:
 
 
 def _scaling(result: dict[str, Any]) -> Rows:
-    """By scheme: data points a second by nodes, and virtual seconds to scores. Results from before there were
-    fixed scores have one seed, and one reference: the greatest return of B = 1."""
-    earlier = {n: of["seconds_to_reference"] for n, of in result.get("time_to_reference", {}).items()}
+    """By scheme: data points per second by number of nodes, and virtual seconds to scores. Results from
+    before there were fixed scores have one seed, and the time to one reference, the greatest return of B =
+    1."""
+    earlier = {n: one["seconds_to_reference"] for n, one in result.get("time_to_reference", {}).items()}
     scores = result.get("time_to_score", {})
     return [
         (
             name,
             {
-                "points": of,
+                "points": points,
                 "seconds": {n: reached[name] for n, reached in earlier.items() if name in reached},
                 "score": {n: schemes[name] for n, schemes in scores.items() if name in schemes},
             },
         )
-        for name, of in result["data_points_per_second"].items()
+        for name, points in result["data_points_per_second"].items()
     ]
 
 
@@ -209,13 +211,13 @@ def _speedups(result: dict[str, Any]) -> Rows:
     """By step rule and case."""
     return [
         (f"{rule}: {row['workers']}, {row['threads']}, {row['local_updates']}, {row['batch']}", row)
-        for rule, of in result["rules"].items()
-        for row in of["cases"]
+        for rule, found in result["rules"].items()
+        for row in found["cases"]
     ]
 
 
 def _real_speedups(result: dict[str, Any]) -> Rows:
-    """By shape; none for results with a single run each (before 2026-11-22)."""
+    """By numbers of threads and workers; no rows for results with single runs (before 2026-11-22)."""
     real = result["real"] or {}
     figures = ("documents_per_second", "speed_over_one_node", "speedup", "tsp_serial")
     if "speed_over_one_node" not in real:
@@ -240,8 +242,8 @@ def _topics(result: dict[str, Any]) -> Rows:
     return [(f"{part}: {row['label']}", row) for part, rows in parts.items() for row in rows]
 
 
-# benchmark, or "benchmark, part" -> heading of the first column, rows, and their columns as above; there is a
-# table for each result (of a part only if the result has it)
+# benchmark, or "benchmark, part" -> heading of the first column, function that returns the rows, and their
+# columns as above; there is a table for each result (for a part, only if the result has it)
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, str]]]] = {
     "topics": (
         "corpus: library",
@@ -295,8 +297,8 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, s
     "replay-shared": (
         "case",
         lambda result: [
-            (case, {**of, "share": result["share_of_alone"].get(case, 1.0)})
-            for case, of in result["cases"].items()
+            (case, {**measured, "share": result["share_of_alone"].get(case, 1.0)})
+            for case, measured in result["cases"].items()
         ],
         [
             ("draws / CPU s of the learners", "draws_per_cpu_second.median"),
@@ -336,7 +338,9 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, s
     "relaxed-loop": (
         "world, D",
         lambda result: [
-            (f"{world}, {depth}", of) for world, by in result["worlds"].items() for depth, of in by.items()
+            (f"{world}, {depth}", row)
+            for world, by_depth in result["worlds"].items()
+            for depth, row in by_depth.items()
         ],
         [
             ("env steps / s", "env_steps_per_second.median"),
@@ -473,7 +477,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, s
     ),
     "transport": (
         "size",
-        lambda result: [(name.replace("_", " "), of["ratios"]) for name, of in result["sizes"].items()],
+        lambda result: [(name.replace("_", " "), one["ratios"]) for name, one in result["sizes"].items()],
         [
             ("shared-memory register / memcpy", "shared_memory_register_over_memcpy"),
             ("mail / memcpy", "shared_memory_mail_over_memcpy"),
@@ -501,12 +505,12 @@ NULLS = {
     "hsa2c-scaling": NEVER_REACHED,
     "topics-speedup": NEVER_REACHED,
     "topics": NEVER_REACHED,
-    "every-strategy": "one replica",  # which disagrees with no other
+    "every-strategy": "one replica",  # and so no disagreement
 }
 
 
 def at(result: Any, path: str) -> Any:
-    """The figure at a path; "not measured" where the result has none. Null stays None."""
+    """The figure at a path; None where the result has null, and "not measured" where it has no such path."""
     for key in path.split("."):
         if not isinstance(result, dict) or key not in result:
             return NOT_MEASURED
@@ -525,7 +529,8 @@ def cell(value: Any, null: str = NOT_MEASURED) -> str:
 
 
 def tables(results: Iterable[dict[str, Any]]) -> str:
-    """One table for each benchmark, or one for each result; the newest first."""
+    """A table for each benchmark of COLUMNS, with a line for each result, and for each result of TABLES a
+    table; the newest first."""
     by_bench: dict[str, list[dict[str, Any]]] = {}
     for result in sorted(results, key=lambda r: str(r["date"]), reverse=True):
         by_bench.setdefault(result["bench"], []).append(result)
@@ -539,9 +544,11 @@ def tables(results: Iterable[dict[str, Any]]) -> str:
         lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
         for result in by_bench[bench]:
             machine = result["hardware"]
-            cores = [result["date"][:10], f"{machine['cores']} x {machine['cpu']}"]
+            date_and_machine = [result["date"][:10], f"{machine['cores']} x {machine['cpu']}"]
             lines.append(
-                "| " + " | ".join([*cores, *(cell(at(result, path), null) for _, path in columns)]) + " |"
+                "| "
+                + " | ".join([*date_and_machine, *(cell(at(result, path), null) for _, path in columns)])
+                + " |"
             )
         out.append(f"### {bench}\n\n" + "\n".join(lines) + "\n")
     for bench, (first, rows, columns) in TABLES.items():
@@ -589,11 +596,11 @@ def pages(root: Path) -> list[Path]:
 
 
 def with_figures(page: str, results: Path) -> str:
-    """``page`` with every figure as its result has it. Raises KeyError for one that no result has."""
+    """``page`` with every figure as its result has it. Raises KeyError for a figure that its result lacks."""
 
     def figure(match: re.Match[str]) -> str:
         result = json.loads((results / f"{match['file']}.json").read_text())
-        value, *over = (_strictly(result, path) for path in match["path"].split(" / "))
+        value, *over = (_figure_at(result, path) for path in match["path"].split(" / "))
         if value is None or None in over:
             return match["begin"] + NEVER_REACHED + match["end"]
         for divisor in over:
@@ -605,8 +612,8 @@ def with_figures(page: str, results: Path) -> str:
     return _FIGURE.sub(figure, page)
 
 
-def _strictly(result: Any, path: str) -> Any:
-    """The figure at a path. Raises KeyError or IndexError."""
+def _figure_at(result: Any, path: str) -> Any:
+    """The figure at a path. Raises KeyError or IndexError if there is none."""
     for key in path.split("."):
         result = result[int(key)] if isinstance(result, list) else result[key]
     return result

@@ -23,22 +23,22 @@ from murmurate.training.run import Run
 
 _EXAMPLE = "cartpole-a2c"
 _WIDTH = "100"
-_FIELDS = ("Fields", "The cluster")  # a list of options follows: the page of options has it
+_OPTION_LISTS = ("Fields", "The cluster")  # headings of lists that the page of options shows instead
 
 
 def _verbs(parser: argparse.ArgumentParser, before: str = "") -> Iterator[tuple[str, str]]:
-    """(verb, the line about it) of ``parser``, those with verbs of their own followed by these."""
+    """(verb, its line of help) for each verb of ``parser``; a verb's own verbs follow it."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             lines = {choice.dest: choice.help or "" for choice in action._choices_actions}
             for name, inner in action.choices.items():
-                if name in lines:  # the others are aliases
+                if name in lines:  # all other names are aliases
                     yield f"{before}{name}", lines[name]
                     yield from _verbs(inner, f"{before}{name} ")
 
 
 def _help(words: list[str]) -> str:
-    """What ``murmurate WORDS --help`` prints, up to a list of fields; "" where the command refuses."""
+    """What ``murmurate WORDS --help`` prints, up to a list of options; "" if the command refuses."""
     os.environ["COLUMNS"] = _WIDTH
     printed = io.StringIO()
     code: Any = 0
@@ -48,7 +48,7 @@ def _help(words: list[str]) -> str:
         except SystemExit as end:
             code = end.code
     lines = printed.getvalue().splitlines()
-    cut = next((i for i, line in enumerate(lines) if line.startswith(_FIELDS)), len(lines))
+    cut = next((i for i, line in enumerate(lines) if line.startswith(_OPTION_LISTS)), len(lines))
     return "\n".join(lines[:cut]).strip() * (not code)
 
 
@@ -65,22 +65,22 @@ class _Commands(SphinxDirective):
 
 @functools.cache
 def _runs() -> tuple[Run, ...]:
-    """A run of each algorithm, and of each world whose options are others."""
+    """A run of each algorithm, and of each family of worlds."""
     chosen: dict[Any, Run] = {}
     seen: set[tuple[str, str]] = set()
     for name, (world, algorithm) in pairs().items():
         family = world.partition("-")[0]
         if (family, "") in seen and ("", algorithm) in seen:
             continue
-        with contextlib.suppress(Refusal, MissingExtra):  # of extras that are not installed
+        with contextlib.suppress(Refusal, MissingExtra):  # raised if an extra is not installed
             run = recipe(name)
             seen |= {(family, ""), ("", algorithm)}
             chosen.setdefault((type(run.world), algorithm), run)
     return tuple(chosen.values())
 
 
-def _of_type(part: str) -> dict[str, Any]:
-    """The configs that runs have as their ``part``, one of each type, by name or class."""
+def _configs(part: str) -> dict[str, Any]:
+    """One config of each type that runs have as their ``part``, such as "learner", by name or class."""
     found: dict[str, Any] = {}
     for run in _runs():
         config = getattr(run, part)
@@ -89,7 +89,7 @@ def _of_type(part: str) -> dict[str, Any]:
 
 
 def _default(config: Any) -> Any:
-    """``config`` with the values of its class, where these are complete."""
+    """The defaults of ``config``'s class, or ``config`` itself if some fields have none."""
     with contextlib.suppress(TypeError, ValueError):
         return type(config)()
     return config
@@ -118,12 +118,12 @@ def _sections(configs: dict[str, Any], prefix: str) -> str:
     return text
 
 
-def _of_run() -> str:
+def _run_options() -> str:
     fields = [
         o for o in options(recipe(_EXAMPLE)) if o.name.partition(".")[0] not in ("agent", "world", "strategy")
     ]
-    inside = {o.name for part in ("source", "evaluation") for o in options(getattr(recipe(_EXAMPLE), part))}
-    return _table([o for o in fields if o.name not in inside])
+    of_parts = {o.name for part in ("source", "evaluation") for o in options(getattr(recipe(_EXAMPLE), part))}
+    return _table([o for o in fields if o.name not in of_parts])
 
 
 def _worlds() -> dict[str, Any]:
@@ -134,12 +134,12 @@ def _worlds() -> dict[str, Any]:
 
 
 _GROUPS = {
-    "run": _of_run,
+    "run": _run_options,
     "strategies": lambda: _sections({name: kind() for name, kind in strategies().items()}, "strategy."),
-    "agents": lambda: _sections({k: _default(v) for k, v in _of_type("learner").items()}, "agent."),
+    "agents": lambda: _sections({k: _default(v) for k, v in _configs("learner").items()}, "agent."),
     "worlds": lambda: _sections(_worlds(), "world."),
-    "sources": lambda: _sections(_of_type("source"), ""),
-    "evaluations": lambda: _sections(_of_type("evaluation"), ""),
+    "sources": lambda: _sections(_configs("source"), ""),
+    "evaluations": lambda: _sections(_configs("evaluation"), ""),
 }
 
 

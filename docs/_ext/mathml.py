@@ -1,4 +1,4 @@
-"""Mathematics as MathML, which browsers draw themselves: no script, no font, nothing from outside."""
+"""Mathematics as MathML, which browsers draw without a script, a font or a download."""
 
 from __future__ import annotations
 

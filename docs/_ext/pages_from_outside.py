@@ -1,9 +1,9 @@
-"""Pages whose text lies outside ``docs`` (CHANGELOG.md, say), and links to files outside.
+"""Pages whose text is in files outside ``docs``, such as CHANGELOG.md, and links to files outside ``docs``.
 
-A page that consists of an ``include`` of such a file gets its text, with links as seen from the page. A
-link to a file that has a page leads to the page; to another file of the repository, to a copy of it that the
-site carries; to a folder or another text in Markdown, to nothing. A link to a file that is not there is a
-warning, and so an error of a strict build.
+A page that consists of an ``include`` of such a file gets the file's text, with links relative to the page. A
+link to a file that has a page is changed to lead to the page; a link to another file of the repository, to a
+copy that is part of the site; a link to a folder or to another Markdown file becomes plain text. A link to a
+file that does not exist is a warning, and so an error of a strict build.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sphinx.util import logging
 _LOG = logging.getLogger(__name__)
 _DOCS = Path(__file__).resolve().parents[1]
 _ROOT = _DOCS.parent
-_PAGES = {  # files outside, and folders -> the page that shows them
+_PAGES = {  # files and folders -> the page that shows them
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -32,7 +32,7 @@ _CODE = re.compile(r"(^(?:```|~~~).*?^(?:```|~~~)|^(?: {4}[^\n]*\n)+)", re.MULTI
 
 
 def _rewritten(text: str, file: Path, page: Path) -> str:
-    """``text`` of ``file`` with its links as seen from ``page`` (both absolute); code is left as it is."""
+    """``text`` of ``file`` with links relative to ``page`` (both absolute paths); code is left as it is."""
     pieces = _CODE.split(text)
     pieces[::2] = [_LINK.sub(lambda link: _link(link, file, page), piece) for piece in pieces[::2]]
     return "".join(pieces)
@@ -55,7 +55,7 @@ def _link(link: re.Match[str], file: Path, page: Path) -> str:
     return f"{image}[{text}]({os.path.relpath(place, page.parent)}{mark}{fragment})"
 
 
-def _others(app: Sphinx, index: str) -> list[str]:
+def _other_pages(app: Sphinx, index: str) -> list[str]:
     """The pages of the top folder that the table of contents in ``index`` does not name."""
     return sorted(
         page for page in app.env.found_docs - {"index"} - {*re.findall(r"[\w/-]+", index)} if "/" not in page
@@ -70,7 +70,7 @@ def _read(app: Sphinx, name: str, source: list[str]) -> None:
         app.env.note_dependency(str(file))
         return _rewritten(file.read_text(), file, page)
 
-    source[0] = source[0].replace("{{ other pages }}", "\n".join(_others(app, source[0])))
+    source[0] = source[0].replace("{{ other pages }}", "\n".join(_other_pages(app, source[0])))
     source[0] = _INCLUDE.sub(included, _rewritten(source[0], page, page))
 
 

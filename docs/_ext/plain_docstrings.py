@@ -1,7 +1,7 @@
 """The package's docstrings as reStructuredText.
 
-Fields of a dataclass are described in running text, ``name: sentence.``; here they become a list. Lines that
-hang under such a beginning lose their indentation, which reStructuredText would take for a quotation.
+Fields of a dataclass are described in running text, ``name: sentence.``; here they become a list. Lines with
+a hanging indentation lose it, because reStructuredText would take them for a quotation.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def _fields(obj: Any) -> list[str]:
     return [field.name for field in dataclasses.fields(obj)] if dataclasses.is_dataclass(obj) else []
 
 
-def _hanging(lines: list[str]) -> list[str]:
-    """Lines without the indentation of those that hang, outside of sections and literal blocks."""
+def _without_hanging_indent(lines: list[str]) -> list[str]:
+    """``lines`` without indentation, except in sections (``Args:``) and literal blocks."""
     plain: list[str] = []
     block = False
     for line in lines:
@@ -33,7 +33,7 @@ def _hanging(lines: list[str]) -> list[str]:
 
 
 def _docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    text = "\n".join(_hanging(lines))
+    text = "\n".join(_without_hanging_indent(lines))
     names = "|".join(map(re.escape, _fields(obj)))
     if not names:
         lines[:] = text.split("\n")
@@ -47,7 +47,7 @@ def _docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines:
 
 
 class _Api(SphinxDirective):
-    """``{api}``, a dotted name on each line: signatures and docstrings. ``name?`` may be missing."""
+    """``{api}``: signatures and docstrings of the names in its lines; a name with "?" need not exist."""
 
     has_content = True
 
@@ -71,5 +71,5 @@ class _Api(SphinxDirective):
 
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("api", _Api)
-    app.connect("autodoc-process-docstring", _docstring, priority=400)  # before napoleon's
+    app.connect("autodoc-process-docstring", _docstring, priority=400)  # runs before napoleon's
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,6 +1,6 @@
-"""Tables of what the package finds by listing its folders: strategies, agents and models, recipes.
+"""Tables of what the package finds by listing its folders: strategies, agents, models and recipes.
 
-Each row links the page below ``algorithms`` that names the file of the thing. One without a page is a
+Each row links to the page in ``algorithms`` that names the row's source file. A row without such a page is a
 warning, and so an error of a strict build.
 """
 
@@ -34,7 +34,7 @@ def _files_of_pages() -> dict[str, set[str]]:
         files = set()
         for span in re.findall(r"`([^`]*\.py[^`]*)`", text):
             folder = ""
-            for word in re.findall(r"[\w/]+\.py", span):  # `agents/td3.py, ddpg.py`: one folder for all
+            for word in re.findall(r"[\w/]+\.py", span):  # `agents/td3.py, ddpg.py`: one folder, two files
                 before, slash, name = word.rpartition("/")
                 folder = before if slash else folder
                 files.add(f"{folder}/{name}")
@@ -43,7 +43,8 @@ def _files_of_pages() -> dict[str, set[str]]:
 
 
 def page_of(module: str) -> str | None:
-    """The page that names the file of ``module`` as its code; of several, the one with the fewest files."""
+    """The page that names the file of ``module`` as its code; of several, the page that names the fewest
+    files."""
     file = module.removeprefix("murmurate.").replace(".", "/") + ".py"
     pages = [page for page, files in _files_of_pages().items() if file in files]
     return min(pages, key=lambda page: len(_files_of_pages()[page]), default=None)

@@ -1,7 +1,7 @@
-"""murmurate: write the learner once; how its replicas agree is a part you swap.
+"""murmurate: write the learner once, and choose separately how its replicas agree.
 
-``murmurate.train("cartpole-a2c", strategy="gala", replicas=4)`` trains, ``murmurate.load(folder)`` gives the
-agent to act, evaluate and export. For scripts with a loop of their own:
+``murmurate.train("cartpole-a2c", strategy="gala", replicas=4)`` trains; ``murmurate.load(folder)`` returns
+the trained agent, which can act, be evaluated and be exported. A script with a training loop of its own calls
 ``murmurate.run(main, replicas=4, strategy="gala")``.
 """
 
@@ -41,7 +41,7 @@ __all__ = [
     "train",
 ]
 
-# by name, and only when asked for: the command line must not wait for torch
+# the module of each public name, imported at its first use: the command line must not wait for torch
 _PUBLIC = {
     "train": "murmurate.api.runs",
     "resume": "murmurate.api.runs",
@@ -58,7 +58,7 @@ _PUBLIC = {
 }
 
 
-if not TYPE_CHECKING:  # type checkers would take any name for one of its
+if not TYPE_CHECKING:  # with ``__getattr__``, type checkers would accept any attribute of the module
 
     def __getattr__(name: str) -> Any:
         if name in _PUBLIC:

@@ -1,7 +1,7 @@
-"""Buffers that come back by themselves once nobody holds what they carry.
+"""A pool of buffers, to which each buffer returns by itself once no tensor uses its memory.
 
-A fresh buffer of 100 MB costs more in page faults than the copy into it. So buffers are used again, and
-as a vector may be kept by whoever received it, they return only when the last tensor over them is gone.
+A new buffer of 100 MB costs more in page faults than the copy into it, so buffers are used again. Whoever
+receives a vector may keep it, so a buffer returns only when the last tensor over its memory is gone.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from torch import Tensor
 Bytes = npt.NDArray[np.uint8]
 
 
-def _ordinary(size_bytes: int) -> Bytes:
+def _allocate(size_bytes: int) -> Bytes:
     return np.empty(size_bytes, dtype=np.uint8)
 
 
 class Pool:
-    """Buffers of uint8 by size; at most ``keep`` unused ones of each size are kept.
+    """Buffers of uint8, by size; at most ``keep`` unused buffers of each size are kept.
 
-    fresh: makes one of so many bytes.
+    fresh: allocates a new buffer of the given number of bytes.
     """
 
-    def __init__(self, keep: int = 4, fresh: Callable[[int], Bytes] = _ordinary) -> None:
+    def __init__(self, keep: int = 4, fresh: Callable[[int], Bytes] = _allocate) -> None:
         self._keep, self._fresh = keep, fresh
         self._free: dict[int, deque[Any]] = {}
 
     def take(self, size_bytes: int) -> Bytes:
-        """A buffer of exactly this size, with whatever it held; back in the pool when it is forgotten.
+        """A buffer of exactly this size, with arbitrary content; it returns to the pool when it is dropped.
 
         Make tensors of it with ``as_tensor`` only: numpy's own views do not keep it from being used again.
         """
@@ -50,5 +50,5 @@ class Pool:
 
 
 def as_tensor(buffer: Bytes, dtype: torch.dtype) -> Tensor:
-    """[N] over the buffer's memory, which stays taken as long as the tensor or a view of it lives."""
+    """A tensor [N] over the buffer's memory, which stays in use while the tensor or a view of it lives."""
     return torch.from_numpy(buffer).view(dtype)

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterable
 
-# packages of Debian and Ubuntu, and what messages call the libraries in them
+# by package of Debian and Ubuntu: the names by which error messages call the libraries in it
 _LIBRARIES = {
     "libegl1 libegl-mesa0 libgl1-mesa-dri": ("EGL",),
     "libgl1": ("GL",),
@@ -30,14 +30,15 @@ class MissingExtra(Refusal):
             f"{purpose} needs the package {package}, which is not installed. "
             f"Run: pip install 'murmurate[{extra}]'"
         )
-        self._given = package, extra, purpose
+        self._arguments = package, extra, purpose
 
     def __reduce__(self) -> tuple[type[MissingExtra], tuple[str, str, str]]:
-        return MissingExtra, self._given  # by default, pickle would give the message as the package
+        # by default, pickle would pass the message as the only argument
+        return MissingExtra, self._arguments
 
 
 def check_system() -> None:
-    """Raises Refusal on Windows, before anything is imported that is not there."""
+    """Raises Refusal on Windows, before anything is imported that Windows does not have."""
     if sys.platform == "win32":
         raise Refusal(
             "murmurate does not run on Windows: its replicas share memory and files in ways that only Linux "
@@ -46,7 +47,7 @@ def check_system() -> None:
 
 
 def library_advice(problem: BaseException) -> str:
-    """What to install where ``problem`` is about a missing library of the system; else empty."""
+    """Which package to install if ``problem`` is about a missing library of the system; else empty."""
     text = str(problem)
     packages = {
         package
@@ -61,12 +62,12 @@ class RunFailed(Exception):
 
 
 def printable(text: str) -> str:
-    """``text`` for a terminal: control characters, which another's run folder may hold, are escaped."""
+    """``text`` with control characters escaped, for a terminal: a run folder may come from somebody else."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def unknown(kind: str, given: str, known: Iterable[str]) -> Refusal:
-    """A refusal of an unknown name, with the nearest known one."""
+    """A refusal of the unknown name ``given``, which suggests the nearest known name."""
     names = sorted(known)
     near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
     hint = f" Did you mean '{near[0]}'?" if near else ""

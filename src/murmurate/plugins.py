@@ -1,15 +1,15 @@
-"""Finds strategies, agents, worlds, recipes and the like: by listing their folder, and those that join it.
+"""Finds strategies, agents, worlds, recipes and the like: the modules of their folder, and plug-ins.
 
-A package of somebody else joins a folder by naming a module of its own under an entry-point group of that
-folder's name (``murmurate.strategies``, ``.agents``, ``.workloads``, ``.worlds``, ``.datasets``,
-``.sources``, ``.evaluation``, ``.recipes``, ``.nets``, ``.launch``)::
+A package of somebody else adds a module to a folder by an entry point in the group of that folder's name
+(``murmurate.strategies``, ``.agents``, ``.workloads``, ``.worlds``, ``.datasets``, ``.sources``,
+``.evaluation``, ``.recipes``, ``.nets``, ``.launch``)::
 
     [project.entry-points."murmurate.strategies"]
     anything = "their_package.their_strategy"
 
-From then on the module counts as one more file of ``murmurate/strategies``. A module that is not installed
-joins all folders by ``add_imports``: ``--import my_module`` of the command line, or the variable
-MURMURATE_IMPORT, which processes of a run inherit.
+From then on the module counts as one more file of ``murmurate/strategies``. A module that is not installed is
+added to all folders by ``add_imports``: by ``--import my_module`` on the command line, or by the variable
+MURMURATE_IMPORT, which the processes of a run inherit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ IMPORTS = "MURMURATE_IMPORT"
 
 @functools.cache
 def modules(package: str) -> tuple[ModuleType, ...]:
-    """The public modules of ``package`` ("murmurate.strategies", say), then those that joined it."""
+    """The public modules of ``package`` ("murmurate.strategies", say), then the modules of plug-ins."""
     spec = importlib.util.find_spec(package)
     places = [] if spec is None else spec.submodule_search_locations or []
     own = [m.name for m in pkgutil.iter_modules(places) if not m.name.startswith("_")]
@@ -45,7 +45,7 @@ def modules(package: str) -> tuple[ModuleType, ...]:
 
 
 def _import_entry(entry: importlib.metadata.EntryPoint) -> ModuleType:
-    """The module of another package's entry point. Raises Refusal with both names if it cannot be."""
+    """The module of an entry point. Raises Refusal, naming it and its package, if it cannot be imported."""
     try:
         return importlib.import_module(entry.module)
     except Exception as error:
@@ -57,7 +57,7 @@ def _import_entry(entry: importlib.metadata.EntryPoint) -> ModuleType:
 
 
 def classes(package: str, base: type) -> tuple[type, ...]:
-    """The subclasses of ``base`` that the ``modules`` of ``package`` define, in their order."""
+    """The subclasses of ``base`` that the ``modules`` of ``package`` define, in the order of modules."""
     found = [
         thing
         for module in modules(package)
@@ -68,27 +68,27 @@ def classes(package: str, base: type) -> tuple[type, ...]:
 
 
 def imports() -> list[str]:
-    """The modules, by name or as FILE.py, that have joined by MURMURATE_IMPORT."""
+    """The modules that MURMURATE_IMPORT adds, by name or as FILE.py."""
     return [name for name in os.environ.get(IMPORTS, "").split(os.pathsep) if name]
 
 
 def add_imports(names: Iterable[str]) -> list[ModuleType]:
-    """Let modules, by name or as FILE.py, join all folders, here and in processes that are started later.
+    """Add modules, by name or as FILE.py, to all folders, here and in processes that are started later.
 
-    A name is also looked for in the current folder. Raises Refusal for one that cannot be imported.
+    A module is also looked for in the current folder. Raises Refusal if it cannot be imported.
     """
     if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # the last one, so that it hides nothing
+        sys.path.append(os.getcwd())  # at the end, so that it hides no other module
     given = [os.path.abspath(name) if name.endswith(".py") else name for name in names]
     found = [_import(name) for name in given]
-    given = [_lasting(name, module) for name, module in zip(given, found, strict=True)]
+    given = [_absolute_file(name, module) for name, module in zip(given, found, strict=True)]
     os.environ[IMPORTS] = os.pathsep.join(dict.fromkeys([*imports(), *given]))
     modules.cache_clear()
     return found
 
 
-def _lasting(name: str, module: ModuleType) -> str:
-    """``name``; a file of the current folder by its path, so that a run is resumed from other folders too."""
+def _absolute_file(name: str, module: ModuleType) -> str:
+    """``name``, or the path of a module in the current folder: runs can then be resumed in other folders."""
     file = getattr(module, "__file__", None) or ""
     return file if os.path.dirname(file) == os.getcwd() and file.endswith(".py") else name
 
@@ -97,9 +97,8 @@ def _import(name: str) -> ModuleType:
     is_file = name.endswith(".py")
     module_name = Path(name).stem if is_file else name
     if is_file and (folder := str(Path(name).parent)) not in sys.path:
-        sys.path.append(
-            folder
-        )  # other processes, which inherit it, find the classes of a run by their module
+        # other processes inherit it, and find the classes of a run by their module
+        sys.path.append(folder)
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
@@ -111,29 +110,28 @@ def _import(name: str) -> ModuleType:
         ) from error
     found = getattr(module, "__file__", None)
     if is_file and (found is None or not Path(name).exists() or not os.path.samefile(found, name)):
-        raise Refusal(f"another module is called {module_name} ({found}): give {name} another name")
+        raise Refusal(f"another module is called {module_name} ({found}): rename the file {name}")
     return module
 
 
 def absolute(name: str) -> str:
-    """``FILE.py:FUNCTION`` with an absolute path, so that a run can be resumed from other folders; any other
-    name as it is."""
+    """``FILE.py:FUNCTION`` with an absolute path, so that a run can be resumed anywhere; else ``name``."""
     file, _, function = name.rpartition(":")
     return f"{os.path.abspath(file)}:{function}" if file.endswith(".py") else name
 
 
 def lasting(name: str) -> str:
-    """``FILE.py:NAME`` with an absolute path; so is ``module:NAME`` of a file in the working folder."""
+    """As ``absolute``; also turns ``module:NAME`` of a file in the working folder into ``FILE.py:NAME``."""
     module, _, path = name.rpartition(":")
     file = os.path.abspath(f"{module}.py")
     return f"{file}:{path}" if module.isidentifier() and os.path.isfile(file) else absolute(name)
 
 
 def named(name: str, kind: str, option: str) -> Callable[..., Any]:
-    """The class or function called ``FILE.py:NAME`` or ``module:NAME``; a module may also be in the working
-    folder. kind, option: see ``function_in_file``.
+    """The class or function that ``name`` (``FILE.py:NAME`` or ``module:NAME``) refers to; the module may
+    also be in the working folder. kind, option: see ``function_in_file``.
 
-    Raises ``ValueError`` where there is none.
+    Raises ``ValueError`` if there is none.
     """
     source, _, path = name.rpartition(":")
     if source.endswith(".py"):
@@ -156,9 +154,9 @@ def named(name: str, kind: str, option: str) -> Callable[..., Any]:
 
 
 def made(name: str, kind: str, option: str, *arguments: Any) -> Any:
-    """What the class or function called ``name`` (see ``named``) makes of ``arguments``.
+    """The result of calling the class or function ``name`` (see ``named``) with ``arguments``.
 
-    Raises ``ValueError`` if it is not there, or raises anything but that.
+    Raises ``ValueError`` if there is no such callable, or if the call raises any exception.
     """
     make = named(name, kind, option)
     try:
@@ -170,17 +168,19 @@ def made(name: str, kind: str, option: str, *arguments: Any) -> Any:
 
 
 def function_in_file(name: str, kind: str, option: str) -> Callable[..., Any]:
-    """The function called ``FILE.py:FUNCTION``.
+    """The class or function that ``name`` (``FILE.py:NAME``) refers to.
 
-    kind, option: what it is and where it is named, for the ``ValueError`` where there is no such function.
+    kind, option: what the function is, and the option that names it, for the message of the ``ValueError``
+    that is raised if there is none.
     """
     file, _, function = name.rpartition(":")
     spec = importlib.util.spec_from_file_location(f"murmurate_file_{Path(file).stem}", file)
     if spec is None or spec.loader is None or not Path(file).is_file():
         raise ValueError(f"there is no file {file} with a {kind}: use {option} FILE.py:FUNCTION")
     if (folder := os.path.dirname(os.path.abspath(file))) not in sys.path:
-        sys.path.append(folder)  # it may import its neighbours
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where dataclasses look for it
+        sys.path.append(folder)  # the file may import other files beside it
+    # dataclasses look for their module in ``sys.modules``
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     found: Callable[..., Any] | None = getattr(module, function, None)
     if not callable(found):

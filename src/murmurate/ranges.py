@@ -1,10 +1,10 @@
-"""The ranges of configs' numbers: annotations, which one function checks for every config.
+"""The ranges of the numbers in configs: each is an annotation of a field, and one function checks them all.
 
     discount: UnitInterval = 0.99
     period: PositiveInt = 10
     rate: Annotated[float, Range(0, 10)] = 0.1
 
-A float without one must be finite, an integer must fit in 64 bits.
+A float without an annotation must be finite, an integer without one must fit in 64 bits.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Annotated, Any, Union
 
 from murmurate.errors import Refusal
 
-# Bounds of fields without one of their own: counts are exact as floats, products of a few numbers do not
-# overflow float64, and waits accept the seconds.
+# Upper bounds of ranges that set none: integers up to 2**53 are exact as floats, products of a few numbers up
+# to 1e30 do not overflow float64, and functions that wait accept up to 1e9 seconds.
 _LARGEST_COUNT, _LARGEST_NUMBER, _LARGEST_SECONDS = 2**53, 1e30, 1e9
 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from ``least`` to ``most``; infinity only where one of these is.
+    """Numbers from ``least`` to ``most``; infinity is included only as a bound.
 
-    above: without ``least`` itself. below: without ``most`` itself.
+    above: excludes ``least`` itself. below: excludes ``most`` itself.
     """
 
     least: float
@@ -46,7 +46,8 @@ class Range:
         return self.demand(self.least)
 
     def demand(self, number: float) -> str:
-        """The range in words, without the bound that only a computer sets, unless ``number`` is beyond it."""
+        """The range in words; a bound that only prevents overflow is left out unless ``number`` exceeds
+        it."""
         low = f"{'above' if self.above else 'at least'} {_plain(self.least)}"
         high = f"{'below' if self.below else 'at most'} {_plain(self.most)}"
         if self.most >= _LARGEST_COUNT:
@@ -74,7 +75,7 @@ class OutOfRange(Refusal, ValueError):
 
 @dataclass(frozen=True)
 class NumberKind:
-    """One of the kinds of number that a field may have. annotated: the field gives its range."""
+    """One of the kinds of number that a field may have. annotated: whether the field states its range."""
 
     type: type
     range: Range
@@ -86,13 +87,13 @@ class NumberKind:
         return value in self.range  # type: ignore[operator]  # mypy takes no int for a Real
 
     def demand(self, value: Any) -> str:
-        """What a number must be, in words."""
+        """What the number must be, in words, for the message about an invalid ``value``."""
         whole = "an integer " * (self.type is int and not isinstance(value, Integral))
         return whole + self.range.demand(value)
 
 
 def number_kinds(kind: Any) -> tuple[NumberKind, ...]:
-    """The kinds of number that a type hint with its annotations allows, also as items of a tuple."""
+    """The kinds of number that a type hint, with its annotations, allows as the value or a tuple's items."""
     if typing.get_origin(kind) is Annotated:
         base, *extras = typing.get_args(kind)
         ranges = [extra for extra in extras if isinstance(extra, Range)]
@@ -108,15 +109,15 @@ def number_kinds(kind: Any) -> tuple[NumberKind, ...]:
 
 @functools.cache
 def numbers_of(config: Any) -> dict[str, tuple[NumberKind, ...]]:
-    """The kinds of number of each field of a dataclass; without fields that hold no number."""
+    """The kinds of number of each field of a dataclass that holds numbers."""
     hints = typing.get_type_hints(config, include_extras=True)
     fields = [field.name for field in dataclasses.fields(config) if field.init]
     return {name: kinds for name in fields if (kinds := number_kinds(hints[name]))}
 
 
 def check_ranges(config: Any, prefix: str = "") -> None:
-    """Raise OutOfRange for the first number of a dataclass, or of one inside it, that is outside its field's
-    range. Fields are called as on the command line, after ``prefix``."""
+    """Raise OutOfRange for the first number of a dataclass, or of a dataclass nested in it, that is outside
+    its field's range. Messages name fields as the command line does, after ``prefix``."""
     for field in dataclasses.fields(config):
         if not field.init:
             continue
@@ -128,7 +129,7 @@ def check_ranges(config: Any, prefix: str = "") -> None:
 
 
 def check_number(name: str, value: Any, kinds: Sequence[NumberKind], default: Any = None) -> None:
-    """Raise OutOfRange if ``value``, or an item of it, is a number of none of ``kinds``."""
+    """Raise OutOfRange if ``value``, or an item of it, is a number that fits none of ``kinds``."""
     for number in value if isinstance(value, tuple) else (value,):
         if kinds and isinstance(number, Real) and not any(kind.holds(number) for kind in kinds):
             demands = " or ".join(dict.fromkeys(kind.demand(number) for kind in kinds))

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from murmurate.ranges import Range
 
-_MOST_JOINED = 65_536  # combinations of an action's parts that a message advises to join
+# most combinations of an action's parts for which a message suggests ``--world.joint-actions``
+_MOST_JOINED = 65_536
 Metric = Tensor | float | Callable[[], Tensor | float]
 
 
@@ -27,14 +28,15 @@ class EnvSpec:
     """The static description of a world: what a learner is built from.
 
     ``actions`` is the number of discrete actions, or 0 where actions are vectors of shape ``action_shape``.
-    Their bounds ``action_low`` and ``action_high`` have one number for each of its dimensions, in row-major
-    order; by default -1 and 1. ``stacked``: an observation is the last few images of its episode, the newest
-    last (at its beginning the first image is repeated): [stack * channels, H, W], each image of ``channels``
-    channels. ``examples``: the size of a data set; 0 for simulators. ``factors``: where an action is a vector
-    of whole numbers, each chosen for itself, how many values each has (from 0); else empty. ``history``: of
-    vectors, how many observations of the episode are in one, the newest last.
+    The bounds ``action_low`` and ``action_high`` have one number for each component of an action, in
+    row-major order; by default -1 and 1. ``stacked``: an observation is the last few images of the episode,
+    the newest last (at the episode's beginning the first image is repeated): [stack * channels, H, W], where
+    each image has ``channels`` channels. ``examples``: the size of a data set; 0 for simulators. ``factors``:
+    where an action is a vector of whole numbers (from 0) that are chosen independently, the number of values
+    of each; else empty. ``history``: where observations are vectors, how many successive observations of the
+    episode each contains, the newest last.
 
-    Raises ``ValueError`` for a wrong number of bounds, and channels that do not divide those of a stack.
+    Raises ``ValueError`` for a wrong number of bounds, or if a stack is not a whole number of images.
     """
 
     name: str
@@ -59,7 +61,9 @@ class EnvSpec:
                 raise ValueError(f"{name} has {len(bounds)} bounds for {dimensions} dimensions of an action")
             object.__setattr__(self, name, bounds)
         if self.stacked and self.observation_shape[0] % self.channels:
-            raise ValueError(f"{self.observation_shape[0]} channels are no images of {self.channels}")
+            raise ValueError(
+                f"{self.observation_shape[0]} channels are not a whole number of images of {self.channels}"
+            )
 
     @property
     def images(self) -> bool:
@@ -68,11 +72,11 @@ class EnvSpec:
 
     @property
     def categorical(self) -> bool:
-        """Whether actions are discrete: one number, or several chosen each for itself (``factors``)."""
+        """Whether actions are discrete: one number, or several chosen independently (``factors``)."""
         return bool(self.actions or self.factors)
 
     def refuse_factors(self, agent: str) -> None:
-        """Raise ValueError where an action has several parts chosen each for itself."""
+        """Raise ValueError if an action has several parts that are chosen independently."""
         if self.factors:
             total = math.prod(self.factors)
             joined = f", or --world.joint-actions {total}" if total <= _MOST_JOINED else ""
@@ -87,7 +91,7 @@ class EnvSpec:
 class Episode:
     """A finished episode (in Atari a whole game): unclipped return, length in env steps, simulator index.
 
-    success: whether it reached the task's goal, where the world says so; not passed on by actors.
+    success: whether the episode reached the task's goal; None where the world does not say, or behind actors.
     """
 
     simulator: int
@@ -100,17 +104,18 @@ class Episode:
 class TimeStep:
     """What ``B`` simulators return for one action each (or for a reset).
 
-    Simulators reset within the step that ends an episode: ``observation`` is then the first of the
-    next one. ``reward`` is what the agent learns from (clipped or scaled where the world is configured so);
-    ``episodes`` have the returns of what the game gave. ``restarts``: a sentence for each simulator that was
-    replaced because it failed; its episode ends truncated and is not among ``episodes``.
+    A simulator resets within the step that ends an episode: its ``observation`` is then the first of the next
+    episode. ``reward`` is what the agent learns from (clipped or scaled where the world is configured so);
+    the returns in ``episodes`` are sums of the game's own rewards. ``restarts``: a sentence for each
+    simulator that was replaced because it failed; its episode ends truncated and is not among ``episodes``.
     """
 
     observation: Tensor  # [B, ...]
     reward: Tensor  # [B] float32
     terminated: Tensor  # [B] bool
     truncated: Tensor  # [B] bool
-    # [B, ...]; rows valid where truncated, and of vectors also where terminated; None if nowhere
+    # [B, ...]: the last observation of an ended episode. A row is valid where ``truncated``, and if
+    # observations are vectors also where ``terminated``; None if no row is valid.
     final_observation: Tensor | None = None
     episodes: Sequence[Episode] = ()
     restarts: Sequence[str] = ()
@@ -118,7 +123,7 @@ class TimeStep:
 
 @dataclass
 class Trajectory:
-    """``T`` steps of ``B`` simulators, time-major, with what is needed to bootstrap at its end."""
+    """``T`` steps of ``B`` simulators, time-major, with what is needed to bootstrap at the end."""
 
     observation: Tensor  # [T, B, ...]
     action: Tensor  # [T, B] int64, or [T, B, D] float32
@@ -129,45 +134,51 @@ class Trajectory:
     last_observation: Tensor  # [B, ...]: after step T
     truncated_observation: Tensor | None = None  # [K, ...]: one row per True in truncated, row-major
     memory: Tensor | None = None  # [B, M]: recurrent state before step 0
-    # [T, B, ...] by name: what the agent recorded beside its actions (see ``Rollouts.behaviour``)
+    # by name, [T, B, ...] each: what the agent recorded beside its actions (see ``Rollouts.behaviour``)
     behaviour: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass
 class SequenceSample:
-    """``B`` sequences of up to ``n`` steps, time-major. One ends early, after ``length`` of them, where its
-    episode or the data do; what follows is zero, except for ``observation``, where it is arbitrary."""
+    """``B`` sequences of up to ``n`` steps, time-major.
+
+    A sequence ends early, after ``length`` steps, where its episode or the recorded data end. Entries after
+    its end are zero, except for those of ``observation``, which are arbitrary.
+    """
 
     observation: Tensor  # [n, B, ...], or [1, B, ...]: see ``Sequences.every``
     action: Tensor  # [n, B] int64, or [n, B, D] float32
     reward: Tensor  # [n, B] float32
     length: Tensor  # [B] int64, at least 1
     terminated: Tensor  # [B] bool: the last step ended the task
-    last_observation: Tensor  # [B, ...]: after the last step; of a truncated episode, its final observation
-    behaviour: Mapping[str, Tensor] = field(default_factory=dict)  # [n, B, ...] by name
+    last_observation: Tensor  # [B, ...]: after the last step; if it truncated the episode, the final one
+    behaviour: Mapping[str, Tensor] = field(default_factory=dict)  # by name, [n, B, ...] each
 
 
 class World(Protocol):
-    """Simulators, or a fixed set of examples. A frozen, picklable config.
+    """Simulators, or a fixed set of examples: a frozen, picklable config.
 
-    Worlds inherit from this class. Simulators also have ``open`` (``worlds.interface``), data sets
-    ``divided`` (``datasets.interface``).
+    Worlds inherit from this class. Simulators also have a method ``open`` (``worlds.interface``), data sets a
+    method ``divided`` (``datasets.interface``).
     """
 
-    # what ``env_steps`` counts: "env steps" of simulators, or examples, named in the plural ("documents")
+    # what ``env_steps`` counts: "env steps" for simulators; for a data set its examples, in the plural
+    # ("documents")
     unit: ClassVar[str] = "env steps"
 
     @property
     def name(self) -> str: ...
 
     def spec(self, fingerprint: Mapping[str, Any] | None = None) -> EnvSpec:
-        """The spec from which a learner is built. fingerprint: as a run folder stores it; with it, a data set
-        is not read."""
+        """The spec from which a learner is built.
+
+        fingerprint: the fingerprint stored in a run folder; with it, a data set is not read.
+        """
         ...
 
     def shared_by(self, simulators: int) -> World:
-        """This world as each of a run's ``simulators`` opens it: what is counted over the run is divided
-        among them."""
+        """This world as each of a run's ``simulators`` opens it: settings that count over the whole run are
+        divided among the simulators."""
         return self
 
     def fingerprint(self) -> dict[str, Any] | None:
@@ -175,16 +186,17 @@ class World(Protocol):
         return None
 
     def check_fingerprint(self, fingerprint: Mapping[str, Any], thorough: bool = True) -> None:
-        """Raise Refusal if this data set has another fingerprint. thorough: read all of it, if that is
-        necessary."""
+        """Raise Refusal if this data set has another fingerprint. thorough: read the whole data set where
+        that is necessary."""
         return None
 
     def bound_to_process(self) -> str | None:
-        """Why no other process can open this world, and what to do; None: every process can."""
+        """Why no other process can open this world, and what to do; None if every process can."""
         return None
 
     def skipped(self) -> tuple[str, dict[str, int]] | None:
-        """What could not be read and was left out: (message, counts by cause); None if nothing was."""
+        """The examples that were left out because they could not be read: (message, counts by cause); None if
+        there are none."""
         return None
 
 
@@ -194,7 +206,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 class Requirement(Protocol):
     """The kind of batches that a learner needs; a property of its config.
 
-    kind: matches ``SourceConfig.gives``. unit: matches ``World.unit``.
+    kind: equals ``SourceConfig.gives`` of the sources that can serve it. unit: equals ``World.unit`` of the
+    worlds that it can learn from.
     """
 
     kind: ClassVar[str]
@@ -205,12 +218,12 @@ class Requirement(Protocol):
 
 @dataclass(frozen=True)
 class Rollouts:
-    """A ``Trajectory`` of ``steps`` env steps of every simulator, each used once; by the present policy,
-    unless the source has actors.
+    """Trajectories of ``steps`` env steps of every simulator (``Trajectory``), each given to the learner
+    once. The present policy acts in them, unless the source has actors.
 
-    behaviour: shapes, for one simulator, of the tensors (float32) that ``act`` returns beside the action, by
-    name ("log_probability": (), say); they arrive as ``Trajectory.behaviour``.
-    simulators: at least this many of each learner.
+    behaviour: by name, the shapes, for one simulator, of the float32 tensors that ``act`` returns beside the
+    action ("log_probability": (), say); they arrive as ``Trajectory.behaviour``.
+    simulators: the least number of simulators that each learner needs.
     """
 
     steps: int
@@ -225,7 +238,8 @@ class Rollouts:
 class Transitions:
     """Batches of ``batch`` transitions drawn from a replay, with returns over ``n_step`` steps.
 
-    behaviour: as in ``Rollouts``; of the first step of each transition, as ``Sample.behaviour``.
+    behaviour: as in ``Rollouts``; recorded at the first step of each transition, it arrives as
+    ``Sample.behaviour``.
     """
 
     batch: int
@@ -239,10 +253,11 @@ class Transitions:
 
 @dataclass(frozen=True)
 class Model:
-    """Batches of ``batch`` transitions of one step (``Sample``), most of them imagined: the learner fits a
-    model to the world's transitions, and predicts others with it (``agents.interface.ModelAgent``).
+    """Batches of ``batch`` transitions of one step (``Sample``), most of them predicted by a model: the
+    learner fits the model to transitions of the world, and predicts others (``agents.interface.ModelAgent``).
 
-    priorities: whether it gives priorities to the states from which it predicts (``PrioritizingAgent``).
+    priorities: whether the learner gives priorities to the states at which predictions start
+        (``PrioritizingAgent``).
     """
 
     batch: int
@@ -260,8 +275,8 @@ class Sequences:
     """Batches of ``batch`` sequences of up to ``steps`` env steps, drawn from recent trajectories
     (``SequenceSample``).
 
-    every: whether the observations before all steps are needed, or only those before the first.
-    behaviour: as in ``Rollouts``; of all steps.
+    every: whether the observation before every step is needed, or only that before the first step.
+    behaviour: as in ``Rollouts``; recorded at every step.
     """
 
     batch: int
@@ -275,10 +290,10 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Examples:
-    """Mini-batches of ``batch`` of a fixed set of examples.
+    """Mini-batches of ``batch`` examples, drawn from a fixed set.
 
-    unit: name of the examples, in the plural. shrinks: the largest share of its value by which an update may
-    reduce a parameter, where parameters must stay above 0.
+    unit: name of the examples, in the plural. shrinks: where parameters must stay above 0, the largest
+    fraction of its value by which one update may reduce a parameter; else 0.
     """
 
     batch: int
@@ -290,39 +305,40 @@ class Examples:
 
 @dataclass
 class Batch:
-    """What a source yields: the data, and the env steps and episodes since the last batch."""
+    """What a source yields: the data, the env steps made since its last batch, and the episodes finished
+    since."""
 
     data: Any
     env_steps: int = 0
     episodes: Sequence[Episode] = ()
 
     def feedback(self, priorities: Tensor | None) -> None:
-        """Return the learner's priorities [B] to the replay; other sources ignore them."""
+        """Return the learner's priorities [B] to the replay; sources without a replay ignore them."""
 
 
 @dataclass
 class Outcome:
-    """The result of one ``learn``.
+    """The result of one call of ``learn``.
 
-    metrics: by name; tensors are read, and functions called, only for the updates that are recorded.
-    priorities: [B], new priorities for the replay that the batch came from.
+    metrics: by name; tensors are read, and functions called, only at the updates whose metrics are recorded.
+    priorities: [B], new priorities of the batch's transitions, for the replay from which they were drawn.
     """
 
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     priorities: Tensor | None = None
 
     def read_metrics(self) -> dict[str, Tensor | float]:
-        """The metrics, with functions called."""
+        """The metrics, with each function replaced by the value that it returns."""
         return {name: value() if callable(value) else value for name, value in self.metrics.items()}
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The device of each replica. Several replicas may share one.
+    """The device of each replica. Several replicas may share a device.
 
     devices: devices of the replicas, in turn: ``cuda:0`` puts all learners on one GPU, ``cuda:0,cuda:1``
     alternates.
-    threads: number of threads of torch in each process, and of those that draw large batches from a replay.
+    threads: number of torch threads in each process, and of threads that draw large batches from a replay.
     """
 
     devices: tuple[str, ...] = ("cpu",)
@@ -345,7 +361,8 @@ def native_bfloat16(device: torch.device) -> bool:
 
 
 def derive_seed(run_seed: int, role: str, index: int = 0) -> int:
-    """A 63-bit seed for one purpose of one role, from (run seed, role, index); never global state."""
+    """A 63-bit seed that depends only on (run seed, role, index), so that each use of random numbers can have
+    a generator of its own instead of the global one."""
     words = np.random.SeedSequence([run_seed, zlib.crc32(role.encode()), index]).generate_state(2)
     return (int(words[0]) << 31) ^ int(words[1])
 

@@ -1,9 +1,11 @@
 """Peer graphs and their mixing matrices, as pure functions of (position, size, clock).
 
-A graph says who hears whom: ``in_peers(i)`` are those whose vectors ``i`` averages in, ``out_peers(i)``
-those who average in ``i``'s. Nothing is sent to agree on it: every member computes the same graph.
-The matrices are GALA's (Assran et al. 2019, section 2 and Algorithm 1): row-stochastic, row ``i``
-uniform over ``i`` and its in-peers.
+An edge from ``j`` to ``i`` means that member ``i`` averages member ``j``'s vector into its own: the in-peers
+of ``i`` are the members whose vectors it averages in, and its out-peers are the members that average in its
+vector. Members need not communicate to agree on the graph: each computes the same one.
+
+The mixing matrices are those of GALA (Assran et al. 2019, section 2 and Algorithm 1): row-stochastic, row
+``i`` uniform over ``i`` and its in-peers.
 """
 
 from __future__ import annotations
@@ -21,14 +23,14 @@ from numpy.typing import NDArray
 from murmurate.errors import Refusal
 
 Matrix = NDArray[np.float64]
-_TOLERANCE = 1e-9
+_TOLERANCE = 1e-9  # rounding errors that a row-stochastic matrix may have
 
 
 class Topology(Protocol):
-    """A directed graph over positions ``0..size-1``, perhaps another one at every ``clock``.
+    """A directed graph over positions ``0..size-1``, which may differ at each ``clock`` (number of a step).
 
-    Peers are ascending, distinct, and never the member itself; alone (size 1) nobody has any. All
-    raise ``ValueError`` for a size below 1, a position outside the graph, or a negative clock.
+    Peers are ascending, distinct, and never the member itself; a single member (size 1) has none. Both
+    methods raise ``ValueError`` for a size below 1, a position outside the graph, or a negative clock.
     """
 
     name: ClassVar[str]
@@ -39,7 +41,7 @@ class Topology(Protocol):
 
 @dataclass(frozen=True)
 class Ring:
-    """Directed ring: hear the one before, speak to the one after (GALA, section 5)."""
+    """Directed ring: receive from the position before, send to the position after (GALA, section 5)."""
 
     name: ClassVar[str] = "ring"
 
@@ -52,7 +54,7 @@ class Ring:
 
 @dataclass(frozen=True)
 class UndirectedRing:
-    """Hear and speak to both neighbours (one neighbour where there are two members)."""
+    """Undirected ring: exchange with both neighbours (one neighbour where there are two members)."""
 
     name: ClassVar[str] = "undirected-ring"
 
@@ -65,7 +67,7 @@ class UndirectedRing:
 
 @dataclass(frozen=True)
 class Exponential:
-    """Hear those 1, 2, 4, ... places before: ceil(log2(size)) peers.
+    """Exponential graph: receive from the positions 1, 2, 4, ... before, which are ceil(log2(size)) peers.
 
     The spectral gap is 2/(1 + ceil(log2(size))) for even sizes, no less for odd ones (Ying et al. 2021,
     Proposition 1).
@@ -82,10 +84,10 @@ class Exponential:
 
 @dataclass(frozen=True)
 class OnePeerExponential:
-    """The exponential graph one hop at a time: 1 place before, then 2, then 4, ... and round again.
+    """The exponential graph with one peer at each clock: 1 position before, then 2, then 4, ..., cyclically.
 
-    Where ``size`` is a power of two, log2(size) successive steps average exactly (Ying et al. 2021,
-    Lemma 1; Assran et al. 2019b, stochastic gradient push).
+    Where ``size`` is a power of two, log2(size) successive steps give all members the exact average (Ying et
+    al. 2021, Lemma 1; Assran et al. 2019b, stochastic gradient push).
     """
 
     name: ClassVar[str] = "one-peer-exponential"
@@ -104,7 +106,7 @@ class OnePeerExponential:
 
 @dataclass(frozen=True)
 class Complete:
-    """Everybody hears everybody: one synchronous step agrees exactly."""
+    """Complete graph: after one synchronous step all members have the exact average."""
 
     name: ClassVar[str] = "complete"
 
@@ -117,9 +119,9 @@ class Complete:
 
 @dataclass(frozen=True)
 class RandomMatching:
-    """At every clock another random perfect matching; of an odd size one member rests.
+    """A new random perfect matching at every clock; with an odd size, one member has no partner.
 
-    Drawn from (seed, clock, size) alone, so that all members draw the same one.
+    It is drawn from (seed, clock, size) alone, so that all members draw the same matching.
     """
 
     seed: int = 0
@@ -138,10 +140,10 @@ class RandomMatching:
 
 @dataclass(frozen=True)
 class Torus:
-    """Up to four neighbours on a wrapped grid, row-major, as near to a square as ``size`` divides.
+    """Up to four neighbours on a wrapped grid, row-major, as near to a square as ``size`` allows.
 
-    A prime size has no grid and becomes the undirected ring. On a grid two rows high the one above is
-    also the one below, and counts once.
+    A prime size gives the undirected ring. On a grid of two rows, the neighbour above is also the neighbour
+    below, and counts once.
     """
 
     name: ClassVar[str] = "torus"
@@ -168,8 +170,8 @@ class Torus:
 class Given:
     """A user's own graph: ``heard[i]`` lists the in-peers of member ``i``.
 
-    Raises ``ValueError`` for lists that name a member outside the graph, itself, or one twice, and, when
-    asked, for a size that is not the number of lists.
+    Raises ``ValueError`` for a list that names a rank outside the graph, the member itself, or a rank twice;
+    its methods raise it for a ``size`` that is not the number of lists.
     """
 
     heard: tuple[tuple[int, ...], ...]
@@ -180,8 +182,8 @@ class Given:
         for i, peers in enumerate(self.heard):
             if i in peers or len(set(peers)) != len(peers) or not all(0 <= j < size for j in peers):
                 raise ValueError(
-                    f"The in-peers {list(peers)} of member {i} are no list of other members: give each of "
-                    f"0..{size - 1} except {i} at most once."
+                    f"The in-peers {list(peers)} of member {i} are not all other members: give ranks of "
+                    f"0..{size - 1} except {i}, each at most once."
                 )
 
     def in_peers(self, position: int, size: int, clock: int = 0) -> tuple[int, ...]:
@@ -202,7 +204,7 @@ class Given:
 
 
 def topology(name: str) -> Topology:
-    """The graph called ``name``, with its defaults. Raises ``Refusal`` for a name no graph here has."""
+    """The graph called ``name``, with its defaults. Raises ``Refusal`` if there is none of that name."""
     known = _by_name()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
@@ -217,15 +219,16 @@ def topologies() -> tuple[str, ...]:
 
 
 def mixing_matrix(graph: Topology, size: int, clock: int = 0) -> Matrix:
-    """P [n, n] with p_ij = 1/(1+|N_in_i|) for j = i and each in-peer j of i, else 0 (GALA Algorithm 1)."""
+    """P [n, n]: p_ij = 1/(1+|N_in_i|) for j = i and for each in-peer j of i, else 0 (GALA, Algorithm 1)."""
     rows = (event_matrix(graph, size, i, clock)[i] for i in range(size))
     return np.stack(list(rows)) if size > 0 else _refuse_size(size)
 
 
 def event_matrix(graph: Topology, size: int, position: int, clock: int = 0) -> Matrix:
-    """[n, n] of one asynchronous event: the identity, but ``position``'s row mixes its in-peers.
+    """The matrix [n, n] of one asynchronous mix: the identity, except for the row of ``position``, which
+    averages it with its in-peers.
 
-    A single event need not contract: on a ring of four ``joint_contraction([event])`` is 1.077.
+    A single mix need not contract: on a ring of four, ``joint_contraction`` of it alone is 1.077.
     """
     peers = graph.in_peers(position, size, clock)
     matrix = np.eye(size)
@@ -234,31 +237,32 @@ def event_matrix(graph: Topology, size: int, position: int, clock: int = 0) -> M
 
 
 def spectral_gap(matrix: Matrix) -> float:
-    """1 - |lambda_2|, lambda_2 the eigenvalue of second largest modulus of a row-stochastic [n, n]; 1 alone.
+    """1 - |lambda_2|, where lambda_2 is the eigenvalue of second largest modulus of a row-stochastic [n, n];
+    1 for n = 1.
 
-    Says how fast powers of ``matrix`` forget differences in the long run; a single step can do worse
-    unless the matrix is normal (then |lambda_2| equals ``second_singular_value``).
+    It gives the rate at which powers of ``matrix`` reduce differences in the long run; a single step can
+    reduce them less unless the matrix is normal (then |lambda_2| equals ``second_singular_value``).
     """
     moduli = np.sort(np.abs(np.linalg.eigvals(_stochastic(matrix))))
     return 1.0 - float(moduli[-2]) if len(moduli) > 1 else 1.0
 
 
 def second_singular_value(matrix: Matrix) -> float:
-    """sigma_2 of a row-stochastic [n, n]; 0 alone. The factor of one step where it is doubly stochastic."""
+    """sigma_2 of a row-stochastic [n, n]; 0 for n = 1. Where the matrix is doubly stochastic, one step
+    multiplies differences by at most this factor."""
     values = np.linalg.svd(_stochastic(matrix), compute_uv=False)
     return float(values[1]) if len(values) > 1 else 0.0
 
 
 def joint_contraction(matrices: Sequence[Matrix]) -> float:
-    """||(I - J) P_k ... P_1||_2 for ``matrices`` P_1, ..., P_k [n, n] in the order they act; J = 11'/n.
+    """||(I - J) P_k ... P_1||_2 for ``matrices`` P_1, ..., P_k [n, n], applied in this order; J = 11'/n.
 
-    The most by which the window can stretch a disagreement: (I - J) P J = 0 for row-stochastic P, so
-    what the members agree on already has no part in it. Below 1 over a window, and only then, that
-    window brings them together. Raises ``ValueError`` for an empty window or a matrix that is not
-    row-stochastic.
+    This is the largest factor by which applying them can change a disagreement: (I - J) P J = 0 for
+    row-stochastic P, so what members agree on does not matter. Every disagreement shrinks if and only if this
+    norm is below 1. Raises ``ValueError`` without matrices, or for a matrix that is not row-stochastic.
     """
     if not matrices:
-        raise ValueError("The joint contraction of no matrices is undefined: give at least one.")
+        raise ValueError("The joint contraction is undefined without matrices: give at least one.")
     product = _stochastic(matrices[0])
     for matrix in matrices[1:]:
         product = _stochastic(matrix) @ product
@@ -266,7 +270,8 @@ def joint_contraction(matrices: Sequence[Matrix]) -> float:
 
 
 def strongly_connected(edges: NDArray[np.bool_]) -> bool:
-    """Whether everybody's word reaches everybody, ``edges`` [n, n] true at (i, j) where i hears j."""
+    """Whether a path leads from each member to each other one. ``edges`` [n, n] is true at (i, j) if j is an
+    in-peer of i."""
     reach = edges | np.eye(len(edges), dtype=np.bool_)
     for _ in range(max(1, (len(edges) - 1).bit_length())):
         reach = (reach.astype(np.float32) @ reach.astype(np.float32)) > 0
@@ -274,10 +279,10 @@ def strongly_connected(edges: NDArray[np.bool_]) -> bool:
 
 
 def b_strongly_connected(graph: Topology, size: int, window: int, clocks: int) -> bool:
-    """Whether any ``window`` = B successive graphs among clocks 0..clocks-1 are jointly strongly connected.
+    """Whether any ``window`` = B successive graphs at clocks 0..clocks-1 are jointly strongly connected.
 
-    The condition of GALA's Proposition 2. Every window is looked at, not only aligned ones, so true here
-    implies the usual definition. Raises ``ValueError`` unless 1 <= window <= clocks.
+    The condition of GALA's Proposition 2. Windows at all starts are examined, not only those at multiples of
+    B, so True implies the usual definition. Raises ``ValueError`` unless 1 <= window <= clocks.
     """
     if not 1 <= window <= clocks:
         raise ValueError(f"A window of {window} does not fit into {clocks} clocks: need 1 <= B <= clocks.")
@@ -289,7 +294,7 @@ def b_strongly_connected(graph: Topology, size: int, window: int, clocks: int) -
 
 
 def _hops(size: int) -> tuple[int, ...]:
-    """1, 2, 4, ... below ``size``."""
+    """The powers of two below ``size``."""
     return tuple(1 << k for k in range((size - 1).bit_length())) if size > 1 else ()
 
 
@@ -308,7 +313,7 @@ def _validate(position: int, size: int, clock: int) -> None:
 
 
 def _refuse_size(size: int) -> Matrix:
-    raise ValueError(f"A graph of {size} members is none: the size must be at least 1.")
+    raise ValueError(f"A graph cannot have {size} members: the size must be at least 1.")
 
 
 def _stochastic(matrix: Matrix) -> Matrix:

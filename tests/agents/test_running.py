@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from laws.problems import same
-from murmurate.agents._running import RewardScaler, group_of_equals, include
+from murmurate.agents._running import RewardScaler, include, statistics_group
 from murmurate.agents.a2c import A2C
 from murmurate.agents.arm import ARM
 from murmurate.agents.dqn import DQN
@@ -101,7 +101,7 @@ def test_replicas_that_meet_have_the_moments_of_all_samples() -> None:
     def role(member: Any) -> list[Tensor]:
         group = functools.partial(Group, TensorExchange(member, range(3)))
         moments = RunningMoments((2,))
-        pooled = group_of_equals(Context(SPEC, Replica, 0, open_group=group))
+        pooled = statistics_group(Context(SPEC, Replica, 0, open_group=group))
         for part in samples[member.rank].split(20):
             include(moments, part, pooled)
         return [x.clone() for x in moments.buffers()]
@@ -118,7 +118,7 @@ def test_replicas_that_do_not_meet_have_their_own() -> None:
     def refuse() -> Group:
         raise Refusal("they do not wait for one another")
 
-    assert group_of_equals(Context(SPEC, Replica, 0, open_group=refuse)).size == 1
+    assert statistics_group(Context(SPEC, Replica, 0, open_group=refuse)).size == 1
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "trpo"])

@@ -16,7 +16,7 @@ def test_a_live_fabric_stands_hostile_streams() -> None:
     outcomes = attack(150, seed=21)
     bad = {name: outcomes[name] for name in ("accepted", "tracebacks", "hangs", "silent")}
     assert not any(bad.values()), bad
-    assert outcomes["refused"] > 50, "strangers were heard"
+    assert outcomes["refused"] > 50, "the attacker was heard"
     assert outcomes["exchanges"] > 10
     assert outcomes["peak_bytes"] < 2**30
 
@@ -35,6 +35,6 @@ def test_a_member_that_believes_everything_is_found_out(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(_fuzz_network.subprocess, "Popen", start)
     monkeypatch.setattr(_fuzz_network, "_PROGRESS_SECONDS", 10.0)
-    monkeypatch.setattr(_fuzz_network._Strangers, "attempt", lambda self: self._damage_the_line())
+    monkeypatch.setattr(_fuzz_network._Attacker, "attempt", lambda self: self._damage_traffic())
     outcomes = attack(500, seed=5)
     assert outcomes["silent"] + outcomes["tracebacks"] + outcomes["hangs"] > 0

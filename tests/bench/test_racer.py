@@ -54,7 +54,7 @@ def test_a_childs_cpu_seconds_count_and_steps_are_those_between_two_lines(busy: 
 
 def test_outside_its_windows_a_racer_stands_still(busy: Racer) -> None:
     busy.start(warm_up_cpu_seconds=0.05)
-    members = [psutil.Process(p.pid) for p in busy._members]
+    members = [psutil.Process(p.pid) for p in busy._processes]
     assert len(members) == 2
 
     def still() -> bool:
@@ -67,7 +67,7 @@ def test_outside_its_windows_a_racer_stands_still(busy: Racer) -> None:
 
 def test_stop_leaves_no_process_even_of_a_racer_that_is_stopped(busy: Racer) -> None:
     busy.start(warm_up_cpu_seconds=0.05)
-    members = list(busy._members)
+    members = list(busy._processes)
     busy.stop()
     _, alive = psutil.wait_procs(members, timeout=30)
     assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []

@@ -78,4 +78,6 @@ def test_chunks_and_lines_give_the_same_entries(kind, labels, count, monkeypatch
 
 
 def sound(parts, form, errors):
-    return np.concatenate([_entries.sound(part, form.header, form.base, errors) for part in parts], axis=1)
+    return np.concatenate(
+        [_entries.valid_entries(part, form.header, form.base, errors) for part in parts], axis=1
+    )

@@ -15,7 +15,7 @@ from murmurate.cli.listing import LISTS
 from murmurate.cli.options import change, divide
 from murmurate.cli.run_verbs import recipe_run
 from murmurate.cli.search import search_space
-from murmurate.cli.topics import _long as full_names
+from murmurate.cli.topics import _with_full_names as full_names
 from murmurate.datasets.corpus_world import CorpusWorld
 from murmurate.errors import MissingExtra, Refusal
 from murmurate.recipes import recipe
@@ -40,7 +40,7 @@ def resolved(words: Sequence[str]) -> None:
         words[words.index("--env") + 1] = "CartPole-v1"
     if words[0] == "train" and words[1:2] and ".py:" in words[1]:
         words[1] = "cartpole-a2c"
-    options, rest = cli._parser().parse_known_args(cli._verb_first(words))
+    options, rest = cli._parser().parse_known_args(cli._name_first(words))
     match options.verb:
         case "train":
             change(recipe_run(options), rest, "train").validate()

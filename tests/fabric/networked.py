@@ -146,7 +146,7 @@ class Detour(dist.Store):
         text = self._store.get(key)
         if not key.endswith("/0"):
             return text
-        card = PeerRecord.read(board(self._store).opened("0", text))
+        card = PeerRecord.read(board(self._store).authenticated("0", text))
         if self.cable is None:
             self.cable = Cable(card.port)
         detoured = PeerRecord(0, card.address, self.cable.port, card.key, card.incarnation)

@@ -18,7 +18,7 @@ from murmurate.nets.conv import NATURE_2013, Convolution, ConvTorso, _Blocks, na
 from nets.test_conv import ATARI, frames, made
 
 BUILDS = ["amx", "avx512_bf16"]
-HERE = _conv_kernels._which()
+HERE = _conv_kernels._kernel_names()
 compiled = pytest.mark.usefixtures("compiled_for")
 built = pytest.mark.skipif(native.kernels is None, reason=f"no compiled kernels: {native.simd}")
 
@@ -48,7 +48,7 @@ def compiled_for(request, monkeypatch):
     """Each of the builds that run here, in its turn."""
     if request.param not in HERE:
         pytest.skip(f"no {request.param} here, or no kernels for it: {native.simd}")
-    monkeypatch.setattr(_conv_kernels, "_which", lambda: [request.param])
+    monkeypatch.setattr(_conv_kernels, "_kernel_names", lambda: [request.param])
 
 
 class Rounded(torch.autograd.Function):
@@ -273,7 +273,7 @@ def test_without_them_the_twin_runs(which, monkeypatch):
     before = native.kernels.simd()
     native.kernels.use("portable")
     try:
-        assert not _conv_kernels._which()
+        assert not _conv_kernels._kernel_names()
         assert torch.equal(torso(x), twin(torso, x))
     finally:
         native.kernels.use(before)

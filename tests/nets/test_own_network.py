@@ -117,7 +117,9 @@ def test_observations_are_normalised_before_the_net_reads_them() -> None:
 def test_action_values() -> None:
     net = action_value_net(SPEC, network="their_nets:q", generator=derive_generator(0, "network"))
     assert net(torch.zeros(7, 3)).shape == (7, 2)
-    with pytest.raises(ValueError, match=r"must give action values \[B, 2\].*gives \(\[2, 2\], \[2, 1\]\)"):
+    with pytest.raises(
+        ValueError, match=r"must return action values \[B, 2\].*returns \(\[2, 2\], \[2, 1\]\)"
+    ):
         action_value_net(SPEC, network="their_nets:Both", generator=derive_generator(0, "network"))
 
 
@@ -125,7 +127,10 @@ def test_action_values() -> None:
     ("name", "sentence"),
     [
         ("their_nets:single", r"must return \(parameters of the policy, values\), and it returns \[2, 2\]"),
-        ("their_nets:narrow", r"must give \[B, 2\] and values \[B\].*gives \(\[2, 8\], \[2, 1\]\)"),
+        (
+            "their_nets:narrow",
+            r"must return parameters \[B, 2\] and values \[B\].*returns \(\[2, 8\], \[2, 1\]\)",
+        ),
         ("their_nets:number", "is a int, and must be a torch.nn.Module"),
         ("their_nets:broken", "raised TypeError"),
         ("their_nets:missing", "no class or function 'missing' in the module their_nets"),

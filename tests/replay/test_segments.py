@@ -177,7 +177,7 @@ def test_segments_go_on_from_their_state(kind: str, whole: bool) -> None:
     for _ in range(20):
         for a, b in zip(one.draw(30, 0.4), other.draw(30, 0.4), strict=True):
             assert torch.equal(a, b)
-    with pytest.raises(ValueError, match="has 3 segments and this replay 2"):
+    with pytest.raises(ValueError, match="has 3 segments, but this replay has 2"):
         segmented(kind, (10, 10)).load(one.state())
 
 

@@ -239,8 +239,8 @@ def test_actors_that_die_or_hang_are_started_again_and_told_of(monkeypatch: pyte
         kill_actor_1(source, learner, victim)
         assert source.fields()["actor_deaths"] == 1
         taken = source._processes.actors[1].ring
-        before = int(taken._marks[1])
-        until(lambda: learner.learn(next(source)) and int(taken._marks[1]) >= before + 10, "its steps")
+        before = int(taken._counters[1])
+        until(lambda: learner.learn(next(source)) and int(taken._counters[1]) >= before + 10, "its steps")
         assert pids(source)[1] != victim
 
         monkeypatch.setattr(actor_processes, "_SILENCE_SECONDS", 1.0)

@@ -268,7 +268,7 @@ def test_memory_is_bounded_by_the_slots(path):
 
 def test_a_stop_is_obeyed_while_images_are_decoded(path):
     it = source(path, 1)
-    pid = it._started()
+    pid = it._opened_processes()
     os.kill(pid.pids[0], signal.SIGSTOP)
     it.alive = lambda played: True
     assert next(it).data is None

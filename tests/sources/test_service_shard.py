@@ -115,7 +115,7 @@ def test_an_actors_successor_ends_what_it_left_and_a_gap_is_refused() -> None:
     shard._insert()
     assert shard._feeds[1].incarnation == 1
     rings[1].put(record(3, 3.0))
-    rings[1]._marks[1] += 1  # as if it had been taken
+    rings[1]._counters[1] += 1  # as if it had been taken
     rings[1].put(record(3, 4.0))
     with pytest.raises(RuntimeError, match="record 3 of an actor came where 2 was due"):
         shard._insert()

@@ -139,5 +139,5 @@ def test_more_parts_than_rows_deep_in_a_net_are_refused_with_the_layer():
 
 
 def test_a_grid_needs_a_fabric():
-    with pytest.raises(Refusal, match="nothing to join them"):
+    with pytest.raises(Refusal, match="nothing connects the parts"):
         parallelize(FCN(), parts=(2, 2))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from murmurate.agents._noise import UpdateNoise
 from murmurate.agents._off_policy import ActsByPolicy, check_vector_actions, passes, replicate
-from murmurate.agents._running import including
+from murmurate.agents._running import statistics_updater
 from murmurate.agents.interface import Action
 from murmurate.losses.continuous import clipped_target, squared_error
 from murmurate.nets.control import ControlPolicy, critics
@@ -27,11 +27,12 @@ from murmurate.spec import Batch, Outcome, derive_generator
 class DeterministicAgent(ActsByPolicy):
     """One actor-learner (see ``Agent``), with the replicas ``critic`` and ``policy``.
 
-    config: a ``TD3`` or ``DDPG``. critics_count: 1 or 2. policy_delay: updates of the critics for one of the
-    policy; 0: at the end of each round, as many updates of the policy as the round had (Zhang, Algorithm 8).
-    target_noise, noise_clip: deviation and limit of the noise of the target actions.
+    config: a ``TD3`` or ``DDPG``. critics_count: 1 or 2. policy_delay: updates of the critics for each update
+    of the policy; 0: the policy is updated at the end of each round, as often as the critics were in that
+    round (Zhang, Algorithm 8). target_noise, noise_clip: standard deviation and limit of the noise of target
+    actions.
 
-    An update of the critics reads no autograd graph: see ``nets.passes``.
+    Gradients are computed without autograd: see ``nets.passes``.
     """
 
     def __init__(
@@ -48,11 +49,11 @@ class DeterministicAgent(ActsByPolicy):
         check_vector_actions(spec, config.name)
         self.config, self._delay = config, policy_delay
         self._target_noise, self._noise_clip = target_noise, noise_clip
-        drawn, hidden = derive_generator(context.seed, "network"), (config.hidden, config.hidden)
+        generator, hidden = derive_generator(context.seed, "network"), (config.hidden, config.hidden)
         self.policy = ControlPolicy(
-            spec, hidden, deterministic=True, normalize=config.normalize_observations, generator=drawn
+            spec, hidden, deterministic=True, normalize=config.normalize_observations, generator=generator
         ).to(self.device)
-        self.critics = critics(spec, hidden, critics_count, generator=drawn).to(self.device)
+        self.critics = critics(spec, hidden, critics_count, generator=generator).to(self.device)
         clip = None if math.isinf(config.clip) else config.clip
         low = config.precision == "bfloat16"
         self._policy = replicate(context, "policy", self.policy, config.policy_rate, clip, low)
@@ -64,10 +65,10 @@ class DeterministicAgent(ActsByPolicy):
         self._policy_passes = passes(self._policy, self.policy.net, "net.")
         self._critic_passes = passes(self._critic, self.critics)
         self._target_policy, self._target_critics = (Passes(target.net) for target in self.targets)
-        self._include = including(self.policy.normalizer, context)
+        self._include = statistics_updater(self.policy.normalizer, context)
         dimensions = math.prod(spec.action_shape)
         self._noise = UpdateNoise(context.seed, context.rank, (1, config.batch, dimensions), self.device)
-        self._observed: list[Tensor] = []  # observations of this round, if policies learn at the end of it
+        self._observed: list[Tensor] = []  # batches of this round, if the policy is updated at its end
         self._policy_value: Tensor | float = math.nan
 
     @property
@@ -102,14 +103,14 @@ class DeterministicAgent(ActsByPolicy):
         observation = self.policy.read(data.observation)
         target = self._target(data)
         scaled = self.policy.bounds.to_scaled(data.action)
-        activations = self._critic_passes.forward(self._joined(observation, scaled))
+        activations = self._critic_passes.forward(self._critic_input(observation, scaled))
         q = activations[-1][..., 0]
         step = squared_error(q, target, data.weights)
         check_loss(step.loss, "critic", self._critic.clock)
         self._critic_passes.backward(activations, step.slope[..., None])
         exchange = self._critic.follow(self._critic.grad)
-        ended = not (self._critic.common_rounds and exchange.staleness)
-        self._learn_policy(observation, ended)
+        round_ended = not (self._critic.common_rounds and exchange.staleness)
+        self._learn_policy(observation, round_ended)
         for net in self.targets:
             net.after_update(exchange.staleness, self._critic.common_rounds)
         return Outcome(
@@ -124,24 +125,24 @@ class DeterministicAgent(ActsByPolicy):
 
     def _target(self, data: Sample) -> Tensor:
         """y [B], from the target nets, with smoothed actions (Fujimoto et al. 2018, eq. 14)."""
-        following = self.policy.read(data.next_observation)
-        scaled = self._target_policy.forward(following[None])[-1][0].tanh_()
+        next_observation = self.policy.read(data.next_observation)
+        scaled = self._target_policy.forward(next_observation[None])[-1][0].tanh_()
         if self._target_noise:
             noise = self._noise.of(self._critic.clock)[0, : len(scaled)] * self._target_noise
             scaled.add_(noise.clamp_(-self._noise_clip, self._noise_clip)).clamp_(-1, 1)
-        values = self._target_critics.forward(self._joined(following, scaled))[-1]
+        values = self._target_critics.forward(self._critic_input(next_observation, scaled))[-1]
         return clipped_target(data.reward, data.discount, values[..., 0])
 
-    def _learn_policy(self, observation: Tensor, ended: bool) -> None:
-        """Update the policy if it is due. ended: whether this was the last update of a round."""
+    def _learn_policy(self, observation: Tensor, round_ended: bool) -> None:
+        """Update the policy if it is due. round_ended: whether this was the last update of a round."""
         if self._delay:
             if self._critic.clock % self._delay == 0:
                 self._update_policy(observation)
             return
-        # all learners have the same critics at the end of a round, so the policies of the next updates
-        # follow one objective until they are averaged
+        # all learners have the same critics at the end of a round, so their policies follow the same
+        # objective until they are averaged
         self._observed.append(observation)
-        if ended:
+        if round_ended:
             for observed in self._observed:
                 self._update_policy(observed)
             self._observed = []
@@ -151,17 +152,19 @@ class DeterministicAgent(ActsByPolicy):
         size = len(observation)
         activations = self._policy_passes.forward(observation[None])
         scaled = torch.tanh(activations[-1][0])
-        first = slice(0, 1)
-        critic_activations = self._critic_passes.forward(torch.cat([observation, scaled], 1)[None], first)
+        first_critic = slice(0, 1)
+        critic_activations = self._critic_passes.forward(
+            torch.cat([observation, scaled], 1)[None], first_critic
+        )
         self._policy_value = critic_activations[-1].mean()
         slope = self._critic_passes.input_slope(
-            critic_activations, torch.full_like(critic_activations[-1], -1 / size), first
+            critic_activations, torch.full_like(critic_activations[-1], -1 / size), first_critic
         )
         slope = slope[..., observation.shape[1] :] * (1 - scaled.square())
         self._policy_passes.backward(activations, slope)
         self._policy.follow(self._policy.grad)
 
-    def _joined(self, observation: Tensor, scaled: Tensor) -> Tensor:
+    def _critic_input(self, observation: Tensor, scaled: Tensor) -> Tensor:
         """The critics' input [E, B, F + D], one tensor for all of them."""
         joined = torch.cat([observation, scaled], 1)
         return joined.expand(self.critics.members, *joined.shape)
@@ -177,6 +180,6 @@ class DeterministicAgent(ActsByPolicy):
 
     def load(self, state: dict[str, Any]) -> None:
         saved: Sequence[dict[str, Any]] = state["targets"]
-        for target, each in zip(self.targets, saved, strict=True):
-            target.load(each)
+        for target, target_state in zip(self.targets, saved, strict=True):
+            target.load(target_state)
         self._observed = [observed.to(self.device) for observed in state["observed"]]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from murmurate.agents._ensemble_gradient import EnsembleGradient
-from murmurate.agents._running import group_of_equals
+from murmurate.agents._running import statistics_group
 from murmurate.losses.gaussian_nll import soft_bounds
 from murmurate.nets.dynamics import DynamicsEnsemble
 from murmurate.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, Range, UnitInterval
@@ -25,22 +25,23 @@ from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
 from murmurate.spec import derive_generator
 
-_HEARTBEAT = 16  # batches
+_HEARTBEAT = 16  # batches between calls of ``interrupted``
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """The ensemble and its training; the defaults are those of Janner et al. 2019.
 
-    members: nets. elites: the members with the least held-out error, which predict.
+    members: number of nets. elites: how many members predict, those with the least held-out errors.
     layers, hidden: number and width of the hidden layers.
     batch: examples of each member's mini-batches. learning_rate: learning rate of Adam.
     weight_decay: weight decay of the last layer; 1/4 of it in the first, 1/2 in the second, 3/4 in between.
-    held_out: share of the data on which the error is measured; held_out_most: at most so many transitions.
-    patience: a fit ends after so many epochs in a row in which no member's held-out error improved.
-        improvement: the share of its least error by which an error must fall to count as improved.
-    precision: between the first and the last layer in fits; ``auto`` is bfloat16 where the device has native
-        bfloat16 arithmetic. Held-out errors and predictions are float32.
+    held_out: share of the data on which the error is measured; held_out_most: largest number of transitions
+        held out.
+    patience: a fit ends after this many consecutive epochs in which no member's held-out error improved.
+        improvement: an error has improved if it falls below the member's least error by this share.
+    precision: precision of fits, between the first and the last layer; ``auto`` is bfloat16 where the device
+        has native bfloat16 arithmetic. Held-out errors and predictions are float32.
     """
 
     members: PositiveInt = 7
@@ -65,11 +66,11 @@ class ModelConfig:
 class DynamicsModel:
     """Learns ``targets`` [N, D] as functions of ``inputs`` [N, I], by the replica ``model``.
 
-    All replicas fit alike where they make common rounds: they have the same statistics of inputs, take as
-    many steps, and decide by the mean of their held-out errors. Elsewhere each decides alone.
+    Replicas that make common rounds fit alike: they have the same statistics of inputs, take the same number
+    of steps, and stop by the mean of their held-out errors. Other replicas decide alone.
 
     error: mean squared error of the elites on held-out data; NaN before the first fit. epochs: number of
-    epochs of the last fit. loss: mean of the members', of the last mini-batch.
+    epochs of the last fit. loss: mean loss of the members on the last mini-batch.
     """
 
     def __init__(self, config: ModelConfig, context: Context, inputs: int, outputs: int) -> None:
@@ -86,7 +87,7 @@ class DynamicsModel:
         self.replica: Replica = context.replicate(
             "model", self.ensemble, lambda parameters: Adam(parameters, lr=config.learning_rate)
         )
-        self.group = group_of_equals(context)
+        self.group = statistics_group(context)
         self.error, self.epochs, self.loss = math.nan, 0, math.nan
 
     @functools.cached_property
@@ -95,7 +96,7 @@ class DynamicsModel:
         return derive_generator(context.seed, "fits", context.rank, context.device)
 
     def predict(self, inputs: Tensor) -> Tensor:
-        """[B, D]: a draw from the distribution that an elite predicts for each of ``inputs`` [B, I]."""
+        """Draws [B, D] from the distributions that an elite predicts for each of ``inputs`` [B, I]."""
         ensemble = self.ensemble
         mean, raw = ensemble.predict(inputs, self._generator)
         with torch.no_grad():
@@ -105,23 +106,24 @@ class DynamicsModel:
     def fit(self, inputs: Tensor, targets: Tensor, interrupted: Callable[[], bool] = lambda: False) -> bool:
         """Continue to learn until held-out errors stop falling; then each member has its best parameters.
 
-        interrupted: called every few batches. If it returns True, everything is restored to what it was
-        before, and the result is False.
+        interrupted: called every few batches. If it returns True, ``fit`` restores everything to its state
+        before the call and returns False.
         """
         before = {"replica": self.replica.state(), **self.state()}
         order = self._permutation(len(inputs))
-        held = max(1, min(int(len(inputs) * self.config.held_out), self.config.held_out_most))
-        test_inputs, test_targets = inputs[order[:held]], targets[order[:held]]
-        inputs, targets = inputs[order[held:]], targets[order[held:]]
+        held_out = max(1, min(int(len(inputs) * self.config.held_out), self.config.held_out_most))
+        test_inputs, test_targets = inputs[order[:held_out]], targets[order[:held_out]]
+        inputs, targets = inputs[order[held_out:]], targets[order[held_out:]]
         self._standardise_by(inputs)
         inputs = self.ensemble.standardised(inputs).contiguous()
+        # each member's bootstrap sample of rows
         chosen = torch.randint(
             len(inputs), (self.config.members, len(inputs)), generator=self._generator, device=inputs.device
         )
         stopping = EarlyStopping(self.ensemble, self.config)
         config, batch = self.config, min(self.config.batch, len(inputs))
         gradient = EnsembleGradient(self.ensemble, self.replica, config.decay(), batch, config.precision)
-        for epoch in itertools.count(1):  # noqa: B007, it is read afterwards
+        for epoch in itertools.count(1):  # noqa: B007, epoch is read after the loop
             if self._epoch(gradient, inputs, targets, self._shuffled(chosen), batch, interrupted):
                 self.replica.load(before.pop("replica"))
                 self.load(before)
@@ -144,12 +146,12 @@ class DynamicsModel:
         batch: int,
         interrupted: Callable[[], bool],
     ) -> bool:
-        """One pass over the rows ``chosen`` [E, N]; returns whether it was interrupted."""
+        """One pass over each member's rows ``chosen`` [E, N]; returns whether it was interrupted."""
         steps = max(1, chosen.shape[1] // batch)
-        if self.group.size > 1:  # as many on all replicas, also where one has less data
+        if self.group.size > 1:  # the same number on all replicas, even if one has less data
             steps = int(self.group.reduce(steps, "max"))
         step, staleness = 0, 0
-        while step < steps or (staleness and self.replica.common_rounds):  # only whole rounds
+        while step < steps or (staleness and self.replica.common_rounds):  # until a round ends
             if step % _HEARTBEAT == 0 and interrupted():
                 return True
             columns = torch.arange(step * batch, (step + 1) * batch, device=chosen.device) % chosen.shape[1]
@@ -176,7 +178,7 @@ class DynamicsModel:
 
     @torch.no_grad()
     def _held_out_errors(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """[E]: the mean squared error of each member's means."""
+        """[E]: the mean squared error of each member's predicted means."""
         mean, _ = self.ensemble(inputs).chunk(2, -1)
         errors: Tensor = (mean - targets).square().mean((1, 2))
         return errors
@@ -195,23 +197,23 @@ class DynamicsModel:
 
 
 class EarlyStopping:
-    """Remembers each member's parameters at its least held-out error. least: [E], these errors."""
+    """Remembers each member's parameters at its least held-out error. least: [E], the least errors."""
 
     def __init__(self, ensemble: DynamicsEnsemble, config: ModelConfig) -> None:
-        self.config, self._epochs = config, 0  # epochs without an improvement
+        self.config, self._epochs_without_improvement = config, 0
         self._parameters = list(ensemble.net.parameters())
         self._best = [parameter.detach().clone() for parameter in self._parameters]
         self.least = torch.full((config.members,), math.inf, device=self._parameters[0].device)
 
     @torch.no_grad()
     def after_epoch(self, errors: Tensor) -> bool:
-        """Take in the members' held-out errors [E]; returns whether to stop."""
+        """Compare the members' held-out errors [E] with their least; returns whether to stop."""
         improved = errors < self.least * (1 - self.config.improvement)
         self.least = torch.where(improved, errors, self.least)
         for best, parameter in zip(self._best, self._parameters, strict=True):
             best[improved] = parameter[improved]
-        self._epochs = 0 if improved.any() else self._epochs + 1
-        return self._epochs >= self.config.patience
+        self._epochs_without_improvement = 0 if improved.any() else self._epochs_without_improvement + 1
+        return self._epochs_without_improvement >= self.config.patience
 
     @torch.no_grad()
     def restore(self) -> None:

@@ -1,6 +1,6 @@
-"""The gradient of an ensemble's loss, layer by layer, into memory that is reused.
+"""The gradient of an ensemble's loss, computed layer by layer in memory that is reused.
 
-Autograd computes the same, with a graph and new tensors for every step (``bench model-ensemble``).
+Autograd would compute the same with a graph and new tensors for every step (``bench model-ensemble``).
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from murmurate.nets.dynamics import DynamicsEnsemble
 from murmurate.replica.vector import Replica
 
 _BOUNDS = 0.01  # weight of the bounds of the log variances in the loss (Chua et al. 2018)
-_ALIGNED = 16
+_ALIGNED = 16  # the rows of a weight matrix are padded to a multiple of this
 
 
 class EnsembleGradient:
     """``sum of the members' losses + sum_l decay_l |W_l|^2 / 2 + 0.01 sum(high - low)`` and its gradient,
     which is written to ``replica.grad``.
 
-    Each layer is one product of its inputs, with a column of ones, and its weights, with the biases as a
-    further row: biases and their gradients then cost no pass over the activations.
+    A layer is one matrix product: its inputs have a column of ones, and its weights have the biases as a
+    further row, so biases and their gradients need no pass of their own. The product, before the activation,
+    is called the layer's sums.
 
-    decay: weight decay of each layer. batch: examples of each member. precision: ``bfloat16`` for
-    everything between the first and the last layer, which remain in the ensemble's dtype.
+    decay: weight decay of each layer. batch: examples of each member. precision: ``bfloat16`` for all layers
+    between the first and the last, which remain in the ensemble's dtype.
     """
 
     def __init__(
@@ -39,25 +40,25 @@ class EnsembleGradient:
     ) -> None:
         self.ensemble, self.decay = ensemble, decay
         net = ensemble.net
-        places = dict(replica.named_views(replica.grad))
+        gradients = dict(replica.named_views(replica.grad))
         depth = range(len(net.weights))
-        self._places = [(places[f"net.weights.{i}"], places[f"net.biases.{i}"]) for i in depth]
-        self._low, self._high = places["low"], places["high"]
+        self._layer_gradients = [(gradients[f"net.weights.{i}"], gradients[f"net.biases.{i}"]) for i in depth]
+        self._low_gradient, self._high_gradient = gradients["low"], gradients["high"]
         like = net.weights[0].detach()
         hidden = torch.bfloat16 if precision == "bfloat16" else like.dtype
         self._weights, self._inputs, self._sums = list[Tensor](), list[Tensor](), list[Tensor]()
         for i, weight in enumerate(net.weights):
-            members, wide, out = weight.shape
+            members, width, out = weight.shape
             dtype = like.dtype if i in (0, depth[-1]) else hidden
-            rows = -(-(wide + 1) // _ALIGNED) * _ALIGNED  # those behind the biases are 0
+            rows = -(-(width + 1) // _ALIGNED) * _ALIGNED  # the rows after the biases are 0
             self._weights.append(like.new_zeros(members, rows, out, dtype=dtype))
             self._inputs.append(like.new_zeros(members, batch, rows, dtype=dtype))
-            self._inputs[i][..., wide] = 1
+            self._inputs[i][..., width] = 1
             self._sums.append(
                 like.new_empty(members, batch, out, dtype=like.dtype if i == depth[-1] else hidden)
             )
-        self._slopes = [torch.empty_like(sums) for sums in self._sums[:-1]]
-        self._below = [torch.empty_like(inputs) for inputs in self._inputs]
+        self._sum_slopes = [torch.empty_like(sums) for sums in self._sums[:-1]]
+        self._input_slopes = [torch.empty_like(inputs) for inputs in self._inputs]
 
     @torch.no_grad()
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -66,45 +67,46 @@ class EnsembleGradient:
         net, low, high = self.ensemble.net, self.ensemble.low, self.ensemble.high
         self._inputs[0][..., : inputs.shape[-1]] = inputs
         for i, (weight, bias) in enumerate(zip(net.weights, net.biases, strict=True)):
-            wide = weight.shape[1]
-            self._weights[i][:, :wide] = weight
-            self._weights[i][:, wide] = bias[:, 0]
+            width = weight.shape[1]
+            self._weights[i][:, :width] = weight
+            self._weights[i][:, width] = bias[:, 0]
             sums = _product(self._inputs[i], self._weights[i], self._sums[i])
-            if i < len(self._slopes):
-                following = self._inputs[i + 1]
-                place = following[..., : sums.shape[-1]]
-                if following.dtype == sums.dtype:
-                    torch.ops.aten.silu.out(sums, out=place)
+            if i < len(self._sum_slopes):
+                next_inputs = self._inputs[i + 1][..., : sums.shape[-1]]
+                if next_inputs.dtype == sums.dtype:
+                    torch.ops.aten.silu.out(sums, out=next_inputs)
                 else:
-                    place.copy_(torch.ops.aten.silu(sums))
+                    next_inputs.copy_(torch.ops.aten.silu(sums))
         step = bounded_nll_gradient(sums, targets, low, high)
         slope = step.output
-        for i in reversed(range(len(self._places))):
+        for i in reversed(range(len(self._layer_gradients))):
             slope = self._layer_gradient(i, slope)
-        self._low.copy_(step.low - _BOUNDS)
-        self._high.copy_(step.high + _BOUNDS)
+        self._low_gradient.copy_(step.low - _BOUNDS)
+        self._high_gradient.copy_(step.high + _BOUNDS)
         return step.loss
 
     def _layer_gradient(self, i: int, slope: Tensor) -> Tensor:
-        """Write layer ``i``'s gradient from its sums' gradient; returns that of the sums before it."""
-        weight, (weight_place, bias_place) = self.ensemble.net.weights[i], self._places[i]
-        wide = weight.shape[1]
-        found = torch.bmm(self._inputs[i].to(slope.dtype).transpose(1, 2), slope)
-        torch.add(found[:, :wide], weight, alpha=self.decay[i], out=weight_place)
-        bias_place[:, 0] = found[:, wide]
+        """Write the gradient of layer ``i``'s weights and biases, given the gradient ``slope`` of its sums;
+        returns the gradient of the sums of the layer before it."""
+        weight, (weight_gradient, bias_gradient) = self.ensemble.net.weights[i], self._layer_gradients[i]
+        width = weight.shape[1]
+        gradient = torch.bmm(self._inputs[i].to(slope.dtype).transpose(1, 2), slope)
+        torch.add(gradient[:, :width], weight, alpha=self.decay[i], out=weight_gradient)
+        bias_gradient[:, 0] = gradient[:, width]
         if i == 0:
             return slope
-        # of all rows, also those of the biases: a part of the weights would be copied first
-        below = torch.bmm(slope, self._weights[i].transpose(1, 2), out=self._below[i])[..., :wide]
-        before = self._slopes[i - 1]
-        if below.dtype != before.dtype:
-            below = before.copy_(below)
-        torch.ops.aten.silu_backward.grad_input(below, self._sums[i - 1], grad_input=before)
-        return before
+        # for all rows, also the biases' and the padding: bmm would first copy a part of the weights
+        weights = self._weights[i].transpose(1, 2)
+        input_slope = torch.bmm(slope, weights, out=self._input_slopes[i])[..., :width]
+        slope_before = self._sum_slopes[i - 1]
+        if input_slope.dtype != slope_before.dtype:
+            input_slope = slope_before.copy_(input_slope)
+        torch.ops.aten.silu_backward.grad_input(input_slope, self._sums[i - 1], grad_input=slope_before)
+        return slope_before
 
 
 def _product(one: Tensor, other: Tensor, out: Tensor) -> Tensor:
-    """``out``, which may have another dtype than the factors."""
+    """Write the product to ``out``, which may have another dtype than the factors, and return it."""
     if out.dtype == one.dtype:
         return torch.bmm(one, other, out=out)
     return out.copy_(torch.bmm(one, other))

@@ -23,16 +23,17 @@ from murmurate.worlds.terminations import termination
 
 @dataclass(frozen=True)
 class PolicySettings:
-    """Of soft actor-critic, which learns the policy (see ``SAC``).
+    """Settings of soft actor-critic, which learns the policy (see ``SAC``).
 
     batch: transitions of an update. discount: discount factor per env step.
     policy_rate, critic_rate, temperature_rate: learning rates of Adam. With a temperature_rate of 0 the
         temperature is constant.
-    temperature: alpha, at the beginning. target_entropy: H, which the temperature holds; None: -D for actions
-        of D numbers.
+    temperature: initial alpha. target_entropy: H, at which the temperature keeps the policy's entropy; None:
+        -D for actions of D numbers.
     clip: largest norm of the gradients of policy and critics (inf: no limit).
     hidden: width of the two layers of each net.
-    target_every: own updates between moves of the target critics. polyak: how far a move goes; 1 copies.
+    target_every: a learner's updates between moves of the target critics towards the critics. polyak: share
+        of the way that they move; 1 copies.
     precision: precision of the products between hidden layers; ``auto`` is bfloat16 where the device has
         native bfloat16 arithmetic.
     """
@@ -57,7 +58,7 @@ class PolicySettings:
 class WorldModel:
     """Predicts rewards, changes of observations, and where episodes end.
 
-    end: see ``worlds.terminations``. Raises Refusal for a world of which it is not known where episodes end.
+    end: where episodes end, see ``worlds.terminations``. Raises Refusal if that is not known of the world.
     """
 
     def __init__(self, config: ModelConfig, context: Context, end: str) -> None:
@@ -66,26 +67,28 @@ class WorldModel:
             raise ValueError(f"a model of {spec.name} predicts one observation: leave out frame_stack")
         self.terminated = termination(spec.name, end)
         self._shape, self._device = spec.observation_shape, context.device
-        observed = math.prod(spec.observation_shape)
-        inputs = observed + math.prod(spec.action_shape)
-        self.dynamics = DynamicsModel(config, context, inputs, 1 + observed)
+        observation_size = math.prod(spec.observation_shape)
+        inputs = observation_size + math.prod(spec.action_shape)
+        self.dynamics = DynamicsModel(config, context, inputs, 1 + observation_size)
 
     def fit(self, transitions: Mapping[str, Tensor], interrupted: Callable[[], bool]) -> bool:
         """See ``ModelAgent.fit``."""
         size = len(transitions["reward"])
-        observation, action, reward, following = (
+        observation, action, reward, next_observation = (
             transitions[name].to(self._device, torch.float32).reshape(size, -1)
             for name in ("observation", "action", "reward", "next_observation")
         )
         inputs = torch.cat((observation, action), 1)
-        return self.dynamics.fit(inputs, torch.cat((reward, following - observation), 1), interrupted)
+        return self.dynamics.fit(inputs, torch.cat((reward, next_observation - observation), 1), interrupted)
 
     def step(self, observation: Tensor, action: Tensor) -> Imagined:
         """One step from ``observation`` [B, ...] by ``action`` [B, D]."""
-        seen = observation.flatten(1)
-        predicted = self.dynamics.predict(torch.cat((seen, action.flatten(1)), 1))
-        following = (seen + predicted[:, 1:]).view(-1, *self._shape)
-        return Imagined(observation, action, predicted[:, 0], following, self.terminated(following))
+        flat = observation.flatten(1)
+        predicted = self.dynamics.predict(torch.cat((flat, action.flatten(1)), 1))
+        next_observation = (flat + predicted[:, 1:]).view(-1, *self._shape)
+        return Imagined(
+            observation, action, predicted[:, 0], next_observation, self.terminated(next_observation)
+        )
 
 
 class ModelBasedAgent:
@@ -107,11 +110,12 @@ class ModelBasedAgent:
 
     @property
     def counted(self) -> tuple[str, ...]:
+        """The replicas whose updates count as the agent's: all but the model."""
         return tuple(self.core.replicas)
 
     @cached_property
     def generator(self) -> torch.Generator:
-        """For draws from the policy in rollouts."""
+        """Generator of the policy's actions in rollouts."""
         context = self._context
         return derive_generator(context.seed, "imagined actions", context.rank, context.device)
 

@@ -1,4 +1,4 @@
-"""Noise for updates that depends only on the seed and the update's number, so none of it must be saved."""
+"""Noise for updates that depends only on the seed and the update's number, so checkpoints do not hold it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from murmurate.spec import derive_generator
 
-_BLOCK = 64  # updates: one large draw costs far less than many small ones
+_BLOCK = 64  # updates whose noise is drawn at once: far cheaper than a draw for each
 
 
 class UpdateNoise:
@@ -21,11 +21,11 @@ class UpdateNoise:
         self._block, self._drawn = -1, torch.empty(0)
 
     def of(self, update: int) -> Tensor:
-        """The numbers of this update; every call for the same update gives the same."""
-        block, place = divmod(update, _BLOCK)
+        """The numbers for this update; every call for the same update returns the same numbers."""
+        block, index = divmod(update, _BLOCK)
         if block != self._block:
             generator = derive_generator(self._seed, self._role, block, device=self._device)
             shape = (_BLOCK, *self._shape)
             self._drawn = torch.randn(shape, generator=generator, device=self._device)
             self._block = block
-        return self._drawn[place]
+        return self._drawn[index]

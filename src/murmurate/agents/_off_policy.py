@@ -17,7 +17,8 @@ from murmurate.spec import EnvSpec
 
 
 class ActsByPolicy:
-    """An ``Agent``'s methods for acting by its replica ``policy``: no memory, all simulators alike."""
+    """Methods of an ``Agent`` that acts by its replica ``policy``, without memory, and alike in all
+    simulators."""
 
     acting: tuple[str, ...] = ("policy",)
 
@@ -29,7 +30,7 @@ class ActsByPolicy:
 
 
 def check_vector_actions(spec: EnvSpec, agent: str, images: bool = False) -> None:
-    """Raise ValueError for discrete actions, for actions without bounds, and unless ``images`` for images."""
+    """Raise ValueError for discrete actions, for actions without bounds, and for images unless ``images``."""
     if spec.categorical:
         other = "dqn" if spec.actions else "ppo"
         raise ValueError(f"{agent} needs vector actions, and those of {spec.name} are discrete: use {other}")
@@ -45,39 +46,39 @@ def check_vector_actions(spec: EnvSpec, agent: str, images: bool = False) -> Non
 def replicate(
     context: Context, name: str, module: nn.Module, rate: float, clip: float | None, low: bool
 ) -> Replica:
-    """A replica with Adam. low: whether the products between hidden layers, and torsos of images, are
+    """A replica with Adam. low: whether products between hidden layers, and the torsos of images, are
     computed in bfloat16."""
-    hidden = _between_hidden(module) | _of_torsos(module)
+    bfloat16 = _between_hidden_layers(module) | _in_torsos(module)
     return context.replicate(
         name,
         module,
         lambda parameters: Adam(parameters, lr=rate),
         clip=clip,
-        compute_dtype=torch.bfloat16 if low and hidden else None,
-        in_compute=lambda parameter: parameter in hidden,
+        compute_dtype=torch.bfloat16 if low and bfloat16 else None,
+        in_compute=lambda parameter: parameter in bfloat16,
     )
 
 
-def _between_hidden(module: nn.Module) -> set[str]:
-    """The parameters of the layers between hidden ones. The first and the last stay float32: few inputs make
-    the first fast, and values need more than the eight bits of bfloat16."""
-    found = set()
+def _between_hidden_layers(module: nn.Module) -> set[str]:
+    """Names of the parameters between hidden layers. The first and the last layer stay float32: few inputs
+    make the first fast, and values need more than the eight bits of bfloat16."""
+    names = set()
     for name, part in module.named_modules():
         if isinstance(part, BatchedMLP):
             for layer in range(1, len(part.weights) - 1):
                 prefix = f"{name}." if name else ""
-                found |= {f"{prefix}weights.{layer}", f"{prefix}biases.{layer}"}
-    return found
+                names |= {f"{prefix}weights.{layer}", f"{prefix}biases.{layer}"}
+    return names
 
 
-def _of_torsos(module: nn.Module) -> set[str]:
-    """The parameters of encoders' torsos."""
+def _in_torsos(module: nn.Module) -> set[str]:
+    """Names of the parameters of encoders' torsos."""
     torsos = [f"{name}.torso." for name, part in module.named_modules() if isinstance(part, PixelEncoder)]
     return {name for name, _ in module.named_parameters() if name.startswith(tuple(torsos))}
 
 
 def passes(replica: Replica, net: BatchedMLP, prefix: str = "") -> Passes:
-    """Passes through ``net`` that write into the replica's gradient. prefix: prefix of its parameters'
-    names."""
+    """Passes through ``net`` that write into the replica's gradient. prefix: prefix that the names of the
+    net's parameters have in the replica."""
     names = replica.named_views(replica.grad)
     return Passes(net, {n.removeprefix(prefix): view for n, view in names if n.startswith(prefix)})

@@ -29,7 +29,7 @@ def one_step(
 
 
 def draw(policy: Tensor, spec: EnvSpec, generator: torch.Generator, greedy: bool) -> Tensor:
-    """Actions [B] or [B, D] for the parameters ``policy`` [B, A]; greedy: the most likely ones."""
+    """Actions [B] or [B, D] for the parameters ``policy`` [B, A]; greedy: the most likely actions."""
     if spec.categorical:
         if not greedy:
             # Gumbel-max: argmax of logits + Gumbel noise is a draw from softmax(logits)
@@ -85,11 +85,12 @@ def divergence(old: Tensor, new: Tensor, spec: EnvSpec) -> Tensor:
 
 
 def _parts(policy: Tensor, action: Tensor, spec: EnvSpec) -> Iterator[tuple[Tensor, Tensor]]:
-    """Logits [..., n] and choices [...] of each part of an action: their probabilities are multiplied."""
+    """Logits [..., n] and choices [...] of each factor of an action; the factors are independent."""
     return zip(_split(policy, spec), action.long().unbind(-1), strict=True)
 
 
 def _split(policy: Tensor, spec: EnvSpec) -> tuple[Tensor, ...]:
+    """Logits [..., n] of each factor."""
     return torch.split(policy, list(spec.factors), -1)
 
 
@@ -99,17 +100,17 @@ def _sum(parts: list[Tensor]) -> Tensor:
 
 def explained_variance(value: Tensor, advantage: Tensor) -> float:
     """1 - Var(G - V) / Var(G): 1 for a perfect critic, 0 for a constant one; NaN if all returns are equal."""
-    spread = float((advantage + value).var())
-    return 1.0 - float(advantage.var()) / spread if spread > 0.0 else math.nan
+    variance = float((advantage + value).var())
+    return 1.0 - float(advantage.var()) / variance if variance > 0.0 else math.nan
 
 
 @torch.no_grad()
 def bootstrap_values(
     net: PolicyValueNet, data: Trajectory, memory: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Values of the observations after step T [B], and of ``data.truncated_observation`` [K], None without.
+    """Values of the observations after step T [B], and of ``data.truncated_observation`` [K] (or None).
 
-    memory: after step T.
+    memory: the recurrent state after step T.
     """
     ended = data.terminated[-1] | data.truncated[-1]
     _, last_value, _ = one_step(net, data.last_observation, memory, ended)
@@ -118,19 +119,19 @@ def bootstrap_values(
 
 @torch.no_grad()
 def final_values(net: PolicyValueNet, data: Trajectory) -> Tensor:
-    """[K] values of the final observations of truncated episodes, of which there are some."""
+    """Values [K] of the final observations of truncated episodes; there must be at least one."""
     final, memory = data.truncated_observation, data.memory
     if final is None:
         raise ValueError("no step of the trajectory is truncated")
     if memory is None:
         return one_step(net, final, None, data.first[0])[1]
-    # each is read with the recurrent state of its episode at that step
+    # each final observation is evaluated with the recurrent state of its episode
     values: list[Tensor] = []
     for t, observation in enumerate(torch.split(final, data.truncated.sum(1).tolist())):
         _, _, memory = one_step(net, data.observation[t], memory, data.first[t])
         if memory is not None and len(observation):
-            never = torch.zeros(len(observation), dtype=torch.bool, device=final.device)
-            values.append(one_step(net, observation, memory[data.truncated[t]], never)[1])
+            not_first = torch.zeros(len(observation), dtype=torch.bool, device=final.device)
+            values.append(one_step(net, observation, memory[data.truncated[t]], not_first)[1])
     return torch.cat(values)
 
 
@@ -145,8 +146,8 @@ def advantages(
 ) -> Tensor:
     """Generalized advantages [T, B] of a rollout.
 
-    value: value of its observations [T, B]. last_value: value of the last one [B]. final_value: value of
-    ``data.truncated_observation`` [K], None where no step was truncated.
+    value: values of its observations [T, B]. last_value: values of the observations after step T [B].
+    final_value: values of ``data.truncated_observation`` [K]; None if no step was truncated.
     """
     truncated_value = torch.zeros_like(value)
     if final_value is not None:

@@ -18,8 +18,9 @@ from murmurate.spec import Trajectory
 _LARGEST_REWARD = 10.0
 
 
-def group_of_equals(context: Context) -> Group:
-    """All replicas, where they make common rounds; elsewhere this one alone, with statistics of its own."""
+def statistics_group(context: Context) -> Group:
+    """The replicas that share statistics: all, if they exchange in common rounds (each at the same update);
+    else this replica alone."""
     try:
         return context.group()
     except Refusal:
@@ -27,18 +28,18 @@ def group_of_equals(context: Context) -> Group:
 
 
 def include(moments: RunningMoments, samples: Tensor, group: Group) -> None:
-    """Include ``samples`` [n, *shape] of every member of the group, as many of each."""
+    """Include ``samples`` [n, *shape] of every member of the group; all members have the same n."""
     exact = samples.double()
     mean, square = group.mean((exact.mean(0), exact.square().mean(0)))
     moments.include(mean, square, len(samples) * group.size)
 
 
-def including(normalizer: nn.Module | None, context: Context) -> Callable[[Tensor], None]:
-    """A function that includes a batch of observations [B, ...] in a net's running statistics, those of all
-    replicas where they make common rounds; it does nothing where there are none."""
+def statistics_updater(normalizer: nn.Module | None, context: Context) -> Callable[[Tensor], None]:
+    """A function that includes a batch of observations [B, ...] in the running statistics of ``normalizer``,
+    with the batches of all members of its ``statistics_group``. Without a normalizer it does nothing."""
     if not isinstance(normalizer, ObservationNormalizer):
         return lambda observation: None
-    moments, group = normalizer.moments, group_of_equals(context)
+    moments, group = normalizer.moments, statistics_group(context)
     return lambda observation: include(moments, observation, group)
 
 
@@ -58,7 +59,8 @@ class RewardScaler:
         self._return: Tensor | None = None  # [B] G of the last step, 0 before the first
 
     def scaled(self, data: Trajectory) -> Tensor:
-        """The rewards [T, B] of a rollout that continues the one before; its returns are included."""
+        """The scaled rewards [T, B] of a rollout that continues the previous one; the statistics already
+        include its returns."""
         g = torch.zeros_like(data.reward[0]) if self._return is None else self._return
         returns = torch.empty_like(data.reward)
         for t, (reward, first) in enumerate(zip(data.reward, data.first, strict=True)):
@@ -89,7 +91,7 @@ class RunningStatistics:
     """
 
     def __init__(self, context: Context, normalizer: nn.Module | None, discount: float | None) -> None:
-        group = Group.of_one() if normalizer is None and discount is None else group_of_equals(context)
+        group = Group.of_one() if normalizer is None and discount is None else statistics_group(context)
         self._group = group
         self._moments = normalizer.moments if isinstance(normalizer, ObservationNormalizer) else None
         self._scaler = None if discount is None else RewardScaler(discount, group, context.device)
@@ -98,8 +100,8 @@ class RunningStatistics:
         return data if self._scaler is None else dataclasses.replace(data, reward=self._scaler.scaled(data))
 
     def include(self, observation: Tensor) -> None:
-        """Include the observations [T, B, ...] of a rollout, after the last update from it: its minibatches
-        are read as they were in acting."""
+        """Include the observations [T, B, ...] of a rollout. To be called after the last update from it, so
+        that updates normalize observations as ``act`` did."""
         if self._moments is not None:
             include(self._moments, observation.flatten(0, 1), self._group)
 

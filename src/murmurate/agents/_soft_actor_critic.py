@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from murmurate.agents._noise import UpdateNoise
 from murmurate.agents._off_policy import check_vector_actions, passes, replicate
-from murmurate.agents._running import including
+from murmurate.agents._running import statistics_updater
 from murmurate.agents.interface import Action
 from murmurate.losses.continuous import (
     soft_policy_slope,
@@ -31,7 +31,7 @@ from murmurate.spec import Metric, derive_generator
 
 
 class Update(NamedTuple):
-    """metrics: metrics of the update. error: [B], the mean size of the critics' errors."""
+    """metrics: metrics of the update. error: [B], the mean absolute error of the critics."""
 
     metrics: dict[str, Metric]
     error: Tensor
@@ -47,9 +47,9 @@ class Temperature(nn.Module):
 
 class SoftActorCritic:
     """A squashed Gaussian policy, two critics and a temperature: the replicas ``policy``, ``critic`` and
-    ``temperature``; the last is missing if the temperature is constant.
+    ``temperature``. A constant temperature has no replica.
 
-    config: a ``SAC``, or another config with its fields. An update reads no autograd graph: see
+    config: a ``SAC``, or another config with its fields. Gradients are computed without autograd: see
     ``nets.passes``.
     """
 
@@ -57,11 +57,11 @@ class SoftActorCritic:
         spec, self.device = context.spec, context.device
         check_vector_actions(spec, config.name)
         self.config = config
-        drawn, hidden = derive_generator(context.seed, "network"), (config.hidden, config.hidden)
+        generator, hidden = derive_generator(context.seed, "network"), (config.hidden, config.hidden)
         self.policy = ControlPolicy(
-            spec, hidden, deterministic=False, normalize=config.normalize_observations, generator=drawn
+            spec, hidden, deterministic=False, normalize=config.normalize_observations, generator=generator
         ).to(self.device)
-        self.critics = critics(spec, hidden, 2, generator=drawn).to(self.device)
+        self.critics = critics(spec, hidden, 2, generator=generator).to(self.device)
         clip = None if math.isinf(config.clip) else config.clip
         low = config.precision == "bfloat16"
         self._policy = replicate(context, "policy", self.policy, config.policy_rate, clip, low)
@@ -69,7 +69,7 @@ class SoftActorCritic:
         self.replicas: dict[str, Replica] = {"policy": self._policy, "critic": self._critic}
         dimensions = math.prod(spec.action_shape)
         self._temperature = Temperature(config.temperature).to(self.device)
-        self._entropy = -float(dimensions) if config.target_entropy is None else config.target_entropy
+        self._target_entropy = -float(dimensions) if config.target_entropy is None else config.target_entropy
         if config.temperature_rate:
             self.replicas["temperature"] = context.replicate(
                 "temperature",
@@ -80,7 +80,7 @@ class SoftActorCritic:
         self._policy_passes = passes(self._policy, self.policy.net, "net.")
         self._critic_passes = passes(self._critic, self.critics)
         self._target_passes = Passes(self.target.net)
-        self._include = including(self.policy.normalizer, context)
+        self._include = statistics_updater(self.policy.normalizer, context)
         self._noise = UpdateNoise(context.seed, context.rank, (2, config.batch, dimensions), self.device)
 
     @torch.no_grad()
@@ -103,7 +103,7 @@ class SoftActorCritic:
         observation = self.policy.read(data.observation)
         target = self._target(data, noise[0], alpha)
         scaled = self.policy.bounds.to_scaled(data.action)
-        activations = self._critic_passes.forward(self._joined(observation, scaled))
+        activations = self._critic_passes.forward(self._critic_input(observation, scaled))
         q = activations[-1][..., 0]
         step = squared_error(q, target, data.weights)
         check_loss(step.loss, "critic", self._critic.clock)
@@ -112,7 +112,7 @@ class SoftActorCritic:
         log_probability = self._update_policy(observation, noise[1], alpha)
         if "temperature" in self.replicas:
             replica = self.replicas["temperature"]
-            replica.follow(temperature_slope(log_probability, self._entropy).view(1))
+            replica.follow(temperature_slope(log_probability, self._target_entropy).view(1))
         self.target.after_update(exchange.staleness, self._critic.common_rounds)
         error = step.error.abs().mean(0)
         metrics: dict[str, Metric] = {
@@ -126,33 +126,33 @@ class SoftActorCritic:
 
     def _target(self, data: Sample, noise: Tensor, alpha: Tensor) -> Tensor:
         """y [B], from the target critics at actions drawn from the present policy."""
-        following = self.policy.read(data.next_observation)
-        mean, log_std = self._policy_passes.forward(following[None])[-1][0].chunk(2, 1)
+        next_observation = self.policy.read(data.next_observation)
+        mean, log_std = self._policy_passes.forward(next_observation[None])[-1][0].chunk(2, 1)
         drawn = squashed_gaussian(mean, limited_log_std(log_std), noise)
-        values = self._target_passes.forward(self._joined(following, drawn.action))[-1]
+        values = self._target_passes.forward(self._critic_input(next_observation, drawn.action))[-1]
         return soft_target(data.reward, data.discount, values[..., 0], drawn.log_probability, alpha)
 
     def _update_policy(self, observation: Tensor, noise: Tensor, alpha: Tensor) -> Tensor:
         """One step down the gradient of ``mean(alpha log pi(a | s) - min_e Q_e(s, a))``; returns
         log pi(a | s) [B]."""
         activations = self._policy_passes.forward(observation[None])
-        mean, free_log_std = activations[-1][0].chunk(2, 1)
-        log_std = limited_log_std(free_log_std)
+        mean, unlimited_log_std = activations[-1][0].chunk(2, 1)
+        log_std = limited_log_std(unlimited_log_std)
         drawn = squashed_gaussian(mean, log_std, noise)
-        critic_activations = self._critic_passes.forward(self._joined(observation, drawn.action))
-        # each row follows the critic with the smaller value: -1 there, 0 at the other
+        critic_activations = self._critic_passes.forward(self._critic_input(observation, drawn.action))
+        # each row follows the critic with the smaller value: weight 1 there, 0 at the other
         lower = (critic_activations[-1][0] <= critic_activations[-1][1]).to(critic_activations[-1].dtype)
         chosen = torch.stack([lower, 1 - lower])
         q_slope = self._critic_passes.input_slope(critic_activations, chosen)[
             ..., observation.shape[1] :
         ].sum(0)
         slope = soft_policy_slope(drawn.action, log_std, noise, q_slope, alpha)
-        behind = torch.cat([slope.mean, through_limit(slope.log_std, free_log_std)], 1)
-        self._policy_passes.backward(activations, behind[None])
+        output_slope = torch.cat([slope.mean, through_limit(slope.log_std, unlimited_log_std)], 1)
+        self._policy_passes.backward(activations, output_slope[None])
         self._policy.follow(self._policy.grad)
         return drawn.log_probability
 
-    def _joined(self, observation: Tensor, scaled: Tensor) -> Tensor:
+    def _critic_input(self, observation: Tensor, scaled: Tensor) -> Tensor:
         """The critics' input [2, B, F + D], one tensor for both."""
         joined = torch.cat([observation, scaled], 1)
         return joined.expand(2, *joined.shape)

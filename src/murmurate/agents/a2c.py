@@ -1,6 +1,7 @@
 """Advantage actor-critic, the synchronous variant of A3C (Mnih et al. 2016; Dhariwal et al. 2017).
 
-Gradient of GALA eq. 2-4: policy gradient on the n-step advantage, TD error on the value, entropy bonus.
+The gradient is that of GALA, eq. 2-4: policy gradient on the n-step advantage, TD error on the value, entropy
+bonus.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ class A2C(LearnerConfig):
         in the loss.
     normalize_advantages: normalize advantages to mean 0 and deviation 1, in each batch.
     optimizer: RMSprop or Adam. rmsprop_alpha: smoothing of RMSprop's squared gradients.
-    rmsprop_epsilon: beside the root of the denominator of RMSprop, and of Adam.
+    rmsprop_epsilon: added to the root in the denominator of RMSprop, or of Adam.
     clip: largest norm of the gradient. hidden: width of an MLP's two layers.
-    precision: ``bfloat16`` computes the torso in bfloat16 on a copy of the float32 vector; heads,
+    precision: ``bfloat16`` computes the torso in bfloat16 on a copy of the float32 parameters; heads,
         losses and the optimizer stay float32. ``auto`` is bfloat16 for images where the device has native
         bfloat16 arithmetic, else float32; a run resolves and records it before it begins.
-    learning_rate: learning rate of the optimizer, at first.
+    learning_rate: initial learning rate of the optimizer.
     normalize_observations: normalize observations by their running mean and deviation, limited to +-10
     (vectors only).
     scale_rewards: divide rewards by the running deviation of discounted returns, limited to +-10.
@@ -181,7 +182,10 @@ class A2CAgent(OneReplica):
         )
 
     def _targets(self, data: Trajectory, value: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Advantages and value targets [T, B], bootstrapped with the present critic. memory: after step T."""
+        """Advantages and value targets [T, B], bootstrapped with the present critic.
+
+        memory: the recurrent state after step T.
+        """
         last_value, final_value = bootstrap_values(self.net, data, memory)
         c = self.config
         advantage = advantages(
@@ -190,7 +194,7 @@ class A2CAgent(OneReplica):
         return advantage, advantage + value
 
     def state(self) -> dict[str, Any]:
-        """Of the rewards' scale; the replica saves its own state."""
+        """The state of the rewards' scale; the replica saves its own state."""
         return self.running.state()
 
     def load(self, state: dict[str, Any]) -> None:

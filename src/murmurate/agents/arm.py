@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from murmurate.agents._auto import linear_schedule, resolve_auto
-from murmurate.agents._running import including
+from murmurate.agents._running import statistics_updater
 from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.regret import (
     cumulative_target,
@@ -35,23 +35,23 @@ from murmurate.spec import Batch, EnvSpec, Outcome, Sequences, SequenceSample, d
 
 @dataclass(frozen=True)
 class ARM(LearnerConfig):
-    """Hyper-parameters; the defaults are those for Atari (Jin, Table 2.1). The size of a batch and the number
-    of its updates are the source's.
+    """Hyper-parameters; the defaults are those for Atari (Jin, Table 2.1). How many env steps are collected
+    in an iteration, and how many updates follow, are settings of the source.
 
     batch: sequences of an update. n_step: steps of the returns. discount: discount factor per env step (the
         thesis gives none).
-    learning_rate: learning rate of Adam. adam_epsilon: term added to the root in its denominator.
+    learning_rate: learning rate of Adam. adam_epsilon: added to the root in Adam's denominator.
     learning_rate_end: over the run the rate falls linearly to this share of its initial value (1: constant).
     clip: largest norm of the gradient; the thesis does not clip.
-    target_rate: tau, the share of the way that the target value V' moves to V with each own update.
+    target_rate: tau, the share of the way that the target value V' moves to V with each update.
     importance_clip: c, the largest importance weight (section 2.6; Table 2.2 has 1), for a source that keeps
         several batches. None: on-policy, without weights.
-    evaluate: ``policy`` draws actions from the learned policy, as in training; ``greedy`` takes the one with
-        the greatest advantage. The best policy of a partially observed task may be stochastic.
+    evaluate: ``policy`` draws actions from the learned policy, as in training; ``greedy`` takes the action
+        with the greatest advantage. The best policy of a partially observed task may be stochastic.
     torso: mlp, nature2013, nature2015, jin2018, or your own: FILE.py:NAME, module:NAME (docs/worlds.md);
         auto is nature2013 for images and mlp for vectors. hidden: width of an MLP's two layers.
-    normalize_observations: normalize observations by their running mean and deviation, limited to +-10; of
-        vectors, in the drawn sequences.
+    normalize_observations: normalize observations by the running mean and deviation of the drawn sequences,
+        limited to +-10 (vectors only).
     precision: precision of the torso; ``auto`` is bfloat16 for images where the device has native bfloat16
     arithmetic.
     """
@@ -94,9 +94,9 @@ class ARM(LearnerConfig):
 class ARMAgent(OneReplica):
     """One actor-learner (see ``Agent``).
 
-    theta and omega (V and Q+) are two heads of one net, in one vector: with Adam, the two updates of eq. 2.15
-    and 2.16 with one learning rate are the same as one update of both. Differs: on images both heads read one
-    torso; the thesis does not say.
+    V (parameters theta) and Q+ (parameters omega) are two heads of one net: with Adam, the two updates of eq.
+    2.15 and 2.16 with one learning rate are the same as one update of both. Differs: on images both heads
+    read one torso; the thesis does not say.
     """
 
     def __init__(self, config: ARM, context: Context) -> None:
@@ -128,10 +128,10 @@ class ARMAgent(OneReplica):
             compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
             in_compute=lambda name: name.startswith("torso."),
         )
-        self._include = including(self.net.normalizer, context)
+        self._include = statistics_updater(self.net.normalizer, context)
         self.target = TargetNetwork(self.net, polyak=config.target_rate)  # V', with parameters phi
         off_policy = config.importance_clip is not None
-        # the nets of the previous iteration, theta_{t-1} and omega_{t-1}, of which pi_t is made
+        # the net of the previous iteration, theta_{t-1} and omega_{t-1}, which defines pi_t
         self.previous = TargetNetwork(self.net, every=0) if off_policy else None
         self.iterations = 0
 
@@ -159,7 +159,7 @@ class ARMAgent(OneReplica):
         data: SequenceSample = batch.data
         if batch.env_steps:  # the first minibatch of an iteration
             self._begin_iteration()
-        advantage_tm1, weights = self._of_previous_policy(data)
+        advantage_tm1, weights = self._previous_advantage_and_weights(data)
         with torch.no_grad():
             last_value = self.target.net(data.last_observation)[1]
         returns = sequence_returns(
@@ -198,10 +198,10 @@ class ARMAgent(OneReplica):
             self.previous.reset()
 
     @torch.no_grad()
-    def _of_previous_policy(self, data: SequenceSample) -> tuple[Tensor, Tensor | None]:
-        """phi, A+ of the previous iteration for the first actions [B], and the importance weights [n, B].
+    def _previous_advantage_and_weights(self, data: SequenceSample) -> tuple[Tensor, Tensor | None]:
+        """(phi [B], the previous iteration's A+ of the first actions; the importance weights [n, B]).
 
-        On-policy, phi was recorded when these nets acted, and no weights are needed.
+        On-policy, phi was recorded when the previous net acted, and no weights are needed.
         """
         if self.previous is None or self.config.importance_clip is None:
             return data.behaviour["advantage"][0], None

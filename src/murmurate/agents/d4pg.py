@@ -13,7 +13,7 @@ from torch import Tensor
 
 from murmurate.agents._auto import resolve_auto
 from murmurate.agents._off_policy import check_vector_actions, replicate
-from murmurate.agents._running import including
+from murmurate.agents._running import statistics_updater
 from murmurate.agents.interface import Action
 from murmurate.losses.categorical import categorical_cross_entropy, expectation, projected_target, support
 from murmurate.nets.control import ControlPolicy
@@ -37,16 +37,16 @@ class D4PG(LearnerConfig):
     n_step: steps of the returns. discount: discount factor per env step.
     policy_rate, critic_rate: learning rates of Adam. clip: largest norm of each gradient (inf: no limit).
     hidden: width of the two layers of the policy and of the critic.
-    atoms: returns that the critic gives probabilities to, from v_min to v_max at equal distances; what lies
-        outside counts as the nearest of these two. v_min, v_max: the least and the greatest of these returns.
-    target_every: own updates between moves of the target nets; under strategies with common rounds at the end
-        of the current round. polyak: how far a move goes; 1 copies.
-    exploration_noise: deviation of the noise of the actions taken.
+    atoms: number of returns that the critic gives probabilities to, at equal distances from v_min to v_max; a
+        return outside counts as the nearer of these two. v_min, v_max: least and greatest of these returns.
+    target_every: a learner's updates between moves of the target nets towards the nets; under strategies with
+        common rounds they move at the end of a round. polyak: share of the way that they move; 1 copies.
+    exploration_noise: standard deviation of the noise that exploration adds to actions.
     torso: torso of images: nature2013, nature2015, jin2018, impala2018, or your own: FILE.py:NAME,
         module:NAME (docs/worlds.md); auto is nature2013. It is trained by the critic's loss alone.
-    shift: pixels by which images are moved at random for an update (Kostrikov et al. 2020: 4); 0: not at all.
-    normalize_observations: normalize observations by their running mean and deviation, limited to +-10; of
-        vectors, in the drawn batches.
+    shift: largest random shift of images for an update, in pixels (Kostrikov et al. 2020: 4); 0: no shift.
+    normalize_observations: normalize observations by the running mean and deviation of the drawn batches,
+        limited to +-10 (vectors only).
     precision: precision of the torso, and of the products between hidden layers; ``auto`` is bfloat16 for
         images where the device has native bfloat16 arithmetic.
     """
@@ -86,13 +86,13 @@ class D4PG(LearnerConfig):
         return resolve_auto(self, spec, device)
 
     def build(self, context: Context) -> D4PGAgent:
-        """The agent. Raises ValueError for discrete actions, and options that the world has no use for."""
+        """The agent. Raises ValueError for discrete actions, and options that do nothing in this world."""
         return D4PGAgent(self, context)
 
 
 class D4PGAgent:
-    """One actor-learner (see ``Agent``), with the replicas ``critic``, which has the encoder of images, and
-    ``policy``."""
+    """One actor-learner (see ``Agent``) with two replicas: ``policy``, and ``critic``, which includes the
+    encoder of images."""
 
     def __init__(self, config: D4PG, context: Context) -> None:
         spec, self.device = context.spec, context.device
@@ -101,17 +101,17 @@ class D4PGAgent:
         self._seed, self._rank = context.seed, context.rank
         z = support(config.v_min, config.v_max, config.atoms)
         self.config = config = config.resolved(spec, self.device)
-        drawn, hidden = derive_generator(context.seed, "network"), (config.hidden, config.hidden)
-        encoder = PixelEncoder(spec, config.torso, hidden, drawn) if spec.images else None
+        generator, hidden = derive_generator(context.seed, "network"), (config.hidden, config.hidden)
+        encoder = PixelEncoder(spec, config.torso, hidden, generator) if spec.images else None
         features = math.prod(spec.observation_shape) if encoder is None else encoder.out_features
         self.policy = ControlPolicy(
-            spec if encoder is None else _of_features(spec, features),
+            spec if encoder is None else _spec_of_features(spec, features),
             hidden,
             deterministic=True,
             normalize=config.normalize_observations,
-            generator=drawn,
+            generator=generator,
         ).to(self.device)
-        critic = CategoricalCritic(features, spec, hidden, z, encoder, generator=drawn)
+        critic = CategoricalCritic(features, spec, hidden, z, encoder, generator=generator)
         self.critic = critic.to(self.device)
         clip = None if math.isinf(config.clip) else config.clip
         low = config.precision == "bfloat16"
@@ -120,7 +120,7 @@ class D4PGAgent:
         self._target_policy = TargetNetwork(self.policy, every=config.target_every, polyak=config.polyak)
         self._target_critic = TargetNetwork(self.critic, every=config.target_every, polyak=config.polyak)
         self._targets: Sequence[TargetNetwork[Any]] = (self._target_policy, self._target_critic)
-        self._include = including(self.policy.normalizer, context)
+        self._include = statistics_updater(self.policy.normalizer, context)
 
     @property
     def replicas(self) -> dict[str, Replica]:
@@ -158,13 +158,13 @@ class D4PGAgent:
     # -- learning -----------------------------------------------------------------------------------
 
     def learn(self, batch: Batch) -> Outcome:
-        """One update of the critic, and one of the policy with the critic's new head and the features that
-        its update read."""
+        """One update of the critic, then one of the policy. For the policy, the critic's head is the updated
+        one, and the features are those of the critic's update."""
         data: Sample = batch.data
-        seen, following = self._shifted(data)
-        self._include(seen)
-        target = self._target(data, following)
-        features = self._features(self.policy, self.critic, seen)
+        observation, next_observation = self._shifted(data)
+        self._include(observation)
+        target = self._target(data, next_observation)
+        features = self._features(self.policy, self.critic, observation)
         logits = self.critic(features, self.policy.bounds.to_scaled(data.action))
         step = categorical_cross_entropy(logits, target, data.weights)
         exchange = self._critic.descend(step.loss)
@@ -183,24 +183,24 @@ class D4PGAgent:
         )
 
     def _shifted(self, data: Sample) -> tuple[Tensor, Tensor]:
-        """The observations before and after, each image moved at random."""
-        seen, following, pad = data.observation, data.next_observation, self.config.shift
+        """The observation and the next one, each image shifted at random."""
+        observation, next_observation, pad = data.observation, data.next_observation, self.config.shift
         if not pad:
-            return seen, following
+            return observation, next_observation
         random = derive_generator(self._seed, f"shifts of {self._rank}", self._critic.clock)
-        return random_shift(seen, pad, random), random_shift(following, pad, random)
+        return random_shift(observation, pad, random), random_shift(next_observation, pad, random)
 
     @torch.no_grad()
-    def _target(self, data: Sample, following: Tensor) -> Tensor:
+    def _target(self, data: Sample, next_observation: Tensor) -> Tensor:
         """y [B, K] of the target nets (Barth-Maron et al. 2018, Algorithm 1, line 6)."""
         policy, critic = self._target_policy.net, self._target_critic.net
-        features = self._features(policy, critic, following)
+        features = self._features(policy, critic, next_observation)
         p = critic(features, _scaled_action(policy, features)).softmax(1)
         return projected_target(data.reward, data.discount, p, critic.support)
 
     def _update_policy(self, features: Tensor) -> Tensor:
-        """One step up the gradient of mean E[Z(s, pi(s))] (Algorithm 1, line 7). No gradient reaches the
-        encoder, and the critic's replica computes none."""
+        """One step up the gradient of mean E[Z(s, pi(s))] (Algorithm 1, line 7). It changes neither the
+        encoder nor the critic's gradient."""
         p = self.critic(features, _scaled_action(self.policy, features)).softmax(1)
         value = expectation(p, self.critic.support).mean()
         self._policy.descend(-value)
@@ -208,7 +208,7 @@ class D4PGAgent:
 
     @staticmethod
     def _features(policy: ControlPolicy, critic: CategoricalCritic, observation: Tensor) -> Tensor:
-        """[B, F] float32: what an encoder makes of images, or vectors as the nets read them."""
+        """The nets' inputs [B, F] float32: an encoder's features of images, or (normalized) vectors."""
         if critic.encoder is None:
             return policy.read(observation)
         features: Tensor = critic.encoder(observation)
@@ -221,8 +221,8 @@ class D4PGAgent:
 
     def load(self, state: dict[str, Any]) -> None:
         saved: Sequence[dict[str, Any]] = state["targets"]
-        for target, each in zip(self._targets, saved, strict=True):
-            target.load(each)
+        for target, target_state in zip(self._targets, saved, strict=True):
+            target.load(target_state)
 
 
 def _scaled_action(policy: ControlPolicy, features: Tensor) -> Tensor:
@@ -230,8 +230,8 @@ def _scaled_action(policy: ControlPolicy, features: Tensor) -> Tensor:
     return torch.tanh(policy.net(features)[0])
 
 
-def _of_features(spec: EnvSpec, features: int) -> EnvSpec:
-    """``spec`` with an encoder's features as its observations."""
+def _spec_of_features(spec: EnvSpec, features: int) -> EnvSpec:
+    """``spec`` with an encoder's features in place of its observations."""
     return dataclasses.replace(
         spec, observation_shape=(features,), observation_dtype=torch.float32, stacked=False, channels=1
     )
@@ -240,7 +240,7 @@ def _of_features(spec: EnvSpec, features: int) -> EnvSpec:
 def _check_options(config: D4PG, spec: EnvSpec) -> None:
     """Raise ValueError for options that do nothing for observations of this kind."""
     if spec.images and config.normalize_observations:
-        raise ValueError("normalize_observations is of vectors, and the encoder reads bytes: leave it out")
+        raise ValueError("normalize_observations is for vectors, and the encoder reads images: leave it out")
     if not spec.images and (config.shift or config.torso not in (AUTO, usual_torso(spec))):
         option = f"shift is {config.shift}" if config.shift else f"torso is {config.torso}"
         raise ValueError(f"{option}, and {spec.name} has no images: leave it out")

@@ -27,9 +27,9 @@ class DDPG(LearnerConfig):
     n_step: steps of the returns. discount: discount factor per env step.
     policy_rate, critic_rate: learning rates of Adam. clip: largest norm of each gradient (inf: no limit).
     hidden: width of the two layers of each net.
-    target_every: own updates between moves of the target nets; under strategies with common rounds at the end
-        of the current round. polyak: how far a move goes; 1 copies.
-    exploration_noise: deviation of the noise of the actions taken.
+    target_every: a learner's updates between moves of the target nets towards the nets; under strategies with
+        common rounds they move at the end of a round. polyak: share of the way that they move; 1 copies.
+    exploration_noise: standard deviation of the noise that exploration adds to actions.
     normalize_observations: normalize observations by the running mean and deviation of the drawn batches,
     limited to +-10.
     precision: precision of the products between hidden layers, which are most of the work; ``auto`` is

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from murmurate.agents._auto import linear_schedule, resolve_auto
-from murmurate.agents._running import including
+from murmurate.agents._running import statistics_updater
 from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.q_learning import q_step
 from murmurate.nets.own_network import action_value_net, checked_network, refuse_low_precision
@@ -32,26 +32,26 @@ class DQN(LearnerConfig):
     batch: transitions of an update; ``replay.samples_per_insert`` gives the number of updates.
     n_step: steps of the returns. discount: discount factor per env step.
     learning_rate: learning rate of Adam. clip: largest norm of the gradient.
-    target_every: own updates between copies of the net to the target net; under strategies with common rounds
-        at the end of the current round, so this is F x H (F > 1: Zhang, section 5.2). 0: before the first
-        batch after new env steps, which is once a fit with ``replay.fit_every``.
+    target_every: a learner's updates between copies of the net to the target net. Under strategies with
+        common rounds it is copied at the end of a round, so this is F x H (F > 1: Zhang, section 5.2). With 0
+        it is copied before the first update after new env steps: once a fit with ``replay.fit_every``.
     selector: which net chooses the action that the target net evaluates. ``online`` is double Q-learning,
         ``agreed`` uses the parameters of the last common round (SPO), ``target`` is Q-learning.
     behaviour: which net a learner without actor processes acts with: its ``own``, or ``agreed``, that of the
-        last common round (SPO: Zhang, Algorithm 6). Actors have what was published, see
-        ``replay.publish_every``.
+        last common round (SPO: Zhang, Algorithm 6). Actor processes use the parameters that were published
+        last, see ``replay.publish_every``.
     exploration: the probability of a random action. ``annealed`` falls from 1 to ``epsilon`` over
-        ``explore_updates`` own updates; ``ladder`` gives each simulator its own, epsilon ** (1 + 7 i / (B -
-        1)) (Horgan et al. 2018, section 4.1). epsilon: see ``exploration``. explore_updates: see
+        ``explore_updates`` updates; ``ladder`` gives simulator i of B the probability epsilon ** (1 + 7 i /
+        (B - 1)) (Horgan et al. 2018, section 4.1). epsilon: see ``exploration``. explore_updates: see
         ``exploration``.
     learning_rate_end: over the run the rate falls linearly to this share of its initial value (1: constant).
     adam_epsilon: added to the root of the mean squares. Rainbow's 1.5e-4 suits larger gradients: on Pong 95%
-        of these roots are below 1.1e-5, and it would make the mean step 28 times smaller.
+        of these roots are below 1.1e-5, and 1.5e-4 would make the mean step 28 times smaller.
     dueling: separate streams for the state's value and the actions' advantages (Wang et al. 2016).
     torso: mlp, nature2013, nature2015, jin2018, or your own: FILE.py:NAME, module:NAME (docs/worlds.md);
         auto is nature2013 for images and mlp for vectors. hidden: width of an MLP's two layers.
-    normalize_observations: normalize observations by their running mean and deviation, limited to +-10; of
-        vectors, in the drawn batches.
+    normalize_observations: normalize observations by the running mean and deviation of the drawn batches,
+        limited to +-10 (vectors only).
     precision: precision of the torso; ``auto`` is bfloat16 for images where the device has native bfloat16
     arithmetic.
     network: a whole net of your own in place of torso and heads: FILE.py:NAME, module:NAME (docs/worlds.md).
@@ -102,7 +102,7 @@ class DQNAgent(OneReplica):
     def __init__(self, config: DQN, context: Context) -> None:
         spec, device = context.spec, context.device
         if not 0 <= config.epsilon <= 1:
-            raise ValueError(f"epsilon is {config.epsilon}; a chance lies between 0 and 1")
+            raise ValueError(f"epsilon is {config.epsilon}; a probability lies between 0 and 1")
         self.config = config = config.resolved(spec, device)
         self.spec, self.device = spec, device
         refuse_low_precision(config.network, config.precision)
@@ -124,11 +124,11 @@ class DQNAgent(OneReplica):
             compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
             in_compute=lambda name: name.startswith("torso."),
         )
-        self._include = including(self.net.normalizer, context)
+        self._include = statistics_updater(self.net.normalizer, context)
         self.target = TargetNetwork(self.net, every=config.target_every)
         agreed = "agreed" in (config.selector, config.behaviour)
         self.agreed = TargetNetwork(self.net) if agreed else None
-        self._learns = False  # not so in actor processes, whose net has the published parameters
+        self._learns = False  # stays False in actor processes, whose net has the published parameters
         self._assigned: tuple[int, int] | None = None  # first simulator of the next ``act``, and their total
         self._lowest: int | None = None  # the lowest number of a simulator assigned so far
 
@@ -142,14 +142,14 @@ class DQNAgent(OneReplica):
         if c.exploration == "ladder":
             first, total = self._assigned or (0, simulators)
             return self._ladder(torch.arange(first, first + simulators, device=self.device), total)
-        passed = min(self.clock / c.explore_updates, 1.0) if c.explore_updates else 1.0
-        return 1.0 + (c.epsilon - 1.0) * passed
+        progress = min(self.clock / c.explore_updates, 1.0) if c.explore_updates else 1.0
+        return 1.0 + (c.epsilon - 1.0) * progress
 
     def _ladder(self, simulator: Tensor, total: int) -> Tensor:
         return self.config.epsilon ** (1.0 + 7.0 * simulator / max(total - 1, 1))
 
     def _greatest_epsilon(self) -> Tensor:
-        """The greatest epsilon of this learner's simulators, which is the first one's."""
+        """The greatest epsilon of this learner's simulators, that of its first simulator."""
         if self._assigned is None or self._lowest is None or self.config.exploration != "ladder":
             return torch.as_tensor(self.epsilon(2)).max()
         return self._ladder(torch.tensor(self._lowest), self._assigned[1])
@@ -171,15 +171,15 @@ class DQNAgent(OneReplica):
             explores = torch.rand(size, generator=generator, device=device) < epsilon
             if isinstance(epsilon, float) and epsilon >= 1.0:
                 return Action(random, None)  # a forward pass would change nothing
-        values = self._acting(greedy)(observation)
+        values = self._acting_net(greedy)(observation)
         greedy_value, action = values.max(1)
         if not greedy:
             action = torch.where(explores, random, action)
         taken = values.gather(1, action[:, None])[:, 0]
         return Action(action, None, taken, greedy_value, outputs={"action_values": values})
 
-    def _acting(self, greedy: bool) -> Callable[[Tensor], Tensor]:
-        """The net that acts; in an evaluation always the own one, which then has the consensus."""
+    def _acting_net(self, greedy: bool) -> Callable[[Tensor], Tensor]:
+        """The net that acts; in an evaluation always ``net``, which then has the consensus parameters."""
         if greedy or self.agreed is None or not self._learns or self.config.behaviour == "own":
             return self.net
         return self.agreed
@@ -191,7 +191,7 @@ class DQNAgent(OneReplica):
             self.target.move()
         with torch.no_grad():
             next_observation = self.net.preprocess(data.next_observation)
-            q_t, q_t_selector = self.target(next_observation), self._select(next_observation)
+            q_t, q_t_selector = self.target(next_observation), self._selector_values(next_observation)
         value = self.net(data.observation)
         step = q_step(value, data.action, data.reward, data.discount, data.weights, q_t, q_t_selector)
         exchange = self.replica.descend(step.loss)
@@ -212,8 +212,8 @@ class DQNAgent(OneReplica):
             priorities=step.error,
         )
 
-    def _select(self, observation: Tensor) -> Tensor | None:
-        """[B, A] values of the net that chooses actions; None: of the target net."""
+    def _selector_values(self, observation: Tensor) -> Tensor | None:
+        """Values [B, A] by the net that chooses the actions; None: the target net chooses them."""
         if self.config.selector == "target":
             return None
         agreed = self.agreed if self.config.selector == "agreed" else None

@@ -21,7 +21,7 @@ from murmurate.agents._on_policy import (
     one_step,
     policy_outputs,
 )
-from murmurate.agents._running import including
+from murmurate.agents._running import statistics_updater
 from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.policy import policy_gradient
 from murmurate.losses.value import value_loss
@@ -44,16 +44,16 @@ class IMPALA(LearnerConfig):
         FILE.py:NAME (docs/worlds.md); auto is nature2013 for images and mlp for vectors.
     recurrent: width of an LSTM after the torso; 0: none.
     steps: number of steps of a trajectory. discount: discount factor per env step.
-    rho_bar, c_bar, policy_rho_bar: largest weights of a TD error, of what follows it, and of an advantage.
+    rho_bar, c_bar, policy_rho_bar: largest weights of a TD error, of later TD errors, and of an advantage.
     trace_lambda: weight of longer returns.
-    value_coefficient: weight of the squared error; the paper's 0.5 times the half in its loss.
-    entropy_coefficient: weight of the entropy bonus in the loss. learning_rate: learning rate of the
-    optimizer, at first.
+    value_coefficient: weight of the squared error: the paper's 0.5, times the factor 1/2 in its loss.
+    entropy_coefficient: weight of the entropy bonus in the loss.
+    learning_rate: initial learning rate of the optimizer.
     optimizer: RMSprop or Adam. rmsprop_alpha: smoothing of RMSprop's squared gradients.
-    optimizer_epsilon: beside the root of RMSprop's (or Adam's) denominator. Losses are sums over the batch,
-        as in the paper, so this and ``clip`` are on the scale of its batches of 640 steps.
+    optimizer_epsilon: added to the root in RMSprop's (or Adam's) denominator. Losses are sums over the batch,
+        as in the paper, so this and ``clip`` are on the scale of the paper's batches of 640 steps.
     clip: largest norm of the gradient. hidden: width of an MLP's two layers.
-    precision: ``bfloat16`` computes the torso in bfloat16 on a copy of the float32 vector; ``auto`` is
+    precision: ``bfloat16`` computes the torso in bfloat16 on a copy of the float32 parameters; ``auto`` is
         bfloat16 for images where the device has native bfloat16 arithmetic, else float32.
     normalize_observations: normalize observations by their running mean and deviation, limited to +-10
     (vectors only).
@@ -127,7 +127,7 @@ class IMPALAAgent(OneReplica):
             compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
             in_compute=lambda name: name.startswith("torso."),
         )
-        self._include = including(self.net.normalizer, context)
+        self._include = statistics_updater(self.net.normalizer, context)
 
     def _optimizer(self, parameters: list[Any]) -> torch.optim.Optimizer:
         c = self.config
@@ -184,7 +184,8 @@ class IMPALAAgent(OneReplica):
         )
 
     def _vtrace(self, data: Trajectory, rho: Tensor, value: Tensor, memory: Tensor | None) -> VTrace:
-        """Bootstrapped with the present critic. memory: after step T."""
+        """Targets and advantages, bootstrapped with the present critic. memory: recurrent state after step
+        T."""
         last_value, final_value = bootstrap_values(self.net, data, memory)
         truncated_value = torch.zeros_like(value)
         if final_value is not None:

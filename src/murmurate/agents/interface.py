@@ -17,10 +17,10 @@ class Action(NamedTuple):
     """An agent's actions in B simulators.
 
     action: [B] or [B, D]. memory: [B, M], the recurrent state afterwards (None if there is none).
-    action_value, greedy_value: [B], the values of these actions and of the greedy ones, if they were
+    action_value, greedy_value: [B], the values of these actions and of the greedy actions, if they were
     computed; they give the initial priorities in a replay.
-    behaviour: [B, ...] by name, to be recorded beside the action (see ``Rollouts.behaviour``).
-    outputs: [B, ...] by name, what the nets gave for these actions (logits, say): they are exported with it.
+    behaviour: tensors [B, ...] by name that are recorded with the action (see ``Rollouts.behaviour``).
+    outputs: outputs of the nets [B, ...] by name, such as logits, that are exported with the action.
     """
 
     action: Tensor
@@ -66,7 +66,7 @@ class Imagined(NamedTuple):
     """B transitions that a model predicts from states of the world.
 
     observation, next_observation: [B, ...]. action: [B, D]. reward: [B]. terminated: [B] bool.
-    priority: [B], the present priorities of the states, where the agent gives them any.
+    priority: [B], the present priorities of the states; None for an agent without priorities.
     """
 
     observation: Tensor
@@ -78,17 +78,17 @@ class Imagined(NamedTuple):
 
 
 class ModelAgent(Agent, Protocol):
-    """An agent with a model of the world (``spec.Model``). Its source decides when it uses these methods."""
+    """An agent with a model of the world (``spec.Model``). The source decides when to call these methods."""
 
     def fit(self, transitions: Mapping[str, Tensor], interrupted: Callable[[], bool]) -> bool:
         """Fit the model to ``observation`` [N, ...], ``action``, ``reward`` and ``next_observation``.
 
-        interrupted: called often. If it returns True, the result is False, and the agent is as it was.
+        interrupted: called often. If it returns True, ``fit`` restores the agent and returns False.
         """
         ...
 
     def imagine(self, observation: Tensor) -> Imagined:
-        """One step of the present policy from each of ``observation`` [B, ...], as the model predicts it."""
+        """The model's predictions of one step by the present policy from each ``observation`` [B, ...]."""
         ...
 
 
@@ -96,13 +96,13 @@ class PrioritizingAgent(ModelAgent, Protocol):
     """A ``ModelAgent`` that decides from which states it predicts."""
 
     def priority(self, observation: Tensor, action: Tensor) -> Tensor:
-        """[B], at least 0, of the world's transitions from ``observation`` by ``action``."""
+        """Priorities [B], at least 0, of real transitions from ``observation`` by ``action``."""
         ...
 
 
 class OneReplica:
-    """The parts of an ``Agent`` that has one replica, no other state, and explores alike in all
-    simulators."""
+    """The methods that all agents share that have one replica, no other state, and the same exploration in
+    all simulators."""
 
     replica: Replica
 

@@ -19,11 +19,11 @@ from murmurate.worlds.terminations import AUTO
 
 @dataclass(frozen=True)
 class MBPO(LearnerConfig):
-    """Hyper-parameters; when the model is fitted and rolled out is up to the source.
+    """Hyper-parameters; the source has those for when the model is fitted and rolled out.
 
     policy: policy of soft actor-critic. model: the ensemble and its training.
-    termination: where the model's episodes end; ``auto`` for a world of which that is known, else a function
-        of your own, FILE.py:FUNCTION (docs/algorithms/mbpo.md).
+    termination: where the model's episodes end; ``auto`` for worlds whose rule is known, else a function of
+        your own, FILE.py:FUNCTION (docs/algorithms/mbpo.md).
     """
 
     name: ClassVar[str] = "mbpo"

@@ -37,7 +37,7 @@ _LEAST_PRIORITY, _GREATEST_PRIORITY = 1e-4, 50.0  # as in the author's code
 
 @dataclass(frozen=True)
 class MEMR(LearnerConfig):
-    """Hyper-parameters; the source has those of the times of fits and rollouts, and alpha and beta.
+    """Hyper-parameters; the source has alpha, beta, and those for when the model is fitted and rolled out.
 
     policy: policy of soft actor-critic. model: the ensemble and its training.
     rollout_rate: learning rate (Adam) of the rollout policy pi_psi, the Gaussian distribution of imagined
@@ -87,7 +87,7 @@ class MEMRAgent(ModelBasedAgent):
         return step._replace(priority=self.priority(observation, step.action))
 
     def priority(self, observation: Tensor, action: Tensor) -> Tensor:
-        """Eq. 3.7, limited."""
+        """The priorities [B] by eq. 3.7, limited to [1e-4, 50]."""
         return self.rollouts.priority(observation, action).clamp(_LEAST_PRIORITY, _GREATEST_PRIORITY)
 
     @property
@@ -130,7 +130,7 @@ class RolloutPolicy:
         steps, step, staleness = self._epochs * -(-size // batch), 0, 0
         while step < steps or (staleness and self.replica.common_rounds):  # ends with a common round
             first = step * batch % size
-            if first < batch:
+            if first < batch:  # a new pass
                 order = torch.randperm(size, generator=generator, device=generator.device)
             rows = order[torch.arange(first, first + batch, device=order.device) % size]
             mean, log_std = self._distribution(observation[rows])

@@ -38,15 +38,15 @@ class PPO(LearnerConfig):
     """Hyper-parameters; the defaults are those of CleanRL's ``ppo_atari``.
 
     steps: number of steps of a rollout. epochs: passes over each rollout. minibatches: parts of a rollout,
-        and so the updates of a pass; a recurrent policy's parts are whole simulators, so there must be as
-        many.
+        with one update for each in a pass; a recurrent policy's parts are whole simulators, of which there
+        must be at least as many.
     discount: discount factor per env step. gae_lambda: weight of longer returns in the advantages.
-    ratio_clip: epsilon of eq. 7. value_clip: the same for the change of a value; inf: no limit.
+    ratio_clip: epsilon of eq. 7. value_clip: epsilon for the change of a value; inf: no limit.
     value_coefficient: weight of the mean squared error; CleanRL's ``vf_coef`` is twice this.
     normalize_advantages: normalize advantages to mean 0 and deviation 1, in each minibatch.
     entropy_coefficient: weight of the entropy bonus in the loss.
-    clip: largest norm of the gradient. learning_rate: learning rate of Adam. adam_epsilon: beside the root of
-        its denominator.
+    clip: largest norm of the gradient. learning_rate: learning rate of Adam. adam_epsilon: added to the root
+        in Adam's denominator.
     learning_rate_end: over the run the rate falls linearly to this share of its initial value (1: constant).
     torso: mlp, nature2013, nature2015, or your own: FILE.py:NAME, module:NAME (docs/worlds.md); auto is
         nature2013 for images and mlp for vectors. hidden: width of an MLP's two layers.
@@ -93,8 +93,9 @@ class PPO(LearnerConfig):
         behaviour: dict[str, tuple[int, ...]] = {"log_probability": (), "value": ()}
         if self.recurrent:
             behaviour["memory"] = (2 * self.recurrent,)
-        parts = self.minibatches if self.recurrent else math.ceil(self.minibatches / self.steps)
-        return Rollouts(self.steps, behaviour, simulators=parts)
+        # as few as allow at least one step, or one simulator, for each minibatch
+        simulators = self.minibatches if self.recurrent else math.ceil(self.minibatches / self.steps)
+        return Rollouts(self.steps, behaviour, simulators=simulators)
 
     def updates(self, batches: int) -> int:
         return batches * self.epochs * self.minibatches
@@ -143,8 +144,8 @@ class PPOAgent(OneReplica):
         ).to(device)
         if config.network and self.net.initial_memory(1) is not None:
             raise ValueError(
-                "ppo keeps the memory of every step, and does not know the size of that of your own net: "
-                "use a2c or impala, or a torso with recurrent"
+                "ppo records the recurrent state of every step, and does not know its size in a net of your "
+                "own: use a2c or impala, or a torso with recurrent"
             )
         self.replica: Replica = context.replicate(
             "ppo",
@@ -185,14 +186,14 @@ class PPOAgent(OneReplica):
         data = self.running.with_scaled_rewards(batch.data)
         advantage = self._advantages(data)
         generator = derive_generator(self.seed, "minibatches", self.clock)
-        figures: list[dict[str, Tensor]] = []
+        metrics: list[dict[str, Tensor]] = []
         for _ in range(self.config.epochs):
             for minibatch in self._minibatches(data, advantage, generator):
-                figures.append(self._update(minibatch))
+                metrics.append(self._update(minibatch))
         self.running.include(data.observation)
-        names = figures[0]
+        names = metrics[0]
         return Outcome(
-            {name: torch.stack([x[name] for x in figures]).mean() for name in names}
+            {name: torch.stack([x[name] for x in metrics]).mean() for name in names}
             | {
                 "explained_variance": lambda: explained_variance(data.behaviour["value"], advantage),
                 "learning_rate": self.replica.optimizer.param_groups[0]["lr"],
@@ -201,26 +202,26 @@ class PPOAgent(OneReplica):
 
     @torch.no_grad()
     def _advantages(self, data: Trajectory) -> Tensor:
-        """[T, B], from the values recorded during the rollout; bootstrap values come from the critic, which
-        has not been updated since."""
+        """Advantages [T, B] from the values recorded during the rollout; bootstrap values come from the
+        critic, which has not been updated since."""
         value, memory, c = data.behaviour["value"], data.behaviour.get("memory"), self.config
         first = data.terminated[-1] | data.truncated[-1]
         last = None if memory is None else memory[-1]
         _, last_value, _ = one_step(self.net, data.last_observation, last, first)
         final_value = None
         if data.truncated_observation is not None:
-            # each is read with the recurrent state of its episode
+            # each final observation is evaluated with the recurrent state of its episode
             before = None if memory is None else memory[data.truncated]
-            never = torch.zeros(len(data.truncated_observation), dtype=torch.bool, device=value.device)
-            _, final_value, _ = one_step(self.net, data.truncated_observation, before, never)
+            not_first = torch.zeros(len(data.truncated_observation), dtype=torch.bool, device=value.device)
+            _, final_value, _ = one_step(self.net, data.truncated_observation, before, not_first)
         return advantages(data, value, last_value, final_value, discount=c.discount, lambda_=c.gae_lambda)
 
     def _minibatches(
         self, data: Trajectory, advantage: Tensor, generator: torch.Generator
     ) -> Iterator[_Minibatch]:
-        """A pass over the rollout in random order: steps, or whole simulators for a recurrent net."""
+        """A pass over the rollout in random order of its steps, or of its simulators for a recurrent net."""
         value, memory = data.behaviour["value"], data.memory
-        whole = [
+        tensors = [
             data.observation,
             data.action,
             data.first,
@@ -230,14 +231,14 @@ class PPOAgent(OneReplica):
             advantage + value,
         ]
         if memory is None:
-            whole = [x.flatten(0, 1)[None] for x in whole]
+            tensors = [x.flatten(0, 1)[None] for x in tensors]
         order = torch.randperm(advantage.numel() if memory is None else len(memory), generator=generator)
         for chosen in order.to(advantage.device).tensor_split(self.config.minibatches):
             before = None if memory is None else memory[chosen]
-            yield _Minibatch(before, *(x.index_select(1, chosen) for x in whole))
+            yield _Minibatch(before, *(x.index_select(1, chosen) for x in tensors))
 
     def _update(self, m: _Minibatch) -> dict[str, Tensor]:
-        """One update; returns figures about it."""
+        """One update; returns its metrics."""
         c = self.config
         policy, value, _ = self.net.unroll(m.observation, m.memory, m.first)
         log_prob, entropy = log_prob_and_entropy(policy, m.action, self.spec)
@@ -267,8 +268,8 @@ class PPOAgent(OneReplica):
             }
 
     def state(self) -> dict[str, Any]:
-        """The state of the rewards' scale; the replica saves its own, and the order of minibatches follows
-        from its clock."""
+        """The state of the rewards' scale; the replica saves its own state, and the order of minibatches
+        follows from the replica's clock."""
         return self.running.state()
 
     def load(self, state: dict[str, Any]) -> None:

@@ -23,18 +23,19 @@ from murmurate.spec import Batch, EnvSpec, Outcome, Transitions
 class SAC(LearnerConfig):
     """Hyper-parameters; the defaults are those of Haarnoja et al. 2018b, Table 1.
 
-    Actions are learned scaled to [-1, 1] by their bounds, and entropies are of scaled actions.
+    Actions are learned scaled to [-1, 1] by their bounds, and entropies are those of scaled actions.
 
     batch: transitions of an update; ``replay.samples_per_insert`` gives the number of updates.
     n_step: steps of the returns. discount: discount factor per env step.
     policy_rate, critic_rate, temperature_rate: learning rates of Adam. With a temperature_rate of 0 the
         temperature is constant.
-    temperature: alpha, at the beginning. target_entropy: H, which the temperature holds; None: -D for actions
-        of D numbers.
+    temperature: initial alpha. target_entropy: H, at which the temperature keeps the policy's entropy; None:
+        -D for actions of D numbers.
     clip: largest norm of the gradients of policy and critics (inf: no limit).
     hidden: width of the two layers of each net.
-    target_every: own updates between moves of the target critics; under strategies with common rounds at the
-        end of the current round. polyak: how far a move goes; 1 copies.
+    target_every: a learner's updates between moves of the target critics towards the critics; under
+        strategies with common rounds they move at the end of a round. polyak: share of the way that they
+        move; 1 copies.
     normalize_observations: normalize observations by the running mean and deviation of the drawn batches,
     limited to +-10.
     precision: precision of the products between hidden layers, which are most of the work; ``auto`` is

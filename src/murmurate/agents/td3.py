@@ -25,13 +25,14 @@ class TD3(LearnerConfig):
     n_step: steps of the returns. discount: discount factor per env step.
     policy_rate, critic_rate: learning rates of Adam. clip: largest norm of each gradient (inf: no limit).
     hidden: width of the two layers of each net.
-    policy_delay: updates of the critics for one of the policy; 0: at the end of each round as many updates of
-        the policy as the round had, with the critics on which the replicas have agreed (SPO-TD3: Zhang,
-        Algorithm 8).
-    target_every: own updates of the critics between moves of the target nets, both policy and critics; under
-        strategies with common rounds at the end of the current round. polyak: how far a move goes; 1 copies.
-    target_noise: deviation of the noise of the target actions. noise_clip: its limit.
-    exploration_noise: deviation of the noise of the actions taken.
+    policy_delay: updates of the critics for each update of the policy; 0: the policy is updated at the end of
+        each round, as often as the critics were in that round, with the critics on which the replicas have
+        agreed (SPO-TD3: Zhang, Algorithm 8).
+    target_every: a learner's updates of the critics between moves of the target nets (policy and critics)
+        towards the nets; under strategies with common rounds they move at the end of a round. polyak: share
+        of the way that they move; 1 copies.
+    target_noise: standard deviation of the noise of target actions. noise_clip: largest size of this noise.
+    exploration_noise: standard deviation of the noise that exploration adds to actions.
     normalize_observations: normalize observations by the running mean and deviation of the drawn batches,
     limited to +-10.
     precision: precision of the products between hidden layers, which are most of the work; ``auto`` is

@@ -35,22 +35,22 @@ from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context, LearnerConfig
 from murmurate.spec import Batch, EnvSpec, Outcome, Rollouts, Trajectory, derive_generator
 
-_PASS_NUMBERS = 2**24  # numbers in the observations of one pass through the policy
+_PASS_NUMBERS = 2**24  # numbers in the observations of one forward pass
 
 
 @dataclass(frozen=True)
 class TRPO(LearnerConfig):
-    """Hyper-parameters; the step's are those of Jin, Table 2.5.
+    """Hyper-parameters; the defaults for the policy's step are those of Jin, Table 2.5.
 
     steps: number of steps of a rollout; the batch is ``steps`` x ``simulators``. discount: discount factor
     per env step.
     gae_lambda: 1 gives full returns less the value (up to the end of the rollout); below 1 is GAE.
     max_kl: delta, the largest mean KL divergence of a step, in nats. damping: added to the diagonal of the
         Fisher matrix. cg_iterations: number of iterations of the conjugate gradient.
-    curvature_every: the Fisher products use every so many-th step of the rollout.
-    backtracks: fractions of the step that are tried. shrink: the factor from each to the next.
+    curvature_every: the Fisher products use one in ``curvature_every`` steps of the rollout.
+    backtracks: how many fractions of the step are tried. shrink: the factor from each fraction to the next.
     value_learning_rate: learning rate of Adam, for the value net. value_epochs: passes over each rollout.
-    value_minibatches: parts of a rollout, and so the updates of a pass.
+    value_minibatches: parts of a rollout, with one update for each in a pass.
     learning_rate_end: over the run ``value_learning_rate`` falls linearly to this share (1: constant).
     normalize_observations: normalize observations by their running mean and deviation, limited to +-10
     (vectors only).
@@ -86,10 +86,11 @@ class TRPO(LearnerConfig):
 
     @property
     def requires(self) -> Rollouts:
+        # as few simulators as allow at least one step for each minibatch
         return Rollouts(self.steps, simulators=math.ceil(self.value_minibatches / self.steps))
 
     def updates(self, batches: int) -> int:
-        """The updates of the value net, which makes the most; the policy makes one per batch."""
+        """The updates of the value net; the policy has fewer, one per batch."""
         return batches * self.value_epochs * self.value_minibatches
 
     def resolved(self, spec: EnvSpec, device: torch.device) -> TRPO:
@@ -101,8 +102,8 @@ class TRPO(LearnerConfig):
 
 
 class TRPOAgent:
-    """One actor-learner (see ``Agent``). All replicas make the same policy steps, for the mean of their
-    surrogates, divergences and Fisher products."""
+    """One actor-learner (see ``Agent``). All replicas make the same policy steps, computed from the means of
+    their surrogates, divergences and Fisher products."""
 
     def __init__(self, config: TRPO, context: Context) -> None:
         spec, device = context.spec, context.device
@@ -120,7 +121,7 @@ class TRPOAgent:
         self.running = RunningStatistics(
             context, normalizer, discount=config.discount if config.scale_rewards else None
         )
-        # the step is computed here: the optimizer subtracts what it is given
+        # this class computes the step; the optimizer only subtracts what it is given
         self.policy: Replica = context.replicate(
             "policy", self.policy_net, lambda parameters: torch.optim.SGD(parameters, lr=1.0)
         )
@@ -166,16 +167,16 @@ class TRPOAgent:
         data = self.running.with_scaled_rewards(batch.data)
         value, advantage = self._values_and_advantages(data)
         objective = _Objective(self, data, self._normalized(advantage))
-        found, gradient_norm = self._improve(objective)
+        search, gradient_norm = self._improve(objective)
         critic_loss = self._fit_values(data.observation, advantage + value)
         self.running.include(data.observation)
         return Outcome(
             {
-                "loss": found.loss,
+                "loss": search.loss,
                 "value_loss": critic_loss,
                 "entropy": objective.entropy,
-                "kl": found.kl,
-                "step_fraction": found.fraction,
+                "kl": search.kl,
+                "step_fraction": search.fraction,
                 "explained_variance": lambda: explained_variance(value, advantage),
                 "gradient_norm": gradient_norm,
                 "learning_rate": self.critic.optimizer.param_groups[0]["lr"],
@@ -185,8 +186,8 @@ class TRPOAgent:
     @torch.no_grad()
     def _values_and_advantages(self, data: Trajectory) -> tuple[Tensor, Tensor]:
         """V and A [T, B]."""
-        seen, final, c = data.observation.flatten(0, 1), data.truncated_observation, self.config
-        value = torch.cat([self.value_net(part) for part in torch.split(seen, self.pass_rows)])
+        observation, final, c = data.observation.flatten(0, 1), data.truncated_observation, self.config
+        value = torch.cat([self.value_net(part) for part in torch.split(observation, self.pass_rows)])
         value = value.view(data.reward.shape)
         last_value = self.value_net(data.last_observation)[:, 0]
         final_value = None if final is None else self.value_net(final)[:, 0]
@@ -195,7 +196,7 @@ class TRPOAgent:
         )
 
     def _normalized(self, advantage: Tensor) -> Tensor:
-        """With mean 0 and deviation 1 over all replicas."""
+        """``advantage`` with mean 0 and deviation 1 over all replicas."""
         mean, square = self.group.mean((advantage.mean(), advantage.square().mean()))
         normalized: Tensor = (advantage - mean) / ((square - mean.square()).clamp(min=0.0).sqrt() + 1e-8)
         return normalized
@@ -214,34 +215,34 @@ class TRPOAgent:
         )
 
         def evaluate(fraction: float) -> tuple[float, float]:
-            there, kl = mean(objective.loss_and_kl(theta + fraction * step)).tolist()
-            return there, kl
+            new_loss, kl = mean(objective.loss_and_kl(theta + fraction * step)).tolist()
+            return new_loss, kl
 
-        found = line_search(evaluate, loss.item(), max_kl=c.max_kl, backtracks=c.backtracks, shrink=c.shrink)
-        self.policy.follow(-found.fraction * step)
-        return found, torch.linalg.vector_norm(gradient)
+        search = line_search(evaluate, loss.item(), max_kl=c.max_kl, backtracks=c.backtracks, shrink=c.shrink)
+        self.policy.follow(-search.fraction * step)
+        return search, torch.linalg.vector_norm(gradient)
 
     def _fit_values(self, observation: Tensor, target: Tensor) -> Tensor:
-        """The mean loss over all updates of the value net from one rollout."""
+        """Fit the value net to one rollout; returns the mean loss of the updates."""
         c = self.config
-        seen, wanted = observation.flatten(0, 1), target.flatten()
+        observation, target = observation.flatten(0, 1), target.flatten()
         generator = derive_generator(self.seed, "minibatches", self.critic.clock)
         losses = []
         for _ in range(c.value_epochs):
-            order = torch.randperm(len(wanted), generator=generator).to(self.device)
+            order = torch.randperm(len(target), generator=generator).to(self.device)
             for chosen in order.tensor_split(c.value_minibatches):
-                loss = value_loss(self.value_net(seen[chosen]), wanted[chosen, None])
+                loss = value_loss(self.value_net(observation[chosen]), target[chosen, None])
                 self.critic.descend(loss)
                 losses.append(loss.detach())
         return torch.stack(losses).mean()
 
     @property
     def pass_rows(self) -> int:
-        """Steps whose observations go through a net at once."""
+        """How many observations go through a net at once."""
         return max(1, _PASS_NUMBERS // math.prod(self.spec.observation_shape))
 
     def state(self) -> dict[str, Any]:
-        """The state of the rewards' scale; the replicas save their own."""
+        """The state of the rewards' scale; the replicas save their own states."""
         return self.running.state()
 
     def load(self, state: dict[str, Any]) -> None:
@@ -249,9 +250,10 @@ class TRPOAgent:
 
 
 class _Rows(NamedTuple):
-    """Some steps of a rollout: as many as are passed through the policy at once.
+    """Some steps of a rollout: those of one forward pass.
 
-    weight: their share of the rollout. old: the policy's parameters [n, A] at theta. The rest is [1, n].
+    weight: their share of the rollout. observation: [n, ...]. action: [n] or [n, D]. old: the policy's
+    outputs [n, A] at theta. advantage, old_log_prob: [1, n].
     """
 
     weight: float
@@ -263,20 +265,21 @@ class _Rows(NamedTuple):
 
 
 class _Objective:
-    """The surrogate and the divergence on one rollout as functions of the policy's vector, and their
-    derivatives at the present one, theta. entropy: entropy of the policy of theta, mean over the rollout."""
+    """The surrogate and the divergence on one rollout as functions of the policy's parameter vector, and
+    their derivatives at its present value, theta. entropy: mean entropy of the policy at theta."""
 
     def __init__(self, agent: TRPOAgent, data: Trajectory, advantage: Tensor) -> None:
         self._agent = agent
         self.theta = agent.policy.values().detach().clone()
         self._rows, self.entropy = self._divided(data, advantage, 1)
         every = agent.config.curvature_every
-        self._curved = self._rows if every == 1 else self._divided(data, advantage, every)[0]
+        self._curvature_rows = self._rows if every == 1 else self._divided(data, advantage, every)[0]
 
     @torch.no_grad()
     def _divided(self, data: Trajectory, advantage: Tensor, every: int) -> tuple[list[_Rows], Tensor]:
-        whole = (x[::every].flatten(0, 1) for x in (data.observation, data.action, advantage))
-        parts = zip(*(torch.split(x, self._agent.pass_rows) for x in whole), strict=True)
+        """(one step in ``every``, divided into forward passes; the mean entropy of these steps)."""
+        flat = (x[::every].flatten(0, 1) for x in (data.observation, data.action, advantage))
+        parts = zip(*(torch.split(x, self._agent.pass_rows) for x in flat), strict=True)
         total = advantage[::every].numel()
         rows, entropies = [], []
         for observation, action, part in parts:
@@ -288,7 +291,7 @@ class _Objective:
         return rows, torch.stack(entropies).sum()
 
     def _policy(self, theta: Tensor, observation: Tensor) -> Tensor:
-        """The policy's parameters [n, A] with the vector ``theta``."""
+        """The policy's outputs [n, A] with the parameter vector ``theta``."""
         parameters = dict(self._agent.policy.named_views(theta))
         out: Tensor = functional_call(self._agent.policy_net, parameters, (observation,))
         return out
@@ -319,18 +322,19 @@ class _Objective:
         return total, gradient
 
     def fisher_product(self) -> Product:
-        """v -> F v. The graph of a rollout in several parts is made anew for each product, to save memory."""
+        """v -> F v. For a rollout of several forward passes each product builds their graphs anew, to save
+        memory."""
 
-        def of(rows: _Rows) -> Product:
+        def product_of(rows: _Rows) -> Product:
             return fisher_product(lambda x: self._kl(rows, self._policy(x, rows.observation)), self.theta)
 
-        if len(self._curved) == 1:
-            return of(self._curved[0])
+        if len(self._curvature_rows) == 1:
+            return product_of(self._curvature_rows[0])
 
         def product(v: Tensor) -> Tensor:
             total = torch.zeros_like(v)
-            for rows in self._curved:
-                total += of(rows)(v)
+            for rows in self._curvature_rows:
+                total += product_of(rows)(v)
             return total
 
         return product

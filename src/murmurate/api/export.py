@@ -21,15 +21,16 @@ from murmurate.errors import MissingExtra, Refusal, RunFailed
 
 SUFFIXES = (".safetensors", ".pt2", ".onnx")
 _METADATA = "murmurate"
-_BATCHES = (1, 3, 16)
-_TOLERANCE = 1e-4  # of an output, relative to its largest number
+_BATCHES = (1, 3, 16)  # sizes of the batches by which an export is compared with the model
+_TOLERANCE = 1e-4  # greatest error of an output, relative to its largest number
 
 Function = Callable[[Sequence[Tensor]], list[Tensor]]
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written. inputs, outputs: their names in order; of weights, none and the tensors.
+    """What was written. inputs, outputs: names of a program's inputs and outputs, in order; for weights, none
+    and the names of the tensors.
 
     max_error: the greatest difference from the model itself over random observations; 0 for weights, which
     were compared too.
@@ -97,7 +98,7 @@ def _traced(program: Any) -> torch.export.ExportedProgram:
                 "a net, may branch on numbers in its tensors, or use len(observation) for "
                 "observation.shape[0]. Its weights can be exported: .safetensors."
             ) from problem
-    # parameters are views of a flat vector, which would be written whole for each of them
+    # parameters are views of one flat vector, and each would be written with the whole vector
     for tensors in (traced.state_dict, traced.constants):
         for name, tensor in tensors.items():
             if isinstance(tensor, Tensor):
@@ -150,7 +151,7 @@ def _onnx_function(path: str, names: Sequence[str]) -> Function:
 def largest_error(program: Any, function: Function) -> float:
     """The greatest difference between the outputs of ``function`` and of ``program`` over random inputs.
 
-    Raises RunFailed for one above the tolerance, a shape that differs, or other discrete actions.
+    Raises RunFailed for a difference above the tolerance, another shape, or other discrete actions.
     """
     worst = 0.0
     names = program.signature.outputs
@@ -158,14 +159,14 @@ def largest_error(program: Any, function: Function) -> float:
         inputs = program.example(size, torch.Generator().manual_seed(size))
         with torch.no_grad():
             expected = program(*inputs)
-        for name, mine, theirs in zip(names, expected, function(inputs), strict=True):
-            if mine.shape != theirs.shape:
+        for name, wanted, given in zip(names, expected, function(inputs), strict=True):
+            if wanted.shape != given.shape:
                 raise RunFailed(
-                    f"the export gives {name} {list(theirs.shape)}, and the model {list(mine.shape)}."
+                    f"the export gives {name} {list(given.shape)}, and the model {list(wanted.shape)}."
                 )
-            error = float((mine.double() - theirs.double()).abs().max())
-            scale = 1.0 + float(mine.double().abs().max())
-            if not error <= (_TOLERANCE * scale if mine.is_floating_point() else 0.0):
+            error = float((wanted.double() - given.double()).abs().max())
+            scale = 1.0 + float(wanted.double().abs().max())
+            if not error <= (_TOLERANCE * scale if wanted.is_floating_point() else 0.0):
                 raise RunFailed(f"the export gives another {name} than the model, by up to {error:.3g}.")
             worst = max(worst, error)
     return worst
@@ -189,7 +190,7 @@ def _replacing(path: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Without what torch's exporters print and warn of while they work."""
+    """Suppress what torch's exporters log and warn of."""
     former = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

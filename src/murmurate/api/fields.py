@@ -22,7 +22,7 @@ def with_fields(config: Any, values: Mapping[str, Any], place: str = "") -> Any:
     """``config``, a frozen dataclass, with the fields in ``values`` replaced.
 
     A field that is a dataclass takes a mapping of its own fields, or another dataclass. Fields of ``flat``
-    parts are named without the part, as on the command line. place: place of ``config`` in the run, for
+    parts are named without the part, as on the command line. place: where ``config`` is in the run, for
     messages.
 
     Raises Refusal for an unknown name, with the nearest one; a value of another type; and one that is out of
@@ -113,7 +113,7 @@ def _unknown(config: Any, name: str, place: str) -> Refusal:
 
 
 def _names(config: Any, outer: str = "") -> Iterator[tuple[str, str]]:
-    """(name, how to write it) of every field at any depth; outer ones last, so that they win."""
+    """(name, how to write it) of every field at any depth; outer ones last, so that in a dict they win."""
     for name, field in _fields(config).items():
         if dataclasses.is_dataclass(inner := getattr(config, field.name)):
             yield from _names(inner, f"{outer}{name}.")

@@ -35,17 +35,17 @@ def load(
     """The model of a run folder, with the consensus parameters of its last checkpoint.
 
     Args:
-        folder: folder of a run, also of one that is going on.
-        best: the checkpoint with the best mean return instead of the last.
+        folder: folder of a run, which may still be going on.
+        best: load the checkpoint with the best mean return instead of the last.
         env: makes the environment, where the folder cannot name it (it was a lambda, say).
 
     Raises:
-        Refusal: if there is no run, no checkpoint, or it does not fit the run.
+        Refusal: if there is no run, no checkpoint, or a checkpoint that does not fit the run.
     """
     place = Path(folder)
     with instead(env):
         run = recipes.stored(place)
-        run.world.spec(read_fingerprint(place))  # an environment of the user's is found now, or never
+        run.world.spec(read_fingerprint(place))  # only here can an environment of the user's be found
         if best:
             chosen = place / "checkpoints" / "best"
             if (problem := checkpoint.damage(chosen)) is not None:
@@ -58,9 +58,9 @@ def load(
 class TrainedModel:
     """A trained model. ``load`` makes it.
 
-    An agent has ``act``, a classifier ``predict``; all have ``evaluate`` and ``export``. One that remembers
-    (a recurrent agent, or one that sees several observations as one) keeps its memory between calls of
-    ``act``: call ``reset`` where an episode begins.
+    An agent has ``act``, a classifier ``predict``; all have ``evaluate`` and ``export``. A recurrent agent,
+    or one that sees a stack of observations, remembers the past between calls of ``act``: call ``reset``
+    where an episode begins.
 
     Attributes:
         run: how it was trained, a ``Run``.
@@ -75,7 +75,7 @@ class TrainedModel:
         self._generator = derive_generator(run.seed, "acting")
         self._memory: Tensor | None = None  # [B, M]
         self._stack: npt.NDArray[Any] | None = None  # [B, *observation_shape]
-        self._first: npt.NDArray[np.bool_] | None = None  # [B]; None: an episode of each begins
+        self._first: npt.NDArray[np.bool_] | None = None  # [B], whether an episode begins; None: all begin
 
     def __repr__(self) -> str:
         return f"<TrainedModel {self.run.recipe} of {self._checkpoint}>"
@@ -87,10 +87,10 @@ class TrainedModel:
 
     @cached_property
     def module(self) -> nn.Module:
-        """What ``export`` writes: observations [B, ...] (and memory) to actions and the nets' outputs.
+        """What ``export`` writes: a function of observations [B, ...] (and memory).
 
-        float32 on the CPU; it shares this model's parameters. Raises Refusal for models without such a
-        function.
+        It returns actions and the nets' outputs. It is in float32 on the CPU, and shares this model's
+        parameters. Raises Refusal for models without such a function.
         """
         if self._acts:
             formats = self._formats
@@ -110,13 +110,13 @@ class TrainedModel:
 
         Args:
             observation: one, or a batch [B, ...], as NumPy arrays or tensors, in the environment's own
-                format. Where the model sees several observations as one, also its newest part alone, and
-                the model remembers the others.
-            greedy: the most likely actions; else they are drawn as in training.
+                format. Where the model sees a stack of observations, the newest alone is enough: the model
+                remembers the others.
+            greedy: take the most likely actions; else draw them as in training.
 
         Returns:
-            An action of the environment for one observation, for a batch an array of them (a list, where
-            they are no arrays).
+            For one observation, an action of the environment; for a batch, an array of actions (a list,
+            where actions are no arrays).
 
         Raises:
             Refusal: for a model without actions, and observations of another shape.
@@ -142,7 +142,7 @@ class TrainedModel:
     def reset(self, ended: Any = None) -> None:
         """Forget the past: the next observations begin episodes.
 
-        ended: [B] bool, those of a batch that do; None: all, and their number may change.
+        ended: [B] bool, for which rows of a batch; None: for all, and the size of the batch may change.
         """
         if ended is None or self._first is None:
             self._memory = self._stack = self._first = None
@@ -159,14 +159,15 @@ class TrainedModel:
 
     @cached_property
     def _piece(self) -> tuple[int, ...]:
-        """The shape of one observation of those that the model sees as one."""
+        """The shape of a single observation of the stack that the model sees."""
         whole = tuple(self.spec.observation_shape)
         if self._formats is not None:
             return tuple(self._formats.shape)
         return (self.spec.channels, *whole[1:]) if self.spec.stacked else whole
 
     def _rows(self, observation: Any) -> tuple[npt.NDArray[Any], bool]:
-        """([B, ...] as the model reads them, perhaps only the newest of a stack; whether it was one)."""
+        """(Observations [B, ...] as the model reads them, perhaps only the newest of a stack; whether one was
+        given without B)."""
         whole, piece = tuple(self.spec.observation_shape), self._piece
         given = _array(observation)
         if given is not None:
@@ -181,11 +182,11 @@ class TrainedModel:
             )
         try:
             return self._typed(np.asarray(formats.observe(observation))[None]), True
-        except (ValueError, TypeError, KeyError, IndexError) as first:
+        except (ValueError, TypeError, KeyError, IndexError) as problem:
             try:
                 rows = [formats.observe(one) for one in observation]
             except (ValueError, TypeError, KeyError, IndexError):
-                raise Refusal(f"the observation is none of {self.run.world.name}: {first}.") from first
+                raise Refusal(f"the observation is none of {self.run.world.name}: {problem}.") from problem
         return self._typed(np.stack(rows)), False
 
     def _typed(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -195,7 +196,7 @@ class TrainedModel:
         return np.array(rows, kind)
 
     def _stacked(self, rows: npt.NDArray[Any], begins: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
-        """The whole stacks that end with ``rows``; where an episode begins, its first is repeated."""
+        """The whole stacks that end with ``rows``; where an episode begins, filled with its first."""
         whole = tuple(self.spec.observation_shape)
         if rows.shape[1:] == whole:
             return rows
@@ -209,6 +210,7 @@ class TrainedModel:
         return self._stack.copy()
 
     def _own_actions(self, action: npt.NDArray[Any]) -> Any:
+        """The learner's actions in the environment's own format."""
         if self._formats is not None:
             return self._formats.act(action)
         if not self.spec.action_shape:
@@ -222,7 +224,7 @@ class TrainedModel:
     def predict(self, observation: Any) -> Any:
         """The most probable class of each image, [B] int64, or an integer for one image.
 
-        Arguments and errors as of ``predict_proba``.
+        Its arguments and errors are those of ``predict_proba``.
         """
         return self.predict_proba(observation).argmax(-1)
 
@@ -253,14 +255,14 @@ class TrainedModel:
         ``episodes``, ``returns``; for classifiers ``accuracy`` and so on.
 
         Args:
-            episodes: games (or images, documents); None: as many as the run's option says.
+            episodes: number of games (or images, documents); None: as many as the run's option says.
             seed: seed of the games; None: one that was not used in training.
 
         Raises:
-            Refusal: for fewer than one, and where the data set is gone.
+            Refusal: for fewer than one game, and where the data set is gone.
         """
         found = figures(self.run, self._checkpoint, count=episodes, seed=seed)
-        found.pop("best_eval_return_mean", None)  # it compares two checkpoints
+        found.pop("best_eval_return_mean", None)  # it is about two checkpoints
         return found
 
     def export(self, path: str | os.PathLike[str]) -> Exported:
@@ -272,7 +274,8 @@ class TrainedModel:
         rescaled actions are part of it.
 
         Raises:
-            Refusal: for another ending, and models without such a function; MissingExtra.
+            Refusal: for another ending, and models that are no function of one observation.
+            MissingExtra: for ``.onnx``, where its packages are not installed.
             RunFailed: if what was written computes something else; then there is no file.
         """
         target = Path(path)
@@ -313,7 +316,7 @@ def _in_float32(run: Run) -> Run:
 
 
 def _array(observation: Any) -> npt.NDArray[Any] | None:
-    """As an array; None for what is none: a Dict, a Tuple."""
+    """``observation`` as an array; None for one of a Dict or Tuple space, which is none."""
     if isinstance(observation, Tensor):
         return observation.detach().cpu().numpy()
     if isinstance(observation, (dict, tuple)) and not (

@@ -1,4 +1,4 @@
-"""The function that a trained agent is: tensors in, its greedy actions and its nets' outputs out."""
+"""A trained agent as a function of tensors: observations to greedy actions and the nets' outputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from murmurate.spec import EnvSpec
 
 @dataclass(frozen=True)
 class Signature:
-    """Names of a program's inputs and outputs in order; ``example`` makes inputs of a batch."""
+    """Names of a program's inputs and outputs, in order."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -26,7 +26,7 @@ class Program(Protocol):
     signature: Signature
 
     def example(self, batch: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Random inputs."""
+        """Random inputs for a batch."""
         ...
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]: ...
@@ -37,9 +37,9 @@ class GreedyPolicy(nn.Module):
 
     forward(observation [B, ...]) or, for a recurrent agent, forward(observation, memory [B, M], first [B]
     bool): ``first`` resets the memory of episodes that begin. Returns the actions, in the environment's
-    bounds, then what the nets gave for them (``logits``, say), then the new memory.
+    bounds, then the outputs of the nets (``logits``, say), then the new memory.
 
-    low, high: bounds to which actions from -1 to 1 are scaled; None: they are not.
+    low, high: bounds to which actions from -1 to 1 are scaled; None: actions are not scaled.
     """
 
     low: Tensor
@@ -50,7 +50,7 @@ class GreedyPolicy(nn.Module):
         self.nets = nn.ModuleDict({name: agent.replicas[name].module for name in agent.acting})
         self._agent, self._spec = agent, spec
         self._generator = torch.Generator()
-        # persistent, for a copy of the program holds them
+        # persistent buffers, so that a copy of the program has them
         self.register_buffer("low", _bounds(low if low is not None else spec.action_low, spec))
         self.register_buffer("high", _bounds(high if high is not None else spec.action_high, spec))
         self._scales = low is not None
@@ -88,7 +88,7 @@ class GreedyPolicy(nn.Module):
         return observation, torch.rand(memory.shape, generator=generator) - 0.5, first
 
     def refuse_random(self) -> None:
-        """Raise Refusal if actions are drawn, even greedy ones: they are no function of the inputs."""
+        """Raise Refusal if even greedy actions are drawn: then they are no function of the inputs."""
         inputs = self.example(64, torch.Generator().manual_seed(1))
         with torch.no_grad():
             first = self._act(*inputs).action
@@ -101,8 +101,10 @@ class GreedyPolicy(nn.Module):
 
 
 class Learned(nn.Module):
-    """The module that a learner without actions offers as ``program()``: forward(observation [B, ...]) to
-    (probabilities [B, K],)."""
+    """A learner without actions: forward(observation [B, ...]) returns (probabilities [B, K],).
+
+    module: what the learner's ``program()`` returns.
+    """
 
     def __init__(self, module: nn.Module, spec: EnvSpec) -> None:
         super().__init__()
@@ -117,7 +119,7 @@ class Learned(nn.Module):
 
 
 def random_observations(spec: EnvSpec, batch: int, generator: torch.Generator) -> Tensor:
-    """[batch, ...]: bytes, or a standard normal."""
+    """[batch, ...]: uniform bytes if observations are uint8, else from a standard normal."""
     shape = (batch, *spec.observation_shape)
     if spec.observation_dtype == torch.uint8:
         return torch.randint(256, shape, generator=generator, dtype=torch.uint8)

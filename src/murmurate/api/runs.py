@@ -66,14 +66,14 @@ def train(
     ``if __name__ == "__main__":``; ``launcher="inline"`` starts none.
 
     Args:
-        recipe: a name from ``murmurate list recipes``, or a ``Run``. Or else ``env`` and ``algorithm``.
+        recipe: a name from ``murmurate list recipes``, or a ``Run``; else give ``env`` and ``algorithm``.
         env: a class or function without arguments that returns a ``gymnasium.Env``, or its name
             (``"gym:Acrobot-v1"``, ``"my_module:make_env"``). Lambdas and nested functions need the launcher
             inline.
         strategy: how the replicas agree: a name, an object with other hyper-parameters, or a mapping of them
             (``{"name": "gala", "staleness_bound": 2}``).
-        env_steps, updates, minutes, stop_at_return: where it ends, whichever comes first: the total of env
-            steps over the replicas, the updates of each, wall time, the mean return of 100 episodes.
+        env_steps, updates, minutes, stop_at_return: where the run ends, whichever comes first: env steps of
+            all replicas together, updates of each replica, wall time, mean return of the last 100 episodes.
         out: the run folder; by default a new one in ``runs/``.
         agent, world, placement: mappings of their fields (``agent={"learning_rate": 1e-3}``), or objects.
         callbacks: called with what the run records; see ``Callback``.
@@ -116,7 +116,7 @@ def resume(
     quiet: bool = False,
     **fields: object,
 ) -> Result:
-    """Continue a run from its newest checkpoint; arguments as of ``train``, which may move its end.
+    """Continue a run from its newest checkpoint. The arguments are those of ``train``, and may move its end.
 
     Args:
         env: makes the environment, where the folder cannot name it (a lambda, say).
@@ -141,12 +141,12 @@ def resume(
 
 
 def configured(run: Run, values: Mapping[str, Any]) -> Run:
-    """``run`` with fields replaced (``fields.with_fields``), a strategy also by its name."""
+    """``run`` with fields replaced (``fields.with_fields``); a strategy may be given by its name."""
     values = dict(values)
     if "strategy" in values:
-        strategy, own = values.pop("strategy"), {}
+        strategy, settings = values.pop("strategy"), {}
         if isinstance(strategy, Mapping):
-            own = {name: value for name, value in strategy.items() if name != "name"}
+            settings = {name: value for name, value in strategy.items() if name != "name"}
             strategy = strategy.get("name", run.strategy.name)
         if isinstance(strategy, str):
             same = strategy == run.strategy.name
@@ -156,12 +156,13 @@ def configured(run: Run, values: Mapping[str, Any]) -> Run:
                 f"strategy is {strategy!r}; it takes a name (murmurate list strategies), a mapping or an "
                 "object of a strategy."
             )
-        run = dataclasses.replace(run, strategy=with_fields(strategy, own, "strategy."))
+        run = dataclasses.replace(run, strategy=with_fields(strategy, settings, "strategy."))
     changed: Run = with_fields(run, values)
     return changed
 
 
 def _base(recipe: str | Run | None, env: str | Callable[..., Any] | None, algorithm: str | None) -> Run:
+    """The Run of a recipe, or of an environment and an algorithm. Raises Refusal for neither and for both."""
     if isinstance(recipe, (str, Run)):
         if env is not None or algorithm is not None:
             raise Refusal(

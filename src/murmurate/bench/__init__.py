@@ -1,8 +1,8 @@
 """Benchmarks against other libraries and against physical limits, one file each.
 
-A benchmark is a module with ``NAME``, ``SUMMARY``, two frozen dataclasses ``QUICK`` and ``FULL`` that say how
-much to measure, and ``measure(plan, log) -> dict``. Files whose names begin with an underscore are shared by
-several benchmarks.
+A benchmark is a module with ``NAME``, ``SUMMARY``, two instances ``QUICK`` and ``FULL`` of a frozen dataclass
+that says how much to measure, and ``measure(plan, log) -> dict``. Files whose names begin with an underscore
+are shared by several benchmarks.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def bench(
 ) -> dict[str, Any]:
     """Run a benchmark and return its result as plain JSON values, with date, command, hardware and versions.
 
-    full: longer, with more repetitions and all peers. quiet: print nothing; otherwise progress goes to
-    standard error and a table to standard output. options: options of the command line, which ``change``
-    applies to the plan, which says how much to measure. Raises Refusal for an unknown name.
+    full: measure longer, with more repetitions and all peers. quiet: print nothing; otherwise progress goes
+    to standard error and a table to standard output. options: options of the command line, with which
+    ``change`` changes the plan (how much to measure). Raises Refusal for an unknown name.
     """
     module = benchmark(name)
     plan = change(module.FULL if full else module.QUICK, options)

@@ -18,7 +18,7 @@ from murmurate.training.run_folder import write_json
 def cached_run(folder: Path, recipe: str, options: Sequence[str], log: Log) -> RecordedRun:
     """``murmurate train RECIPE OPTIONS --out FOLDER``, unless the folder already holds a finished run.
 
-    An interrupted run is renamed and run anew. Raises RunFailed if the run fails.
+    The folder of an interrupted run is renamed, and the run starts anew. Raises RunFailed if the run fails.
     """
     if not _finished(folder):
         set_aside(folder)

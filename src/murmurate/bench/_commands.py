@@ -12,19 +12,19 @@ from typing import Any
 from murmurate.bench._racer import Racer
 from murmurate.errors import RunFailed
 
-# no window reaches these ends; the minutes end a racer whose benchmark was killed
+# ends that no window reaches; --minutes ends a run whose benchmark was killed
 _WITHOUT_END = ("--env-steps", "1000000000", "--minutes", "60", "--stop-at-return", "None")
 
 
 def ours(label: str, recipe: str, where: Path, *options: str) -> Racer:
-    """``murmurate train RECIPE`` with its launcher, console, recorder and checkpoints as they are."""
+    """``murmurate train RECIPE`` with its default launcher, console, recorder and checkpoints."""
     folder = where / label
     command = [sys.executable, "-m", "murmurate", "train", recipe, *_WITHOUT_END, *options]
     return Racer(label, [*command, "--out", str(folder)], folder / "metrics.jsonl", key="total_env_steps")
 
 
 def sb3(label: str, world: str, simulators: int, where: Path) -> Racer:
-    """Stable-Baselines3 on ``pong``, ``cartpole`` or ``pong-dqn`` (see ``murmurate.bench._sb3``)."""
+    """Stable-Baselines3 on one of the worlds of ``murmurate.bench._sb3``."""
     progress = where / label / "progress.jsonl"
     command = [sys.executable, "-m", "murmurate.bench._sb3", world, str(simulators), str(progress)]
     return Racer(label, command, progress)

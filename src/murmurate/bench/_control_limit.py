@@ -1,9 +1,9 @@
-"""The products of an update of TD3 or SAC and nothing else, as a racer.
+"""The matrix products of an update of TD3 or SAC and nothing else, as a racer (see ``_racer``).
 
-``python -m murmurate.bench._control_limit td3|sac float32|bfloat16 FILE`` multiplies matrices of random
-numbers of the shapes of HalfCheetah with two layers of 256 units and batches of 256, the twin critics as one
-batched product, in one thread, and appends the number of updates to FILE as ``env_steps``. No activations,
-losses, optimizer, replay or simulator. In bfloat16 all products are of that dtype.
+``python -m murmurate.bench._control_limit td3|sac float32|bfloat16 FILE`` multiplies random matrices with the
+shapes of HalfCheetah, two layers of 256 units and batches of 256, the twin critics as one batched product, in
+one thread, and appends the number of updates to FILE as ``env_steps``. There are no activations, losses,
+optimizer, replay or simulator. With bfloat16, all products are in that dtype.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _LINE_SECONDS = 0.25
 
 
 class Products:
-    """An ensemble of ``members`` MLPs: for each layer random inputs, weights, and gradients of its
-    outputs."""
+    """The products of an ensemble of ``members`` MLPs, with random inputs, weights and output gradients of
+    each layer."""
 
     def __init__(self, members: int, sizes: tuple[int, ...], dtype: torch.dtype) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -32,22 +32,23 @@ class Products:
         def drawn(*shape: int) -> Tensor:
             return torch.randn(members, *shape, generator=generator).to(dtype)
 
-        self.seen = [drawn(BATCH, size) for size in sizes[:-1]]
+        self.inputs = [drawn(BATCH, size) for size in sizes[:-1]]
         self.weights = [drawn(a, b) for a, b in itertools.pairwise(sizes)]
-        self.slopes = [drawn(BATCH, size) for size in sizes[1:]]
+        self.output_gradients = [drawn(BATCH, size) for size in sizes[1:]]
 
     def forward(self, members: int) -> None:
-        for seen, weight in zip(self.seen, self.weights, strict=True):
-            torch.bmm(seen[:members], weight[:members])
+        for inputs, weight in zip(self.inputs, self.weights, strict=True):
+            torch.bmm(inputs[:members], weight[:members])
 
-    def of_inputs(self, members: int, first: bool) -> None:
-        """Compute the gradients of the layers' inputs. first: including those of the first layer."""
-        for slope, weight in list(zip(self.slopes, self.weights, strict=True))[0 if first else 1 :]:
-            torch.bmm(slope[:members], weight[:members].transpose(1, 2))
+    def input_gradients(self, members: int, first: bool) -> None:
+        """Compute the gradients of the layers' inputs. first: including the inputs of the first layer."""
+        layers = list(zip(self.output_gradients, self.weights, strict=True))
+        for gradient, weight in layers[0 if first else 1 :]:
+            torch.bmm(gradient[:members], weight[:members].transpose(1, 2))
 
-    def of_weights(self) -> None:
-        for seen, slope in zip(self.seen, self.slopes, strict=True):
-            torch.bmm(seen.transpose(1, 2), slope)
+    def weight_gradients(self) -> None:
+        for inputs, gradient in zip(self.inputs, self.output_gradients, strict=True):
+            torch.bmm(inputs.transpose(1, 2), gradient)
 
 
 class Update:
@@ -58,25 +59,25 @@ class Update:
         self.policy = Products(1, (OBSERVED, HIDDEN, HIDDEN, actions), dtype)
         self.critics = Products(2, (OBSERVED + ACTIONS, HIDDEN, HIDDEN, 1), dtype)
         self.delay = 2 if algorithm == "td3" else 1
-        self.judging_critics = 1 if algorithm == "td3" else 2
+        self.critics_in_policy_loss = 1 if algorithm == "td3" else 2
 
     def __call__(self, number: int) -> None:
         self.policy.forward(1)  # target actions
-        self.critics.forward(2)  # their values
+        self.critics.forward(2)  # values of the target actions
         self.critics.forward(2)
-        self.critics.of_inputs(2, first=False)
-        self.critics.of_weights()
+        self.critics.input_gradients(2, first=False)
+        self.critics.weight_gradients()
         if number % self.delay == 0:
             self.policy.forward(1)
-            self.critics.forward(self.judging_critics)
-            self.critics.of_inputs(self.judging_critics, first=True)
-            self.policy.of_inputs(1, first=False)
-            self.policy.of_weights()
+            self.critics.forward(self.critics_in_policy_loss)
+            self.critics.input_gradients(self.critics_in_policy_loss, first=True)
+            self.policy.input_gradients(1, first=False)
+            self.policy.weight_gradients()
 
 
 def main(algorithm: str, dtype: torch.dtype, progress: Path) -> None:
     torch.set_num_threads(1)
-    bench, written_at = os.getppid(), time.monotonic()
+    parent, written_at = os.getppid(), time.monotonic()
     update = Update(algorithm, dtype)
     progress.parent.mkdir(parents=True, exist_ok=True)
     with open(progress, "a", buffering=1) as file:
@@ -86,7 +87,7 @@ def main(algorithm: str, dtype: torch.dtype, progress: Path) -> None:
             if now - written_at > _LINE_SECONDS:
                 written_at = now
                 file.write(json.dumps({"env_steps": number}) + "\n")
-                if os.getppid() != bench:
+                if os.getppid() != parent:
                     return
 
 

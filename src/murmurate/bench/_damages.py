@@ -1,4 +1,4 @@
-"""Damages to a run folder, drawn from a generator: bits, lengths, names, links, JSON values, tensors."""
+"""Damages to a run folder, drawn at random: bits, lengths, names, links, JSON values, tensors."""
 
 from __future__ import annotations
 
@@ -26,21 +26,28 @@ _VALUES: tuple[Any, ...] = (
 
 
 def damage(folder: Path, draw: random.Random) -> tuple[str, bool]:
-    """Damage a run folder once; returns how, and whether checksums and digests were made to fit again."""
+    """Damage a run folder once; returns a description, and whether checksums and digests were made to
+    match."""
     if not any(path.suffix == ".json" for path in _files(folder)):
-        return "nothing", False  # by damages before
-    kinds: list[Callable[[Path, random.Random], tuple[str, bool]]] = [_bytes, _names, _json, _part]
+        return "nothing", False  # earlier damages left no JSON file
+    kinds: list[Callable[[Path, random.Random], tuple[str, bool]]] = [
+        _damage_bytes,
+        _damage_names,
+        _damage_json,
+        _damage_part,
+    ]
     return draw.choices(kinds, weights=(3, 2, 5, 3))[0](folder, draw)
 
 
 def _files(folder: Path) -> list[Path]:
-    """Files that a command reads; those of ``last`` and the run itself three times."""
+    """Files that a command reads; ``run.json`` and the files of the checkpoint ``last`` are drawn three times
+    as often as others."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and "tensorboard" not in path.parts)
     read = [path for path in files if path.suffix != ".html" and path.parent.name != "logs"]
     return read + 2 * [path for path in read if path.parent.name == "last" or path.name == "run.json"]
 
 
-def _bytes(folder: Path, draw: random.Random) -> tuple[str, bool]:
+def _damage_bytes(folder: Path, draw: random.Random) -> tuple[str, bool]:
     path = draw.choice(_files(folder))
     content = bytearray(path.read_bytes())
     kind = draw.choice(("bits", "cut", "longer", "noise", "utf-8", "empty", "nesting"))
@@ -60,12 +67,12 @@ def _bytes(folder: Path, draw: random.Random) -> tuple[str, bool]:
         content[:] = b"[" * 10**5 if draw.random() < 0.5 else b'{"a":' * 10**5
     else:
         content.clear()
-    path.unlink()  # a copy has no other name; a hard link may have
+    path.unlink()  # so that other hard links to the file keep its content
     path.write_bytes(bytes(content))
     return f"{kind} in {path.relative_to(folder)}", False
 
 
-def _names(folder: Path, draw: random.Random) -> tuple[str, bool]:
+def _damage_names(folder: Path, draw: random.Random) -> tuple[str, bool]:
     files = _files(folder)
     path, other = draw.choice(files), draw.choice(files)
     kind = draw.choice(("gone", "renamed", "swapped", "folder", "link in", "link out", "pipe", "no folder"))
@@ -95,7 +102,7 @@ def _names(folder: Path, draw: random.Random) -> tuple[str, bool]:
     return f"{kind}: {path.relative_to(folder)} ({other.name})", False
 
 
-def _json(folder: Path, draw: random.Random) -> tuple[str, bool]:
+def _damage_json(folder: Path, draw: random.Random) -> tuple[str, bool]:
     files = [path for path in _files(folder) if path.suffix in (".json", ".jsonl")]
     path = draw.choice(files)
     resealed = draw.random() < 0.6
@@ -104,7 +111,7 @@ def _json(folder: Path, draw: random.Random) -> tuple[str, bool]:
         at = draw.randrange(len(lines))
         value = json.loads(lines[at])
         how = _spoil(value, draw)
-    except (OSError, ValueError, TypeError, LookupError, RecursionError):  # damaged before
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):  # an earlier damage
         return "nothing", False
     if path.suffix == ".jsonl":
         lines[at] = _text(value, separators=(",", ":"))
@@ -116,12 +123,12 @@ def _json(folder: Path, draw: random.Random) -> tuple[str, bool]:
     return f"{how} in {path.relative_to(folder)}{' resealed' * resealed}", resealed
 
 
-def _part(folder: Path, draw: random.Random) -> tuple[str, bool]:
-    """Damage what is in a part, with a digest and a checksum that fit again."""
+def _damage_part(folder: Path, draw: random.Random) -> tuple[str, bool]:
+    """Damage the content of a checkpoint's part, with its digest and the manifest's checksum recomputed."""
     paths = [path for path in _files(folder) if path.suffix == ".safetensors"]
     path = draw.choice(paths or [folder])
     try:
-        if not (path.parent / "state.json").is_file():  # a pipe has no end
+        if not (path.parent / "state.json").is_file():  # then it may be a pipe, which would be read for ever
             return "nothing", True
         with safe_open(path, framework="pt") as file:
             plain = json.loads((file.metadata() or {})["plain"])
@@ -132,7 +139,7 @@ def _part(folder: Path, draw: random.Random) -> tuple[str, bool]:
         manifest = json.loads((path.parent / "state.json").read_text())
         manifest["parts"][path.name] = digest(path)
         (path.parent / "state.json").write_text(json.dumps(seal(manifest, "state.json")))
-    except Exception:  # damaged before
+    except Exception:  # an earlier damage
         return "nothing", True
     return f"{how} in {path.relative_to(folder)}", True
 
@@ -155,33 +162,36 @@ def _spoil_tensor(tensors: dict[str, torch.Tensor], draw: random.Random) -> str:
 
 
 def _spoil(value: Any, draw: random.Random) -> str:
-    """Change one place somewhere in ``value``."""
-    place: Any = value
+    """Change one place in ``value``, drawn at random; returns a description."""
+    container: Any = value
     while True:
-        key: Any = draw.choice(list(place) if isinstance(place, dict) else range(len(place)))
-        if not isinstance(place[key], (dict, list)) or not place[key] or draw.random() < 0.2:
+        key: Any = draw.choice(list(container) if isinstance(container, dict) else range(len(container)))
+        if not isinstance(container[key], (dict, list)) or not container[key] or draw.random() < 0.2:
             break
-        place = place[key]
+        container = container[key]
     kind = draw.choice(("value", "value", "near", "near", "name", "gone", "more"))
-    if kind == "name" and isinstance(place, dict) and key:
+    if kind == "name" and isinstance(container, dict) and key:
         letter = draw.randrange(len(key))
-        place[key[:letter] + draw.choice("abcxyz_/") + key[letter + 1 :]] = place.pop(key)
+        container[key[:letter] + draw.choice("abcxyz_/") + key[letter + 1 :]] = container.pop(key)
     elif kind == "gone":
-        del place[key]
-    elif kind == "near" and isinstance(place[key], (bool, int, float)):  # what no type shows
-        place[key] = (
-            not place[key] if isinstance(place[key], bool) else place[key] + draw.choice((1, 0.5, -1))
+        del container[key]
+    elif kind == "near" and isinstance(container[key], (bool, int, float)):  # a wrong value of a right type
+        container[key] = (
+            not container[key]
+            if isinstance(container[key], bool)
+            else container[key] + draw.choice((1, 0.5, -1))
         )
-        return f"{key} = {place[key]!r}"
-    elif kind == "more" and isinstance(place, dict):
-        place["more"] = draw.choice(_VALUES)
+        return f"{key} = {container[key]!r}"
+    elif kind == "more" and isinstance(container, dict):
+        container["more"] = draw.choice(_VALUES)
     else:
-        place[key] = draw.choice(_VALUES)
-        return f"{key} = {str(place[key])[:20]!r}"
+        container[key] = draw.choice(_VALUES)
+        return f"{key} = {str(container[key])[:20]!r}"
     return f"{kind} of {key}"
 
 
 def _sealed(value: dict[str, Any], name: str) -> dict[str, Any]:
+    """``value`` with its checksum recomputed, where that is possible."""
     try:
         return seal(json.loads(_text(value)), name)
     except (ValueError, RecursionError):
@@ -189,7 +199,7 @@ def _sealed(value: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _text(value: Any, **options: Any) -> str:
-    """``value`` as JSON; what is marked as deep nested more deeply than a parser goes."""
+    """``value`` as JSON, with lists nested more deeply than a parser allows in place of ``_DEEP``."""
     deep = "[" * 3000 + "]" * 3000
     text: str = json.dumps(value, **options).replace(f'"{_DEEP}"', deep)
     return text

@@ -1,4 +1,4 @@
-"""torch's DTensor, the peer of spatial convolution, on layers drawn by ``_spatial_layers``."""
+"""torch's DTensor, with which spatial convolution is compared, on layers drawn by ``_spatial_layers``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RIGHT, WRONG_OUTPUT, WRONG_GRADIENT, REFUSED, CRASHES = (
 
 
 def compared(layers: int, log: Log) -> dict[str, dict[str, int]]:
-    """Verdicts over equally many drawn convolutions: of DTensor, and of ``murmurate.spatial``."""
+    """Counts of verdicts on ``layers`` drawn convolutions, by ``murmurate.spatial`` and by DTensor."""
     errors = [error_in_parts(drawn_convolution(seed)) for seed in range(layers)]
     right = sum(error is not None and error <= _TOLERANCE for error in errors)
     return {
@@ -44,30 +44,31 @@ def compared(layers: int, log: Log) -> dict[str, dict[str, int]]:
 
 
 def verdicts(seeds: Sequence[int], log: Log, along_batch: bool = False) -> dict[str, int]:
-    """How often DTensor, sharded over two gloo processes along rows or columns, is right on convolutions.
+    """How often DTensor is right on convolutions of images sharded over two gloo processes by rows or
+    columns.
 
-    along_batch: sharded along the batch instead, which DTensor computes; it shows that the bench can tell.
-    Each layer is drawn from its own seed. Wrong: it gives another output or gradient (above 1e-10 relative in
-    float64) and no error. Refused: it raises an error.
+    along_batch: shard along the batch instead, which DTensor supports, as a check of this comparison itself.
+    Each layer is drawn from its own seed. Wrong: the output or a gradient differs by more than 1e-10
+    (relative, in float64), without an error. Refused: an error is raised.
     """
-    found: Counter[str] = Counter()
-    left = list(seeds)
-    while left:
+    counts: Counter[str] = Counter()
+    remaining = list(seeds)
+    while remaining:
         with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
             try:
-                answers = _roles.together(_WORLD, work, folder, left, along_batch)
-                found.update(answers[0])
-                left = []
+                answers = _roles.together(_WORLD, work, folder, remaining, along_batch)
+                counts.update(answers[0])
+                remaining = []
             except RunFailed as failure:
                 done = _noted(folder)
-                log(f"DTensor: layer {len(done) + 1} of {len(left)} crashes: {str(failure)[-200:]}")
-                found.update([*done, CRASHES])
-                left = left[len(done) + 1 :]
-    return {name: found[name] for name in (RIGHT, WRONG_OUTPUT, WRONG_GRADIENT, REFUSED, CRASHES)}
+                log(f"DTensor: layer {len(done) + 1} of {len(remaining)} crashes: {str(failure)[-200:]}")
+                counts.update([*done, CRASHES])
+                remaining = remaining[len(done) + 1 :]
+    return {name: counts[name] for name in (RIGHT, WRONG_OUTPUT, WRONG_GRADIENT, REFUSED, CRASHES)}
 
 
 def work(fabric: Fabric, folder: str, seeds: Sequence[int], along_batch: bool) -> list[str]:
-    """What one member finds."""
+    """The verdicts that one process finds."""
     from torch.distributed.device_mesh import init_device_mesh
 
     dist.init_process_group(

@@ -1,9 +1,9 @@
-"""Training steps of an ensemble of 7 nets of 4 x 200 at 256 examples of each, as a racer.
+"""Training steps of an ensemble of 7 nets (4 layers of 200 units, 256 examples for each net), as a racer.
 
-``python -m murmurate.bench._ensemble_racer KIND PRECISION FILE`` learns random transitions of Hopper's sizes
-in one thread, and appends the number of steps to FILE as ``env_steps``. Kinds: ``ours``, a fit's epochs
-without its held-out error; ``autograd``, the same with the gradient by autograd, in float32; ``limit``, the
-products of a step alone, all of them in the precision.
+``python -m murmurate.bench._ensemble_racer KIND PRECISION FILE`` learns from random transitions with Hopper's
+shapes in one thread, and appends the number of steps to FILE as ``env_steps`` (see ``_racer``). Kinds:
+``ours``, epochs of our fit without the held-out error; ``autograd``, the same with the gradient by autograd,
+in float32; ``limit``, only the matrix products of a step, all of them in PRECISION.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INPUTS, OUTPUTS, ROWS = 14, 12, 12_800
 
 
 def fit(precision: str) -> Callable[[], int]:
-    """An epoch of our fit."""
+    """A function that runs an epoch of our fit, and returns its number of steps."""
     config = ModelConfig(precision=precision)  # type: ignore[arg-type]
     model = DynamicsModel(config, Context(SPEC, Replica, seed=0), INPUTS, OUTPUTS)
     inputs, targets, chosen = _data(config.members)
@@ -45,7 +45,8 @@ def fit(precision: str) -> Callable[[], int]:
 
 
 def autograd(precision: str) -> Callable[[], int]:
-    """As many steps, each by ``Replica.descend``. Raises ValueError for another precision than float32."""
+    """As ``fit``, with ``Replica.descend`` for each step. Raises ValueError unless ``precision`` is
+    float32."""
     if precision != "float32":
         raise ValueError("the gradient by autograd is measured in float32")
     config = ModelConfig(precision="float32")
@@ -71,7 +72,8 @@ def autograd(precision: str) -> Callable[[], int]:
 
 
 def limit(precision: str) -> Callable[[], int]:
-    """Products of random matrices: forward, and backward for weights and all inputs but the first."""
+    """A function that multiplies random matrices as a step does: forward, and backward for the weights and
+    the inputs of all layers but the first."""
     config = ModelConfig()
     widths = [INPUTS, *[config.hidden] * config.layers, 2 * OUTPUTS]
     dtype: torch.dtype = getattr(torch, precision)
@@ -79,16 +81,16 @@ def limit(precision: str) -> Callable[[], int]:
     def drawn(*shape: int) -> Tensor:
         return torch.randn(config.members, *shape).to(dtype)
 
-    seen, slopes = [drawn(config.batch, w) for w in widths], [drawn(config.batch, w) for w in widths]
+    activations, gradients = ([drawn(config.batch, w) for w in widths] for _ in range(2))
     weights = [drawn(a, b) for a, b in itertools.pairwise(widths)]
 
     def step() -> int:
         for i, weight in enumerate(weights):
-            torch.bmm(seen[i], weight)
+            torch.bmm(activations[i], weight)
         for i, weight in enumerate(weights):
-            torch.bmm(seen[i].transpose(1, 2), slopes[i + 1])
+            torch.bmm(activations[i].transpose(1, 2), gradients[i + 1])
             if i:
-                torch.bmm(slopes[i + 1], weight.transpose(1, 2))
+                torch.bmm(gradients[i + 1], weight.transpose(1, 2))
         return 1
 
     return step
@@ -98,7 +100,7 @@ KINDS = {"ours": fit, "autograd": autograd, "limit": limit}
 
 
 def _data(members: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs, targets, and the rows of each member."""
+    """Inputs, targets, and each member's row numbers in an epoch [members, ROWS]."""
     generator = torch.Generator().manual_seed(0)
     inputs, targets = (torch.randn(ROWS, width, generator=generator) for width in (INPUTS, OUTPUTS))
     return inputs, targets, torch.randint(ROWS, (members, ROWS), generator=generator)
@@ -107,7 +109,7 @@ def _data(members: int) -> tuple[Tensor, Tensor, Tensor]:
 def main(kind: str, precision: str, progress: Path) -> None:
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # as every worker does
-    bench, written_at, steps = os.getppid(), time.monotonic(), 0
+    parent, written_at, steps = os.getppid(), time.monotonic(), 0
     work = KINDS[kind](precision)
     progress.parent.mkdir(parents=True, exist_ok=True)
     with open(progress, "a", buffering=1) as file:
@@ -117,7 +119,7 @@ def main(kind: str, precision: str, progress: Path) -> None:
             if now - written_at > 0.25:
                 written_at = now
                 file.write(json.dumps({"env_steps": steps}) + "\n")
-                if os.getppid() != bench:
+                if os.getppid() != parent:
                     return
 
 

@@ -1,4 +1,4 @@
-"""Drawn argument vectors for all verbs of the command line."""
+"""Randomly drawn argument vectors for all verbs of the command line."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ constant:0 constant:nan lognormal:1e308,1e308 straggler:0.01,inf trace:/dev/zero
 """
 _NOT_ASCII = ("\u0663", "\u0967\u0968", "\uff11", "\u00b2", "\u2161", "\u221e", "\U0001f41f", "\udcff\udc80")
 _WORDS = (*_WORD_TEXT.split(), *_NOT_ASCII, "", " ", "\n", "\x1b[31m", "a" * 300, "a" * 5_000)
-_PLACE_TEXT = """
+_OTHER_TEXT = """
 run empty damaged docword.small.txt table.npy recipes strategies uci --json --full --episodes --seed --words
 --out --video --best --passes -h --kind --skip-bad --one-based --vocabulary-size --transpose
 """
-_PLACES = _PLACE_TEXT.split()
-_NOT_DRAWN = ("launcher",)  # drawn apart
-# what bounds an attempt that is accepted; the last of repeated options counts
+_OTHERS = _OTHER_TEXT.split()
+_NOT_DRAWN = ("launcher",)  # chosen separately
+# these keep an accepted run short; they come last, because the last of repeated options counts
 _LIMITS = {"minutes": "0.02", "eval-episodes": "1", "updates": "3", "record-every-seconds": "0.2"}
 _LIMITS |= {"world.max-frames-per-episode": "400", "world.max-episode-steps": "400"}
 
 
 def attack(count: int, seed: int) -> dict[str, int]:
-    """So many argument vectors, drawn from ``seed``; returns how many had which outcome."""
+    """Try ``count`` argument vectors drawn from ``seed``; returns the number of each outcome."""
     return _attack(_attempt, _vectors(count, random.Random(seed)), preload="murmurate.cli.main")
 
 
 def _attempt(vector: Sequence[str], folder: Path) -> str:
-    """In a folder with a small corpus, a small table, and empty or damaged files."""
+    """Run the command in a folder with a small corpus, a small table, and an empty and a damaged file."""
     made = generate(documents=40, vocabulary=30, topics=2, mean_length=9, seed=0)
     write(made.corpus, folder / "docword.small.txt", "uci")
     np.save(folder / "table.npy", np.random.default_rng(0).normal(size=(40, 3)))
@@ -74,7 +74,11 @@ def _vectors(count: int, draw: random.Random) -> Iterator[list[str]]:
         if verb in ("train", "simulate"):
             yield _training(verb, draw)
         elif verb == "topics fit":
-            yield ["topics", "fit", *_of(recipe("corpus-lda"), "docword.small.txt", draw, draw.randint(0, 4))]
+            yield [
+                "topics",
+                "fit",
+                *_run_options(recipe("corpus-lda"), "docword.small.txt", draw, draw.randint(0, 4)),
+            ]
         else:
             yield [*verb.split(), *_anything(draw)]
 
@@ -90,7 +94,7 @@ def _training(verb: str, draw: random.Random) -> list[str]:
             run = dataclasses.replace(run, strategy=strategy(chosen)())
     except Exception:  # an unknown world: any recipe's options will do
         run = recipe("cartpole-a2c")
-    vector += _of(run, "", draw, draw.randint(1, 4))
+    vector += _run_options(run, "", draw, draw.randint(1, 4))
     if verb == "simulate":  # whose minutes are virtual, and long
         vector += ["--updates", _LIMITS["updates"]]
         known = list(_options(Cluster()))
@@ -110,13 +114,13 @@ def _recipe(draw: random.Random) -> str:
 
 
 def _options(config: Any) -> Iterator[Any]:
-    """``murmurate.cli.options.options``; the command line is above this package."""
+    """``murmurate.cli.options.options``, imported by name because the command line is a layer above."""
     found: Iterator[Any] = importlib.import_module("murmurate.cli.options").options(config)
     return found
 
 
-def _of(run: Any, path: str, draw: random.Random, drawn: int) -> list[str]:
-    """Options for the fields of a run, a valid place for its data, and limits."""
+def _run_options(run: Any, path: str, draw: random.Random, drawn: int) -> list[str]:
+    """Options for ``drawn`` fields of a run, the path of its data, and the limits."""
     known = {option.name: option for option in _options(run)}
     vector = [path] if path else []
     if not path and "world.path" in known:
@@ -125,7 +129,7 @@ def _of(run: Any, path: str, draw: random.Random, drawn: int) -> list[str]:
             "--world.path",
             data if draw.random() < 0.95 else draw.choice((*_WORDS, "empty", "damaged")),
         ]
-    inside = draw.random() < 0.5  # all numbers within their ranges: what is wrong shows later
+    inside = draw.random() < 0.5  # numbers within their ranges get past the parser and reach the run
     names = [name for name in known if name not in _NOT_DRAWN and (known[name].numbers or not inside)]
     for name in draw.choices(names, k=drawn):
         number = known[name].numbers
@@ -146,7 +150,8 @@ def _of(run: Any, path: str, draw: random.Random, drawn: int) -> list[str]:
 
 
 def _option(option: Any, draw: random.Random) -> list[str]:
-    """With a value of its type, at an edge, of another type, twice, or missing."""
+    """The option with a value of its type, at the edge of its range or of another type; sometimes twice, or
+    without a value."""
     kind = draw.random()
     text = ",".join(map(str, option.value)) if isinstance(option.value, tuple) else str(option.value)
     if kind < 0.1:
@@ -167,7 +172,7 @@ def _option(option: Any, draw: random.Random) -> list[str]:
 
 
 def _inside(number: NumberKind, draw: random.Random) -> str:
-    """A number of a range, mostly at one of its ends."""
+    """A number in its range, mostly at one of the ends."""
     whole, most = number.type is int, number.range.most
     values = [number.type(float(edge)) for edge in _EDGES if not whole or float(edge).is_integer()]
     values += [int(most) if whole else most, number.type(number.range.least)]
@@ -175,8 +180,8 @@ def _inside(number: NumberKind, draw: random.Random) -> str:
 
 
 def _anything(draw: random.Random) -> list[str]:
-    """Words of any kind: places, names, options of other verbs."""
-    pool = (*_WORDS, *_NUMBERS, *_PLACES)
+    """Up to four words of any kind: values, paths, names, options of other verbs."""
+    pool = (*_WORDS, *_NUMBERS, *_OTHERS)
     return [draw.choice(pool) for _ in range(draw.randint(0, 4))]
 
 

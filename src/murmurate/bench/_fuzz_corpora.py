@@ -1,4 +1,4 @@
-"""Damaged corpora and tables of every format, through the functions that read them."""
+"""Damaged corpora and tables of every format, given to the functions that read them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NUMBERS = (
 
 
 def attack(count: int, seed: int) -> dict[str, int]:
-    """So many damaged files, drawn from ``seed``; returns how many had which outcome."""
+    """Try ``count`` damaged files drawn from ``seed``; returns the number of each outcome."""
     return _attack(_attempt, _cases(count, random.Random(seed)))
 
 
@@ -107,8 +107,10 @@ def _documents(corpus: Any) -> list[list[int]]:
 
 
 def damage(path: Path, draw: random.Random) -> None:
-    """One to four of: bits, bytes cut out, put in or repeated, a number, a line, the end."""
-    packed = path.suffix == ".gz" and draw.random() < 0.7  # mostly the text inside
+    """Damage a file one to four times: flip a bit, cut off the end, remove, repeat or insert bytes, replace a
+    number, or shuffle the lines."""
+    # mostly damage the text inside, not the compressed bytes
+    packed = path.suffix == ".gz" and draw.random() < 0.7
     data = bytearray(gzip.decompress(path.read_bytes()) if packed else path.read_bytes())
     for _ in range(draw.randint(1, 4)):
         at, end = sorted(draw.randrange(len(data) + 1) for _ in range(2))
@@ -140,7 +142,7 @@ def damage(path: Path, draw: random.Random) -> None:
 
 
 def _hostile(name: str, path: Path, draw: random.Random) -> None:
-    """What takes far more to read than to send."""
+    """Write a small file, or a large one of little content, that could take far more memory to read."""
     if name.endswith(".npz"):
         huge = draw.choice((10**15, 2**31, 10**9))
         header = io.BytesIO()

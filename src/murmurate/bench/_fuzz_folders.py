@@ -1,7 +1,7 @@
-"""Damaged run folders through ``resume``, ``eval`` and ``report``: refused, or read as they were saved.
+"""Damaged run folders, given to ``resume``, ``eval`` and ``report``: refused, or read as they were saved.
 
-Where a folder is accepted, the run and the parameters that were loaded are compared with those of the folder
-before the damage.
+Where a folder is accepted, the run and the parameters that were loaded are compared with those before the
+damage.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ _END = {"--updates": "25", "--env-steps": "130"}
 
 @dataclasses.dataclass
 class Saved:
-    """A run folder before the damage: the run, and the digests of what each verb may load from it."""
+    """A run folder before the damage: its run, what ``report`` shows of it (run, summary), the digests of all
+    parameters that a verb may load, and the option with which ``resume`` trains further."""
 
     folder: Path
     run: Any
@@ -55,7 +56,7 @@ class Saved:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A verb on a copy of the run folder number ``saved``, with a damage for each of ``seeds``."""
+    """A verb to run on a copy of the run folder number ``saved``, damaged once for each of ``seeds``."""
 
     saved: int
     verb: str
@@ -67,15 +68,15 @@ class _Silent(Exception):
 
 
 def attack(count: int, seed: int) -> dict[str, int]:
-    """The outcomes of ``count`` damaged folders, by name; what fell is printed to stderr."""
+    """The number of each outcome over ``count`` damaged folders; failures are printed to stderr."""
     with tempfile.TemporaryDirectory(prefix="murmurate-fuzz-") as folder:
         saved = [_train(Path(folder) / f"run-{i}", options) for i, options in enumerate(_RUNS)]
         attempt = functools.partial(_attempt, saved)
-        whole = _fuzz_process.attack(
+        undamaged = _fuzz_process.attack(
             attempt, [Case(i, verb, ()) for i in range(len(saved)) for verb in _VERBS], preload=__name__
         )
-        if whole["accepted"] < whole["attempts"]:
-            raise RuntimeError(f"a command failed on a run folder without any damage: {whole}")
+        if undamaged["accepted"] < undamaged["attempts"]:
+            raise RuntimeError(f"a command failed on a run folder without any damage: {undamaged}")
         return _fuzz_process.attack(attempt, _cases(count, random.Random(seed)), preload=__name__)
 
 
@@ -103,20 +104,20 @@ def _train(folder: Path, options: tuple[str, ...]) -> Saved:
 
 
 def _attempt(runs: Sequence[Saved], case: Case, place: Path) -> str:
-    """The outcome's name."""
+    """Run the verb on a damaged copy; returns the outcome's name."""
     saved, folder = runs[case.saved], place / "damaged"
     shutil.copytree(saved.folder, folder)
     damages = [damage(folder, random.Random(seed)) for seed in case.seeds]
     print(*(how for how, _ in damages), sep="; ")
-    # else checksums were made to fit again, and what is accepted may be another run
-    whole = not any(fits for _, fits in damages)
-    if whole:
+    # a damage with recomputed checksums may make another valid run, which is not compared
+    comparable = not any(resealed for _, resealed in damages)
+    if comparable:
         _compare_what_is_loaded(saved, case.verb)
     try:
         outcome = _fuzz_process.run_command(
             [case.verb, str(folder), *(saved.end if case.verb == "resume" else ())]
         )
-        if whole and outcome == "accepted" and case.verb == "report":
+        if comparable and outcome == "accepted" and case.verb == "report":
             shown = open_run(folder)
             _check((shown.run, shown.summary) in (saved.shown, (saved.shown[0], {})), "the report's facts")
     except _Silent as silent:
@@ -126,6 +127,7 @@ def _attempt(runs: Sequence[Saved], case: Case, place: Path) -> str:
 
 
 def _compare_what_is_loaded(saved: Saved, verb: str) -> None:
+    """Patch this process's functions that load a run, so that they raise _Silent where values differ."""
     work, load = work_of_a_role, load_agent
 
     def compared_work(run: Run, context: WorkerContext) -> None:
@@ -154,25 +156,25 @@ def _check(same: bool, what: str) -> None:
 
 
 def _digest(value: Any) -> str:
-    """Of all numbers in an agent's replicas, or in a nested state."""
-    whole = hashlib.blake2b()
+    """The digest of all numbers in an agent's replicas, or in a nested state."""
+    hasher = hashlib.blake2b()
     if hasattr(value, "replicas"):
         value = {name: replica.values() for name, replica in value.replicas.items()}
 
     def add(part: Any) -> None:
         if isinstance(part, torch.Tensor):
-            whole.update(
+            hasher.update(
                 f"{part.dtype} {list(part.shape)}".encode() + part.contiguous().view(-1).numpy().tobytes()
             )
         elif isinstance(part, dict):
             for key in sorted(part):
-                whole.update(str(key).encode())
+                hasher.update(str(key).encode())
                 add(part[key])
         elif isinstance(part, list):
             for inner in part:
                 add(inner)
         else:
-            whole.update(repr(part).encode())
+            hasher.update(repr(part).encode())
 
     add(value)
-    return whole.hexdigest()
+    return hasher.hexdigest()

@@ -1,8 +1,9 @@
 """Hostile byte streams against a live fabric of two members.
 
-They exchange through a line that damages what it carries, while strangers send them noise, forged, cut,
-changed and repeated hellos, or nothing at all. The members check every value that they get, so that what goes
-wrong in silence is counted too.
+The members exchange vectors through a proxy that damages some of the traffic, while an attacker sends them
+noise, hellos (the first message of a connection) that are forged, cut, changed or repeated, or nothing at
+all. The members check every value that they receive, so that values that are wrong without an error are
+counted too.
 """
 
 from __future__ import annotations
@@ -28,46 +29,47 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-_RUN, _SECRET = "fuzz", b"the secret of a run that strangers attack"
+_RUN, _SECRET = "fuzz", b"the secret of a run under attack"
 _COUNT = 20_000  # numbers in a vector
 _MEMBERS_BEGIN_SECONDS, _PROGRESS_SECONDS = 60.0, 30.0
-_HELLO_BYTES = 105  # the clear part and the first message of the handshake
-_HEARD_BYTES = 4096  # of a session, to be repeated
-_ANSWER_BYTES = 64  # what a listener says to a hello that it has not believed yet
+_HELLO_BYTES = 105  # of a hello: its unencrypted part and the first message of the handshake
+_RECORDED_BYTES = 4096  # how much of a session is recorded, to be replayed
+_ANSWER_BYTES = 64  # the most that a listener sends to a peer that is not authenticated
 _PATIENCE_SECONDS = 1.0
-_HALF_OPEN = 30  # connections that a stranger keeps
+_HALF_OPEN = 30  # connections that the attacker keeps open
 _BATCH = 25
 
 
 def attack(count: int, seed: int) -> dict[str, int]:
-    """The outcomes of ``count`` attempts drawn from ``seed``, by name.
+    """The number of each outcome of ``count`` attempts drawn from ``seed``.
 
-    accepted: strangers who were taken for a member. silent: values that were not what was sent. exchanges:
-    that the members made meanwhile. Raises RuntimeError if they do not begin.
+    accepted: attempts in which the attacker was taken for a member. silent: received values that differ from
+    what was sent. exchanges: number of exchanges that the members made meanwhile. Raises RuntimeError if they
+    do not begin.
     """
     generator = random.Random(seed)
     outcomes: Counter[str] = Counter(attempts=count, accepted=0, tracebacks=0, hangs=0, silent=0)
     with tempfile.TemporaryDirectory(prefix="murmurate-") as folder:
-        strangers = _Strangers(generator, Path(folder))
+        attacker = _Attacker(generator, Path(folder))
         try:
-            strangers.begin()
+            attacker.begin()
             for number in range(count):
-                outcomes["accepted"] += strangers.attempt()
-                if number % _BATCH == _BATCH - 1 and not strangers.members_go_on():
+                outcomes["accepted"] += attacker.attempt()
+                if number % _BATCH == _BATCH - 1 and not attacker.members_go_on():
                     outcomes["hangs"] += 1
                     break
-            outcomes.update(strangers.end())
+            outcomes.update(attacker.end())
         finally:
-            strangers.close()
+            attacker.close()
     return dict(outcomes)
 
 
-class _Strangers:
-    """Two members, the line between them, and all that is done to them."""
+class _Attacker:
+    """Starts two members and the proxy between them, and attacks the members."""
 
     def __init__(self, generator: random.Random, folder: Path) -> None:
         self._generator, self._folder = generator, folder
-        self._line = _Line(random.Random(generator.random()), folder / "target")
+        self._proxy = _Proxy(random.Random(generator.random()), folder / "target")
         self._members: list[subprocess.Popen[str]] = []
         self._kept: list[socket.socket] = []
         self._ports: list[int] = []
@@ -75,7 +77,7 @@ class _Strangers:
 
     def begin(self) -> None:
         for rank in range(2):
-            words = f"{rank}, Path({str(self._folder)!r}), {self._line.port}"
+            words = f"{rank}, Path({str(self._folder)!r}), {self._proxy.port}"
             command = f"from murmurate.bench._fuzz_network import Path, member; member({words})"
             with (self._folder / f"{rank}.log").open("w") as log:
                 self._members.append(
@@ -90,15 +92,15 @@ class _Strangers:
         end = time.monotonic() + _MEMBERS_BEGIN_SECONDS
         while min(self._progress()) < 5:
             if time.monotonic() > end or any(member.poll() is not None for member in self._members):
-                raise RuntimeError(f"the members did not begin: {self._said()}")
+                raise RuntimeError(f"the members did not begin: {self._output()}")
             time.sleep(0.05)
         self._ports = [json.loads((self._folder / f"{rank}.port").read_text()) for rank in range(2)]
         self._first_bytes = self._resident()
 
     def attempt(self) -> bool:
-        """Whether a stranger was taken for a member."""
+        """Make one attack, drawn at random; whether the attacker was taken for a member."""
         self._peak_bytes = max(self._peak_bytes, self._resident())
-        acts = (self._half_open, self._damage_the_line, self._damage_the_store, *[self._talk] * 7)
+        acts = (self._half_open, self._damage_traffic, self._damage_the_store, *[self._talk] * 7)
         return self._generator.choice(acts)()
 
     def members_go_on(self) -> bool:
@@ -125,8 +127,8 @@ class _Strangers:
                 outcomes["refused"] += sum(
                     json.loads((self._folder / f"{rank}.refused").read_text()).values()
                 )
-        outcomes["tracebacks"] = self._said().count("Traceback (most recent call last)")
-        outcomes["silent"] = self._said().count("wrong value")
+        outcomes["tracebacks"] = self._output().count("Traceback (most recent call last)")
+        outcomes["silent"] = self._output().count("wrong value")
         outcomes["peak_bytes"] = self._peak_bytes - self._first_bytes
         return outcomes
 
@@ -136,12 +138,12 @@ class _Strangers:
             member.wait()
         for sock in self._kept:
             sock.close()
-        self._line.close()
+        self._proxy.close()
 
-    # -- what strangers do
+    # -- attacks
 
     def _half_open(self) -> bool:
-        """Connect and say nothing, or a part of a hello, and stay."""
+        """Connect, send nothing or a part of a hello, and keep the connection open."""
         self._kept.append(self._connected())
         with contextlib.suppress(OSError):
             self._kept[-1].sendall(self._hello()[: self._generator.choice((0, 1, 20, 49, 60))])
@@ -149,8 +151,8 @@ class _Strangers:
             self._kept.pop(0).close()
         return False
 
-    def _damage_the_line(self) -> bool:
-        self._line.damage(self._generator.choice(("flip", "cut", "repeat", "leave out", "hold")))
+    def _damage_traffic(self) -> bool:
+        self._proxy.damage(self._generator.choice(("flip", "cut", "repeat", "leave out", "hold")))
         return False
 
     def _damage_the_store(self) -> bool:
@@ -163,17 +165,17 @@ class _Strangers:
         return False
 
     def _talk(self) -> bool:
-        """Say something, and listen to the end; whether more came back than strangers are told."""
-        said, heard = self._stream(), 0
+        """Send a stream and read the whole answer; whether it is more than an unauthenticated peer gets."""
+        unsent, received_bytes = self._stream(), 0
         with self._connected() as sock, contextlib.suppress(OSError):
-            while said:
-                piece = len(said) if len(said) > 4096 else self._generator.randint(1, len(said))
-                sock.sendall(said[:piece])
-                said = said[piece:]
+            while unsent:
+                piece = len(unsent) if len(unsent) > 4096 else self._generator.randint(1, len(unsent))
+                sock.sendall(unsent[:piece])
+                unsent = unsent[piece:]
             sock.shutdown(socket.SHUT_WR)
             while chunk := sock.recv(1 << 16):
-                heard += len(chunk)
-        return heard > _ANSWER_BYTES
+                received_bytes += len(chunk)
+        return received_bytes > _ANSWER_BYTES
 
     def _stream(self) -> bytes:
         draw, hello = self._generator, bytearray(self._hello())
@@ -190,23 +192,23 @@ class _Strangers:
             start, stop = draw.choice(((4, 5), (5, 21), (21, 29), (29, 33), (33, 49)))
             hello[start:stop] = draw.choice((b"\xff", b"\0")) * (stop - start)
         elif kind == "session":
-            return self._line.heard
+            return self._proxy.recorded
         elif kind == "own keys":
             hello[49:] = draw.randbytes(len(hello) - 49)
         return bytes(hello)
 
     def _hello(self) -> bytes:
-        """A true one, as it was heard on the line: it names run, epoch, rank and incarnation of rank 1."""
-        return self._line.heard[:_HELLO_BYTES]
+        """The recorded hello of rank 1, which names its run, epoch, rank and incarnation."""
+        return self._proxy.recorded[:_HELLO_BYTES]
 
     def _connected(self) -> socket.socket:
         port = self._generator.choice(self._ports)
         return socket.create_connection(("127.0.0.1", port), timeout=_PATIENCE_SECONDS)
 
-    # -- what can be seen of the members
+    # -- observing the members
 
     def _progress(self) -> list[int]:
-        """Exchanges of each so far."""
+        """The number of exchanges of each member so far."""
         files = [self._folder / f"{rank}.progress" for rank in range(2)]
         return [file.stat().st_size if file.exists() else 0 for file in files]
 
@@ -215,24 +217,25 @@ class _Strangers:
             return sum(psutil.Process(member.pid).memory_info().rss for member in self._members)
         return 0
 
-    def _said(self) -> str:
+    def _output(self) -> str:
         return "".join(path.read_text(errors="replace") for path in self._folder.glob("*.log"))
 
 
-class _Line:
-    """Carries bytes between rank 1 and rank 0, keeps what rank 1 said last, and damages on request."""
+class _Proxy:
+    """A TCP proxy between rank 1 and rank 0, which records the beginning of rank 1's last session, and
+    damages traffic on request."""
 
     def __init__(self, generator: random.Random, target: Path) -> None:
         self._generator, self._target = generator, target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        self.heard = b""
-        self._wanted = ""
+        self.recorded = b""
+        self._next_damage = ""
         threading.Thread(target=self._accept, daemon=True).start()
 
     def damage(self, kind: str) -> None:
-        """The next piece that passes."""
-        self._wanted = kind
+        """Damage the next piece of traffic."""
+        self._next_damage = kind
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -248,24 +251,24 @@ class _Line:
             threading.Thread(target=self._carry, args=(near,), daemon=True).start()
 
     def _carry(self, near: socket.socket) -> None:
-        said = b""
+        sent = b""
         with contextlib.suppress(OSError), near:
             with socket.create_connection(("127.0.0.1", int(self._target.read_text()))) as far:
                 other = {near: far, far: near}
                 while True:
-                    for line in select.select([near, far], [], [])[0]:
-                        data = line.recv(1 << 16)
+                    for source in select.select([near, far], [], [])[0]:
+                        data = source.recv(1 << 16)
                         if not data:
                             return
-                        if line is near and len(said) < _HEARD_BYTES:
-                            said += data
-                            if len(said) >= _HELLO_BYTES:
-                                self.heard = said
+                        if source is near and len(sent) < _RECORDED_BYTES:
+                            sent += data
+                            if len(sent) >= _HELLO_BYTES:
+                                self.recorded = sent
                         for piece in self._damaged(data):
-                            other[line].sendall(piece)
+                            other[source].sendall(piece)
 
     def _damaged(self, data: bytes) -> list[bytes]:
-        kind, self._wanted = self._wanted, ""
+        kind, self._next_damage = self._next_damage, ""
         place = self._generator.randrange(len(data))
         if kind == "flip":
             return [data[:place], bytes([data[place] ^ 1 << self._generator.randrange(8)]), data[place + 1 :]]
@@ -283,8 +286,8 @@ class _Line:
 # -- the members, each in a process of its own ------------------------------------------------------------
 
 
-class _Detour(Store):
-    """What rank 1 sees of the store: rank 0 is at the end of the line."""
+class _StoreWithProxy(Store):
+    """The store as rank 1 sees it: in place of rank 0's port it has the proxy's."""
 
     def __init__(self, store: Any, port: int, target: Path) -> None:
         super().__init__()
@@ -304,25 +307,26 @@ class _Detour(Store):
         from murmurate.fabric.network.crypto import PeerRecord
 
         value: bytes = self._store.get(key)
-        place, _, rank = key.rpartition("/")
+        prefix, _, rank = key.rpartition("/")
         if rank != "0":
             return value
-        record = PeerRecord.read(AuthenticatedStore(self._store, place, _SECRET).opened(rank, value))
+        record = PeerRecord.read(AuthenticatedStore(self._store, prefix, _SECRET).authenticated(rank, value))
         self._target.write_text(str(record.port))
-        detour = dist.HashStore()  # type: ignore[attr-defined]
-        AuthenticatedStore(detour, place, _SECRET).set(
+        scratch = dist.HashStore()  # type: ignore[attr-defined]
+        AuthenticatedStore(scratch, prefix, _SECRET).set(
             rank, dataclasses.replace(record, port=self._port).pack()
         )
-        return bytes(detour.get(key))
+        return bytes(scratch.get(key))
 
 
-def member(rank: int, folder: Path, line: int) -> None:
-    """Exchange with the other member until stdin ends, by all three protocols; print every wrong value."""
+def member(rank: int, folder: Path, proxy_port: int) -> None:
+    """Exchange means, published values and messages with the other member until stdin ends; print every wrong
+    value."""
     from murmurate.fabric.network.fabric import NetworkFabric
 
     store: Any = dist.FileStore(str(folder / "store"), 3)  # type: ignore[attr-defined]
     if rank == 1:
-        store = _Detour(store, line, folder / "target")
+        store = _StoreWithProxy(store, proxy_port, folder / "target")
     fabric = NetworkFabric(
         rank, 2, store, run_id=_RUN, secret=_SECRET, silence_seconds=2.0, shared_memory=False
     )
@@ -333,7 +337,7 @@ def member(rank: int, folder: Path, line: int) -> None:
     expect = _Expectation()
     with (folder / f"{rank}.progress").open("wb", buffering=0) as progress:
         for number in itertools.count(1):
-            # both end after the same mean: the last number says whether one of them wants to
+            # the last number tells both whether one wants to end, so that both end after the same mean
             x = torch.full((_COUNT,), float(number * (rank + 1)))
             x[-1] = float(ended.is_set())
             expect.equal("members", channel.mean_(x), 2)
@@ -360,6 +364,8 @@ def _end_with_stdin(ended: threading.Event) -> None:
 
 
 class _Expectation:
+    """Prints values that differ from what was sent."""
+
     def equal(self, what: str, value: object, expected: object) -> None:
         if value != expected:
             print(f"wrong value of {what}: {value} instead of {expected}", flush=True)

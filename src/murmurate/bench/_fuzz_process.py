@@ -1,4 +1,4 @@
-"""Attempts in processes of their own, forked from a server that has imported the package: for fuzzing."""
+"""For fuzzing: attempts, each in a process of its own, forked from a server that has imported the package."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from typing import Any
 
 from murmurate.errors import Refusal, RunFailed
 
-Attempt = Callable[[Any, Path], str]  # (what is tried, an empty folder) -> the outcome's name
+Attempt = Callable[[Any, Path], str]  # (case, empty folder) -> the outcome's name
+# names of the outcomes, and of two other figures; silent: accepted with other values than were saved
 _NAMES = (
     "attempts",
     "refused",
@@ -38,8 +39,9 @@ def attack(
 ) -> dict[str, int]:
     """Try each of ``cases``, and count the outcomes. preload: a module that the server imports.
 
-    What fell (a traceback, a hang, a death by a signal) is printed to stderr with its case. ``peak_bytes`` is
-    the largest resident memory that an attempt took beyond what a process has that does nothing.
+    An attempt that ends in a traceback, a hang, a death by a signal or wrong values is printed to stderr with
+    its case. ``peak_bytes`` is the most resident memory that an attempt used beyond that of its process at
+    the start.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([preload, __name__] if preload else [__name__])
@@ -74,7 +76,7 @@ def run_command(arguments: Sequence[str]) -> str:
 
 
 def _child(attempt: Attempt, case: Any, place: Path) -> None:
-    os.setsid()  # so that all its processes can be ended
+    os.setsid()  # so that it can be killed with its children
     base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     output = os.open(place / "output", os.O_WRONLY | os.O_CREAT)
     os.dup2(output, 1)

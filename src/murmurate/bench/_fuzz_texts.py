@@ -1,4 +1,4 @@
-"""Damaged CSV, JSON lines and folders of Markdown, through the readers of ``topics fit``."""
+"""Damaged CSV, JSON lines and folders of Markdown, given to the readers of ``topics fit``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SYNTAX = (
 
 
 def attack(count: int, seed: int) -> dict[str, int]:
-    """So many damaged texts, drawn from ``seed``; returns how many had which outcome."""
+    """Try ``count`` damaged texts drawn from ``seed``; returns the number of each outcome."""
     draw = random.Random(seed)
     return _attack(_attempt, _cases(count, draw))
 
@@ -43,13 +43,13 @@ def _attempt(case: tuple[str, int], folder: Path) -> str:
     name, seed = case
     draw, path = random.Random(seed), folder / name
     _write(path, draw)
-    hurt = draw.choice(sorted(path.rglob("*.md"))) if path.is_dir() else path
+    target = draw.choice(sorted(path.rglob("*.md"))) if path.is_dir() else path
     if draw.random() < 0.1:
-        _hostile(hurt, draw)
+        _hostile(target, draw)
     else:
-        _syntax(hurt, draw)
+        _syntax(target, draw)
         if draw.random() < 0.7:
-            damage(hurt, draw)
+            damage(target, draw)
     columns = {"column": draw.choice(("text", "text", None, "nothing")), "name_column": None}
     columns["name_column"] = draw.choice((None, "id", "id", "text"))
     if path.is_dir():
@@ -63,7 +63,7 @@ def _attempt(case: tuple[str, int], folder: Path) -> str:
 
 
 def _command(path: Path, folder: Path, columns: dict[str, str | None]) -> str:
-    """``topics fit``, and the table and page of its topics."""
+    """Run ``topics fit``, then ``transform`` and ``show`` on its run; returns the outcome's name."""
     named = [f"--{name.replace('_', '-')}={value}" for name, value in columns.items() if value is not None]
     run = str(folder / "run")
     limits = ["--updates", "1", "--minutes", "0.1", "--launcher", "inline", "--topics", "2", "--skip-bad"]
@@ -77,23 +77,29 @@ def _command(path: Path, folder: Path, columns: dict[str, str | None]) -> str:
 def _write(path: Path, draw: random.Random) -> None:
     documents = [" ".join(draw.choices(_WORDS, k=draw.randint(3, 12))) for _ in range(30)]
     if path.name == "pages":
-        for number, one in enumerate(documents):
+        for number, document in enumerate(documents):
             page = path / f"part{number % 3}" / f"{number}.md"
             page.parent.mkdir(parents=True, exist_ok=True)
-            page.write_text(f"---\ntitle: {number}\n---\n# {one}\n\n- *{one}* [a](b) `c`\n\n```\nx\n```\n")
+            page.write_text(
+                f"---\ntitle: {number}\n---\n# {document}\n\n- *{document}* [a](b) `c`\n\n```\nx\n```\n"
+            )
         return
     text = io.StringIO()
     if ".csv" in path.name or ".tsv" in path.name:
         rows = csv.writer(text, delimiter="\t" if ".tsv" in path.name else draw.choice(",;|"))
-        rows.writerows([("id", "text"), *((str(n), f'{one}, "so"\nit') for n, one in enumerate(documents))])
+        rows.writerows(
+            [("id", "text"), *((str(n), f'{document}, "so"\nit') for n, document in enumerate(documents))]
+        )
     else:
-        text.writelines(json.dumps({"id": n, "text": one}) + "\n" for n, one in enumerate(documents))
+        text.writelines(
+            json.dumps({"id": n, "text": document}) + "\n" for n, document in enumerate(documents)
+        )
     data = text.getvalue().encode()
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
 
 
 def _syntax(path: Path, draw: random.Random) -> None:
-    """Put in, at one to four places, what means something to one of the formats."""
+    """Insert syntax of one of the formats at one to four places."""
     packed = path.suffix == ".gz"
     data = bytearray(gzip.decompress(path.read_bytes()) if packed else path.read_bytes())
     for _ in range(draw.randint(1, 4)):
@@ -103,7 +109,7 @@ def _syntax(path: Path, draw: random.Random) -> None:
 
 
 def _hostile(path: Path, draw: random.Random) -> None:
-    """The same mark very often, on one line or on many."""
+    """Overwrite a file with one piece of syntax, repeated very often."""
     mark = draw.choice(
         (*_SYNTAX, b"a,", b"[a](", b"*a ", b"[" * 10, b'{"a":', b"_", b"\n> ", b"a|b\n", b"- ")
     )

@@ -1,4 +1,4 @@
-"""Shared by ``gala-table`` and ``gala-sweep``: their runs (see ``_resumable``), below ``GalaPlan.where``."""
+"""The runs of ``gala-table`` and ``gala-sweep`` (see ``_resumable``), kept below ``GalaPlan.where``."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from murmurate.bench._resumable import ResumableRun, Summary
 from murmurate.recipes import recipe
 
 SIX_GAMES = ("beam-rider", "breakout", "pong", "qbert", "seaquest", "space-invaders")
-METHODS = {"A2C": "all-reduce", "GALA-A2C": "gala"}  # the paper's name, our strategy
-NOMINAL_SIMULATORS = 16  # to which the learning rate refers, and with which Fig. 1a compares
+METHODS = {"A2C": "all-reduce", "GALA-A2C": "gala"}  # the paper's name -> our strategy
+NOMINAL_SIMULATORS = 16  # the recipe's learning rate is for this number, and Fig. 1a compares with it
 
 
 @dataclasses.dataclass(frozen=True)
 class GalaPlan:
-    """Every method is trained once for each of games x simulators x seeds.
+    """Every method is trained once for each game, number of simulators and seed.
 
-    seeds: 0 up to this. env_steps: number of env steps of all learners together, ascending; one run is
-    evaluated at each (the learning rate is constant, so a shorter run is the beginning of a longer one).
-    simulators: number of simulators of all learners together. eval_episodes: whole games of a final policy.
-    where: the folder that keeps the runs.
+    seeds: number of seeds (0, 1, ...). env_steps: numbers of env steps of all learners together,
+    ascending, at each of which a run is evaluated (the learning rate is constant, so a shorter run is the
+    beginning of a longer one). simulators: numbers of simulators of all learners together. eval_episodes:
+    whole games that each evaluated policy plays. where: the folder that keeps the runs.
 
     games: the games that are played. learners: number of learners of each run.
     """
@@ -42,7 +42,7 @@ class GalaPlan:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One run: a method on a game with one seed, to its last end."""
+    """One run: a method on a game with one seed, up to the last of the plan's ``env_steps``."""
 
     game: str
     method: str
@@ -52,7 +52,7 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        """Named by all that the run depends on, so that a changed plan does not reuse another's run."""
+        """Named by all that the run depends on, so that a changed plan does not reuse another plan's run."""
         plan, ends = self.plan, "-".join(map(str, self.plan.env_steps))
         each = self.simulators // plan.learners
         setup = f"{self.game}-{METHODS[self.method]}-{plan.learners}x{each}"
@@ -67,10 +67,10 @@ class Job:
         return f"{self.game}-a2c"
 
     def settings(self) -> tuple[str, ...]:
-        """Options of ``murmurate train``, without the end and the folder.
+        """Options of ``murmurate train``, without the run's length and folder.
 
-        The learning rate grows with the square root of the simulators of all learners (as the authors' own
-        command has 0.0014 for 64, github.com/facebookresearch/gala), alike for both methods.
+        The learning rate grows with the square root of the number of simulators of all learners, with both
+        methods (the authors' own command has 0.0014 for 64, github.com/facebookresearch/gala).
         """
         plan = self.plan
         base = cast(A2C, recipe(self.recipe).learner).learning_rate
@@ -94,7 +94,7 @@ class Job:
 
 
 def jobs(plan: GalaPlan) -> list[Job]:
-    """All runs of a plan, seed by seed: when interrupted early it has some of every row."""
+    """All runs of a plan, seed by seed, so that an interrupted plan has runs for every row of the table."""
     return [
         Job(game, method, simulators, seed, plan)
         for seed in range(plan.seeds)
@@ -105,7 +105,7 @@ def jobs(plan: GalaPlan) -> list[Job]:
 
 
 def expected(jobs: Sequence[Job], log: Log) -> dict[str, Any]:
-    """See ``_resumable.expected``. The speed is measured once, and taken for all."""
+    """See ``_resumable.expected``. The speed is measured once, and assumed for all runs."""
     return _resumable.expected([job.run for job in jobs], log)
 
 

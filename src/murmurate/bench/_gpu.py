@@ -1,4 +1,4 @@
-"""Learners that share one GPU: env steps per second, mean utilisation, energy a frame (GALA, Fig. 3)."""
+"""Learners that share one GPU: env steps per second, mean utilisation, energy per frame (GALA, Fig. 3)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from murmurate.bench._result import Log, median
 from murmurate.errors import RunFailed
 
 LEARNERS = (1, 2, 4, 8)
-_WINDOW_CPU_SECONDS = 5.0  # for each learner
+_WINDOW_CPU_SECONDS = 5.0  # of each learner
+_FRAMES_PER_ENV_STEP = 4
 _SAMPLING = ("--query-gpu=utilization.gpu,power.draw", "--format=csv,noheader,nounits", "--loop-ms=200")
 
 
@@ -26,7 +27,7 @@ _SAMPLING = ("--query-gpu=utilization.gpu,power.draw", "--format=csv,noheader,no
 def sampled(device: int = 0) -> Iterator[list[tuple[float, float]]]:
     """A list that holds, after the context, a GPU's (utilisation in per cent, power in watts) over time.
 
-    It stays empty where there is no ``nvidia-smi`` or it does not report them.
+    It stays empty where there is no ``nvidia-smi``, or where ``nvidia-smi`` does not report both.
     """
     samples: list[tuple[float, float]] = []
     program = shutil.which("nvidia-smi")
@@ -53,7 +54,7 @@ def parse(line: str) -> tuple[float, float] | None:
 
 
 def measure(log: Log) -> dict[str, Any]:
-    """Env steps a second with 1, 2, 4 and 8 GALA learners on the first GPU.
+    """Env steps per second with 1, 2, 4 and 8 GALA learners on the first GPU.
 
     ``energy_joules_per_frame`` is the mean power times the wall time over the emulator frames. A number
     of learners that does not fit is reported with its reason.
@@ -91,6 +92,6 @@ def _row(learners: int, where: Path) -> dict[str, Any]:
     joules = statistics.fmean(watts) * window.wall_seconds
     return row | {
         "utilisation_percent_mean": statistics.fmean(utilisation),
-        "energy_joules_per_frame": joules / (4 * window.env_steps),
+        "energy_joules_per_frame": joules / (_FRAMES_PER_ENV_STEP * window.env_steps),
         "power_watts_median": median(watts),
     }

@@ -45,7 +45,7 @@ class Loader(Protocol):
 
 def make_folder(folder: Path, count: int, height: int, width: int, quality: int, classes: int) -> int:
     """Write ``count`` JPEG files of smooth noise below ``folder / "train"``, always the same; returns their
-    bytes."""
+    total size in bytes."""
     cv2, written = opencv(), 0
     for number in range(count):
         random = np.random.default_rng([number, height, width])
@@ -130,6 +130,7 @@ class TorchLoader:
 
 
 def files_of(folder: Path, size: int) -> ImageFiles:
+    """The training images below ``folder``."""
     world = FolderWorld(str(folder), size=size, shortest=size * 8 // 7, validation=0, test=0)
     files: ImageFiles = world.load().train
     return files
@@ -171,13 +172,13 @@ class WithPillow(Dataset[tuple[Tensor, int]]):
         crop = AUGMENT.crop_of(image.height, image.width, (self._size, self._size), 0, draws)
         box = (crop.left, crop.top, crop.left + crop.width, crop.top + crop.height)
         image = image.resize((self._size, self._size), Image.Resampling.BILINEAR, box=box)
-        if draws[24] < 0.5:
+        if draws[24] < 0.5:  # the draw for mirroring, as in ``Augmentation.mirrors``
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         return torch.from_numpy(np.array(image)).permute(2, 0, 1), int(self._files.labels[number])
 
 
 def cpu_seconds(loader: Loader) -> float:
-    """CPU seconds of this process and those that decode for ``loader``, so far."""
+    """CPU seconds so far of this process and of the processes that decode for ``loader``."""
     own = os.times()
     total = own.user + own.system
     for process in loader.processes():

@@ -13,8 +13,8 @@ _COLOURS = {"all-reduce": "C0", "elastic": "C1", "push-gossip": "C2", "pull-goss
 
 @dataclass(frozen=True)
 class Curve:
-    """points: ``seconds``, ``passes``, ``loss`` and ``accuracy`` of replica 0 on validation images; the last
-    one is of the consensus parameters on the test images."""
+    """points: ``seconds``, ``passes``, ``loss`` and ``accuracy`` of replica 0 on the validation images; those
+    of the last point are of the consensus parameters on the test images."""
 
     method: str
     members: int
@@ -22,23 +22,23 @@ class Curve:
     points: list[dict[str, float]]
 
     def loss_at(self, seconds: float) -> float:
-        """The validation loss that was measured last by then (the first one before that)."""
+        """The last validation loss up to then; the first validation loss if all are later."""
         before = [point for point in self.points[:-1] if point["seconds"] <= seconds]
         return (before or self.points)[-1 if before else 0]["loss"]
 
 
 def draw(curves: Sequence[Curve], path: Path) -> None:
-    """A row for each number of members, a line for each curve."""
+    """Draw a row of panels for each number of members, with a line for each curve."""
     sizes = list(dict.fromkeys(curve.members for curve in curves))
     figure = Figure(figsize=(9, 2.6 * len(sizes)), layout="constrained")
     axes = figure.subplots(len(sizes), 2, squeeze=False)
     for members, (by_time, by_pass) in zip(sizes, axes, strict=True):
-        named: set[str] = set()
+        labelled: set[str] = set()
         for curve in curves:
             if curve.members != members:
                 continue
-            label = None if curve.method in named else curve.method
-            named.add(curve.method)
+            label = None if curve.method in labelled else curve.method
+            labelled.add(curve.method)
             losses = [point["loss"] for point in curve.points[:-1]]
             for ax, key in ((by_time, "seconds"), (by_pass, "passes")):
                 values = [point[key] for point in curve.points[:-1]]

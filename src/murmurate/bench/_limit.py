@@ -1,15 +1,15 @@
-"""The lower bound of A2C on one core: the cost of its simulators and network passes and nothing else.
+"""A lower bound of A2C's cost on one core: its simulators and network passes, and nothing else.
 
-``python -m murmurate.bench._limit`` answers each line it reads with one line of JSON: the CPU seconds of one
-call of each part, by network and part, measured in a short window. The parts are a vector step of 16 games,
-the forward pass of 16 frames that chooses actions, the forward and backward pass of the 80 frames that are
-learned from, and the forward pass of 16 frames that are bootstrapped from. No optimizer, losses, returns,
-sampling, copying or recording.
+``python -m murmurate.bench._limit`` answers each line of its input with a line of JSON: the CPU seconds of
+one call of each part, by network and part, measured in a short window. The parts are a vector step of 16
+games, the forward pass of 16 frames that chooses actions, the forward and backward pass of the 80 frames that
+are learned from, and the forward pass of 16 frames that are bootstrapped from. There are no optimizer,
+losses, returns, sampling, copying or recording.
 
 The network is the plain Nature-2013 stack of torch modules in channels-last order, in float32 and in
-bfloat16, and, as ``own``, the package's. All take frames as simulators return them (uint8, row-major);
-``widened`` is the plain stack on frames that are already in its dtype and memory format, which shows what
-that conversion costs.
+bfloat16, and, as ``own``, the package's network. All take frames as simulators return them (uint8,
+row-major); ``widened`` is the plain stack on frames that are already in its dtype and memory format, which
+shows what that conversion costs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 SIMULATORS, STEPS, ACTIONS = 16, 5, 6
-_WINDOW_SECONDS = 0.1  # of CPU, for each part
+_WINDOW_SECONDS = 0.1  # CPU seconds for which each part is called
 
 Part = Callable[[], Any]
 
@@ -44,7 +44,7 @@ class PlainNature(nn.Module):
         self.to(dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def widen(self, frames: Tensor) -> Tensor:
-        # changing the layout while these are bytes is the fastest order of the two calls
+        # the layout is changed first, while a pixel is one byte, which is the faster order of these two calls
         return frames.contiguous(memory_format=torch.channels_last).to(self.dtype).mul_(1 / 255)
 
     def heads_of(self, widened: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class PlainNature(nn.Module):
 
 
 def parts() -> dict[str, dict[str, Part]]:
-    """What is measured, by network and part."""
+    """The calls that are timed, by network and part."""
     generator = torch.Generator().manual_seed(0)
     few, many = (
         torch.randint(0, 256, (count, 4, 84, 84), dtype=torch.uint8, generator=generator)
@@ -134,14 +134,14 @@ def window(part: Part) -> float:
 
 
 def limit(fastest: dict[str, float], simulator_seconds: float) -> tuple[float, dict[str, float]]:
-    """(env steps per CPU second, CPU seconds of each part per env step) from the seconds per call."""
-    each = {
+    """(env steps per CPU second, CPU seconds of each part per env step) from the seconds of one call."""
+    per_env_step = {
         "simulator": simulator_seconds / SIMULATORS,
         "acting": fastest["acting"] / SIMULATORS,
         "learning": fastest["learning"] / (SIMULATORS * STEPS),
         "bootstrap": fastest["bootstrap"] / (SIMULATORS * STEPS),
     }
-    return 1 / sum(each.values()), each
+    return 1 / sum(per_env_step.values()), per_env_step
 
 
 def main() -> None:
@@ -152,7 +152,9 @@ def main() -> None:
             part()
     print(json.dumps({"version": torch.__version__}), flush=True)
     for _ in sys.stdin:
-        answer = {net: {name: window(part) for name, part in of.items()} for net, of in networks.items()}
+        answer = {
+            net: {name: window(part) for name, part in calls.items()} for net, calls in networks.items()
+        }
         print(json.dumps(answer), flush=True)
 
 

@@ -15,14 +15,14 @@ from murmurate.replicator.learner import Context, LearnerConfig
 from murmurate.spec import Batch, EnvSpec, Outcome, TimeStep, Transitions
 from murmurate.worlds.interface import Picture, SimulatorWorld, first_step
 
-SIZE, ACTIONS = 17, 6  # numbers of an observation and of an action
+SIZE, ACTIONS = 17, 6  # lengths of an observation and of an action
 SPEC = EnvSpec("numbered", (SIZE,), torch.float32, actions=0, action_shape=(ACTIONS,))
 
 
 @dataclass(frozen=True)
 class NumberedWorld(SimulatorWorld):
-    """An observation begins with: the simulator's index, the process, the number of the step. Episodes are
-    cut off after ``length`` steps."""
+    """An observation begins with the simulator's index, the process id and the number of the step. Episodes
+    are cut off after ``length`` steps."""
 
     length: int = 1_000
 
@@ -90,7 +90,9 @@ class NumberedLearner(LearnerConfig):
 
 class _NumberedAgent(OneReplica):
     def __init__(self, context: Context, batch: int) -> None:
-        self.replica = context.replicate("net", nn.Linear(1, 1), lambda of: torch.optim.SGD(of, lr=0.1))
+        self.replica = context.replicate(
+            "net", nn.Linear(1, 1), lambda params: torch.optim.SGD(params, lr=0.1)
+        )
         self._errors = torch.rand(64, batch, generator=torch.Generator().manual_seed(context.rank))
         self._turn, self.batch = 0, batch
 

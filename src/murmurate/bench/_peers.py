@@ -1,7 +1,7 @@
 """Other libraries in virtual environments of their own, run through ``benchmarks/peers/<name>/run.py``.
 
-Those of ``atari-throughput`` print one JSON object as their last line, with at least ``env_steps`` and
-``cpu_seconds`` of their whole process tree, start-up excluded.
+The peers of ``atari-throughput`` print one JSON object as their last line, with at least ``env_steps`` and
+``cpu_seconds`` of the peer's whole process tree, start-up excluded.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _entry(name: str, full: bool, log: Log) -> dict[str, Any]:
         return {"status": f"failed: not done within {_DEADLINE_SECONDS:g} s"}
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # ends whatever it has started
+            os.killpg(process.pid, signal.SIGKILL)  # kills whatever it has started
     try:
         figures: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
         rate = figures["env_steps"] / figures["cpu_seconds"]

@@ -1,9 +1,9 @@
 """A plain loop that trains ResNet-18 on a folder of images, with torch's DataLoader and
-DistributedDataParallel, or Accelerate where that is installed. A process of ``resnet_throughput``.
+DistributedDataParallel, or with Accelerate. ``resnet_throughput`` runs it as a command:
 
     python -m murmurate.bench._plain_images ENGINE DATA FOLDER SIZE BATCH CLASSES PROGRESS
 
-It trains with two processes without end and appends the number of images so far to the file PROGRESS.
+It trains without end in two processes, and appends the number of images so far to the file PROGRESS.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def sgd(net: nn.Module) -> torch.optim.Optimizer:
 
 def train(rank: int, engine: str, data: str, folder: str, size: int, batch: int, classes: int, progress: str,
           store: str) -> None:  # fmt: skip
-    """One of the processes."""
+    """Train without end as process ``rank`` of ``MEMBERS``."""
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(MEMBERS))
@@ -96,11 +96,11 @@ def _normalised(images: Tensor) -> Tensor:
 
 def _ddp(net: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor, Tensor], None]:
     model = nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True)
-    low = native_bfloat16(torch.device("cpu"))
+    bfloat16 = native_bfloat16(torch.device("cpu"))
 
     def step(images: Tensor, labels: Tensor) -> None:
         optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=low):
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
             loss = nn.functional.cross_entropy(model(images), labels)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -111,8 +111,8 @@ def _ddp(net: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor, 
 def _accelerated(net: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor, Tensor], None]:
     from accelerate import Accelerator
 
-    low = native_bfloat16(torch.device("cpu"))
-    accelerator = Accelerator(cpu=True, mixed_precision="bf16" if low else "no")
+    bfloat16 = native_bfloat16(torch.device("cpu"))
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16" if bfloat16 else "no")
     model, optimizer = accelerator.prepare(net, optimizer)
 
     def step(images: Tensor, labels: Tensor) -> None:

@@ -54,11 +54,12 @@ class Racer:
     progress: Path
     key: str = "env_steps"
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
-    _members: list[psutil.Process] = field(default_factory=list, init=False)
-    _read: int = field(default=0, init=False)
+    _processes: list[psutil.Process] = field(default_factory=list, init=False)  # the command's process tree
+    _read: int = field(default=0, init=False)  # bytes of ``progress`` that have been read
 
     def start(self, warm_up_cpu_seconds: float = 3.0) -> None:
-        """Start, warm up and stop by a signal. Raises RunFailed if it ends before that."""
+        """Start the command, let it warm up, and stop it with SIGSTOP. Raises RunFailed if it ends
+        earlier."""
         self.progress.parent.mkdir(parents=True, exist_ok=True)
         with open(self._log, "wb") as log:
             # A process group of its own in this session: if this process dies, the kernel sends SIGHUP to
@@ -72,12 +73,12 @@ class Racer:
                 process_group=0,
             )
         self._mark()
-        self._members = self._tree()
+        self._processes = self._tree()
         self._run_for(warm_up_cpu_seconds)
         self._signal(signal.SIGSTOP)
 
     def window(self, cpu_seconds: float) -> RaceWindow:
-        """Run for at least that many CPU seconds, from one progress line to another."""
+        """Let it run for at least that many CPU seconds, from one progress line to another."""
         self._skip()
         self._signal(signal.SIGCONT)
         try:
@@ -142,14 +143,14 @@ class Racer:
     def _skip(self) -> None:
         if self.progress.exists():
             self._read = self.progress.stat().st_size
-        self._members = self._tree()
+        self._processes = self._tree()
 
     def cpu_seconds(self) -> float:
         """User and system time of all processes of the tree, ended ones included."""
         total = 0.0
-        for process in self._members:
+        for process in self._processes:
             try:
-                total += sum(process.cpu_times()[:4])  # own and waited-for children's, user and system
+                total += sum(process.cpu_times()[:4])  # user and system time, with ended children's
             except psutil.NoSuchProcess:
                 continue
         return total
@@ -185,7 +186,8 @@ def stopped_at_the_end(racers: Mapping[str, Racer]) -> Iterator[None]:
 class ThroughputPlan:
     """Interleaved rounds of one window for each racer.
 
-    rounds: number of rounds of all racers in turn. window_cpu_seconds: CPU seconds of each racer's window.
+    rounds: number of rounds, in each of which every racer has a window. window_cpu_seconds: CPU seconds of
+    each window.
     """
 
     rounds: int = 5

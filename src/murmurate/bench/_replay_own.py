@@ -1,5 +1,5 @@
-"""Our answers to the requests of ``bench replay`` (the protocol is in ``replay_windows``), in a process of
-its own."""
+"""Our answers to the requests of ``bench replay`` (the protocol is in ``replay_windows``), in their own
+process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from murmurate.replay.sum_tree import empty_draw
 
 STREAMS = 16  # simulators that fill the replay of frames
 _LINE_BYTES = 64
-BOUND_LINES = 16_384  # searches in a call, so that the overhead of the call is negligible
+BOUND_LINES = 16_384  # searches in a call: so many that the call's overhead is negligible
 
 
 def make(task: str, capacity: int, batch: int) -> Call | None:
@@ -45,7 +45,7 @@ def make(task: str, capacity: int, batch: int) -> Call | None:
     if task in ("atari", "atari_reused"):
         replay = _frames(capacity)
         return _batches(replay, batch, reused=task == "atari_reused")
-    sampler = _full(capacity)
+    sampler = _full_sampler(capacity)
     if task == "sample":
         return partial(sampler.draw, batch, BETA)
     if task == "sample_reused":
@@ -62,7 +62,7 @@ def make(task: str, capacity: int, batch: int) -> Call | None:
     return None
 
 
-def _full(capacity: int) -> Prioritized:
+def _full_sampler(capacity: int) -> Prioritized:
     sampler = Prioritized(capacity, alpha=ALPHA, epsilon=0.0)
     sampler.put(torch.arange(capacity), torch.from_numpy(priorities(capacity)))
     return sampler
@@ -127,7 +127,8 @@ def _frames(capacity: int) -> FrameReplay:
 
 
 def _bound(capacity: int) -> Call | None:
-    """Read the random cache lines that ``BOUND_LINES`` searches read, at addresses that are known beforehand.
+    """A lower bound of ``BOUND_LINES`` searches: read as many random cache lines, at addresses known
+    beforehand.
 
     A search reads one line of the leaves and one of each level above, except for the root.
     """
@@ -136,12 +137,13 @@ def _bound(capacity: int) -> Call | None:
         return None
     generator = np.random.default_rng(3)
     reads: list[tuple[np.ndarray, list[np.ndarray]]] = []
-    lines = -(-capacity // 16)
+    lines = -(-capacity // 16)  # a cache line holds 16 numbers, which one number of the level above sums up
     while lines > 1:
         memory = np.zeros(lines * _LINE_BYTES + _LINE_BYTES, np.uint8)
         memory += 1  # maps all its pages
         orders = [generator.integers(0, lines, BOUND_LINES) for _ in range(16)]
-        reads.append((memory[-memory.ctypes.data % _LINE_BYTES :], orders))
+        aligned = memory[-memory.ctypes.data % _LINE_BYTES :]
+        reads.append((aligned, orders))
         lines = -(-lines // 16)
     turn = itertools.cycle(range(16))
 
@@ -160,7 +162,7 @@ def main() -> None:
 
 def exactness(capacity: int, draws: int, seed: int = 0) -> float:
     """Chi-square per degree of freedom of how often each leaf is drawn, against its priority."""
-    sampler = _full(capacity)
+    sampler = _full_sampler(capacity)
     tree: Any = sampler.tree
     counts = torch.zeros(capacity, dtype=torch.float64)
     chunk = 2**22
@@ -176,7 +178,7 @@ def drift(capacity: int, updates: int) -> float:
 
     The priorities decay from 1 to 1e-4.
     """
-    sampler = _full(capacity)
+    sampler = _full_sampler(capacity)
     tree: Any = sampler.tree
     generator = torch.Generator().manual_seed(0)
     batch = 2**14
@@ -190,13 +192,14 @@ def drift(capacity: int, updates: int) -> float:
 def realised_distance(tree: Any) -> float:
     """Half the sum of |realised probability - exact probability| over the leaves.
 
-    The realised one is the length of a leaf's interval of mass; bisection with ``find`` gives its upper end.
+    A leaf's realised probability is the length of its interval of masses, whose upper end bisection finds.
     """
     exact = tree.priorities.double()
     low, high = torch.zeros_like(exact), torch.full_like(exact, tree.total)
     which = torch.arange(tree.capacity)
-    below = math.nextafter(tree.total, 0.0)  # the last leaf's midpoints round up to the total
-    for _ in range(60):  # the least mass that finds a later leaf
+    # midpoints in the last leaf's interval may round up to the total
+    below = math.nextafter(tree.total, 0.0)
+    for _ in range(60):  # bisect for the least mass at which ``find`` returns a later leaf
         middle = ((low + high) / 2).clamp(max=below)
         beyond = torch.cat([tree.find(part) for part in torch.split(middle, 2**20)]) > which
         high, low = torch.where(beyond, middle, high), torch.where(beyond, low, middle)

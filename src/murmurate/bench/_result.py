@@ -70,7 +70,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def ratios(values: Sequence[float], others: Sequence[float]) -> list[float]:
-    """Quotients of what was measured in the same rounds: whatever slows down both of a pair cancels out."""
+    """Quotients of values measured in the same rounds: whatever slows down both of a pair cancels out."""
     return [a / b for a, b in zip(values, others, strict=True)]
 
 

@@ -1,8 +1,8 @@
-"""Runs of long benchmarks, which go on where they were interrupted, and how long the rest will take.
+"""Runs of long benchmarks, which continue where they were interrupted, and how long the rest will take.
 
-A run keeps its folder, with its summary at each planned number of env steps in
-``summary-<env steps>.json``. A finished run is not run again, and an interrupted one goes on from its newest
-checkpoint. Equal runs of two benchmarks have the same folder, so one benchmark reuses those of the other.
+The folder of a run is kept, with its summary at each planned number of env steps in ``summary-<env
+steps>.json``. A finished run is not run again, and an interrupted one continues from its newest checkpoint.
+Equal runs of two benchmarks have the same folder, so one benchmark reuses the other's runs.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from murmurate.record.stored import read_object
 from murmurate.training import checkpoint
 from murmurate.training.run_folder import write_json
 
-Summary = dict[str, Any]  # of a run at one of its ends
+Summary = dict[str, Any]  # ``summary.json`` of a run at one of its ends
 
 _NOT_FINITE = re.compile(r"not finite|the loss of replica .* is -?(nan|inf)")
 
 
 @dataclass(frozen=True)
 class ResumableRun:
-    """A run to its last end.
+    """A run that is evaluated at each of its ends, and stops at the last.
 
-    settings: options of ``murmurate train``, without the end and the folder. ends: env steps of all learners
-    together, ascending, at each of which it is evaluated. label: label of its row in a table. speed_like:
-    runs with the same word are equally fast. speed_settings: further options while the speed is measured.
+    settings: options of ``murmurate train``, without the run's length and folder. ends: ascending numbers of
+    env steps of all learners together. label: label of its row in a table. speed_like: runs with the same
+    value are equally fast. speed_settings: further options while the speed is measured.
     """
 
     recipe: str
@@ -61,12 +61,12 @@ class ResumableRun:
         return self.folder / f"summary-{end}.json"
 
     def checkpoint(self) -> Path | None:
-        """The newest intact checkpoint."""
+        """The newest intact checkpoint; None if there is none."""
         paths = (self.folder / "checkpoints" / name for name in ("last", "previous"))
         return next((path for path in paths if checkpoint.damage(path) is None), None)
 
     def env_steps_left(self) -> int:
-        """0 for a run that has ended or diverged."""
+        """Env steps to the last end; 0 for a run that has ended or diverged."""
         *_, last = self.ends
         summaries = [self.summary(end) for end in self.ends]
         if summaries[-1] is not None or any(diverged(summary) for summary in summaries if summary):
@@ -82,9 +82,10 @@ def diverged(summary: Summary) -> bool:
 
 
 def expected(runs: Sequence[ResumableRun], log: Log) -> dict[str, Any]:
-    """Hours that the runs still take, in all and for each row, also logged.
+    """The hours that the runs will still take, in all and for each row of the table; they are also logged.
 
-    The speed of each kind is measured on its first run that has not ended; evaluation games are not counted.
+    Speed is measured once for each value of ``speed_like``, on the first of its runs that has not ended.
+    Evaluation games are not counted.
     """
     left = {run: run.env_steps_left() for run in runs}
     measured_on: dict[str, ResumableRun] = {}
@@ -116,7 +117,7 @@ def expected(runs: Sequence[ResumableRun], log: Log) -> dict[str, Any]:
 
 
 def measured_speed(run: ResumableRun) -> float:
-    """Env steps a wall second of all learners together, by training a few seconds in a temporary folder."""
+    """Env steps of all learners per wall second, from a few seconds of training in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="murmurate-gala-") as folder:
         options = (*run.settings, *run.speed_settings, "--record-every-seconds", "0.25")
         racer = _commands.ours("speed", run.recipe, Path(folder), *options)
@@ -128,7 +129,7 @@ def measured_speed(run: ResumableRun) -> float:
 
 
 def train(run: ResumableRun, log: Log) -> dict[int, Summary]:
-    """The run's summary at each of its ends, trained as far as they are missing.
+    """The run's summary at each of its ends; the run is trained as far as summaries are missing.
 
     Raises RunFailed if it is interrupted, or fails for another reason than divergence.
     """
@@ -136,8 +137,8 @@ def train(run: ResumableRun, log: Log) -> dict[int, Summary]:
     for end in run.ends:
         summary = run.summary(end)
         if summary is None:
-            former = next(iter(reversed(summaries.values())), None)
-            summary = former if former is not None and diverged(former) else _train_to(run, end)
+            previous = next(iter(reversed(summaries.values())), None)
+            summary = previous if previous is not None and diverged(previous) else _train_to(run, end)
             write_json(run.summary_file(end), summary)
             result = summary["exit"] if diverged(summary) else _evaluation(summary)
             log(f"{run.label}, seed {run.seed}: {result} after {end:,} env steps")
@@ -146,7 +147,7 @@ def train(run: ResumableRun, log: Log) -> dict[int, Summary]:
 
 
 def _evaluation(summary: Summary) -> str:
-    """The figure that the run's evaluation is about, in words."""
+    """The main figure of the run's evaluation, in words."""
     if (mean := summary.get("eval_return_mean")) is not None:
         return f"evaluation {mean:.1f}"
     return f"accuracy {summary['accuracy']:.4f}" if summary.get("accuracy") is not None else summary["exit"]
@@ -177,9 +178,9 @@ def _train_to(run: ResumableRun, end: int) -> Summary:
 
 
 def murmurate(words: Sequence[str], output: Path) -> int:
-    """Run ``murmurate WORDS`` to its end; its exit code. A Ctrl-C here ends it after it has saved.
+    """Run ``murmurate WORDS`` to its end; returns its exit code. A Ctrl-C here lets it save and end.
 
-    It has a process group of its own, so that it is signalled once.
+    The command has a process group of its own, so that the terminal does not signal it, too.
     """
     with output.open("ab") as file:
         process = subprocess.Popen(

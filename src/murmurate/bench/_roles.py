@@ -1,4 +1,4 @@
-"""What benchmarks share whose members are processes that measure together."""
+"""Shared by the benchmarks in which several processes measure together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from murmurate.launch.together import together as together
 
 
 def join_gloo(fabric: Fabric, store: str, members: int) -> None:
-    """Make the members a torch process group, too; ``store``: a file of their own."""
+    """Make the members a torch process group, too. store: path of the file by which they find each other."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=fabric.rank, world_size=members)
 
 

@@ -1,11 +1,11 @@
 """Stable-Baselines3 as a racer: ``python -m murmurate.bench._sb3 WORLD SIMULATORS FILE``, where WORLD is
 pong, cartpole, pong-dqn, halfcheetah-td3 or halfcheetah-sac.
 
-A2C has its own defaults (5 steps, RMSprop at 7e-4); DQN has batches of 32 and draws each transition 8 times,
-as our recipe does. One torch thread; all simulators in this process, which is faster for it than one process
-each. On Pong it has the same net as ours, as a features extractor (16 filters 8x8/4, 32 filters 4x4/2, 256
-units), and the entropy bonus of 0.01. On HalfCheetah TD3 and SAC have two layers of 256 units, batches of 256
-and an update a step, after 1,000 random ones.
+A2C has the defaults of Stable-Baselines3 (5 steps, RMSprop at 7e-4); DQN has batches of 32 and draws each
+transition 8 times, as our recipe does. There is one torch thread, and all simulators run in this process,
+which is faster here than a process for each. On Pong the net is the same as ours (16 filters 8x8/4, 32
+filters 4x4/2, 256 units), given as a features extractor, and the entropy bonus is 0.01. On HalfCheetah, TD3
+and SAC have two layers of 256 units, batches of 256 and an update per env step, after 1,000 random env steps.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A whole run of Stable-Baselines3.
 
-``python -m murmurate.bench._sb3_learning td3|sac ID ENV_STEPS SEED FILE``; the settings are those of
-``<world>-td3`` and ``<world>-sac``: two layers of 256 units, Adam at 3e-4, batches of 256, an update an env
-step after random ones. FILE gets the mean return of ten greedy evaluation games.
+``python -m murmurate.bench._sb3_learning td3|sac ID ENV_STEPS SEED FILE`` trains with the settings of our
+recipes ``<world>-td3`` and ``<world>-sac``: two layers of 256 units, Adam at 3e-4, batches of 256, an update
+per env step after random env steps. FILE gets the mean return of ten greedy evaluation games.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ EVALUATION_GAMES = 10
 RANDOM_ENV_STEPS = {"td3": 25_000, "sac": 10_000}
 
 
-def main(algorithm: str, ident: str, env_steps: int, seed: int, file: Path) -> None:
+def main(algorithm: str, env_id: str, env_steps: int, seed: int, file: Path) -> None:
     torch.set_num_threads(1)
     import numpy as np
     from stable_baselines3 import SAC, TD3
     from stable_baselines3.common.evaluation import evaluate_policy
     from stable_baselines3.common.noise import NormalActionNoise
 
-    env = gymnasium.make(ident)
+    env = gymnasium.make(env_id)
     size = env.action_space.shape
     assert size is not None
     noise = NormalActionNoise(np.zeros(size), np.full(size, 0.1)) if algorithm == "td3" else None
@@ -44,7 +44,7 @@ def main(algorithm: str, ident: str, env_steps: int, seed: int, file: Path) -> N
         device="cpu",
     )
     learner.learn(env_steps)
-    mean, _ = evaluate_policy(learner, gymnasium.make(ident), n_eval_episodes=EVALUATION_GAMES)
+    mean, _ = evaluate_policy(learner, gymnasium.make(env_id), n_eval_episodes=EVALUATION_GAMES)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"eval_return_mean": mean, "env_steps": env_steps}))
 

@@ -87,8 +87,8 @@ class Server:
 def start_servers(
     stack: contextlib.ExitStack, module: str, peers: Sequence[str], log: Log
 ) -> tuple[dict[str, Server], list[dict[str, Any]]]:
-    """Our own server (``module``) and those of the installed peers, by name; and the entries for the result's
-    field ``peers``."""
+    """Our own server (``module``) and the servers of the installed peers, by name; and the entries for the
+    result's field ``peers``."""
     servers = {"murmurate": stack.enter_context(Server.start_module(module))}
     entries: list[dict[str, Any]] = []
     for name in peers:

@@ -1,5 +1,5 @@
-"""Learners that draw from one replay service while actors and samplers are killed, and the count of what it
-stored and what they drew."""
+"""Learners draw from one replay service while actors and samplers are killed; then what the service stored
+and what the learners drew is counted."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _STARTED_SECONDS = 240.0
 
 @dataclasses.dataclass(frozen=True)
 class ServicePlan:
-    """actors, samplers, shards: numbers of these of all ``learners`` together. simulators: number of
-    simulators of each actor.
-    seconds: duration of the measurement without kills. kills: number of kills of actors, and as many of
-    samplers, by each learner, after it; between two of them ``kill_draws`` batches are drawn. capacity:
-    capacity of all shards; less than what is inserted makes the count of the law impossible."""
+    """actors: number of actors of all learners together. samplers: number of samplers of all learners
+    together. shards: number of shards of all learners together. simulators: number of simulators of each
+    actor. seconds: duration of the measurement, before the kills. kills: number of actors, and of samplers,
+    that each learner kills; ``kill_draws`` batches are drawn between two kills. capacity: rows of all shards;
+    all that is inserted must fit, or it cannot be counted."""
 
     learners: PositiveInt = 2
     actors: PositiveInt = 4
@@ -82,23 +82,23 @@ def service_run(plan: ServicePlan) -> Run:
 
 
 def serve_and_count(fabric: Fabric, plan: ServicePlan) -> dict[str, float]:
-    """What one learner measures; the figures of the law are those of its own shards and its own draws."""
+    """What one learner measures, with the counts of its own shards and its own draws."""
     run = service_run(plan)
     learner = run.learner.build(Context(run.world.spec(), Replica, 0, rank=fabric.rank))
     source = cast(ServiceSource, open_source(run, fabric.rank, learner, fabric))
     barrier = fabric.channel("barrier", torch.zeros(1, dtype=torch.float64))
-    drawn = _Drawn(source, learner, barrier)
+    loop = _LearnerLoop(source, learner, barrier)
     try:
-        drawn.until_started()
-        figures = drawn.measured(plan.seconds)
-        drawn.with_kills(plan)
-        return figures | drawn.counted(run)
+        loop.until_started()
+        figures = loop.measured(plan.seconds)
+        loop.with_kills(plan)
+        return figures | loop.counted(run)
     finally:
         source.close()
 
 
-class _Drawn:
-    """A learner's loop; ``batches`` were handed out."""
+class _LearnerLoop:
+    """Draws and learns; ``batches`` is the number of batches drawn."""
 
     def __init__(self, source: ServiceSource, learner: Any, barrier: Channel) -> None:
         self.source, self.learner, self.barrier = source, learner, barrier
@@ -111,17 +111,17 @@ class _Drawn:
         batch.feedback(self.learner.learn(batch).priorities)
         self.batches += 1
 
-    def meet(self) -> None:
+    def wait_for_all(self) -> None:
         self.barrier.gather(torch.zeros(1, dtype=torch.float64))
 
     def until_started(self) -> None:
-        """Draw until the actors have begun, and all processes have warmed up."""
+        """Draw until the actors have begun and all processes have warmed up."""
         deadline = time.monotonic() + _STARTED_SECONDS
         while self.batches < 50 or self.source.sent_records < 4 * len(self.source.pids["actors"]):
             self.next()
             if time.monotonic() > deadline:
                 raise RunFailed(f"the actors did not begin within {_STARTED_SECONDS:g} s")
-        self.meet()
+        self.wait_for_all()
 
     def measured(self, seconds: float) -> dict[str, float]:
         before, cpu, began, batches = self._cpu(), time.process_time(), time.monotonic(), self.batches
@@ -130,12 +130,12 @@ class _Drawn:
         wall = time.monotonic() - began
         cpu, spent = time.process_time() - cpu, self._cpu()
         kinds = {f"cpu_seconds_{kind}": spent[kind] - before[kind] for kind in spent}
-        self.meet()
+        self.wait_for_all()
         draws = float((self.batches - batches) * self.learner.batch)
         return {"draws": draws, "wall_seconds": wall, "cpu_seconds_learner": cpu, **kinds}
 
     def _cpu(self) -> dict[str, float]:
-        """Seconds so far, of the processes of each kind."""
+        """CPU seconds so far of the processes of each kind."""
 
         def seconds(pid: int) -> float:
             times = psutil.Process(pid).cpu_times()
@@ -159,24 +159,24 @@ class _Drawn:
         return int(fields["actor_deaths"] + fields["sampler_deaths"])
 
     def counted(self, run: Run) -> dict[str, float]:
-        """After all learners have stopped to draw: this one's shards stand still."""
-        self.meet()
+        """The counts, once all learners have stopped drawing, so that this learner's shards do not change."""
+        self.wait_for_all()
         self.source.hold()
         state = self.source.state()
-        self.meet()
+        self.wait_for_all()
         source, config = self.source, cast(ReplayServiceSourceConfig, run.source)
         steps = _stored(run, self.barrier.rank, state)
-        of_process: dict[tuple[float, float], list[float]] = {}
+        stored_steps: dict[tuple[float, float], list[float]] = {}
         for simulator, process, step in steps.tolist():
-            of_process.setdefault((simulator, process), []).append(step)
+            stored_steps.setdefault((simulator, process), []).append(step)
         inserted = sum(shard["inserted"] for shard in state["shards"])
         figures = {
             "acknowledged": float(source.acknowledged),
             "inserted": float(inserted),
             "stored": float(len(steps)),
-            # each incarnation's steps are 0, 1, ... without a hole
-            "lost_inserts": float(sum(max(n) + 1 - len(set(n)) for n in of_process.values())),
-            "doubled_inserts": float(sum(len(n) - len(set(n)) for n in of_process.values())),
+            # the steps of a process are 0, 1, ...: a gap is a lost insert, a repetition a doubled one
+            "lost_inserts": float(sum(max(n) + 1 - len(set(n)) for n in stored_steps.values())),
+            "doubled_inserts": float(sum(len(n) - len(set(n)) for n in stored_steps.values())),
             "drawn": float(sum(shard["drawn"] for shard in state["shards"])),
             "handed": float(self.batches * self.learner.batch),
             "waiting_draws": float(source.waiting_draws),
@@ -185,7 +185,7 @@ class _Drawn:
             "actor_deaths": float(source.fields()["actor_deaths"]),
             "sampler_deaths": float(source.fields()["sampler_deaths"]),
         }
-        self.meet()
+        self.wait_for_all()
         return figures
 
 

@@ -32,14 +32,14 @@ _WARM_UP = 5
 
 
 def small(strategy: Strategy, replicas: int, **changes: Any) -> Run:
-    """CartPole with the smallest net and rollouts, where only time is measured."""
+    """CartPole with the smallest net and rollouts, for runs of which only time is measured."""
     base = recipe("cartpole-gala")
     learner = dataclasses.replace(cast(A2C, base.learner), steps=1, hidden=8)
     return learning(strategy, replicas, learner=learner, **changes)
 
 
 def learning(strategy: Strategy, replicas: int, **changes: Any) -> Run:
-    """CartPole as its recipes have it, one simulator a replica."""
+    """CartPole as its recipes have it, with one simulator per replica, for runs whose return is measured."""
     base = dataclasses.replace(
         recipe("cartpole-gala"), source=RolloutSourceConfig(simulators=1), env_steps=None, evaluation=Games(1)
     )
@@ -47,7 +47,7 @@ def learning(strategy: Strategy, replicas: int, **changes: Any) -> Run:
 
 
 def simulated(run: Run, cluster: Cluster) -> tuple[dict[str, Any], list[Record]]:
-    """Simulate ``run``; its summary, and its records without events. Raises RunFailed."""
+    """Simulate ``run``; returns its summary, and its records without events. Raises RunFailed."""
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
         where = Path(folder) / "run"
         summary = simulate(run, cluster, where, quiet=True).summary or {}
@@ -65,9 +65,9 @@ def return_curve(records: Sequence[Record]) -> list[tuple[float, float]]:
 
 
 def updates_per_second(records: Sequence[Record], env_steps_an_update: int) -> float:
-    """Of all replicas, between a fifth and four fifths of their work.
+    """Updates of all replicas together per virtual second, between a fifth and four fifths of their work.
 
-    Not over the whole run: at its end some wait to no avail for those that have finished.
+    The end of the run is left out, because some replicas wait there in vain for others that have finished.
     """
     points = sorted({r["time_seconds"]: r["total_env_steps"] for r in records}.items())
     total = points[-1][1]
@@ -105,14 +105,14 @@ def parameters(run: Run) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class MessageCost:
-    """CPU seconds at each end, and wall seconds from end to end."""
+    """handling_seconds: CPU seconds at each end. message_seconds: wall seconds from end to end."""
 
     handling_seconds: float
     message_seconds: float
 
 
 def message_cost(count: int, rounds: int) -> MessageCost:
-    """The cost of sending a vector of ``count`` float32 between two processes, by mail in shared memory."""
+    """The cost of a message with ``count`` float32 between two processes, through shared memory."""
     answers = _roles.together(2, _ping_pong, count, rounds)
     return MessageCost(
         handling_seconds=statistics.median(cpu for cpu, _ in answers),
@@ -140,7 +140,8 @@ def _ping_pong(fabric: Fabric, count: int, rounds: int) -> tuple[float, float]:
 
 
 def scaled_network(network: str, size_ratio: float, handling_seconds: float) -> str:
-    """``network`` on which messages of ``size_ratio`` times the real size take as long as real ones."""
+    """``network``, changed so that messages of ``size_ratio`` times the real size take as long as real
+    ones."""
     settings = dict(pair.split("=") for pair in network.split(","))
     settings["bandwidth"] = str(float(settings["bandwidth"]) * size_ratio)
     settings["handling"] = str(handling_seconds)

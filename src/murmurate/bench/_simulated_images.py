@@ -1,5 +1,5 @@
-"""Shared by the image benchmarks on simulated clusters: the costs of a large net, measured here, while a
-small one learns in its place."""
+"""Shared by the image benchmarks on simulated clusters: the costs of a large net are measured here, while a
+small net learns in its place."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class NetCosts:
 
 
 def net_costs(net: Net, side: int, classes: int, batch: int, steps: int) -> NetCosts:
-    """Of ``net`` on ``batch`` random images of ``side`` x ``side`` pixels: gradient and update."""
+    """The costs of a step of ``net`` on ``batch`` random images of ``side`` x ``side`` pixels."""
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # as replicas do
     spec = EnvSpec("random", (3, side, side), torch.uint8, classes, channels=3, examples=batch)
@@ -56,19 +56,20 @@ def net_costs(net: Net, side: int, classes: int, batch: int, steps: int) -> NetC
 
 @dataclasses.dataclass(frozen=True)
 class GlooRate:
-    """Of torch's all-reduce over gloo between two processes of this host."""
+    """The rate of torch's all-reduce over gloo between two processes of this host."""
 
     latency_seconds: float
     bytes_per_second: float
 
     @property
     def network(self) -> str:
-        """As ``Cluster.network``: in a ring of two, each sends and receives the vector's bytes once."""
+        """As ``Cluster.network``; in a ring of two, each member sends and receives the vector's bytes
+        once."""
         return f"latency={self.latency_seconds:g},bandwidth={self.bytes_per_second:g},collective=ring"
 
 
 def gloo_rate(parameters: int, rounds: int) -> GlooRate:
-    """From the medians of ``rounds`` all-reduces of one number, and of so many float32."""
+    """The rate by the median times of ``rounds`` all-reduces of one number, and of ``parameters`` float32."""
     with tempfile.TemporaryDirectory(prefix="murmurate-gloo-") as folder:
         answers = _roles.together(2, _all_reduces, str(Path(folder) / "store"), parameters, rounds)
     latency, seconds = (statistics.median(values) for values in zip(*answers, strict=True))
@@ -76,7 +77,7 @@ def gloo_rate(parameters: int, rounds: int) -> GlooRate:
 
 
 def _all_reduces(fabric: Fabric, store: str, parameters: int, rounds: int) -> tuple[float, float]:
-    """Median seconds of an all-reduce of one number, and of ``parameters``."""
+    """Median seconds of an all-reduce of one number, and of ``parameters`` numbers."""
     _roles.join_gloo(fabric, store, 2)
     try:
         return _median_seconds(torch.zeros(1), 20 * rounds), _median_seconds(torch.zeros(parameters), rounds)
@@ -94,12 +95,12 @@ def _median_seconds(x: torch.Tensor, rounds: int) -> float:
 
 
 def compute_file(costs: NetCosts, folder: Path) -> str:
-    """``Cluster.compute`` for these steps: each member goes through them from a random one on."""
+    """Write the steps' seconds to a file; returns the value of ``Cluster.compute`` that repeats them."""
     path = folder / "step-seconds.txt"
     path.write_text(" ".join(f"{seconds:.6f}" for seconds in costs.seconds))
     return f"trace:{path}"
 
 
-def network_for(network: str, learning: int, costs: NetCosts) -> str:
-    """``network`` on which vectors of the ``learning`` net take as long as those of the measured one."""
-    return _simulated.scaled_network(network, learning / costs.parameters, 0.0)
+def network_for(network: str, parameters: int, costs: NetCosts) -> str:
+    """``network`` on which a vector of ``parameters`` numbers takes as long as one of the measured net."""
+    return _simulated.scaled_network(network, parameters / costs.parameters, 0.0)

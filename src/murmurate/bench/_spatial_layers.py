@@ -23,7 +23,8 @@ Layer = Callable[..., Any]
 
 @dataclass(frozen=True)
 class DrawnLayer:
-    """A layer, its image and parameters (float64), and the grid of parts. kind: a name in ``KINDS``."""
+    """A layer, its image and parameters (float64), and the grid of parts. kind: a name in ``KINDS``. text: a
+    description."""
 
     kind: str
     text: str
@@ -34,7 +35,7 @@ class DrawnLayer:
 
 
 def in_parts(grid: tuple[int, int], function: Callable[[Parts], Any], seed: int = 0) -> list[Any]:
-    """The result of ``function`` as every part, in threads of which one runs at a time."""
+    """The result of ``function`` for each part, in threads of which one runs at a time."""
     size = grid[0] * grid[1]
     fabric = SimulatedFabric(size, seed, keep_log=False, coroutines="threads")
     return fabric.run([lambda member: function(Parts.open(member, grid))] * size)
@@ -80,8 +81,8 @@ def _distance(found: Tensor, expected: Tensor) -> float:
 def draw(rng: np.random.Generator) -> DrawnLayer:
     """A layer of one of ``KINDS``, and 2 to 6 parts, on an image of 6 to 64 pixels a side.
 
-    A third of the images have up to 192 pixels along the axis that is divided most: there convolutions
-    compute their interior while halos travel.
+    A third of the images have up to 192 pixels along the axis that is divided most; on these, convolutions
+    compute their interior while halos are exchanged.
     """
     names = list(KINDS)
     weights = np.array([KINDS[name][1] for name in names], dtype=float)
@@ -97,7 +98,7 @@ def draw(rng: np.random.Generator) -> DrawnLayer:
 
 
 def drawn_convolution(seed: int) -> DrawnLayer:
-    """A convolution that its image admits, for two parts along rows or columns."""
+    """A convolution that fits its image, divided into two parts along rows or columns."""
     rng = np.random.default_rng([seed, 2])
     while True:
         drawn = draw(rng)
@@ -107,7 +108,7 @@ def drawn_convolution(seed: int) -> DrawnLayer:
             return two
 
 
-Drawn = tuple[str, Layer, tuple[Tensor, ...]]
+Drawn = tuple[str, Layer, tuple[Tensor, ...]]  # description, layer, parameters
 
 
 def _pair(rng: np.random.Generator, low: int, high: int) -> tuple[int, int]:
@@ -123,7 +124,7 @@ def _convolution(rng: np.random.Generator, channels: int) -> Drawn:
     kernel, stride, dilation = _pair(rng, 1, 8), _pair(rng, 1, 4), _pair(rng, 1, 5)
     reach = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
     padding: Any = tuple(int(rng.integers(0, r + 2)) for r in reach)
-    if rng.random() < 0.5:  # as nets have them
+    if rng.random() < 0.5:  # the usual padding in nets
         padding = tuple(r // 2 for r in reach)
     elif stride == (1, 1):
         padding = "same"
@@ -164,9 +165,9 @@ def _average_pool(rng: np.random.Generator, channels: int) -> Drawn:
 
 
 def _adaptive(rng: np.random.Generator, channels: int) -> Drawn:
-    size, most = _pair(rng, 1, 8), bool(rng.random() < 0.5)
-    pool = functional.adaptive_max_pool2d if most else functional.adaptive_avg_pool2d
-    return f"{'max' if most else 'mean'} to {size}", lambda x: pool(x, size), ()
+    size, largest = _pair(rng, 1, 8), bool(rng.random() < 0.5)
+    pool = functional.adaptive_max_pool2d if largest else functional.adaptive_avg_pool2d
+    return f"{'max' if largest else 'mean'} to {size}", lambda x: pool(x, size), ()
 
 
 def _norm(rng: np.random.Generator, channels: int) -> Drawn:
@@ -214,7 +215,7 @@ def _loss(rng: np.random.Generator, channels: int) -> Drawn:
     return "cross entropy", layer, ()
 
 
-# by name: what draws it, and how often relative to the others
+# kind -> the function that draws it, and its relative frequency
 KINDS: dict[str, tuple[Callable[[np.random.Generator, int], Drawn], int]] = {
     "conv2d": (_convolution, 50),
     "conv_transpose2d": (_transposed, 14),
@@ -230,7 +231,7 @@ KINDS: dict[str, tuple[Callable[[np.random.Generator, int], Drawn], int]] = {
 
 
 def drawn_layers(count: int, seed: int = 0) -> Sequence[tuple[DrawnLayer, float]]:
-    """``count`` layers that their images admit, each with its ``error_in_parts``."""
+    """``count`` layers that fit their images, each with its ``error_in_parts``."""
     rng = np.random.default_rng(seed)
     results: list[tuple[DrawnLayer, float]] = []
     while len(results) < count:

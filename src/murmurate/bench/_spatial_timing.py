@@ -1,4 +1,4 @@
-"""One convolution, whole on one core and in parts on as many: time and memory of both, in the same rounds."""
+"""Time and memory of a convolution, whole on one core and in parts on a core each, in the same rounds."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Timing:
-    """forward, backward, cpu: seconds of each round, of the slowest member; ``cpu`` is CPU time of both.
-    activation_bytes: what one part keeps for the backward pass, and its output; the largest."""
+    """forward, backward, cpu: the slowest member's seconds in each round; ``cpu`` is the CPU time of both
+    passes. activation_bytes: bytes that the largest part keeps for the backward pass, its output included."""
 
     forward: list[float]
     backward: list[float]
@@ -48,7 +48,7 @@ class Timing:
 
 
 def timed(case: Case, rounds: int) -> tuple[Timing, Timing]:
-    """(whole on one core, in parts on a core each), taking turns in the same processes."""
+    """The timings (whole on one core, in parts on a core each), which take turns in the same processes."""
     answers = _roles.together(case.parts, work, case, rounds)
     whole = next(answer["whole"] for answer in answers if "whole" in answer)
     shares = [answer["parts"] for answer in answers]
@@ -74,12 +74,12 @@ def work(fabric: Fabric, case: Case, rounds: int) -> dict[str, Timing]:
         del image
     whole: list[tuple[float, ...]] = []
     own: list[tuple[float, ...]] = []
-    for turn in range(-1, rounds):
+    for turn in range(-1, rounds):  # turn -1 is a warm-up, which is not kept
         if fabric.rank == 0:
             whole += [_times(_layer(image, weight, case))] * (turn >= 0)
-        _together(parts)
-        own += [_times(_layer(share, weight, case), lambda: _together(parts))] * (turn >= 0)
-        _together(parts)
+        _barrier(parts)
+        own += [_times(_layer(share, weight, case), lambda: _barrier(parts))] * (turn >= 0)
+        _barrier(parts)
     result = {"parts": _timing(own, activation_bytes(_layer(share, weight, case), weight))}
     if fabric.rank == 0:
         result["whole"] = _timing(whole, activation_bytes(_layer(image, weight, case), weight))
@@ -91,12 +91,12 @@ def _timing(times: list[tuple[float, ...]], size: int) -> Timing:
     return Timing(forward, backward, cpu, size)
 
 
-def _together(parts: Parts) -> None:
+def _barrier(parts: Parts) -> None:
     parts.sum(torch.zeros(1))
 
 
 def _layer(x: Tensor, weight: Tensor, case: Case) -> Callable[[], tuple[Tensor, Tensor]]:
-    """A function that makes (input, output) of this member."""
+    """A function that computes (input, output) of this member."""
     padding = case.dilation * (case.kernel // 2)
 
     def forward() -> tuple[Tensor, Tensor]:
@@ -112,24 +112,25 @@ def _layer(x: Tensor, weight: Tensor, case: Case) -> Callable[[], tuple[Tensor, 
 
 
 def _times(
-    forward: Callable[[], tuple[Tensor, Tensor]], together: Callable[[], None] = lambda: None
+    forward: Callable[[], tuple[Tensor, Tensor]], barrier: Callable[[], None] = lambda: None
 ) -> tuple[float, float, float]:
-    """Seconds of a forward and of a backward pass, which all members begin ``together``, and CPU seconds."""
+    """Seconds of a forward and of a backward pass, before which members wait at ``barrier``, and CPU
+    seconds."""
     start, cpu = time.perf_counter(), time.process_time()
     _, y = forward()
     middle, cpu = time.perf_counter(), time.process_time() - cpu
     gradient = torch.ones_like(y)
-    together()
-    later, cpu_before = time.perf_counter(), time.process_time()
+    barrier()
+    backward_start, cpu_before = time.perf_counter(), time.process_time()
     y.backward(gradient)  # type: ignore[no-untyped-call]
-    return middle - start, time.perf_counter() - later, cpu + time.process_time() - cpu_before
+    return middle - start, time.perf_counter() - backward_start, cpu + time.process_time() - cpu_before
 
 
 def activation_bytes(forward: Callable[[], tuple[Tensor, Tensor]], *parameters: Tensor) -> int:
     """Bytes of the output and of what is kept for the backward pass, without ``parameters``."""
     kept: dict[int, int] = {}
     known = {p.untyped_storage().data_ptr() for p in parameters}
-    # held, so that no memory is given away and counted twice
+    # these stay alive, so that no memory is reused and counted twice
     held: list[Any] = []
 
     def pack(x: Tensor) -> Tensor:

@@ -30,11 +30,10 @@ _DEADLINE_SECONDS = 60.0
 class DPSVICosts:
     """Costs on one core of this machine.
 
-    step_seconds: CPU seconds of a mini-batch. step_spread: standard deviation of their logarithm.
-    svi_step_seconds: CPU seconds of a mini-batch of SVI, which is larger.
-    message_seconds, byte_seconds: the master's CPU seconds for a message, and for each byte of it.
-    pushes: for each number of local updates, the bytes of a push and its answer, and the CPU seconds
-        measured for them.
+    step_seconds: CPU seconds of a mini-batch. step_spread: standard deviation of the logarithm of these
+    seconds. svi_step_seconds: CPU seconds of a mini-batch of SVI, which is larger. message_seconds,
+    byte_seconds: the master's CPU seconds for a message, and for each byte of it. pushes: for each number of
+    local updates, the bytes of a push and its answer, and the CPU seconds measured for them.
     """
 
     step_seconds: float
@@ -46,22 +45,23 @@ class DPSVICosts:
 
 
 def costs(serial: Run, svi: Run, pushing: dict[int, Run], updates: int, pushes: int, log: Log) -> DPSVICosts:
-    """Measure them. pushing: for each number of local updates, a run of one worker and a master."""
+    """Measure the costs. pushing: for each number of local updates, a run of one worker and a master."""
     log("a mini-batch")
     low, middle, high = statistics.quantiles(step_seconds(serial, updates, time.process_time), n=4)
-    large = statistics.median(step_seconds(svi, max(updates // 8, 5), time.process_time))
+    svi_seconds = statistics.median(step_seconds(svi, max(updates // 8, 5), time.process_time))
     measured = {}
     for local_updates, run in pushing.items():
         log(f"a push of {local_updates} mini-batches")
         measured[str(local_updates)] = push_cost(run, pushes)
-    message, byte = fitted([(one["bytes"], one["master_cpu_seconds"]) for one in measured.values()])
-    return DPSVICosts(middle, math.log(high / low) / 1.349, large, message, byte, measured)
+    message, byte = fitted([(push["bytes"], push["master_cpu_seconds"]) for push in measured.values()])
+    # the quartiles of a normal distribution are 1.349 standard deviations apart
+    return DPSVICosts(middle, math.log(high / low) / 1.349, svi_seconds, message, byte, measured)
 
 
 def fitted(measured: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """(seconds a message, seconds a byte), neither negative, by least squares.
+    """(seconds per message, seconds per byte), neither negative, by least squares.
 
-    measured: (bytes, seconds) of pairs of messages, a push and its answer.
+    measured: (bytes, seconds) of pairs of messages, each a push and its answer.
     """
     size, seconds = np.array(measured, dtype=np.float64).T
     slope, start = (
@@ -77,7 +77,7 @@ def fitted(measured: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 class _WaitMeter:
-    """A channel that counts in ``waited`` the CPU seconds of polling for mail that had not arrived."""
+    """A channel that counts in ``waited`` the CPU seconds of polling for messages that had not arrived."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel, self.waited = channel, 0.0
@@ -105,6 +105,7 @@ def push_cost(run: Run, pushes: int) -> dict[str, float]:
 
 
 def _exchange(fabric: Fabric, run: Run, pushes: int) -> tuple[list[int], list[float]]:
+    """At the master, bytes and CPU seconds of each push and its answer; at the worker, nothing."""
     replicator = Replicator(run.strategy, fabric)
     learner = build_learner(run, fabric.rank, replicator.replicate)
     (bound,) = replicator.bound_replicas.values()
@@ -129,7 +130,7 @@ def _exchange(fabric: Fabric, run: Run, pushes: int) -> tuple[list[int], list[fl
 
 
 def push_bytes(run: Run, local_updates: Sequence[int]) -> dict[str, Any]:
-    """Bytes of a worker's first push after so many mini-batches, and of the whole vector."""
+    """By number of local updates, the bytes of a worker's first push, and those of the whole vector."""
     rows: dict[str, Any] = {}
     for B in local_updates:
         torch.set_num_threads(1)

@@ -7,24 +7,40 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SpeedupPlan:
-    """documents, vocabulary, topics, mean_length: of the generated corpus. kept: of them, held out for
-    perplexity.
+    """documents: number of documents of the generated corpus.
+    vocabulary: number of words of its vocabulary.
+    topics: number of topics.
+    mean_length: mean number of words of a document.
+    kept: number of documents of the corpus that are held out for the perplexity.
 
-    workers: nW at p = 1 and each B of workers_local_updates (the paper has 1). threads: p at nW = 1, B = 15.
-    both: p = nW at each B of local_updates. largest: nW, p at B = 15.
-    workers_batch, batch: M under the paper's rule, of the first and of the others. rate: eta of ``average``.
+    workers: values of nW at p = 1, for each B of workers_local_updates (1 in the paper).
+    threads: values of p at nW = 1 and B = 15.
+    both: values of p = nW, for each B of local_updates.
+    largest: nW and p of one more case, at B = 15.
+    workers_batch: M of the cases of ``workers`` under the paper's rule.
+    batch: M of all other cases under the paper's rule.
+    rate: eta of the rule ``average``.
     target_documents: the target is the serial run's perplexity after so many documents.
-    look_factor: the perplexity is computed each time the documents have grown by this factor. most: of a run.
-    sparse_*: documents, evaluations, local updates and rates of sparse against dense pushes.
-    widths: vocabularies (and mean lengths) for the bytes of a push.
-    real_documents, real_seeds: of runs on processes whose speed is measured; those whose perplexity is
-        computed, each real_look documents, are half as long. real_target: as target_documents, of these.
+    look_factor: the perplexity is computed each time the number of documents has grown by this factor.
+    most: documents after which a run ends.
+    widths: vocabularies and mean lengths of corpora on which the bytes of a push are measured.
+    real_documents: documents of a run on real processes whose speed is measured; the runs whose perplexity is
+        computed have half as many.
+    real_seeds: number of seeds of the runs on real processes.
+    real_target: as target_documents, for the runs on real processes.
+    real_look: documents between two evaluations of a run on real processes.
 
-    workers_local_updates, local_updates, width_local_updates: values of B. measured_updates, pushes: numbers
-    of updates and pushes that are timed for the cost of an update and of a push. network: latency and
-    bandwidth between nodes.
-    sparse_documents, sparse_looks, sparse_local_updates, sparse_rates: of sparse against dense pushes.
-    real_look: documents between two evaluations. where: the folder that keeps results.
+    workers_local_updates: values of B in the cases of ``workers``.
+    local_updates: values of B in the cases of ``both``.
+    width_local_updates: values of B for which the bytes of a push are measured.
+    measured_updates: number of updates that are timed.
+    pushes: number of pushes that are timed.
+    network: latency and bandwidth between nodes.
+    sparse_documents: documents of the runs that compare sparse and dense pushes.
+    sparse_looks: number of evaluations of these runs.
+    sparse_local_updates: values of B of these runs.
+    sparse_rates: values of the rate of these runs.
+    where: the folder that keeps results.
     """
 
     documents: int = 10_000

@@ -1,4 +1,4 @@
-"""DPSVI on real processes of this machine: documents a second, and time to a perplexity."""
+"""DPSVI on real processes of this machine: documents per second, and time to a perplexity."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from murmurate.datasets.corpus_world import CorpusWorld
 from murmurate.errors import RunFailed
 from murmurate.record.runs import RecordedRun
 
+# (threads, workers)
 _SHAPES: dict[str, tuple[int, int] | None] = {
     "serial": None,
     "1 node": (1, 1),
@@ -27,9 +28,10 @@ _SHAPES: dict[str, tuple[int, int] | None] = {
 def real(plan: SpeedupPlan, world: CorpusWorld, log: Log) -> dict[str, Any]:
     """One and two threads (B = 15), one and two workers (B = 15, M = nW) under ``average``, on this machine.
 
-    T is the documents that a run took to the target, divided by the documents a second of another run in
-    which no perplexity is computed. Perplexity is that of rank 0's own topics. Each seed has its own target,
-    ratios and times. The master is a further process: on two cores it competes with two learners.
+    The time to the target, T, is the number of documents that a run took to reach it, divided by the
+    documents per second of another run, in which no perplexity is computed. The perplexity is that of rank
+    0's own topics. Each seed has its own target, ratios and times. The master is a further process: on two
+    cores it competes with two learners.
     """
     seeds = [_real_seed(plan, world, seed, log) for seed in range(plan.real_seeds)]
     return {"seeds": seeds} | spreads(seeds)
@@ -66,22 +68,22 @@ def _real_seed(plan: SpeedupPlan, world: CorpusWorld, seed: int, log: Log) -> di
 def times(measured: dict[str, Any], target_documents: int) -> dict[str, Any]:
     """Seconds to the perplexity that ``serial`` has after ``target_documents``; speeds; TSP and the speed-up.
 
-    TSP is over serial, the speed-up over one node.
+    TSP is relative to ``serial``, the speed-up to one node.
     """
     target = next(x for documents, x in measured["serial"]["points"] if documents >= target_documents)
     seconds = {}
-    for name, one in measured.items():
-        curve = [Evaluated(n, n / one["documents_per_second"], x) for n, x in one["points"]]
+    for name, run in measured.items():
+        curve = [Evaluated(n, n / run["documents_per_second"], x) for n, x in run["points"]]
         at = reached(curve, target)
         seconds[name] = None if at is None else at.seconds
-    speed = {name: one["documents_per_second"] for name, one in measured.items()}
+    speed = {name: run["documents_per_second"] for name, run in measured.items()}
 
-    def over(first: str) -> dict[str, float | None]:
-        alone = seconds[first]
+    def relative_to(baseline: str) -> dict[str, float | None]:
+        alone = seconds[baseline]
         return {
-            name: None if alone is None or one is None else alone / one
-            for name, one in seconds.items()
-            if name not in ("serial", first)
+            name: None if alone is None or own is None else alone / own
+            for name, own in seconds.items()
+            if name not in ("serial", baseline)
         }
 
     return {
@@ -89,8 +91,8 @@ def times(measured: dict[str, Any], target_documents: int) -> dict[str, Any]:
         "documents_per_second": speed,
         "speed_over_one_node": {name: speed[name] / speed["1 node"] for name in ("2 threads", "2 workers")},
         "seconds": seconds,
-        "tsp_serial": over("serial"),
-        "speedup": over("1 node"),
+        "tsp_serial": relative_to("serial"),
+        "speedup": relative_to("1 node"),
     }
 
 
@@ -98,7 +100,7 @@ def spreads(seeds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Spreads over the seeds; None where no seed's run reached the target."""
 
     def over_seeds(figure: str, name: str) -> dict[str, Any] | None:
-        values = [one[figure][name] for one in seeds if one[figure][name] is not None]
+        values = [seed[figure][name] for seed in seeds if seed[figure][name] is not None]
         return spread(values) if values else None
 
     figures = ("documents_per_second", "speed_over_one_node", "tsp_serial", "speedup")
@@ -122,9 +124,9 @@ def _points(run: RecordedRun) -> list[tuple[int, float]]:
 
 
 def _per_second(run: RecordedRun) -> float:
-    """Documents of all replicas a second, without the first tenth and so without the start-up."""
+    """Documents of all replicas per second, without the first tenth and so without the start-up."""
     points = sorted({float(r["time_seconds"]): int(r["total_env_steps"]) for r in run.records}.items())
-    late = [one for one in points if one[1] >= points[-1][1] / 10]
+    late = [point for point in points if point[1] >= points[-1][1] / 10]
     if len(late) < 2 or late[-1][0] <= late[0][0]:
         raise RunFailed("the run is too short to measure its speed: give more documents")
     return (late[-1][1] - late[0][1]) / (late[-1][0] - late[0][0])

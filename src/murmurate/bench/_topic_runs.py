@@ -25,7 +25,8 @@ from murmurate.workloads.topics import Topics
 
 
 class Evaluated(NamedTuple):
-    """A perplexity; documents: learned from by all replicas. seconds: virtual. folds: the master's steps."""
+    """A perplexity. documents: number of documents from which all replicas have learned. seconds: virtual
+    time. folds: number of steps of the master."""
 
     documents: int
     seconds: float
@@ -38,7 +39,7 @@ class EvaluationSchedule:
     """When the perplexity of the validation documents is computed, and when the run ends.
 
     First after ``first`` documents, then each time there are ``factor`` times as many (``first`` more, where
-    factor is 1); with ``folded`` not before the master has folded in something new. The run ends when the
+    factor is 1); with ``folded``, not before the master has folded in something new. The run ends when the
     perplexity reaches ``target``, or after ``most`` documents.
     """
 
@@ -59,7 +60,7 @@ class _PerplexityMonitor:
         self.documents, self._next, self._left = 0, float(schedule.first), learners
         self.centre: Centre | None = None
         self.over_at = math.inf
-        self._folds = 0  # at the last evaluation
+        self._folds = 0  # number of folds at the last evaluation
 
     def stepped(self, learner: SimulatedLearner, batch: Batch) -> None:
         self.documents += batch.env_steps
@@ -104,9 +105,9 @@ def evaluations(
 ) -> list[Evaluated]:
     """Simulate ``run`` on ``cluster`` and evaluate its topics on the way.
 
-    The seconds of an update pass between reading the topics and writing to them, so the threads of a node
-    overtake one another, as real ones do. In ``murmurate simulate`` they pass before the reading.
-    dense: gradients of all rows, and so pushes of whole vectors. Raises RunFailed if a member fails.
+    The time that an update takes passes between reading the topics and writing to them, so the threads of a
+    node overtake one another, as real ones do. In ``murmurate simulate`` it passes before the reading. dense:
+    whether gradients have all rows, so that whole vectors are pushed. Raises RunFailed if a member fails.
     """
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
@@ -149,7 +150,7 @@ def reached(curve: Sequence[Evaluated], target: float) -> Evaluated | None:
 
     There is no interpolation, because the perplexity falls in steps, with each fold.
     """
-    return next((one for one in curve if one.perplexity <= target), None)
+    return next((point for point in curve if point.perplexity <= target), None)
 
 
 def validation(world: DataSet) -> Corpus:

@@ -1,7 +1,7 @@
-"""Our answers to the requests of ``bench topics`` (the protocol is in ``topics_windows``), in its own
+"""Our answers to the requests of ``bench topics`` (the protocol is in ``topics_windows``), in their own
 process.
 
-Learner, source and strategy are those of ``murmurate topics fit``; like the peers, there is no launcher,
+Learner, source and strategy are those of ``murmurate topics fit``; as with the peers, there is no launcher,
 recorder or checkpoint. Several replicas take turns on this one core, on a simulated fabric: waiting costs
 nothing, and the schedule decides how stale each replica is.
 """

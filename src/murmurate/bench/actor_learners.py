@@ -27,25 +27,26 @@ SUMMARY = (
     "GALA, IMPALA, A2C and all-reduce on Pong at equal env steps and seconds, resumable; --full: 3 seeds"
 )
 
-# algorithm, and options: {n} learners or actors, {each} simulators of one, {all} of all together
+# method -> algorithm, and its options; {n}: number of learners or actors, {each}: simulators of one of them,
+# {all}: simulators of all of them
 METHODS: dict[str, tuple[str, str]] = {
     "A2C": ("a2c", "--replicas 1 --simulators {all}"),
     "all-reduce": ("a2c", "--replicas {n} --simulators {each}"),
     "GALA": ("gala", "--replicas {n} --simulators {each}"),
     "IMPALA": ("impala", "--actors {n} --simulators {all}"),
 }
-_NOMINAL_SIMULATORS = 16  # to which the recipe's learning rate refers
+_NOMINAL_SIMULATORS = 16  # the recipe's learning rate is for this number
 
 
 @dataclass(frozen=True)
 class ActorLearnersPlan:
     """Every method is trained once for each seed.
 
-    seeds: 0 up to this. env_steps: number of env steps of all learners of a run. processes: learners, or
-    actors of IMPALA's one learner. simulators: number of simulators of all of them together. where: the
-    folder that keeps the runs.
+    seeds: number of seeds (0, 1, ...). env_steps: number of env steps of all learners of a run. processes:
+    number of learners, or of actors of IMPALA's one learner. simulators: number of simulators of all of them
+    together. where: the folder that keeps the runs.
 
-    world: that is played. eval_episodes: games of each final policy.
+    world: the world that is played. eval_episodes: number of games of each final policy.
     """
 
     world: str = "pong"
@@ -65,8 +66,8 @@ def measure(plan: ActorLearnersPlan, log: Log) -> dict[str, Any]:
     """Evaluation returns after all env steps, training returns at equal env steps and at equal seconds, and
     speeds, each with its spread over seeds; the expected hours are logged first.
 
-    The seconds are those of the fastest method's slowest seed: by then each method has made all the env steps
-    that it could. Curves against both are in the report.
+    The equal seconds are those of the slowest run of the fastest method. Curves against env steps and seconds
+    are in the report.
     """
     runs = {(method, seed): planned(plan, method, seed) for seed in range(plan.seeds) for method in METHODS}
     cost = _resumable.expected(list(runs.values()), log)
@@ -80,7 +81,7 @@ def measure(plan: ActorLearnersPlan, log: Log) -> dict[str, Any]:
 def planned(plan: ActorLearnersPlan, method: str, seed: int) -> ResumableRun:
     algorithm, options = METHODS[method]
     counts = {"n": plan.processes, "each": plan.simulators // plan.processes, "all": plan.simulators}
-    # as the authors of GALA: the rate grows with the root of all simulators, alike for these methods
+    # as the authors of GALA do: the rate grows with the square root of the number of all simulators
     learner: Any = recipe(f"{plan.world}-{algorithm}").learner
     rate = learner.learning_rate * math.sqrt(plan.simulators / _NOMINAL_SIMULATORS)
     settings = (
@@ -103,31 +104,32 @@ def planned(plan: ActorLearnersPlan, method: str, seed: int) -> ResumableRun:
 
 
 def compared(runs: Mapping[tuple[str, int], RecordedRun]) -> dict[str, Any]:
-    """The rows of the table: one a method of which a run has not diverged."""
+    """The rows of the table: one for each method of which at least one run has not diverged."""
     by_method: dict[str, list[RecordedRun]] = {}
     for (method, _), run in runs.items():
         by_method.setdefault(method, []).append(run)
-    seconds = min(max(float(run.fact("wall_seconds")) for run in of) for of in by_method.values())
+    seconds = min(max(float(run.fact("wall_seconds")) for run in its_runs) for its_runs in by_method.values())
     env_steps = min(float(run.fact("env_steps")) for run in runs.values())
     rows = [
         {
             "method": method,
-            "seeds": len(of),
-            "eval_return_mean": spread([run.fact("eval_return_mean") for run in of]),
+            "seeds": len(its_runs),
+            "eval_return_mean": spread([run.fact("eval_return_mean") for run in its_runs]),
             "return_at_equal_env_steps": spread(
-                [_return_at(run, "total_env_steps", env_steps) for run in of]
+                [_return_at(run, "total_env_steps", env_steps) for run in its_runs]
             ),
-            "return_at_equal_seconds": spread([_return_at(run, "time_seconds", seconds) for run in of]),
-            "env_steps_per_second": spread([run.fact("env_steps_per_second") for run in of]),
-            "wall_seconds": spread([run.fact("wall_seconds") for run in of]),
+            "return_at_equal_seconds": spread([_return_at(run, "time_seconds", seconds) for run in its_runs]),
+            "env_steps_per_second": spread([run.fact("env_steps_per_second") for run in its_runs]),
+            "wall_seconds": spread([run.fact("wall_seconds") for run in its_runs]),
         }
-        for method, of in by_method.items()
+        for method, its_runs in by_method.items()
     ]
     return {"equal_seconds": seconds, "equal_env_steps": env_steps, "rows": rows}
 
 
 def _return_at(run: RecordedRun, axis: Any, x: float) -> float:
-    """The mean training return, over replicas, when ``axis`` last was at most ``x``; NaN before the first."""
+    """The mean training return over replicas at the last record up to ``x`` of ``axis``; NaN if there is
+    none."""
     curve = run.mean("return_mean", axis)
     if curve is None:
         return float("nan")

@@ -32,10 +32,10 @@ Blocks = dict[str, list[tuple[float, float]]]  # side -> (wall, CPU) seconds of 
 
 @dataclasses.dataclass(frozen=True)
 class DDPPlan:
-    """``rounds`` pairs of blocks of ``updates`` each.
+    """In each round, a block of ``updates`` with our all-reduce and one with DDP.
 
-    rounds, updates: pairs of blocks, and updates of each. batch: images of a member's update. members:
-    processes.
+    rounds: number of rounds. updates: number of updates in a block. batch: number of images in a member's
+    update. members: number of processes.
     """
 
     rounds: int = 40
@@ -62,7 +62,7 @@ def work(fabric: Fabric, store: str, plan: DDPPlan) -> Blocks:
     frames = torch.randint(0, 256, (plan.batch, 4, 84, 84), dtype=torch.uint8, generator=generator)
     sides = {"ours": ours(fabric, net(), frames), "ddp": ddp(net(), frames)}
     blocks: Blocks = defaultdict(list)
-    for turn in range(-2, plan.rounds):
+    for turn in range(-2, plan.rounds):  # negative turns warm up
         for side in sides if turn % 2 else reversed(sides):
             dist.barrier()
             wall, cpu = time.perf_counter(), time.process_time()
@@ -86,19 +86,19 @@ def loss_of(policy: Tensor, value: Tensor) -> Tensor:
 
 
 def ours(fabric: Fabric, module: nn.Module, frames: Tensor) -> Callable[[], Any]:
-    """One update of ``module``, as an agent makes it."""
+    """A function that updates ``module`` as an agent does."""
     replica = Replicator(AllReduce(), fabric).replicate("net", module, rmsprop, clip=_CLIP)
     return lambda: replica.descend(loss_of(*module(frames)))
 
 
 def ddp(module: nn.Module, frames: Tensor) -> Callable[[], Any]:
-    """One update of ``module`` as DDP's documentation has it, with its faster setting for buckets."""
-    together = nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True)
+    """A function that updates ``module`` as in DDP's documentation, with its faster setting for buckets."""
+    parallel = nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True)
     optimizer = rmsprop(list(module.parameters()))
 
     def update() -> None:
         optimizer.zero_grad()
-        loss_of(*together(frames)).backward()  # type: ignore[no-untyped-call]
+        loss_of(*parallel(frames)).backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(module.parameters(), _CLIP)
         optimizer.step()
 
@@ -106,7 +106,7 @@ def ddp(module: nn.Module, frames: Tensor) -> Callable[[], Any]:
 
 
 def figures(answers: list[Blocks], plan: DDPPlan) -> dict[str, Any]:
-    """Updates a second (the slowest member's) and CPU seconds an update (the members' mean)."""
+    """Updates per second (of the slowest member) and CPU seconds per update (the mean over members)."""
     wall: dict[str, list[float]] = {}
     cpu: dict[str, list[float]] = {}
     for side in ("ours", "ddp"):

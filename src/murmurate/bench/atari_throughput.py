@@ -32,11 +32,12 @@ Limits = dict[str, dict[str, list[float]]]  # network -> part -> seconds of a ca
 class AtariThroughputPlan:
     """Interleaved rounds of one window for each racer.
 
-    side_rounds: number of rounds of what is not compared with the peer (GALA learners, double buffering).
-    full: whether the peers with environments of their own run.
+    side_rounds: number of rounds that include the racers that are not compared with the peer (GALA learners,
+    double buffering). full: whether the peers with virtual environments of their own run.
 
-    rounds: number of rounds of all racers in turn. window_cpu_seconds: CPU seconds of each racer's window.
-    limit_windows_a_round: number of windows in a round of the bare emulator, which limits all.
+    rounds: number of rounds, in each of which every racer has a window. window_cpu_seconds: CPU seconds of
+    each window, for each learner. limit_windows_a_round: number of windows in a round in which the physical
+    limit is measured.
     """
 
     rounds: int = 5
@@ -68,7 +69,9 @@ def measure(plan: AtariThroughputPlan, log: Log) -> dict[str, Any]:
         **main_figures(windows, limits, precision),
         **side_figures(windows, precision),
         "peers": [*_peers.entries(plan.full, log), sb3_entry(windows)],
-        "windows": {label: [dataclasses.asdict(w) for w in of] for label, of in windows.items()},
+        "windows": {
+            label: [dataclasses.asdict(w) for w in its_windows] for label, its_windows in windows.items()
+        },
     }
     if torch.cuda.is_available():
         result["gpu"] = _gpu.measure(log)
@@ -76,7 +79,7 @@ def measure(plan: AtariThroughputPlan, log: Log) -> dict[str, Any]:
 
 
 def _racers(where: Path, precision: str) -> dict[str, Racer]:
-    """precision: the one in which the recipe computes on this machine."""
+    """precision: the precision that the recipe has on this machine."""
     options: dict[str, tuple[str, ...]] = {
         **{p: ("pong-a2c", "--agent.precision", p) for p in _PRECISIONS},
         "gossip": ("pong-gala", "--replicas", "2", "--agent.precision", precision),
@@ -101,18 +104,18 @@ def _race(racers: dict[str, Racer], plan: AtariThroughputPlan, log: Log) -> tupl
                 windows[label].append(window)
                 log(f"round {number + 1}: {label} {window.per_cpu_second:,.0f} env steps per CPU second")
             for _ in range(plan.limit_windows_a_round):
-                for net, of in limit_server.ask({}).items():
-                    for part, seconds in of.items():
+                for net, parts in limit_server.ask({}).items():
+                    for part, seconds in parts.items():
                         limits[net][part].append(seconds)
     return windows, limits
 
 
 def main_figures(windows: Windows, limits: Limits, precision: str) -> dict[str, Any]:
-    """Ours in both precisions, the limits, and the ratios."""
-    rates = {label: [w.per_cpu_second for w in of] for label, of in windows.items()}
-    fastest = {net: {part: min(s) for part, s in of.items()} for net, of in limits.items()}
+    """Our rates in both precisions, the limits, and the ratios."""
+    rates = {label: [w.per_cpu_second for w in its_windows] for label, its_windows in windows.items()}
+    fastest = {net: {part: min(s) for part, s in parts.items()} for net, parts in limits.items()}
     games = fastest["games"]["simulator"]
-    bound = {net: _limit.limit(of, games) for net, of in fastest.items() if net != "games"}
+    bound = {net: _limit.limit(parts, games) for net, parts in fastest.items() if net != "games"}
     ours = median(rates[precision])
     figures: dict[str, Any] = {
         "env_steps_per_cpu_second": ours,
@@ -125,7 +128,9 @@ def main_figures(windows: Windows, limits: Limits, precision: str) -> dict[str, 
         "limit_own_net": {p: bound[f"own {p}"][0] for p in _PRECISIONS},
         "limit_frames_widened": {p: bound[f"widened {p}"][0] for p in _PRECISIONS},
         "limit_parts_seconds": {net: parts for net, (_, parts) in bound.items()},
-        "limit_windows": {net: {part: spread(s) for part, s in of.items()} for net, of in limits.items()},
+        "limit_windows": {
+            net: {part: spread(s) for part, s in parts.items()} for net, parts in limits.items()
+        },
         "by_precision": {
             p: {
                 "env_steps_per_cpu_second": spread(rates[p]),

@@ -21,7 +21,7 @@ _GOAL = 475.0
 class CartPoleLearningPlan:
     """Every strategy is trained once for each seed.
 
-    seeds: 0 up to this. env_steps: number of env steps of each run.
+    seeds: number of seeds (0, 1, ...). env_steps: number of env steps of each run.
     """
 
     seeds: int = 1
@@ -36,8 +36,8 @@ def measure(plan: CartPoleLearningPlan, log: Log) -> dict[str, Any]:
 
     A run ends when its last 100 training episodes reach the recipe's ``stop_at_return``, or after the plan's
     env steps over all replicas. Two sets of parameters are evaluated: the last, and the best, which is the
-    checkpoint with the highest mean over the last 100 training episodes. A run reached the goal if either
-    did; ``reached_by_last`` counts the last alone.
+    checkpoint with the highest mean over the last 100 training episodes. A run has reached the goal if either
+    set has; ``reached_by_last`` counts only the last.
     """
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
         runs = {
@@ -46,7 +46,8 @@ def measure(plan: CartPoleLearningPlan, log: Log) -> dict[str, Any]:
         }
 
     def reaching(fact: str) -> dict[str, int]:
-        return {name: sum(run.fact(fact) >= _GOAL for run in of) for name, of in runs.items()}
+        """By strategy, the number of runs whose ``fact`` reaches the goal."""
+        return {name: sum(run.fact(fact) >= _GOAL for run in its_runs) for name, its_runs in runs.items()}
 
     reached = reaching("best_eval_return_mean")
     facts = ("eval_return_mean", "best_eval_return_mean", "env_steps", "wall_seconds")
@@ -58,10 +59,10 @@ def measure(plan: CartPoleLearningPlan, log: Log) -> dict[str, Any]:
         "reached_by_last": reaching("eval_return_mean"),
         "all_reached": all(count == plan.seeds for count in reached.values()),
         **{
-            fact: {name: spread([run.fact(fact) for run in of]) for name, of in runs.items()}
+            fact: {name: spread([run.fact(fact) for run in its_runs]) for name, its_runs in runs.items()}
             for fact in facts
         },
-        "replicas": {name: of[0].replicas for name, of in runs.items()},
+        "replicas": {name: its_runs[0].replicas for name, its_runs in runs.items()},
     }
 
 

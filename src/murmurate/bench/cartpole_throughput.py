@@ -18,7 +18,7 @@ _SIMULATORS = (8, 16)
 
 
 def measure(plan: ThroughputPlan, log: Log) -> dict[str, Any]:
-    """``cartpole-a2c`` with its 16 simulators and with 8, and the peer with as many."""
+    """``cartpole-a2c`` with its 16 simulators and with 8, and the peer with the same numbers."""
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
         return figures(race(_racers(Path(folder)), plan, log))
 
@@ -35,7 +35,7 @@ def _racers(where: Path) -> dict[str, Racer]:
 
 def figures(windows: dict[str, list[RaceWindow]]) -> dict[str, Any]:
     """Headline figures are those of 16 simulators, the recipe's number."""
-    rates = {label: [w.per_cpu_second for w in of] for label, of in windows.items()}
+    rates = {label: [w.per_cpu_second for w in its_windows] for label, its_windows in windows.items()}
     absent = _commands.missing("stable-baselines3")
     by_size = {}
     for size in _SIMULATORS:

@@ -32,8 +32,8 @@ _OVERTIME_SECONDS = 180.0
 _POLL_SECONDS = 0.2
 _LEAVING_SECONDS = 20.0
 _RECIPE = "cartpole-gala"
-# their centre takes a whole step for each replica's gradient, so their learning rate is divided by the
-# replicas
+# strategies whose centre makes a whole step with each replica's gradient: the learning rate is divided by the
+# number of replicas
 _STEP_PER_REPLICA = ("parameter-server",)
 _SUMMARY_FACTS = (
     "exit", "env_steps", "updates", "eval_return_mean", "train_return_mean", "best_eval_return_mean",
@@ -43,16 +43,16 @@ _SUMMARY_FACTS = (
 
 @dataclasses.dataclass(frozen=True)
 class ChaosPlan:
-    """One run of ``minutes`` with and one without faults for each strategy.
+    """For each strategy, a run of ``minutes`` with faults and one without.
 
-    Every ``every_seconds`` a replica, drawn with ``seed``, is sent SIGKILL or SIGSTOP in turn; after
-    ``stopped_seconds`` a SIGCONT follows the latter. (The processes fabric has no connection to break.)
+    Every ``every_seconds`` a replica, drawn with ``seed``, is sent SIGKILL or SIGSTOP in turn; a stopped
+    replica is sent SIGCONT after ``stopped_seconds``. (The processes fabric has no connection to break.)
 
     The learning rate is constant, because the number of env steps in these minutes is not known.
 
-    minutes: of each run. every_seconds: between two faults. stopped_seconds: for which a replica is stopped.
-    replicas: learners of a run. simulators: number of simulators of each. seed: seed of the draws.
-    strategies: the strategies that are run.
+    minutes: length of each run. every_seconds: seconds between two faults. stopped_seconds: seconds for which
+    a replica is stopped. replicas: number of learners of a run. simulators: number of simulators of each
+    learner. seed: seed of the draws. strategies: the strategies that are run.
     """
 
     minutes: float = 1.0
@@ -74,16 +74,16 @@ def measure(plan: ChaosPlan, log: Log) -> dict[str, Any]:
     for name in plan.strategies:
         with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
             log(f"{name}, without faults")
-            peace = Trial(name, plan, Path(folder) / "peace").run(lambda trial: None)
+            undisturbed = Trial(name, plan, Path(folder) / "peace").run(lambda trial: None)
             log(f"{name}, under faults")
             injector = Injector(plan)
             faults = Trial(name, plan, Path(folder) / "faults").run(injector.act)
         rows[name] = {
             "faults": injector.done,
             "under_faults": faults,
-            "in_peace": peace,
-            "return_ratio": faults["eval_return_mean"] / max(peace["eval_return_mean"], 1e-9),
-            "throughput_ratio": faults["env_steps"] / max(peace["env_steps"], 1),
+            "in_peace": undisturbed,
+            "return_ratio": faults["eval_return_mean"] / max(undisturbed["eval_return_mean"], 1e-9),
+            "throughput_ratio": faults["env_steps"] / max(undisturbed["env_steps"], 1),
         }
         log(f"{name}: return {rows[name]['return_ratio']:.3f} of that without faults")
     return {"fabric": "processes", "strategies": rows}
@@ -126,7 +126,7 @@ class Trial:
             while self.process.poll() is None:
                 if time.monotonic() > deadline:
                     raise RunFailed(
-                        f"{self.folder.name} did not end within {_OVERTIME_SECONDS:g} s of its end"
+                        f"{self.folder.name} has not ended {_OVERTIME_SECONDS:g} s after its time was over"
                     )
                 act(self)
                 time.sleep(_POLL_SECONDS)
@@ -137,7 +137,7 @@ class Trial:
             self.process.wait()
 
     def pids(self) -> dict[int, int]:
-        """Process id by replica; empty before they are started."""
+        """Process id by replica; empty before the replicas have been started."""
         try:
             lines = (self.folder / "roles.jsonl").read_text().splitlines()
             roles = [json.loads(line) for line in lines]
@@ -146,7 +146,7 @@ class Trial:
         return {role["index"]: role["pid"] for role in roles if role["role"] == "replica"}
 
     def seconds(self) -> float:
-        """Seconds since all replicas have written their first record."""
+        """Seconds since every replica had written a record; 0 before that."""
         first: dict[int, float] = {}
         records = self._records()
         for record in records:
@@ -201,6 +201,7 @@ class Injector:
         self._to_continue: tuple[float, int] | None = None  # (time, pid) of the next SIGCONT
 
     def act(self, trial: Trial) -> None:
+        """Send the signals that are due."""
         now = time.monotonic()
         if self._next_at is None:
             if trial.seconds() > 0:
@@ -214,11 +215,11 @@ class Injector:
             return
         self._next_at += self.plan.every_seconds
         rank, pid = self._random.choice(sorted(trial.pids().items()))
-        number = (signal.SIGKILL, signal.SIGSTOP)[len(self.done) % 2]
+        fault = (signal.SIGKILL, signal.SIGSTOP)[len(self.done) % 2]
         try:
-            os.kill(pid, number)
+            os.kill(pid, fault)
         except ProcessLookupError:
             return  # it has died and is being restarted
-        if number is signal.SIGSTOP:
+        if fault is signal.SIGSTOP:
             self._to_continue = now + self.plan.stopped_seconds, pid
-        self.done.append({"fault": number.name, "replica": rank})
+        self.done.append({"fault": fault.name, "replica": rank})

@@ -1,5 +1,4 @@
-"""Throughput under one fault every 29 seconds among 32 replicas, with step and message costs measured
-here."""
+"""Throughput under one fault every 29 seconds among 32 replicas, with costs that are measured here."""
 
 from __future__ import annotations
 
@@ -23,11 +22,13 @@ class SimulatedChaosPlan:
     """A crash, a pause or a broken connection every ``fault_seconds`` on average, for virtual ``minutes``.
 
     restart_seconds: time until a crashed replica is back. measured_updates: number of updates of a real
-    learner, for the cost of a step. network: between hosts; the CPU cost of a message is measured.
+    learner that are timed for the cost of a step. network: latency and bandwidth between hosts; the CPU cost
+    of a message is measured.
 
-    replicas: learners. minutes: virtual ones, of each run. fault_seconds: between two faults, on average.
-    pause_seconds, cut_seconds: length of a pause, and of a broken connection. exchange_rounds: number of
-    rounds that are measured for the cost of a message. strategies: the strategies that are run.
+    replicas: number of learners. minutes: virtual minutes of each run. fault_seconds: average time between
+    two faults. pause_seconds: length of a pause. cut_seconds: time for which a connection is broken.
+    exchange_rounds: number of rounds that are timed for the cost of a message. strategies: the strategies
+    that are run.
     """
 
     replicas: int = 32
@@ -47,11 +48,11 @@ FULL = SimulatedChaosPlan(minutes=15.0, strategies=tuple(sorted(set(strategies()
 
 
 def measure(plan: SimulatedChaosPlan, log: Log) -> dict[str, Any]:
-    """``kept``: updates a second of all replicas under faults, over those of the same run without.
+    """``kept``: updates per second of all replicas under faults, over those of the same run without faults.
 
-    A step takes the mean time of a real learner's, on Pong where ale-py is installed. The gradients are those
-    of a small CartPole learner; its messages take as long as ones of the real learner's size. The run without
-    faults is a tenth as long, because its speed does not change.
+    A step takes the mean time of a real learner's step, on Pong where ale-py is installed. The gradients are
+    those of a small CartPole learner, whose messages take as long as messages of the real learner's size. The
+    run without faults is a tenth as long, because its speed does not change.
     """
     world = _commands.installed_world()
     real = dataclasses.replace(recipe(f"{world}-gala"), replicas=1)
@@ -81,14 +82,14 @@ def throughput_kept(
         compute=f"constant:{statistics.fmean(steps)}",
         network=scaled_network(plan.network, _simulated.parameters(run) / count, cost.handling_seconds),
     )
-    each = 3 * plan.fault_seconds  # there are three kinds
+    every_seconds = 3 * plan.fault_seconds  # for each of the three kinds of fault
     with_faults = dataclasses.replace(
         without_faults,
-        crash_every_seconds=each,
+        crash_every_seconds=every_seconds,
         restart_after_seconds=plan.restart_seconds,
-        pause_every_seconds=each,
+        pause_every_seconds=every_seconds,
         pause_seconds=plan.pause_seconds,
-        cut_every_seconds=each,
+        cut_every_seconds=every_seconds,
         cut_seconds=plan.cut_seconds,
     )
     shorter = dataclasses.replace(run, minutes=plan.minutes / 10)

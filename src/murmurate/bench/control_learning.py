@@ -26,8 +26,8 @@ from murmurate.record.report import report
 NAME = "control-learning"
 SUMMARY = "returns of TD3 and SAC on MuJoCo beside the authors' curves and SB3, resumable; --full: 4 seeds"
 
-# Mean and deviation over 10 seeds of the evaluations in sfujim/TD3, learning_curves (of version 1 of the
-# tasks; ours is 5)
+# Mean and deviation over 10 seeds of the evaluations in sfujim/TD3, learning_curves (version 1 of the tasks;
+# ours is 5)
 PUBLISHED: dict[tuple[str, str, int], tuple[float, float]] = {
     ("halfcheetah", "td3", 100_000): (5514.0, 554.0),
     ("halfcheetah", "td3", 300_000): (7697.0, 727.0),
@@ -38,7 +38,7 @@ PUBLISHED: dict[tuple[str, str, int], tuple[float, float]] = {
     ("walker2d", "td3", 100_000): (770.0, 586.0),
     ("walker2d", "td3", 300_000): (3335.0, 957.0),
     ("walker2d", "td3", 1_000_000): (4413.0, 1030.0),
-    # CleanRL's of version 4
+    # CleanRL's figures (version 4 of the task)
     ("halfcheetah", "sac", 1_000_000): (9635.0, 1424.0),
 }
 
@@ -47,11 +47,12 @@ PUBLISHED: dict[tuple[str, str, int], tuple[float, float]] = {
 class ControlLearningPlan:
     """Every agent is trained once for each world and seed.
 
-    seeds: 0 up to this. sb3_seeds: the same of Stable-Baselines3; 0: none. env_steps: number of env steps of
-    each run.
-    where: the folder that keeps the runs. precision: precision of our products between hidden layers.
+    seeds: number of seeds (0, 1, ...). sb3_seeds: number of seeds of Stable-Baselines3; 0: none. env_steps:
+    number of env steps of each run. where: the folder that keeps the runs. precision: precision of our
+    products between hidden layers.
 
-    worlds, agents: every pair is trained. eval_episodes: games of each final policy.
+    worlds: the worlds in which every agent is trained. agents: the agents that are trained. eval_episodes:
+    number of games of each final policy.
     """
 
     worlds: tuple[str, ...] = ("halfcheetah", "hopper", "walker2d")
@@ -73,8 +74,8 @@ FULL = ControlLearningPlan()
 def measure(plan: ControlLearningPlan, log: Log) -> dict[str, Any]:
     """Mean and deviation over seeds of the evaluation return of the last parameters.
 
-    ``reached``: the mean is at least the published one minus one deviation. ``welch_p``: p-value of Welch's
-    test that ours and Stable-Baselines3's have the same mean, two-sided.
+    ``reached``: whether the mean is at least the published mean minus one deviation. ``welch_p``: p-value of
+    Welch's two-sided test that our returns and Stable-Baselines3's have the same mean.
     """
     cases = list(itertools.product(plan.worlds, plan.agents))
     runs = {(*case, seed): _planned(plan, *case, seed) for case in cases for seed in range(plan.seeds)}
@@ -88,7 +89,7 @@ def measure(plan: ControlLearningPlan, log: Log) -> dict[str, Any]:
     pages = []
     for world in plan.worlds:
         page = Path(plan.where) / f"{world}-to-{plan.env_steps}.html"
-        report([run.folder for (of, _, _), run in runs.items() if of == world], page)
+        report([run.folder for key, run in runs.items() if key[0] == world], page)
         pages.append(str(page))
     return {"expected": cost, "rows": rows, "reports": pages}
 
@@ -114,7 +115,7 @@ def _planned(plan: ControlLearningPlan, world: str, agent: str, seed: int) -> Re
 
 
 def _sb3(plan: ControlLearningPlan, world: str, agent: str, seed: int, log: Log) -> float:
-    """The evaluation return of one run, which is kept. Raises MissingExtra without the package."""
+    """The evaluation return of a run, which is kept in a file. Raises MissingExtra without the package."""
     if _commands.missing("stable-baselines3"):
         raise MissingExtra("stable-baselines3", "bench", "a comparison with Stable-Baselines3")
     file = Path(plan.where) / f"sb3-{world}-{agent}-to-{plan.env_steps}-seed-{seed}.json"
@@ -154,7 +155,7 @@ def _row(
 
 
 def _welch(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """None with fewer than two values on a side. Raises MissingExtra without scipy."""
+    """The p-value; None with fewer than two values on a side. Raises MissingExtra without scipy."""
     if min(len(one), len(other)) < 2:
         return None
     try:

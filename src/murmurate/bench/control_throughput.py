@@ -1,4 +1,5 @@
-"""Updates per CPU second of TD3 and SAC on HalfCheetah, everything counted, against peers and products."""
+"""Updates per CPU second of TD3 and SAC on HalfCheetah, everything counted, against peers and bare
+products."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from murmurate.bench._result import Log, median, ratios, spread
 from murmurate.ranges import PositiveFloat, PositiveInt
 
 NAME = "control-throughput"
-SUMMARY = "updates per CPU second of TD3 and SAC on HalfCheetah, against SB3, other peers and the products"
+SUMMARY = "updates per CPU second of TD3 and SAC on HalfCheetah, against SB3, other peers and bare products"
 
 ALGORITHMS = ("td3", "sac")
 PEERS = ("cleanrl", "tianshou", "sbx")
@@ -26,10 +27,11 @@ _EQUAL = ("--replay.capacity", "200000", "--replay.learning-starts", "1000", "--
 
 @dataclasses.dataclass(frozen=True)
 class ControlPlan:
-    """``rounds`` windows of so many CPU seconds of each racer, in turn, after ``warm_up_cpu_seconds``, within
-    which each imports, compiles and makes its random env steps.
+    """Windows of all racers in turn. Within ``warm_up_cpu_seconds`` each racer imports, compiles and makes
+    its random env steps.
 
-    rounds, window_cpu_seconds, warm_up_cpu_seconds: of all racers in turn; of each window; before the first.
+    rounds: number of rounds, in each of which every racer has a window. window_cpu_seconds: CPU seconds of
+    each window. warm_up_cpu_seconds: CPU seconds of each racer before its first window.
     """
 
     rounds: PositiveInt = 5
@@ -41,8 +43,8 @@ QUICK, FULL = ControlPlan(), ControlPlan(rounds=11, window_cpu_seconds=20.0)
 
 
 def measure(plan: ControlPlan, log: Log) -> dict[str, Any]:
-    """All have two layers of 256 units, batches of 256, one simulator and one update for each env step; one
-    torch thread. ``limit`` is the time of the products of an update (``_control_limit``)."""
+    """All racers have two layers of 256 units, batches of 256, one simulator, one update for each env step,
+    and one torch thread. ``limit`` makes only the matrix products of an update (``_control_limit``)."""
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
         racing = ThroughputPlan(plan.rounds, plan.window_cpu_seconds)
         windows = race(_racers(Path(folder)), racing, log, warm_up_cpu_seconds=plan.warm_up_cpu_seconds)
@@ -84,9 +86,10 @@ def _present() -> list[str]:
 
 
 def figures(windows: Mapping[str, Sequence[RaceWindow]]) -> dict[str, Any]:
-    """``X_ratio_Y``: medians of the ratios of the same rounds, in float32; ``X_bfloat16_ratio_sb3``: ours in
-    bfloat16. ``fastest_peer`` and ``ratio_fastest_peer`` are of the algorithm where the ratio is lower."""
-    rates = {label: [w.per_cpu_second for w in of] for label, of in windows.items()}
+    """``td3_ratio_sb3`` and the like: our rate over the other's, the median over rounds, in float32;
+    ``td3_bfloat16_ratio_sb3``: ours in bfloat16. ``fastest_peer`` and ``ratio_fastest_peer``: the lowest
+    ratio over peers and algorithms."""
+    rates = {label: [w.per_cpu_second for w in its_windows] for label, its_windows in windows.items()}
     found: dict[str, Any] = {
         "world": "HalfCheetah-v5, 1 simulator, 2 layers of 256 units, batches of 256, an update an env step",
         "updates_per_cpu_second": {label: spread(values) for label, values in rates.items()},
@@ -103,8 +106,8 @@ def figures(windows: Mapping[str, Sequence[RaceWindow]]) -> dict[str, Any]:
         }
         found |= {f"{algorithm}_ratio_{peer}": ratio for peer, ratio in peers.items()}
         if "sb3" in peers:
-            low = ratios(rates[f"ours {algorithm} bfloat16"], rates[f"sb3 {algorithm}"])
-            found[f"{algorithm}_bfloat16_ratio_sb3"] = median(low)
+            bfloat16_ratios = ratios(rates[f"ours {algorithm} bfloat16"], rates[f"sb3 {algorithm}"])
+            found[f"{algorithm}_bfloat16_ratio_sb3"] = median(bfloat16_ratios)
         for peer, ratio in peers.items():
             if worst is None or ratio < worst[0]:
                 worst = ratio, f"{peer} {algorithm}"

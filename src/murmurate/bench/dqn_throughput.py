@@ -28,10 +28,11 @@ _OURS = {
 
 
 def measure(plan: ThroughputPlan, log: Log) -> dict[str, Any]:
-    """``pong-dqn`` (prioritized, double) and a plain one like the peer's, each in both precisions.
+    """``pong-dqn`` (double DQN with prioritized replay) and a plain DQN like the peer's, each in both
+    precisions.
 
-    All have the same net, 8 simulators, batches of 32 and draw each transition 8 times; the peer also runs
-    with one simulator, as is usual.
+    All racers have the same net, 8 simulators and batches of 32, and draw each transition 8 times; the peer
+    also runs with one simulator, as is usual.
     """
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
         return figures(race(_racers(Path(folder)), plan, log, warm_up_cpu_seconds=10.0))
@@ -50,7 +51,7 @@ def _racers(where: Path) -> dict[str, Racer]:
 
 def figures(windows: dict[str, list[RaceWindow]]) -> dict[str, Any]:
     """Headline figures are those of float32, the peer's precision."""
-    rates = {label: [w.per_cpu_second for w in of] for label, of in windows.items()}
+    rates = {label: [w.per_cpu_second for w in its_windows] for label, its_windows in windows.items()}
     absent = _commands.missing("stable-baselines3")
     by_kind: dict[str, Any] = {}
     for label in _OURS:

@@ -20,10 +20,11 @@ SUMMARY = "return, speed, waiting, staleness and bytes of every strategy; --full
 
 @dataclasses.dataclass(frozen=True)
 class EveryStrategyPlan:
-    """where: the folder that keeps the runs; a finished one is not run again.
+    """where: the folder that keeps the runs; a finished run is not run again.
 
-    replicas: the numbers of replicas that are measured. seeds: 0 up to this. cartpole_env_steps: number of
-    env steps of each run on CartPole. pong_seconds: of each run on Pong.
+    replicas: the numbers of replicas that are measured. seeds: number of seeds (0, 1, ...).
+    cartpole_env_steps: number of env steps of each run on CartPole. pong_seconds: duration of each run on
+    Pong.
     """
 
     replicas: tuple[int, ...] = (2,)
@@ -40,8 +41,8 @@ FULL = EveryStrategyPlan(replicas=(1, 2, 4, 8), seeds=3, cartpole_env_steps=200_
 def measure(plan: EveryStrategyPlan, log: Log) -> dict[str, Any]:
     """A row for each strategy and number of replicas; spreads are over the seeds.
 
-    Replicas share this machine's cores: with more of them than cores the speed is that of the machine, and
-    the waiting includes waiting for a core.
+    Replicas share this machine's cores: with more replicas than cores, the speed is that of the machine, and
+    waiting includes waiting for a core.
     """
     rows: list[dict[str, Any]] = []
     for name, replicas in pairs(plan):
@@ -57,7 +58,7 @@ def pairs(plan: EveryStrategyPlan) -> Iterator[tuple[str, int]]:
 
 
 def _row(name: str, replicas: int, cartpole: list[RecordedRun], pong: RecordedRun | None) -> dict[str, Any]:
-    def over(fact: str) -> dict[str, Any] | None:
+    def over_seeds(fact: str) -> dict[str, Any] | None:
         values = [run.fact(fact) for run in cartpole]
         return None if any(value is None for value in values) else spread(values)
 
@@ -65,11 +66,11 @@ def _row(name: str, replicas: int, cartpole: list[RecordedRun], pong: RecordedRu
     if cartpole:
         waits = [share for run in cartpole if (share := groups.waiting_share(run)) is not None]
         row |= {
-            "cartpole_eval_return": over("eval_return_mean"),
+            "cartpole_eval_return": over_seeds("eval_return_mean"),
             "cartpole_waiting_share": statistics.fmean(waits) if waits else None,
-            "cartpole_staleness_max": over("staleness_max"),
-            "cartpole_disagreement_final": over("disagreement_final"),
-            "cartpole_bytes": over("bytes_exchanged"),
+            "cartpole_staleness_max": over_seeds("staleness_max"),
+            "cartpole_disagreement_final": over_seeds("disagreement_final"),
+            "cartpole_bytes": over_seeds("bytes_exchanged"),
         }
     if pong is not None:
         row |= {

@@ -21,23 +21,25 @@ NAME = "fpga-learner"
 SUMMARY = "evaluation return of CartPole learned in fixed point, as the FPGA pipeline computes it"
 _GOAL = 475.0
 _LAYERS = (4, 8, 8, 2)
-_SCALE = torch.tensor([1.0, 1.0, 8.0, 1.0])  # of observations: the pole's angle is below 0.21 rad
-_REWARD = 1 / 16  # so that values of 500 steps, 100 at this discount, are within +-16
+_SCALE = torch.tensor([1.0, 1.0, 8.0, 1.0])  # factors of an observation: the pole's angle is below 0.21 rad
+_REWARD = 1 / 16  # per step, so that values are within +-16: an endless episode's is 100 / 16
 _DISCOUNT = 0.99
 _BATCH = 64
 _LEARNING_STARTS = 1_000
 _EXPLORE_STEPS = 10_000
 _TARGET_EVERY = 200
 _CHECK_EVERY = 2_500
-# seeds of environments: a run's training, its choice of a stop, and its final evaluation never share one
+# seeds of environments: training, evaluations for stopping, and the final evaluation share none
 _CHOICE_SEED, _FINAL_SEED = 1_000_000, 2_000_000
 
 
 @dataclasses.dataclass(frozen=True)
 class FpgaLearnerPlan:
-    """env_steps: at most. rate_shift: -log2 of the learning rate. episodes: of the final evaluation.
+    """env_steps: greatest number of env steps of a run. rate_shift: -log2 of the learning rate. episodes:
+    number of episodes of the final evaluation.
 
-    seeds: 0 up to this. stochastic: round at random, in proportion to the distances.
+    seeds: number of seeds (0, 1, ...). stochastic: whether numbers are rounded up or down at random, without
+    bias, rather than to the nearest.
     """
 
     seeds: int = 2
@@ -51,10 +53,10 @@ QUICK, FULL = FpgaLearnerPlan(), FpgaLearnerPlan(seeds=10)
 
 
 def measure(plan: FpgaLearnerPlan, log: Log) -> dict[str, Any]:
-    """Double DQN with uniform replay, one gradient step an env step.
+    """Double DQN with uniform replay, one gradient step per env step.
 
-    Every 2,500 env steps 30 episodes are played greedily. A run stops when their mean is 490, and keeps the
-    weights with the best mean; these play the final episodes, whose environments have other seeds.
+    Every 2,500 env steps, 30 episodes are played greedily. A run stops when their mean return is 490, and
+    keeps the weights with the best mean, which play the final episodes, in environments with other seeds.
     """
     runs = []
     for seed in range(plan.seeds):
@@ -73,7 +75,7 @@ def measure(plan: FpgaLearnerPlan, log: Log) -> dict[str, Any]:
 
 
 def modelled(batch: int) -> dict[str, Any]:
-    """A gradient step on an LFE5U-85F at the clock of the largest unit that was placed and routed."""
+    """The modelled gradient step on an LFE5U-85F, at the clock of the largest unit placed and routed."""
     unit = max(measured_units(), key=lambda unit: unit["dsp"])
     model = choose(_LAYERS, batch, clock_hz=unit["mhz"] * 1e6, clock_provenance=unit["provenance"])
     return {

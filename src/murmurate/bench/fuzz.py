@@ -1,6 +1,6 @@
 """Hostile input, drawn anew each time: arguments, run folders, corpora, texts, and bytes at a live fabric.
 
-None may end in a traceback or a hang, be loaded as other values than were saved, or take much memory.
+No input may end in a traceback or a hang, be loaded as other values than were saved, or take much memory.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ SUMMARY = (
 
 @dataclass(frozen=True)
 class FuzzPlan:
-    """How many of each; seed: None draws one.
+    """How many inputs of each kind are tried. seed: seed of the draws; None: a random one.
 
-    arguments, folders, corpora, texts, network: command lines, run folders, corpora, texts with columns or of
-    Markdown, and messages that are tried.
+    arguments: number of command lines. folders: number of damaged run folders. corpora: number of damaged
+    corpora and tables. texts: number of damaged files of CSV, JSON lines or Markdown. network: number of
+    attacks on a live fabric.
     """
 
     arguments: int = 100

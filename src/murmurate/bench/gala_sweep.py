@@ -42,7 +42,7 @@ _SCALED_DOWN = "a rehearsal on CartPole, which needs few steps: not comparable w
 
 
 def measure(plan: GalaPlan, log: Log) -> dict[str, Any]:
-    """The shares of Fig. 1a; the hours that they will take are logged first.
+    """The shares of Fig. 1a; the hours that the runs will take are logged first.
 
     A run succeeds if it scores more than half of the nominal score of A2C with 16 simulators (section 5).
     A score is the mean return of the last 100 training episodes, and the nominal one is the median of our own
@@ -64,7 +64,7 @@ def measure(plan: GalaPlan, log: Log) -> dict[str, Any]:
 
 
 def rows(plan: GalaPlan, summaries: Mapping[Job, Mapping[int, Summary]]) -> list[dict[str, Any]]:
-    """One for each game, number of env steps and number of simulators."""
+    """A row for each game, number of env steps and number of simulators."""
 
     def scores(game: str, end: int, method: str, simulators: int) -> list[float | None]:
         chosen = (game, method, simulators)
@@ -75,8 +75,8 @@ def rows(plan: GalaPlan, summaries: Mapping[Job, Mapping[int, Summary]]) -> list
         for end in plan.env_steps:
             nominal = nominal_score(scores(game, end, "A2C", _gala.NOMINAL_SIMULATORS))
             for simulators in plan.simulators:
-                of = {method: scores(game, end, method, simulators) for method in _gala.METHODS}
-                shares = {method: success_share(values, nominal) for method, values in of.items()}
+                by_method = {method: scores(game, end, method, simulators) for method in _gala.METHODS}
+                shares = {method: success_share(values, nominal) for method, values in by_method.items()}
                 a2c, gala = shares["A2C"], shares["GALA-A2C"]
                 table.append(
                     {
@@ -86,8 +86,8 @@ def rows(plan: GalaPlan, summaries: Mapping[Job, Mapping[int, Summary]]) -> list
                         "ours_nominal_score": nominal,
                         "ours_share_a2c": a2c,
                         "ours_share_gala": gala,
-                        "scores_a2c": of["A2C"],
-                        "scores_gala": of["GALA-A2C"],
+                        "scores_a2c": by_method["A2C"],
+                        "scores_gala": by_method["GALA-A2C"],
                         "gala_at_least_a2c": None if a2c is None or gala is None else gala >= a2c,
                         "paper_gala_at_least_a2c": PAPER_GALA_AT_LEAST_A2C
                         if game in _gala.SIX_GAMES
@@ -104,7 +104,7 @@ def score(run: Summary) -> float | None:
 
 
 def nominal_score(scores: Sequence[float | None]) -> float | None:
-    """The median of the known scores; None without any, and where it is not positive and cannot be halved."""
+    """The median of the known scores; None without any, or if it is not positive and so cannot be halved."""
     known = [value for value in scores if value is not None]
     median = statistics.median(known) if known else 0.0
     return median if median > 0 else None

@@ -52,12 +52,12 @@ _SCALED_DOWN = "a rehearsal with too few env steps to learn: not comparable with
 
 
 def measure(plan: GalaPlan, log: Log) -> dict[str, Any]:
-    """The rows of Table 1; the hours that they will take are logged first.
+    """The rows of Table 1; the hours that the runs will take are logged first.
 
     ``ours_mean`` and ``ours_stderr`` are over the evaluation games (up to 30 no-ops, argmax) of one final
-    policy: that of the seed whose last 100 training episodes had the highest mean return. (The paper does not
-    name its criterion; games that select must not also be the score.) The final policy of several learners is
-    the mean of their parameters.
+    policy: the policy of the seed whose last 100 training episodes had the highest mean return. (The paper
+    does not name its criterion; the games that select a seed must not also be its score.) The final policy of
+    several learners has the mean of their parameters.
     """
     runs = _gala.jobs(plan)
     cost = _gala.expected(runs, log)
@@ -71,7 +71,7 @@ def measure(plan: GalaPlan, log: Log) -> dict[str, Any]:
 
 
 def rows(plan: GalaPlan, summaries: Mapping[Job, Mapping[int, Summary]]) -> list[dict[str, Any]]:
-    """One for each number of simulators, method, number of env steps and game."""
+    """A row for each number of simulators, method, number of env steps and game."""
     table = []
     for simulators in plan.simulators:
         for method in _gala.METHODS:
@@ -88,7 +88,7 @@ def rows(plan: GalaPlan, summaries: Mapping[Job, Mapping[int, Summary]]) -> list
 
 
 def ours(runs: Sequence[Summary]) -> dict[str, Any]:
-    """The score of the best of ``runs`` (one a seed), and figures of all of them."""
+    """The score of the best of ``runs`` (one for each seed), and figures of all of them."""
     finite = [run for run in runs if not diverged(run)]
     best = max(finite, key=_training_return, default=None)
     return {
@@ -110,7 +110,7 @@ def _training_return(run: Summary) -> float:
 
 
 def papers(method: str, env_steps: int, game: str) -> dict[str, Any]:
-    """The paper's figures for the nearest number of env steps; None for other games."""
+    """The paper's figures for the nearest number of env steps; None for games that it does not have."""
     if game not in _gala.SIX_GAMES:
         return {"paper_mean": None, "paper_stderr": None, "paper_env_steps": None}
     steps = min((s for m, s in PAPER if m == method), key=lambda s: abs(s - env_steps))

@@ -1,4 +1,4 @@
-"""TF-Replicator, Figure 3: the samples of an SN-GAN after equal generator updates, by its total batch.
+"""TF-Replicator, Figure 3: the samples of an SN-GAN after equally many generator updates, by its total batch.
 
 Replicas keep their batch, so the total batch grows with their number (weak scaling). Interrupted at any time,
 the same command continues (see ``_resumable``).
@@ -44,15 +44,15 @@ Key = tuple[int, str, int]  # replicas, batch_norm, seed
 class GanBatchPlan:
     """Every number of replicas is trained once for each seed and kind of batch statistics.
 
-    world: fashion or cifar10. path: path of its files. batch: batch size of each replica. replicas: the
-    numbers of replicas that are measured; the total batch is ``batch`` times this. updates: number of updates
-    of the generator, in every run; the discriminator makes ``discriminator_steps`` for each. generator_rate,
-    discriminator_rate: learning rates of every run, whatever its batch.
-    channels, precision: as in ``--agent.channels``, ``--agent.precision``.
-    batch_norm: kinds of statistics, as in ``--agent.batch-norm``; with one replica they are one. seeds: 0 up
-    to this. samples: generated images of an evaluation. where: the folder that keeps the runs.
+    world: fashion or cifar10. path: path of the world's files. batch: batch size of each replica. replicas:
+    the numbers of replicas that are measured; the total batch is ``batch`` times the number. updates: number
+    of updates of the generator in every run. generator_rate: learning rate of the generator, whatever the
+    batch. discriminator_rate: learning rate of the discriminator, whatever the batch. channels: as in
+    ``--agent.channels``. precision: as in ``--agent.precision``. batch_norm: kinds of batch statistics, as in
+    ``--agent.batch-norm``; with one replica they are all the same. seeds: number of seeds (0, 1, ...).
+    samples: number of generated images of an evaluation. where: the folder that keeps the runs.
 
-    discriminator_steps: updates of the discriminator for one of the generator.
+    discriminator_steps: number of updates of the discriminator for each update of the generator.
     """
 
     world: str = "fashion"
@@ -85,10 +85,11 @@ FULL = GanBatchPlan()
 
 
 def measure(plan: GanBatchPlan, log: Log) -> dict[str, Any]:
-    """Frechet distances of every total batch; the hours that they will take are logged first.
+    """Frechet distances of every total batch; the hours that the runs will take are logged first.
 
-    ``rows`` have a value a seed. ``slopes`` are those of the distance against log2 of the total batch, one a
-    seed: below 0 it falls. Distances are in the features of our own classifier, one for all runs, and no FID.
+    ``rows`` have a value for each seed. ``slopes``: for each seed, the slope of the distance against log2 of
+    the total batch; where it is below 0, the distance falls. The distance is no FID: its features are of our
+    own classifier, the same for all runs.
     """
     check(plan)
     runs = {key: planned(plan, *key) for key in keys(plan)}
@@ -97,14 +98,16 @@ def measure(plan: GanBatchPlan, log: Log) -> dict[str, Any]:
     table = rows(plan, summaries)
     figure = Path(plan.where) / "gan-batch.png"
     draw(table, figure)
-    of_each = {kind: slopes([row for row in table if kind in row["batch_norm"]]) for kind in plan.batch_norm}
+    slopes_by_kind = {
+        kind: slopes([row for row in table if kind in row["batch_norm"]]) for kind in plan.batch_norm
+    }
     return {
         **({"scaled_down": _SCALED_DOWN} if plan.updates < FULL.updates else {}),
         "expected": cost,
         "paper": CLAIM,
         "rows": table,
-        "slopes": of_each,
-        "verdict": {kind: verdict(found) for kind, found in of_each.items()},
+        "slopes": slopes_by_kind,
+        "verdict": {kind: verdict(found) for kind, found in slopes_by_kind.items()},
         "figure": str(figure),
     }
 
@@ -120,7 +123,7 @@ def check(plan: GanBatchPlan) -> None:
 
 
 def keys(plan: GanBatchPlan) -> list[Key]:
-    """The first kind stands for all where there is one replica."""
+    """The keys of all runs; with one replica, the first kind of statistics stands for all."""
     return [
         (replicas, kind, seed)
         for seed in range(plan.seeds)
@@ -156,7 +159,7 @@ def planned(plan: GanBatchPlan, replicas: int, kind: str, seed: int) -> Resumabl
 
 
 def rows(plan: GanBatchPlan, summaries: Mapping[Key, Summary]) -> list[dict[str, Any]]:
-    """One for each total batch and kind; without runs that diverged, which are counted."""
+    """A row for each total batch and kind of statistics; runs that diverged are only counted."""
     table = []
     for replicas, kind in dict.fromkeys(key[:2] for key in summaries):
         runs = [summaries[replicas, kind, seed] for seed in range(plan.seeds)]
@@ -182,8 +185,8 @@ def rows(plan: GanBatchPlan, summaries: Mapping[Key, Summary]) -> list[dict[str,
 
 
 def slopes(table: Sequence[Mapping[str, Any]]) -> list[float]:
-    """By seed, the least-squares slope of the distance against log2 of the total batch; without seeds of
-    which fewer than two runs ended."""
+    """For each seed, the least-squares slope of the distance against log2 of the total batch; without seeds
+    of which fewer than two runs stayed finite."""
     found = []
     for seed in sorted({seed for row in table for seed in row["seeds"]}):
         points = [
@@ -196,19 +199,19 @@ def slopes(table: Sequence[Mapping[str, Any]]) -> list[float]:
     return found
 
 
-def verdict(of_seeds: Sequence[float]) -> str:
-    """Whether the distance falls with the batch: only if it does with every seed, of at least two."""
-    falling = sum(slope < 0 for slope in of_seeds)
-    counted = f"it falls with {falling} of {len(of_seeds)} seeds"
-    if len(of_seeds) < 2:
+def verdict(seed_slopes: Sequence[float]) -> str:
+    """Whether the distance falls with the batch: it must do so with every seed, and with at least two."""
+    falling = sum(slope < 0 for slope in seed_slopes)
+    counted = f"it falls with {falling} of {len(seed_slopes)} seeds"
+    if len(seed_slopes) < 2:
         return f"undecided: {counted}, and fewer than two say nothing"
-    if falling == len(of_seeds):
+    if falling == len(seed_slopes):
         return f"the distance falls with the batch: {counted}"
     return f"the distance does not fall with the batch: {counted}"
 
 
 def draw(table: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Distance and class score against the total batch: a point a run, a line through the means."""
+    """Draw distance and class score against the total batch: a point per run, a line through the means."""
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     titles = {"frechet_distance": "Fréchet distance", "class_score": "class score"}
     for ax, (name, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):

@@ -18,20 +18,22 @@ from murmurate.strategies.hogwild import Hogwild
 from murmurate.strategies.interface import Strategy
 
 NAME = "hsa2c-scaling"
-SUMMARY = "data points a second and time to a reference score of HSA2C, DA3C and PA3C, to 60 nodes, simulated"
+SUMMARY = "data points per second and time to a score of HSA2C, DA3C and PA3C, to 60 nodes, simulated"
 
 
 @dataclasses.dataclass(frozen=True)
 class HSA2CPlan:
     """The paper's nodes have 28 cores and an unspecified network; ours have ``threads`` and ``network``.
 
-    steps: updates of each thread for a speed. learning_*: nodes and updates for times to a score.
+    steps: number of updates of each thread in the runs that measure speed.
 
-    nodes, local_updates: every pair (values of B) is measured. threads: number of threads of a node.
-    learning_nodes,
-    learning_steps: nodes and updates for times to a score. seeds: of these. scores: training returns whose
-    times are given; fixed before any run, so they favour no scheme. measured_updates, exchange_rounds: for
-    the cost of an update and of a message. network: latency and bandwidth between nodes.
+    nodes: the numbers of nodes whose speed is measured. local_updates: values of B, each measured with every
+    number of nodes. threads: number of threads of a node. learning_nodes: the numbers of nodes in the runs
+    that measure the time to a score. learning_steps: number of updates of each thread in these runs. seeds:
+    number of seeds of the runs that measure the time to a score. scores: training returns to which the time
+    is measured, chosen before any run, so that they favour no scheme. measured_updates: number of updates
+    that are timed for the cost of an update. exchange_rounds: number of messages that are timed for the cost
+    of a message. network: latency and bandwidth between nodes.
     """
 
     nodes: tuple[int, ...] = (1, 20, 30, 40, 60)
@@ -49,7 +51,8 @@ class HSA2CPlan:
 
 @dataclasses.dataclass(frozen=True)
 class ThreadCosts:
-    """Measured seconds of a thread's step and CPU seconds of a message; data points a step; parameters."""
+    """Measured seconds of a thread's step and CPU seconds of a message; data points per step; number of
+    parameters."""
 
     step_seconds: float
     handling_seconds: float
@@ -63,10 +66,11 @@ QUICK, FULL = HSA2CPlan(), HSA2CPlan(steps=100, learning_nodes=(8, 20), learning
 def measure(plan: HSA2CPlan, log: Log) -> dict[str, Any]:
     """A thread is a learner with one simulator; its step is measured on Pong, where ale-py is installed.
 
-    The gradients and the scores are a CartPole learner's; its messages take as long as ones of the measured
-    learner's size. The master of HSA2C and of DA3C joins as many updates as there are nodes, as in the paper,
-    and takes their mean (rho = 1/M); nodes wait for its answer (Algorithm 9, line 33). ``published`` is HSA2C
-    with the paper's setting: rho 0.01, momentum 0.5, and B (the middle one) of the node's updates.
+    The gradients and the scores are a CartPole learner's, whose messages take as long as messages of the
+    measured learner's size. The master of HSA2C and of DA3C joins as many updates as there are nodes, as in
+    the paper, and takes their mean (rho = 1/M); nodes wait for its answer (Algorithm 9, line 33).
+    ``published`` is HSA2C with the paper's setting: rho 0.01, momentum 0.5, and the middle value of B,
+    counted in updates of the node.
     """
     costs, world = _costs(plan, log)
     speed: dict[str, dict[str, float]] = {}
@@ -132,7 +136,7 @@ def _cluster(costs: ThreadCosts, plan: HSA2CPlan, parameters: int) -> Cluster:
 
 
 def points_per_second(strategy: Strategy, replicas: int, costs: ThreadCosts, plan: HSA2CPlan) -> float:
-    """Fig. 5: data points a second of all actors together."""
+    """Fig. 5: data points per second of all actors together."""
     run = _simulated.small(strategy, replicas, updates=plan.steps)
     _, records = _simulated.simulated(run, _cluster(costs, plan, _simulated.parameters(run)))
     return _simulated.updates_per_second(records, cast(A2C, run.learner).steps) * costs.points
@@ -154,8 +158,8 @@ def times(nodes: int, costs: ThreadCosts, plan: HSA2CPlan, log: Log) -> dict[str
 
 
 def to_score(curves: list[list[tuple[float, float]]], score: float) -> dict[str, Any]:
-    """seconds: time to the score for each seed, None where it never reached the score. median: over all
-    seeds, a seed that never did counted as last; None if that is one of these."""
+    """seconds: time to the score for each seed, None where it was never reached. median: over all seeds, of
+    which those that never reached it count as the slowest; None if the median is one of these."""
     seconds = [first_reaching(curve, score) for curve in curves]
     inf = float("inf")
     median = statistics.median_high(inf if s is None else s for s in seconds)
@@ -164,14 +168,14 @@ def to_score(curves: list[list[tuple[float, float]]], score: float) -> dict[str,
 
 
 def first_reaching(curve: list[tuple[float, float]], reference: float) -> float | None:
-    """The second at which ``curve`` first reaches it; None if never."""
+    """The second at which ``curve`` first reaches ``reference``; None if never."""
     return next((seconds for seconds, mean in curve if mean >= reference), None)
 
 
 def bounded(nodes: int, costs: ThreadCosts, plan: HSA2CPlan) -> dict[str, Any]:
     """The simulated time of T iterations and the bounds of eq. 57, with Tc from a single worker (p = B = 1, M
     = nw)."""
-    alone, together = (_iteration_seconds(n, costs, plan) for n in (1, nodes))
+    alone, together = (_run_seconds(n, costs, plan) for n in (1, nodes))
     T, Tu = plan.steps, costs.step_seconds
     Tc = alone / T - Tu
     least, most = total_bounds(T, Tc, nodes, nodes, T * nodes * Tu)
@@ -184,7 +188,8 @@ def bounded(nodes: int, costs: ThreadCosts, plan: HSA2CPlan) -> dict[str, Any]:
     }
 
 
-def _iteration_seconds(nodes: int, costs: ThreadCosts, plan: HSA2CPlan) -> float:
+def _run_seconds(nodes: int, costs: ThreadCosts, plan: HSA2CPlan) -> float:
+    """Virtual seconds of T iterations."""
     run = _simulated.small(hsa2c(1, 1, nodes), nodes, updates=plan.steps)
     summary, _ = _simulated.simulated(run, _cluster(costs, plan, _simulated.parameters(run)))
     return float(summary["virtual_seconds"])

@@ -20,18 +20,18 @@ from murmurate.bench._image_loaders import (
 from murmurate.bench._result import Log, median, ratios, spread
 
 NAME = "image-loading"
-_TICK_SECONDS = 0.01  # the finest that an operating system tells of other processes
+_TICK_SECONDS = 0.01  # resolution of the CPU times of other processes
 SUMMARY = "JPEG files decoded and augmented per CPU second, against torch's DataLoader"
 
 
 @dataclass(frozen=True)
 class LoadingPlan:
-    """images, height, width, quality: number, size and quality of the JPEG files, which are generated. size:
-    size of the crops.
-    workers: processes that decode. rounds: windows of so many batches of each loader, in turn.
+    """images: number of JPEG files, which are generated. height, width: size of the JPEG files in pixels.
+    quality: quality of the JPEG files. size: side of the crops in pixels. workers: number of processes that
+    decode. rounds: number of rounds, in each of which every loader has a window.
 
-    classes: number of classes of the images. batch: images of a batch. batches: number of batches of a
-    window. prefetch: batches that are prepared in advance.
+    classes: number of classes of the images. batch: number of images in a batch. batches: number of batches
+    in a window. prefetch: number of batches that are prepared in advance.
     """
 
     images: int = 500
@@ -51,9 +51,10 @@ QUICK, FULL = LoadingPlan(), LoadingPlan(images=2000, rounds=11, batches=40)
 
 
 def measure(plan: LoadingPlan, log: Log) -> dict[str, Any]:
-    """``ratio_same_functions``: ratio of images per CPU second, to a DataLoader whose data set calls our
-    functions for an image, so that it compares how images travel. ``ratio_pillow``: to one whose data set
-    does the same with Pillow, as torchvision's reference training. Takes a minute on two cores."""
+    """Ratios of our images per CPU second. ``ratio_same_functions``: to a DataLoader whose data set calls our
+    functions for an image, so that it compares how images pass between processes. ``ratio_pillow``: to a
+    DataLoader whose data set uses Pillow, as torchvision's reference training does. Takes a minute on two
+    cores."""
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as name:
         folder = Path(name)
         written = make_folder(folder, plan.images, plan.height, plan.width, plan.quality, plan.classes)
@@ -72,7 +73,9 @@ def measure(plan: LoadingPlan, log: Log) -> dict[str, Any]:
                 order = list(loaders)[number % len(loaders) :] + list(loaders)[: number % len(loaders)]
                 for label in order:
                     windows[label].append(_window(loaders[label], plan))
-                rates = ", ".join(f"{label} {of[-1][0]:,.0f}" for label, of in windows.items())
+                rates = ", ".join(
+                    f"{label} {its_windows[-1][0]:,.0f}" for label, its_windows in windows.items()
+                )
                 log(f"round {number + 1}: images per CPU second: {rates}")
         finally:
             for loader in loaders.values():
@@ -81,8 +84,8 @@ def measure(plan: LoadingPlan, log: Log) -> dict[str, Any]:
 
 
 def _window(loader: Loader, plan: LoadingPlan) -> tuple[float, float]:
-    """(images per CPU second, images per second). The processes of a loader are stopped while others run, and
-    what they had decoded ahead is taken first."""
+    """(images per CPU second, images per second). The processes of a loader are stopped while other loaders
+    run; the batches that they had decoded ahead are taken before the measurement."""
     for process in loader.processes():
         process.resume()
     for _ in range(plan.prefetch + plan.workers + 2):
@@ -100,8 +103,8 @@ def _window(loader: Loader, plan: LoadingPlan) -> tuple[float, float]:
 
 
 def _figures(windows: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
-    by_cpu = {label: [window[0] for window in of] for label, of in windows.items()}
-    by_wall = {label: [window[1] for window in of] for label, of in windows.items()}
+    by_cpu = {label: [window[0] for window in its_windows] for label, its_windows in windows.items()}
+    by_wall = {label: [window[1] for window in its_windows] for label, its_windows in windows.items()}
     ours, same, pillow = by_cpu
     return {
         "images_per_cpu_second": median(by_cpu[ours]),

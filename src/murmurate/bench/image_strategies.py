@@ -26,14 +26,13 @@ SUMMARY = "accuracy of an image classifier under several strategies, resumable; 
 
 @dataclass(frozen=True)
 class ImageStrategiesPlan:
-    """Each strategy trains ``replicas`` processes of ``batch`` images a step for ``images`` in all.
+    """Each strategy trains ``replicas`` processes on ``batch`` images per step, for ``images`` in all.
 
-    world: fashion or cifar10. path: path of its files. seeds: 0 up to this. where: the folder that keeps the
-    runs.
+    world: fashion or cifar10. path: path of the world's files. seeds: number of seeds (0, 1, ...). where: the
+    folder that keeps the runs.
 
-    net: the net that learns. images: number of images of each training. replicas: processes. batch: images of
-    a replica's update.
-    strategies: the strategies that are run.
+    net: the net that learns. images: number of images of each training. replicas: number of processes. batch:
+    number of images in a replica's update. strategies: the strategies that are run.
     """
 
     world: str = "fashion"
@@ -54,7 +53,7 @@ FULL = ImageStrategiesPlan()
 
 
 def measure(plan: ImageStrategiesPlan, log: Log) -> dict[str, Any]:
-    """A row for each strategy; the hours that they will take are logged first."""
+    """A row for each strategy; the hours that the runs will take are logged first."""
     runs = {
         (strategy, seed): planned(plan, strategy, seed)
         for seed, strategy in itertools.product(range(plan.seeds), plan.strategies)
@@ -94,7 +93,7 @@ def planned(plan: ImageStrategiesPlan, strategy: str, seed: int) -> ResumableRun
 
 
 def row(strategy: str, runs: list[Summary]) -> dict[str, Any]:
-    """Mean and standard deviation over seeds (None for one)."""
+    """Figures over the seeds; the deviation is None for a single seed."""
     finite = [run for run in runs if not diverged(run)]
     found = [float(run["accuracy"]) for run in finite]
     return {

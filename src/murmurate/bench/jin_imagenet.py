@@ -32,15 +32,18 @@ from murmurate.training.run import Run
 from murmurate.workloads.image_classifier import ImageClassifier, Net
 
 NAME = "jin-imagenet"
-SUMMARY = "gossip, elastic averaging and all-reduce on images, 8 to 128 simulated members, resumable; --full"
+SUMMARY = (
+    "gossip, elastic averaging, all-reduce on images, 8 to 128 simulated members, resumable; --full: 3 seeds"
+)
 
-# section 3.4: elastic with beta = 0.8 / p, gossip at every iteration
+# method -> strategy and its options (section 3.4: elastic with beta = 0.8 / p, gossip at every iteration)
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "all-reduce": ("all-reduce", {}),
     "elastic": ("elastic", {"period": 10}),
     "push-gossip": ("push-gossip", {"period": 1}),
     "pull-gossip": ("pull-gossip", {"period": 1}),
 }
+# fields of the plan on which a run's curve depends
 _ABOUT_A_RUN = (
     "world", "path", "net", "width", "passes", "learning_rate", "validation", "costs_of", "costs_side",
     "measured_steps", "faster", "network", "points",
@@ -55,16 +58,19 @@ CLAIM = (
 class JinImagesPlan:
     """Every method is trained once for each number of members and seed, for equally many passes.
 
-    world: fashion or cifar10. path: path of its files. net, width: the net that learns, and its width.
-    passes: through the training images; after 1/3 and 2/3 of them the step size falls to a tenth. batches:
-    images of a member's step, for each of ``members``. learning_rate: learning rate of every member.
-    costs_of, costs_side: the net whose steps and messages are charged, on images of so many pixels a side;
-    measured_steps: of it, measured here.
-    faster: divides these steps (section 3.4: a K80 made a step of 32 images in about 0.2 s). network: as in
-    ``murmurate simulate``. real_members: processes of this host. where: the folder that keeps the results.
+    world: fashion or cifar10. path: path of the world's files. net: the net that learns. width: width of the
+    net that learns. passes: number of passes through the training images; after 1/3 and 2/3 of them the step
+    size falls to a tenth. batches: number of images in a member's step, for each of ``members``.
+    learning_rate: learning rate of every member. costs_of: a larger net; simulated steps and messages take as
+    long as those of this net. costs_side: side of the images of ``costs_of`` in pixels. measured_steps:
+    number of steps of ``costs_of`` that are timed here. faster: number by which the measured times are
+    divided (section 3.4: a K80 made a step of 32 images in about 0.2 s). network: as in ``murmurate
+    simulate``. real_members: the numbers of members that are also real processes of this host. where: the
+    folder that keeps the results.
 
-    members: the numbers of members that are measured. methods: strategies. seeds: 0 up to this. validation:
-    share of the training images. points: number of points of each curve.
+    members: the numbers of members that are simulated. methods: the methods that are run. seeds: number of
+    seeds (0, 1, ...). validation: share of the training images that is held out. points: number of points of
+    each curve.
     """
 
     world: str = "fashion"
@@ -102,7 +108,8 @@ FULL = JinImagesPlan()
 
 def measure(plan: JinImagesPlan, log: Log) -> dict[str, Any]:
     """Loss against virtual time and against passes: ``rows`` have the validation loss when all-reduce reaches
-    the end of the first phase (large steps), and at the end of the run; a figure has the curves."""
+    the end of the first phase (large steps), and the test loss at the end of the run. A figure has
+    the curves."""
     check(plan)
     where = Path(plan.where)
     where.mkdir(parents=True, exist_ok=True)
@@ -125,7 +132,8 @@ def measure(plan: JinImagesPlan, log: Log) -> dict[str, Any]:
 
 
 def check(plan: JinImagesPlan) -> None:
-    """Raises Refusal for unknown methods, ValueError for a batch too many or too few."""
+    """Raises Refusal for unknown methods, and ValueError unless there is a batch for each number of
+    members."""
     for method in plan.methods:
         if method not in METHODS:
             raise unknown("method of this bench", method, METHODS)
@@ -134,7 +142,7 @@ def check(plan: JinImagesPlan) -> None:
 
 
 def simulated(plan: JinImagesPlan, members: int, batch: int, seed: int, log: Log) -> list[Curve]:
-    """The curves of all methods with so many members; computed once."""
+    """The curves of all methods with so many members, each of which is computed once."""
     where = Path(plan.where)
     key = [plan.costs_of, plan.costs_side, batch, plan.measured_steps]
 
@@ -187,7 +195,8 @@ def planned(plan: JinImagesPlan, method: str, members: int, batch: int, seed: in
 
 
 def learn(plan: JinImagesPlan, run: Run, step: NetCosts) -> list[dict[str, float]]:
-    """Simulate the run: points of its curve, the last one of the consensus parameters on the test images."""
+    """Simulate the run; returns the points of its curve, of which the last is of the consensus parameters on
+    the test images."""
     network = _simulated_images.network_for(plan.network, _simulated.parameters(run), step)
     with tempfile.TemporaryDirectory(prefix="murmurate-jin-") as folder:
         compute = _simulated_images.compute_file(step, Path(folder))
@@ -214,7 +223,8 @@ def learn(plan: JinImagesPlan, run: Run, step: NetCosts) -> list[dict[str, float
 
 
 def row(members: int, method: str, curves: Sequence[Curve]) -> dict[str, Any]:
-    """Means over seeds; ``early_loss``: validation loss when all-reduce has made a third of its run."""
+    """Means over seeds; ``early_loss``: validation loss at the time when all-reduce has done a third of its
+    run."""
     mine = [c for c in curves if (c.members, c.method) == (members, method)]
     early = []
     for curve in mine:

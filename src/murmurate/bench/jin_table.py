@@ -1,4 +1,5 @@
-"""Jin 2018, Figures 2.2 to 2.6: ARM beside dueling double DQN, A2C and TRPO, where observations hide things.
+"""Jin 2018, Figures 2.2 to 2.6: ARM beside dueling double DQN, A2C and TRPO, where observations hide
+part of the state.
 
 The budget is an option: ``murmurate bench jin-table --env-steps 1000000 --seeds 2 --tasks pong``.
 Interrupted at any time, the same command continues (see ``_resumable``).
@@ -23,7 +24,7 @@ from murmurate.record.score_statistics import interquartile_mean
 NAME = "jin-table"
 SUMMARY = "ARM, dueling double DQN, A2C and TRPO on hidden and plain worlds, resumable; --full: 5 seeds"
 
-# the world of a recipe, and options that make the task of it
+# task -> the world of its recipe, and options that make the task from it
 TASKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "pong": ("pong", ()),
     "pong-one-frame": ("pong", ("--world.stack", "1")),
@@ -34,7 +35,7 @@ TASKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "maze-curriculum": ("maze-curriculum", ()),
 }
 _DOOM = ("--agent.torso", "jin2018")
-# by agent: options everywhere, on Atari and elsewhere (Tables 2.1 to 2.5)
+# agent -> options on all tasks, on Atari only, and on all other tasks (Tables 2.1 to 2.5)
 AGENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "arm": ((), (), (*_DOOM, "--agent.n-step", "5", "--agent.learning-rate", "1e-5")),
     "dqn": (
@@ -66,9 +67,9 @@ CLAIM = (
 class JinPlan:
     """Every agent is trained once for each task and seed.
 
-    seeds: 0 up to this. env_steps: number of env steps of each run. replicas: learners of a run.
-    eval_episodes: games of the final policy. tasks, agents: names of ``TASKS`` and ``AGENTS``. where: the
-    folder that keeps the runs.
+    seeds: number of seeds (0, 1, ...). env_steps: number of env steps of each run. replicas: number of
+    learners of a run. eval_episodes: number of games of each final policy. tasks: names in ``TASKS``. agents:
+    names in ``AGENTS``. where: the folder that keeps the runs.
     """
 
     env_steps: PositiveInt = 4_000_000
@@ -88,11 +89,11 @@ _SCALED_DOWN = "fewer env steps than the thesis' runs: not comparable with its f
 
 
 def measure(plan: JinPlan, log: Log) -> dict[str, Any]:
-    """Evaluation returns of every agent and task; the hours that they will take are logged first.
+    """Evaluation returns of every agent and task; the hours that the runs will take are logged first.
 
-    ``returns`` are means over the evaluation games of the final policies, one a seed; ``iqm`` is their
+    ``returns`` are means over the evaluation games of the final policies, one for each seed; ``iqm`` is their
     interquartile mean, ``interval`` its 95% bootstrap interval over seeds. ``lost`` compares a hidden task
-    with the plain one. Learning curves are in the reports, one page a task.
+    with the plain one. Learning curves are in the reports, a page for each task.
     """
     runs = {
         (task, agent, seed): planned(plan, task, agent, seed)
@@ -117,10 +118,10 @@ def planned(plan: JinPlan, task: str, agent: str, seed: int) -> ResumableRun:
         raise unknown("task", task, TASKS)
     if agent not in AGENTS:
         raise unknown("agent of this table", agent, AGENTS)
-    world, of_task = TASKS[task]
+    world, task_options = TASKS[task]
     everywhere, atari, elsewhere = AGENTS[agent]
     settings = (
-        *of_task,
+        *task_options,
         *everywhere,
         *(atari if world.startswith("pong") else elsewhere),
         "--replicas", str(plan.replicas),
@@ -142,7 +143,7 @@ def planned(plan: JinPlan, task: str, agent: str, seed: int) -> ResumableRun:
 
 
 def rows(plan: JinPlan, summaries: Mapping[tuple[str, str, int], Summary]) -> list[dict[str, Any]]:
-    """One for each task and agent."""
+    """A row for each task and agent."""
     table = []
     for task, agent in itertools.product(plan.tasks, plan.agents):
         runs = [summaries[task, agent, seed] for seed in range(plan.seeds)]
@@ -163,7 +164,7 @@ def rows(plan: JinPlan, summaries: Mapping[tuple[str, str, int], Summary]) -> li
 
 
 def lost(table: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For each hidden task and agent: the interquartile mean on the plain task, and what is lost of it."""
+    """For each hidden task and agent: the interquartile means on both tasks, and their difference."""
     means = {(row["task"], row["agent"]): row["iqm"] for row in table}
     found = []
     for task, agent in means:
@@ -181,6 +182,6 @@ def pages(plan: JinPlan, folders: Mapping[tuple[str, str, int], Path]) -> list[s
     written = []
     for task in plan.tasks:
         page = Path(plan.where) / f"{task}-to-{plan.env_steps}.html"
-        report([folder for (of, _, _), folder in folders.items() if of == task], page)
+        report([folder for key, folder in folders.items() if key[0] == task], page)
         written.append(str(page))
     return written

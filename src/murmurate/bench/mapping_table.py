@@ -1,4 +1,4 @@
-"""Zhang's Fig. 4.9 to 4.11 and Table 4.3 with devices that are here: where learner, replay manager and data
+"""Zhang's Fig. 4.9 to 4.11 and Table 4.3 with this machine's devices: where learner, replay manager and data
 storage of three agents belong, by batch size."""
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ _CASES: dict[str, tuple[EnvSpec, Any, tuple[int, ...]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class MappingTablePlan:
-    """leaves: of the replay (the FPGA's table has a clock for them). actors: as in the thesis. link_seconds,
-    link_bytes_per_second: between host and FPGA; assumed. repetitions: number of repetitions of each time
-    that is measured."""
+    """leaves: number of leaves of the replay's tree (the FPGA's table has a clock for this number). actors:
+    number of actors, as in the thesis. link_seconds: assumed latency between host and FPGA.
+    link_bytes_per_second: assumed bandwidth between host and FPGA. repetitions: number of repetitions of each
+    time that is measured."""
 
     leaves: int = 65_536
     actors: int = 16
@@ -53,10 +54,9 @@ QUICK, FULL = MappingTablePlan(repetitions=3), MappingTablePlan(repetitions=15)
 
 def measure(plan: MappingTablePlan, log: Log) -> dict[str, Any]:
     """``train_seconds``: duration of a gradient step on this CPU, by case and batch (Fig. 4.9).
-    ``replay_seconds``: duration of drawing a batch and of setting its priorities, on the CPU, measured, and
-    on the FPGA, by the model (Fig. 4.10). ``cells``: the chosen devices, with gradient steps per second of
-    every pair (Fig. 4.11, Table 4.3).
-    ``search_seconds``: duration of choosing all of them.
+    ``replay_seconds``: duration of drawing a batch and of setting its priorities, measured on the CPU and
+    modelled for the FPGA (Fig. 4.10). ``cells``: the chosen devices, with gradient steps per second of every
+    pair of devices (Fig. 4.11, Table 4.3). ``search_seconds``: time in which all of them were chosen.
     """
     batches = sorted({batch for _, _, sizes in _CASES.values() for batch in sizes})
     host_sample, host_update = _host_replay(plan, batches)
@@ -72,9 +72,10 @@ def measure(plan: MappingTablePlan, log: Log) -> dict[str, Any]:
         train[name] = {batch: _train_seconds(spec, config, batch, plan.repetitions) for batch in sizes}
         log(f"{name}: " + ", ".join(f"{b}: {1e3 * s:.2f} ms" for b, s in train[name].items()))
         learner = fit(list(train[name].items()))
-        nothing = Line(0.0, 0.0, (0.0, 0.0), (0.0, 0.0), (0, 0))
+        # the whole step counts as its forward pass
+        no_cost = Line(0.0, 0.0, (0.0, 0.0), (0.0, 0.0), (0, 0))
         host = _costs(
-            sample=host_sample, priority=host_update, forward=learner, backward=nothing, update=nothing
+            sample=host_sample, priority=host_update, forward=learner, backward=no_cost, update=no_cost
         )
         devices[name] = [Device(HOST, host), fpga]
     began = time.perf_counter()
@@ -119,13 +120,14 @@ def _costs(**lines: Line) -> RecipeCosts:
 
 
 def _row_bytes(spec: EnvSpec) -> float:
-    """E, of a transition in the storage: images are stored once."""
+    """E, the bytes of a transition in the storage, which keeps each image once."""
     if spec.stacked:
         return float(spec.observation_shape[1] * spec.observation_shape[2] + 16)
     return 4.0 * (2 * spec.observation_shape[0] + max(1, sum(spec.action_shape)) + 2)
 
 
 def _host_replay(plan: MappingTablePlan, batches: Sequence[int]) -> tuple[Line, Line]:
+    """Costs of drawing a batch, and of setting its priorities, on this CPU."""
     tree = sum_tree(plan.leaves, seed=0)
     generator = torch.Generator().manual_seed(0)
     tree.set(torch.arange(plan.leaves), torch.rand(plan.leaves, generator=generator))
@@ -142,6 +144,7 @@ def _host_replay(plan: MappingTablePlan, batches: Sequence[int]) -> tuple[Line, 
 
 
 def _times(call: Callable[[], Any], repetitions: int) -> list[float]:
+    """Seconds of a call: ``repetitions`` medians of five calls each."""
     for _ in range(3):
         call()
     times = []
@@ -153,6 +156,7 @@ def _times(call: Callable[[], Any], repetitions: int) -> list[float]:
 
 
 def _train_seconds(spec: EnvSpec, config: Any, batch: int, repetitions: int) -> float:
+    """Median seconds of a gradient step."""
     agent = dataclasses.replace(config, batch=batch).build(Context(spec, Replica, seed=0))
     generator = torch.Generator().manual_seed(0)
 

@@ -25,9 +25,9 @@ from murmurate.record.runs import RecordedRun, open_run
 NAME = "memr"
 SUMMARY = "returns and work of MEMR, MBPO and SAC, and MEMR's ablations, resumable; --full: the thesis' tasks"
 
-# env steps; of these the first ones are random for all three
+# task -> env steps, and how many of them are random at the start, for all three algorithms
 BUDGETS = {"inverted-pendulum": (15_000, 500), "hopper": (70_000, 5_000)}
-# the algorithm of a recipe, and options that make a variant of it (Fig. 3.6)
+# agent -> the algorithm of its recipe, and options that make a variant of it (Fig. 3.6)
 AGENTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "sac": ("sac", ()),
     "mbpo": ("mbpo", ()),
@@ -48,12 +48,11 @@ PUBLISHED = {("hopper", "mbpo"): {50_000: 1_700, 70_000: 3_100, 100_000: 3_330}}
 class MEMRPlan:
     """Every agent is trained once for each task and seed.
 
-    tasks, agents: names of ``BUDGETS`` and ``AGENTS``. seeds: 0 up to this. mbpo_seeds: the same of MBPO,
-    which takes longest. env_steps: number of env steps of each run; 0: those of ``BUDGETS``. points: number
-    of points of each learning curve.
-    where: the folder that keeps the runs.
+    tasks: names in ``BUDGETS``. agents: names in ``AGENTS``. seeds: number of seeds (0, 1, ...). mbpo_seeds:
+    number of seeds of MBPO, which takes longest. env_steps: number of env steps of each run; 0: as in
+    ``BUDGETS``. points: number of points of each learning curve. where: the folder that keeps the runs.
 
-    eval_episodes: games of each final policy.
+    eval_episodes: number of games of each final policy.
     """
 
     tasks: tuple[str, ...] = tuple(BUDGETS)
@@ -73,12 +72,12 @@ FULL = MEMRPlan()
 
 
 def measure(plan: MEMRPlan, log: Log) -> dict[str, Any]:
-    """For each task and agent the evaluation returns of the last policies, one a seed, and ``curve``: the
-    mean over seeds of the training return (of the last episodes) at numbers of env steps.
+    """For each task and agent, the evaluation returns of the last policies, one for each seed, and ``curve``:
+    the mean over seeds of the training return (of the last episodes) at numbers of env steps.
 
-    ``policy_updates`` and ``imagined_transitions`` are means over seeds. ``claims``: for each claim of MEMR,
-    whether its mean return is at least MBPO's less one deviation of MBPO's seeds, and its shares of MBPO's
-    updates and of MBPO's imagined transitions (Zhang, section 3.3.1: 1/4, and fewer).
+    ``policy_updates`` and ``imagined_transitions`` are means over seeds. ``claims``: for each task, whether
+    MEMR's mean return is at least MBPO's minus one deviation of MBPO's seeds, and MEMR's shares of MBPO's
+    updates and imagined transitions (Zhang, section 3.3.1, claims 1/4 of the updates, and fewer transitions).
     """
     runs = {
         (task, agent, seed): planned(plan, task, agent, seed)
@@ -94,7 +93,7 @@ def measure(plan: MEMRPlan, log: Log) -> dict[str, Any]:
     pages = []
     for task in plan.tasks:
         page = Path(plan.where) / f"{task}.html"
-        report([run.folder for (of, _, _), run in runs.items() if of == task], page)
+        report([run.folder for key, run in runs.items() if key[0] == task], page)
         pages.append(str(page))
     return {
         "expected": cost,

@@ -1,4 +1,4 @@
-"""Training steps per CPU second of MBPO's ensemble of models, against mbrl-lib, autograd and the products."""
+"""Training steps per CPU second of MBPO's ensemble of models, against mbrl-lib, autograd and products."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from murmurate.spec import native_bfloat16
 
 NAME = "model-ensemble"
 SUMMARY = (
-    "training steps per CPU second of an ensemble of 7 models of 4 x 200, against mbrl-lib and the products"
+    "training steps per CPU second of an ensemble of 7 models of 4 x 200, against mbrl-lib and bare products"
 )
 
 _PEER, _PRECISIONS = "mbrl", ("float32", "bfloat16")
@@ -28,9 +28,10 @@ _KINDS = [("autograd", "float32"), *((kind, p) for kind in ("ours", "limit") for
 
 @dataclasses.dataclass(frozen=True)
 class EnsemblePlan:
-    """``rounds`` windows of so many CPU seconds of each racer, in turn.
+    """Windows of all racers in turn.
 
-    rounds, window_cpu_seconds, warm_up_cpu_seconds: of all racers in turn; of each window; before the first.
+    rounds: number of rounds, in each of which every racer has a window. window_cpu_seconds: CPU seconds of
+    each window. warm_up_cpu_seconds: CPU seconds of each racer before its first window.
     """
 
     rounds: PositiveInt = 5
@@ -42,7 +43,7 @@ QUICK, FULL = EnsemblePlan(), EnsemblePlan(rounds=15, window_cpu_seconds=10.0)
 
 
 def measure(plan: EnsemblePlan, log: Log) -> dict[str, Any]:
-    """A step is one of all 7 members, of 256 examples each, drawn included; one torch thread."""
+    """A step draws 256 examples for each of the 7 members and trains all members, in one torch thread."""
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
         racing = ThroughputPlan(plan.rounds, plan.window_cpu_seconds)
         racers = _racers(Path(folder))
@@ -66,9 +67,9 @@ def _racer(label: str, command: Sequence[str], where: Path) -> Racer:
 
 
 def figures(windows: Mapping[str, Sequence[RaceWindow]]) -> dict[str, Any]:
-    """Medians of the ratios of the same rounds. ``ratio_mbrl`` is of the precision that ``auto`` means here;
-    autograd is in float32."""
-    rates = {label: [w.per_cpu_second for w in of] for label, of in windows.items()}
+    """Ratios of rates, the medians over rounds. ``ratio_mbrl`` is of the precision that ``auto`` selects
+    here; autograd is in float32."""
+    rates = {label: [w.per_cpu_second for w in its_windows] for label, its_windows in windows.items()}
     own = "bfloat16" if native_bfloat16(torch.device("cpu")) else "float32"
     found: dict[str, Any] = {
         "ensemble": "7 nets of 4 layers of 200, 14 inputs, 12 outputs, 256 examples of each",

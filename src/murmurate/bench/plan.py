@@ -16,17 +16,16 @@ from murmurate.mapping.search import Candidate, needed, search
 from murmurate.recipes import recipe
 
 NAME = "plan"
-SUMMARY = "throughput that a plan predicts from measured costs, over that of the same run"
+SUMMARY = "throughput that a plan predicts from measured costs, over what the same run reaches"
 
 
 @dataclasses.dataclass(frozen=True)
 class PlanPlan:
-    """recipes: each profiled, then run in its plan's first choice and in ``placements`` configurations drawn
-    at random. exhaustive: recipes of which all configurations are run. seconds: duration of a run that is
-    measured.
-    seed: seed of the draws.
+    """recipes: recipes that are profiled, then run in their plan's first choice and in ``placements``
+    configurations drawn at random. exhaustive: recipes of which all configurations are run. seconds: duration
+    of a run that is measured. seed: seed of the draws.
 
-    placements: configurations drawn for each recipe.
+    placements: number of configurations drawn for each recipe.
     """
 
     recipes: tuple[str, ...] = ("cartpole-a2c", "cartpole-dqn", "cartpole-impala")
@@ -50,10 +49,10 @@ FULL = PlanPlan(
 
 
 def measure(plan: PlanPlan, log: Log) -> dict[str, Any]:
-    """``median_error``, ``worst_error``: errors of the predictions for configurations that were drawn,
-    relative.
+    """``median_error``, ``worst_error``: relative errors of the predictions for the drawn configurations.
     ``choice_over_best``: how much faster the fastest measured configuration of a recipe is than its plan's
-    first choice, at most over the recipes, and over the exhaustive ones alone."""
+    first choice, the greatest over the recipes; ``choice_over_best_of_all``: the same over the exhaustive
+    recipes alone."""
     draws = random.Random(plan.seed)
     profile = DeviceProfile.here(costs.cores(), "cpu")
     cases: list[dict[str, Any]] = []

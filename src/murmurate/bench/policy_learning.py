@@ -1,4 +1,4 @@
-"""Return that policies reach on CartPole, and PPO on HalfCheetah beside what CleanRL publishes."""
+"""Return that ARM, IMPALA, PPO and TRPO reach on CartPole, and PPO's on HalfCheetah beside CleanRL's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAME = "policy-learning"
 SUMMARY = "evaluation return of cartpole-arm, -impala, -ppo and -trpo; --full: 5 seeds, and halfcheetah-ppo"
 
 _AGENTS = ("arm", "impala", "ppo", "trpo")
-_GOAL = 475.0  # of an evaluation on CartPole
+_GOAL = 475.0  # mean return of an evaluation on CartPole
 # CleanRL's ppo_continuous_action on HalfCheetah-v4 after 1 M steps: mean return of training episodes, and its
 # deviation over seeds
 _PUBLISHED = {"halfcheetah-ppo": (1443.0, 46.0)}
@@ -23,10 +23,10 @@ _PUBLISHED = {"halfcheetah-ppo": (1443.0, 46.0)}
 
 @dataclasses.dataclass(frozen=True)
 class PolicyLearningPlan:
-    """Seeds are 0 up to a number; each run takes all of its recipe's env steps.
+    """Each run takes all of its recipe's env steps.
 
-    cartpole_seeds: seeds of each agent on CartPole. halfcheetah_seeds: seeds of halfcheetah-ppo. where: the
-        folder that keeps the runs; a finished one is not run again.
+    cartpole_seeds: number of seeds (0, 1, ...) of each agent on CartPole. halfcheetah_seeds: number of seeds
+    of halfcheetah-ppo. where: the folder that keeps the runs; a finished run is not run again.
     """
 
     cartpole_seeds: PositiveInt = 1
@@ -35,7 +35,7 @@ class PolicyLearningPlan:
 
     @property
     def recipes(self) -> dict[str, int]:
-        """Seeds by recipe."""
+        """The number of seeds of each recipe."""
         seeds = {f"cartpole-{name}": self.cartpole_seeds for name in _AGENTS}
         return seeds | {"halfcheetah-ppo": self.halfcheetah_seeds} if self.halfcheetah_seeds else seeds
 
@@ -45,9 +45,9 @@ FULL = PolicyLearningPlan(cartpole_seeds=5, halfcheetah_seeds=3)
 
 
 def measure(plan: PolicyLearningPlan, log: Log) -> dict[str, Any]:
-    """Return over seeds: of 10 greedy evaluation games with the last parameters, and the mean of the last 100
-    training episodes, which is what CleanRL publishes. A seed counts as reached if the evaluation on CartPole
-    is at least 475, or the training return elsewhere at least the published mean."""
+    """Returns over seeds: the mean of 10 greedy evaluation games with the last parameters, and the mean of
+    the last 100 training episodes, which is what CleanRL publishes. A seed has reached the goal if the
+    evaluation on CartPole is at least 475, or the training return elsewhere at least the published mean."""
     found = {
         name: [_run(plan, name, seed, log) for seed in range(seeds)] for name, seeds in plan.recipes.items()
     }

@@ -1,5 +1,5 @@
-"""Speed of learning from batches drawn ahead (the relaxed loop, Zhang, section 4.3.1) and drawn when
-needed."""
+"""Speed of learning from batches drawn ahead (the relaxed loop, Zhang, section 4.3.1), over that from batches
+drawn when needed (the strict loop)."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _EARLY = ("--replay.capacity", "20000", "--replay.learning-starts", "1000")
 class RelaxedLoopPlan:
     """Interleaved rounds of one window for each D (``depths``), world after world.
 
-    worlds: the worlds that are played. depths: values of D. rounds: number of rounds of all of them in turn.
-    window_cpu_seconds: CPU seconds of each window.
+    worlds: the worlds that are played. depths: values of D. rounds: number of rounds, in each of which every
+    D has a window. window_cpu_seconds: CPU seconds of each window.
     """
 
     worlds: tuple[str, ...] = ("cartpole", "pong")
@@ -56,11 +56,12 @@ def measure(plan: RelaxedLoopPlan, log: Log) -> dict[str, Any]:
 
 
 def figures(windows: dict[str, list[RaceWindow]]) -> dict[str, Any]:
-    """For each D; ratios are to the strict loop's window of the same round."""
+    """The figures of each D; ratios are to the strict loop's window in the same round."""
     strict = windows[f"D={STRICT}"]
     wall, cpu = [w.per_second for w in strict], [w.per_cpu_second for w in strict]
     rates = {
-        name: ([w.per_second for w in of], [w.per_cpu_second for w in of]) for name, of in windows.items()
+        name: ([w.per_second for w in its_windows], [w.per_cpu_second for w in its_windows])
+        for name, its_windows in windows.items()
     }
     return {
         name: {

@@ -60,11 +60,12 @@ _COLD = tuple(ReplayCase(task, 2**20, 256, cold=True) for task in ("sample", "sa
 
 @dataclasses.dataclass(frozen=True)
 class ReplayPlan:
-    """rounds: measurements of each case. chi_square, drift: (capacity, draws or updates) for the
-    exactness.
+    """rounds: number of measurements of each case. chi_square: capacities and numbers of draws with which the
+    draws are tested. drift: capacity and number of updates after which probabilities are compared with exact
+    ones.
 
-    calls, cold_calls: numbers of calls that are timed in a measurement, with the tree in the caches and
-    without.
+    calls: number of calls that are timed in a measurement. cold_calls: number of calls that are timed with
+    the tree outside the caches.
     """
 
     cases: tuple[ReplayCase, ...] = _SHORT
@@ -84,14 +85,14 @@ FULL = ReplayPlan(
 
 
 def measure(plan: ReplayPlan, log: Log) -> dict[str, Any]:
-    """Seconds a call of each case by each library, and the ratios; see ``benchmarks/README.md``."""
+    """Microseconds of a call of each case by each library, and the ratios; see ``benchmarks/README.md``."""
     with contextlib.ExitStack() as stack:
         servers, peers = start_servers(stack, "murmurate.bench._replay_own", PEERS, log)
         times = {case: _race(servers, case, plan, log) for case in plan.cases}
     return {
         "simd": native.simd,
         **_headline(times),
-        "cases": [_entry(case, of) for case, of in times.items()],
+        "cases": [_entry(case, by_library) for case, by_library in times.items()],
         "exactness": _exactness(plan, log),
         "peers": peers,
     }
@@ -107,14 +108,14 @@ def _race(servers: dict[str, Server], case: ReplayCase, plan: ReplayPlan, log: L
             if "missing" not in answer:
                 times.setdefault(name, []).append(float(answer["seconds"]))
     for server in servers.values():
-        server.ask({"forget": True})  # frees its memory
+        server.ask({"forget": True})  # frees the memory of this case
     medians = ", ".join(f"{name} {1e6 * median(seconds):,.2f}" for name, seconds in times.items())
     log(f"{case.label}, microseconds: {medians}")
     return times
 
 
 def _entry(case: ReplayCase, times: Times) -> dict[str, Any]:
-    """Microseconds of each library, and how many times as long as ours the others take."""
+    """Microseconds of each library, and how many times as long as ours the other libraries take."""
     row: dict[str, Any] = {**dataclasses.asdict(case), "label": case.label}
     row["microseconds"] = {name: spread([1e6 * s for s in seconds]) for name, seconds in times.items()}
     if _OURS in times:

@@ -1,4 +1,4 @@
-"""Replay on a GPU: the kernels in Triton against their twins in torch on the same device."""
+"""Replay on a GPU: the kernels in Triton against the same operations in torch on the same device."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ _ACTIONS = 18
 
 @dataclass(frozen=True)
 class ReplayGPUPlan:
-    """capacities, batches: every pair is measured. rounds: number of rounds of ``calls`` calls each, Triton's
-    and torch's in turn. frames: in the ring that windows are read from. draws: compared with those of a tree
-    on the host.
+    """capacities: capacities of the sum tree. batches: batch sizes, each measured with every capacity.
+    rounds: number of rounds, in each of which Triton's and torch's calls are timed in turn. frames: number of
+    frames in the ring from which windows are read. draws: number of draws that are compared with the draws of
+    a tree on the host.
 
     calls: number of calls that are timed in a round.
     """
@@ -47,7 +48,8 @@ Call = Callable[[], object]
 
 
 def measure(plan: ReplayGPUPlan, log: Log) -> dict[str, Any]:
-    """Microseconds of a call, the host's waiting for the device included, and torch's over Triton's."""
+    """Microseconds of a call, with the host's waiting for the device, and the ratio of torch's to
+    Triton's."""
     if not torch.cuda.is_available():
         raise Refusal(
             "bench replay-gpu measures a CUDA device, and torch sees none here. For a processor run: "
@@ -67,7 +69,9 @@ def figures(plan: ReplayGPUPlan, log: Log, device: torch.device) -> dict[str, An
             calls = {name: tree_calls(name, capacity, batch, device) for name in ("triton", "torch")}
             for task in calls["triton"]:
                 label = f"{task} n={capacity:,} b={batch:,}"
-                cases.append(race(label, {name: of[task] for name, of in calls.items()}, plan, log, device))
+                cases.append(
+                    race(label, {name: by_task[task] for name, by_task in calls.items()}, plan, log, device)
+                )
         cases.append(race(f"frames b={batch:,}", frame_calls(plan.frames, batch, device), plan, log, device))
         cases.append(race(f"q_step b={batch:,}", q_calls(batch, device), plan, log, device))
     return {"equal_draws": equal_draws(plan, device), "cases": cases}
@@ -87,10 +91,13 @@ def race(
             finish(device)
             if turn:
                 times[name].append(1e6 * (time.perf_counter() - start) / plan.calls)
-    log(f"{label}, microseconds: " + ", ".join(f"{name} {median(of):,.1f}" for name, of in times.items()))
+    log(
+        f"{label}, microseconds: "
+        + ", ".join(f"{name} {median(taken):,.1f}" for name, taken in times.items())
+    )
     return {
         "label": label,
-        "microseconds": {name: spread(of) for name, of in times.items()},
+        "microseconds": {name: spread(taken) for name, taken in times.items()},
         "ratio_torch": spread(ratios(times["torch"], times["triton"])),
     }
 
@@ -125,10 +132,10 @@ def frame_calls(frames: int, batch: int, device: torch.device) -> dict[str, Call
     first = torch.randint(frames - _WINDOW, (batch,), generator=torch.Generator().manual_seed(2)).to(device)
     step = torch.arange(_WINDOW, device=device)
 
-    def twin() -> None:
+    def with_torch() -> None:
         torch.index_select(ring, 0, (first[:, None] + step).view(-1), out=out.view(-1, *_IMAGE))
 
-    return {"triton": lambda: _triton_frames.gather(ring, first, out), "torch": twin}
+    return {"triton": lambda: _triton_frames.gather(ring, first, out), "torch": with_torch}
 
 
 def q_calls(batch: int, device: torch.device) -> dict[str, Call]:
@@ -141,19 +148,19 @@ def q_calls(batch: int, device: torch.device) -> dict[str, Call]:
     reward, discount, weight = torch.rand(3, batch, generator=generator).to(device)
     values.requires_grad_()
 
-    def triton() -> None:
+    def with_triton() -> None:
         loss, _ = FusedStep.apply(values, action, reward, discount, weight, after, chooser)  # type: ignore[no-untyped-call]
         torch.autograd.grad(loss, values)
 
-    def twin() -> None:
+    def with_torch() -> None:
         error = td_error(values, action, q_target(reward, discount, after, chooser))
         torch.autograd.grad(q_loss(error, weight), values)
 
-    return {"triton": triton, "torch": twin}
+    return {"triton": with_triton, "torch": with_torch}
 
 
 def equal_draws(plan: ReplayGPUPlan, device: torch.device) -> float:
-    """The share of draws that are those of the torch tree on the host, at the last of ``capacities``."""
+    """The share of draws that equal those of the torch tree on the host, at the last of ``capacities``."""
     capacity = plan.capacities[-1]
     wanted = full_tree("torch", capacity, "cpu").sample(plan.draws, 0.4).indices
     found = full_tree("triton", capacity, device).sample(plan.draws, 0.4).indices

@@ -1,4 +1,4 @@
-"""A replay service beside a learner's own replay, and whether kills lose or double anything."""
+"""A replay service beside a learner's own replay, and whether killed processes lose or double anything."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SUMMARY = (
 class ReplayServicePlan(ServicePlan):
     """See ``ServicePlan``. repetitions: number of repetitions of both measurements, in turn.
 
-    learners: number of learners that share the service. actors, samplers, shards: numbers of these of all
-    learners together. simulators: number of simulators of each actor. seconds: duration of the measurement
-    without kills. kills: number of kills of actors, and as many of samplers, by each learner. kill_draws:
-    batches between two kills. capacity: rows of all shards. filled: rows before the first draw. batch: rows
-    of a draw. samples_per_insert: how often each row is drawn. slack: rows by which learners may be ahead or
-    behind.
+    learners: number of learners that share the service. actors: number of actors of all learners together.
+    samplers: number of samplers of all learners together. shards: number of shards of all learners together.
+    simulators: number of simulators of each actor. seconds: duration of the measurement without kills. kills:
+    number of actors, and of samplers, that each learner kills. kill_draws: number of batches drawn between
+    two kills. capacity: rows of all shards. filled: rows before the first draw. batch: rows of a draw.
+    samples_per_insert: how often each row is drawn. slack: rows by which learners may be ahead or behind.
     """
 
     repetitions: int = 1
@@ -39,9 +39,9 @@ _SERVICE = ("learner", "samplers", "shards")
 
 
 def measure(plan: ReplayServicePlan, log: Log) -> dict[str, Any]:
-    """CPU seconds of the service are those of its learners' loops, shards and samplers; those of actors,
-    which also step their simulators, are given apart. A learner's own replay inserts steps that were made
-    before."""
+    """CPU seconds of the service are those of its learners' loops, shards and samplers; the CPU seconds of
+    actors, which also step their simulators, are given separately. A learner's own replay inserts steps that
+    were generated beforehand."""
     own_plan = replay_shared.SharedReplayPlan(
         seconds=plan.seconds,
         filled=plan.filled,

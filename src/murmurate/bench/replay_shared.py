@@ -30,7 +30,7 @@ _RECORDS = 64  # made beforehand and sent in turn, so that only the replay is me
 
 
 class RecordFeed(Protocol):
-    """The source of a learner's records."""
+    """Gives a learner the records that it inserts."""
 
     def next(self) -> tuple[int, ActorStep]:
         """(number of the record's first simulator, record); valid until ``done``."""
@@ -41,11 +41,9 @@ class RecordFeed(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class SharedReplayPlan:
-    """Learners draw batches of ``batch`` from ``capacity`` rows, each row ``samples_per_insert`` times; each
-    of the ``actors`` has ``simulators``. filled: rows before the first draw.
-
-    seconds: duration of a measurement. repetitions: number of repetitions of each. learners: the numbers of
-    learners that are measured. actors: that insert. simulators: of each actor. capacity: rows. batch: rows of
+    """seconds: duration of a measurement. repetitions: number of repetitions of each measurement. learners:
+    the numbers of learners that are measured. actors: number of actors that insert. simulators: number of
+    simulators of each actor. capacity: rows of the replay. filled: rows before the first draw. batch: rows of
     a draw. samples_per_insert: how often each row is drawn.
     """
 
@@ -64,7 +62,7 @@ QUICK, FULL = SharedReplayPlan(), SharedReplayPlan(seconds=60.0, repetitions=1)
 
 
 def measure(plan: SharedReplayPlan, log: Log) -> dict[str, Any]:
-    """Only the learner writes to its replay. Actors put records in rings; each waits while its ring is full.
+    """Only the learner writes to its replay. Actors put records in rings, and wait while these are full.
 
     ``share_of_alone`` is a case's draws per CPU second over those of one learner without actors. The cases
     "apart" are processes that each fill their own replay and share nothing: what they lose is due to the

@@ -19,7 +19,7 @@ from murmurate.workloads.image_classifier import Net
 NAME = "replicator-scaling"
 SUMMARY = "weak scaling of ResNet-50 to 128 simulated members, from measured steps and gloo's measured rate"
 
-# devices: minutes for 90 passes (GPU: V100, 64 images each; sections 5.1 and Table 2)
+# number of GPUs -> minutes for 90 passes (V100, 64 images each; section 5.1 and Table 2)
 PAPER = {1: 7118.0, 8: 1049.0, 32: 330.0, 64: 182.0}
 
 
@@ -27,14 +27,14 @@ PAPER = {1: 7118.0, 8: 1049.0, 32: 330.0, 64: 182.0}
 class ScalingPlan:
     """Each member trains ``net`` on ``batch`` images of ``side`` x ``side`` pixels a step.
 
-    measured_steps: whose CPU seconds are measured here; the simulated members' steps take these. slower: all
-    of them take so many times as long (below 1: a faster processor). gloo_rounds: all-reduces between two
-    processes here, which give the network's latency and bandwidth. network: in place of these, as in
-    ``murmurate simulate --network``. steps: number of steps of each member, between a start and an end that
-    are left out.
+    measured_steps: number of steps whose CPU seconds are measured here; the simulated members' steps take as
+    long. slower: number that multiplies these times (below 1: a faster processor). gloo_rounds: number of
+    all-reduces between two processes here, which give the network's latency and bandwidth. network: a network
+    in place of the measured one, as in ``murmurate simulate --network``. steps: number of steps of each
+    member, between a start and an end that are left out.
 
-    net: the net that learns. side: side of its images, in pixels. batch: images of a member's step. members:
-    their numbers. strategies: the strategies that are run.
+    net: the net that learns. side: side of its images, in pixels. batch: number of images in a member's step.
+    members: the numbers of members that are simulated. strategies: the strategies that are run.
     """
 
     net: Net = "resnet50"
@@ -54,8 +54,9 @@ FULL = ScalingPlan(batch=16, measured_steps=20, gloo_rounds=20, steps=100)
 
 
 def measure(plan: ScalingPlan, log: Log) -> dict[str, Any]:
-    """``images_per_second`` of all members, ``speed_up`` over one of them and ``efficiency`` (its share of
-    the number of members), beside the paper's; each member's vectors take the network's time for ``net``."""
+    """``images_per_second`` of all members, ``speed_up`` over one of them and ``efficiency`` (the speed-up
+    over the number of members), beside the paper's. Messages take as long as if they
+    had the parameters of ``net``."""
     costs = _simulated_images.net_costs(plan.net, plan.side, 1000, plan.batch, plan.measured_steps)
     seconds = tuple(plan.slower * s for s in costs.seconds)
     costs = dataclasses.replace(costs, seconds=seconds)
@@ -104,7 +105,7 @@ def scaling(name: str, costs: NetCosts, network: str, plan: ScalingPlan, log: Lo
 def update_seconds(name: str, members: int, costs: NetCosts, network: str, plan: ScalingPlan) -> float:
     """Virtual seconds of an update; an agent of a few parameters learns in place of the net."""
     seconds = []
-    for steps in (plan.steps, 2 * plan.steps):  # their difference is without the start and the end
+    for steps in (plan.steps, 2 * plan.steps):  # their difference leaves out the start and the end
         run = _simulated.small(strategies()[name](), members, updates=steps)
         scaled = _simulated_images.network_for(network, _simulated.parameters(run), costs)
         with tempfile.TemporaryDirectory(prefix="murmurate-scaling-") as folder:

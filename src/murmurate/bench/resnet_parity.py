@@ -1,9 +1,9 @@
 """The image classifier beside a plain loop of torch's own layers and optimizer in one process: the losses of
 the first steps, and the accuracy at the end.
 
-A difference in the last bit grows by several orders of magnitude in ten such steps, most of all where a
-rectifier changes sides, also between two plain loops. So differences are given beside those of a plain loop
-from weights that differ in the last bit.
+A difference in the last bit grows by several orders of magnitude in ten such steps, most of all where the
+input of a rectifier changes its sign. This is so between two plain loops, too, so the differences are given
+beside those between two plain loops with initial weights that differ in the last bit.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ SUMMARY = (
 
 @dataclasses.dataclass(frozen=True)
 class ParityPlan:
-    """world: fashion or cifar10. path: path of its files. steps: whose losses are compared, of ``loss_batch``
-    images each (a CPU is slow in float64). images: number of images of a training whose accuracies are
-    compared, ``batch`` a step, in bfloat16 where the processor has it; 0: none. seeds: 0 up to this. where:
-    the folder that keeps results.
+    """world: fashion or cifar10. path: path of the world's files. steps: number of steps whose losses are
+    compared. images: number of images of the training after which accuracies are compared, in bfloat16 where
+    the processor has it; 0: no such training. seeds: number of seeds (0, 1, ...). where: the folder that
+    keeps results.
 
-    net: the net that learns. loss_batch, batch: images of a step whose loss is compared, and of a step of the
-    training.
+    net: the net that learns. loss_batch: number of images in a step whose loss is compared (a CPU is slow in
+    float64). batch: number of images in a step of the training.
     """
 
     world: str = "fashion"
@@ -68,8 +68,9 @@ QUICK, FULL = ParityPlan(), ParityPlan(images=600_000, seeds=3)
 
 
 def measure(plan: ParityPlan, log: Log) -> dict[str, Any]:
-    """Differences of the losses of the first steps, in float64 and in float32: of ours and of a perturbed
-    plain loop, to the plain loop; and ``accuracy_difference`` of the means over seeds."""
+    """Differences of the losses of the first steps, in float64 and in float32, between ours and the plain
+    loop, and between a perturbed plain loop and the plain loop; and ``accuracy_difference`` of the means over
+    seeds."""
     where = Path(plan.where)
     where.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
@@ -137,7 +138,7 @@ def difference(losses: list[float], others: list[float]) -> list[float]:
 
 
 def up_to(differences: list[float]) -> dict[str, float]:
-    """The largest difference of the first steps, by their number."""
+    """The largest difference over the first n steps, for several n."""
     return {str(n): max(differences[:n]) for n in (1, 5, 10, 20, 50, 100, 200) if n <= len(differences)}
 
 
@@ -160,7 +161,7 @@ def first_losses(run: Run, steps: int) -> list[float]:
 
 
 def accuracy(plan: ParityPlan, seed: int, *, plain: bool) -> float:
-    """On the test images, after a training."""
+    """The accuracy on the test images after a training."""
     run = planned(plan, plan.batch, seed, plan.images, "auto")
     ours: ClassifierLearner = build_learner(run, 0, Replica)
     loop = PlainLoop(run) if plain else None
@@ -187,7 +188,7 @@ class PlainLoop:
                 self.net.conv.weight.nextafter_(self.net.conv.weight.new_tensor(1.0))
         self.mean = torch.tensor(config.pixel_mean).view(1, -1, 1, 1)
         self.deviation = torch.tensor(config.pixel_std).view(1, -1, 1, 1)
-        self.low = config.precision != "float32" and native_bfloat16(torch.device("cpu"))
+        self.bfloat16 = config.precision != "float32" and native_bfloat16(torch.device("cpu"))
         weights = [p for p in self.net.parameters() if p.dim() > 1]
         others = [p for p in self.net.parameters() if p.dim() == 1]
         self.optimizer = torch.optim.SGD(
@@ -208,7 +209,7 @@ class PlainLoop:
 
     def logits(self, batch: ImageBatch) -> torch.Tensor:
         x = (batch.images.to(self.mean.dtype) / 255 - self.mean) / self.deviation
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.low):
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16):
             out: torch.Tensor = self.net(x.contiguous(memory_format=torch.channels_last))
         return out
 

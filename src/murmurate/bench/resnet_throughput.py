@@ -22,11 +22,13 @@ _PEER = "accelerate"
 
 @dataclasses.dataclass(frozen=True)
 class ResNetPlan:
-    """Two processes each train ResNet-18 on ``batch`` crops of ``size`` x ``size`` pixels a step, from
-    ``images`` generated JPEG files; windows of so many CPU seconds of each racer, in turn.
+    """Each racer trains ResNet-18 with two processes, on ``batch`` crops of ``size`` x ``size`` pixels per
+    step and process, from generated JPEG files.
 
-    images, height, width, quality, classes: of the JPEG files. size: size of a crop, in pixels. batch: crops
-    of a step. rounds: number of rounds of both racers in turn. window_cpu_seconds: CPU seconds of a window.
+    images: number of JPEG files. height, width: size of the JPEG files in pixels. quality: quality of the
+    JPEG files. classes: number of classes of the images. size: side of a crop, in pixels. batch: number of
+    crops in a step of a process. rounds: number of rounds, in each of which every racer has a window.
+    window_cpu_seconds: CPU seconds of each window.
     """
 
     images: PositiveInt = 400
@@ -44,9 +46,9 @@ QUICK, FULL = ResNetPlan(), ResNetPlan(images=2000, rounds=11, window_cpu_second
 
 
 def measure(plan: ResNetPlan, log: Log) -> dict[str, Any]:
-    """``ratio_ddp``: to the faster of two plain loops, whose data sets decode by our functions or by Pillow.
-    ``ratio_loader``: ratio of loading alone, to a DataLoader with Pillow; ``loading`` has the other ratio, to
-    one with our functions (``image-loading``). Takes ten minutes on two cores."""
+    """Ratios of our images per CPU second. ``ratio_ddp``: to the faster of two plain loops, whose data sets
+    decode with our functions and with Pillow. ``ratio_loader``: of loading alone, to a DataLoader with
+    Pillow; ``loading`` has all figures of ``image-loading``. Takes ten minutes on two cores."""
     loading = image_loading.QUICK if plan.images == QUICK.images else image_loading.FULL
     loaded = image_loading.measure(loading, log)
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as name:
@@ -82,8 +84,8 @@ def plain(python: str, engine: str, data: str, plan: ResNetPlan, where: Path) ->
 
 
 def figures(windows: dict[str, list[RaceWindow]]) -> dict[str, Any]:
-    by_cpu = {label: [w.per_cpu_second for w in of] for label, of in windows.items()}
-    by_wall = {label: [w.per_second for w in of] for label, of in windows.items()}
+    by_cpu = {label: [w.per_cpu_second for w in its_windows] for label, its_windows in windows.items()}
+    by_wall = {label: [w.per_second for w in its_windows] for label, its_windows in windows.items()}
     plain_loops = [label for label in windows if label.startswith("ddp")]
     fastest = max(plain_loops, key=lambda label: median(by_cpu[label]))
     against = {label: median(ratios(by_cpu["ours"], by_cpu[label])) for label in windows if label != "ours"}
@@ -102,5 +104,7 @@ def figures(windows: dict[str, list[RaceWindow]]) -> dict[str, Any]:
             for label in windows
         },
         "peers": [{"peer": _PEER, "status": _peers.absent(_PEER) or "ran"}],
-        "windows": {label: [dataclasses.asdict(w) for w in of] for label, of in windows.items()},
+        "windows": {
+            label: [dataclasses.asdict(w) for w in its_windows] for label, its_windows in windows.items()
+        },
     }

@@ -1,4 +1,4 @@
-"""Spatially parallel layers (Jin, chapter 4): are they exact, how much memory and time do two parts need?"""
+"""Spatially parallel layers (Jin, chapter 4): are they exact, and what do two parts cost?"""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ SUMMARY = "spatially parallel layers: errors against the whole, memory and speed
 
 @dataclass(frozen=True)
 class SpatialPlan:
-    """layers: drawn. peer_layers: convolutions drawn for DTensor and for us. size, channels, batch: of the
-    images on which two parts are timed, in ``rounds`` rounds.
+    """layers: number of drawn layers whose errors are measured. peer_layers: number of convolutions drawn for
+    the comparison with DTensor. size: side of the images on which two parts are timed. channels: number of
+    channels of these images. batch: number of these images.
 
     rounds: number of rounds of timing.
     """
@@ -36,9 +37,10 @@ QUICK, FULL = SpatialPlan(), SpatialPlan(layers=2000, peer_layers=200, rounds=31
 
 
 def measure(plan: SpatialPlan, log: Log) -> dict[str, Any]:
-    """Errors are relative to the largest number of each tensor (or 1), in float64: of output, and gradients
-    of input, weight and bias. Speeds are of forward and backward pass: the whole on one core over two parts
-    on two; by wall time, and by CPU time of the slower part, which other work on the machine changes less."""
+    """Errors are those of the output and of the gradients of input, weight and bias, in float64, relative to
+    the largest number of each tensor (or 1). Speed-ups are of forward and backward pass together, of two
+    parts on two cores over the whole on one; by wall time, and by CPU time of the slower part, which other
+    work on the machine changes less."""
     log(f"{plan.layers} drawn layers over 2 to 6 parts")
     drawn = drawn_layers(plan.layers)
     worst, error = max(drawn, key=lambda pair: pair[1])

@@ -37,12 +37,14 @@ PAPER: dict[tuple[int, int, int], tuple[float, float, float]] = {
     (3, 512, 4): (3.5, 4.1, 0.26),
 }
 CLAIM = "Jin 2018, section 4.4: from 256 x 256 roughly linear up to 4 GPUs; dilated ones from 512 x 512"
-_LINEAR = 0.85  # of a core's speed for each further core counts as roughly linear
+_LINEAR = 0.85  # a speed-up of at least this times the number of cores counts as roughly linear
 
 
 @dataclass(frozen=True)
 class TablePlan:
-    """sizes, parts, dilations: of all rows. batch: images (32 in the paper). where: folder of the rows.
+    """sizes: sides of the images. parts: numbers of parts. dilations: dilations of the convolution; every
+    combination of size, parts and dilation is a row. batch: number of images (32 in the paper). where: the
+    folder that keeps the rows.
 
     channels: number of channels of each convolution. rounds: number of rounds of timing.
     """
@@ -61,8 +63,8 @@ FULL = TablePlan()
 
 
 def measure(plan: TablePlan, log: Log) -> dict[str, Any]:
-    """Time of forward and backward pass and memory of one part, with speedups over the whole on one core, and
-    what the paper has. Times of more parts than cores say nothing of parallelism, and are marked."""
+    """Time of forward and backward pass and memory of one part, with speed-ups over the whole on one core,
+    beside the paper's. Times of more parts than cores say nothing about parallelism, and are marked."""
     cores = len(os.sched_getaffinity(0))
     rows = []
     for dilation, size, parts in itertools.product(plan.dilations, plan.sizes, plan.parts):
@@ -83,7 +85,7 @@ def measure(plan: TablePlan, log: Log) -> dict[str, Any]:
 
 
 def row(plan: TablePlan, dilation: int, size: int, parts: int) -> dict[str, Any]:
-    """A row of the table, measured unless its file is there."""
+    """A row of the table, which is measured unless its file exists."""
     settings = f"{size}-parts-{parts}-dilation-{dilation}-batch-{plan.batch}-channels-{plan.channels}"
     file = Path(plan.where) / f"{settings}-rounds-{plan.rounds}.json"
     if file.exists():
@@ -138,7 +140,7 @@ def verdict(rows: list[dict[str, Any]]) -> str:
 
 
 def draw(plan: TablePlan, rows: list[dict[str, Any]]) -> Path:
-    """Speedups against parts, a panel for each dilation, with the paper's as dashed lines."""
+    """Draw speed-ups against parts, a panel for each dilation, with the paper's as dashed lines."""
     import matplotlib  # slow to import, and most commands draw nothing
 
     matplotlib.use("Agg")

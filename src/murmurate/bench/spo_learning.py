@@ -31,15 +31,16 @@ _ROUNDS = 20  # F
 
 @dataclass(frozen=True)
 class SPOLearningPlan:
-    """learners: numbers L, at ``period``. periods: values of H, with the most learners.
+    """learners: numbers of learners L, each run with H = ``period``. periods: values of H, each run with the
+    most learners.
 
-    batch, env_steps, random_env_steps: those of all learners together; the last before
-    the first update. rounds: of H = ``period`` updates between moves of the target nets; for other H as many
-    updates. seeds: 0 up to this.
-    where: the folder that keeps the runs.
+    batch: batch size of all learners together. env_steps: number of env steps of all learners together.
+    random_env_steps: number of random env steps of all learners together before the first update. rounds:
+    number of rounds of ``period`` updates from one update of the target nets to the next; other H keep this
+    number of updates. seeds: number of seeds (0, 1, ...). where: the folder that keeps the runs.
 
-    worlds: the worlds that are played. period: H, updates between two means. eval_episodes: games of each
-    final policy.
+    worlds: the worlds that are played. period: H, the number of updates between two means of the parameters.
+    eval_episodes: number of games of each final policy.
     """
 
     worlds: tuple[str, ...] = ("hopper",)
@@ -68,7 +69,8 @@ FULL = SPOLearningPlan()
 
 
 def measure(plan: SPOLearningPlan, log: Log) -> dict[str, Any]:
-    """Evaluation returns of the last averaged policies; the hours that they will take are logged first."""
+    """Evaluation returns of the last averaged policies; the hours that the runs will take are logged
+    first."""
     cases = _cases(plan)
     runs = {
         (world, *case, seed): _planned(plan, world, *case, seed)
@@ -78,8 +80,8 @@ def measure(plan: SPOLearningPlan, log: Log) -> dict[str, Any]:
     summaries = {key: _resumable.train(run, log)[plan.env_steps] for key, run in runs.items()}
     rows = []
     for world, (learners, period) in itertools.product(plan.worlds, cases):
-        of = [summaries[world, learners, period, seed] for seed in range(plan.seeds)]
-        finite = [float(summary["eval_return_mean"]) for summary in of if not diverged(summary)]
+        ends = [summaries[world, learners, period, seed] for seed in range(plan.seeds)]
+        finite = [float(summary["eval_return_mean"]) for summary in ends if not diverged(summary)]
         rows.append(
             {
                 "world": world,
@@ -88,9 +90,9 @@ def measure(plan: SPOLearningPlan, log: Log) -> dict[str, Any]:
                 **(interquartile_mean([finite]) if finite else {"iqm": None, "interval": None}),
                 "returns": finite,
                 "deviation": statistics.stdev(finite) if len(finite) > 1 else None,
-                "diverged": len(of) - len(finite),
-                "updates": [summary["updates"] for summary in of],
-                "hours": sum(summary["wall_seconds"] for summary in of) / 3600,
+                "diverged": len(ends) - len(finite),
+                "updates": [summary["updates"] for summary in ends],
+                "hours": sum(summary["wall_seconds"] for summary in ends) / 3600,
             }
         )
     pages = []

@@ -1,5 +1,5 @@
-"""Seconds an update of SPO with 1, 2 and 4 learners, measured and predicted by Zhang's model from its
-parts."""
+"""Seconds per update of SPO with 1, 2 and 4 learners, measured, and predicted by Zhang's model from measured
+parts of an update."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from murmurate.spec import Batch, EnvSpec
 from murmurate.strategies.local_sgd import LocalSGD
 
 NAME = "spo-scaling"
-SUMMARY = "seconds an update of SPO-DQN with 1, 2, 4 learners, measured and by Zhang's eq. 5.1 to 5.6"
+SUMMARY = "seconds per update of SPO-DQN with 1, 2, 4 learners, measured and by Zhang's eq. 5.1 to 5.6"
 
 _SPEC = EnvSpec("seventeen numbers", (17,), torch.float32, actions=6)
 _NEVER = 10**9
@@ -34,10 +34,11 @@ _CONFIG = ReplayConfig(capacity=2**17, learning_starts=0)
 
 @dataclasses.dataclass(frozen=True)
 class SPOScalingPlan:
-    """batch: B, of all learners together. hidden: width of the net's two layers, which decides how much a
-    mean costs beside an update. turns: updates that are timed, in blocks of the longest period.
+    """batch: batch size B of all learners together. hidden: width of the net's two layers, which decides how
+    much a mean costs beside an update. turns: number of updates that are timed, in blocks of the longest
+    period.
 
-    learners, periods: values of L and of H; every pair is timed.
+    learners: values of L, the number of learners. periods: values of H, each timed with every L.
     """
 
     batch: int = 1024
@@ -92,7 +93,7 @@ def measure(plan: SPOScalingPlan, log: Log) -> dict[str, Any]:
 
 
 def _slowest(costs: list[BatchCosts]) -> BatchCosts:
-    """Those of the learner that the others wait for."""
+    """The costs of the slowest learner, for which the others wait."""
     return max(costs, key=lambda cost: cost.total)
 
 
@@ -134,7 +135,7 @@ def _seconds(call: Callable[[], Any], turns: int = 60) -> float:
 
 
 def mean_seconds(fabric: Fabric, plan: SPOScalingPlan) -> float:
-    """Of one mean of the parameters over all learners."""
+    """Seconds of one mean of the parameters over all learners."""
     agent, _ = _learner(Replicator(LocalSGD(), fabric), 32, plan)
     channel = fabric.channel("mean", agent.replica.params.detach())
     vector = agent.replica.params.detach().clone()
@@ -142,7 +143,7 @@ def mean_seconds(fabric: Fabric, plan: SPOScalingPlan) -> float:
 
 
 def work(fabric: Fabric, size: int, period: int, plan: SPOScalingPlan) -> list[float]:
-    """Seconds an update of one learner, in blocks of the longest period."""
+    """Seconds per update of one learner, for each block of the longest period."""
     agent, replay = _learner(Replicator(LocalSGD(period=period), fabric), size, plan)
     block = max(plan.periods)
     times = []

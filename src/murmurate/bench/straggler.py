@@ -25,11 +25,9 @@ _SYNCHRONOUS = ("all-reduce", "local-sgd")
 
 @dataclasses.dataclass(frozen=True)
 class StragglerPlan:
-    """``repetitions`` of ``seconds`` a strategy; the last replica sleeps ``sleeps`` of its own step times.
-
-    seconds, repetitions: of each measurement, and how many. replicas: processes. sleeps: step times that the
-    last replica sleeps in each step. width: width of the net. batch: rows of a step. strategies: the
-    strategies that are run.
+    """seconds: duration of a measurement. repetitions: number of measurements of each strategy. replicas:
+    number of processes that learn. sleeps: how many of its own step times the last replica sleeps after each
+    step. width: width of the net. batch: rows of a step. strategies: the strategies that are run.
     """
 
     seconds: float = 4.0
@@ -45,18 +43,18 @@ QUICK, FULL = StragglerPlan(), StragglerPlan(seconds=15.0, repetitions=3)
 
 
 def measure(plan: StragglerPlan, log: Log) -> dict[str, Any]:
-    """Blocked is time inside the fabric's waits: a replica that merely gets no core is not blocked."""
+    """Blocked time is time inside the fabric's waits: a replica that only waits for a core is not blocked."""
     rows: dict[str, list[dict[str, float]]] = {name: [] for name in plan.strategies}
     for number in range(plan.repetitions):
         for name in plan.strategies:
             log(f"{name}, {number + 1} of {plan.repetitions}")
             members = plan.replicas + strategy(name).centre
             rows[name].append(figures(_roles.together(members, work, name, plan), plan.replicas))
-    return {"fabric": "processes", "strategies": {name: spreads(of) for name, of in rows.items()}}
+    return {"fabric": "processes", "strategies": {name: spreads(measured) for name, measured in rows.items()}}
 
 
 def figures(answers: list[dict[str, float]], replicas: int) -> dict[str, float]:
-    """The quick replicas' share of blocked time, and rates of updates; CPU seconds are those of all
+    """The fast replicas' share of blocked time, and rates of updates; CPU seconds are those of all
     members."""
     learners, quick = answers[:replicas], answers[: replicas - 1]
     return {
@@ -81,7 +79,7 @@ def work(fabric: Fabric, name: str, plan: StragglerPlan) -> dict[str, float]:
         float(t) for t in channel.gather(torch.tensor([_gradient_seconds(net, x, y)])).values()
     )
     bound = replicator.bound_replicas["model"]
-    # synchronous members all end at the same round, the others when the time is up
+    # synchronous members all end at the same round, asynchronous ones when the time is up
     rounds = max(20, int(plan.seconds / (step_seconds * (1 + plan.sleeps))))
     synchronous, centre = bound.strategy.synchronous, fabric.rank >= plan.replicas
     blocked, cpu, start = bound.channel.traffic.waiting_seconds, time.process_time(), time.monotonic()
@@ -102,14 +100,14 @@ def work(fabric: Fabric, name: str, plan: StragglerPlan) -> dict[str, float]:
         "updates": float(0 if centre else replica.clock),
     }
     deadline = time.monotonic() + plan.seconds
-    while centre and time.monotonic() < deadline:  # answer what was sent until now
+    while centre and time.monotonic() < deadline:  # answer the messages that learners sent before they ended
         if not bound.strategy.serve(replica, bound.channel):
             break
     return result
 
 
 def _gradient_seconds(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
-    """The median of a few."""
+    """Median seconds of a gradient."""
     times = []
     for _ in range(15):
         start = time.monotonic()

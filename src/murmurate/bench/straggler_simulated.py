@@ -1,4 +1,4 @@
-"""Throughput of the others when one replica is four times as slow, by strategy and number of replicas."""
+"""Throughput of the other replicas when one is four times as slow, by strategy and number of replicas."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ SUMMARY = "throughput of the other replicas with one straggler, simulated, up to
 
 @dataclasses.dataclass(frozen=True)
 class SimulatedStragglerPlan:
-    """``steps`` of ``step_seconds`` each for the throughput; for the learning ``learning_*``.
+    """strategies: the strategies that are run; empty: all but solo.
 
-    strategies: none named is all but solo.
-
-    replicas: the numbers of replicas that are measured. steps, step_seconds: of each member for the
-    throughput. times: that the straggler is slower. network: latency and bandwidth. learning_replicas,
-    learning_steps: members and updates of a training.
+    replicas: the numbers of replicas whose throughput is measured. steps: number of steps of each replica in
+    the runs that measure throughput. step_seconds: virtual seconds of a step. times: how many times as long
+    the straggler's steps take. network: latency and bandwidth. learning_replicas: number of replicas in the
+    runs that measure learning. learning_steps: number of steps of these runs.
     """
 
     replicas: tuple[int, ...] = (4, 32, 128, 1000)
@@ -39,9 +38,9 @@ QUICK, FULL = SimulatedStragglerPlan(), SimulatedStragglerPlan(steps=40, learnin
 
 
 def measure(plan: SimulatedStragglerPlan, log: Log) -> dict[str, Any]:
-    """``others_kept``: updates a second of the others, over those of a learner that runs alone.
+    """``others_kept``: updates per second of the other replicas, over those of a learner that runs alone.
 
-    Exchanges cost time too, so even without a straggler this is below 1.
+    Exchanges cost time, too, so it is below 1 even without a straggler.
     """
     names = [name for name in plan.strategies or sorted(strategies()) if name != "solo"]
     cluster = Cluster(compute=f"straggler:{plan.step_seconds},{plan.times}", network=plan.network)
@@ -74,7 +73,7 @@ def kept(name: str, replicas: int, cluster: Cluster, plan: SimulatedStragglerPla
 
 
 def learned(name: str, cluster: Cluster, plan: SimulatedStragglerPlan) -> dict[str, float | None]:
-    """CartPole after the same virtual time, in which asynchronous strategies make more, but staler
+    """Results on CartPole after the same virtual time, in which asynchronous strategies make more, but staler
     updates."""
     seconds = plan.learning_steps * plan.step_seconds
     run = _simulated.learning(strategies()[name](), plan.learning_replicas, minutes=seconds / 60)

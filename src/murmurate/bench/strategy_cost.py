@@ -23,7 +23,7 @@ from murmurate.replicator.replicator import Replicator
 from murmurate.strategies import strategy
 
 NAME = "strategy-cost"
-SUMMARY = "cost of one strategy step over a plain update, in memory copies of a 1.7-million vector"
+SUMMARY = "cost of one strategy step over a plain update, in copies of a vector of 1.7 million numbers"
 
 PARAMETERS = 1_687_206  # the Nature-2015 net with Pong's 6 actions and a value
 _STRATEGIES = ("gala", "all-reduce", "local-sgd", "hogwild")
@@ -32,11 +32,11 @@ _WARM_UP_TURNS = 10
 
 @dataclasses.dataclass(frozen=True)
 class StrategyCostPlan:
-    """``turns`` of (copy, update, step) a member; a run of ``waiting_cpu_seconds`` with 4 GALA learners.
+    """In each turn, every member makes a copy, an update and a step of the strategy.
 
     turns: number of turns that are timed. members: the numbers of members that are measured. parameters:
-    number of parameters of the vector.
-    waiting_cpu_seconds: CPU seconds of the run in which waiting is measured.
+    number of parameters of the vector. waiting_cpu_seconds: CPU seconds of the run with 4 GALA learners in
+    which waiting is measured.
     """
 
     turns: int = 150
@@ -49,7 +49,7 @@ QUICK, FULL = StrategyCostPlan(), StrategyCostPlan(turns=1000, waiting_cpu_secon
 
 
 def measure(plan: StrategyCostPlan, log: Log) -> dict[str, Any]:
-    """Costs are CPU time: a step that waits for others sleeps, and the waiting is measured by itself."""
+    """Costs are CPU time: a step that waits for others sleeps, and waiting is measured separately."""
     rows: dict[str, Any] = {}
     for members in plan.members:
         for name in _STRATEGIES:
@@ -112,14 +112,14 @@ def work(fabric: Fabric, name: str, parameters: int, turns: int) -> dict[str, An
 def figures(answers: list[dict[str, Any]]) -> dict[str, Any]:
     """Over the members: medians of copy, update and step, and the step's excess in copies.
 
-    The excess is taken turn by turn, so that a slow moment of the machine enters both sides. Strategies that
-    exchange only now and then also have its mean over all steps, and its median over the steps that heard a
-    peer.
+    The excess is taken turn by turn, so that a slow moment of the machine enters both sides. Its mean over
+    all steps, and its median over the steps that received a peer's values, are for strategies that exchange
+    only now and then.
     """
     excess = [[s - u for s, u in zip(a["times"]["step"], a["times"]["update"], strict=True)] for a in answers]
     heard = [
-        [e for e, heard in zip(of, answer["heard"], strict=True) if heard]
-        for of, answer in zip(excess, answers, strict=True)
+        [e for e, heard in zip(own, answer["heard"], strict=True) if heard]
+        for own, answer in zip(excess, answers, strict=True)
     ]
     copy = [median(a["times"]["copy"]) for a in answers]
     medians = {

@@ -1,4 +1,4 @@
-"""Topic models against gensim, scikit-learn and tomotopy on one core; the paper's step rule; a stream."""
+"""Topic models against gensim, scikit-learn and tomotopy on one core; step rules and starts of DPSVI."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ALPHA, PRIOR = 0.08, 0.05
 # settings that gensim, scikit-learn and we have in common (Hoffman et al. 2010: kappa, tau0)
 _COMMON = {"topics": 50, "alpha": ALPHA, "prior": PRIOR, "batch": 1024, "forgetting": 0.5, "delay": 1.0}
 _OWN = {"topics": 50, "alpha": ALPHA, "prior": PRIOR}  # all else is TopicModel's default
-SWEEPS = 30  # of tomotopy's sampler, with which DPSVI is compared
+SWEEPS = 30  # sweeps of tomotopy's sampler after which DPSVI is compared with it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,17 +47,16 @@ class Contender:
 
 @dataclasses.dataclass(frozen=True)
 class TopicsPlan:
-    """documents, vocabulary, mean_length: of the generated corpus; ``held_out`` further documents evaluate
-    it.
+    """documents: number of documents of the generated corpus. vocabulary: number of words of its vocabulary.
+    mean_length: mean number of words of a document. held_out: number of further documents, for evaluation.
 
-    real: whether the standard library's own text is a second corpus. passes: number of passes of all but the
-    sampler.
-    slow_passes: number of passes of those with more than 20 iterations a document. rounds: repetitions, each
-    with another seed. trap: documents of each step rule. stream: a corpus of NYTimes's size that is streamed,
-    too.
+    real: whether the text of Python's standard library is a second corpus. passes: number of passes of all
+    contenders but the sampler and those of ``slow_passes``. slow_passes: number of passes of contenders with
+    more than 20 iterations per document. sweeps: number of sweeps of the sampler (tomotopy). rounds: number
+    of repetitions, each with another seed. trap: number of documents from which each step rule learns.
+    stream: whether a corpus of NYTimes's size is streamed, too.
 
-    held_out: further documents, for evaluation. sweeps: number of sweeps of the sampler. peers: other
-    libraries.
+    peers: the other libraries.
     """
 
     documents: int = 20_000
@@ -79,7 +78,7 @@ FULL = TopicsPlan(passes=5, slow_passes=5, sweeps=100, rounds=3, trap=200_000, s
 
 
 def contenders(plan: TopicsPlan) -> list[Contender]:
-    """All on one corpus, ours first."""
+    """All contenders on one corpus, ours first."""
     marks, slow = ((0.25, 0.5, *range(1, n + 1)) for n in (plan.passes, plan.slow_passes))
     random = {**_COMMON, "init": "random"}
     nodes = {**NODES, "local_updates": 3}
@@ -105,7 +104,7 @@ def contenders(plan: TopicsPlan) -> list[Contender]:
     return contenders
 
 
-# four nodes of one thread, as in the paper's Fig. 1 to 3 each on one core
+# four nodes of one thread, each on a core of its own, as in the paper's Fig. 1 to 3
 NODES = {"name": "dpsgd", "threads": 1, "local_updates": 15, "batch": 4}
 _RULES, _STARTS = ("paper", "average", "robbins-monro"), ("random", "documents", "svi")
 
@@ -113,7 +112,7 @@ _RULES, _STARTS = ("paper", "average", "robbins-monro"), ("random", "documents",
 def step_rules(plan: TopicsPlan) -> list[Contender]:
     """Every step rule from every start under DPSVI, and its baselines.
 
-    A speed-up by the paper's rule is over one worker that pushes each step, p = B = M = 1.
+    A speed-up by the paper's rule is relative to one worker that pushes after each step: p = B = M = 1.
     """
     marks = tuple(i / 8 * plan.trap / plan.documents for i in range(1, 9))
     every = [
@@ -161,10 +160,15 @@ def measure(plan: TopicsPlan, log: Log) -> dict[str, Any]:
     return {
         "simd": native.simd,
         **headline(curves["generated"]),
-        "corpora": {name: [_entry(label, c) for label, c in of.items()] for name, of in curves.items()},
-        "to_the_peers_perplexity": {name: to_the_peers(of) for name, of in curves.items()},
-        "dpsvi_and_the_sampler": {name: dpsvi_against_sampler(of, plan) for name, of in curves.items()},
-        "step_rules": [_entry(label, of) for label, of in rules.items()],
+        "corpora": {
+            name: [_entry(label, rounds) for label, rounds in by_label.items()]
+            for name, by_label in curves.items()
+        },
+        "to_the_peers_perplexity": {name: to_the_peers(by_label) for name, by_label in curves.items()},
+        "dpsvi_and_the_sampler": {
+            name: dpsvi_against_sampler(by_label, plan) for name, by_label in curves.items()
+        },
+        "step_rules": [_entry(label, rounds) for label, rounds in rules.items()],
         "unigram_perplexity": {name: _unigram(*pair) for name, pair in corpora.items()},
         "stream": streamed,
         "peers": peers,
@@ -190,7 +194,7 @@ def _corpora(plan: TopicsPlan) -> dict[str, tuple[Corpus, Corpus]]:
 
 
 def _warm_up(servers: dict[str, Server], folder: Path) -> None:
-    """One small fit each, because libraries load some of their code at the first one."""
+    """Make a small fit with each library, because libraries load some of their code at the first fit."""
     few = generate(100, 200, 5, 20, seed=0).corpus
     for name, server in servers.items():
         fit(server, few, Contender(name, name, {**_COMMON, "iterations": 5}, (5.0,)), 0, folder)
@@ -203,7 +207,7 @@ def fit(
     path = folder / "corpus.npz"
     write(path, corpus)
     marks = [max(1, round(p * len(corpus))) for p in contender.passes]
-    # passes of the library's own loop: enough to reach the last mark
+    # passes of the library's own loop, enough to reach the last mark
     options = {**contender.options, "seed": seed, "passes": math.ceil(contender.passes[-1])}
     request = {"corpus": str(path), "options": options, "marks": marks, "out": str(folder / "topics")}
     answer = server.ask(request)
@@ -220,7 +224,7 @@ def _race(
     rounds: int,
     log: Log,
 ) -> Curves:
-    """Fit all in turn, round after round; their topics are evaluated in between, by the same code for all."""
+    """Fit all contenders in turn, round after round, and evaluate their topics with the same code."""
     train, test = pair
     curves: Curves = {}
     for seed in range(rounds):
@@ -294,7 +298,7 @@ def first_at(points: list[Point], most: float) -> Point | None:
 
 
 def to_the_peers(curves: Curves) -> dict[str, Any]:
-    """CPU seconds to the perplexity at which the best of gensim's and scikit-learn's four ends."""
+    """CPU seconds to the final perplexity of the best of gensim's and scikit-learn's four contenders."""
     ends = {
         label: median_curve(rounds)[-1].perplexity
         for label, rounds in curves.items()

@@ -68,12 +68,12 @@ class SpeedupCase:
 def measure(plan: SpeedupPlan, log: Log) -> dict[str, Any]:
     """TSP = T(SVI) / T(DPSVI) at equal perplexity of validation documents.
 
-    There are two baselines T(SVI): ``serial`` is DPSVI's own rule at nW = p = B = M = 1, and ``svi`` the
-    paper's best (mini-batches of 1024, kappa 0.5, tau0 1), at the perplexity of serial after half the
-    documents. ``speedup`` is over the panel's first case, the one with the fewest replicas, times their
-    number (``largest``: over the first of ``threads``). This must be what Fig. 1 to 3 call linear, because
-    the step rule makes steps shorter as p, B or M grow. The resolution in time is that of the master's
-    ``folds``. Results below ``plan.where`` are reused.
+    There are two baselines T(SVI): ``serial`` is DPSVI's own rule at nW = p = B = M = 1, and ``svi`` is the
+    paper's best (mini-batches of 1024, kappa 0.5, tau0 1), compared at the perplexity that ``serial`` has
+    after half the documents. ``speedup`` is relative to the panel's first case, which has the fewest
+    replicas, times the number of these (``largest``: relative to the first case of ``threads``). This must be
+    what Fig. 1 to 3 call linear, because the step rule makes steps shorter as p, B or M grow. Times are known
+    to the master's ``folds`` only. Results below ``plan.where`` are reused.
     """
     where = Path(plan.where)
     where.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ def dpsvi(
 
 
 def cases(plan: SpeedupPlan, rule: str) -> Iterator[SpeedupCase]:
-    """Under ``average`` M is nW: as rho is 1 / nW, more would move v by more than the nodes did."""
+    """Under ``average``, M is nW: as rho is 1 / nW, a larger M would move v further than the nodes did."""
 
     def batch(workers: int, M: int) -> int:
         return M if rule == "paper" else workers
@@ -189,7 +189,7 @@ def _rule(
             return evaluations(run, cluster(seconds, cost, plan), schedule)
 
         key = [plain(run), dataclasses.asdict(cost), target, most, plan.network, plan.look_factor]
-        return [Evaluated(*one) for one in cached_value(Path(plan.where), name, key, compute)]
+        return [Evaluated(*point) for point in cached_value(Path(plan.where), name, key, compute)]
 
     serial = run_of(world, model(plan, rule), Solo(), 1)
     if rule == "paper":  # with both eta and rho, so that the step is their product
@@ -198,7 +198,7 @@ def _rule(
     target = alone[-1].perplexity
     serial_at = reached(alone, target)
     # SVI's longer steps do not reach the target, so it has an easier one
-    half = [one for one in alone if one.documents <= plan.target_documents // 2] or alone[:1]
+    half = [point for point in alone if point.documents <= plan.target_documents // 2] or alone[:1]
     easier = half[-1].perplexity
     svi_at = reached(curve(f"{rule} svi", svi, cost.svi_step_seconds, easier, plan.most), easier)
     rows: list[dict[str, Any]] = []
@@ -226,7 +226,7 @@ def _rule(
 
 
 def _speed_ratio(other: Evaluated | None, at: Evaluated | None) -> float | None:
-    """How many times as fast ``at`` was reached as ``other``; None if one was not reached."""
+    """How many times as fast ``at`` was reached as ``other``; None if either was not reached."""
     return None if at is None or other is None else other.seconds / at.seconds
 
 
@@ -303,7 +303,7 @@ def _push_curve(
         except StepTooLarge as refusal:
             log(f"{name}: {refusal}")
             return [None] * plan.sparse_looks
-        values = [one.perplexity for one in points[: plan.sparse_looks]]
+        values = [point.perplexity for point in points[: plan.sparse_looks]]
         return [value if math.isfinite(value) else None for value in values]
 
     key = [plain(run), first, plan.sparse_looks]
@@ -312,7 +312,7 @@ def _push_curve(
 
 
 def widths(plan: SpeedupPlan, log: Log) -> dict[str, Any]:
-    """Bytes of a push by vocabulary and B, with mini-batches of 64."""
+    """The bytes of a push, by vocabulary and B, with mini-batches of 64."""
     rows = {}
     for vocabulary, mean_length in plan.widths:
         log(f"bytes of a push with {vocabulary} words")

@@ -27,9 +27,11 @@ _POLL_SECONDS = 0.2
 
 @dataclasses.dataclass(frozen=True)
 class StreamPlan:
-    """Sizes of the UCI repository's NYTimes. replicas: processes that share one lambda.
+    """The defaults are the sizes of NYTimes in the UCI repository. replicas: number of processes that share
+    one lambda.
 
-    documents, vocabulary, mean_length: of the generated corpus. topics: K.
+    documents: number of documents of the generated corpus. vocabulary: number of words of its vocabulary.
+    mean_length: mean number of words of a document. topics: number of topics K.
     """
 
     documents: int = 300_000
@@ -69,7 +71,7 @@ def measure(plan: StreamPlan, log: Log) -> dict[str, Any]:
 
 
 def _write(plan: StreamPlan, path: Path, log: Log) -> int:
-    """Write a generated corpus to ``path``; its number of entries."""
+    """Write a generated corpus to ``path``; returns its number of entries."""
     log(f"drawing {plan.documents:,} documents")
     corpus = generate(plan.documents, plan.vocabulary, plan.topics, plan.mean_length, seed=0).corpus
     write(corpus, path, "uci")
@@ -77,7 +79,7 @@ def _write(plan: StreamPlan, path: Path, log: Log) -> int:
 
 
 def _memory_peaks(command: list[str], output: Path) -> dict[str, int]:
-    """Run a command; peak resident bytes of each process of its tree, mapped files included."""
+    """Run a command; returns the peak resident bytes of each process of its tree, mapped files included."""
     peaks: dict[str, int] = {}
     with open(output, "wb") as file:
         process = subprocess.Popen(

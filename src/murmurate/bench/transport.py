@@ -1,10 +1,11 @@
 """How long each kind of transfer of a vector between two processes takes, compared with reference operations.
 
 "register" publishes the latest value, "mail" is a point-to-point message, and "mean" an all-reduce mean.
-Transfers in shared memory are compared with a copy in memory; the network fabric's with gloo's send and
-receive, encrypted ones also with their cipher, and its means with gloo's all-reduce. Connections called
-"loopback" pass vectors through shared memory of one host; those called "tcp" send them, as between hosts.
-All transfers take turns in the same two processes, and each ratio compares measurements of the same turn.
+Transfers in shared memory are compared with a copy in memory; transfers of the network fabric with gloo's
+send and receive, encrypted ones also with the cipher alone, and means with gloo's all-reduce. Connections
+called "loopback" pass vectors through shared memory of one host; those called "tcp" send them, as between
+hosts. All transfers take turns in the same two processes, and each ratio compares measurements of the same
+turn.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _WITH_MEAN = ("tcp_plain", "tcp_aes_256_gcm")
 _CIPHERS = ("aes_256_gcm", "chacha20_poly1305")
 _KINDS = ("register", "mail")
 _DEADLINE_SECONDS = 60.0
-_STREAM_MEGABYTES = 200  # sent in a row, for the bandwidth
+_STREAM_MEGABYTES = 200  # megabytes that are sent in a row to measure the bandwidth
 Times = dict[str, list[float]]
 
 
@@ -61,8 +62,8 @@ QUICK, FULL = TransportPlan(), TransportPlan(((1, 300, 25), (10, 150, 25), (100,
 def measure(plan: TransportPlan, log: Log) -> dict[str, Any]:
     """Times of messages, means and streams (messages sent in a row); medians and ratios of rates.
 
-    A message's time is from before ``publish`` or ``send`` to after the reader has the vector; a mean's from
-    rank 0's call to rank 1's result.
+    The time of a message is from before ``publish`` or ``send`` to after the reader has the vector; the time
+    of a mean is from rank 0's call to rank 1's result.
     """
     if missing("cryptography", "network"):
         raise MissingExtra("cryptography", "network", "The bench 'transport'")
@@ -107,7 +108,7 @@ def work(fabric: Fabric, folder: str, secret: bytes, megabytes: int, repetitions
         transfers[name].read()
         return time.monotonic()
 
-    for turn in range(-3, repetitions):
+    for turn in range(-3, repetitions):  # negative turns warm up
         for name in transfers if turn % 2 else reversed(transfers):
             wait_for_reader(ready)
             measured = transfer_time(name)
@@ -124,7 +125,7 @@ def work(fabric: Fabric, folder: str, secret: bytes, megabytes: int, repetitions
         for name in streamed if turn % 2 else reversed(streamed):
             wait_for_reader(ready)
             stream_times = [transfer_time(name) for _ in range(_messages(megabytes))]
-            if turn >= 0:  # from the start of the first to the end of the last
+            if turn >= 0:  # from the start of the first message to the end of the last
                 times[f"{name}_stream"].append(stream_times[0 if fabric.rank == 0 else -1])
     dist.barrier()
     for network in networks.values():
@@ -146,7 +147,7 @@ def _suffixes(name: str) -> tuple[str, ...]:
 
 
 def _messages(megabytes: int) -> int:
-    """Messages of a stream."""
+    """The number of messages of a stream."""
     return max(_STREAM_MEGABYTES // megabytes, 2)
 
 

@@ -1,4 +1,5 @@
-"""Return that agents with a replay reach on CartPole, and with batches drawn ahead (the relaxed loop)."""
+"""Return that agents with a replay reach on CartPole; for DQN, also with batches drawn ahead (relaxed
+loop)."""
 
 from __future__ import annotations
 
@@ -19,11 +20,12 @@ _GOAL = 475.0
 
 @dataclasses.dataclass(frozen=True)
 class ValueLearningPlan:
-    """recipes: name and number of seeds. depths: D of the relaxed loop (0 is the recipe's own).
+    """recipes: algorithms with their numbers of seeds. depths: values of D of the relaxed loop (0: as in the
+    recipe).
 
-    where: the folder that keeps the runs; a finished one is not run again.
+    where: the folder that keeps the runs; a finished run is not run again.
 
-    depth_seeds: seeds of each depth.
+    depth_seeds: number of seeds of each depth.
     """
 
     recipes: tuple[tuple[str, int], ...] = (("dqn", 1), ("apex-dqn", 1), ("spo-dqn", 1), ("fqi", 1))

@@ -55,9 +55,10 @@ def _racers(where: Path) -> dict[str, Racer]:
 
 
 def figures(windows: dict[str, list[RaceWindow]]) -> dict[str, Any]:
-    """The headline figures are those of A2C as its recipe is, and of Sample Factory's faster mode."""
-    by_cpu = {label: [w.per_cpu_second for w in of] for label, of in windows.items()}
-    by_wall = {label: [w.per_second for w in of] for label, of in windows.items()}
+    """The headline figures are those of A2C with its recipe's settings and of Sample Factory's faster
+    mode."""
+    by_cpu = {label: [w.per_cpu_second for w in its_windows] for label, its_windows in windows.items()}
+    by_wall = {label: [w.per_second for w in its_windows] for label, its_windows in windows.items()}
     modes = [mode for mode in _MODES if mode in windows]
     peer = max(modes, key=lambda mode: median(by_cpu[mode]), default=None)
     peer_by_wall = max(modes, key=lambda mode: median(by_wall[mode]), default=None)
@@ -84,5 +85,7 @@ def figures(windows: dict[str, list[RaceWindow]]) -> dict[str, Any]:
         "sample_factory_mode": peer,
         "by_agent": rows,
         "peers": [entry],
-        "windows": {label: [dataclasses.asdict(w) for w in of] for label, of in windows.items()},
+        "windows": {
+            label: [dataclasses.asdict(w) for w in its_windows] for label, its_windows in windows.items()
+        },
     }

@@ -1,4 +1,4 @@
-"""The command line. On Windows it ends here, in a sentence: its modules import what is not there."""
+"""The command line. On Windows it ends here, with a message: its modules import what Windows lacks."""
 
 import sys
 

@@ -9,12 +9,13 @@ from typing import Any
 from murmurate.cli.help import Fields, add_fields, verbs_of
 
 SHELLS = ("bash", "zsh")
+# shell functions that list what an argument of this name takes
 _WORDS = {"recipe": "recipes", "strategy": "strategies", "what": "lists", "name": "benches"}
-_FOLDERS = ("folder", "folders", "out")
+_FOLDERS = ("folder", "folders", "out")  # arguments that take run folders
 
 
 def add_verb(verbs: Any, parser: Callable[[], argparse.ArgumentParser]) -> None:
-    """parser: makes the parser of the whole command line."""
+    """Add ``completion``. parser: makes the parser of the whole command line."""
     completion = verbs.add_parser(
         "completion",
         help="print a script that completes commands in bash or zsh",
@@ -37,7 +38,7 @@ def _print(shell: str, parser: argparse.ArgumentParser) -> int:
 
 
 def _describe(parser: argparse.ArgumentParser) -> None:
-    """Tell shtab what the arguments of a parser, and of those of its verbs, are; add the fields that all
+    """Tell shtab how to complete the arguments of ``parser`` and of its verbs; add the fields that all
     recipes have."""
     fields_of: Callable[..., Fields] | None = parser.get_default("fields")
     if fields_of is not None:
@@ -84,7 +85,7 @@ def _zsh(names: dict[str, list[str]]) -> str:
     return "\n".join([*functions, _ZSH_RUNS])
 
 
-# run folders below runs/, below here and below what was typed; then any folder
+# run folders in runs/, in this folder and in what was typed so far; then any folder
 _BASH_RUNS = """_murmurate_runs() {
   local file
   for file in runs/*/run.json */run.json "$1"*/run.json; do

@@ -47,7 +47,9 @@ def show(report: dict[str, Any]) -> None:
         table.add_column(column)
     for check in report["checks"]:
         mark = Text(check["status"], style[check["status"]])
-        table.add_row(mark, *(Text(check[key]) for key in ("name", "found", "advice")))  # no markup
+        table.add_row(
+            mark, *(Text(check[key]) for key in ("name", "found", "advice"))
+        )  # brackets are no markup
     rich.console.Console().print(table)
 
 
@@ -135,8 +137,8 @@ def _torso() -> dict[str, str]:
         "torso",
         _NOTE,
         "torch",
-        "its bfloat16 kernels take AVX512_BF16 (AMD since Zen 4, some of Intel) or AMX (Intel since 2023, "
-        "on Linux), and a compiler of 2021",
+        "its bfloat16 kernels need AVX512_BF16 (AMD since Zen 4, some of Intel) or AMX (Intel since 2023, "
+        "on Linux), and a compiler from 2021 or later",
     )
 
 
@@ -157,33 +159,33 @@ def _mujoco() -> dict[str, str]:
 
 
 def _control() -> dict[str, str]:
-    """Whether pictures can be drawn: states need no library of the system."""
+    """Whether images can be drawn; observing states needs no library of the system."""
     from murmurate.worlds import dm_control
 
     pictures = dm_control.DmcWorld("pendulum", "swingup", pixels=True)
-    return _served("dm_control", "control", pictures if dm_control.names() else None)
+    return _starts("dm_control", "control", pictures if dm_control.names() else None)
 
 
 def _adroit() -> dict[str, str]:
     from murmurate.worlds import adroit
 
-    return _served("Adroit hand", "adroit", adroit.AdroitWorld("door") if adroit.names() else None)
+    return _starts("Adroit hand", "adroit", adroit.AdroitWorld("door") if adroit.names() else None)
 
 
 def _doom() -> dict[str, str]:
     from murmurate.worlds import vizdoom
 
-    return _served("Doom", "doom", vizdoom.DoomWorld("my-way-home") if vizdoom.names() else None)
+    return _starts("Doom", "doom", vizdoom.DoomWorld("my-way-home") if vizdoom.names() else None)
 
 
 def _mazes() -> dict[str, str]:
     from murmurate.worlds import mazes
 
-    return _served("mazes", "mazes", mazes.MazeWorld(5) if mazes.names() else None)
+    return _starts("mazes", "mazes", mazes.MazeWorld(5) if mazes.names() else None)
 
 
-def _served(name: str, extra: str, world: SimulatorWorld | None) -> dict[str, str]:
-    """Whether a game can be started: it may lack a file, a library of the system or a driver."""
+def _starts(name: str, extra: str, world: SimulatorWorld | None) -> dict[str, str]:
+    """Whether ``world`` starts (it may lack a file, a system library or a driver); None: not installed."""
     if world is None:
         return _check(name, _NOTE, "not installed", f"pip install 'murmurate[{extra}]'")
     simulators = world.open(1, training=False)

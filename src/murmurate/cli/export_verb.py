@@ -18,20 +18,20 @@ def add_verb(verbs: Any) -> None:
         description="Writes the trained model (--to), or the record of the run (--csv, --parquet).",
         allow_abbrev=False,
     )
-    export.add_argument("folder", type=Path, help="of a run")
+    export.add_argument("folder", type=Path, help="a run folder")
     export.add_argument(
         "--to",
         type=Path,
         metavar="FILE",
         help="policy.onnx, .pt2 (torch.export) or .safetensors (weights); a program maps observations to "
-        "greedy actions, and is compared with the model on random ones",
+        "greedy actions, and is compared with the model on random observations",
     )
     export.add_argument(
-        "--best", action="store_true", help="of --to: the best checkpoint instead of the last"
+        "--best", action="store_true", help="with --to: the best checkpoint instead of the last"
     )
     export.add_argument("--csv", type=Path, metavar="FILE", help="a row for each record of metrics.jsonl")
     export.add_argument("--parquet", type=Path, metavar="FILE", help="the same, for data frames")
-    export.add_argument("--json", action="store_true", help="what was written, as one object")
+    export.add_argument("--json", action="store_true", help="print what was written, as one JSON object")
     export.set_defaults(act=act)
 
 

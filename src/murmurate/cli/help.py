@@ -1,4 +1,4 @@
-"""``--help`` after anything: a verb's own options, and the fields that are options too."""
+"""``--help`` of every verb: its own options, and the fields of a config, which are options too."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Misused(Refusal):
 class Fields:
     """The fields that a verb takes as options.
 
-    usage: the command. configs: (title of the fields of the config itself, config). general: only those that
-    every recipe has, without their values. note: below them. only: names of the config's fields that are
-    options here; empty: all.
+    usage: the command. configs: (title of the config's own fields, config) of each. general: show only fields
+    that every recipe has, without their values. note: text below the options. only: names of the config's
+    fields that are options here; empty: all.
     """
 
     usage: str
@@ -44,7 +44,7 @@ class Fields:
     only: frozenset[str] = frozenset()
 
 
-def wanted(words: Sequence[str]) -> bool:
+def asks_for_help(words: Sequence[str]) -> bool:
     return any(word in WORDS for word in words)
 
 

@@ -21,7 +21,7 @@ from murmurate.replicator.learner import LearnerConfig
 from murmurate.strategies import strategies
 from murmurate.worlds.registry import families, vector_worlds
 
-_COLUMNS = 100
+_COLUMNS = 100  # characters of a line
 _DATA = "data sets"
 _TITLES = {
     "adroit": "Adroit hand",
@@ -45,7 +45,7 @@ def listing(what: str) -> list[dict[str, Any]]:
 
 
 def show(what: str, rows: list[dict[str, Any]]) -> None:
-    """Print the rows as a table, or names alone in columns."""
+    """Print the rows: as a table, or, for some lists, as text."""
     if what == "recipes":
         _show_recipes()
         return
@@ -70,7 +70,7 @@ def show(what: str, rows: list[dict[str, Any]]) -> None:
 
 
 def _show_recipes() -> None:
-    """Two tables: algorithms, and worlds by family."""
+    """Print two tables: algorithms, and worlds by family."""
     print("A recipe is <world>-<algorithm>, for example cartpole-a2c.\n\nAlgorithms")
     algorithms = summaries()
     width = max(map(len, algorithms)) + 2
@@ -82,6 +82,7 @@ def _show_recipes() -> None:
     width = max(map(len, titles.values())) + 2
     for family, names in families.items():
         some = textwrap.shorten("  ".join(names), _COLUMNS - width, placeholder="  …", break_on_hyphens=False)
+        # shorten leaves one space between names
         print(f"  {titles[family]:<{width}}{some.replace(' ', '  ').replace('    ', '  ')}")
     print(_GYM)
 
@@ -116,7 +117,7 @@ def _block(row: dict[str, Any]) -> str:
         for key, value in entries.items()
         if value
     ]
-    # the step is on the line of the name
+    # the first property, the step, is on the line of the name
     return f"{row['name']:<24}{lines[0].strip()}\n" + "\n".join(lines[1:]) + "\n"
 
 

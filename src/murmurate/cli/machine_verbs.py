@@ -31,7 +31,7 @@ def add_verbs(verbs: Any) -> None:
         "secret",
         help="print a new MURMURATE_SECRET, for runs on several hosts",
         description="Print a random secret. Members of a run on several hosts authenticate and encrypt what "
-        "they send each other with the one in MURMURATE_SECRET: set it to the same on every host.",
+        "they send each other with the secret in MURMURATE_SECRET: set it to the same one on every host.",
     )
     secret.set_defaults(act=_secret)
 
@@ -54,7 +54,7 @@ def _bench(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.cli.options import change
 
     def end(*_: object) -> None:
-        """Kills all processes of the benchmark, including those that are just being started."""
+        """End this process and all processes of the benchmark, including those just being started."""
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
@@ -74,7 +74,7 @@ def _bench(options: argparse.Namespace, rest: list[str]) -> int:
 
 def _bench_fields(options: argparse.Namespace | None, rest: list[str]) -> Fields:
     if options is None:
-        note = "How much is measured is changed by options too: murmurate bench NAME --help"
+        note = "Options change how much is measured: murmurate bench NAME --help"
         return Fields("murmurate bench NAME [--json] [--full] [--FIELD VALUE ...]", note=note)
     from murmurate.bench import benchmark
 

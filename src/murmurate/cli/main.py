@@ -22,7 +22,7 @@ from murmurate.cli import (
     topics_verbs,
     tune,
 )
-from murmurate.cli.help import Misused, show_help, wanted
+from murmurate.cli.help import Misused, asks_for_help, show_help
 from murmurate.errors import Refusal, RunFailed, printable
 from murmurate.fabric.processes.fork_server import end_fork_server
 
@@ -37,16 +37,16 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code (design, section 7)."""
+    """Entry point; returns the exit code: 0, or one of the above."""
     warnings.formatwarning = _sentence  # type: ignore[assignment]
-    if arguments is None:  # this process is the command
+    if arguments is None:  # called as a command, not from Python
         signal.signal(signal.SIGTERM, _terminate)
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         words = _imported(words)
-        if wanted(words):
-            return show_help(_parser(), words, _verb_first)
-        options, rest = _parser().parse_known_args(_verb_first(words))
+        if asks_for_help(words):
+            return show_help(_parser(), words, _name_first)
+        options, rest = _parser().parse_known_args(_name_first(words))
         verb = f"{options.verb} {options.inner}" if options.verb in ("topics", "fpga") else options.verb
         if rest and verb not in ("train", "tune", "resume", "simulate", "topics fit", "bench", "plan"):
             raise Refusal(f"{verb} has no option {rest[0]}. See: murmurate {verb} --help")
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM before or after a run, which has handlers of its own: end as at Ctrl-C, and clean up."""
+    """SIGTERM before or after a run (a run has its own handlers): end as at Ctrl-C, and clean up."""
 
 
 def _terminate(number: int, frame: object) -> NoReturn:
@@ -84,7 +84,7 @@ def _terminate(number: int, frame: object) -> NoReturn:
 
 
 def _sentence(message: Warning | str, category: type[Warning], *_: object) -> str:
-    """Formats a warning like this command line's messages, without the line of code."""
+    """A warning in the form of the command line's messages, without the line of code."""
     return f"murmurate: warning: {printable(str(message))}\n"
 
 
@@ -109,13 +109,13 @@ def _imported(arguments: Sequence[str]) -> list[str]:
     return rest
 
 
-def _verb_first(arguments: Sequence[str]) -> list[str]:
+def _name_first(arguments: Sequence[str]) -> list[str]:
     """``train --seed 1 pong-gala`` as ``train pong-gala --seed 1``: an option may stand before the name."""
     verb, *rest = arguments
     if verb not in ("train", "tune", "resume", "simulate"):
         return [verb, *rest]
     if any(word.partition("=")[0] == "--env" for word in rest):
-        return [verb, "", *rest]  # no recipe; else argparse takes the first value of an unknown option for it
+        return [verb, "", *rest]  # empty, or argparse would take an unknown option's value for it
     index = 0
     while index < len(rest) and rest[index].startswith("-"):
         index += 1 if "=" in rest[index] else 2

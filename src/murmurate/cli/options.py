@@ -24,8 +24,8 @@ _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """A field as an option. name: without dashes. path: path of the field in the config. about: its
-    documentation. numbers: with their ranges."""
+    """A field as an option. name: without dashes. path: path of the field in the config. kind: its type.
+    about: its documentation. numbers: the kinds of number that it takes, with their ranges."""
 
     name: str
     path: tuple[str, ...]
@@ -46,8 +46,8 @@ class Option:
 
 
 def options(config: Any, path: tuple[str, ...] = (), prefix: str = "") -> Iterator[Option]:
-    """Every field of ``config``, with dots for those of nested dataclasses (except ``flat`` ones, see
-    ``Run``).
+    """Every field of ``config`` as an option, with dots in the names of fields of nested dataclasses (except
+    ``flat`` ones, see ``Run``).
 
     Fields that the recipe's name on the command line already fixes are omitted.
     """
@@ -56,7 +56,6 @@ def options(config: Any, path: tuple[str, ...] = (), prefix: str = "") -> Iterat
     for field in dataclasses.fields(config):
         field_path = (*path, field.name)
         name = prefix + option_name(field)
-        # fields that the recipe's name on the command line already fixes
         if not field.init or field_path == ("recipe",) or "in_name" in field.metadata:
             continue
         inner = getattr(config, field.name)
@@ -73,9 +72,10 @@ def options(config: Any, path: tuple[str, ...] = (), prefix: str = "") -> Iterat
 def change(config: Any, arguments: Sequence[str], command: str) -> Any:
     """``config`` with the fields named by ``arguments`` replaced.
 
-    Forms: ``--name word``, ``--name=word``, several words for a tuple, ``--name`` alone for true; a field in
-    a group also by its bare name, where no other has it. Raises Refusal for an unknown field (with the
-    nearest name), for a bare name of several, and for a word that is not of the field's type.
+    Forms: ``--name word``, ``--name=word``, several words for a tuple, ``--name`` alone for true. A field in
+    a group may also be given by its bare name, if no other field has that. Raises Refusal for an unknown
+    field (with the nearest name), for a bare name that several fields have, and for a word that is not of the
+    field's type.
     """
     known = {option.name: option for option in options(config)}
     left = list(arguments)
@@ -187,7 +187,7 @@ def _value(kind: Any, word: str) -> Any:
 
 
 def number_argument(kind: Any) -> Callable[[str], Any]:
-    """A converter for argparse of words to numbers of an annotated type, such as ``PositiveInt``."""
+    """A converter for argparse, of a word to a number of an annotated type, such as ``PositiveInt``."""
     (number,) = number_kinds(kind)
 
     def convert(word: str) -> Any:

@@ -34,18 +34,20 @@ def add_verb(verbs: Any) -> None:
     )
     plan.add_argument("recipe", help="<world>-<algorithm>; see: murmurate list recipes")
     plan.add_argument("--strategy", help="how the replicas agree; see: murmurate list strategies")
-    plan.add_argument("--profile", action="store_true", help="measure the costs, again if they are known")
+    plan.add_argument("--profile", action="store_true", help="measure the costs, even if they are known")
     plan.add_argument(
-        "--on", type=Path, help=f"a machine's profile, also of another one (default: {PROFILE})"
+        "--on", type=Path, help=f"profile of a machine, perhaps another one (default: {PROFILE})"
     )
     plan.add_argument("--objective", choices=("throughput", "time", "energy"), default="throughput")
     plan.add_argument(
-        "--target", type=number_argument(AnyFloat), help="return of --objective time; trains short runs"
+        "--target",
+        type=number_argument(AnyFloat),
+        help="return to reach with --objective time; trains short runs",
     )
     plan.add_argument("--watts", type=number_argument(PositiveFloat), help="power of a busy core")
-    plan.add_argument("--hosts", type=number_argument(PositiveInt), default=1, help="of the same kind")
-    plan.add_argument("--check", action="store_true", help="run the best few, and compare")
-    plan.add_argument("--apply", action="store_true", help="train with the best one")
+    plan.add_argument("--hosts", type=number_argument(PositiveInt), default=1, help="number of equal hosts")
+    plan.add_argument("--check", action="store_true", help="run the best few configurations, and compare")
+    plan.add_argument("--apply", action="store_true", help="train with the best configuration")
     plan.add_argument("--out", type=Path, help="run folder of --apply")
     plan.add_argument("--page", type=Path, help="write the plan as a web page")
     plan.add_argument("--json", action="store_true", help="candidates as a list, best first")
@@ -88,7 +90,7 @@ def _say(line: str) -> None:
 
 
 def _profile(run: Run, options: argparse.Namespace) -> DeviceProfile:
-    """The profile of ``--on``, or this machine's, with what the plan needs."""
+    """The profile of ``--on``, or this machine's, with the costs that the plan needs."""
     from murmurate.mapping import learning, measure
     from murmurate.mapping.profile import DeviceProfile, key, load, save
     from murmurate.mapping.search import needed
@@ -126,7 +128,7 @@ def _profile(run: Run, options: argparse.Namespace) -> DeviceProfile:
 
 
 def _checked(found: Sequence[Candidate], options: argparse.Namespace) -> dict[str, float]:
-    """Env steps per second of the best few, measured, by name."""
+    """Measured env steps per second of the best few candidates, by name."""
     from murmurate.mapping.check import measured
 
     if options.on is not None:
@@ -155,8 +157,11 @@ def _show(run: Run, found: Sequence[Candidate], profile: DeviceProfile, checked:
     if checked:
         table.add_column("measured env steps/s", justify="right")
     table.add_column("why")
-    own = next((c for c in found if not c.changes), None)
-    shown = [*found[:_SHOWN], *([own] if own is not None and own not in found[:_SHOWN] else [])]
+    unchanged = next((c for c in found if not c.changes), None)
+    shown = [
+        *found[:_SHOWN],
+        *([unchanged] if unchanged is not None and unchanged not in found[:_SHOWN] else []),
+    ]
     for candidate in shown:
         measured = [f"{checked[candidate.name]:,.0f}" if candidate.name in checked else ""] * bool(checked)
         table.add_row(*map(Text, (candidate.name, candidate.figure, *measured, candidate.why)))

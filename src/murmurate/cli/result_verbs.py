@@ -16,7 +16,7 @@ def add_verbs(verbs: Any) -> None:
     evaluate = verbs.add_parser("eval", help="evaluate a run on games or held-out data")
     evaluate.add_argument("folder", type=Path)
     count = number_argument(PositiveInt)
-    evaluate.add_argument("--episodes", type=count, help="games, instead of the run's number")
+    evaluate.add_argument("--episodes", type=count, help="number of games, instead of the run's")
     evaluate.add_argument("--video", action="store_true", help="write videos/episode.mp4")
     evaluate.add_argument("--best", action="store_true", help="the best checkpoint instead of the last")
     evaluate.add_argument("--seed", type=number_argument(Seed))
@@ -26,12 +26,14 @@ def add_verbs(verbs: Any) -> None:
     evaluate.add_argument("--json", action="store_true")
     evaluate.set_defaults(act=_eval)
     report = verbs.add_parser("report", help="write report.html for one run, or a comparison of several")
-    report.add_argument("folders", type=Path, nargs="+", help="run folders, folders of sweeps, or a study's")
+    report.add_argument(
+        "folders", type=Path, nargs="+", help="run folders, sweep folders, or one study folder"
+    )
     report.add_argument(
         "--out",
         type=Path,
         default=None,
-        help="default: report.html in the run's folder; of several, comparison.html here",
+        help="file (default: report.html in the run's folder; for several runs, comparison.html here)",
     )
     report.set_defaults(act=_report)
 
@@ -75,7 +77,7 @@ def _report(options: argparse.Namespace, rest: list[str]) -> int:
         return 0
     folders = run_folders(options.folders)
     if len(folders) > 1 and len(options.folders) == 1:
-        default = options.folders[0] / "report.html"  # of a sweep
+        default = options.folders[0] / "report.html"  # the folder of a sweep
     if len(folders) == 1:
         (folder,) = folders
         default = folder / "report.html"

@@ -29,13 +29,13 @@ def add_verbs(verbs: Any) -> None:
     sweep.add_options(train)
     train.set_defaults(act=_train, fields=train_fields)
     simulate = verbs.add_parser(
-        "simulate", help="the same on a simulated cluster of any size", allow_abbrev=False
+        "simulate", help="train a recipe on a simulated cluster of any size", allow_abbrev=False
     )
     simulate.add_argument("recipe", nargs="?", help="as for train")
     _add_env(simulate)
     simulate.add_argument("--strategy", help="as for train")
     simulate.add_argument("--out", type=Path, help="run folder (default: runs/<recipe>-simulated-<time>)")
-    simulate.add_argument("--json", action="store_true", help="the summary on the last line")
+    simulate.add_argument("--json", action="store_true", help="print the summary as JSON on the last line")
     simulate.set_defaults(act=_simulate, fields=_simulate_fields)
     resume = verbs.add_parser(
         "resume",
@@ -56,7 +56,7 @@ def _add_env(verb: Any) -> None:
 
 
 def train_fields(options: argparse.Namespace | None, rest: list[str], verb: str = "train") -> Fields:
-    """What ``train RECIPE --help`` prints: the recipe's fields; without one, those that all recipes have."""
+    """What ``train RECIPE --help`` prints: the recipe's fields; without a recipe, those that all have."""
     from murmurate.recipes import recipe
 
     if options is None or not (options.recipe or getattr(options, "env", None)):
@@ -69,17 +69,17 @@ def train_fields(options: argparse.Namespace | None, rest: list[str], verb: str 
         )
     run = recipe_run(options)
     usage = f"murmurate {verb} {run.recipe} [--strategy S] [--out DIR] [--FIELD VALUE ...]"
-    return Fields(usage, [("the run", run)], note=_BARE)
+    return Fields(usage, [("the run", run)], note=_BARE_NAMES)
 
 
-_BARE = "The group in front of an option's name may be left out where no other option has that name."
+_BARE_NAMES = "The group in front of an option's name may be left out where no other option has that name."
 
 
 def _simulate_fields(options: argparse.Namespace | None, rest: list[str]) -> Fields:
     from murmurate.simulation.cluster import Cluster
 
-    of_run = train_fields(options, rest, "simulate")
-    return dataclasses.replace(of_run, configs=[("the simulated cluster", Cluster()), *of_run.configs])
+    fields = train_fields(options, rest, "simulate")
+    return dataclasses.replace(fields, configs=[("the simulated cluster", Cluster()), *fields.configs])
 
 
 def _resume_fields(options: argparse.Namespace | None, rest: list[str]) -> Fields:
@@ -157,12 +157,12 @@ def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
 
     run, cluster = recipe_run(options), Cluster()
     verb = f"murmurate simulate {options.recipe}"
-    of_cluster, of_run = divide(rest, cluster, run, verb)
-    cluster = change(cluster, of_cluster, verb)
-    has_end = any(word.partition("=")[0] in ("--updates", "--minutes") for word in of_run)
+    cluster_words, run_words = divide(rest, cluster, run, verb)
+    cluster = change(cluster, cluster_words, verb)
+    has_end = any(word.partition("=")[0] in ("--updates", "--minutes") for word in run_words)
     if has_end:  # an explicit end replaces the recipe's, which a thousand replicas would reach at once
         run = dataclasses.replace(run, env_steps=None)
-    run = change(run, of_run, verb)
+    run = change(run, run_words, verb)
     folder = options.out or new_folder(f"{run.recipe}-simulated")
     finish = simulate(run, cluster, folder, quiet=options.json)
     if options.json:
@@ -214,7 +214,7 @@ def report_end(finish: Any, folder: Path) -> int:
     if finish.sentence:
         unit, seconds = finish.run.unit, summary["wall_seconds"]
         print(f"{summary['env_steps']:,} {unit} in {seconds:.0f} s. {finish.sentence}")
-    dead = [rank for rank in summary["dead_replicas"] if rank < summary["replicas"]]  # else the centre's
+    dead = [rank for rank in summary["dead_replicas"] if rank < summary["replicas"]]  # the others are centres
     if len(dead) < summary["replicas"]:
         for rank in dead:
             print(f"replica {rank} died during the run; the others continued")

@@ -1,4 +1,4 @@
-"""The search space of ``murmurate tune``: its defaults, from a recipe's fields, and ``--search``."""
+"""The search space of ``murmurate tune``: defaults from a recipe's fields, and what ``--search`` names."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from murmurate.tuning.space import Dimension
 
 
 def search_space(run: Any, texts: Sequence[str], command: str) -> list[Dimension]:
-    """The fields named by ``texts`` (``NAME=1e-4..1e-2:log``, ``NAME=a,b,c``, ``default``); without any, the
-    default space of the run's learner. Raises Refusal for fields and values that the run has not."""
+    """The fields named by ``texts`` (``NAME=1e-4..1e-2:log``, ``NAME=a,b,c``, ``default``); if empty, the
+    default space of the run's learner. Raises Refusal for fields and values that the run does not have."""
     known = {option.name: option for option in options(run)}
     space: dict[str, Dimension] = {}
     for text in texts or ["default"]:
         found = default_space(known) if text == "default" else [_read(text, run, known, command)]
-        space |= {one.name: one for one in found}
+        space |= {dimension.name: dimension for dimension in found}
     if not space:
         raise Refusal(
             f"There is no default of what to search for {run.recipe}. Name the fields, as in --search "
             f"{next((name for name in known if name.startswith('agent.')), 'replicas')}=LOW..HIGH:log"
         )
-    for one in space.values():
-        for word in one.ends():
-            change(run, [f"--{one.name}", word], command)
+    for dimension in space.values():
+        for word in dimension.ends():
+            change(run, [f"--{dimension.name}", word], command)  # raises Refusal for a value out of range
     return list(space.values())
 
 
@@ -39,8 +39,8 @@ def default_space(known: dict[str, Option]) -> list[Dimension]:
     for name, option in known.items():
         rule = _RULES.get(name.removeprefix("agent.")) if name.startswith("agent.") else None
         number = isinstance(option.value, (int, float)) and math.isfinite(option.value)
-        if rule is not None and number and (one := rule(name, option.value)) is not None:
-            found.append(_within_range(one, option))
+        if rule is not None and number and (dimension := rule(name, option.value)) is not None:
+            found.append(_within_range(dimension, option))
     return found
 
 
@@ -63,18 +63,19 @@ def _around_or(factor: float, most: float) -> _Rule:
 
 
 def _choices(*values: float) -> _Rule:
-    """``values`` and the recipe's own."""
+    """``values`` and the recipe's own value."""
     return lambda name, value: Dimension(name, choices=tuple(f"{x:g}" for x in sorted({*values, value})))
 
 
 def _doubled(name: str, value: float) -> Dimension:
-    """Half of the recipe's value, once, twice and four times it."""
+    """0.5, 1, 2 and 4 times the recipe's value."""
     return Dimension(
         name, choices=tuple(str(n) for n in sorted({max(1, int(value * x)) for x in (0.5, 1, 2, 4)}))
     )
 
 
 def _from(low: float, high: float) -> _Rule:
+    """From ``low`` to ``high``, extended so far that the recipe's value is in it."""
     return lambda name, value: Dimension(name, min(low, value), max(high, value))
 
 
@@ -96,15 +97,15 @@ _RULES: dict[str, _Rule] = {
 }
 
 
-def _within_range(one: Dimension, option: Option) -> Dimension:
-    if one.choices or not option.numbers:
-        return one
+def _within_range(dimension: Dimension, option: Option) -> Dimension:
+    if dimension.choices or not option.numbers:
+        return dimension
     allowed = option.numbers[0].range
-    low, high = max(one.low, allowed.least), min(one.high, allowed.most)
-    return Dimension(one.name, low, high, one.log, option.numbers[0].type is int)
+    low, high = max(dimension.low, allowed.least), min(dimension.high, allowed.most)
+    return Dimension(dimension.name, low, high, dimension.log, option.numbers[0].type is int)
 
 
-# -- the user's own ---------------------------------------------------------------------------------------
+# -- what --search names ----------------------------------------------------------------------------------
 
 
 def _read(text: str, run: Any, known: dict[str, Option], command: str) -> Dimension:

@@ -14,7 +14,7 @@ _NOT_FORWARDED = frozenset({"verb", "inner", "act", "recipe", "out", "seeds", "j
 
 def add_options(train: Any) -> None:
     train.add_argument("--seeds", help="train once for each seed, as in 0-4 or 0,3,7, into one folder")
-    train.add_argument("--jobs", type=int, default=1, help="with --seeds: runs at once")
+    train.add_argument("--jobs", type=int, default=1, help="with --seeds: number of runs at once")
 
 
 def sweep(run: Any, options: argparse.Namespace, rest: list[str]) -> int:
@@ -36,14 +36,17 @@ def sweep(run: Any, options: argparse.Namespace, rest: list[str]) -> int:
     return Sweep(run, ["train", *forwarded(options), *rest], seeds, folder, options.jobs, say=_say).train()
 
 
-def forwarded(options: argparse.Namespace, but: Collection[str] = ()) -> list[str]:
-    """The recipe and those options of ``train`` that are no fields, ``but`` some, as words of a command."""
+def forwarded(options: argparse.Namespace, without: Collection[str] = ()) -> list[str]:
+    """The recipe and the given options that are no fields of the run, as words of a command.
+
+    without: names of options to leave out.
+    """
     words = [] if options.recipe is None else [options.recipe]
     for name, value in vars(options).items():
-        if name in _NOT_FORWARDED or name in but or value is None or value is False:
+        if name in _NOT_FORWARDED or name in without or value is None or value is False:
             continue
-        for one in value if isinstance(value, list) else [value]:
-            words += [f"--{name.replace('_', '-')}", *([] if one is True else [str(one)])]
+        for each in value if isinstance(value, list) else [value]:
+            words += [f"--{name.replace('_', '-')}", *([] if each is True else [str(each)])]
     return words
 
 
@@ -53,4 +56,4 @@ def check_jobs(jobs: int) -> None:
 
 
 def _say(line: str) -> None:
-    print(line, flush=True)  # before the output of a run's own process
+    print(line, flush=True)  # at once, before the output of the run's process

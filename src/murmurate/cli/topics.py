@@ -39,7 +39,7 @@ from murmurate.training.session import Finish, train
 from murmurate.workloads.topics import Topics
 
 _LEAST_UPDATES = 60
-_SHORT = {  # options of ``fit`` by shorter names
+_FULL_NAMES = {  # of options that ``fit`` also takes by a shorter name
     **{name: f"agent.{name}" for name in ("topics", "batch", "alpha", "prior", "iterations", "tolerance")},
     **{
         name: f"agent.{name}"
@@ -68,19 +68,19 @@ _SHORT = {  # options of ``fit`` by shorter names
         )
     },
 }
-_SHORT_OF = {long: short for short, long in _SHORT.items()}
-_LONG_NAME = re.compile(r"(?:--)?\b((?:agent|world)\.[a-z][a-z_-]*[a-z])")
+_SHORT_NAMES = {full: short for short, full in _FULL_NAMES.items()}
+_FULL_NAME = re.compile(r"(?:--)?\b((?:agent|world)\.[a-z][a-z_-]*[a-z])")
 
 
 def default_passes(run: Run) -> float:
-    """5, and for a small corpus as many as make 60 updates of each replica: with fewer the topics of a few
-    hundred documents are still alike."""
+    """5, or, for a small corpus, as many as give each replica 60 updates: with fewer updates, the topics of a
+    few hundred documents are still alike."""
     documents = _LEAST_UPDATES * cast(Examples, run.learner.requires).batch * run.replicas
     return max(5.0, math.ceil(documents / max(run.world.spec().examples, 1)))
 
 
 def fit(run: Run, folder: Path, passes: float | None = None) -> Finish:
-    """Train ``run``, for so many passes through its corpus, or until its own end."""
+    """Train ``run`` for ``passes`` through its corpus; None: until its own end."""
     if passes is not None:
         if not passes > 0:
             raise Refusal(f"--passes is {passes:g}; give a positive number.")
@@ -93,19 +93,21 @@ def fit_command(options: argparse.Namespace, rest: list[str]) -> tuple[Finish, P
     """``topics fit``: how the run ended, and its folder."""
     try:
         return _fit_command(options, rest)
-    except Refusal as refusal:  # which calls options as the configs do
+    except Refusal as refusal:  # its message names options as the configs do
         raise Refusal(_with_short_names(str(refusal))) from refusal
 
 
 def _with_short_names(message: str) -> str:
-    """A message that calls options as ``topics fit`` does: ``--topics`` instead of ``--agent.topics``."""
-    return _LONG_NAME.sub(lambda match: f"--{_SHORT_OF.get(match[1].replace('_', '-'), match[1])}", message)
+    """``message`` with the option names of ``topics fit``: ``--topics`` instead of ``--agent.topics``."""
+    return _FULL_NAME.sub(
+        lambda match: f"--{_SHORT_NAMES.get(match[1].replace('_', '-'), match[1])}", message
+    )
 
 
 def fit_fields(options: argparse.Namespace | None, rest: list[str]) -> Fields:
     """What ``topics fit --help`` prints."""
     usage = "murmurate topics fit CORPUS [--passes N] [--strategy S] [--out DIR] [--FIELD VALUE ...]"
-    note = f"Shorter names: {', '.join(f'--{short}' for short in _SHORT)}"
+    note = f"Shorter names: {', '.join(f'--{short}' for short in _FULL_NAMES)}"
     return Fields(usage, [("the run", _fit_run(options))], note=note)
 
 
@@ -124,15 +126,15 @@ def _fit_command(options: argparse.Namespace, rest: list[str]) -> tuple[Finish, 
     has_end = any(word.partition("=")[0] in ("--env-steps", "--updates", "--minutes") for word in rest)
     world = CorpusWorld(path=str(options.corpus))
     run = dataclasses.replace(run, world=world, env_steps=None if has_end else run.env_steps)
-    run = change(run, _long(rest), verb)
-    _tell_left_out(cast(CorpusWorld, run.world))
+    run = change(run, _with_full_names(rest), verb)
+    _warn_of_left_out(cast(CorpusWorld, run.world))
     folder = options.out or Path("runs") / f"topics-{time.strftime('%Y%m%d-%H%M%S')}"
     passes = options.passes if options.passes is not None or has_end else default_passes(run)
     finish = fit(run, folder, passes)
     return finish, finish.folder or folder
 
 
-def _tell_left_out(world: CorpusWorld) -> None:
+def _warn_of_left_out(world: CorpusWorld) -> None:
     """Warn of Markdown files in a folder that is read for its ``.txt`` files."""
     path = Path(world.path)
     if world.kind is None and path.is_dir() and files_of(path, "text"):
@@ -145,12 +147,14 @@ def _tell_left_out(world: CorpusWorld) -> None:
             )
 
 
-def _long(words: Sequence[str]) -> list[str]:
-    """The options with short names replaced by full ones."""
+def _with_full_names(words: Sequence[str]) -> list[str]:
+    """``words`` with short names of options replaced by full ones."""
     long = []
     for word in words:
         name, equals, value = word.removeprefix("--").partition("=")
-        long.append(f"--{_SHORT[name]}{equals}{value}" if word.startswith("--") and name in _SHORT else word)
+        long.append(
+            f"--{_FULL_NAMES[name]}{equals}{value}" if word.startswith("--") and name in _FULL_NAMES else word
+        )
     return long
 
 
@@ -174,7 +178,7 @@ class FittedTopics:
         return int(self.fingerprint["vocabulary_size"])
 
     def divided(self) -> Split:
-        """Raises Refusal where the corpus is gone or has changed."""
+        """The corpus, split as in training. Raises Refusal where it is gone or has changed."""
         refuse_missing(self.world)
         check_data(self.folder, self.world)
         return self.world.divided()
@@ -191,7 +195,7 @@ def load(folder: Path) -> FittedTopics:
     return FittedTopics(topics, learner.model.prior, cast(CorpusWorld, run.world), folder, fingerprint)
 
 
-_READING_OPTIONS = (
+_READING_OPTIONS = (  # fields of ``CorpusWorld`` that are options of ``transform`` and ``evaluate``
     "kind",
     "skip_bad",
     "one_based",
@@ -206,9 +210,9 @@ _READING_OPTIONS = (
 
 @dataclasses.dataclass(frozen=True)
 class OtherCorpus:
-    """Documents in the vocabulary of a run, and what of their source is not among them.
+    """Documents in the vocabulary of a run.
 
-    texts: None for a corpus of numbers.
+    skipped: what of their source was left out. texts: texts of the source; None for a corpus of word counts.
     """
 
     documents: Corpus | RemappedCorpus
@@ -217,13 +221,13 @@ class OtherCorpus:
 
     @property
     def numbers(self) -> NDArray[np.int64]:
-        """[D] of each document in its source, from 0."""
+        """The number of each document [D] in its source, from 0."""
         everything = np.arange(len(self.documents) + len(self.skipped.documents))
         return np.setdiff1d(everything, self.skipped.documents, assume_unique=True)
 
 
 def other_corpus(fitted: FittedTopics, options: argparse.Namespace) -> OtherCorpus:
-    """The corpus of the options in the run's vocabulary, without unknown words.
+    """The corpus that the options name, in the run's vocabulary, without unknown words.
 
     Raises Refusal where the words of the corpus cannot be identified.
     """
@@ -231,22 +235,22 @@ def other_corpus(fitted: FittedTopics, options: argparse.Namespace) -> OtherCorp
     world = fitted.world if path == fitted.world.path else CorpusWorld(path=path)
     changes = {name: value for name in _READING_OPTIONS if (value := getattr(options, name)) is not None}
     world = dataclasses.replace(world, **changes)
-    instead: dict[str, Any] = {"kind": world.kind or detect_kind(Path(path))}
-    if instead["kind"] in TEXT_KINDS:
+    overrides: dict[str, Any] = {"kind": world.kind or detect_kind(Path(path))}
+    if overrides["kind"] in TEXT_KINDS:
         if fitted.vocabulary is None:
             raise Refusal(
                 f"{path} is text, and the run was fitted without names of its {fitted.vocabulary_size:,} "
                 "words, so words cannot be matched. Fit anew with --vocabulary, or give a corpus of ids."
             )
-        if instead["kind"] in ("csv", "jsonl") and world.column is None:  # texts like those of the run
+        if overrides["kind"] in ("csv", "jsonl") and world.column is None:  # texts like those of the run
             world = dataclasses.replace(world, column=fitted.world.column)
         if options.vocabulary is None:
-            instead |= {"vocabulary": fitted.vocabulary, "bigrams": fitted.world.bigrams}
-    elif instead["kind"] in ("lda-c", "svmlight") and not (
+            overrides |= {"vocabulary": fitted.vocabulary, "bigrams": fitted.world.bigrams}
+    elif overrides["kind"] in ("lda-c", "svmlight") and not (
         world.vocabulary_size or world.vocabulary or vocabulary_beside(Path(path)).exists()
     ):
-        instead["vocabulary_size"] = fitted.vocabulary_size
-    other, skipped = world.read_as(**instead)
+        overrides["vocabulary_size"] = fitted.vocabulary_size
+    other, skipped = world.read_as(**overrides)
     if other.vocabulary is None or fitted.vocabulary is None or other.vocabulary == fitted.vocabulary:
         if other.vocabulary_size != fitted.vocabulary_size:
             raise Refusal(

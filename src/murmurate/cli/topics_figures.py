@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 _MEANINGS = {
     "test_documents": "not used in training, unless you named them yourself",
     "perplexity": (
-        "of held-out words, given the others of their document: each is as hard to predict as one of so many "
-        "equally likely words. From 1; {words:,} if nothing was learned. Lower is better"
+        "of held-out words, given the other words of their document: each is as hard to predict as one of "
+        "so many equally likely words. At least 1; {words:,} if nothing was learned. Lower is better"
     ),
     "perplexity_bound": (
-        "exp(-bound / words), where the evidence lower bound has the documents' terms alone: an upper bound "
+        "exp(-bound / words), where the evidence lower bound has only the terms of documents: an upper bound "
         "of the perplexity of whole documents. Compare it with other bounds only"
     ),
     "perplexity_bound_full": (
@@ -38,7 +38,7 @@ class Figure(NamedTuple):
 
 
 def explained(figures: Mapping[str, Any], words: int) -> list[Figure]:
-    """The figures that are known, with their meaning. words: V."""
+    """Those of ``figures`` that have a meaning here, with it. words: size of the vocabulary."""
     documents = figures.get("test_documents") or 0
     return [
         Figure(name, _number(figures[name]), meaning.format(words=words, documents=documents))

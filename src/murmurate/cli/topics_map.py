@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 _WIDTH, _HEIGHT = 760.0, 440.0
 _LARGEST_RADIUS, _MARGIN = 38.0, 16.0
 _LETTER_WIDTH, _LABEL_HEIGHT = 6.2, 25.0
-_WORDS = 2  # of a topic, below its number
+_WORDS = 2  # that are shown below a topic's number
 
 
 def svg_map(points: NDArray[np.float64], rows: list[dict[str, Any]]) -> str:
-    """A circle a topic, which leads to its section.
+    """A circle for each topic, which links to the topic's section.
 
-    points: [K, 2]. rows: for each topic ``topic``, ``weight`` and ``words``, the greatest weight first, so
+    points: [K, 2]. rows: ``topic``, ``weight`` and ``words`` of each topic, the greatest weight first, so
     that small circles lie on large ones.
     """
     weights = np.array([row["weight"] for row in rows])
@@ -26,7 +26,7 @@ def svg_map(points: NDArray[np.float64], rows: list[dict[str, Any]]) -> str:
     circles, labels = [], []
     boxes: list[tuple[float, float, float]] = []  # x, y and width of each label
     for row, (x, y), radius in zip(rows, places.tolist(), radii.tolist(), strict=True):
-        words = [one["word"] for one in row["words"]]
+        words = [top["word"] for top in row["words"]]
         title = html.escape(f"{row['topic']}: {' '.join(words)} ({row['weight']:.1%})")
         circles.append(
             f'<a href="#topic-{row["topic"]}"><title>{title}</title>'
@@ -48,7 +48,7 @@ def svg_map(points: NDArray[np.float64], rows: list[dict[str, Any]]) -> str:
 def _free(
     x: float, y: float, width: float, boxes: list[tuple[float, float, float]]
 ) -> tuple[float, float, float]:
-    """A place for a label as near to (x, y) as others, above or below it, allow."""
+    """The box of a label at (x, y), moved up or down until it hides no other label."""
 
     def hidden(at: float) -> bool:
         return any(
@@ -62,7 +62,7 @@ def _free(
 
 
 def _placed(points: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[K, 2] within the picture, with the same scale on both axes."""
+    """``points`` moved and scaled into the picture [K, 2], with the same scale on both axes."""
     room = np.array([_WIDTH, _HEIGHT]) - 2 * (_LARGEST_RADIUS + _MARGIN)
     low, high = points.min(0), points.max(0)
     extent = np.maximum(high - low, 1e-9)

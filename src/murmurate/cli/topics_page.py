@@ -63,13 +63,13 @@ def show_command(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _from_corpus(fitted: FittedTopics, samples: int) -> tuple[list[float | None], list[list[dict[str, Any]]]]:
-    """Coherence [K] and the documents that are most about each topic; with a warning none of both where the
-    corpus is missing."""
+    """Coherence [K], and the documents that are most about each topic; where the corpus is missing, neither,
+    with a warning."""
     count = fitted.topics.count
     try:
-        train_, _, _ = fitted.divided()
+        train, _, _ = fitted.divided()
         coherence: list[float | None] = fitted.topics.coherence(
-            train_.select(range(min(len(train_), _MOST_DOCUMENTS)))
+            train.select(range(min(len(train), _MOST_DOCUMENTS)))
         ).tolist()
         return coherence, _samples(fitted, samples)
     except Refusal as refusal:
@@ -78,7 +78,7 @@ def _from_corpus(fitted: FittedTopics, samples: int) -> tuple[list[float | None]
 
 
 def _samples(fitted: FittedTopics, most: int) -> list[list[dict[str, Any]]]:
-    """For each topic the documents, of 20,000 at most, with the greatest share of it. Raises Refusal."""
+    """For each topic, the documents with the greatest share of it, among up to 20,000. Raises Refusal."""
     if not most:
         return [[] for _ in range(fitted.topics.count)]
     corpus, skipped = fitted.world.read_as()
@@ -107,7 +107,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     for column in ("topic", "weight", "npmi", "words"):
         table.add_column(column, justify="left" if column == "words" else "right")
     for row in rows:
-        words = " ".join(one["word"] for one in row["words"])
+        words = " ".join(top["word"] for top in row["words"])
         table.add_row(str(row["topic"]), f"{row['weight']:.1%}", _plain(row["coherence"]), words)
     rich.console.Console().print(table)
 
@@ -128,7 +128,7 @@ def _plain(coherence: float | None) -> str:
 
 
 def _figures(fitted: FittedTopics) -> list[Figure]:
-    """Of the summary, where the run has ended."""
+    """The figures in the summary; none before the run has ended."""
     try:
         summary = read_object(fitted.folder / "summary.json")
     except (OSError, ValueError):
@@ -159,11 +159,11 @@ def _page(fitted: FittedTopics, rows: list[dict[str, Any]]) -> str:
 
 
 def _section(row: dict[str, Any], most: float) -> str:
-    top = max(one["share"] for one in row["words"])
+    top = max(word["share"] for word in row["words"])
     bars = "".join(
-        f"<tr><td>{html.escape(one['word'])}</td>"
-        f'<td><i style="width:{8 * one["share"] / top:.2f}em"></i>{one["share"]:.2%}</td></tr>'
-        for one in row["words"]
+        f"<tr><td>{html.escape(word['word'])}</td>"
+        f'<td><i style="width:{8 * word["share"] / top:.2f}em"></i>{word["share"]:.2%}</td></tr>'
+        for word in row["words"]
     )
     documents = "".join(
         f"<li><cite>{html.escape(one['name'])}</cite> {one['share']:.0%}<br>{html.escape(one['text'])}</li>"

@@ -53,11 +53,12 @@ def transform_command(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _key(corpus: OtherCorpus) -> str:
+    """The column that says which document a row is about."""
     return "name" if corpus.texts is not None and corpus.texts.has_names else "document"
 
 
 def _names(corpus: OtherCorpus, numbers: NDArray[np.int64]) -> Iterator[str]:
-    """Of the documents with these numbers, which rise."""
+    """The names of the documents with these numbers, which are in ascending order."""
     wanted = iter(numbers.tolist())
     following = next(wanted, None)
     for number, name in enumerate(corpus.texts.names() if corpus.texts is not None else ()):
@@ -69,7 +70,7 @@ def _names(corpus: OtherCorpus, numbers: NDArray[np.int64]) -> Iterator[str]:
 
 
 def _missing(corpus: OtherCorpus, most: int = 3) -> str:
-    """The first documents that have no row."""
+    """The first documents that have no row, as a remark."""
     if _key(corpus) != "name" or not len(corpus.skipped.documents):
         return ""
     names = list(_names(corpus, np.sort(corpus.skipped.documents)[:most]))
@@ -78,7 +79,7 @@ def _missing(corpus: OtherCorpus, most: int = 3) -> str:
 
 
 def _write_csv(file: TextIO, corpus: OtherCorpus, weights: NDArray[np.float32]) -> None:
-    """A row a document: its name where it has one, its number in the source from 0, and its topics."""
+    """A row for each document: its name where it has one, its number in the source from 0, and its topics."""
     rows = csv.writer(file, lineterminator="\n")
     named = _key(corpus) == "name"
     topics = [f"topic_{k}" for k in range(weights.shape[1])]

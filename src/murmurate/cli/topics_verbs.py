@@ -28,7 +28,7 @@ def add_verbs(verbs: Any) -> None:
     fit.add_argument(
         "--passes",
         type=number_argument(PositiveFloat),
-        help="through the corpus (default: 5, but at least 60 updates)",
+        help="passes through the corpus (default: 5, but at least 60 updates)",
     )
     fit.add_argument("--strategy", help="how the replicas agree; see: murmurate list strategies")
     fit.add_argument("--out", type=Path, help="run folder (default: runs/topics-<time>)")
@@ -38,7 +38,7 @@ def add_verbs(verbs: Any) -> None:
     )
     show.add_argument("folder", type=Path)
     show.add_argument(
-        "--words", type=number_argument(PositiveInt), default=10, help="of each topic (default 10)"
+        "--words", type=number_argument(PositiveInt), default=10, help="words of each topic (default 10)"
     )
     show.add_argument(
         "--samples",
@@ -52,8 +52,8 @@ def add_verbs(verbs: Any) -> None:
     show.add_argument("--json", action="store_true", help="print the topics as JSON")
     show.set_defaults(act=_later("topics_page", "show_command"))
     transform = verbs.add_parser("transform", help="the topics of documents, as .csv, .npz or .parquet")
-    transform.add_argument("folder", type=Path, help="of the run that found the topics")
-    transform.add_argument("corpus", type=Path, help="its own or other documents")
+    transform.add_argument("folder", type=Path, help="folder of the run that found the topics")
+    transform.add_argument("corpus", type=Path, help="the run's own or other documents")
     transform.add_argument("--out", type=Path, help="a .csv, .npz or .parquet file")
     transform.add_argument(
         "--csv", action="store_true", help="write CSV whatever --out is called; without --out, print it"
@@ -68,32 +68,42 @@ def add_verbs(verbs: Any) -> None:
         "never below the perplexity that they bound; perplexity_bound_full has no upper limit, since it "
         "divides the cost of the topics by the words of these documents.",
     )
-    evaluate.add_argument("folder", type=Path, help="of the run that found the topics")
+    evaluate.add_argument("folder", type=Path, help="folder of the run that found the topics")
     evaluate.add_argument("corpus", type=Path, nargs="?", help="default: the run's test documents")
     _add_reading_options(evaluate)
-    evaluate.add_argument("--seed", type=number_argument(Seed), default=0, help="of the words held out")
+    evaluate.add_argument(
+        "--seed", type=number_argument(Seed), default=0, help="seed of the choice of held-out words"
+    )
     evaluate.add_argument("--json", action="store_true", help="print the figures as JSON")
     evaluate.set_defaults(act=_later("topics_tables", "evaluate_command"))
 
 
 def _add_reading_options(verb: argparse.ArgumentParser) -> None:
     """Options for reading the corpus; without them the run's own corpus is read as in training."""
-    verb.add_argument("--kind", help="of file: docs/corpora.md has them (default: detected)")
+    verb.add_argument("--kind", help="kind of file: docs/corpora.md lists them (default: detected)")
     verb.add_argument("--skip-bad", action="store_true", default=None, help="leave out damaged lines")
     verb.add_argument(
         "--one-based", type=_bool_argument, metavar="true|false", help="whether word ids begin at 1"
     )
-    verb.add_argument("--transpose", action="store_true", default=None, help="it is [words, documents]")
-    verb.add_argument("--vocabulary", help="a file with a word a line (default: the one in its folder)")
+    verb.add_argument(
+        "--transpose", action="store_true", default=None, help="the matrix is [words, documents]"
+    )
+    verb.add_argument(
+        "--vocabulary", help="a file with a word in each line (default: the one beside the corpus)"
+    )
     verb.add_argument(
         "--vocabulary-size",
         type=number_argument(PositiveInt),
         metavar="V",
-        help="where the format does not say",
+        help="number of words, where the format does not say it",
     )
-    verb.add_argument("--column", help="of a CSV or JSON-lines file, with the text (default: the run's)")
-    verb.add_argument("--name-column", help="of such a file, with a document's name (default: numbers)")
-    verb.add_argument("--cache", help="folder for the converted corpus (default: its folder)")
+    verb.add_argument(
+        "--column", help="column of a CSV or JSON-lines file with the text (default: the run's)"
+    )
+    verb.add_argument(
+        "--name-column", help="column of such a file with the documents' names (default: numbers)"
+    )
+    verb.add_argument("--cache", help="folder for the converted corpus (default: the corpus's folder)")
 
 
 def _bool_argument(word: str) -> bool:
@@ -104,7 +114,7 @@ def _bool_argument(word: str) -> bool:
 
 
 def _later(module: str, name: str) -> Callable[[argparse.Namespace, list[str]], Any]:
-    """A function of a module beside this one, loaded when it is called."""
+    """Function ``name`` of a module beside this one, which is imported when the function is called."""
 
     def act(options: argparse.Namespace, rest: list[str]) -> Any:
         return getattr(importlib.import_module(f"murmurate.cli.{module}"), name)(options, rest)

@@ -12,6 +12,7 @@ from murmurate.cli.options import number_argument
 from murmurate.errors import Refusal
 from murmurate.ranges import PositiveFloat, PositiveInt
 
+# options that only ``tune`` has
 _OWN = ("trials", "minutes", "search", "objective", "sampler", "pruner", "jobs")
 
 
@@ -20,8 +21,12 @@ def add_verb(verbs: Any) -> None:
     tune.add_argument("recipe", nargs="?", help="as for train")
     tune.add_argument("--strategy", help="as for train")
     tune.add_argument("--out", type=Path, help="the study's folder (default: runs/<recipe>-<time>-study)")
-    tune.add_argument("--trials", type=number_argument(PositiveInt), default=30, help="runs in all")
-    tune.add_argument("--minutes", type=number_argument(PositiveFloat), help="no trial is started later")
+    tune.add_argument(
+        "--trials", type=number_argument(PositiveInt), default=30, help="number of trials in all"
+    )
+    tune.add_argument(
+        "--minutes", type=number_argument(PositiveFloat), help="after which no trial is started"
+    )
     tune.add_argument(
         "--search",
         action="append",
@@ -32,7 +37,7 @@ def add_verb(verbs: Any) -> None:
     tune.add_argument("--objective", help="figure of summary.json, NAME:max or NAME:min")
     tune.add_argument("--sampler", default="tpe", help="tpe, random, qmc, cmaes or gp")
     tune.add_argument("--pruner", default="median", help="median, halving, hyperband or none")
-    tune.add_argument("--jobs", type=int, default=1, help="trials at once")
+    tune.add_argument("--jobs", type=int, default=1, help="number of trials at once")
     tune.set_defaults(act=_tune, fields=_tune_fields)
 
 
@@ -45,7 +50,7 @@ def _tune_fields(options: argparse.Namespace | None, rest: list[str]) -> Fields:
     if options is None or not options.recipe:
         return fields
     space = search_space(recipe_run(options), options.search, f"murmurate tune {options.recipe}")
-    searched = ", ".join(f"--search {one}" for one in space)
+    searched = ", ".join(f"--search {dimension}" for dimension in space)
     return dataclasses.replace(fields, note=f"Searched, unless --search names others: {searched}")
 
 
@@ -61,7 +66,9 @@ def _tune(options: argparse.Namespace, rest: list[str]) -> int:
     check_jobs(options.jobs)
     run = change(run, rest, command)
     space = search_space(run, options.search, command)
-    if set_twice := {f"--{one.name}" for one in space} & {word.partition("=")[0] for word in rest}:
+    if set_twice := {f"--{dimension.name}" for dimension in space} & {
+        word.partition("=")[0] for word in rest
+    }:
         raise Refusal(
             f"{', '.join(sorted(set_twice))} is searched. Leave it out, or name what shall be searched with "
             "--search."
@@ -103,6 +110,6 @@ def _own_words(options: argparse.Namespace) -> list[str]:
         value = getattr(options, name)
         if value is None or value == defaults.get(name):
             continue
-        for one in value if isinstance(value, list) else [value]:
-            words += [f"--{name}", str(one)]
+        for each in value if isinstance(value, list) else [value]:
+            words += [f"--{name}", str(each)]
     return words

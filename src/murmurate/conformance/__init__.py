@@ -1,10 +1,10 @@
-"""What every strategy, learner, source, evaluation and world must do, for those of other packages too.
+"""What every strategy, learner, source, evaluation and world must do, those of other packages too: tests.
 
-With pytest installed, in the environment that has the packages::
+In an environment with these packages and pytest::
 
     pytest --pyargs murmurate.conformance -k my-strategy
 
-Without ``-k`` all that are found are tried, murmurate's own among them (minutes). Tests are called after the
-strategy, the algorithm (the part of a recipe's name after the world) or the world that they are about. What
-is not installed joins by MURMURATE_IMPORT=my_module.
+Without ``-k`` everything that is found is tested, murmurate's own parts too, which takes minutes. The name of
+a test contains that of the strategy, of the algorithm (the part of a recipe's name after the world) or of the
+world that it tests. A module that is not installed is added by MURMURATE_IMPORT=my_module.
 """

@@ -1,4 +1,4 @@
-"""A marker of the conformance tests, where pytest knows nothing of this package."""
+"""Registers the marker of the conformance tests, for pytest runs without this package's configuration."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Small problems on which the laws are tried, and the loop that learns them.
+"""Small problems on which strategies are tested, and the training loop for them.
 
-Everything here is a function of (rank, step) and stands at module level, so that a member can be a
-thread or a process and two runs can be compared to the bit.
+Data and gradients depend only on (rank, step), so that two runs can be compared to the bit. Everything is
+defined at module level, so that a member can be a thread or a process.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ SIX = ("sgd", "momentum", "nesterov", "rmsprop", "adam", "adamw")
 
 
 def halving(clock: int) -> float:
+    """A learning-rate factor that is halved every three updates."""
     return 0.5 ** (clock // 3)
 
 
 def head_apart(net: nn.Module) -> list[dict[str, Any]]:
-    """The last layer first, with a rate of its own; then the rest, with weight decay."""
+    """Two parameter groups: the last layer, with a learning rate of its own; the rest, with weight decay."""
     last = list(net.children())[-1]
     own = {id(p) for p in last.parameters()}
     return [
@@ -50,7 +51,7 @@ def head_apart(net: nn.Module) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Problem:
-    """Fit noise with a tanh net: smooth, so that rounding stays rounding."""
+    """Fit noise with a tanh net: it is smooth, so rounding errors stay small."""
 
     optimizer: str = "sgd"
     float32: bool = False
@@ -98,7 +99,7 @@ class Problem:
         return self._run(replica, updates, tuple(ranks))
 
     def learn(self, strategy: Strategy, updates: int, fabric: Any) -> Result:
-        """What member ``fabric.rank`` does: its own batches, one strategy step each."""
+        """Train member ``fabric.rank`` on its own batches, with one step of the strategy for each."""
         replicator = Replicator(strategy, fabric)
         replica = replicator.replicate(
             "model", self.net(fabric.rank), OPTIMIZERS[self.optimizer], **self.options()
@@ -119,7 +120,7 @@ class Problem:
 
 @dataclass
 class Result:
-    """What became of one replica."""
+    """The training of one replica: its path, and its state at the end."""
 
     path: list[Tensor] = field(default_factory=list)  # the vector [N] after each step
     exchanges: list[Exchange] = field(default_factory=list)
@@ -132,7 +133,7 @@ class Result:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal to the bit, whatever it is made of."""
+    """Whether two nested structures are equal to the bit."""
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
     if isinstance(one, list | tuple):
@@ -151,7 +152,7 @@ class Point(nn.Module):
 
 
 def slope(rank: int, step: int, x: Tensor) -> Tensor:
-    """A gradient with a curvature and a goal for each rank, and noise for each step."""
+    """A gradient whose curvature and minimum depend on the rank, and its noise also on the step."""
     generator = torch.Generator().manual_seed(7919 * rank + step)
     noise = torch.randn(len(x), generator=generator, dtype=torch.float64)
     curvature = 0.5 + 0.4 * torch.cos(torch.arange(len(x), dtype=torch.float64) + rank)

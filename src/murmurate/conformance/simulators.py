@@ -1,4 +1,4 @@
-"""Whether simulators that were saved and loaded go on as those that were not interrupted."""
+"""A check that simulators that were saved and loaded continue like uninterrupted simulators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def drawn_actions(spec: EnvSpec, steps: int, size: int, seed: int) -> torch.Tens
     generator = torch.Generator().manual_seed(seed)
     if spec.actions:
         return torch.randint(spec.actions, (steps, size), generator=generator)
-    # beyond the bounds now and then: clipping is part of the contract
+    # sometimes beyond the bounds, because simulators must clip actions
     return torch.randn(steps, size, *spec.action_shape, generator=generator) * torch.tensor(spec.action_high)
 
 
@@ -33,7 +33,8 @@ def same_steps(one: TimeStep, other: TimeStep) -> bool:
 
 
 def assert_resumes_exactly(world: SimulatorWorld, before: int, after: int, size: int = 2) -> int:
-    """The number of episodes that ended in the steps compared."""
+    """Raise AssertionError unless simulators of ``world`` that are saved after ``before`` steps and loaded
+    take the same ``after`` steps. Returns how many episodes ended in these."""
     simulators, other = (world.open(size, training=True) for _ in range(2))
     simulators.reset(1)
     other.reset(2)

@@ -1,4 +1,4 @@
-"""A recipe at its smallest: on small data of its own, with few simulators and a small replay."""
+"""Small versions of recipes: with generated data, few simulators and a small replay."""
 
 from __future__ import annotations
 
@@ -33,43 +33,43 @@ def _images(folder: Path) -> str:
     return str(folder / "images.npz")
 
 
-# by the name of a world whose data are files; writes them, and returns their path
+# by the name of a world whose data are files: a function that writes small files and returns their path
 DATA: dict[str, Callable[[Path], str]] = {
     "corpus": _documents,
     "table": _rows,
     "arrays": _images,
 }
 
-SMALL = {"batch": 4, "channels": 4, "width": 4}  # of the learner, where it has such a field
+SMALL = {"batch": 4, "channels": 4, "width": 4}  # fields of those learners that have them
 
 
 @functools.cache
 def recipe_of(algorithm: str) -> Run:
-    """On cartpole or pendulum, or on the first world of a recipe that is for neither."""
+    """The recipe on cartpole or pendulum, or, if it is for neither, on its first world."""
     worlds = [world for world, other in pairs().values() if other == algorithm]
     plain = [world for world in ("cartpole", "pendulum") if world in worlds]
     return recipe(f"{[*plain, *worlds][0]}-{algorithm}")
 
 
 def smallest(algorithm: str, folder: Path) -> Run:
-    """``recipe_of``; what learns from a file of examples gets one, and is small itself."""
+    """``recipe_of``; if it learns from files, small files are generated, and the learner is small too."""
     run = recipe_of(algorithm)
     if run.world.name not in DATA:
         return run
     small = {name: value for name, value in SMALL.items() if hasattr(run.learner, name)}
-    of_files: Any = run.world
+    world: Any = run.world
     held_out = {"test": 0.2} if hasattr(run.world, "test") else {"validation": 0.2}
     few = {"samples": 20} if hasattr(run.evaluation, "samples") else {}
     return dataclasses.replace(
         run,
-        world=dataclasses.replace(of_files, path=DATA[run.world.name](folder), **held_out),
+        world=dataclasses.replace(world, path=DATA[run.world.name](folder), **held_out),
         learner=dataclasses.replace(run.learner, **small),
         evaluation=dataclasses.replace(run.evaluation, **few),
     )
 
 
 def altered(run: Run, **fields: Any) -> Run:
-    """``dataclasses.replace`` that finds fields of the source and of the evaluation too."""
+    """``dataclasses.replace`` that also replaces fields of the source and of the evaluation."""
     for part in ("source", "evaluation"):
         value = getattr(run, part)
         own = {f.name for f in dataclasses.fields(value)} & fields.keys()
@@ -80,26 +80,26 @@ def altered(run: Run, **fields: Any) -> Run:
 
 
 def shortest(algorithm: str, folder: Path) -> Run:
-    """``smallest`` for one replica, without actors (tests of the sources have these processes)."""
-    found = smallest(algorithm, folder)
-    source: dict[str, Any] = {"simulators": 2} if found.world.unit == "env steps" else {}
-    source = {name: value for name, value in source.items() if hasattr(found.source, name)}
-    if hasattr(found.source, "actors"):
+    """``smallest`` for one replica, without actor processes (which the tests of the sources cover)."""
+    run = smallest(algorithm, folder)
+    source: dict[str, Any] = {"simulators": 2} if run.world.unit == "env steps" else {}
+    source = {name: value for name, value in source.items() if hasattr(run.source, name)}
+    if hasattr(run.source, "actors"):
         source["actors"] = 0
-    if found.source.gives == "transitions" and hasattr(found.source, "replay"):
+    if run.source.gives == "transitions" and hasattr(run.source, "replay"):
         replay = dataclasses.replace(
-            found.source.replay, capacity=600, learning_starts=40, fit_every=0, weights="own"
+            run.source.replay, capacity=600, learning_starts=40, fit_every=0, weights="own"
         )
         source["replay"] = replay
-    if hasattr(found.source, "collect_env_steps"):
+    if hasattr(run.source, "collect_env_steps"):
         source["collect_env_steps"] = 200
-    if found.source.gives == "model":
-        found, source = _with_small_model(found, source)
-    return altered(found, env_steps=3_000, replicas=1, **source)
+    if run.source.gives == "model":
+        run, source = _with_small_model(run, source)
+    return altered(run, env_steps=3_000, replicas=1, **source)
 
 
 def _with_small_model(run: Run, source: dict[str, Any]) -> tuple[Run, dict[str, Any]]:
-    """With a model that is fitted within a moment, every second env step."""
+    """``run`` with a small model that is fitted at every second env step."""
     if not hasattr(run.learner, "model"):
         return run, source
     config: Any = run.learner

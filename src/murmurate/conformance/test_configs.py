@@ -1,4 +1,4 @@
-"""Every field of every config has a sentence and every number a range, from which its help is made."""
+"""Every field of every config has a sentence of help, and every number has a range."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check_ranges_of(config: type) -> None:
 
 
 def check_sentences_of(config: type) -> None:
-    """Of the fields that are options: not of nested configs, nor of what the recipe's name says."""
+    """Check the fields that are options: not nested configs, nor fields that the recipe's name sets."""
     documented = field_docs(config)
     kinds = typing.get_type_hints(config)
     for field in dataclasses.fields(config):
@@ -60,25 +60,29 @@ def check_sentences_of(config: type) -> None:
             )
 
 
-def _joined() -> list[type]:
-    """The configs of other packages: the package's own are found by its tests in all their modules."""
+def _configs_of_other_packages() -> list[type]:
+    """Murmurate's own configs are checked by its own tests."""
     bases = tuple(base for base in _BASES.values() if base is not object)
     found = [
         config
-        for room, base in _BASES.items()
-        for config in plugins.classes(f"murmurate.{room}", base)
+        for folder, base in _BASES.items()
+        for config in plugins.classes(f"murmurate.{folder}", base)
         if dataclasses.is_dataclass(config) and any(base in config.__mro__ for base in bases)
     ]
     return [c for c in dict.fromkeys(found) if not c.__module__.startswith("murmurate.")]
 
 
-@pytest.mark.parametrize("config", _joined(), ids=lambda config: vars(config).get("name", config.__name__))
+@pytest.mark.parametrize(
+    "config", _configs_of_other_packages(), ids=lambda config: vars(config).get("name", config.__name__)
+)
 def test_each_number_has_its_range(config):
     for part in with_parts(config):
         check_ranges_of(part)
 
 
-@pytest.mark.parametrize("config", _joined(), ids=lambda config: vars(config).get("name", config.__name__))
+@pytest.mark.parametrize(
+    "config", _configs_of_other_packages(), ids=lambda config: vars(config).get("name", config.__name__)
+)
 def test_each_option_has_its_sentence(config):
     for part in with_parts(config):
         if not part.__module__.startswith("murmurate."):  # those have tests of their own

@@ -1,7 +1,7 @@
 """What every learner, source and evaluation must do, whichever it is.
 
-They are found through the recipes, and these by listing their folder and the entry points: a new recipe is
-under these tests as soon as it is there.
+They are found through the recipes, and recipes by listing their folder and the entry points, so a new recipe
+is tested as soon as its file exists.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ALGORITHMS = sorted(algorithms())
 
 
 def _cases() -> list[Any]:
-    """All recipes; those that differ from one before by settings alone are slow."""
+    """All recipes; those that differ from an earlier recipe only by settings are marked slow."""
     seen, cases = set(), []
     for name in ALGORITHMS:
         run = recipe_of(name)
@@ -49,7 +49,7 @@ def run(request: Any, tmp_path: Path) -> Run:
     return shortest(request.param, tmp_path)
 
 
-def learned(run: Run, learner: Any, source: Any, batches: int) -> None:
+def learn(run: Run, learner: Any, source: Any, batches: int) -> None:
     for _, batch in zip(range(batches), source, strict=False):
         outcome = learner.learn(batch)
         batch.feedback(outcome.priorities)
@@ -60,11 +60,11 @@ def values(learner: Any) -> dict[str, torch.Tensor]:
 
 
 def through_a_checkpoint(state: Any) -> Any:
-    """A copy, as reading a file gives one."""
+    """A copy, such as reading the file of a checkpoint gives."""
     return copy.deepcopy(state)
 
 
-def test_a_run_of_it_stands(run: Run) -> None:
+def test_its_run_is_valid(run: Run) -> None:
     run.validate()
     assert run.source.gives == run.learner.requires.kind
     assert run.world.unit == run.learner.requires.unit
@@ -74,7 +74,7 @@ def test_a_run_of_it_stands(run: Run) -> None:
     assert run.source.memory_bytes(run) >= 0
 
 
-def test_a_learner_begins_alike_from_one_seed_and_acts_with_replicas_of_its_own(run: Run) -> None:
+def test_one_seed_gives_the_same_learner_which_acts_with_its_own_replicas(run: Run) -> None:
     one, other = build_learner(run, 0, Replica), build_learner(run, 0, Replica)
     assert same(values(one), values(other))
     assert updates_of(one) == 0
@@ -82,17 +82,17 @@ def test_a_learner_begins_alike_from_one_seed_and_acts_with_replicas_of_its_own(
         assert set(one.acting) <= set(one.replicas)
 
 
-def test_its_vectors_are_counted_without_memory_for_them(run: Run) -> None:
+def test_the_size_of_its_vectors_is_planned_without_allocating_them(run: Run) -> None:
     planned = planned_bytes(run)
     if planned is None and not type(run.learner).__module__.startswith("murmurate."):
-        pytest.skip("it computes with values while it is built, so a run is refused for lack of memory later")
+        pytest.skip("the learner computes with values while it is built, so its size is not planned")
     assert planned == bytes_of(build_learner(run, 0, Replica))
 
 
 def test_a_learner_makes_as_many_updates_as_it_says(run: Run) -> None:
     learner = build_learner(run, 0, Replica)
     source = open_only_source(run, learner)
-    learned(run, learner, source, 5)
+    learn(run, learner, source, 5)
     assert updates_of(learner) == run.learner.updates(5)
     source.close()
 
@@ -100,7 +100,7 @@ def test_a_learner_makes_as_many_updates_as_it_says(run: Run) -> None:
 def test_saved_and_loaded_equals_uninterrupted(run: Run) -> None:
     one = build_learner(run, 0, Replica)
     source = open_only_source(run, one)
-    learned(run, one, source, 6)
+    learn(run, one, source, 6)
     assert source.exact or not type(run.source).__module__.startswith("murmurate.")
     saved = through_a_checkpoint(
         {
@@ -111,14 +111,14 @@ def test_saved_and_loaded_equals_uninterrupted(run: Run) -> None:
     )
     json.dumps(source.fields())
     run.source.check_state(saved["source"])
-    learned(run, one, source, 4)
+    learn(run, one, source, 4)
     other = build_learner(run, 0, Replica)
     again = open_only_source(run, other)
     for name, replica in other.replicas.items():
         replica.load(saved["replicas"][name])
     other.load(saved["learner"])
     again.load(saved["source"])
-    learned(run, other, again, 4)
+    learn(run, other, again, 4)
     assert updates_of(one) == updates_of(other)
     assert same(values(one), values(other)) or not source.exact
     source.close()
@@ -126,15 +126,15 @@ def test_saved_and_loaded_equals_uninterrupted(run: Run) -> None:
 
 
 def _seen(batch: Any) -> torch.Tensor:
-    """The examples, or the observations, of a batch as numbers."""
+    """The examples, or the observations, of a batch as one vector of numbers."""
     data = batch.data
     for name in ("observation", "words", "values", "images"):
         if hasattr(data, name):
             return torch.as_tensor(np.asarray(getattr(data, name))).flatten()
-    raise AssertionError(f"what does a {type(data).__name__} hold?")
+    raise AssertionError(f"a {type(data).__name__} has none of the known fields")
 
 
-def test_a_joiner_is_given_what_neither_a_peer_nor_its_own_first_start_was(run: Run) -> None:
+def test_a_joining_replica_gets_other_data_than_its_peer_and_than_at_its_first_start(run: Run) -> None:
     run = dataclasses.replace(run, replicas=2)
     fabric = SimulatedFabric(2, seed=0, keep_log=False)
 
@@ -144,7 +144,7 @@ def test_a_joiner_is_given_what_neither_a_peer_nor_its_own_first_start_was(run: 
         return found
 
     def role(rank: int, member: Any) -> dict[str, torch.Tensor]:
-        # a learner each: a source may have its own fit a model
+        # each source has a learner of its own, since a source may make its learner fit a model
         started, joiner, again = (
             open_source(run, rank, build_learner(run, rank, Replica), member) for _ in range(3)
         )
@@ -153,7 +153,7 @@ def test_a_joiner_is_given_what_neither_a_peer_nor_its_own_first_start_was(run: 
         return {"started": first(started), "joined": first(joiner), "joined again": first(again)}
 
     one, other = fabric.run([lambda m, r=r: role(r, m) for r in range(2)])  # type: ignore[misc]
-    assert torch.equal(other["joined"], other["joined again"]), "it follows from the seed"
+    assert torch.equal(other["joined"], other["joined again"]), "the seed must determine the data"
     for others in (other["started"], one["started"], one["joined"]):
         assert others.shape != other["joined"].shape or not torch.equal(others, other["joined"])
 
@@ -164,6 +164,6 @@ def test_an_evaluation_gives_plain_figures_and_a_sentence(run: Run, tmp_path: Pa
     context = EvalContext(run.world, tmp_path, 0, run.world.fingerprint())
     figures = json.loads(json.dumps(evaluation.evaluate(learner, context)))
     again = json.loads(json.dumps(evaluation.evaluate(learner, context)))
-    assert figures == again, "it follows from the seed"
+    assert figures == again, "the seed must determine the figures"
     assert evaluation.sentence(figures)
     assert evaluation.sentence({}) == ""

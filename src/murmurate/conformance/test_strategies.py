@@ -1,6 +1,7 @@
-"""What every strategy must do, whichever it is: found by listing its folder, tried on every fabric.
+"""What every strategy must do, whichever it is, on every fabric.
 
-A new strategy is under these tests as soon as its file is there, or its package installed.
+Strategies are found by listing their folder and the entry points, so a new strategy is tested as soon as its
+file exists or its package is installed.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from murmurate.strategies import strategies
 from murmurate.strategies.interface import Strategy
 
 UPDATES = 6
-TOGETHER = 100  # enough for strategies that exchange every 10
+MANY_UPDATES = 100  # enough for strategies that exchange every 10 updates
 ALL = frozenset(Capability)
 KNOWN = strategies()
-HERE = Problem(optimizer="momentum")
+PROBLEM = Problem(optimizer="momentum")
 
 
 def fabrics():
     offered = {name: module.run_members for name, module in fabric.fabrics().items()}
     if importlib.util.find_spec("cryptography") is None:
-        del offered["network"]  # an extra
+        del offered["network"]  # it needs cryptography, which is an optional dependency
     return offered
 
 
@@ -45,7 +46,7 @@ def kind(request):
 
 
 def sizes(kind):
-    """1, 2 and 3 members, but for those that refuse company."""
+    """Numbers of members: 1, 2 and 3; only 1 for ``solo``, which refuses others."""
     return (1,) if kind.name == "solo" else (1, 2, 3)
 
 
@@ -62,22 +63,22 @@ def is_plain(value):
 
 
 def members(kind, size, updates, make_optimizer=sgd):
-    """The roles of ``size`` learners, and of a centre after them where there is one."""
-    roles = [functools.partial(live, kind, make_optimizer, updates)] * size
-    return [*roles, functools.partial(serve, kind, make_optimizer)] if kind.centre else roles
+    """The roles of ``size`` learners, followed by that of the centre if the strategy has one."""
+    roles = [functools.partial(learner_role, kind, make_optimizer, updates)] * size
+    return [*roles, functools.partial(centre_role, kind, make_optimizer)] if kind.centre else roles
 
 
-def start(kind, make_optimizer, door):
-    replicator = Replicator(kind(), door)
-    replica = replicator.replicate("model", HERE.net(door.rank), make_optimizer, **HERE.options())
-    return replicator, replica, door.channel("end", torch.zeros(1))
+def start(kind, make_optimizer, endpoint):
+    replicator = Replicator(kind(), endpoint)
+    replica = replicator.replicate("model", PROBLEM.net(endpoint.rank), make_optimizer, **PROBLEM.options())
+    return replicator, replica, endpoint.channel("end", torch.zeros(1))
 
 
-def serve(kind, make_optimizer, door):
-    """Be the centre until every living learner said that it is done."""
-    replicator, replica, end = start(kind, make_optimizer, door)
+def centre_role(kind, make_optimizer, endpoint):
+    """Run the centre until every living learner has reported that it is done."""
+    replicator, replica, end = start(kind, make_optimizer, endpoint)
     bound, done = replicator.bound_replicas["model"], set()
-    while not done >= set(end.living()) - {door.rank}:
+    while not done >= set(end.living()) - {endpoint.rank}:
         with torch.no_grad():
             bound.strategy.serve(replica, bound.channel)
         while (message := end.receive("done")) is not None:
@@ -93,30 +94,31 @@ def serve(kind, make_optimizer, door):
     }
 
 
-def live(kind, make_optimizer, updates, door):
-    """Learn a little, show it, and once all have: the consensus, and what the strategy remembers."""
-    replicator, replica, end = start(kind, make_optimizer, door)
+def learner_role(kind, make_optimizer, updates, endpoint):
+    """Make a few updates and publish the parameters. Returns what this gave and, after all members have
+    published theirs, the consensus and the strategy's state."""
+    replicator, replica, end = start(kind, make_optimizer, endpoint)
     bound = replicator.bound_replicas["model"]
-    result = HERE._run(replica, updates, (door.rank,))
+    result = PROBLEM._run(replica, updates, (endpoint.rank,))
     replica.check()
     assert replicator.drain(1, 5.0)
     replicator.publish()
     if kind.centre:
-        end.send(door.size - 1, "done", torch.zeros(1))
+        end.send(endpoint.size - 1, "done", torch.zeros(1))
     bound.channel.gather(replica.params.detach())  # after this, reads on the channel see what was published
     before = replica.params.detach().clone()
-    stands_for_all = bound.strategy.consensus(replica, bound.channel)
-    fresh = stands_for_all.data_ptr() != replica.params.data_ptr()
-    kept = bound.strategy.state()
+    consensus = bound.strategy.consensus(replica, bound.channel)
+    fresh = consensus.data_ptr() != replica.params.data_ptr()
+    state = bound.strategy.state()
     return {
         "exchanges": result.exchanges,
         "params": before,
         "path": result.path,
         "untouched": bool(torch.equal(before, replica.params)),
-        "consensus": stands_for_all.detach().clone(),
-        "fresh": fresh and not stands_for_all.requires_grad,
-        "state": kept,
-        "plain": is_plain(kept),
+        "consensus": consensus.detach().clone(),
+        "fresh": fresh and not consensus.requires_grad,
+        "state": state,
+        "plain": is_plain(state),
         "clock": replica.clock,
     }
 
@@ -124,7 +126,7 @@ def live(kind, make_optimizer, updates, door):
 # -- declarations -----------------------------------------------------------------------------------
 
 
-def test_it_says_what_it_is(kind):
+def test_its_declarations_are_complete(kind):
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", kind.name)
     assert kind.summary
     behaviour = kind.behaviour
@@ -150,8 +152,8 @@ def test_it_is_a_dataclass_whose_fields_all_have_defaults(kind):
     assert kind(**{f.name: getattr(made, f.name) for f in dataclasses.fields(kind) if f.init}) == made
 
 
-def test_it_travels_to_a_role_by_its_hyper_parameters(kind):
-    """What processes pickle with cannot send a generator; and what is remembered must not travel."""
+def test_pickling_keeps_its_hyper_parameters_alone(kind):
+    """The pickler of processes cannot send a generator, and must not send any state of a strategy."""
     made = kind()
     sent = pickle.loads(ForkingPickler.dumps(made))
     assert sent == made
@@ -161,34 +163,35 @@ def test_it_travels_to_a_role_by_its_hyper_parameters(kind):
 # -- on every fabric --------------------------------------------------------------------------------
 
 
-def companies():
-    """Every strategy on every fabric with each number of members; what covers no new pair is slow.
+def cases():
+    """Every strategy on every fabric with each number of members, some of them marked slow.
 
-    On the simulated fabric, which starts no processes and opens no connections, a strategy is tried with all
-    its sizes. On another one it is tried with 2 or with 3, in turn along both, and alone if it must be.
+    On the simulated fabric, which starts no processes and opens no connections, no case is slow. On each of
+    the others one case of a strategy is not slow: that with 2 or 3 members, alternating over strategies and
+    fabrics, or with 1 for ``solo``.
     """
     found = []
     for row, kind in enumerate(KNOWN.values()):
         for column, name in enumerate(fabrics()):
             for size in sizes(kind):
-                new = name == "simulated" or len(sizes(kind)) == 1 or size == 2 + (row + column) % 2
-                marks = () if new else pytest.mark.slow
+                fast = name == "simulated" or len(sizes(kind)) == 1 or size == 2 + (row + column) % 2
+                marks = () if fast else pytest.mark.slow
                 found.append(pytest.param(kind, name, size, marks=marks, id=f"{kind.name}-{name}-{size}"))
     return found
 
 
-@pytest.mark.parametrize(("kind", "fabric", "size"), companies())
+@pytest.mark.parametrize(("kind", "fabric", "size"), cases())
 def test_it_learns_on_every_fabric(kind, fabric, size):
     roles = members(kind, size, UPDATES)
     if fabric == "network" and Capability.SHARED_MEMORY in kind().needs:
-        pytest.skip(f"the start of a run refuses {kind.name} there, as the test of missing needs shows")
-    everybody = fabrics()[fabric](len(roles), roles)
-    found = everybody[:size]
-    for centre in everybody[size:]:
+        pytest.skip(f"a run of {kind.name} on this fabric is refused, as another test shows")
+    results = fabrics()[fabric](len(roles), roles)
+    found = results[:size]
+    for centre in results[size:]:
         assert centre["plain"]
         assert torch.equal(centre["consensus"], centre["params"])
         torch.testing.assert_close(found[0]["consensus"], centre["params"], rtol=0, atol=0)
-    start = HERE.net().state_dict()
+    start = PROBLEM.net().state_dict()
     for one in found:
         assert one["clock"] == UPDATES
         assert one["plain"]
@@ -197,7 +200,7 @@ def test_it_learns_on_every_fabric(kind, fabric, size):
         assert one["consensus"].shape == one["params"].shape
         assert bool(torch.isfinite(one["consensus"]).all())
         assert not torch.equal(one["params"][:24], start["0.weight"].flatten())
-        check_exchanges(one["exchanges"], len(everybody))
+        check_exchanges(one["exchanges"], len(results))
         difference = float((one["consensus"] - found[0]["consensus"]).abs().max())
         assert difference <= 1e-12, (
             "the consensus is not the same on all members after their last update. Where replicas differ "
@@ -205,12 +208,12 @@ def test_it_learns_on_every_fabric(kind, fabric, size):
         )
         if kind.synchronous:
             assert torch.equal(one["consensus"], found[0]["consensus"])
-    if size == 1 and not stands_apart(kind):
+    if size == 1 and not has_consensus_of_its_own(kind):
         assert torch.equal(found[0]["consensus"], found[0]["params"])
 
 
-def stands_apart(kind):
-    """Whether the consensus is a vector of its own, and not the learners' mean."""
+def has_consensus_of_its_own(kind):
+    """Whether the consensus is a separate vector, and not the learners' mean."""
     return kind.centre or kind.name == "synchronous-elastic"
 
 
@@ -225,16 +228,16 @@ def check_exchanges(exchanges, size):
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 10))])
-def test_under_any_schedule_members_come_nearer_than_strangers(kind, seed):
-    """Each alone drifts to its own noise; agreeing, whatever the way, keeps them nearer together."""
+def test_under_any_schedule_members_stay_closer_than_separate_learners(kind, seed):
+    """Separate learners drift apart, as each has its own noise; exchanging must keep members closer."""
     if kind.name == "solo":
-        pytest.skip("alone, a strategy has nobody to come nearer to")
+        pytest.skip("solo has one member")
     size = 3
-    roles = members(kind, size, TOGETHER, OPTIMIZERS["sgd"])
+    roles = members(kind, size, MANY_UPDATES, OPTIMIZERS["sgd"])
     found = SimulatedFabric(len(roles), seed=seed, latency=(0.0, 5e-6)).run(roles)[:size]
-    alone = [apart_alone(rank) for rank in range(size)]
+    separate = [separate_path(rank) for rank in range(size)]
 
-    assert spread([one["path"] for one in found]) < 0.9 * spread(alone)
+    assert spread([one["path"] for one in found]) < 0.9 * spread(separate)
 
 
 def spread(paths):
@@ -244,8 +247,8 @@ def spread(paths):
 
 
 @functools.cache
-def apart_alone(rank):
-    return Problem(optimizer="sgd").alone(TOGETHER, (rank,)).path
+def separate_path(rank):
+    return Problem(optimizer="sgd").alone(MANY_UPDATES, (rank,)).path
 
 
 # -- refusals and deaths ----------------------------------------------------------------------------
@@ -254,11 +257,11 @@ def apart_alone(rank):
 @pytest.mark.parametrize(
     "offered", [frozenset(), *(ALL - {c} for c in Capability), *({c} for c in Capability)]
 )
-def test_a_missing_need_is_refused_with_a_strategy_that_would_do(kind, offered):
+def test_a_missing_capability_is_refused_and_a_usable_strategy_advised(kind, offered):
     fabric = SimulatedFabric(1 + kind.centre, seed=0, capabilities=offered)
 
-    def member(door):
-        Replicator(kind(), door).replicate("model", HERE.net(), sgd)
+    def member(endpoint):
+        Replicator(kind(), endpoint).replicate("model", PROBLEM.net(), sgd)
 
     if kind().needs <= offered:
         check_capabilities(kind(), offered, "this fabric")
@@ -277,34 +280,34 @@ def test_a_missing_need_is_refused_with_a_strategy_that_would_do(kind, offered):
 
 @pytest.mark.parametrize("call", [4, 7, 9, 11, 14])
 def test_nobody_hangs_when_another_dies(kind, call):
-    """The simulated fabric raises on a deadlock, so an end is the proof."""
+    """The simulated fabric raises on a deadlock, so members do not hang if the run ends."""
     if kind.name == "solo":
-        pytest.skip("alone, nobody is left who could hang")
+        pytest.skip("solo has one member, so none is left that could hang")
     roles = members(kind, 3, 20)
     fabric = SimulatedFabric(len(roles), seed=call, crashes={1: call}, collective_deadline_seconds=1e6)
     one, dead, two = fabric.run(roles)[:3]
     assert isinstance(dead, BaseException)
     for survivor in (one, two):
         assert survivor["clock"] == 20
-        # it died well before their last
+        # the dead member had no part in the last exchange
         assert survivor["exchanges"][-1].heard <= len(roles) - 1
         assert bool(torch.isfinite(survivor["consensus"]).all())
     assert fabric.virtual_seconds < 5.0
 
 
-def test_one_object_serves_many_replicas_without_remembering_for_them(kind):
-    """The replicator copies it: two replicas of one run must not share what is remembered."""
+def test_one_strategy_object_serves_many_replicas_without_sharing_state(kind):
+    """The replicator copies the strategy: two replicas of a run must not share its state."""
     shared = kind()
 
-    def member(door):
-        replicator = Replicator(shared, door)
+    def member(endpoint):
+        replicator = Replicator(shared, endpoint)
         for name in ("actor", "critic"):
-            replicator.replicate(name, HERE.net(), sgd)
+            replicator.replicate(name, PROBLEM.net(), sgd)
         actor, critic = (replicator.bound_replicas[name] for name in ("actor", "critic"))
-        if door.rank == 0:
-            HERE._run(actor.replica, 3, (0,))
-            actor.channel.send(door.size - 1, "done", actor.replica.params)
-        while kind.centre and door.rank and actor.channel.receive("done") is None:
+        if endpoint.rank == 0:
+            PROBLEM._run(actor.replica, 3, (0,))
+            actor.channel.send(endpoint.size - 1, "done", actor.replica.params)
+        while kind.centre and endpoint.rank and actor.channel.receive("done") is None:
             with torch.no_grad():
                 actor.strategy.serve(actor.replica, actor.channel)
         return critic.strategy.state(), actor.strategy.state()

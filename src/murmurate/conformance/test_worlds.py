@@ -1,4 +1,5 @@
-"""What every world of simulators must do: those of other packages, and one of each module of the package."""
+"""What every world of simulators must do. Tested: all worlds of other packages, and one world of each module
+of murmurate."""
 
 from __future__ import annotations
 
@@ -16,18 +17,18 @@ STEPS = 40
 
 
 def _chosen() -> list[str]:
-    """All worlds of a module that joined, and the first of a module of the package that can be opened."""
+    """All worlds of other packages' modules, and the first world of each module of murmurate."""
     found = []
     for module in plugins.modules("murmurate.worlds"):
         if hasattr(module, "names"):
-            joined = not module.__name__.startswith("murmurate.worlds.")
-            found += module.names()[: None if joined else 1]
+            own = module.__name__.startswith("murmurate.worlds.")
+            found += module.names()[:1] if own else module.names()
     return found
 
 
 @pytest.fixture(params=_chosen())
 def name(request):
-    """Of a world that can be opened here."""
+    """The name of a world that can be opened here."""
     try:
         world(request.param).spec()
     except (MissingExtra, Refusal) as problem:
@@ -35,7 +36,7 @@ def name(request):
     return request.param
 
 
-def test_it_is_found_by_its_name_and_travels_to_other_processes(name):
+def test_it_is_found_by_its_name_and_can_be_pickled(name):
     assert name in world_names()
     found = world(name)
     assert found.name == name
@@ -44,7 +45,7 @@ def test_it_is_found_by_its_name_and_travels_to_other_processes(name):
     assert found.unit == "env steps"
 
 
-def test_its_steps_are_as_its_description_says(name):
+def test_its_steps_agree_with_its_spec(name):
     found = world(name)
     simulators = found.open(2, training=True)
     spec = simulators.spec
@@ -63,7 +64,7 @@ def test_its_steps_are_as_its_description_says(name):
     simulators.close()
 
 
-def test_one_seed_gives_the_same_episodes_and_another_others(name):
+def test_one_seed_gives_the_same_episodes_and_simulators_differ(name):
     def observations(seed):
         simulators = world(name).open(2, training=True)
         actions = drawn_actions(simulators.spec, STEPS, 2, seed=3)

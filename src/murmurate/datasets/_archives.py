@@ -1,4 +1,4 @@
-"""Arrays in ``.npz`` files, and what may be unpacked: nothing that is far larger than its file."""
+"""Reads arrays from ``.npz`` files; refuses to unpack files to many times their size."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 
 from murmurate.errors import Refusal
 
-_ALWAYS_BYTES, _TIMES = 1 << 26, 100  # deflate packs a thousandfold only what says nothing
+# What unpacks to more than 64 MiB and to more than 100 times its size is refused: deflate compresses
+# a thousandfold only data without information.
+_ALWAYS_BYTES, _TIMES = 1 << 26, 100
 
 
 def refuse_special(path: Path) -> None:
-    """Raise Refusal for what is neither a file nor a folder: reading a pipe or a device may never end."""
+    """Raise Refusal for a pipe or a device, because reading it may never end."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:
@@ -29,7 +31,7 @@ def refuse_special(path: Path) -> None:
 
 
 def refuse_inflated(path: Path, packed_bytes: int, unpacked_bytes: int, remedy: str) -> None:
-    """Raise Refusal if so few bytes of a file unpack to so many that they cannot be data."""
+    """Raise Refusal if ``packed_bytes`` of a file unpack to so many bytes that they cannot be data."""
     if unpacked_bytes > max(_ALWAYS_BYTES, _TIMES * packed_bytes):
         raise Refusal(
             f"{packed_bytes:,} bytes of {path} unpack to {unpacked_bytes:,} or more, and no data are packed "
@@ -38,7 +40,8 @@ def refuse_inflated(path: Path, packed_bytes: int, unpacked_bytes: int, remedy: 
 
 
 def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of an ``.npz`` file, by name. Raises OSError, and ValueError for what is wrong with it."""
+    """The arrays of an ``.npz`` file, by name. Raises OSError if it cannot be read, ValueError if it is
+    damaged."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
@@ -57,7 +60,7 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
     with archive.open(member) as file:
         shape, dtype = _header(file)
     needed = math.prod(shape) * dtype.itemsize
-    if needed > member.file_size:  # numpy would allocate it first
+    if needed > member.file_size:  # checked here because numpy would first allocate the array
         raise ValueError(f"{member.filename} should have {needed:,} bytes, and has {member.file_size:,}")
     with archive.open(member) as file:
         array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)

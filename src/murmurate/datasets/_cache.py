@@ -1,4 +1,4 @@
-"""Caches a converted corpus on disk: a folder of arrays, converted once, that processes map."""
+"""Caches a converted corpus on disk: a folder of arrays, which is written once and memory-mapped."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _FILES = {"corpus.json", "starts.npy", "words.npy", "counts.npy", "missing.npy",
 
 @dataclass(frozen=True)
 class Converted:
-    """The result of a conversion, beside ``words.npy`` and ``counts.npy`` in its folder."""
+    """The result of a conversion, except for ``words.npy`` and ``counts.npy``, which are in its folder."""
 
-    lengths: NDArray[np.int64]  # [documents of the source]: 0 where the corpus has none
+    lengths: NDArray[np.int64]  # [documents of the source]: distinct words; 0: not in the corpus
     vocabulary: tuple[str, ...] | None
     vocabulary_size: int
-    causes: Counter[str]
+    causes: Counter[str]  # numbers of errors by cause
 
 
 def folder_of(source: Path, parent: Path | None) -> Path:
@@ -46,7 +46,8 @@ def folder_of(source: Path, parent: Path | None) -> Path:
 
 
 def fingerprint(path: Path, kind: str = "text") -> list[Any]:
-    """Name, size and time of a file, or a hash of those of the files of a kind in a folder."""
+    """Name, size and time of a file; or the name of a folder, with a hash of the names, sizes and times of
+    its files of that kind."""
     if not path.is_dir():
         status = path.stat()
         return [path.name, status.st_size, status.st_mtime_ns]
@@ -64,10 +65,11 @@ def digest(words: tuple[str, ...]) -> str:
 def fetch(
     source: Path, cache: Path, key: dict[str, Any], convert: Callable[[Path], Converted]
 ) -> tuple[Corpus, Skipped]:
-    """The corpus in ``cache``, mapped; converted first where it is missing, stale or damaged.
+    """The memory-mapped corpus in ``cache``, which is converted first if it is missing, stale or damaged.
 
-    ``convert`` fills an empty folder, which replaces the cache atomically. Of several processes one converts
-    and the others wait. Raises Refusal where nothing can be written.
+    key: identifies the source and the options; a cache with another key is stale. ``convert`` fills an empty
+    folder, which replaces the cache atomically. Of several processes, one converts and the others wait.
+    Raises Refusal if the cache cannot be written.
     """
     key = {"version": _VERSION, **key}
     loaded = _load(cache, key)
@@ -89,7 +91,7 @@ def _replace(cache: Path, key: dict[str, Any], convert: Callable[[Path], Convert
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
         for left_over in cache.parent.glob(f".{glob.escape(cache.name)}.*.tmp") if locked else ():
-            shutil.rmtree(left_over)  # by a process that was killed
+            shutil.rmtree(left_over)  # from a process that was killed
         fresh.mkdir()
         _store(fresh, key, convert(fresh))
         old = cache.with_name(f".{cache.name}.{os.getpid()}.old.tmp")
@@ -115,7 +117,7 @@ def _store(folder: Path, key: dict[str, Any], converted: Converted) -> None:
         (folder / "vocabulary.json").write_text(json.dumps(vocabulary))
     digest = hashlib.blake2b(json.dumps([converted.vocabulary_size, vocabulary]).encode(), digest_size=16)
     for name in ("starts", "words", "counts"):
-        with open(folder / f"{name}.npy", "rb") as file:  # not from memory, which stays bounded
+        with open(folder / f"{name}.npy", "rb") as file:  # read from disk in pieces, to bound memory
             digest.update(hashlib.file_digest(file, "blake2b").digest())
     description = {
         "key": key,
@@ -129,11 +131,11 @@ def _store(folder: Path, key: dict[str, Any], converted: Converted) -> None:
 
 
 def _load(cache: Path, key: dict[str, Any]) -> tuple[Corpus, Skipped] | None:
-    """The mapped corpus, or None where there is no complete cache with this key."""
+    """(the mapped corpus, what was skipped), or None if there is no complete cache with this key."""
     try:
         stored = (cache / "corpus.json").read_text()
         description = json.loads(stored)
-        if json.dumps(description["key"]) != json.dumps(key):  # as text: max_df 1 is not max_df 1.0
+        if json.dumps(description["key"]) != json.dumps(key):  # as text, where 1 and 1.0 (of max_df) differ
             return None
         words = np.load(cache / "words.npy", mmap_mode="r")
         counts = np.load(cache / "counts.npy", mmap_mode="r")
@@ -152,8 +154,8 @@ def _load(cache: Path, key: dict[str, Any]) -> tuple[Corpus, Skipped] | None:
 
 @contextmanager
 def _locked(source: Path) -> Iterator[bool]:
-    """Lock a source, so that one process converts it at a time; the kernel releases the lock of a process
-    that dies. Yields whether it is locked: some file systems have no locks."""
+    """Lock a source, so that one process at a time converts it. The kernel releases the lock of a process
+    that dies. Yields whether the lock was taken: some file systems have no locks."""
     descriptor = os.open(source, os.O_RDONLY)
     try:
         try:

@@ -1,4 +1,4 @@
-"""Records of a CSV file, or of a file with a JSON object a line, and one column of them."""
+"""Reads the text in one column of a CSV file, or of a file with a JSON object on each line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from murmurate.datasets._lines import Lines
 from murmurate.datasets._record_errors import RecordErrors, quoted
 from murmurate.errors import Refusal
 
-_LONGEST_FIELD = 1 << 26
+_LONGEST_FIELD = 1 << 26  # characters
 _DELIMITERS = ",;\t|"
 Record = Mapping[str, Any]
 
@@ -24,21 +24,22 @@ def column_values(
 ) -> Iterator[tuple[str, int, Any]]:
     """(name, line, text) of each record of a ``csv`` or ``jsonl`` file; the text is "" where there is none.
 
-    name: the value of ``name_column``, or the record's number, from 1. column: may be None if the file
-    has one column. Raises Refusal for a column that the first record lacks, with those that it has.
+    name: the value of ``name_column``, or the record's number, from 1. column: column of the text; may be
+    None if the file has one column. Raises Refusal for a column that the first record lacks; the message
+    lists the columns that it has.
     """
     records = _csv(path, errors) if kind == "csv" else _jsonl(path, errors)
     chosen: str | None = None
     for number, (line, record) in enumerate(records, 1):
         if chosen is None and record:
-            chosen = _chosen(path, record, column, name_column)
+            chosen = _text_column(path, record, column, name_column)
         name = number if name_column is None else record.get(name_column)
         text = "" if chosen is None else _text(record, chosen, line, errors)
         yield ("" if name is None else str(name)), line, text
 
 
-def _chosen(path: Path, first: Record, column: str | None, name_column: str | None) -> str:
-    """The column of the text. Raises Refusal."""
+def _text_column(path: Path, first: Record, column: str | None, name_column: str | None) -> str:
+    """The name of the column that holds the text. first: the first record. Raises Refusal."""
     there = ", ".join(map(str, first))
     for option, wanted in (("--column", column), ("--name-column", name_column)):
         if wanted is not None and wanted not in first:
@@ -55,7 +56,7 @@ def _chosen(path: Path, first: Record, column: str | None, name_column: str | No
 
 
 def _text(record: Record, column: str, line: int, errors: RecordErrors) -> str:
-    if not record:  # its error is counted already
+    if not record:  # the record had an error, which is already counted
         return ""
     value = record.get(column)
     if isinstance(value, str) and value.strip():
@@ -68,14 +69,15 @@ def _text(record: Record, column: str, line: int, errors: RecordErrors) -> str:
 
 
 def _csv(path: Path, errors: RecordErrors) -> Iterator[tuple[int, Record]]:
-    """(its last line, values by column) of each row below the header; no values where it has an error."""
+    """(number of its last line, values by column) of each row below the header; no values where the row has
+    an error."""
     with Lines(path, errors) as lines, _long_fields():
         header = (lines.line() or b"").removeprefix(codecs.BOM_UTF8)
         text = "" if not header.strip() else _decoded(header, 1, errors)
         if not text:
             raise errors.refusal(1, "there is no header", "A CSV file begins with the names of its columns.")
-        named = Path(path.name.removesuffix(".gz")).suffix
-        delimiter = "\t" if named == ".tsv" else max(_DELIMITERS, key=text.count)
+        suffix = Path(path.name.removesuffix(".gz")).suffix
+        delimiter = "\t" if suffix == ".tsv" else max(_DELIMITERS, key=text.count)
         try:
             columns = next(csv.reader([text], delimiter=delimiter))
         except csv.Error as error:
@@ -94,18 +96,18 @@ def _csv(path: Path, errors: RecordErrors) -> Iterator[tuple[int, Record]]:
         rows = csv.reader(decoded(), delimiter=delimiter)
         line = 1
         while (row := _next_row(rows, errors)) != []:
-            before, line = line, 1 + rows.line_num
-            sound = row is not None and faulty.isdisjoint(range(before + 1, line + 1))
+            before, line = line, 1 + rows.line_num  # a row may span several lines
+            valid = row is not None and faulty.isdisjoint(range(before + 1, line + 1))
             faulty.clear()
-            if row is not None and sound and len(row) != len(columns):
+            if row is not None and valid and len(row) != len(columns):
                 detail = f"{len(row)} fields, and there are {len(columns)} columns"
                 errors.add(line, "malformed line", detail)
-                sound = False
-            yield line, dict(zip(columns, row, strict=True)) if row is not None and sound else {}
+                valid = False
+            yield line, dict(zip(columns, row, strict=True)) if row is not None and valid else {}
 
 
 def _next_row(rows: Any, errors: RecordErrors) -> list[str] | None:
-    """The fields of the next row that is not blank: [] after the last one, None for one with an error."""
+    """The fields of the next row that is not blank: [] after the last row, None for a row with an error."""
     try:
         row: list[str]
         for row in rows:
@@ -118,7 +120,8 @@ def _next_row(rows: Any, errors: RecordErrors) -> list[str] | None:
 
 
 def _jsonl(path: Path, errors: RecordErrors) -> Iterator[tuple[int, Record]]:
-    """(line, object) of each line that is not blank; an empty object where it has an error."""
+    """(line number, JSON object) of each line that is not blank; an empty object where the line has an
+    error."""
     with Lines(path, errors) as lines:
         for number, line in lines.numbered():
             text = _decoded(line.removeprefix(codecs.BOM_UTF8), number, errors)

@@ -13,12 +13,12 @@ from murmurate.datasets._record_errors import RecordErrors
 from murmurate.datasets.corpus import LARGEST_COUNT, sort_and_sum
 
 Entries = NDArray[np.int32]  # [3, n]: document, word, count
-_BUCKET = 1 << 20  # entries of a bucket, about
-_EMPTY_TIMES = 10  # so many times more documents than those with words are a mistake
+_BUCKET = 1 << 20  # approximate number of entries in a bucket
+_EMPTY_TIMES = 10  # if documents are more than so many times those with words, their number must be wrong
 
 
 class Unordered(Exception):
-    """A document came after one with a greater number."""
+    """A document came after a document with a greater number."""
 
 
 class _ArrayFile:
@@ -31,7 +31,8 @@ class _ArrayFile:
 
     def _write_header(self) -> None:
         shape = {"descr": "<i4", "fortran_order": False, "shape": (self._size,)}
-        np.lib.format.write_array_header_1_0(self._file, shape)  # numpy pads it to one length for any size
+        # ``close`` overwrites the header in place: numpy pads it, so its length does not depend on the size
+        np.lib.format.write_array_header_1_0(self._file, shape)
 
     def append(self, values: NDArray[np.int32]) -> None:
         self._file.write(np.ascontiguousarray(values).data)
@@ -46,10 +47,10 @@ class _ArrayFile:
 
 
 class CorpusWriter:
-    """Writes ``words.npy`` and ``counts.npy`` to a folder; documents come in the order of their numbers.
+    """Writes ``words.npy`` and ``counts.npy`` to a folder. Documents must come in the order of their numbers.
 
     The words of a document may come in any order and more than once: they are sorted, and their counts are
-    summed. A sum above 32 bits is an error.
+    summed. A sum above ``LARGEST_COUNT`` is an error.
     """
 
     def __init__(self, folder: Path, errors: RecordErrors) -> None:
@@ -57,21 +58,22 @@ class CorpusWriter:
         self._errors = errors
         self._words = _ArrayFile(folder / "words.npy")
         self._counts = _ArrayFile(folder / "counts.npy")
-        self._lengths: list[tuple[int, NDArray[np.int64]]] = []  # of consecutive documents, and the first one
-        self._last_document = np.empty((3, 0), np.int32)  # more of it may come
+        # (first document, numbers of distinct words of it and of the documents after it)
+        self._lengths: list[tuple[int, NDArray[np.int64]]] = []
+        self._last_document = np.empty((3, 0), np.int32)  # entries kept back: more of the document may come
 
     def add(self, entries: Entries) -> None:
-        """Raises Unordered where a document is before one that was added earlier."""
+        """Add entries. Raises Unordered if a document's number is less than that of a document before it."""
         entries = np.concatenate([self._last_document, entries], axis=1)
         documents = entries[0]
         if (documents[1:] < documents[:-1]).any():
             raise Unordered
-        last = np.searchsorted(documents, documents[-1:]).sum()  # 0 without entries
+        last = np.searchsorted(documents, documents[-1:]).sum()  # where the last document begins; 0 if none
         self.add_documents(entries[:, :last])
         self._last_document = entries[:, last:]
 
     def add_documents(self, entries: Entries) -> None:
-        """Add all entries of some documents, in any order."""
+        """Add entries in any order; they must be all entries of their documents."""
         documents, words, sums = sort_and_sum(*entries)
         too_large = sums > LARGEST_COUNT
         if too_large.any():
@@ -90,7 +92,8 @@ class CorpusWriter:
             self.greatest_word = max(self.greatest_word, int(words.max()))
 
     def finish(self, documents: int) -> NDArray[np.int64]:
-        """[D]: the number of distinct words of each document."""
+        """Write the last document, and close the files. Returns [D], the number of distinct words of each
+        document. documents: D."""
         self.add_documents(self._last_document)
         self.close()
         with_words = sum(len(part) for _, part in self._lengths)
@@ -106,13 +109,13 @@ class CorpusWriter:
         return lengths
 
     def close(self) -> None:
-        """Close the files, which may lack the last document."""
+        """Close the files without writing the last document."""
         self._words.close()
         self._counts.close()
 
 
 class Buckets:
-    """Groups entries by ranges of documents, in files."""
+    """Groups entries by ranges of documents, in one file for each range (bucket sort on disk)."""
 
     def __init__(self, folder: Path, documents: int, entries: int) -> None:
         count = min(max(entries // _BUCKET, 1), 256, max(documents, 1))

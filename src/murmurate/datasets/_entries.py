@@ -1,7 +1,8 @@
 """Converts files of numbers to the entries (document, word, count) of a corpus.
 
-numpy parses a chunk of lines at a time. Where that fails, the chunk is rewritten plainly (spaces, counts as
-whole numbers) and parsed again, then in halves, and the smallest of them line by line, to find what is wrong.
+numpy parses a chunk of lines at a time. Where that fails, the chunk is rewritten in a plain form (single
+spaces, counts as whole numbers) and parsed again; where that fails too, it is halved repeatedly, and small
+pieces are parsed line by line, to find the line with the error.
 """
 
 from __future__ import annotations
@@ -22,47 +23,49 @@ from murmurate.datasets._lines import Lines
 from murmurate.datasets._record_errors import RecordError, RecordErrors, quoted
 from murmurate.datasets.corpus import FRACTIONS, LARGEST_COUNT
 
-_FEW_LINES = 64  # are parsed one by one
-_ID = re.compile(rb"[+-]?[0-9]{1,18}")  # int() takes underscores too, and is slow on long ones
+_FEW_LINES = 64  # chunks of at most so many lines are parsed line by line
+_ID = re.compile(rb"[+-]?[0-9]{1,18}")  # int() accepts underscores too, and is slow on long numbers
 _LINE_END = re.compile(rb"[ \t]*\r?\n[ \t]*")
 _SPACES = re.compile(rb"[ \t]+")
 _REAL = rb"[0-9]+(?:\.[0-9]*(?:[eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)"
 _REAL_COUNT = re.compile(rb" %b(?=\n)|:%b(?=[ \n])" % (_REAL, _REAL))
 _LABEL = re.compile(rb"(?m)^[+-]?[0-9]+(?:\.[0-9]*)?(?= )")
-_REMARK = re.compile(rb"(?m)^[ \t]*(#).*| *#.*| qid:[0-9]+")  # the group: of a line that is nothing else
+# remarks and query ids of SVMlight; the group matches in a line that is nothing but a remark
+_REMARK = re.compile(rb"(?m)^[ \t]*(#).*| *#.*| qid:[0-9]+")
 _Row = tuple[int, int, float, int]  # document, word, count, line
 
 
 class Parsed(NamedTuple):
-    """Entries as they are in a file; [n] each."""
+    """Entries as a file has them, before they are checked; n of them, as arrays [n]."""
 
     documents: NDArray[Any]
     words: NDArray[Any]
     counts: NDArray[Any]
-    lines: NDArray[Any] | None = None  # their numbers; None where a format has no lines
+    lines: NDArray[Any] | None = None  # line numbers; None where a format has no lines
 
 
 class LineFormat(ABC):
     """Parses the lines of one file. Numbers of documents and words begin at ``base``."""
 
-    hint = ""  # for a word id below ``base``
+    hint = ""  # appended to the message about a word id below ``base``
 
     def __init__(self, header: Header, base: int = 1) -> None:
         self.header = header
         self.base = base
-        self.seen = 0  # entries or documents, the wrong ones too
+        self.seen = 0  # entries or documents parsed so far, those with errors included
 
     @abstractmethod
     def parse_chunk(self, first: int, chunk: bytes) -> Parsed | None:
-        """The entries of a chunk of lines, the first of them ``first``; None where a line is not written
-        plainly or not well-formed."""
+        """The entries of a chunk of lines; None if a line is malformed, or not in the form that ``plain``
+        makes. first: number of the first line."""
 
     @abstractmethod
     def parse_line(self, number: int, line: bytes) -> list[_Row]:
-        """The entries of a line. Raises RecordError."""
+        """The entries of one line. Raises RecordError for a malformed line."""
 
     def plain(self, chunk: bytes) -> bytes:
-        """The same lines with one space between fields, none around them, and whole counts as integers."""
+        """The same lines with single spaces between fields, no spaces around them, and whole counts as
+        integers."""
         if any(space in chunk for space in (b"\t", b"\r", b"  ", b" \n", b"\n ")):
             chunk = _SPACES.sub(b" ", _LINE_END.sub(b"\n", chunk))
         if any(sign in chunk for sign in b".eE"):
@@ -70,12 +73,12 @@ class LineFormat(ABC):
         return chunk.lstrip(b" ")
 
     def documents(self, last_line: int, errors: RecordErrors) -> int:
-        """D, after the last line."""
+        """D, once all lines are parsed."""
         return self.seen
 
 
 class Triples(LineFormat):
-    """An entry a line, ``document word count``, below a header: UCI and Matrix Market."""
+    """UCI and Matrix Market: below a header, each line is an entry ``document word count``."""
 
     def parse_chunk(self, first: int, chunk: bytes) -> Parsed | None:
         if chunk.isspace():
@@ -115,9 +118,9 @@ class Triples(LineFormat):
 
 
 class Pairs(LineFormat):
-    """A document a line, ``number word:count word:count ...``: LDA-C and SVMlight.
+    """LDA-C and SVMlight: each line is a document, ``number word:count word:count ...``.
 
-    The number is how many pairs follow (LDA-C), or a label that is left out (``labels``: SVMlight).
+    The number is how many pairs follow (LDA-C) or, with ``labels``, a label, which is ignored (SVMlight).
     """
 
     def __init__(self, labels: bool, one_based: bool, vocabulary_size: int | None) -> None:
@@ -129,7 +132,7 @@ class Pairs(LineFormat):
     def parse_chunk(self, first: int, chunk: bytes) -> Parsed | None:
         values, separators = _integers(chunk)
         ends = np.flatnonzero(separators == ord("\n"))
-        fields = np.diff(ends, prepend=-1)  # 1 + 2 pairs
+        fields = np.diff(ends, prepend=-1)  # numbers in each line: 1 + 2 for each pair
         heads = ends - fields + 1
         if not len(ends) or (fields % 2 == 0).any() or (separators[heads] != ord(" ")).any():
             return None
@@ -147,13 +150,13 @@ class Pairs(LineFormat):
 
     def parse_line(self, number: int, line: bytes) -> list[_Row]:
         line = _REMARK.sub(rb"\1", line) if self._labels else line
-        if self._labels and line == b"#":  # a remark is no document
+        if self._labels and line == b"#":  # a line with nothing but a remark is no document
             return []
         document = self.base + self.seen
         self.seen += 1
         head, *pairs = line.split() or [b"0"]
         if self._labels:
-            for label in head.split(b","):  # several of one document
+            for label in head.split(b","):  # a document may have several labels
                 _number(label, "label")
         elif not _ID.fullmatch(head):
             raise RecordError("malformed line", f"{quoted(head)} is not the number of words")
@@ -175,9 +178,10 @@ class Pairs(LineFormat):
 def convert(
     path: Path, make_format: Callable[[], LineFormat], errors: RecordErrors, folder: Path
 ) -> tuple[NDArray[np.int64], int]:
-    """Convert a file to ``words.npy`` and ``counts.npy``; returns [D] lengths, and the greatest word id + 1.
+    """Convert a file to ``words.npy`` and ``counts.npy`` in ``folder``. Returns ([D] lengths, the greatest
+    word id + 1).
 
-    Entries are sorted where they are not in the order of documents, at the cost of a second reading.
+    If entries are not in the order of documents, the file is read again, and they are sorted.
     """
     causes = errors.causes.copy()
     form, writer = make_format(), CorpusWriter(folder, errors)
@@ -202,14 +206,17 @@ def _read(
             lines.line()
         for first, chunk in lines.chunks():
             for parsed in parse(form, first, chunk, errors):
-                add(sound(parsed, form.header, form.base, errors, form.hint))
+                add(valid_entries(parsed, form.header, form.base, errors, form.hint))
         return form.documents(lines.number, errors)
 
 
 def parse(
     form: LineFormat, first: int, chunk: bytes, errors: RecordErrors, plain: bool = False
 ) -> Iterator[Parsed]:
-    """The entries of a chunk that begins with line ``first``; malformed lines are refused or counted."""
+    """The entries of a chunk that begins with line ``first``; malformed lines are refused or counted.
+
+    plain: whether the chunk is already in the form that ``LineFormat.plain`` makes.
+    """
     parsed = form.parse_chunk(first, chunk)
     middle = chunk.find(b"\n", len(chunk) // 2) + 1
     if parsed is not None:
@@ -222,7 +229,7 @@ def parse(
             try:
                 rows += form.parse_line(number, line)
             except RecordError as error:
-                yield _columns(rows)  # so that errors are found in their order
+                yield _columns(rows)  # first, so that errors are reported in the order of lines
                 rows = []
                 errors.add(number, *error.args)
         yield _columns(rows)
@@ -231,10 +238,10 @@ def parse(
         yield from parse(form, first + chunk.count(b"\n", 0, middle), chunk[middle:], errors, plain)
 
 
-def sound(
+def valid_entries(
     parsed: Parsed, header: Header, base: int, errors: RecordErrors, hint: str = ""
 ) -> NDArray[np.int32]:
-    """[3, n]: documents and words, from 0, and counts, without those in a line with an error."""
+    """[3, n]: document numbers and word ids, from 0, and counts, of the entries in lines without an error."""
     columns: tuple[NDArray[Any], ...] = parsed[:3]
     limits = (
         (base, header.documents + base - 1),
@@ -256,7 +263,10 @@ def sound(
 def _without_errors(
     parsed: Parsed, documents: tuple[int, int], words: tuple[int, int], errors: RecordErrors, hint: str
 ) -> NDArray[np.bool_]:
-    """[n]: whether an entry's line has no error. Errors are refused or counted."""
+    """[n]: whether an entry's line has no error. Errors are refused or counted.
+
+    documents, words: (least, greatest) valid number.
+    """
     document, word, count, lines = parsed
     wrong = {
         "document out of range": (document < documents[0]) | (document > documents[1]),
@@ -284,10 +294,11 @@ def _without_errors(
 
 
 def _integers(chunk: bytes) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-    """The numbers of a chunk, if all have one to nine digits, and the character behind each: a space, a colon
-    or a line end. Otherwise none."""
+    """(the numbers of a chunk, the character after each) if all numbers have one to nine digits and are
+    followed by a space, a colon or a line end. Otherwise both are empty."""
     text = np.frombuffer(chunk, np.uint8)
-    ends = np.flatnonzero(text - np.uint8(48) > 9)  # below 48 it wraps: all that is no digit
+    # all characters that are no digits: "0" is 48, and smaller ones wrap around to large numbers
+    ends = np.flatnonzero(text - np.uint8(48) > 9)
     widths, separators = ends[1:] - ends[:-1], text[ends]
     known = (separators == ord(" ")) | (separators == ord("\n")) | (separators == ord(":"))
     if (
@@ -307,7 +318,7 @@ def _columns(rows: list[_Row]) -> Parsed:
 
 @functools.lru_cache(maxsize=1024)
 def _as_integer(count: bytes) -> bytes:
-    """count: with the character before it."""
+    """A count such as b":2.0" as b":2", if it is whole. count: includes the separator before the number."""
     value = float(count[1:])
     return b"%c%d" % (count[0], value) if value.is_integer() and value < LARGEST_COUNT else count
 
@@ -321,6 +332,6 @@ def _pair(pair: bytes) -> tuple[int, float]:
 
 def _number(field: bytes, name: str) -> float:
     try:
-        return float(field.replace(b"_", b"x"))  # float() takes underscores
+        return float(field.replace(b"_", b"x"))  # float() would accept underscores
     except ValueError:
         raise RecordError("malformed line", f"{quoted(field)} is no {name}") from None

@@ -34,9 +34,9 @@ def detect_kind(path: Path) -> str:
     if (path / "corpus.json").exists():
         raise Refusal(f"{path} is the cache of a corpus. Name the corpus itself.")
     if path.is_dir():
-        for of_folders in ("text", "markdown"):
-            if files_of(path, of_folders):
-                return of_folders
+        for kind_of_folder in ("text", "markdown"):
+            if files_of(path, kind_of_folder):
+                return kind_of_folder
         raise Refusal(f"{path} is a folder without .txt or .md files, and a folder of text has some.")
     name = path.name.removesuffix(".gz")
     if name.startswith("docword."):

@@ -1,4 +1,4 @@
-"""The first lines of files that begin with their sizes."""
+"""Reads the headers of corpus files: the lines that state their sizes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from murmurate.datasets._lines import Lines
 from murmurate.datasets._record_errors import RecordErrors, quoted
 
-LARGEST = 2**31 - 2
-_LONGEST = 100_000  # lines of a header
+LARGEST = 2**31 - 2  # greatest D and V
+_LONGEST = 100_000  # most lines of a header
 _SIZE = re.compile(rb"\s*[0-9]{1,18}\s*")
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says about itself: D, V, how many entries follow, and in which line it says so."""
+    """The sizes that a file states. documents: D. vocabulary_size: V. entries: how many entries follow.
+    lines: number of the header's lines."""
 
     documents: int
     vocabulary_size: int
@@ -25,7 +26,7 @@ class Header:
 
 
 def uci(lines: Lines, errors: RecordErrors) -> Header:
-    """The header of a UCI bag of words: D, V and the number of entries, a line each."""
+    """The header of a UCI bag of words: three lines with D, V and the number of entries."""
     sizes = []
     for name in ("documents", "words of the vocabulary", "entries"):
         line = lines.line()
@@ -41,7 +42,7 @@ def uci(lines: Lines, errors: RecordErrors) -> Header:
 
 
 def matrix_market(lines: Lines, transpose: bool, errors: RecordErrors) -> Header:
-    """The header of a Matrix Market file of coordinates."""
+    """The header of a Matrix Market file in coordinate layout. transpose: whether rows are words."""
     banner = (lines.line() or b"").lower().split()
     if banner[:2] != [b"%%matrixmarket", b"matrix"] or len(banner) < 5:
         raise errors.refusal(

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from murmurate.datasets._archives import refuse_special
 from murmurate.errors import Refusal
 
-_UNSIGNED_BYTE = 8  # the code of its type in the magic number
-_MOST_PACKED = 1032  # deflate makes at most so many bytes of one
+_UNSIGNED_BYTE = 8  # code of the type uint8 in the magic number
+_MOST_PACKED = 1032  # most bytes that deflate can pack in one byte
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
@@ -37,7 +37,7 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
 
 
 def _read(file: IO[bytes], dimensions: int, most: int) -> NDArray[np.uint8]:
-    """most: bytes that the file can hold."""
+    """The array in an open idx file. most: greatest number of bytes that the file can hold."""
     head = file.read(4 + 4 * dimensions)
     if len(head) < 4 + 4 * dimensions:
         raise ValueError("it ends in its header")

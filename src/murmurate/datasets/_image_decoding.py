@@ -1,4 +1,4 @@
-"""Reads image files, and decodes them with OpenCV: crops, at the smallest scale that is large enough.
+"""Reads image files, and decodes crops of them with OpenCV, at the smallest scale that is large enough.
 
 Grey images, palettes, CMYK and 16 bits become 8 bits of red, green and blue, and transparency is dropped, as
 Pillow's ``convert("RGB")`` does. A camera's orientation is ignored, as usual for ImageNet.
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from murmurate.datasets._image_headers import Header, ImageError, header_of
 from murmurate.errors import MissingExtra
 
-_MOST_BYTES = 1 << 28  # of one encoded image
-LARGEST_PIXELS = 1 << 26  # of one image: 200 MB when it is decoded
+_MOST_BYTES = 1 << 28  # largest size of an encoded image
+LARGEST_PIXELS = 1 << 26  # most pixels of an image, which take 200 MB when it is decoded
 
 
 class Place(NamedTuple):
@@ -55,7 +55,8 @@ def read_encoded(place: Place) -> bytes:
 
 
 def checked_header(data: bytes) -> Header:
-    """Raises ImageError for what is no image, is truncated, or is too large to be decoded."""
+    """The header of an image file. Raises ImageError for data that are no image, are truncated, or are too
+    large to be decoded."""
     header = header_of(data)
     if not header.height or not header.width:
         raise ImageError("not an image", f"it has {header.height} x {header.width} pixels")
@@ -78,10 +79,10 @@ def decode(data: bytes) -> NDArray[np.uint8]:
 def decode_crop(
     data: bytes, header: Header, crop: Crop, into: NDArray[np.uint8], mirror: bool = False
 ) -> None:
-    """Decode an image file, and scale ``crop`` of it to ``into`` [H, W, 3]; else as ``decode``. mirror: left
-    to right."""
+    """Decode an image file as ``decode`` does, scale its ``crop``, and write it to ``into`` [H, W, 3].
+    mirror: whether to mirror it left to right."""
     cv2, (height, width) = opencv(), into.shape[:2]
-    reduction = 1
+    reduction = 1  # JPEG files can be decoded at 1/2, 1/4 and 1/8 of their size, which is faster
     while (
         header.scalable
         and reduction < 8
@@ -111,13 +112,15 @@ def resized_crop(pixels: NDArray[np.uint8], crop: Crop) -> NDArray[np.uint8]:
 
 
 def centre_crop(height: int, width: int, size: int, shortest: int) -> Crop:
-    """What remains if the shorter side is scaled to ``shortest``, and size x size is cut from the middle."""
+    """The crop, in pixels of the original image, that remains if its shorter side is scaled to ``shortest``
+    and ``size`` x ``size`` pixels are cut from the middle."""
     side = size * min(height, width) / shortest
     return Crop((height - side) / 2, (width - side) / 2, side, side)
 
 
 def _part(image: NDArray[np.uint8], crop: Crop, scale: float) -> NDArray[np.uint8]:
-    """The crop of an image that was decoded at this scale, to the nearest pixel; at least one."""
+    """The part of a decoded image that ``crop`` means, rounded to whole pixels; at least one pixel. scale:
+    scale at which the image was decoded."""
     height, width = image.shape[:2]
     top = min(max(round(crop.top * scale), 0), height - 1)
     left = min(max(round(crop.left * scale), 0), width - 1)
@@ -127,7 +130,7 @@ def _part(image: NDArray[np.uint8], crop: Crop, scale: float) -> NDArray[np.uint
 
 
 def _decoded(data: bytes, reduction: int) -> Any:
-    """[H, W, 3], blue first."""
+    """The pixels [H, W, 3], blue first, decoded at 1 / ``reduction`` of the size."""
     cv2 = opencv()
     flag = cv2.IMREAD_COLOR if reduction == 1 else getattr(cv2, f"IMREAD_REDUCED_COLOR_{reduction}")
     try:
@@ -148,5 +151,5 @@ def opencv() -> Any:
         raise MissingExtra(
             "opencv-python-headless", "images", "Decoding images, or changing their sizes and colours,"
         ) from error
-    cv2.setNumThreads(1)  # of each process; images are small, and more threads slow one another down
+    cv2.setNumThreads(1)  # images are small, and several threads in each process slow one another down
     return cv2

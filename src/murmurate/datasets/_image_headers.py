@@ -1,4 +1,4 @@
-"""The size of an image from the first bytes of its file, so that nothing is decoded that is too large."""
+"""Reads the size of an image from its file's header, so that images that are too large are not decoded."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import struct
 from typing import NamedTuple
 
 _JPEG, _PNG, _BMP = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM"
-# markers of JPEG: frames (their headers have the size), those without a length, the beginning of the pixels
-_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_BARE = frozenset((0x01, *range(0xD0, 0xD8)))
-_SCAN, _END = 0xDA, b"\xff\xd9"
+# markers of JPEG
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # headers of frames, which have the size
+_BARE = frozenset((0x01, *range(0xD0, 0xD8)))  # markers without a length after them
+_SCAN, _END = 0xDA, b"\xff\xd9"  # beginning of the pixels, end of the image
 
 
 class ImageError(ValueError):
-    """An image that cannot be used. Arguments: the cause under which it is counted, and the detail."""
+    """An image that cannot be used. Arguments: the cause under which it is counted, and the detail for a
+    message."""
 
 
 class Header(NamedTuple):
-    """height, width: in pixels. scalable: whether it can be decoded at a half, a quarter and an eighth."""
+    """height, width: in pixels. scalable: whether it can be decoded at 1/2, 1/4 and 1/8 of its size."""
 
     height: int
     width: int
@@ -25,7 +26,7 @@ class Header(NamedTuple):
 
 
 def header_of(data: bytes) -> Header:
-    """The size of a JPEG, PNG, WebP or BMP file. Raises ImageError for another file, and a truncated one."""
+    """The header of a JPEG, PNG, WebP or BMP file. Raises ImageError for another or a truncated file."""
     if not data:
         raise ImageError("empty file", "it is empty")
     try:
@@ -65,7 +66,7 @@ def _jpeg(data: bytes) -> Header:
         place += 2 + struct.unpack_from(">H", data, place + 2)[0]
     if found is None:
         raise ImageError("not an image", "it is a JPEG file without a size")
-    if data.rfind(_END, place) < 0:  # before the pixels it may be that of a thumbnail
+    if data.rfind(_END, place) < 0:  # an end before the pixels may be that of a thumbnail
         raise ImageError("truncated image", "its end is missing")
     return found
 

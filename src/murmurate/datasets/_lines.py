@@ -18,10 +18,11 @@ _LONGEST_BYTES = 1 << 26
 
 
 class Lines:
-    """The lines of a file: first a header, line by line, then the rest in chunks. A context manager."""
+    """The lines of a file: a header is read line by line with ``line``, then the rest in chunks. A context
+    manager."""
 
     def __init__(self, path: Path, errors: RecordErrors) -> None:
-        self.number = 0  # of lines returned so far
+        self.number = 0  # how many lines have been returned so far
         self._path = path
         self._errors = errors
         self._read_bytes = 0
@@ -45,9 +46,9 @@ class Lines:
         return line.rstrip(b"\r\n") if line else None
 
     def chunks(self) -> Iterator[tuple[int, bytes]]:
-        """(number of the first line, complete lines) of the rest of the file.
+        """Chunks of the rest of the file: (number of the first line, bytes of complete lines).
 
-        A gzip that ends too early is an error after its last complete line.
+        A gzip file that is damaged is an error after its last complete line.
         """
         first = self.number + 1
         while chunk := self._read(CHUNK_BYTES):
@@ -58,7 +59,7 @@ class Lines:
         self._errors.causes.update(["gzip cut short"] if self._damage else [])
 
     def numbered(self) -> Iterator[tuple[int, bytes]]:
-        """(number, line without its newline) of the rest of the file."""
+        """(number, line without its newline) of each line in the rest of the file."""
         for first, chunk in self.chunks():
             yield from enumerate(chunk.split(b"\n")[:-1], first)
 
@@ -67,7 +68,8 @@ class Lines:
         return self._gzip.damage if self._gzip else ""
 
     def _read(self, size_bytes: int) -> bytes:
-        """So many bytes and the rest of the line in which they end; less at the end of the file."""
+        """The next ``size_bytes`` bytes and the rest of the line in which they end; fewer at the end of the
+        file. The result always ends with a newline."""
         with refuse_unreadable(self._path):
             text = self._file.read(size_bytes) + self._file.readline(_LONGEST_BYTES)
         if not text.endswith(b"\n"):
@@ -89,7 +91,8 @@ class Lines:
 
 
 class TolerantGzip(io.RawIOBase):
-    """The text of a gzip file. Damage ends it early, without an exception, and is described in ``damage``."""
+    """The unpacked bytes of a gzip file. If the file is damaged, they end early, without an exception, and
+    ``damage`` describes the damage."""
 
     def __init__(self, file: io.BufferedReader, path: Path) -> None:
         self._text, self._packed, self._path, self._bytes = gzip.GzipFile(fileobj=file), file, path, 0

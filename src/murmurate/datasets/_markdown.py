@@ -13,7 +13,7 @@ _FRONT_MATTER = re.compile(r"\A---[ \t]*\n.*?\n(?:---|\.\.\.)[ \t]*(?:\n|\Z)", r
 
 
 def prose(text: str) -> str:
-    """The words that a reader of the rendered page sees, with code in a line but not in blocks."""
+    """The text that a reader of the rendered page sees, with inline code but without code blocks."""
     return "\n".join(_blocks(_parser().parse(_FRONT_MATTER.sub("", text))))
 
 

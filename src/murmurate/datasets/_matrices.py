@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from murmurate.datasets._archives import load_arrays
 from murmurate.datasets._corpus_writer import CorpusWriter
-from murmurate.datasets._entries import Parsed, sound
+from murmurate.datasets._entries import Parsed, valid_entries
 from murmurate.datasets._headers import LARGEST, Header
 from murmurate.datasets._record_errors import RecordErrors, refuse_unreadable
 from murmurate.datasets.corpus import blocks
@@ -18,18 +18,20 @@ from murmurate.errors import Refusal
 
 
 def convert(path: Path, transpose: bool, errors: RecordErrors, folder: Path) -> tuple[NDArray[np.int64], int]:
-    """Convert to ``words.npy`` and ``counts.npy``; returns [D] lengths, and V. The matrix has to fit
-    into memory."""
+    """Convert a matrix to ``words.npy`` and ``counts.npy`` in ``folder``. Returns ([D] lengths, V).
+
+    The matrix has to fit into memory.
+    """
     rows, columns, counts, shape = _coordinates(path)
     if transpose:
         rows, columns, shape = columns, rows, shape[::-1]
     order = np.argsort(rows, kind="stable")
-    order = order[counts[order] != 0]  # a stored zero is no error of a matrix
+    order = order[counts[order] != 0]  # a matrix may store zeros: they are no errors
     writer = CorpusWriter(folder, errors)
     header = Header(shape[0], shape[1], len(rows), 0)
     for first, last in blocks(np.arange(len(order) + 1)):
         part = order[first:last]
-        writer.add(sound(Parsed(rows[part], columns[part], counts[part]), header, 0, errors))
+        writer.add(valid_entries(Parsed(rows[part], columns[part], counts[part]), header, 0, errors))
     return writer.finish(shape[0]), shape[1]
 
 

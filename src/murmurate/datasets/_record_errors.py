@@ -17,7 +17,7 @@ _MOST_SKIPPED = 1_000_000
 
 
 def option_of(argument: str, value: str = "") -> str:
-    """An argument of ``read`` for an error message: as an option, and in Python."""
+    """How an error message names an argument of ``read``: as a command-line option, and in Python."""
     return f"--{argument.replace('_', '-')} ({argument}={value} in Python)"
 
 
@@ -26,10 +26,10 @@ SKIP_BAD = option_of("skip_bad", "True")
 
 @dataclass
 class Skipped:
-    """What of a source is not in its corpus.
+    """What was left out when a source was converted to a corpus.
 
-    causes: numbers of skipped lines (of entries, where a format has no lines) by cause.
-    documents: numbers, from 0, of the source's documents that the corpus lacks.
+    causes: how many lines were skipped (or entries, where a format has no lines), by cause.
+    documents: which of the source's documents, numbered from 0, are not in the corpus.
     """
 
     causes: Counter[str] = field(default_factory=Counter)
@@ -49,7 +49,8 @@ class RecordErrors:
         self.causes: Counter[str] = Counter()
 
     def add(self, where: int | str, cause: str, detail: str, *, count: int = 1) -> None:
-        """Count an error at a line (its number) or other place. Raises Refusal unless errors are skipped."""
+        """Count an error at ``where``, a line number or another place. Raises Refusal unless errors are
+        skipped."""
         if not self.skip:
             raise self.refusal(
                 where, detail, f"Correct the file, or leave out what is wrong with {SKIP_BAD}."
@@ -63,13 +64,14 @@ class RecordErrors:
             )
 
     def refusal(self, where: int | str, detail: str, remedy: str) -> Refusal:
-        """The error for what cannot be skipped."""
-        place = f"line {max(where, 1)}" if isinstance(where, int) else where  # 0: no line was complete
+        """The exception for an error that cannot be skipped."""
+        # ``where`` is 0 if not even the first line was complete
+        place = f"line {max(where, 1)}" if isinstance(where, int) else where
         return Refusal(f"{self.path}, {place}: {detail}. {remedy}")
 
 
 class RecordError(Exception):
-    """An error in one line. Arguments: the cause under which it is counted, and the detail."""
+    """An error in one line. Arguments: the cause under which it is counted, and the detail for a message."""
 
 
 @contextmanager

@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 _BLOCK = 512
-_AHEAD = 4096  # bytes that are read with a header: small members too
+_AHEAD = 4096  # bytes read at each header, so that small members are read with it
 _LONGEST_NAME = 1 << 16
-_FILES = b"0\0"  # types of ordinary files
+_FILES = b"0\0"  # type flags of ordinary files
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 class TarError(ValueError):
-    """What is wrong with a tar file, and at which byte."""
+    """A damaged tar file. The message says what is wrong, and at which byte."""
 
 
 class Member(NamedTuple):
-    """name: with the folder. offset, size: of its bytes. content: these, where they are few; else None."""
+    """A file in a tar file. name: includes its folder. offset, size: where its bytes are in the tar file.
+    content: its bytes, if they are few; else None."""
 
     name: bytes
     offset: int
@@ -31,8 +32,8 @@ class Member(NamedTuple):
 
 
 def members(path: Path) -> Iterator[Member]:
-    """The ordinary files in a tar file, in their order. Raises TarError where it is damaged or truncated,
-    after the members before the damage; OSError."""
+    """The ordinary files in a tar file, in order. Raises TarError if the tar file is damaged or truncated,
+    after it has yielded the members before the damage; OSError if it cannot be read."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield from _members(descriptor, os.fstat(descriptor).st_size)
@@ -53,7 +54,7 @@ def _members(descriptor: int, length: int) -> Iterator[Member]:
                 raise TarError(f"it is compressed ({packed}), and members are read at random: unpack it")
         if len(head) < _BLOCK:
             raise TarError(f"it ends within a header, at byte {place:,}")
-        if head.count(0) == _BLOCK:  # the end, or padding
+        if head.count(0) == _BLOCK:  # zeros: the end, or padding
             place += _BLOCK
             continue
         if _number(head[148:156]) != sum(head) - sum(head[148:156]) + 8 * 32:
@@ -90,18 +91,18 @@ def _name(head: bytes) -> bytes:
 
 
 def _number(digits: bytes) -> int:
-    """An octal number, or with the first bit set a binary one."""
+    """The value of a field of a header: binary if its first bit is set, else octal; -1 if it is neither."""
     if digits[:1] and digits[0] & 0x80:
         return int.from_bytes(bytes([digits[0] & 0x7F]) + digits[1:], "big")
     text = digits.strip(b" \0")
     try:
         return int(text or b"0", 8)
     except ValueError:
-        return -1  # no header has it as its sum
+        return -1  # equal to no header's checksum, so that the header counts as damaged
 
 
 def _extended(text: bytes, place: int) -> dict[bytes, bytes]:
-    """The records ``length key=value`` of an extended header (POSIX.1-2001)."""
+    """The values by key of the records ``length key=value`` of an extended header (POSIX.1-2001)."""
     values = {}
     while text:
         digits, _, _ = text.partition(b" ")

@@ -1,10 +1,10 @@
-"""Which files of a folder are its documents."""
+"""Which files of a folder are documents."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-# kinds of corpus whose words are found by the tokeniser, and the files that a folder of the kind consists of
+# kind of text corpus -> suffixes of the documents in a folder of that kind; none: it is a file, not a folder
 SUFFIXES: dict[str, tuple[str, ...]] = {
     "text": (".txt",),
     "markdown": (".md", ".markdown", ".txt"),

@@ -28,9 +28,10 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class TextSource:
-    """Where documents of text are. kind: one of ``TEXT_KINDS``. column, name_column: of a file with columns.
+    """A file or folder with documents of text.
 
-    Documents are always in the same order, those without a text included.
+    kind: one of ``TEXT_KINDS``. column, name_column: the columns of a ``csv`` or ``jsonl`` file that have the
+    text and the name of a document. Documents are always in the same order, those without a text included.
     """
 
     path: Path
@@ -39,7 +40,8 @@ class TextSource:
     name_column: str | None = None
 
     def documents(self, errors: RecordErrors) -> Iterator[Document]:
-        """One at a time. A document that is blank, or not UTF-8, is an error. Raises Refusal."""
+        """The documents, read one at a time. A document that is blank, or not UTF-8, is an error. Raises
+        Refusal for a file that cannot be read."""
         if self.path.is_dir():
             yield from _files(self.path, self.kind, errors)
         elif self.kind == "markdown":
@@ -60,7 +62,7 @@ class TextSource:
         return self.path.is_dir() or self.name_column is not None
 
     def names(self) -> Iterator[str]:
-        """Of all documents, in their order. With a name column the file is read again."""
+        """The names of all documents, in order. If the file has a name column, it is read for this."""
         if self.path.is_dir():
             return (str(file.relative_to(self.path)) for file in files_of(self.path, self.kind))
         if self.name_column is None:
@@ -68,7 +70,10 @@ class TextSource:
         return (document.name for document in self.documents(RecordErrors(self.path, skip=True)))
 
     def pick(self, numbers: Iterable[int]) -> dict[int, Document]:
-        """Some documents by number, from 0; of a folder only their files are read. Raises Refusal."""
+        """The documents with these numbers (from 0), by number. In a folder only their files are read.
+
+        Raises Refusal for a file that cannot be read.
+        """
         wanted, errors, found = set(numbers), RecordErrors(self.path, skip=True), {}
         if self.path.is_dir():
             paths = files_of(self.path, self.kind)
@@ -84,8 +89,11 @@ class TextSource:
 def corpus(
     source: TextSource, tokens: Tokens, vocabulary: Sequence[str] | None, bigrams: bool, errors: RecordErrors
 ) -> Corpus:
-    """All documents, those without a word too. Of ``vocabulary`` its words alone are counted, and with
-    ``bigrams`` its pairs of words."""
+    """The corpus of all documents, those without a word included.
+
+    vocabulary: if given, only its words are counted. bigrams: whether pairs of words are counted as one word:
+    the pairs in ``vocabulary``, or the collocations of these documents.
+    """
 
     def counted(counter: WordCounter, errors: RecordErrors) -> Corpus:
         for document in source.documents(errors):
@@ -103,10 +111,11 @@ def corpus(
         return counted(counter, errors)
     if not bigrams:
         return counted(WordCounter(tokens), errors)
-    earlier = [RecordErrors(source.path, errors.skip) for _ in range(2)]  # errors count in the last reading
+    # the documents are read three times, and only errors of the last reading are counted
+    earlier = [RecordErrors(source.path, errors.skip) for _ in range(2)]
     pairs = find((document.text for document in source.documents(earlier[0])), tokens)
     found = counted(WordCounter(tokens, pairs=pairs), earlier[1])
-    # as new texts will be counted: where the bounds leave out a pair, its words are counted alone
+    # counted as new texts will be: where the vocabulary's bounds left out a pair, its two words are counted
     return counted(WordCounter(tokens, found.vocabulary, bigrams=True), errors)
 
 

@@ -10,19 +10,19 @@ from itertools import pairwise
 from murmurate.datasets.tokens import PAIR, Tokens, document_bound
 
 LEAST_COUNT, LEAST_NPMI = 5, 0.5
-_MOST_PAIRS = 1_000_000  # counted at a time
+_MOST_PAIRS = 1_000_000  # different pairs that are counted at a time
 
 
 def find(
     texts: Iterable[str], tokens: Tokens, *, least_count: int = LEAST_COUNT, least_npmi: float = LEAST_NPMI
 ) -> frozenset[str]:
-    """The collocations of ``texts``: both words, with ``_`` between.
+    """The collocations of ``texts``, each as its two words joined by ``_``.
 
     They are pairs of adjacent, different words that ``tokens`` counts, which occur ``least_count`` times or
     more (and often enough to be in ``min_df`` documents) with a normalised pointwise mutual information of
     ``least_npmi`` or more (Bouma 2009, section 4.1): ln(p(ab) / p(a) p(b)) / -ln p(ab), which is 1 for two
-    words that are only ever together and 0 for independent ones. p are shares of all words. Where there are
-    more than a million different pairs the rare ones are forgotten, so memory is bounded.
+    words that occur only together, and 0 for independent words. p are shares of all words. If there are more
+    than a million different pairs, the rarest are forgotten, which bounds memory.
     """
     alone: Counter[str] = Counter()
     together: Counter[tuple[str, str]] = Counter()
@@ -46,6 +46,7 @@ def find(
 
 
 def _npmi(both: int, first: int, second: int, total: int) -> float:
+    """See ``find``. both, first, second: how often the pair and each of its words occur among ``total``."""
     if both >= total:
         return 1.0
     return math.log(both * total / (first * second)) / -math.log(both / total)

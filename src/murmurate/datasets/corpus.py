@@ -25,16 +25,16 @@ _BLOCK = 1 << 20  # entries that are read or copied at a time
 class Corpus:
     """D documents over V words: counts in compressed sparse rows.
 
-    A document may be empty, but none that was read from a file is. Raises Refusal where the arrays do not fit
-    together; the entries themselves are not checked.
+    A document may be empty, except in a corpus that was read from a file. Raises Refusal if the arrays do not
+    fit together; the entries themselves are not checked.
     """
 
     starts: NDArray[np.int64]  # [D + 1]: document d is starts[d]:starts[d + 1]
     words: NDArray[np.int32]  # [N]: 0..V-1, ascending and distinct within a document
     counts: NDArray[np.int32]  # [N]: all above 0
-    vocabulary: tuple[str, ...] | None  # V words, or None where there are only ids
+    vocabulary: tuple[str, ...] | None  # V words, or None where words have only ids
     vocabulary_size: int  # V
-    digest: str | None = None  # of all the above; None where it was not read from a file
+    digest: str | None = None  # a hash of all fields above; None if the corpus was not read from a file
 
     def __post_init__(self) -> None:
         kinds = {"starts": np.int64, "words": np.int32, "counts": np.int32}
@@ -90,9 +90,10 @@ class Corpus:
         return Corpus(starts, words, counts, self.vocabulary, self.vocabulary_size)
 
     def with_vocabulary(self, vocabulary: tuple[str, ...]) -> RemappedCorpus:
-        """The same documents over another vocabulary, matched by name; words that it lacks are left out.
+        """The same documents over another vocabulary; words are matched by name, and left out if it lacks
+        them.
 
-        Raises Refusal for a corpus without names, or if it has no word of the vocabulary.
+        Raises Refusal if this corpus has no vocabulary, or no word of the other vocabulary.
         """
         if self.vocabulary is None:
             raise Refusal("Words have no names here. Give the corpus its vocabulary.")
@@ -104,7 +105,8 @@ class Corpus:
         return remapped
 
     def as_scipy(self) -> Any:
-        """A ``scipy.sparse.csr_matrix`` [D, V] of the counts, on the same memory. Raises MissingExtra."""
+        """A ``scipy.sparse.csr_matrix`` [D, V] of the counts, which shares their memory. Raises MissingExtra
+        without scipy."""
         try:
             from scipy.sparse import csr_matrix
         except ImportError as error:
@@ -114,7 +116,8 @@ class Corpus:
 
     @classmethod
     def from_scipy(cls, matrix: Any, vocabulary: Sequence[str] | None = None) -> Corpus:
-        """A copy of a sparse [D, V] matrix in any of scipy's formats; a row without entries stays.
+        """A copy of a sparse [D, V] matrix in any of scipy's formats; a row without entries becomes an empty
+        document.
 
         Raises Refusal for counts that are negative or fractional.
         """
@@ -140,8 +143,8 @@ class Corpus:
         shape: tuple[int, int],
         vocabulary: Sequence[str] | None = None,
     ) -> Corpus:
-        """A corpus of [N] documents, [N] word ids and [N] counts in any order; counts of one word in one
-        document are summed, and those of 0 left out. ``shape`` is (D, V).
+        """A corpus from entries in any order: documents [N], word ids [N] and counts [N]. Counts of one word
+        in one document are summed, and counts of 0 are left out. ``shape`` is (D, V).
 
         Raises Refusal for an id outside the shape, and for counts that are negative or fractional.
         """
@@ -165,19 +168,19 @@ class Corpus:
 
 @dataclass(frozen=True, eq=False)
 class RemappedCorpus:
-    """A corpus over another vocabulary, computed for a few documents at a time: a second corpus would take as
-    much memory as the first."""
+    """A corpus over another vocabulary, computed only for the documents that are selected, because a second
+    corpus would take as much memory as the first."""
 
     corpus: Corpus
     vocabulary: tuple[str, ...]
-    new_ids: NDArray[np.int32]  # [V of the corpus]: ids in the vocabulary, -1 of words that it lacks
+    new_ids: NDArray[np.int32]  # [V of the corpus]: each word's id in the new vocabulary, -1 if it lacks it
 
     def __len__(self) -> int:
         return len(self.corpus)
 
     @cached_property
     def tokens(self) -> int:
-        """The number of words in all documents that are in the vocabulary."""
+        """The number of words in all documents that are in the vocabulary, repeated ones included."""
         return sum(
             int(self.corpus.counts[a:b][self.new_ids[self.corpus.words[a:b]] >= 0].sum(dtype=np.int64))
             for a, b in pairwise([*range(0, len(self.corpus.words), _BLOCK), len(self.corpus.words)])
@@ -209,7 +212,7 @@ class RemappedCorpus:
 
 
 def _as_integers(counts: NDArray[Any]) -> NDArray[Any]:
-    """Raises Refusal for negative, fractional and too large counts."""
+    """The counts as int64. Raises Refusal for negative, fractional or too large counts."""
     if not len(counts):
         return counts.astype(np.int64)
     if counts.dtype.kind not in "biuf":
@@ -227,8 +230,8 @@ def _as_integers(counts: NDArray[Any]) -> NDArray[Any]:
 def sort_and_sum(
     documents: NDArray[Any], words: NDArray[Any], counts: NDArray[Any]
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """[N] entries by document, then by word, with the counts of one word in one document summed (int64).
-    Entries that are already so are returned as they are."""
+    """The entries [N] sorted by document, then by word, with the counts of one word in one document summed
+    (int64). Entries that are already sorted and distinct are returned as they are."""
     key = (documents.astype(np.int64) << 31) + words
     if (key[1:] > key[:-1]).all():
         return documents, words, counts
@@ -240,7 +243,7 @@ def sort_and_sum(
 
 
 def blocks(starts: NDArray[np.int64], entries: int = _BLOCK) -> list[tuple[int, int]]:
-    """Ranges of documents, each of about ``entries`` entries (one document at least)."""
+    """Ranges (first, last) of documents, each with about ``entries`` entries and at least one document."""
     total = len(starts) - 1
     cuts = np.searchsorted(starts, np.arange(entries, int(starts[-1]) + entries, entries))
     edges = np.unique(np.concatenate([[0], np.minimum(cuts, total), [total]]))

@@ -1,4 +1,4 @@
-"""A corpus as a data set."""
+"""A data set of the documents of a corpus."""
 
 from __future__ import annotations
 
@@ -37,20 +37,22 @@ class CorpusWorld(World):
 
     Paths become absolute, so that a run may be resumed from anywhere.
     path: path of the corpus. kind: kind of file (docs/corpora.md); none detects it.
-    vocabulary: a file with a word a line; none looks beside the corpus.
+    vocabulary: a file with one word on each line; none looks for it beside the corpus.
     validation, test: documents held out, as a number or, below 1, as a share.
-    split_seed: chooses them. skip_bad: leave out what cannot be read, and count it, instead of refusing the
-        corpus. cache: folder for the converted corpus; none is beside it.
-    transpose: a Matrix Market file is [words, documents]. one_based: whether ids begin at 1 (required for
-        SVMlight). vocabulary_size: V, where the format does not give it.
-    min_letters: shortest words of a text that are counted.
-    stop_words: file with words of a text that are not counted; none is a list of English ones.
-    min_df: documents of a text that a word must occur in; 3 is a number, 0.01 a share.
-    max_df: documents of a text that a word may occur in; 1 is one document, 1.0 is all.
-    max_vocabulary: words of a text that are kept, the most frequent ones; none keeps all.
-    bigrams: pairs of words of a text that belong together, such as machine_learning, count as one word.
-    column: column of a CSV or JSON-lines file, with the text of a document.
-    name_column: column of such a file, with the name of a document; none numbers them.
+    split_seed: seed of the random choice of documents that are held out. skip_bad: leave out what cannot be
+        read, and count it, instead of refusing the corpus. cache: folder for the converted corpus; none puts
+        it beside the corpus.
+    transpose: a Matrix Market file is [words, documents]. one_based: whether word ids begin at 1 (required
+        for SVMlight). vocabulary_size: number of words, where the format does not give it.
+    min_letters: for text, the least length of words that are counted.
+    stop_words: for text, file with words that are not counted; none is a list of English words.
+    min_df: for text, least number of documents that a word must occur in; 3 is a number, 0.01 a share.
+    max_df: for text, greatest number of documents that a word may occur in; 1 is one document, 1.0 is all.
+    max_vocabulary: for text, how many words are kept, the most frequent ones; none keeps all.
+    bigrams: for text, whether pairs of words that belong together, such as machine_learning, count as one
+        word.
+    column: column of a CSV or JSON-lines file that has the text of a document.
+    name_column: column of a CSV or JSON-lines file that has the name of a document; none numbers documents.
     """
 
     path: str = field(default="", metadata={"place": True})
@@ -83,11 +85,13 @@ class CorpusWorld(World):
 
     @property
     def is_text(self) -> bool:
-        """Whether its words are found by the tokeniser. Raises Refusal for a file of no known kind."""
+        """Whether the corpus is text, which the tokeniser splits into words. Raises Refusal for a file of an
+        unknown kind."""
         return (self.kind or detect_kind(Path(self.path))) in TEXT_KINDS
 
     def texts(self) -> TextSource | None:
-        """Its documents one by one; None for a corpus of numbers. Raises Refusal."""
+        """The source of the documents' texts; None for a corpus of counts. Raises Refusal for a file of an
+        unknown kind."""
         kind = self.kind or detect_kind(Path(self.path))
         if kind not in TEXT_KINDS:
             return None
@@ -98,8 +102,8 @@ class CorpusWorld(World):
         return _read(self, repr(self))[0]
 
     def read_as(self, **overrides: Any) -> tuple[Corpus, Skipped]:
-        """All documents, and what of the source is not among them. overrides: arguments of ``read`` that
-        replace these settings."""
+        """(all documents, what was left out of them). overrides: arguments of ``read`` that replace these
+        settings."""
         skipped = Skipped()
         given = {
             "kind": self.kind,
@@ -122,8 +126,11 @@ class CorpusWorld(World):
         return (str(skipped), dict(skipped.causes)) if skipped.causes else None
 
     def tokens(self) -> Tokens | None:
-        """How its text becomes words; None for the defaults, and where a run on numbers stores those of
-        before. Raises Refusal for invalid numbers, and for a file of stop words that cannot be read."""
+        """How text is split into words; None for the defaults, and for ``FORMER``, which a run on a corpus of
+        counts may have stored.
+
+        Raises Refusal for invalid numbers, and for a file of stop words that cannot be read.
+        """
         stop_words = STOP_WORDS if self.stop_words is None else stop_words_in(Path(self.stop_words))
         tokens = Tokens(self.min_letters, stop_words, self.min_df, self.max_df, self.max_vocabulary)
         unset = tokens == Tokens() or (tokens == FORMER and not self.is_text)
@@ -137,14 +144,14 @@ class CorpusWorld(World):
         return split_indices(documents, self.validation, self.test, self.split_seed)
 
     def spec(self, fingerprint: Mapping[str, Any] | None = None) -> EnvSpec:
-        """An observation is a document's counts [V]."""
+        """An observation is the counts of a document's words [V]."""
         known = self.fingerprint() if fingerprint is None else fingerprint
         train, _, _ = self._split(int(known["documents"]))
         return EnvSpec("corpus", (int(known["vocabulary_size"]),), torch.int32, 0, examples=len(train))
 
     def fingerprint(self) -> dict[str, Any]:
         """digest: digest of the documents and words. documents: D. vocabulary_size: V. vocabulary: V words,
-        or None where there are only ids. tokeniser: the version of the tokeniser, for text."""
+        or None where words have only ids. tokeniser: version of the tokeniser, which matters for text."""
         corpus = self.load()
         return {
             "digest": corpus.digest,
@@ -178,7 +185,8 @@ class CorpusWorld(World):
 
 @functools.lru_cache(maxsize=2)
 def _read(world: CorpusWorld, settings: str) -> tuple[Corpus, Skipped]:
-    """settings: the world as text, since worlds with max_df 1 and 1.0 are equal but mean other corpora."""
+    """settings: the world as text, for the cache: worlds with max_df 1 and 1.0 are equal, but mean different
+    corpora."""
     if not world.path:
         raise Refusal("say which corpus: murmurate topics fit CORPUS, or --world.path CORPUS.")
     return world.read_as()

@@ -1,4 +1,5 @@
-"""Corpora that need no download: drawn from a topic model, and the documentation of Python's library."""
+"""Corpora that need no download: documents drawn from a topic model, and the docstrings and comments of
+Python's library."""
 
 from __future__ import annotations
 
@@ -24,11 +25,11 @@ _NOT_ENGLISH = {"encodings", "pydoc_data"}  # tables of character names, and cop
 
 
 class Generated(NamedTuple):
-    """A corpus and what it was drawn from."""
+    """A corpus and the parameters of the topic model that it was drawn from."""
 
     corpus: Corpus
-    phi: NDArray[np.float64]  # [K, V]: words of a topic; rows sum to 1
-    alpha: NDArray[np.float64]  # [K]: of the Dirichlet that a document's topics are drawn from
+    phi: NDArray[np.float64]  # [K, V]: distribution of each topic over words; rows sum to 1
+    alpha: NDArray[np.float64]  # [K]: parameter of the Dirichlet from which documents' topics are drawn
 
 
 def generate(
@@ -44,10 +45,10 @@ def generate(
 ) -> Generated:
     """Draw documents from latent Dirichlet allocation (Blei et al. 2003) over words with a Zipf law.
 
-    A word's base frequency is p(rank) ~ 1 / (rank + 9) (Zipf-Mandelbrot), with random ranks; a topic
-    is Dirichlet(``topic_mass`` p), a document's topics Dirichlet(alpha) with alpha_k ~ 1 / (k + sqrt K) and
-    sum ``alpha_mass``. Lengths are log-normal with mean ``mean_length`` tokens, and at least one. Raises
-    Refusal for sizes below 1.
+    A word's base frequency is p(rank) ~ 1 / (rank + 9) (Zipf-Mandelbrot), with random ranks; topics are drawn
+    from Dirichlet(``topic_mass`` p), and documents' topics from Dirichlet(alpha), where alpha_k ~ 1 / (k +
+    sqrt K) and alpha has the sum ``alpha_mass``. Lengths are log-normal with mean ``mean_length`` tokens, and
+    at least 1. Raises Refusal for sizes below 1.
     """
     for name, size in (("documents", documents), ("vocabulary", vocabulary), ("topics", topics)):
         if size < 1:
@@ -79,9 +80,9 @@ def generate(
 def _draw_words(
     random: np.random.Generator, tokens: NDArray[np.int64], edges: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
-    """Entries of some documents: distinct words of each [D], word ids [N], counts [N].
+    """Draw the words of D documents: (numbers of distinct words [D], word ids [N], counts [N]).
 
-    ``tokens`` [D, K]: of each document and topic; ``edges`` [K, V]: cumulative sums of phi.
+    ``tokens`` [D, K]: numbers of tokens of each document and topic; ``edges`` [K, V]: cumulative sums of phi.
     """
     size, vocabulary = len(tokens), edges.shape[1]
     keys = []
@@ -97,11 +98,10 @@ def _draw_words(
 def library_text(*, tokens: Tokens | None = None, min_tokens: int = 10, folder: Path | None = None) -> Corpus:
     """A corpus of English: docstrings and comments of Python's standard library, or of another ``folder``.
 
-    A document is a function, class or module: its docstring, and its comments that are not in an inner one.
-    Those of fewer than ``min_tokens`` words are left out. Documents are in the order of paths and lines, so
-    equal for equal versions of Python. By default words have 2 letters or more, and occur in 5 documents or
-    more and 95% of them at most. Raises Refusal where
-    there are no sources.
+    A document is the docstring of a function, class or module, and its comments outside inner functions and
+    classes. Documents of fewer than ``min_tokens`` words are left out. Documents are in the order of paths
+    and lines, and so the same for the same version of Python. By default words have 2 letters or more, and
+    occur in 5 documents or more and 95% of them at most. Raises Refusal if there are no sources.
     """
     chosen = tokens or replace(FORMER, min_df=5)
     counter = WordCounter(chosen)
@@ -113,7 +113,7 @@ def library_text(*, tokens: Tokens | None = None, min_tokens: int = 10, folder: 
 
 
 def library_documents(folder: Path | None = None) -> Iterator[str]:
-    """The texts that ``library_text`` counts, and the short ones. Raises Refusal without sources."""
+    """The documents of ``library_text``, short ones included. Raises Refusal if there are no sources."""
     root = folder or Path(sysconfig.get_paths()["stdlib"])
     paths = sorted(
         p for p in root.rglob("*.py") if not (_NOT_LIBRARY | _NOT_ENGLISH) & set(p.relative_to(root).parts)
@@ -137,7 +137,7 @@ _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def _texts(tree: ast.Module, source: str) -> Iterator[str]:
-    """Docstring and own comments of the module and of each class and function in it, by first line."""
+    """The text of each document (see ``library_text``) in a module, in the order of their first lines."""
     lines = source.split("\n")  # as ast counts lines; splitlines would also break at form feeds
     owners: list[_Documented] = [tree]
     owner_of = np.zeros(len(lines) + 2, np.int64)

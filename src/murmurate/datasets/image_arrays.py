@@ -19,7 +19,7 @@ from murmurate.errors import Refusal
 from murmurate.ranges import NonNegativeFloat, Seed
 from murmurate.spec import EnvSpec, World
 
-# (images, labels) of each part, as in files for MedMNIST, for Keras, and of one part alone
+# names of the arrays (images, labels) of each part: those of MedMNIST, of Keras, and of a file with one part
 _NAMES = {
     "train": (("train_images", "train_labels"), ("x_train", "y_train"), ("images", "labels")),
     "validation": (("val_images", "val_labels"), ("x_val", "y_val")),
@@ -34,8 +34,10 @@ class ArraysWorld(World):
 
     path: path of the file, with arrays train_images and train_labels, or x_train and y_train, or images and
         labels; val_images, test_images and so on are optional.
-    validation: training images held out to watch a run, if there are no such arrays: a number or, below 1, a
-        share. test: the same, to evaluate it. split_seed: chooses them.
+    validation: training images held out to validate during a run, if the file has no validation part: a
+        number or, below 1, a share.
+    test: training images held out to evaluate after a run, if the file has no test part: a number or share.
+    split_seed: seed of the random choice of images that are held out.
     """
 
     path: str = field(default="", metadata={"place": True})

@@ -1,8 +1,8 @@
-"""Random changes of training images, which leave their labels true.
+"""Random changes of training images that keep their labels valid.
 
-They follow from uniform numbers [G, DRAWS] (``image_draws``), one row for each image. Each change has columns
-of its own, so switching one on does not alter what the others do. Changes of sizes and colours need OpenCV.
-Nothing here needs torch: the processes that decode images import this module.
+They are computed from uniform random numbers [G, DRAWS] (``image_draws``), one row for each image. Each kind
+of change has its own columns, so switching one on does not alter the others. Changes of sizes and colours
+need OpenCV. Nothing here needs torch, because the processes that decode images import this module.
 """
 
 from __future__ import annotations
@@ -20,32 +20,36 @@ from murmurate.errors import Refusal
 from murmurate.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Range
 
 DRAWS = 33
-_TRIES = 10  # of a random resized crop
+_TRIES = 10  # rectangles tried for a random resized crop; each uses 2 of the first 20 columns
 _TOP, _LEFT, _PAD, _FLIP, _FACTORS, _ORDER, _LIGHTING = 20, 21, 22, 24, 25, 28, 29  # first columns
 
 _Share = Annotated[float, Range(0, 1, above=True)]
-_GREY = np.array([0.299, 0.587, 0.114])  # ITU-R 601
+_GREY = np.array([0.299, 0.587, 0.114])  # shares of red, green and blue (ITU-R 601)
 # principal components of the colours of ImageNet's pixels (Krizhevsky et al. 2012), as in fb.resnet.torch
 _DEVIATIONS = np.array([0.2175, 0.0188, 0.0045])
 _COMPONENTS = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]])
-_ORDERS = tuple(itertools.permutations(range(3)))
+_ORDERS = tuple(itertools.permutations(range(3)))  # of brightness, contrast and saturation
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is drawn anew for each image in each pass.
+    """Random changes, which are drawn anew for each image in each pass.
 
-    crop: ``centre`` takes what evaluation takes (of a set in memory, the whole image). ``multi-scale`` scales
-        the shorter side to a random one of ``shortest`` pixels, and cuts from a random place (Jin 3.4).
-        ``resized`` takes a random rectangle of a share ``area`` of the image, with sides up to ``ratio`` to
-        1, and scales it (Szegedy et al. 2015).
-    shortest: least and greatest shorter side of ``multi-scale``. area: least and greatest share.
-    ratio: longest to shortest side of a rectangle, at most.
-    padding: pixels of zeros on each side, from which a crop of the image's size is taken (He et al. 2016: 4).
+    crop: ``centre`` takes the same crop as evaluation (from a set in memory, the whole image).
+        ``multi-scale`` scales the shorter side to a random length from the range ``shortest``, and cuts at a
+        random place (Jin 3.4). ``resized`` takes a random rectangle, whose share of the image's area is in
+        the range ``area`` and whose sides have a ratio of at most ``ratio``, and scales it (Szegedy et al.
+        2015).
+    shortest: least and greatest length of the shorter side, in pixels, for ``multi-scale``.
+    area: least and greatest share of the image's area, for ``resized``.
+    ratio: greatest ratio of the longer to the shorter side of a rectangle, for ``resized``.
+    padding: pixels of zeros added on each side, before a random crop of the image's own size is taken (He et
+        al. 2016: 4).
     flip: mirror half of the images, left to right.
-    brightness: pixels are multiplied by a random factor within so much of 1. contrast: the same, of their
-        differences from the image's mean grey. saturation: the same, of their differences from their own
-        grey. These three come in a random order.
+    brightness: pixels are multiplied by a random factor, which differs from 1 by at most this much.
+    contrast: pixels' differences from the image's mean grey are multiplied by such a factor.
+    saturation: pixels' differences from their own grey are multiplied by such a factor. Brightness, contrast
+        and saturation are changed in a random order.
     lighting: standard deviation of the multiples of the colours' principal components that are added to all
         pixels of an image (Krizhevsky et al. 2012: 0.1).
     """
@@ -101,7 +105,8 @@ class Augmentation:
     def crop_of(
         self, height: int, width: int, into: tuple[int, int], shortest: int, draws: NDArray[np.float64]
     ) -> Crop:
-        """The rectangle of an image of these sides that is scaled to ``into`` (height, width).
+        """The rectangle that is cut from an image of this height and width, to be scaled to ``into`` (height,
+        width).
 
         shortest: as in ``centre_crop``. draws: [DRAWS].
         """
@@ -126,7 +131,8 @@ class Augmentation:
                 top = math.floor(draws[_TOP] * (height - tall + 1))
                 left = math.floor(draws[_LEFT] * (width - wide + 1))
                 return Crop(top, left, tall, wide)
-        wide = min(width, round(height * self.ratio))  # the middle, with the nearest sides that are allowed
+        # no rectangle fitted: the largest one in the middle whose sides have an allowed ratio
+        wide = min(width, round(height * self.ratio))
         tall = min(height, round(width * self.ratio))
         return Crop((height - tall) // 2, (width - wide) // 2, tall, wide)
 
@@ -141,7 +147,7 @@ class Augmentation:
         return self.finish(pixels, draws)
 
     def finish(self, pixels: NDArray[np.uint8], draws: NDArray[np.float64]) -> NDArray[np.uint8]:
-        """What comes after the crop and the mirror, of images [G, H, W, C]. draws: [G, DRAWS]."""
+        """Make the changes that follow the crop and the mirror, in images [G, H, W, C]. draws: [G, DRAWS]."""
         if self.padding:
             offsets = (draws[:, _PAD : _PAD + 2] * (2 * self.padding + 1)).astype(np.int64)
             pixels = shifted(pixels, self.padding, offsets[:, 0], offsets[:, 1])
@@ -152,7 +158,8 @@ class Augmentation:
         return pixels
 
     def _recoloured(self, image: NDArray[np.uint8], draws: NDArray[np.float64]) -> NDArray[np.uint8]:
-        """All changes of colour are affine maps of a pixel's channels, so they are one, rounded once."""
+        """Change an image's colours: all changes are affine maps of a pixel's channels, which are composed to
+        one map, so that pixels are rounded once."""
         cv2, channels = opencv(), image.shape[2]
         matrix, offset = self._colour_map(np.array(cv2.mean(image)[:channels]), draws)
         if self.lighting:
@@ -164,7 +171,8 @@ class Augmentation:
     def _colour_map(
         self, mean: NDArray[np.float64], draws: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The matrix [C, C] and offset [C] of brightness, contrast and saturation. mean: [C], the image's."""
+        """The matrix [C, C] and offset [C] of brightness, contrast and saturation. mean: [C], mean of the
+        image's pixels."""
         channels = len(mean)
         weights = _GREY if channels == 3 else np.ones(channels) / channels
         grey = np.tile(weights, (channels, 1))
@@ -176,7 +184,7 @@ class Augmentation:
             factor = least + draws[_FACTORS + change] * (1 + strength - least)
             before, shift = matrix, offset
             matrix, offset = factor * before, factor * shift
-            if change == 1:  # towards the image's mean grey, as it is by now
+            if change == 1:  # towards the image's mean grey after the previous changes
                 offset = offset + (1 - factor) * (weights @ (before @ mean + shift))
             elif change == 2:  # towards each pixel's own grey
                 matrix, offset = matrix + (1 - factor) * grey @ before, offset + (1 - factor) * grey @ shift
@@ -205,9 +213,9 @@ def shifted(
 
 
 def mirrored(pixels: NDArray[np.uint8], chosen: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """The images [G, H, W, C], those ``chosen`` [G] mirrored left to right."""
+    """The images [G, H, W, C], of which those where ``chosen`` [G] is true are mirrored left to right."""
     channels = pixels.shape[3]
-    whole = np.ascontiguousarray(pixels).view(f"V{channels}")[..., 0]  # a pixel is copied at once
+    whole = np.ascontiguousarray(pixels).view(f"V{channels}")[..., 0]  # one element for each pixel: faster
     mirror = whole.copy()
     mirror[chosen] = whole[chosen][:, :, ::-1]
     return mirror.view(np.uint8).reshape(pixels.shape)

@@ -22,7 +22,7 @@ from murmurate.ranges import NonNegativeFloat, Seed
 from murmurate.spec import EnvSpec, World
 
 _SIDE, _CHANNELS = 32, 3
-_RECORD = 1 + _CHANNELS * _SIDE * _SIDE  # bytes of a binary file: the label, then three planes
+_RECORD = 1 + _CHANNELS * _SIDE * _SIDE  # bytes of an image in a binary file: its label, then its channels
 _CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _TRAIN_FILES = tuple(f"data_batch_{k}.bin" for k in range(1, 6))
 _WANTED = "CIFAR-10's binary version: the folder with data_batch_1.bin to data_batch_5.bin and test_batch.bin"
@@ -34,7 +34,8 @@ class Cifar10World(World):
 
     path: folder of CIFAR-10's binary version (data_batch_1.bin, ...), or an ``.npz`` file of JPEG files
         (docs/images.md).
-    validation: training images held out, as a number or, below 1, as a share. split_seed: chooses them.
+    validation: training images held out, as a number or, below 1, as a share. split_seed: seed of their
+        random choice.
     """
 
     path: str = field(default="", metadata={"place": True})
@@ -66,7 +67,7 @@ class Cifar10World(World):
         return self.load().fingerprint()
 
     def check_fingerprint(self, fingerprint: Mapping[str, Any], thorough: bool = True) -> None:
-        """thorough: compare the digest too (0.3 s)."""
+        """Raise Refusal if these are other images. thorough: compare the digest too (0.3 s)."""
         self.load().check(self.path, fingerprint, thorough)
 
 
@@ -138,7 +139,7 @@ def _read_jpegs(path: Path) -> ImageData:
         )
     classes = tuple(str(name) for name in arrays["classes"])
     train, test = (_decoded(path, part, arrays, len(classes)) for part in ("train", "test"))
-    # decoders differ in rounding, so the digest is of the files
+    # the digest is of the encoded files, because decoders differ in rounding
     digest = digest_of((arrays[name] for name in names), classes)
     return ImageData(train, classes, test=test, content=lambda: digest)
 

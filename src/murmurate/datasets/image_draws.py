@@ -1,6 +1,6 @@
-"""Random numbers for each image, from (run seed, pass, number of the image) alone.
+"""Random numbers for each image, which depend only on (run seed, pass, number of the image).
 
-So an image is augmented alike whichever process decodes it, in whichever order, and after a resume.
+So an image is augmented in the same way whichever process decodes it, in whichever order, and after a resume.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ def image_draws(
     """[G, count] uniform numbers in [0, 1): the first ``count`` of a SplitMix64 generator (Steele, Lea and
     Flood 2014) for each image.
 
-    key: derived from the run's seed. passes, numbers: [G], the pass that an image is seen in, and its number.
+    key: derived from the run's seed. passes: [G], the pass over the data in which each image is seen.
+    numbers: [G], the images' numbers.
     """
     passes_, numbers_ = passes.astype(np.uint64), numbers.astype(np.uint64)
     first = _mixed(np.uint64(key) + _GOLDEN * (passes_ + np.uint64(1))) ^ _mixed(numbers_ + _GOLDEN)
@@ -30,6 +31,7 @@ def image_draws(
 
 
 def _mixed(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's output function, which mixes the bits of a state."""
     z = (z ^ (z >> np.uint64(30))) * _FIRST
     z = (z ^ (z >> np.uint64(27))) * _SECOND
     mixed: NDArray[np.uint64] = z ^ (z >> np.uint64(31))

@@ -28,9 +28,10 @@ _INSTALL = "On Debian and Ubuntu run: apt-get install dataset-fashion-mnist"
 class FashionWorld(World):
     """Fashion-MNIST: 60,000 images to train on and 10,000 to test on, in 10 classes.
 
-    path: folder with its four idx files, gzip or not (MNIST's files have the same names and format); none is
-        where Debian's package dataset-fashion-mnist puts them.
-    validation: training images held out, as a number or, below 1, as a share. split_seed: chooses them.
+    path: folder with its four idx files, gzip or not (MNIST's files have the same names and format); empty:
+        the folder of Debian's package dataset-fashion-mnist.
+    validation: training images held out, as a number or, below 1, as a share. split_seed: seed of their
+        random choice.
     """
 
     path: str = field(default="", metadata={"place": True})
@@ -60,7 +61,7 @@ class FashionWorld(World):
         return self.load().fingerprint()
 
     def check_fingerprint(self, fingerprint: Mapping[str, Any], thorough: bool = True) -> None:
-        """thorough: compare the digest too (0.1 s)."""
+        """Raise Refusal if these are other images. thorough: compare the digest too (0.1 s)."""
         self.load().check(str(self._folder()), fingerprint, thorough)
 
     def _folder(self) -> Path:

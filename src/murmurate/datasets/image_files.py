@@ -1,4 +1,4 @@
-"""Images that remain encoded in files, and are decoded when they are selected."""
+"""Sets of images that stay encoded in files until they are selected."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ class EncodedImages(Protocol):
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """[n]."""
+        """[n] int64, the numbers of classes."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """Memory of the index."""
+        """Memory that the index takes."""
         ...
 
     def place(self, number: int) -> Place: ...
 
     def title(self, number: int) -> str:
-        """What messages call an image."""
+        """The name of an image in messages."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class ImageFiles:
-    """Images in files, n of them (an ``ExampleSet``).
+    """n images in files (an ``ExampleSet``).
 
-    size: size of the square that is selected: the shorter side is scaled to ``shortest`` pixels, and the
-    square cut from the middle. skip_bad: leave out images that cannot be decoded, and count them in
-    ``skipped``.
+    size: side of the square images that ``select`` returns: an image's shorter side is scaled to ``shortest``
+    pixels, and the square is cut from the middle. skip_bad: leave out images that cannot be decoded, and
+    count them in ``skipped``, by cause.
     """
 
     encoded: EncodedImages
@@ -61,7 +61,7 @@ class ImageFiles:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of what is selected."""
+        """(C, H, W) of selected images."""
         return 3, self.size, self.size
 
     @property
@@ -69,9 +69,9 @@ class ImageFiles:
         return self.encoded.nbytes
 
     def select(self, examples: ArrayLike) -> ImageBatch:
-        """The images with these numbers [G], decoded by threads of this process; without those skipped.
+        """The images with these numbers [G], without skipped ones. Threads of this process decode them.
 
-        Raises Refusal that names an image that cannot be decoded.
+        Raises Refusal that names an image that cannot be decoded, unless such images are skipped.
         """
         numbers = np.asarray(examples, np.int64)
         pixels = np.empty((len(numbers), self.size, self.size, 3), np.uint8)

@@ -1,4 +1,4 @@
-"""Image files in a folder of each class, as ImageNet is usually kept."""
+"""Image files in one folder for each class, as ImageNet is usually stored."""
 
 from __future__ import annotations
 
@@ -28,14 +28,16 @@ _VALIDATION = ("val", "valid", "validation")
 
 @dataclass(frozen=True)
 class FolderWorld(World):
-    """Image files (JPEG, PNG, WebP or BMP) in a folder of each class.
+    """Image files (JPEG, PNG, WebP or BMP) in one folder for each class.
 
-    path: folder with ``train`` and ``val``, and optionally ``test``, each with a folder of each class; or
-        with the folders of classes alone. With ``train`` and ``val`` alone, ``val`` is the test part.
-    size: size of the square images that the learner sees. shortest: for evaluation the shorter side is scaled
-        to so many pixels, and the square is cut from the middle.
-    validation: training images held out to watch a run, if there is no such folder: a number or, below 1, a
-        share. test: the same, to evaluate it. split_seed: chooses them.
+    path: folder with ``train`` and ``val``, and optionally ``test``, each with one folder for each class; or
+        directly with the folders of the classes. Without ``test``, ``val`` is the test part.
+    size: side of the square images that the learner sees, in pixels. shortest: for evaluation an image's
+        shorter side is scaled to so many pixels, and the square is cut from the middle.
+    validation: training images held out to validate during a run, if there is no validation part: a number
+        or, below 1, a share.
+    test: training images held out to evaluate after a run, if there is no test part: a number or share.
+    split_seed: seed of the random choice of images that are held out.
     skip_bad: leave out images that cannot be decoded, and count them.
     """
 
@@ -70,19 +72,19 @@ class FolderWorld(World):
         return image_spec(self.name, counts, self.validation, self.split_seed, self.test)
 
     def fingerprint(self) -> dict[str, Any]:
-        """The digest is of the names and sizes of files."""
+        """See ``ImageData.fingerprint``. The digest is of the names, sizes and labels of files."""
         return self.load().fingerprint()
 
     def check_fingerprint(self, fingerprint: Mapping[str, Any], thorough: bool = True) -> None:
         self.load().check(self.path, fingerprint, thorough)
 
     def skipped(self) -> tuple[str, dict[str, int]] | None:
-        """Files that are empty; others are found when they are decoded."""
+        """Files that are empty; other damaged files are found only when they are decoded."""
         return self.load().skipped_images()
 
 
 def check_sizes(size: int, shortest: int) -> None:
-    """Raise Refusal for a square that does not fit into the scaled image."""
+    """Raise Refusal if a square of ``size`` pixels does not fit into an image scaled to ``shortest``."""
     if shortest < size:
         raise Refusal(
             f"world.shortest is {shortest}, and a square of world.size {size} does not fit in. Use "
@@ -92,9 +94,10 @@ def check_sizes(size: int, shortest: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class FolderIndex:
-    """The files below a folder (``EncodedImages``). names: relative paths, one after the other.
+    """The image files below the folder ``root`` (``EncodedImages``).
 
-    starts: [n + 1], of the names. sizes: [n] bytes.
+    names: concatenated relative paths. starts: [n + 1], where each path begins in ``names``. sizes: [n], the
+    files' sizes in bytes.
     """
 
     root: str
@@ -155,6 +158,7 @@ def _read_parts(path: Path, size: int, shortest: int, skip_bad: bool) -> ImageDa
 
 
 def _folders(folder: Path) -> list[str]:
+    """The names of the folders in ``folder``, sorted, without hidden ones."""
     with os.scandir(folder) as entries:
         return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
 
@@ -188,7 +192,7 @@ def _index(folder: Path, classes: list[str], skip_bad: bool, skipped: Counter[st
 
 
 def _files(folder: Path, prefix: bytes) -> Iterator[tuple[bytes, int]]:
-    """(relative path, size) of the images of a class, those of folders within too."""
+    """(relative path, size) of the image files in the folder of a class and in folders within it."""
     with os.scandir(folder) as entries:
         for entry in entries:
             name = prefix + b"/" + os.fsencode(entry.name)

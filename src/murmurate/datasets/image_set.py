@@ -1,4 +1,4 @@
-"""Images with labels: mini-batches, sets in memory, and the files of a data set with a test part of its own.
+"""Images with labels: mini-batches, sets in memory, and data sets of several parts.
 
 Letters: ``G`` images of a mini-batch, each of ``C`` channels, ``H`` rows and ``W`` columns.
 """
@@ -39,12 +39,12 @@ class ImageBatch:
 
     @staticmethod
     def of(pixels: NDArray[np.uint8], labels: NDArray[np.int64]) -> ImageBatch:
-        """From pixels [G, H, W, C]; shares their memory."""
+        """A batch that shares the memory of ``pixels`` [G, H, W, C]."""
         return ImageBatch(torch.from_numpy(pixels).permute(0, 3, 1, 2), torch.from_numpy(labels))
 
     @property
     def pixels(self) -> NDArray[np.uint8]:
-        """The images as [G, H, W, C], on the same memory."""
+        """The images as [G, H, W, C], a view of the same memory."""
         view: NDArray[np.uint8] = self.images.permute(0, 2, 3, 1).numpy()
         return view
 
@@ -59,7 +59,7 @@ class ImageSet:
     pixels: NDArray[np.uint8]
     labels: NDArray[np.int64]
 
-    encoded: ClassVar[None] = None  # nothing of it is to be decoded
+    encoded: ClassVar[None] = None  # unlike ``ImageFiles``, it has no encoded images
 
     def __post_init__(self) -> None:
         if self.pixels.dtype != np.uint8 or self.pixels.ndim != 4:
@@ -88,10 +88,10 @@ class ImageSet:
 
 @dataclass(frozen=True, eq=False)
 class ImageData:
-    """The images of a data set, in the parts that its files are divided in.
+    """The images of a data set, in the parts that its files have.
 
-    classes: names, in the order of labels. validation, test: None where they are to be drawn from ``train``.
-    content: computes the digest, where that of all pixels and labels in memory is not wanted.
+    classes: names, in the order of labels. validation, test: None if that part is to be drawn from ``train``.
+    content: computes the digest; None computes it from all pixels and labels in memory.
     skipped: numbers of images that were left out, by cause.
     """
 
@@ -114,18 +114,20 @@ class ImageData:
                 yield part.labels
 
     def split(self, validation: float, seed: int, test: float = 0) -> Split:
-        """validation, test: images, or shares of them, drawn from the training part, where there are no
-        such parts."""
-        train, kept, held_out = _part_indices(self.counts(), validation, test, seed)
+        """The three parts; those that the files do not have are drawn at random from the training part.
+
+        validation, test: number of images to draw or, below 1, share of the training part.
+        """
+        train_indices, validation_indices, test_indices = _part_indices(self.counts(), validation, test, seed)
         return Split(
-            Subset(self.train, train),
-            Subset(self.train, kept) if self.validation is None else self.validation,
-            Subset(self.train, held_out) if self.test is None else self.test,
+            Subset(self.train, train_indices),
+            Subset(self.train, validation_indices) if self.validation is None else self.validation,
+            Subset(self.train, test_indices) if self.test is None else self.test,
         )
 
     def fingerprint(self) -> dict[str, Any]:
-        """digest: digest of the images. train, validation, test: numbers of images; None where a part is
-        drawn from the training part. shape: [C, H, W]. classes: names."""
+        """digest: digest of the images. train, validation, test: numbers of images in the files; None where a
+        part is drawn from the training part. shape: [C, H, W]. classes: names."""
         return {"digest": self.digest, **self.counts()}
 
     def counts(self) -> dict[str, Any]:
@@ -145,7 +147,7 @@ class ImageData:
             raise other_data(path, _in_words(then), _in_words(now))
 
     def skipped_images(self) -> tuple[str, dict[str, int]] | None:
-        """As ``World.skipped``."""
+        """See ``World.skipped``."""
         if not self.skipped:
             return None
         causes = ", ".join(f"{count:,} x {cause}" for cause, count in sorted(self.skipped.items()))
@@ -165,7 +167,7 @@ def digest_of(arrays: Iterable[NDArray[Any]], words: Iterable[str]) -> str:
 def _part_indices(
     counts: Mapping[str, Any], validation: float, test: float, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """The numbers, in the training part, of the images to train on, for validation and for the test."""
+    """Indices in the training part: (images to train on, images for validation, images for the test)."""
     return split_indices(
         int(counts["train"]),
         validation if counts["validation"] is None else 0,
@@ -192,7 +194,7 @@ def image_spec(
 
 
 def checked_labels(labels: NDArray[Any], classes: int, path: object) -> NDArray[np.int64]:
-    """[n] int64. Raises Refusal that names the first label that is none of ``classes`` classes."""
+    """The labels as [n] int64. Raises Refusal that names the first label outside 0 to ``classes`` - 1."""
     wrong = (labels < 0) | (labels >= classes)
     if wrong.any():
         first = int(wrong.argmax())

@@ -32,7 +32,7 @@ from murmurate.spec import EnvSpec, World
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _MOST_SHARDS = 100_000
-_LABEL_KEYS = ("cls", "label", "class", "target")  # of a .json file
+_LABEL_KEYS = ("cls", "label", "class", "target")  # keys under which a .json file may have the label
 _MOST_CLASSES = 1_000_000
 
 
@@ -41,14 +41,15 @@ class ShardsWorld(World):
     """Images in uncompressed tar files in WebDataset's layout, labelled by ``key.cls`` (a number in text) or
     ``key.json`` (``cls`` or ``label``).
 
-    path: pattern such as ``/data/train-{000000..000146}.tar``, or a folder with tar files. test_path: the
-        same, of the test part; none draws it from the others.
-    classes: their number; none is the greatest label and one.
-    size: size of the square images that the learner sees. shortest: for evaluation the shorter side is scaled
-        to so many pixels, and the square is cut from the middle.
-    validation: training images held out to watch a run: a number or, below 1, a share. test: the same, to
-        evaluate it, if there is no ``test_path``. split_seed: chooses them.
-    skip_bad: leave out what is damaged, and count it.
+    path: pattern such as ``/data/train-{000000..000146}.tar``, or a folder with tar files. test_path: pattern
+        or folder of the test part; none draws the test part from the training images.
+    classes: number of classes; none is the greatest label + 1.
+    size: side of the square images that the learner sees, in pixels. shortest: for evaluation an image's
+        shorter side is scaled to so many pixels, and the square is cut from the middle.
+    validation: training images held out to validate during a run: a number or, below 1, a share.
+    test: training images held out to evaluate after a run, if there is no ``test_path``: a number or share.
+    split_seed: seed of the random choice of images that are held out.
+    skip_bad: leave out damaged files and samples, and count them.
     """
 
     path: str = field(default="", metadata={"place": True})
@@ -85,21 +86,22 @@ class ShardsWorld(World):
         return image_spec(self.name, counts, self.validation, self.split_seed, self.test)
 
     def fingerprint(self) -> dict[str, Any]:
-        """The digest is of the names of shards, and of the places and labels of images in them."""
+        """See ``ImageData.fingerprint``. The digest is of the shards' names, and of the places and labels of
+        the images in them."""
         return self.load().fingerprint()
 
     def check_fingerprint(self, fingerprint: Mapping[str, Any], thorough: bool = True) -> None:
         self.load().check(self.path, fingerprint, thorough)
 
     def skipped(self) -> tuple[str, dict[str, int]] | None:
-        """What the index lacks; damaged images are found when they are decoded."""
+        """What was left out of the index; damaged images are found only when they are decoded."""
         return self.load().skipped_images()
 
 
 @dataclass(frozen=True, eq=False)
 class ShardIndex:
-    """The images of tar files (``EncodedImages``). shards, offsets, sizes: [n], the number of an image's
-    file, and its place in there."""
+    """The images in tar files (``EncodedImages``). shards: [n], index in ``paths`` of each image's tar file.
+    offsets, sizes: [n], where its bytes are in that file."""
 
     paths: tuple[str, ...]
     shards: NDArray[np.int64]
@@ -122,7 +124,7 @@ class ShardIndex:
 
 def expand(pattern: str) -> list[str]:
     """The paths of a pattern with ``{000000..000146}`` and ``{a,b}``, or the tar files of a folder, sorted.
-    Raises Refusal for a range that is none."""
+    Raises Refusal for an invalid range."""
     if Path(pattern).is_dir():
         return sorted(str(path) for path in Path(pattern).glob("*.tar"))
     pieces = _BRACES.split(pattern)
@@ -195,13 +197,14 @@ def _index(pattern: str, skip_bad: bool, skipped: Counter[str]) -> ShardIndex:
 
 
 def _samples(path: Path, skip_bad: bool, skipped: Counter[str]) -> Iterator[tuple[int, int, int]]:
-    """(offset, size, label) of each image of a tar file. Raises TarError at its end, if it is damaged."""
+    """(offset, size, label) of each image of a tar file. If it is damaged, raises TarError after the images
+    before the damage."""
     damage: list[TarError] = []
     for key, files in itertools.groupby(_until_damage(path, damage), lambda member: _key(member.name)[0]):
         try:
             yield _sample({_key(file.name)[1]: file for file in files}, path)
         except ImageError as error:
-            if damage:  # which is why a part of the last sample is missing
+            if damage:  # it is the reason why the last sample is incomplete
                 break
             if not skip_bad:
                 title = f"{path}, sample {key.decode('utf-8', 'backslashreplace')}"
@@ -212,6 +215,7 @@ def _samples(path: Path, skip_bad: bool, skipped: Counter[str]) -> Iterator[tupl
 
 
 def _until_damage(path: Path, damage: list[TarError]) -> Iterator[Member]:
+    """The members before the first damage, which is appended to ``damage``."""
     try:
         yield from members(path)
     except TarError as error:
@@ -219,13 +223,14 @@ def _until_damage(path: Path, damage: list[TarError]) -> Iterator[Member]:
 
 
 def _key(name: bytes) -> tuple[bytes, bytes]:
-    """A member's key, up to the first dot of its name, and its suffix."""
+    """(key, suffix) of a member: its path up to the first dot of its name, and what follows the dot."""
     folder, slash, file = name.rpartition(b"/")
     key, _, suffix = file.partition(b".")
     return folder + slash + key, suffix.lower()
 
 
 def _sample(files: Mapping[bytes, Member], path: Path) -> tuple[int, int, int]:
+    """(offset, size, label) of a sample's image. files: its members by suffix."""
     image = next((file for kind, file in files.items() if b"." + kind in _IMAGES), None)
     if image is None:
         raise ImageError("sample without an image", f"it has no image, only {b', '.join(files).decode()}")

@@ -16,7 +16,7 @@ E_co = TypeVar("E_co", covariant=True)
 
 
 class ExampleSet(Protocol[E_co]):
-    """Examples to select from: a ``Corpus``, a ``Table``, images, or a ``Subset`` of one."""
+    """Examples to select from: a ``Corpus``, a ``Table``, images, or a ``Subset`` of any of these."""
 
     def __len__(self) -> int: ...
     def select(self, examples: Any, /) -> E_co:
@@ -48,10 +48,11 @@ class Split(NamedTuple):
 
 
 class DataSet(World, Protocol):
-    """A world of fixed examples instead of simulators; ``unit`` is what they are called, in the plural."""
+    """A world of fixed examples instead of simulators; ``unit`` is what the examples are called, in the
+    plural."""
 
     def divided(self) -> Split:
-        """Raises Refusal for a data set that cannot be read."""
+        """The examples in three parts. Raises Refusal for a data set that cannot be read."""
         ...
 
 
@@ -60,8 +61,8 @@ def split_indices(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Divide the numbers of ``count`` examples at random: (for training, for validation, for the test).
 
-    ``validation`` and ``test`` are numbers of examples, or shares of them below 1. Raises Refusal where no
-    example is left to train on.
+    ``validation`` and ``test`` are numbers of examples or, if below 1, shares of all examples. Raises Refusal
+    if no example is left to train on.
     """
     sizes = []
     for name, share in (("validation", validation), ("test", test)):

@@ -1,4 +1,4 @@
-"""Reads corpora from files of several formats; errors in them are refused with file and line.
+"""Reads corpora from files of several formats. An error in a file is refused with its file and line.
 
 ``docs/corpora.md`` describes the formats, their options and their traps.
 """
@@ -58,23 +58,24 @@ def read(
     """Read the documents of a file, or of a folder of texts, that have at least one word.
 
     The source is converted once to a folder of arrays, the cache, which is memory-mapped from then on: so
-    processes share one copy, and only what is used takes memory. It is converted again when the source or the
-    options have changed.
+    processes share one copy, and only the parts that are used take memory. It is converted again when the
+    source or the options have changed.
 
-    kind: one of ``KINDS``; None detects it by name and content. vocabulary: a file with a word a line, or the
-    words; by default the file beside the source, if there is one. Text is counted over these words alone.
-    skip_bad: leave out what is wrong. skipped: is filled with what was left out, and with the documents that
-    the corpus lacks. cache: a folder for the cache; by default it is beside the source. transpose: the matrix
-    is [words, documents]. one_based: whether word ids begin at 1; required for SVMlight. vocabulary_size: V,
-    where the format does not give it. tokens: how text becomes words; not with a vocabulary. bigrams: pairs
-    of words that belong together count as one word; with a vocabulary, its pairs. column, name_column: which
-    columns of a CSV or JSON-lines file hold the text and the name of a document.
+    kind: one of ``KINDS``; None detects it by name and content. vocabulary: a file with one word on each
+    line, or the words; by default the file beside the source, if there is one. In text, only words of a given
+    vocabulary are counted. skip_bad: leave out records with errors, instead of refusing the file. skipped: is
+    filled with what was left out, and which documents the corpus lacks. cache: a folder for the cache; by
+    default it is beside the source. transpose: the matrix is [words, documents]. one_based: whether word ids
+    begin at 1; required for SVMlight. vocabulary_size: V, where the format does not give it. tokens: how text
+    is split into words; not with a vocabulary. bigrams: pairs of words that belong together count as one
+    word; with a vocabulary, its pairs. column, name_column: which columns of a CSV or JSON-lines file hold
+    the text and the name of a document.
 
     Raises Refusal, with file and line, for errors in the file, and for options that the kind does not have.
     """
     source = Path(path)
     if source.name in ("", ".."):
-        source = source.resolve()  # a cache beside it needs a name
+        source = source.resolve()  # because the cache beside it is named after it
     if not source.exists():
         raise Refusal(f"There is no {source}. Check the path; corpora are not downloaded.")
     refuse_special(source)
@@ -137,7 +138,8 @@ def _check_options(path: Path, kind: str, options: dict[str, Any]) -> None:
 def _vocabulary(
     source: Path, kind: str, given: Path | Sequence[str] | None
 ) -> tuple[tuple[str, ...] | None, str]:
-    """The words, and where they are from. Text has its own words unless others are given."""
+    """(the words, where they are from, for messages); (None, "") if there are none. Text does not use the
+    file beside it."""
     if given is None:
         beside = vocabulary_beside(source)
         if kind in TEXT_KINDS or not beside.exists():
@@ -160,7 +162,7 @@ def _convert(
     errors: RecordErrors,
     folder: Path,
 ) -> _cache.Converted:
-    """Write ``words.npy`` and ``counts.npy`` into a folder."""
+    """Convert the source: writes ``words.npy`` and ``counts.npy`` to ``folder``, and returns the rest."""
 
     def check_vocabulary(size: int, documents: int) -> None:
         if words is None or len(words) == size:

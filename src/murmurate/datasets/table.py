@@ -1,4 +1,4 @@
-"""Tables of numbers, and reading them from files."""
+"""Tables of numbers, and how they are read from files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SEPARATORS = (",", ";", "\t")
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """n rows of D numbers, [n, D]. Raises Refusal for another kind of array."""
+    """n rows of D numbers. values: [n, D]. Raises Refusal for another kind of array."""
 
     values: NDArray[Any]
 
@@ -43,7 +43,7 @@ class Table:
 
     @property
     def columns(self) -> int:
-        """D."""
+        """D, the number of columns."""
         return int(self.values.shape[1])
 
     @cached_property
@@ -77,10 +77,11 @@ class Table:
 
 
 def read_table(path: Path) -> Table:
-    """The table in an ``.npy`` (mapped, not read), ``.npz`` (of one array) or text file, gzip or not.
+    """The table in an ``.npy`` file (memory-mapped), ``.npz`` file (with one array) or text file (gzip or
+    not).
 
-    Text has a row a line, with commas, semicolons, tabs or spaces between numbers, and optionally a first
-    line with the names of the columns. Raises Refusal that names the line or row that is wrong.
+    Text has one row on each line, with commas, semicolons, tabs or spaces between numbers, and optionally a
+    first line with the names of the columns. Raises Refusal that names the line or row with an error.
     """
     refuse_special(path)
     try:
@@ -116,6 +117,7 @@ def _read(path: Path) -> NDArray[Any]:
 
 
 def _as_columns(values: NDArray[Any]) -> NDArray[Any]:
+    """A vector [n] as one column [n, 1]; a matrix as it is."""
     return values[:, None] if values.ndim == 1 else values
 
 
@@ -133,7 +135,7 @@ def _text(path: Path) -> Iterator[TextIO]:
 
 
 def _layout(path: Path) -> tuple[str | None, int]:
-    """(the separator of numbers, None for spaces; the number of lines before the first row)."""
+    """(separator between numbers, None for spaces; number of lines before the first row)."""
     with _text(path) as lines:
         for number, line in enumerate(lines):
             if number == _LONGEST_HEADER:

@@ -1,4 +1,4 @@
-"""A table of numbers as a data set."""
+"""A data set of the rows of a table."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from murmurate.spec import EnvSpec, World
 
 @dataclass(frozen=True)
 class TableWorld(World):
-    """Rows of numbers in a file (``.npy``, ``.npz``, or text such as ``.csv``), and which are held out.
+    """Rows of numbers in a file (``.npy``, ``.npz``, or text such as ``.csv``), and which rows are held out.
 
     path: path of the file. validation, test: rows held out, as a number or, below 1, as a share.
-    split_seed: chooses them.
+    split_seed: seed of the random choice of rows that are held out.
     """
 
     path: str = field(default="", metadata={"place": True})
@@ -66,7 +66,8 @@ class TableWorld(World):
         return {"digest": table.digest, "rows": len(table), "columns": table.columns}
 
     def check_fingerprint(self, fingerprint: Mapping[str, Any], thorough: bool = True) -> None:
-        """thorough: compare the digest too, which reads all numbers (1 s for 600 MB)."""
+        """Raise Refusal if this is another table. thorough: compare the digest too, which reads all numbers
+        (1 s for 600 MB)."""
         table = self.load()
         then, now = (int(fingerprint["rows"]), int(fingerprint["columns"])), (len(table), table.columns)
         if then != now or (thorough and table.digest != fingerprint["digest"]):

@@ -1,4 +1,4 @@
-"""Counts the words of plain text: a tokeniser, a stop list, and which words a vocabulary keeps."""
+"""Counts the words of plain text: splits it into words, and chooses which words the vocabulary keeps."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ yourselves
 DocumentFrequency = NonNegativeInt | UnitInterval  # a number of documents, or a share of them
 VERSION = 2  # of the tokeniser; version 1 did not treat signs on letters as part of words
 STOP_WORDS = frozenset(_STOP_TEXT.split())
-PAIR = "_"  # between the two words of a pair; no word has it
+PAIR = "_"  # joins the two words of a pair; no word contains it
 _LETTER = r"[^\W\d_]"
 _LETTERS = rf"{_LETTER}+"
 _ASCII_WORD = re.compile(_LETTERS)
@@ -56,7 +56,7 @@ class Tokens:
     A word is a run of letters of any script with the signs that are written on them (vowels, accents), in
     lower case and composed form (Unicode's NFC), of at least ``min_letters`` characters. The vocabulary keeps
     words that occur in ``min_df`` documents or more, and in ``max_df`` at most; either is a number of
-    documents (int) or a share of them (float). Of those it keeps the ``max_vocabulary`` most frequent ones
+    documents (int) or a share of them (float). Of these words it keeps the ``max_vocabulary`` most frequent
     (None: all).
     """
 
@@ -70,14 +70,15 @@ class Tokens:
         check_ranges(self)
 
     def words_of(self, text: str, pairs: Set[str] = frozenset()) -> list[str]:
-        """The words that are counted, in their order; of ``pairs`` a word that two adjacent ones make."""
+        """The words of ``text`` that are counted, in order. Two adjacent words whose pair (``first_second``)
+        is in ``pairs`` are one word."""
         stop, shortest, words = self.stop_words, self.min_letters, _all_words(text)
         if pairs:
             words = _joined(words, pairs)
         return [w for w in words if len(w) >= shortest and w not in stop]
 
     def all_words_of(self, text: str) -> list[str]:
-        """Those that are not counted too."""
+        """All words of ``text`` in order, also those that are not counted."""
         return _all_words(text)
 
     def counts(self, word: str) -> bool:
@@ -85,12 +86,12 @@ class Tokens:
         return len(word) >= self.min_letters and word not in self.stop_words
 
 
-# of runs before the bounds became stricter
+# the defaults of earlier versions, whose bounds were less strict
 FORMER = Tokens(min_letters=2, max_df=0.95)
 
 
 def _joined(words: list[str], pairs: Set[str]) -> list[str]:
-    """The words with each pair in ``pairs`` as one, from left to right."""
+    """The words, with adjacent words whose pair is in ``pairs`` joined, from left to right."""
     joined, at = [], 0
     while at < len(words):
         pair = PAIR.join(words[at : at + 2])
@@ -107,10 +108,12 @@ def _all_words(text: str) -> list[str]:
 
 @functools.cache
 def _any_word() -> re.Pattern[str]:
-    """A word with signs on its letters, such as vowels of Hindi, which Python's ``\\w`` does not match."""
+    """The pattern of a word of any script, with signs on its letters, such as vowels of Hindi, which Python's
+    ``\\w`` does not match."""
     signs = "".join(c for c in map(chr, range(sys.maxunicode + 1)) if unicodedata.category(c)[0] == "M")
     inside = rf"(?:[{signs}]+|[{_JOINERS}](?={_LETTER}|[{signs}]))"
-    # the look-ahead spares ASCII the long class: five times as fast where accents are few
+    # the look-ahead spares ASCII characters a test against the long class: five times as fast on text with
+    # few accents
     return re.compile(rf"{_LETTERS}(?:(?=[^\x00-\x7f]){inside}(?:{_LETTERS})?)*")
 
 
@@ -125,10 +128,12 @@ def stop_words_in(path: Path) -> frozenset[str]:
 
 
 class WordCounter:
-    """Counts the words of documents, one at a time. An entry takes 8 bytes of memory, 24 in ``finish``.
+    """Counts the words of documents, one document at a time. An entry (a word of a document) takes 8 bytes of
+    memory, 24 in ``finish``.
 
-    vocabulary: the words that are counted, instead of those that ``tokens`` keeps. bigrams: pairs of words
-    among them are counted too. pairs: which pairs of adjacent words are counted as one word.
+    vocabulary: the words that are counted, instead of those that ``tokens`` keeps. bigrams: whether the pairs
+    of words in ``vocabulary`` are counted as one word. pairs: pairs of words that are counted as one word
+    where ``bigrams`` does not apply.
     """
 
     def __init__(
@@ -141,7 +146,7 @@ class WordCounter:
     ) -> None:
         # every word of a given vocabulary counts, however the vocabulary was chosen
         self._tokens = tokens if vocabulary is None else Tokens(min_letters=1, stop_words=frozenset())
-        self._fixed = vocabulary
+        self._given = vocabulary
         self._pairs = {word for word in vocabulary if PAIR in word} if bigrams and vocabulary else pairs
         self._ids: dict[str, int] = {} if vocabulary is None else {w: i for i, w in enumerate(vocabulary)}
         self._words, self._counts, self._lengths = array("i"), array("i"), array("q")
@@ -149,7 +154,7 @@ class WordCounter:
     def add(self, text: str) -> None:
         """Count one more document."""
         ids, words = self._ids, self._tokens.words_of(text, self._pairs)
-        if self._fixed is not None:
+        if self._given is not None:
             words = [word for word in words if word in ids]
         counts = Counter(words)
         self._words.extend([ids.setdefault(word, len(ids)) for word in counts])
@@ -157,31 +162,33 @@ class WordCounter:
         self._lengths.append(len(counts))
 
     def unreachable(self) -> int:
-        """How many words of a given vocabulary no text can contain, such as words with capitals or digits."""
-        return sum(self._tokens.words_of(word, self._pairs) != [word] for word in self._fixed or ())
+        """How many words of the given vocabulary the tokeniser never finds, such as words with capitals or
+        digits."""
+        return sum(self._tokens.words_of(word, self._pairs) != [word] for word in self._given or ())
 
     def finish(self) -> Corpus:
-        """All documents, the empty ones too. The vocabulary is in alphabetical order, or the given one.
+        """The corpus of all documents, empty ones included. The vocabulary is in alphabetical order, or as
+        given.
 
-        Raises Refusal where no word is kept.
+        Raises Refusal if no word is kept.
         """
         starts = np.cumsum([0, *self._lengths], dtype=np.int64)
-        names = list(self._ids) if self._fixed is None else list(self._fixed)
+        names = list(self._ids) if self._given is None else list(self._given)
         seen = Corpus(starts, np.asarray(self._words), np.asarray(self._counts), None, len(names))
-        kept = list(range(len(names))) if self._fixed is not None else self._kept(names, seen)
+        kept = list(range(len(names))) if self._given is not None else self._kept(names, seen)
         new_ids = np.full(len(names), -1, np.int32)
         new_ids[kept] = np.arange(len(kept))
         return RemappedCorpus(seen, tuple(names[word] for word in kept), new_ids).to_corpus()
 
     def _kept(self, names: Sequence[str], seen: Corpus) -> list[int]:
-        """The words that the vocabulary keeps, in alphabetical order."""
-        cut, total = self._tokens, len(seen)
+        """The ids of the words that the vocabulary keeps, in alphabetical order of the words."""
+        tokens, total = self._tokens, len(seen)
         df, frequency = np.zeros(len(names), np.int64), np.zeros(len(names))
         for begin, end in blocks(seen.starts):
             part = slice(seen.starts[begin], seen.starts[end])
             df += np.bincount(seen.words[part], minlength=len(names))
             frequency += np.bincount(seen.words[part], seen.counts[part], minlength=len(names))
-        low, high = document_bound(cut.min_df, total), document_bound(cut.max_df, total)
+        low, high = document_bound(tokens.min_df, total), document_bound(tokens.max_df, total)
         kept = np.flatnonzero((df >= low) & (df <= high))
         if not len(kept):
             raise Refusal(
@@ -190,9 +197,9 @@ class WordCounter:
                 "min_df, max_df and stop_words)."
             )
         alphabetical = sorted(kept.tolist(), key=lambda w: names[w])
-        if cut.max_vocabulary is not None:
-            first = sorted(alphabetical, key=lambda w: -frequency[w])[: cut.max_vocabulary]
-            alphabetical = sorted(first, key=lambda w: names[w])
+        if tokens.max_vocabulary is not None:
+            most_frequent = sorted(alphabetical, key=lambda w: -frequency[w])[: tokens.max_vocabulary]
+            alphabetical = sorted(most_frequent, key=lambda w: names[w])
         return alphabetical
 
 

@@ -1,4 +1,4 @@
-"""Files with the words of a corpus, a word a line in the order of their ids."""
+"""Reads files with the words of a corpus: one word on each line, in the order of their ids."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read_vocabulary(path: Path) -> tuple[str, ...]:
     """The words of a file. Raises Refusal for an empty line, for a repeated word, for text that is not UTF-8,
     and for a file that cannot be read."""
     errors = RecordErrors(path, skip=False)
-    words: dict[str, int] = {}  # and their lines
+    words: dict[str, int] = {}  # word -> its line
     with Lines(path, errors) as lines:
         for number, line in lines.numbered():
             try:

@@ -21,11 +21,11 @@ _KINDS = ("uci", "matrix-market", "lda-c", "svmlight", "npz")
 
 def write(corpus: Corpus, path: str | Path, kind: str, *, one_based: bool = True) -> None:
     """Write a corpus as ``uci``, ``matrix-market``, ``lda-c``, ``svmlight`` or ``npz``; compressed if the
-    name ends in ``.gz``. A vocabulary goes into the file beside it that ``read`` looks for.
+    name ends in ``.gz``. A vocabulary is written to the file beside it that ``read`` looks for.
 
-    ``one_based``: whether SVMlight's ids begin at 1; its labels are all 0. LDA-C and SVMlight do not keep V.
-    Files are replaced atomically. Raises Refusal for another kind, for words that a line cannot hold, and
-    where nothing can be written.
+    ``one_based``: whether word ids begin at 1 in SVMlight, where all labels are 0. LDA-C and SVMlight do not
+    store V. Files are replaced atomically. Raises Refusal for another kind, for words that a line cannot
+    hold, and where the files cannot be written.
     """
     target = Path(path)
     if kind not in _KINDS:
@@ -85,7 +85,7 @@ def _lines(corpus: Corpus, kind: str, one_based: bool) -> Iterator[bytes]:
 
 
 def _triples(corpus: Corpus) -> Iterator[bytes]:
-    """``document word count``, from 1, a line each."""
+    """A line ``document word count`` for each entry, with numbers from 1; joined for several documents."""
     for first, last in blocks(corpus.starts):
         part = slice(corpus.starts[first], corpus.starts[last])
         documents = np.repeat(np.arange(first + 1, last + 1), np.diff(corpus.starts[first : last + 1]))
@@ -96,7 +96,7 @@ def _triples(corpus: Corpus) -> Iterator[bytes]:
 
 
 def _pairs(corpus: Corpus, base: int) -> Iterator[bytes]:
-    """`` word:count`` for each word of a document, joined; one item a document."""
+    """For each document, the joined ``" word:count"`` of its words."""
     for first, last in blocks(corpus.starts):
         begin = int(corpus.starts[first])
         part = slice(begin, int(corpus.starts[last]))
@@ -108,7 +108,7 @@ def _pairs(corpus: Corpus, base: int) -> Iterator[bytes]:
 
 
 def _write_npz(corpus: Corpus, file: BinaryIO) -> None:
-    """In the format of ``scipy.sparse.save_npz``."""
+    """Write the counts in the format of ``scipy.sparse.save_npz``."""
     np.savez_compressed(
         cast(str, file),  # numpy's types allow only paths
         indices=corpus.words,

@@ -1,4 +1,4 @@
-"""A small classifier whose features images are compared by. It is trained on the data set itself."""
+"""A small classifier, trained on the data set itself, by whose features images are compared."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _VERSION = 1  # of the net and its training: files of other versions are not use
 _CHANNELS = (32, 64, FEATURES, FEATURES)
 _BATCH, _RATE = 128, 2e-3
 _AT_ONCE = 500  # images whose features are computed at a time
-_SEED = 0  # not the run's: runs on the same images have the same classifier, and figures that compare
+_SEED = 0  # not the run's: so runs on the same images have the same classifier, and comparable figures
 
 
 class FeatureNet(nn.Module):
-    """Four convolutions of 3 x 3 pixels with batch normalisation, the second and third with stride 2; their
-    mean over all pixels is the features [B, 128], from which a linear layer classifies."""
+    """Four convolutions of 3 x 3 pixels with batch normalisation, the second and third with stride 2. The
+    last one's means over all pixels are the features [B, 128], from which a linear layer classifies."""
 
     def __init__(self, image_channels: int, classes: int) -> None:
         super().__init__()
@@ -50,10 +50,10 @@ class FeatureNet(nn.Module):
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """uint8 [B, C, H, W] to features [B, 128] and logits [B, classes]."""
+        """Features [B, 128] and logits [B, classes] of images [B, C, H, W] uint8."""
         x = images.contiguous(memory_format=torch.channels_last).float() / 127.5 - 1
-        low = native_bfloat16(x.device)
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=low):
+        bfloat16 = native_bfloat16(x.device)
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=bfloat16):
             features = self.body(x).float().mean((2, 3))
         return features, self.head(features)
 
@@ -76,7 +76,7 @@ class FeatureClassifier:
 def feature_classifier(
     path: Path, split: Split, spec: EnvSpec, *, epochs: int, data: Mapping[str, Any] | None
 ) -> FeatureClassifier:
-    """The classifier of ``path``, trained and saved there if there is none that fits.
+    """The classifier in ``path``; if there is none that fits, it is trained, and saved there.
 
     epochs: passes through the training images. data: fingerprint of the data set. Raises Refusal where the
     file cannot be written.
@@ -93,7 +93,7 @@ def feature_classifier(
 
 
 def _train(net: FeatureNet, train: ExampleSet[Any], epochs: int) -> None:
-    """Adam, with a rate that rises for a tenth of the updates and then falls linearly to 0."""
+    """Train by Adam; its rate rises for a tenth of the updates, then falls linearly to 0."""
     generator = derive_generator(_SEED, "feature net")
     for parameter in net.parameters():
         if parameter.dim() > 1:
@@ -132,7 +132,7 @@ def _accuracy(net: FeatureNet, test: ExampleSet[Any]) -> float | None:
 
 
 def _read(path: Path, net: FeatureNet, made_of: str) -> FeatureClassifier | None:
-    """None if there is no such file, or it is of other images or another version."""
+    """The classifier in ``path``; None if there is no such file, or it is of other images or versions."""
     try:
         with safe_open(path, "pt") as file:
             saved = file.metadata() or {}
@@ -146,7 +146,7 @@ def _read(path: Path, net: FeatureNet, made_of: str) -> FeatureClassifier | None
 
 
 def _write(path: Path, made: FeatureClassifier, made_of: str) -> None:
-    """Atomic: another run may read the file."""
+    """Write the classifier atomically: another run may read the file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     tensors = {name: x.contiguous() for name, x in made.net.state_dict().items()}
     try:

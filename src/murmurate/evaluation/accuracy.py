@@ -30,8 +30,8 @@ class Accuracy(Evaluation):
     )
 
     def evaluate(self, learner: ClassifierLearner, context: EvalContext) -> dict[str, Any]:
-        """accuracy, accuracy_stderr (binomial), top5_accuracy, test_loss (nats), test_images;
-        ``context.count``: of the first so many."""
+        """Figures: accuracy, accuracy_stderr (binomial), top5_accuracy, test_loss (nats), test_images.
+        ``context.count``: classify only the first so many test images."""
         if context.count is not None and context.count < 1:
             raise Refusal(f"{context.count} images are to be classified; take at least one.")
         test = cast(DataSet, context.world).divided().test

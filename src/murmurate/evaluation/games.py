@@ -26,8 +26,8 @@ from murmurate.worlds.interface import Picture, Simulators, SimulatorWorld
 class EvalResult:
     """Unclipped returns and lengths (in env steps) of whole games, one of each for every game.
 
-    successes: whether each reached the goal; None where the world does not say so. cut: games that were ended
-    at the limit of env steps.
+    successes: whether each reached the goal; None where the world does not say so. cut: number of games that
+    were ended at the limit of env steps.
     """
 
     returns: tuple[float, ...]
@@ -47,17 +47,17 @@ class EvalResult:
 
     @property
     def success_rate(self) -> float | None:
-        """The share of games that reached the goal, where the world says it of each."""
-        said = [success for success in self.successes if success is not None]
-        return sum(said) / len(said) if said and len(said) == len(self.returns) else None
+        """The share of games that reached the goal; None unless the world says for each whether it did."""
+        known = [success for success in self.successes if success is not None]
+        return sum(known) / len(known) if known and len(known) == len(self.returns) else None
 
 
 @dataclass(frozen=True)
 class Games(Evaluation):
     """Whole games with the consensus parameters of the last checkpoint, and of the best one.
 
-    eval_episodes: number of games with the final, and with the best parameters.
-    eval_max_env_steps: after which a game of an evaluation is ended; what it has returned so far counts.
+    eval_episodes: number of games with the final parameters, and with the best.
+    eval_max_env_steps: env steps after which a game of an evaluation is ended; its return so far counts.
     """
 
     eval_episodes: PositiveInt = 10
@@ -69,9 +69,10 @@ class Games(Evaluation):
     )
 
     def evaluate(self, learner: Agent, context: EvalContext) -> dict[str, Any]:
-        """eval_return_mean, eval_return_stderr (None for one game), episodes, returns, eval_success_rate
-        (where the world has goals), games_cut (if any were), and best_eval_return_mean: of the final or the
-        best checkpoint, whichever is higher. Of sampled actions the names begin with eval_sampled."""
+        """Figures: eval_return_mean, eval_return_stderr (None for one game), episodes, returns,
+        eval_success_rate (where the world has goals), games_cut (if any were), and best_eval_return_mean:
+        that of the final or the best checkpoint, whichever is higher. For sampled actions, the names begin
+        with eval_sampled."""
         count = self.eval_episodes if context.count is None else context.count
         if count < 1:
             raise Refusal(f"episodes is {count}; play at least one. Use --episodes 10.")
@@ -145,7 +146,7 @@ class _Game:
         return step
 
     def cut(self) -> Episode:
-        """The game as if it ended now."""
+        """The episode, as if the game ended now."""
         return Episode(0, self.return_so_far, self.length)
 
 
@@ -162,9 +163,9 @@ def evaluate(
     """Play ``episodes`` whole games (Assran et al. 2019, section 4: 10 games, up to 30 no-ops, greedily).
 
     Game i is seeded from (seed, i) and always counts, however long it is: up to ``simulators`` games are
-    played at once, but counting the first that end would favour short ones. Rewards are unclipped, and the
-    loss of a life does not end a game (``training=False``). greedy: take the most probable actions, instead
-    of drawing them. max_steps: env steps after which a game ends with the return that it has.
+    played at once, but counting the games that end first would favour short ones. Rewards are unclipped, and
+    the loss of a life does not end a game (``training=False``). greedy: take the most probable actions,
+    instead of drawing them. max_steps: env steps after which a game ends with the return that it has.
 
     Raises ``ValueError`` for fewer than one game or simulator.
     """

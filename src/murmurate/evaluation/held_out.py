@@ -57,7 +57,7 @@ class HeldOutDocuments(Evaluation):
 
 @dataclass(frozen=True)
 class HeldOutRows(Evaluation):
-    """Log-likelihood of the test rows, in nats each (docs/metrics.md)."""
+    """Mean log-likelihood of the test rows, in nats (docs/metrics.md)."""
 
     curves: ClassVar[tuple[Curve, ...]] = (
         Curve(
@@ -105,7 +105,7 @@ class HeldOutRows(Evaluation):
 def perplexities(
     topics: Topics, prior: float, documents: Corpus | RemappedCorpus, seed: int = 0
 ) -> dict[str, Any]:
-    """Perplexities of ``documents`` by name; None if they have fewer than two words."""
+    """Perplexities of ``documents`` by name; each is None if the documents have fewer than two words."""
     figures = {"test_documents": len(documents), "perplexity": None, "perplexity_bound": None}
     if documents.tokens < 2:
         return figures

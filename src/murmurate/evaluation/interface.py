@@ -15,11 +15,10 @@ from murmurate.spec import World
 class EvalContext:
     """The inputs of an evaluation beside the learner, which has the consensus parameters of a checkpoint.
 
-    folder: folder of the run. fingerprint: fingerprint of the data set that it learned from, None for
-    simulators.
-    seed: seed of all random numbers of the evaluation. count: number of games, images or the like, in place
-    of the config's. sample: draw actions from the policy, instead of the most probable one. best: loads the
-    learner of the best checkpoint; None where there is none or it is not requested.
+    folder: folder of the run. fingerprint: fingerprint of the data set that the run learned from; None for
+    simulators. seed: seed of all random numbers of the evaluation. count: number of games, images or the
+    like, in place of the config's. sample: draw actions from the policy, instead of the most probable one.
+    best: loads the learner of the best checkpoint; None where there is none or it is not requested.
     """
 
     world: World
@@ -36,7 +35,7 @@ class Curve:
     """A metric recorded in training, and how the report draws it and the console prints it.
 
     label: label of the axis. text: a sentence below the title. digits: decimal places on the console. spread:
-    the metric that is its standard error.
+    name of the metric that is the standard error of ``metric``; empty: none.
     """
 
     metric: str
@@ -53,9 +52,9 @@ class Evaluation(Protocol):
 
     next_command: the command that shows more, which the end of a run suggests, with its folder.
     curves: what the report draws of the run's progress, in place of the returns of episodes. headline: the
-    figure of ``evaluate`` that is drawn over the evaluations of one run. plays: whether it is of games in
-    simulators: their actions may be sampled, and in a run that is evaluated while it learns, the best
-    checkpoint is that with the best headline. (Figures of test data must not choose it.)
+    figure of ``evaluate`` that is drawn over the evaluations of one run. plays: whether it plays games in
+    simulators. Then actions may be sampled, and in a run that is evaluated while it learns, the best
+    checkpoint is the one with the best headline. (Figures of test data must not choose a checkpoint.)
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]

@@ -22,22 +22,24 @@ from murmurate.ranges import PositiveInt, Range
 from murmurate.spec import derive_generator
 
 GRID = "samples.png"
-_REAL = 10_000  # real images, at most, whose features are compared with
+_REAL = 10_000  # real images, at most, with whose features those of samples are compared
 _ROWS, _COLUMNS = 10, 10  # of the grid of samples
 _LEAST_SIDE = 64  # pixels of an image in the grid; smaller ones are enlarged by a whole factor
 
 
 @dataclass(frozen=True)
 class SampleQuality(Evaluation):
-    """Frechet distance (Heusel et al. 2017) and class score (Salimans et al. 2016) of generated images, as
-    many of each class, in the features of a small classifier that the first evaluation trains on the data
-    set's training images. So these are not FID and Inception Score, and do not compare with published ones.
+    """Frechet distance (Heusel et al. 2017) and class score (Salimans et al. 2016) of generated images,
+    equally many of each class, in the features of a small classifier that the first evaluation trains on the
+    data set's training images. So these are not FID and Inception Score, and do not compare with published
+    ones.
 
     The learner gives ``sampler()``: a function of classes [n] and a generator that returns images
     [n, C, H, W] uint8. A grid of samples, a class in each row, is written to ``samples.png``.
 
-    samples: generated images. feature_epochs: passes of the classifier's training. feature_net: its file, to
-        share between runs; none is ``feature-net.safetensors`` in the run folder.
+    samples: number of generated images. feature_epochs: passes through the images in the classifier's
+        training. feature_net: file of the classifier, which runs may share; empty:
+        ``feature-net.safetensors`` in the run folder.
     """
 
     samples: Annotated[int, Range(2)] = 10_000
@@ -117,7 +119,7 @@ def frechet_distance(x: Tensor, y: Tensor) -> float:
     [m, D]: |m_x - m_y|^2 + tr(C_x + C_y - 2 (C_x C_y)^(1/2)).
 
     Source: Heusel et al. 2017, eq. 6. The trace of the root is computed from the eigenvalues of the symmetric
-    C_x^(1/2) C_y C_x^(1/2), which are those of C_x C_y. At least two rows each; computed in float64.
+    C_x^(1/2) C_y C_x^(1/2), which are those of C_x C_y. Each needs at least two rows; computed in float64.
     """
     x, y = x.double(), y.double()
     c_x, c_y = torch.cov(x.T).reshape(x.shape[1], -1), torch.cov(y.T).reshape(y.shape[1], -1)
@@ -128,7 +130,7 @@ def frechet_distance(x: Tensor, y: Tensor) -> float:
 
 
 def class_score(log_p: Tensor) -> float:
-    """exp(mean KL(p(y given x) || p(y))), between 1 and the number of classes, of log p(y given x) [n, K].
+    """exp(mean KL(p(y given x) || p(y))), from 1 to the number of classes; log_p: log p(y given x) [n, K].
 
     Source: Salimans et al. 2016, section 4, there with Inception as classifier. Differs: over all images at
     once, not the mean of ten parts.
@@ -149,7 +151,7 @@ def _figures(
 
 
 def _test_figures(classifier: FeatureClassifier, test: ExampleSet[Any], train: Tensor) -> dict[str, Any]:
-    """The same figures of real images that are not in the training part: what a perfect generator gets."""
+    """The same figures of real images outside the training part: what a perfect generator would get."""
     names = ("frechet_distance_test", "class_score_test", "class_agreement_test")
     if len(test) < 2:
         return dict.fromkeys(names)

@@ -1,4 +1,4 @@
-"""Fabrics, through which members exchange vectors. Each package, or file, holds one."""
+"""Fabrics, through which members exchange vectors: each package or module that defines ``run_members``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import ModuleType
 
 
 def fabrics() -> dict[str, ModuleType]:
-    """By name: the modules whose ``run_members`` starts members on their fabric."""
+    """Every fabric's module, by the fabric's name; its ``run_members`` starts members on the fabric."""
     found = {}
     for entry in pkgutil.iter_modules(__path__):
         name = f"{__name__}.{entry.name}"

@@ -10,9 +10,9 @@ from murmurate.fabric.interface import Capability, Channel, Fabric, checked_grou
 
 
 class GroupFabric:
-    """The fabric of the members ``ranks`` (ascending) of ``fabric``: ranks are positions among them.
+    """A fabric of the members ``ranks`` (ascending) of ``fabric``. Its own ranks are positions in ``ranks``.
 
-    Only they make its channels. Raises ValueError if this member is not one of them.
+    Only these members make its channels. Raises ValueError if this member is not one of them.
     """
 
     def __init__(self, fabric: Fabric, ranks: Sequence[int]) -> None:

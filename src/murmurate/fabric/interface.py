@@ -1,8 +1,8 @@
 """The interface between strategies and fabrics: four small protocols, two kinds of message.
 
-*State* (a register) is newest-wins and never blocks; each *delta* (mail) is delivered once. Every wait has a
-deadline, and every deadline an outcome that the caller chooses. With a dead peer, values become stale, and no
-call hangs.
+*State* is read from registers: only the newest version of a vector counts, and no call blocks. *Deltas* are
+sent as mail: each is delivered once. Every wait has a deadline, and the caller decides what to do when it has
+passed. When a peer dies, the values read from it become stale, but no call hangs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Capability(enum.Enum):
 @dataclass
 class Traffic:
     """Counts of one channel at this member: bytes copied in and out, seconds spent waiting, and messages
-    refused because their sender or receiver had restarted since."""
+    refused because their sender or receiver has restarted since they were sent."""
 
     bytes: int = 0
     waiting_seconds: float = 0.0
@@ -37,7 +37,7 @@ class Traffic:
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
-        """Count the time spent within as waiting."""
+        """Count the time spent in the ``with`` block as waiting."""
         start = time.monotonic()
         try:
             yield
@@ -48,8 +48,9 @@ class Traffic:
 class Message(NamedTuple):
     """A delta that arrived.
 
-    sender: its rank. x: [N], or fewer if fewer were sent; the receiver may keep it. note: a number sent with
-    it: the version that a delta was made from, a push-sum weight, a round. Integers up to 2**53 are exact.
+    sender: the sender's rank. x: [N], or shorter if fewer numbers were sent; the receiver may keep it. note:
+    a number sent along (the version from which a delta was made, a push-sum weight, a round); integers up to
+    2**53 are exact.
     """
 
     sender: int
@@ -62,21 +63,21 @@ class FabricError(RuntimeError):
 
 
 def ranks_within(rank: int, parts: int) -> range:
-    """The ranks of the parts of ``rank``'s replica.
+    """The ranks of the members that form ``rank``'s replica.
 
-    A replica that spans several members has ``parts`` of them, with rank = replica * parts + part.
+    A replica may be split into ``parts``, each a member, with rank = replica * parts + part.
     """
     first = rank - rank % parts
     return range(first, first + parts)
 
 
 def ranks_across(rank: int, parts: int, size: int) -> range:
-    """The ranks of the same part as ``rank``'s, in each of the size / parts replicas."""
+    """The ranks that hold the same part as ``rank``, one in each of the size / parts replicas."""
     return range(rank % parts, size, parts)
 
 
 def checked_group(members: Sequence[int] | None, rank: int, size: int) -> tuple[int, ...]:
-    """The ranks that share a channel of ``rank``, in a fabric of ``size``; None stands for all.
+    """The ranks of a group of ``members`` that ``rank`` is to be in, on a fabric of ``size``; None means all.
 
     Raises ValueError for ranks that do not exist, are not ascending, or do not include ``rank``.
     """
@@ -89,14 +90,14 @@ def checked_group(members: Sequence[int] | None, rank: int, size: int) -> tuple[
 
 
 def checked_rank(rank: int, size: int) -> int:
-    """``rank`` itself; raises ValueError if it is not a rank among ``size``."""
+    """``rank`` itself; raises ValueError if it is not a rank of a fabric of ``size``."""
     if not 0 <= rank < size:
         raise ValueError(f"There is no rank {rank} among {size}: use 0..{size - 1}.")
     return rank
 
 
 def check_shape(channel: str, shape: Sequence[int], x: Tensor) -> None:
-    """Raises ValueError for a vector of another shape than the channel's."""
+    """Raises ValueError if the vector's shape is not the channel's."""
     if x.shape != tuple(shape):
         raise ValueError(
             f"Channel '{channel}' is for {list(shape)}, this is {list(x.shape)}. Make another channel "
@@ -105,7 +106,7 @@ def check_shape(channel: str, shape: Sequence[int], x: Tensor) -> None:
 
 
 class Members(Protocol):
-    """The members: own rank, number at the start, and which are alive now."""
+    """The members: this one's rank, their number at the start, and which are alive now."""
 
     @property
     def rank(self) -> int: ...
@@ -118,28 +119,28 @@ class Members(Protocol):
 
 @runtime_checkable
 class Collective(Protocol):
-    """Matched calls by all living members. A dead member is left out, and means are over the rest."""
+    """Collectives, which all living members call in the same order. Means are over the living members."""
 
     def mean_(self, x: Tensor) -> int:
         """Replace ``x`` [N] by its mean over the living members; return how many took part.
 
-        The same bits on every member, and the identity with one. Raises ``FabricError`` naming the silent
-        members when a living one does not take part before the deadline.
+        The result is bitwise the same on every member; with one member, ``x`` stays as it is. Raises
+        ``FabricError``, naming the silent members, if a living one does not take part before the deadline.
         """
         ...
 
     def broadcast_(self, x: Tensor, root: int) -> None:
-        """Replace ``x`` [N] on every member by that of ``root``."""
+        """Replace ``x`` [N] on every member by the ``x`` of rank ``root``."""
         ...
 
     def gather(self, x: Tensor) -> dict[int, Tensor]:
-        """Each contributor's copy of ``x`` [N], by rank."""
+        """A copy of the ``x`` [N] of each member that takes part, by rank."""
         ...
 
 
 @runtime_checkable
 class Mail(Protocol):
-    """Deltas: each message once, in the order sent by its sender, bounded queues."""
+    """Deltas: bounded queues, in which each message is delivered once, in the order of its sender."""
 
     def send(
         self, to: int, tag: str, x: Tensor, note: float = 0.0, deadline_seconds: float | None = None
@@ -147,8 +148,8 @@ class Mail(Protocol):
         """Queue a copy of ``x`` [n], n <= N; False if the queue stayed full up to the deadline or ``to`` is
         dead.
 
-        A message of fewer than N numbers is never compressed. Without a deadline the fabric's own applies; 0
-        never waits.
+        A message of fewer than N numbers is never compressed. With None as deadline, the fabric's default
+        applies; with 0, the call never waits.
         """
         ...
 
@@ -163,14 +164,15 @@ class Mail(Protocol):
 
 @runtime_checkable
 class Register(Protocol):
-    """State: one slot for each publisher; the newest version wins, no call blocks, no vector is torn."""
+    """State: one vector for each publisher, of which readers get the newest version, always a whole one;
+    neither publishing nor reading blocks."""
 
     def publish(self, x: Tensor) -> int:
-        """Show peers a copy of ``x`` [N] from now on; return its version (from 1 up)."""
+        """Let peers read a copy of ``x`` [N] from now on; return its version (from 1 up)."""
         ...
 
     def version(self, peer: int) -> int:
-        """The newest version ``peer`` has published; 0 before its first."""
+        """The number of the newest version that ``peer`` has published; 0 before the first."""
         ...
 
     def peek(self, peer: int) -> tuple[Tensor, int]:
@@ -182,7 +184,7 @@ class Register(Protocol):
         ...
 
     def wait_newer(self, peers: Sequence[int], seen: Sequence[int], deadline_seconds: float) -> bool:
-        """Wait until all living ``peers`` have versions above those ``seen``; False at the deadline."""
+        """Wait until the version of each living peer is above the one in ``seen``; False at the deadline."""
         ...
 
 
@@ -193,7 +195,7 @@ class SharedMemory(Protocol):
     def shared(self, key: str, like: Tensor) -> Tensor:
         """A tensor shaped like ``like`` that all members share.
 
-        It starts with the values of the lowest living rank's ``like``; the others wait for that rank's call.
+        It begins with the values of ``like`` of the lowest living rank, for whose call the others wait.
         """
         ...
 
@@ -201,11 +203,11 @@ class SharedMemory(Protocol):
 class Channel(Members, Collective, Mail, Register, SharedMemory, Protocol):
     """One channel of a fabric, through which the strategies of one replicated vector communicate.
 
-    All ranks in a channel's interface are positions among its members, from 0 to ``size - 1``, whether these
-    are all members of the fabric or a group: a strategy need not know.
+    All ranks in a channel's interface are positions among its members, from 0 to ``size - 1``, so a strategy
+    need not know whether these are all members of the fabric or a group.
 
     ``capabilities``: which of the four protocols work here; the methods of the others raise ``FabricError``.
-    The start of a run compares them with ``Strategy.needs``, so a strategy never has to.
+    They are compared with ``Strategy.needs`` when a run starts, so strategies need not check them.
     """
 
     @property
@@ -213,25 +215,26 @@ class Channel(Members, Collective, Mail, Register, SharedMemory, Protocol):
     @property
     def traffic(self) -> Traffic: ...
     def has_lost(self, rank: int) -> bool:
-        """Whether ``rank`` is dead, or out of reach for longer than any deadline.
+        """Whether ``rank`` is dead, or has been out of reach for longer than the deadline.
 
-        A member whose connection is cut is not in ``living``, but messages sent to it will still arrive.
+        A member whose connection is interrupted is not in ``living``, but is not lost: messages sent to it
+        will still arrive.
         """
         ...
 
 
 class Fabric(Members, Protocol):
-    """One member's view of a fabric; makes one channel for each replicated vector."""
+    """One member's view of a fabric, on which it makes one channel for each replicated vector."""
 
     @property
     def capabilities(self) -> frozenset[Capability]: ...
     def channel(self, name: str, like: Tensor, members: Sequence[int] | None = None) -> Channel:
         """A channel for vectors shaped like ``like`` [N], among all members or a group of them.
 
-        members: the group's ranks in this fabric, ascending; None for all. Only they make the channel, at any
-            time; its ``rank`` and ``size`` are the position in the group and the size of the group. Channels
-            of different groups may have the same name.
-        All members make the channels of the whole fabric in the same order.
+        members: the group's ranks in this fabric, ascending; None for all. Only the group's members make the
+            channel, at any time; its ``rank`` and ``size`` are the position in the group and the size of the
+            group. Channels of different groups may have the same name.
+        Channels of all members must be made in the same order by each member.
         Raises ValueError for a group without the caller, or with ranks that do not exist.
         """
         ...

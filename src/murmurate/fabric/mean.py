@@ -1,4 +1,4 @@
-"""A mean with the same bits whichever member computes it."""
+"""A mean that is bitwise the same whichever member computes it."""
 
 from __future__ import annotations
 

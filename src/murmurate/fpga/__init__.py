@@ -1,1 +1,1 @@
-"""A prioritized replay's manager as hardware: its generator, simulation and model (Zhang, section 4.2)."""
+"""Replay manager and learner as hardware: generators, simulations and models (Zhang, section 4.2)."""

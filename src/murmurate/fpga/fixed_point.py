@@ -16,7 +16,8 @@ LFSR_TAPS = (15, 14, 12, 3)  # x^16 + x^15 + x^13 + x^4 + 1: period 65,535
 
 
 def quantise(values: Tensor, fraction: int, bits: int = OPERAND_BITS) -> Tensor:
-    """The nearest numbers of ``bits`` bits, of which ``fraction`` are fractional, as int64."""
+    """``values`` as the nearest fixed-point numbers of ``bits`` bits, ``fraction`` of them fractional, in
+    int64."""
     low, high = limits(bits)
     return torch.round(values.double() * 2.0**fraction).clamp_(low, high).long()
 
@@ -27,7 +28,7 @@ def value(numbers: Tensor, fraction: int) -> Tensor:
 
 
 def limits(bits: int) -> tuple[int, int]:
-    """The least and the greatest number of two's complement."""
+    """The least and the greatest number of ``bits`` bits in two's complement."""
     return -(1 << (bits - 1)), (1 << (bits - 1)) - 1
 
 
@@ -45,9 +46,10 @@ def narrow(
 ) -> Tensor:  # fmt: skip
     """``wide`` without its last ``shift`` bits, saturated to ``bits`` bits.
 
-    Rounds to the nearest, halves upwards: half of the last place is added, and the bits are cut off. noise:
-    random numbers of ``LFSR_BITS`` bits in the shape of ``wide``, whose upper bits are added instead
-    (stochastic rounding: the expectation is the number itself).
+    Rounds to the nearest number, halves upwards: half of the last remaining place is added before the bits
+    are cut off. noise: random numbers of ``LFSR_BITS`` bits in the shape of ``wide``, whose upper bits are
+    added instead of the half (stochastic rounding: the expected result is the exact number). count: counts
+    saturations.
     """
     if shift > 0:
         if noise is None:
@@ -72,7 +74,7 @@ def longest_sum(accumulator_bits: int) -> int:
 
 
 def matmul(a: Tensor, b: Tensor, accumulator_bits: int = 40) -> Tensor:
-    """[M, K] @ [K, N] of operands, exact. Raises Refusal where a sum of K products may overflow."""
+    """The exact product [M, K] @ [K, N] of operands. Raises Refusal if a sum of K products may overflow."""
     if a.shape[1] > longest_sum(accumulator_bits):
         raise Refusal(
             f"a sum of {a.shape[1]} products may overflow an accumulator of {accumulator_bits} bits, which "
@@ -83,7 +85,7 @@ def matmul(a: Tensor, b: Tensor, accumulator_bits: int = 40) -> Tensor:
 
 @cache
 def _lfsr_states() -> Tensor:
-    """[65535] all states in their order, from 1."""
+    """All states in their order, from 1: [65535]."""
     states, state = [], 1
     for _ in range((1 << LFSR_BITS) - 1):
         states.append(state)
@@ -95,13 +97,14 @@ def _lfsr_states() -> Tensor:
 
 
 class Lfsr:
-    """A linear feedback shift register: one state a draw. seed: the number of states to skip after 1."""
+    """A linear feedback shift register whose states are the random numbers. seed: number of states to
+    skip."""
 
     def __init__(self, seed: int = 0) -> None:
         self.position = seed % len(_lfsr_states())
 
     def draw(self, count: int) -> Tensor:
-        """[count] the present state and those after it."""
+        """The current state and the ``count`` - 1 states after it: [count]."""
         states = _lfsr_states()
         found = states[(torch.arange(count) + self.position) % len(states)]
         self.position = (self.position + count) % len(states)

@@ -1,4 +1,4 @@
-"""The learner's pipeline as its hardware computes it: fixed point, bit by bit (Zhang, section 4.2.2.3)."""
+"""Emulates the learner's pipeline: fixed point, bit by bit as its hardware (Zhang, section 4.2.2.3)."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Numbers:
 
 
 class GradientStep(NamedTuple):
-    """td_error: [B] float32, target - Q. gradients: gradient of each layer [K + 1, N], sums over the batch,
-    with ``activation + error`` fractional bits. outputs: [B, A] int64."""
+    """td_error: [B] float32, target - Q. gradients: gradient of each layer [K + 1, N], summed over the batch,
+    with ``activation + error`` fractional bits. outputs: outputs of the last layer, [B, A] int64."""
 
     td_error: Tensor
     gradients: list[Tensor]
@@ -44,7 +44,7 @@ class EmulatedLearner:
     update is w <- w - 2^-rate_shift * (mean gradient), which needs a shift and no multiplier.
 
     Args:
-        layers: widths, from the observation to the actions.
+        layers: widths of all layers, from the observation to the actions.
         rate_shift: -log2 of the learning rate.
         generator: generator of the initial weights, uniform within 1 / sqrt(K).
         pipelines: DP; the batch is split among them and their gradients are added.
@@ -80,7 +80,7 @@ class EmulatedLearner:
         return [narrow(m, self.numbers.master - self.numbers.weight) for m in self.masters]
 
     def inputs(self, observation: Tensor) -> Tensor:
-        """[B, S] float as operands."""
+        """``observation`` [B, S] float as operands."""
         return quantise(observation, self.numbers.activation)
 
     def forward(self, inputs: Tensor, weights: list[Tensor] | None = None) -> list[Tensor]:
@@ -103,7 +103,8 @@ class EmulatedLearner:
         return value(self.forward(self.inputs(observation), weights)[-1], self.numbers.activation)
 
     def errors(self, outputs: Tensor, action: Tensor, target: Tensor) -> Tensor:
-        """LOSS: the slope of Huber's loss, [B, A]: output - target within [-1, 1] at the action, else 0.
+        """LOSS: the gradient of Huber's loss, [B, A]: output - target, clamped to [-1, 1], at the action,
+        else 0.
 
         target: [B] operands.
         """
@@ -114,7 +115,8 @@ class EmulatedLearner:
         return torch.zeros_like(outputs).scatter_(1, taken, slope)
 
     def gradients(self, activations: list[Tensor], errors: Tensor) -> list[Tensor]:
-        """BW and WA of one pipeline: of each layer the sum over its samples, [K + 1, N]."""
+        """BW and WA of one pipeline: the gradient of each layer, [K + 1, N], summed over the pipeline's
+        samples."""
         n, weights = self.numbers, self.weights
         found = []
         for layer in reversed(range(len(weights))):
@@ -136,32 +138,34 @@ class EmulatedLearner:
                 f"a batch of {size} on {self.pipelines} pipelines: hardware divides by shifting, so use a "
                 "power of two that is a multiple of the pipelines."
             )
-        inputs, wanted = self.inputs(observation), quantise(target, n.activation)
+        inputs, targets = self.inputs(observation), quantise(target, n.activation)
         share = size // self.pipelines
         sums, outputs = [torch.zeros_like(m) for m in self.masters], []
         for start in range(0, size, share):
-            part = slice(start, start + share)
-            *activations, output = self.forward(inputs[part])
+            rows = slice(start, start + share)
+            *activations, output = self.forward(inputs[rows])
             outputs.append(output)
-            errors = self.errors(output, action[part], wanted[part])
+            errors = self.errors(output, action[rows], targets[rows])
             parts = self.gradients(activations, errors)
-            sums = [total + more for total, more in zip(sums, parts, strict=True)]
+            sums = [total + part for total, part in zip(sums, parts, strict=True)]
         self.update(sums, size)
         output = torch.cat(outputs)
-        error = wanted - output.gather(1, action[:, None])[:, 0]
+        error = targets - output.gather(1, action[:, None])[:, 0]
         return GradientStep(value(error, n.activation), sums, output)
 
     def update_shift(self, batch: int) -> int:
-        """By how many bits a sum of gradients is shifted right to be subtracted from a master weight."""
+        """By how many bits a sum of gradients is shifted right before it is subtracted from a master
+        weight."""
         n = self.numbers
         return self.rate_shift + batch.bit_length() - 1 - (n.master - n.activation - n.error)
 
     def update(self, gradients: list[Tensor], batch: int) -> None:
-        """WU, weight after weight in the order of layers and rows."""
+        """WU: updates the weights one after another, in the order of layers and rows."""
         low, high = limits(MASTER_BITS)
         shift, count = self.update_shift(batch), self.saturations["weights"]
         for master, gradient in zip(self.masters, gradients, strict=True):
             noise = None if self.noise is None else self.noise.draw(gradient.numel()).view_as(gradient)
+            # 56 bits: too wide to saturate, while the difference still fits in int64
             wide = master - narrow(gradient, shift, 64 - 8, noise=noise)
             master.copy_(wide.clamp(low, high))
             count.numbers += wide.numel()

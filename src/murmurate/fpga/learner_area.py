@@ -19,7 +19,7 @@ _DEVICE = ("lfe5u-85f", "--85k", "--package", "CABGA756", "--speed", "6")
 
 
 def measured_units() -> list[dict[str, Any]]:
-    """The figures of ``place_and_route_unit`` that are part of the package."""
+    """The committed results of ``place_and_route_unit``."""
     found: list[dict[str, Any]] = json.loads(Path(__file__).with_name("learner_units.json").read_text())
     return found
 
@@ -27,10 +27,10 @@ def measured_units() -> list[dict[str, Any]]:
 def place_and_route_unit(
     rows: int, columns: int, *, seed: int = 1, target_mhz: float = 150.0
 ) -> dict[str, Any]:
-    """``lut``, ``ff``, ``bram``, ``dsp``, ``mhz`` (static timing) of a ``TensorUnit`` on an LFE5U-85F
-    of speed grade 6, between a shift register and the parity of its sums. Takes minutes.
+    """``lut``, ``ff``, ``bram``, ``dsp`` and ``mhz`` (a static timing estimate) of a ``TensorUnit`` on an
+    LFE5U-85F of speed grade 6, in the module of ``_framed``. Takes minutes.
 
-    Raises Refusal without the tools, RunFailed where it does not fit.
+    Raises Refusal without the tools, and RunFailed if the unit does not fit.
     """
     try:
         versions = {tool: importlib.metadata.version(tool) for tool in _TOOLS}
@@ -69,6 +69,8 @@ def place_and_route_unit(
 
 
 def _framed(rows: int, columns: int) -> str:
+    """A module with two pins, so that distant pins do not limit the clock: a shift register for the unit's
+    inputs, and the parity of its outputs."""
     from amaranth.back import rtlil
     from amaranth.hdl import Cat, Elaboratable, Module, Signal
 
@@ -89,7 +91,7 @@ def _framed(rows: int, columns: int) -> str:
             m.d.sync += [register.eq(Cat(self.serial_in, register[:-1])), seen.eq(outputs)]
             m.d.comb += Cat(*inputs).eq(register)
             parity: Any = seen
-            while len(parity) > 1:  # four bits a stage
+            while len(parity) > 1:  # each stage takes the parity of four bits at a time
                 stage = Signal(-(-len(parity) // 4))
                 m.d.sync += stage.eq(Cat(parity[i : i + 4].xor() for i in range(0, len(parity), 4)))
                 parity = stage

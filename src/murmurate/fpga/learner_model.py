@@ -1,5 +1,5 @@
-"""How many cycles a gradient step of the learner's pipeline takes, and which sizes suit a device (Zhang,
-sections 4.2.2.3 and 4.4.1.2). Nothing here needs Amaranth."""
+"""How many cycles a gradient step of the learner's pipeline takes, and which sizes of its units are fastest
+on a device (Zhang, sections 4.2.2.3 and 4.4.1.2). Nothing here needs Amaranth."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import pairwise, product
 
 from murmurate.errors import Refusal
 
-LFE5U_85F_DSPS = 156  # MULT18X18D
+LFE5U_85F_DSPS = 156  # its multipliers (MULT18X18D)
 
 
 @dataclass(frozen=True)
@@ -26,19 +26,20 @@ class Unit:
 
 
 def product_cycles(unit: Unit, m: int, k: int, n: int) -> int:
-    """[m, k] @ [k, n] by ``TensorUnit``: each tile of the matrix is loaded row by row, then m rows pass."""
+    """Cycles of [m, k] @ [k, n] by ``TensorUnit``: each tile of the matrix is loaded row by row, then m rows
+    pass through it."""
     tiles = math.ceil(k / unit.rows) * math.ceil(n / unit.columns)
     return tiles * (unit.rows + m + unit.rows + unit.columns - 1)
 
 
 def outer_cycles(unit: Unit, m: int, k: int, n: int) -> int:
-    """[k, m] @ [m, n] by ``OuterUnit``: m pairs pass a tile, then its rows leave."""
+    """Cycles of [k, m] @ [m, n] by ``OuterUnit``: for each tile m pairs are added, then its rows leave."""
     tiles = math.ceil(k / unit.rows) * math.ceil(n / unit.columns)
     return tiles * (m + unit.rows + unit.columns - 1 + unit.rows)
 
 
 def stages(layers: Sequence[int]) -> list[tuple[str, int, int]]:
-    """(FW, BW or WA; K; N) of each stage that has a tensor unit; a bias is one more row of FW and WA."""
+    """(FW, BW or WA; K; N) of each stage with a tensor unit. A bias is an additional row of FW and WA."""
     shapes = list(pairwise(layers))
     return [
         *(("FW", k + 1, n) for k, n in shapes),
@@ -51,10 +52,10 @@ def stages(layers: Sequence[int]) -> list[tuple[str, int, int]]:
 class LearnerModel:
     """DP pipelines of FW, LOSS, BW and WA with a unit for each of ``stages(layers)``.
 
-    Weights are loaded once for each tile: the samples of a sub-batch pass a tile together. A stage begins
-    when the stage before has sent its first complete row. clock_provenance: whether ``clock_hz`` is
-    ``measured-pnr`` (from place and route) or ``assumed``. Not in the model: the forward pass of the target
-    net, and the host's link.
+    The weights of a tile are loaded once, for all samples of a sub-batch. A stage begins when the stage
+    before has sent its first complete row. clock_provenance: whether ``clock_hz`` is ``measured-pnr`` (from
+    place and route) or ``assumed``. The model leaves out the forward pass of the target net, and the link to
+    the host.
     """
 
     layers: tuple[int, ...]
@@ -76,7 +77,7 @@ class LearnerModel:
         return self.dp * sum(unit.dsps for unit in self.units)
 
     def stage_cycles(self, batch: int) -> list[int]:
-        """The cycles of each stage alone, for the sub-batch of one pipeline."""
+        """The cycles of each stage by itself, for the sub-batch of one pipeline."""
         share = math.ceil(batch / self.dp)
         return [
             (outer_cycles if kind == "WA" else product_cycles)(unit, share, k, n)
@@ -84,12 +85,14 @@ class LearnerModel:
         ]
 
     def gradient_step_cycles(self, batch: int) -> int:
-        """The slowest stage, the fill (the others' latency), the sum over pipelines and the weight update.
+        """Cycles of the slowest stage, of filling the pipeline, of the sum over pipelines, and of the weight
+        update.
 
-        Both of the last take one weight a cycle in each layer, all layers at once; the sum over DP pipelines
-        is a tree of adders in front of the update, log2 DP stages deep.
+        Sum and update work on one weight per cycle in each layer, on all layers at once; the sum over DP
+        pipelines is a tree of adders in front of the update, log2 DP stages deep.
         """
-        fill = 1 + sum(unit.rows + unit.columns - 1 for unit in self.units)  # 1: LOSS
+        # latencies: 1 of LOSS, and those of all units
+        fill = 1 + sum(unit.rows + unit.columns - 1 for unit in self.units)
         weights = max((k + 1) * n for k, n in pairwise(self.layers))
         reduction = math.ceil(math.log2(self.dp))
         return max(self.stage_cycles(batch)) + fill + weights + 1 + reduction
@@ -106,9 +109,10 @@ def choose(
     dsps: int = LFE5U_85F_DSPS,
     clock_provenance: str = "assumed",
 ) -> LearnerModel:
-    """The fastest model within ``dsps``: for each DP the slowest stage gets a larger unit while one fits.
+    """The fastest model with at most ``dsps`` multipliers: for each DP, the slowest stage gets a larger unit
+    as long as it fits.
 
-    Raises Refusal if one multiplier a stage does not fit.
+    Raises Refusal if ``dsps`` is less than one multiplier per stage.
     """
     works = stages(layers)
     if len(works) > dsps:
@@ -125,7 +129,6 @@ def choose(
             room = dsps // dp - model.dsps // dp + model.units[slowest].dsps
             cost = outer_cycles if kind == "WA" else product_cycles
             share = math.ceil(batch / dp)
-            # the least unit that is faster
             faster = [
                 unit
                 for r, c in product(_sizes(k), _sizes(n))
@@ -133,6 +136,7 @@ def choose(
             ]
             if not faster:
                 break
+            # the smallest of the faster units
             unit = min(faster, key=lambda u: (u.dsps, cost(u, share, k, n)))
             units = (*model.units[:slowest], unit, *model.units[slowest + 1 :])
             model = LearnerModel(layers, units, dp, clock_hz, clock_provenance)
@@ -141,5 +145,5 @@ def choose(
 
 
 def _sizes(extent: int) -> list[int]:
-    """For each number of tiles, the least size of a tile."""
+    """For each number of tiles that ``extent`` may be cut into, the smallest size of a tile."""
     return sorted({math.ceil(extent / tiles) for tiles in range(1, extent + 1)})

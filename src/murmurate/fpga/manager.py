@@ -1,4 +1,4 @@
-"""The replay manager: samples and updates of a sum tree at one operation a cycle each, and rows by index."""
+"""The replay manager: a sum tree with one sample and one update per cycle, and storage for rows."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from murmurate.fpga.updater import LevelUpdater
 
 
 class ReplayManager(wiring.Component):
-    """Streams of random numbers in and of indices out, and of priorities in; valid and ready as in AXI.
+    """Takes streams of random numbers and of new priorities, and returns a stream of indices; valid and ready
+    as in AXI.
 
-    samples: uniform numbers of ``UNIFORM_BITS`` bits. indices: for each, in order, the index with its prefix
-    sum, and ``found``: whether there was a positive priority; with ``row_bits``, also the index's row. At
-    rest the index is exactly that of ``SumTree.find``. While updates are in flight it is that of sums some of
-    which contain them, and never one whose priority was zero when it was read.
-    updates: an index and its new priority (and row), always ready. total: number of all updates that have
-    arrived.
+    samples: uniform random numbers of ``UNIFORM_BITS`` bits. indices: for each number, in order, the index
+    that it selects by prefix sum, and ``found``: whether there was a positive priority; with ``row_bits``,
+    also the row of the index. Without updates in flight the index is exactly that of ``SumTree.find``. While
+    updates are in flight, some sums on the way to the leaf contain them and others do not; but no index is
+    returned whose priority was zero when it was read.
 
-    Sampler and updater have a copy of the sums each, so that both run in every cycle.
+    updates: an index and its new priority (and row); always ready. total: the sum of all priorities,
+    including all updates that have arrived.
+
+    Sampler and updater each have a copy of the sums, so that both run in every cycle.
     """
 
     def __init__(self, shape: TreeShape, row_bits: int = 0) -> None:
@@ -60,9 +63,8 @@ class ReplayManager(wiring.Component):
         m.submodules.output = output = SyncFIFOBuffered(
             width=len(self.indices.payload.as_value()), depth=depth
         )
-        room = Signal(
-            range(depth + 1), init=depth
-        )  # places of the output that no sample on its way will need
+        # free places of the output queue that no sample in flight will need
+        room = Signal(range(depth + 1), init=depth)
         accepted, left = Signal(), Signal()
         m.d.comb += [
             self.samples.ready.eq(room != 0),

@@ -1,4 +1,4 @@
-"""A memory with one read and one write port, whose data pass an output register."""
+"""A memory with one read port, one write port, and an output register."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from amaranth.lib.wiring import In, Out
 
 from murmurate.fpga.shape import READ, read_cycles
 
-# bits of a word of one block RAM by its words: memories are cut into such columns by hand, as Yosys prefers
-# to stack block RAMs, and then needs multiplexers between their outputs and the output register
+# word width in bits of one block RAM, by its number of words: LaneMemory cuts a memory into columns of this
+# width, as Yosys alone would stack block RAMs, which needs multiplexers between them and the output register
 _COLUMNS = {16_384: 1, 8_192: 2, 4_096: 4, 2_048: 9, 1_024: 18}
 
 
 class LaneMemory(wiring.Component):
     """``words`` of ``lanes`` x ``width`` bits; a write changes one lane.
 
-    Data appear ``shape.read_cycles(words)`` cycles after their address. The lane that is written in the cycle
-    in which it is read is undefined (block RAMs of an ECP5 have no order of their ports). bypass: it has the
-    new data, and all appear ``shape.BYPASS`` later.
+    Data appear ``shape.read_cycles(words)`` cycles after their address. A lane that is written in the cycle
+    in which it is read is undefined (an ECP5's block RAM does not define which port comes first). bypass:
+    such a lane has the new data, and all data appear ``shape.BYPASS`` cycles later.
     """
 
     def __init__(self, words: int, lanes: int, width: int, bypass: bool = False) -> None:
@@ -44,7 +44,7 @@ class LaneMemory(wiring.Component):
             read_address, write_address, write_enable, write_data = (
                 self._later(m, x) for x in (read_address, write_address, write_enable, write_data)
             )
-        data = Signal(self.lanes * self.width, reset_less=True)  # as the register of a block RAM
+        data = Signal(self.lanes * self.width, reset_less=True)  # to become the block RAM's output register
         for lane in range(self.lanes):
             for low in range(0, self.width, self.piece):
                 bits = slice(low, min(low + self.piece, self.width))
@@ -61,7 +61,7 @@ class LaneMemory(wiring.Component):
         if not self.bypass:
             m.d.comb += self.read_data.eq(data)
             return m
-        # two cycles later, beside the data
+        # delay a write to the address that is read by two cycles, until the data arrive
         hit, hits = Signal(self.lanes), Signal(self.lanes)
         new, news = (Signal(self.width, reset_less=True, name=name) for name in ("new", "news"))
         same = Mux(read_address == write_address, write_enable, 0)

@@ -1,4 +1,4 @@
-"""Seconds that a replay manager needs, from its cycles (``TreeShape``) and its clock (place and route)."""
+"""Seconds that a replay manager needs: its cycles (``TreeShape``) over its clock (from place and route)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ Provenance = Literal["measured-pnr", "interpolated-pnr", "assumed"]
 
 @functools.cache
 def table() -> tuple[dict[str, Any], ...]:
-    """The committed results of ``place_and_route``: of static timing, no board."""
+    """The committed results of ``place_and_route``, whose clocks are static timing estimates, without a
+    board."""
     rows: list[dict[str, Any]] = json.loads(TABLE.read_text())
     return tuple(rows)
 
 
 @dataclass(frozen=True)
 class ReplayManagerModel:
-    """A replay manager of ``banks`` trees, each with a pipeline of its own; an index belongs to a random one.
+    """A replay manager of ``banks`` trees, each with a pipeline of its own; each index belongs to a random
+    bank.
 
-    speed: grade of the device. mhz: None takes that of the committed table; a number is assumed.
+    speed: speed grade of the device. mhz: the clock; None takes it from the committed table, while a number
+    is an assumption.
     """
 
     shape: TreeShape
@@ -39,10 +42,10 @@ class ReplayManagerModel:
 
     @property
     def clock(self) -> tuple[float, Provenance]:
-        """(Hz, how it is known): of the best seed that was placed. Between two sizes of the same fan-out and
-        width the lower clock is taken.
+        """(Hz, how it is known): the clock of the best placement seed. Between two sizes of the table with
+        the same fan-out and width, it is the lower clock of the two.
 
-        Raises Refusal outside the table.
+        Raises Refusal for a size outside the table.
         """
         if self.mhz is not None:
             return 1e6 * self.mhz, "assumed"
@@ -60,8 +63,8 @@ class ReplayManagerModel:
                 f"{', '.join(f'{n:,}' for n in known) or 'none'}). Measure it: murmurate fpga pnr; or "
                 "assume a clock."
             )
-        near = max(below, key=lambda row: row["leaves"]), min(above, key=lambda row: row["leaves"])
-        return 1e6 * min(row["mhz"] for row in near), "interpolated-pnr"
+        neighbours = max(below, key=lambda row: row["leaves"]), min(above, key=lambda row: row["leaves"])
+        return 1e6 * min(row["mhz"] for row in neighbours), "interpolated-pnr"
 
     def _rows(self) -> list[dict[str, Any]]:
         key = (self.shape.fan_out, self.shape.width, self.device, self.speed)
@@ -75,8 +78,9 @@ class ReplayManagerModel:
         return (self._fullest(batch) + self.shape.update_latency) / self.clock[0]
 
     def _fullest(self, batch: int) -> float:
-        """Expected operations of the bank with the most: of the greatest of S binomials, taken as normal
-        (Blom 1958). 3 to 8 % less than in simulations with 2 to 16 operations a bank, 1 % with more."""
+        """Expected number of operations of the bank with most of them: the expected maximum of as many
+        binomials as there are banks, approximated by normal variables (Blom 1958). It is 3 to 8 % less than
+        in simulations with 2 to 16 operations per bank, and 1 % less with more."""
         mean = batch / self.banks
         if self.banks == 1:
             return float(batch)

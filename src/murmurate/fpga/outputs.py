@@ -1,7 +1,8 @@
-"""Moves the registers behind an ECP5's block RAMs into them.
+"""Moves flip-flops behind an ECP5's block RAMs into the block RAMs' own output registers.
 
-A block RAM's data come 5.8 ns after the clock without its output register, and 2 ns or so with it. Yosys does
-not use that register (YosysHQ/yosys#5814), so the flip-flops behind the data are replaced in its netlist.
+A block RAM's data arrive 5.8 ns after the clock edge without its output register, and about 2 ns with it.
+Yosys does not use that register (YosysHQ/yosys#5814), so this module replaces the flip-flops in Yosys'
+netlist.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-_BITS = 18
+_BITS = 18  # data outputs of a port
 
 
 def use_output_registers(netlist: dict[str, Any]) -> int:
     """Change ``netlist`` (Yosys JSON, after synth_ecp5); returns how many ports of block RAMs were changed.
 
-    A port is changed if each of its data outputs that is used goes to the D of one flip-flop and nothing
-    else, and these have neither clock enable nor reset, and its clock.
+    A port is changed if each of its used data outputs is connected to the D input of one flip-flop and to
+    nothing else, and all these flip-flops have the port's clock and neither clock enable nor reset.
     """
     changed = 0
     for module in netlist["modules"].values():
@@ -39,7 +40,7 @@ def use_output_registers(netlist: dict[str, Any]) -> int:
 
 
 def _is_plain(cell: dict[str, Any]) -> bool:
-    """Whether it loads its input at every rising edge."""
+    """Whether the flip-flop ``cell`` loads its input at every rising edge."""
     parameters, connections = cell["parameters"], cell["connections"]
     enable, reset = connections.get("CE", ["1"]), connections.get("LSR", ["0"])
     return (

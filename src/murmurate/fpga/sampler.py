@@ -1,4 +1,4 @@
-"""Finds the leaf of a prefix sum: from the root down, one sample a cycle (Zhang, Algorithm 3)."""
+"""Finds a leaf by prefix sum, from the root down, one sample per cycle (Zhang, Algorithm 3)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from murmurate.fpga.shape import BYPASS, UNIFORM_BITS, TreeShape
 
 
 class Multiplier(wiring.Component):
-    """mass = (uniform * total) >> UNIFORM_BITS, in ``shape.MULTIPLY`` cycles: a tree of adders, a register
-    after each. nextpnr times an ECP5's multipliers without their registers: they would limit the clock."""
+    """mass = (uniform * total) >> UNIFORM_BITS, in ``shape.MULTIPLY`` cycles: a tree of adders with a
+    register after each. An ECP5's multipliers are not used, as nextpnr's timing leaves out their registers,
+    so that they would limit the clock."""
 
     def __init__(self, total_bits: int) -> None:
         self.total_bits = total_bits
@@ -23,7 +24,7 @@ class Multiplier(wiring.Component):
         uniform, total = Signal(UNIFORM_BITS, reset_less=True), Signal(self.total_bits, reset_less=True)
         m.d.sync += [uniform.eq(self.uniform), total.eq(self.total)]
         terms: list[Value] = [Mux(bit, total, 0) for bit in uniform]
-        distance, stage = 1, 0  # between the weights of two terms, in bits
+        distance, stage = 1, 0  # distance: by how many bits each term is shifted against the one before
         while len(terms) > 1:
             sums: list[Value] = []
             for k in range(0, len(terms), 2):
@@ -37,7 +38,8 @@ class Multiplier(wiring.Component):
 
 
 class LevelSampler(wiring.Component):
-    """Finds the child of a node in whose range the mass lies, and the mass relative to that range's start.
+    """Finds the child of a node whose range of prefix sums contains the mass, and the mass relative to the
+    start of that range.
 
     While updates are in flight, a node's sum may differ from its children's. If the mass lies above all
     children, the last nonzero child is chosen; if all children are zero, ``found`` is unset.
@@ -88,7 +90,7 @@ class LevelSampler(wiring.Component):
         for stage in range(read + BYPASS + self.lane_bits - 2 * (self.level > 0)):
             mass = self._later(m, mass, f"mass_{stage}")
 
-        # Kogge and Stone 1973: sums[k] is the sum of lanes 0 to k after log2(K) stages
+        # prefix sums by Kogge and Stone 1973: after log2(K) stages sums[k] is the sum of lanes 0 to k
         bits = self.width + self.lane_bits
         sums: list[Value] = [memory.read_data.word_select(k, self.width) for k in range(lanes)]
         nonzero: Value = Cat(lane.any() for lane in sums)
@@ -100,11 +102,13 @@ class LevelSampler(wiring.Component):
             ]
             sums, nonzero = list(added), self._later(m, nonzero, f"nonzero_{stage}")
 
-        beyond, present = Signal(lanes), self._later(m, nonzero, "present")  # mass is not below these sums
+        # beyond[k]: the mass is at least sums[k], so lane k is not the child
+        beyond, present = Signal(lanes), self._later(m, nonzero, "present")
         m.d.sync += beyond.eq(Cat(mass >= total for total in sums))
         kept_sums = [self._later(m, total, f"kept_{k}") for k, total in enumerate(sums)]
         kept_mass = self._later(m, mass, "kept_mass")
 
+        # child: the first whose sum is above the mass; last: the last that is not zero
         child: Value = Signal(self.lane_bits)
         last: Value = Signal(self.lane_bits)
         for k in range(1, lanes):
@@ -112,6 +116,7 @@ class LevelSampler(wiring.Component):
             last = Mux(present[k], k, last)
         chosen = Signal(self.lane_bits)
         m.d.sync += chosen.eq(Mux(beyond[lanes - 1], last, child))
+        # the sum before the chosen child is taken from the mass, which waited for the choice
         before = Array([0, *(self._later(m, total, f"before_{k}") for k, total in enumerate(kept_sums[:-1]))])
         taken, left = Signal(self.mass_bits), Signal(self.width)
         waiting = self._later(m, self._later(m, kept_mass, "mass_of_choice"), "mass_of_taken")
@@ -126,7 +131,7 @@ class LevelSampler(wiring.Component):
 
     @staticmethod
     def _later(m: Module, value: Value, name: str) -> Signal:
-        """``value`` one cycle later. A reset clears only the valid bits ("v_...")."""
+        """``value`` one cycle later. A reset clears it only if it is a valid bit (named "v_...")."""
         later = Signal(value.shape(), name=name, reset_less=not name.startswith("v_"))
         m.d.sync += later.eq(value)
         return later

@@ -9,29 +9,30 @@ from dataclasses import dataclass
 from murmurate.errors import Refusal
 
 READ = 2  # cycles from an address to the data at the memory's output register
-BYPASS = 1  # more, where what is written at the same time replaces what is read
-FAR_WORDS = 4_096  # memories of so many words lie far apart: their inputs have a register more
-SUM = 3  # select the lane; take a newer sum; add
-UNIFORM_BITS = 24  # of a random number
-MULTIPLY = 1 + (UNIFORM_BITS - 1).bit_length()  # its inputs, and a tree of adders
-OUTPUT = 2  # a buffered queue
+BYPASS = 1  # extra cycle of memories that return data written in the cycle of the read
+FAR_WORDS = 4_096  # memories of at least so many words are spread out: their inputs have an extra register
+SUM = 3  # cycles to select the lane, take a newer sum, and add
+UNIFORM_BITS = 24  # bits of a random number
+# cycles of a multiplication: one for its inputs, then one for each level of a tree of adders
+MULTIPLY = 1 + (UNIFORM_BITS - 1).bit_length()
+OUTPUT = 2  # cycles through the buffered output queue
 
 
 def read_cycles(words: int) -> int:
-    """Cycles from an address to the data, of a memory of so many words."""
+    """Cycles from an address to the data, in a memory of ``words`` words."""
     return READ + (words >= FAR_WORDS)
 
 
 @dataclass(frozen=True)
 class TreeShape:
-    """N leaves of ``width`` bits, and K children of a node.
+    """A tree of N leaves of ``width`` bits, whose nodes have K children.
 
-    Level 0 are the root's children, level ``levels`` - 1 the leaves. A level is a memory of words, one for
-    each node above, whose lanes are the sums of its children. Sums are unsigned and exact: a lane has as many
-    bits as the sum of its leaves may need. Where log2(N) is no multiple of log2(K) the root has fewer
-    children.
+    Level 0 has the root's children, level ``levels`` - 1 the leaves. A level is a memory with one word for
+    each node of the level above; a word has one lane for the sum of each child. Sums are unsigned and exact:
+    a lane has as many bits as the sum of its leaves may need. If log2(N) is no multiple of log2(K), the root
+    has fewer children.
 
-    Raises Refusal if N or K is no power of two, or the tree has no two levels.
+    Raises Refusal if N or K is no power of two, or the tree has fewer than two levels.
     """
 
     leaves: int
@@ -55,7 +56,7 @@ class TreeShape:
 
     @property
     def lane_bits(self) -> int:
-        """log2(K)"""
+        """Bits that select one of K lanes: log2(K)."""
         return self.fan_out.bit_length() - 1
 
     @property
@@ -72,7 +73,7 @@ class TreeShape:
         return 1 << (self.index_bits - below if level == 0 else self.lane_bits)
 
     def bits_below(self, level: int) -> int:
-        """How many bits of a leaf's index lie below the lane of this level."""
+        """Number of low bits of a leaf's index that select its path below this level."""
         return self.lane_bits * (self.levels - 1 - level)
 
     def words(self, level: int) -> int:
@@ -83,20 +84,20 @@ class TreeShape:
 
     @property
     def memory_bits(self) -> int:
-        """Memory bits of all levels, each of which has a copy for samples and one for updates."""
+        """Memory bits of all levels; each level has one copy for samples and one for updates."""
         return 2 * sum(
             self.words(level) * self.lanes(level) * self.lane_width(level) for level in range(self.levels)
         )
 
     def read_cycles(self, level: int) -> int:
-        """Cycles from an address to the data."""
+        """Cycles from an address to the data of this level."""
         return read_cycles(self.words(level))
 
     def update_level_cycles(self, level: int) -> int:
         return self.read_cycles(level) + SUM
 
     def sample_level_cycles(self, level: int) -> int:
-        """Read; prefix sums, log2(K) stages; compare; choose the child."""
+        """Cycles to read, form prefix sums (log2(K) stages), compare, and choose the child."""
         return self.read_cycles(level) + BYPASS + (self.lanes(level).bit_length() - 1) + 2
 
     @property

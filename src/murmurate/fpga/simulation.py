@@ -9,13 +9,13 @@ from typing import Any
 from murmurate.errors import Refusal
 from murmurate.fpga.shape import TreeShape
 
-_PERIOD_SECONDS = 1e-8  # of the simulated clock; cycles are what counts
+_PERIOD_SECONDS = 1e-8  # period of the simulated clock; its value does not matter, as only cycles are counted
 
 
 class SimulatedManager:
     """A ``ReplayManager`` with a simulated clock.
 
-    Raises Refusal where Amaranth is not installed.
+    Raises Refusal if Amaranth is not installed.
     """
 
     def __init__(self, shape: TreeShape, row_bits: int = 0) -> None:
@@ -37,7 +37,7 @@ class SimulatedManager:
         self._simulator = Simulator(self.dut)
         self._simulator.add_clock(_PERIOD_SECONDS)
         self._simulator.add_testbench(self._drive, background=True)
-        self._until = 0  # cycles
+        self._until = 0  # cycle at which the simulation pauses
 
     async def _drive(self, context: Any) -> None:
         dut = self.dut
@@ -71,19 +71,19 @@ class SimulatedManager:
         self._simulator.run_until(self._until * _PERIOD_SECONDS)
 
     def update(self, indices: Sequence[int], priorities: Sequence[int], rows: Sequence[int] = ()) -> None:
-        """Set priorities, one a cycle, and wait until the total contains them."""
+        """Set priorities, one per cycle, and wait until the total contains them."""
         self._updates.extend(zip(indices, priorities, rows or [0] * len(indices), strict=True))
         self._run(len(indices) + self.shape.update_latency + 1)
 
     def sample(self, uniforms: Sequence[int]) -> list[tuple[int, bool, int]]:
-        """(index, found, row) for each number of ``shape.UNIFORM_BITS`` bits."""
+        """(index, found, row) for each random number; these have ``shape.UNIFORM_BITS`` bits."""
         return self.run((), uniforms)
 
     def run(
         self, updates: Sequence[tuple[int, int, int]], uniforms: Sequence[int]
     ) -> list[tuple[int, bool, int]]:
-        """Updates (index, priority, row) and samples at the same time, one of each a cycle, to the end of
-        both."""
+        """Start an update (index, priority, row) and a sample in each cycle; returns (index, found, row) of
+        every sample, after all updates and samples have finished."""
         self._updates.extend(updates)
         self._samples.extend(uniforms)
         self._indices.clear()

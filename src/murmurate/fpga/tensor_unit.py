@@ -12,12 +12,13 @@ from murmurate.fpga.learner import MASTER_BITS
 
 
 class TensorUnit(wiring.Component):
-    """[M, R] @ [R, C] with stationary weights, for FW and (with the transposed matrix) BW.
+    """Computes [M, R] @ [R, C] with stationary weights, for FW and (with the transposed matrix) BW.
 
-    weights: R rows of C operands, the last row first; each shifts the rows before it down by one. Between two
-    matrices the array must be empty. inputs: a row ``x`` of R operands and C ``partial`` sums, those of the
-    matrix's rows in tiles above (0 in the first). sums: partial + x @ weights. One row a cycle; valid and
-    ready as in AXI. While the receiver does not take a row the whole array stands still.
+    weights: R rows of C operands, the last row first; each new row shifts the earlier rows down by one. The
+    array must be empty while another matrix is loaded. inputs: a row ``x`` of R operands, and C ``partial``
+    sums of the tiles that hold the matrix's rows above this tile (0 for the first tile). sums: ``partial + x
+    @ weights``. One row per cycle; valid and ready as in AXI. The whole array stalls while the receiver is
+    not ready.
     """
 
     def __init__(self, rows: int, columns: int, accumulator_bits: int = 40) -> None:
@@ -64,7 +65,7 @@ class TensorUnit(wiring.Component):
                 signal = later
             return signal
 
-        # row i of a matrix meets the sums i cycles after row 0, column j j cycles after column 0
+        # row i of the array works i cycles after row 0, and column j works j cycles after column 0
         x = [delayed(self.inputs.payload.x[i], i, f"x{i}") for i in range(rows)]
         above = [delayed(self.inputs.payload.partial[j], j, f"partial{j}") for j in range(columns)]
         for i in range(rows):
@@ -84,10 +85,11 @@ class TensorUnit(wiring.Component):
 
 
 class OuterUnit(wiring.Component):
-    """The sum of outer products a^T d of M pairs, [R, C], stationary, for WA.
+    """Accumulates the sum of outer products a^T d of M pairs, [R, C], for WA; the sums are stationary.
 
-    inputs: R activations ``a``, C errors ``d`` and ``last``, which ends a matrix. sums: its R rows of C, the
-    first first; meanwhile no pair is accepted. Afterwards the sums are 0.
+    inputs: R activations ``a``, C errors ``d``, and ``last``, which marks the last pair of a sum. sums: the R
+    rows of the sum, C numbers each, from the first row on; until all have left, no pair is accepted. Then the
+    sums are reset to 0.
     """
 
     def __init__(self, rows: int, columns: int, accumulator_bits: int = 40) -> None:
@@ -109,7 +111,7 @@ class OuterUnit(wiring.Component):
         m, rows, columns = Module(), self.rows, self.columns
         accept, drain = Signal(), Signal()
         row, wait = Signal(range(max(rows, 2))), Signal(range(self.latency + 1))
-        closed = Signal()  # from the last pair until its sums have left
+        closed = Signal()  # set from the last pair until all rows of sums have left
         m.d.comb += [
             self.inputs.ready.eq(~closed),
             accept.eq(self.inputs.valid & self.inputs.ready),
@@ -152,15 +154,15 @@ class OuterUnit(wiring.Component):
 
 
 class WeightUpdate(wiring.Component):
-    """w <- saturate(w - round(g >> shift)), one weight a cycle, for WU.
+    """Computes w <- saturate(w - round(g >> shift)), one weight per cycle, for WU.
 
-    inputs: ``weight`` (32 bits) and ``gradient``. outputs: the new ``weight`` and its rounded upper bits, the
-    ``operand`` of the tensor units, one cycle later. stochastic: rounds by a shift register (``Lfsr``) that
-    advances with each weight.
+    inputs: ``weight`` (32 bits) and ``gradient``. outputs, one cycle later: the new ``weight`` and
+    ``operand``, its rounded upper bits for the tensor units. stochastic: round by the random numbers of a
+    shift register (``Lfsr``) that advances with each weight.
 
     Args:
-        shift: at least 1, see ``EmulatedLearner.update_shift``.
-        operand_shift: how many low bits of a weight its operand leaves out.
+        shift: at least 1; see ``EmulatedLearner.update_shift``.
+        operand_shift: number of low bits of a weight that its operand omits.
     """
 
     def __init__(
@@ -201,6 +203,6 @@ class WeightUpdate(wiring.Component):
 
 
 def saturated(number: Signal, bits: int) -> Signal:
-    """``number``, signed, or the limit of ``bits`` bits that it passes."""
+    """The signed ``number``, clamped to the range of ``bits`` bits."""
     low, high = limits(bits)
     return Mux(number < low, low, Mux(number > high, high, number))

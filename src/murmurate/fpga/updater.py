@@ -1,4 +1,4 @@
-"""Sets priorities: from the leaf to the root, one operation a cycle (Zhang, section 4.2.4)."""
+"""Sets priorities, from the leaf to the root, one operation per cycle (Zhang, section 4.2.4)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from murmurate.fpga.shape import TreeShape
 
 
 class LevelUpdater(wiring.Component):
-    """Adds differences to the lanes of a level; at the leaves it stores values, and finds the differences.
+    """Adds differences to the lanes of a level; at the leaves it stores new values and computes the
+    differences.
 
     An operation reads its word, selects its lane one cycle later, adds two cycles after that, and writes.
-    Sums of preceding operations may not be in the memory yet: if some of them have the same place, the newest
-    one's sum is used instead of the memory's.
+    Sums of preceding operations may not be in the memory yet: if some of these operations have the same
+    place, the sum of the newest of them is used instead of the memory's.
     """
 
     def __init__(self, shape: TreeShape, level: int) -> None:
@@ -43,9 +44,10 @@ class LevelUpdater(wiring.Component):
         m, shape, level = Module(), self.shape, self.level
         lanes = shape.lanes(level)
         read = shape.read_cycles(level)
-        in_flight = shape.update_level_cycles(level)  # operations whose sums the memory does not show yet
+        # number of operations whose sums the memory does not return yet
+        in_flight = shape.update_level_cycles(level)
         m.submodules.memory = memory = LaneMemory(shape.words(level), lanes, self.width)
-        # place: the word and lane of an operation; stage s holds what entered s cycles ago
+        # place: the word and lane of an operation; element s of each list is the signal of s cycles ago
         place_bits = shape.index_bits - shape.bits_below(level)
         stages = read + in_flight + 1
         valid = self._delayed(m, self.valid, stages, "valid")
@@ -56,7 +58,7 @@ class LevelUpdater(wiring.Component):
         m.d.comb += memory.read_address.eq(self.index[shape.bits_below(level) + lane_bits :])
         assert len(place[0]) == place_bits
 
-        # bit d - 1: the operation that entered d cycles earlier has the same place; in cycle read + 1
+        # in cycle read + 1 of an operation, bit d - 1: the operation d cycles before it has the same place
         matches = Signal(in_flight)
         m.d.sync += matches.eq(
             Cat(valid[read + d] & (place[read + d] == place[read]) for d in range(1, in_flight + 1))
@@ -64,11 +66,13 @@ class LevelUpdater(wiring.Component):
         written = Signal(self.width)  # the sum of the operation in its last cycle
         history = self._delayed(m, written, in_flight - 1, "written")
 
+        # the lane as the memory has it, replaced by the newest sum in flight of the same place; the sum of
+        # the operation just before (follows) is known only one cycle later
         own = Array(memory.read_data.word_select(k, self.width) for k in range(lanes))
         stored = Signal(self.width)
         m.d.sync += stored.eq(own[place[read][:lane_bits]])
         found = stored
-        for d in range(in_flight, 1, -1):  # the nearest wins
+        for d in range(in_flight, 1, -1):  # the newest operation wins
             found = Mux(matches[d - 1], history[d - 2], found)
         base, follows = Signal(self.width), Signal()
         m.d.sync += [base.eq(found), follows.eq(matches[0])]
@@ -96,7 +100,7 @@ class LevelUpdater(wiring.Component):
 
     @staticmethod
     def _delayed(m: Module, signal: Signal, stages: int, name: str) -> Sequence[Signal]:
-        """[signal, signal one cycle later, ...]"""
+        """[signal, signal one cycle later, ...], ``stages`` in all."""
         found = [signal]
         for stage in range(1, stages):
             # a reset clears only the valid bits

@@ -1,4 +1,5 @@
-"""Compares the simulated hardware with prefix sums, over any number of operations with hazards."""
+"""Compares the simulated hardware with exact prefix sums, over many operations, including pipeline
+hazards."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from murmurate.fpga.simulation import SimulatedManager
 
 @dataclass(frozen=True)
 class Verification:
-    """mismatches: numbers of wrong indices, and of wrong totals. cycles_over_model: simulated cycles over
-    those of the latencies in ``TreeShape``."""
+    """mismatches: number of wrong indices and wrong totals. cycles_over_model: simulated cycles divided by
+    the cycles that the latencies in ``TreeShape`` predict."""
 
     updates: int
     samples: int
@@ -27,8 +28,8 @@ class Verification:
 
 
 def hazards(shape: TreeShape, count: int, generator: random.Random) -> list[tuple[int, int, int]]:
-    """(index, priority, row): of all leaves, of one node's and of a single leaf, back to back, with zeros and
-    greatest values among them."""
+    """Updates (index, priority, row) to be made in consecutive cycles: random ones of any leaf, of the leaves
+    of one node, and of a single leaf. Priorities include zero and the greatest value."""
     last = (1 << shape.width) - 1
     return [
         (
@@ -43,8 +44,8 @@ def hazards(shape: TreeShape, count: int, generator: random.Random) -> list[tupl
 def verify(
     shape: TreeShape, operations: int, seed: int = 0, log: Callable[[str], None] = lambda line: None
 ) -> Verification:
-    """``operations`` updates, and as many samples, in rounds of 2,000 of each: at the end of each round's
-    updates the total, and then the index of every sample, are compared."""
+    """Simulate ``operations`` updates and as many samples, in rounds of 2,000 updates and then 2,000 samples.
+    After a round's updates the total is compared, and then the index of every sample."""
     generator, manager = random.Random(seed), SimulatedManager(shape)
     priorities = np.zeros(shape.leaves, np.int64)
     done = mismatches = modelled = 0

@@ -1,4 +1,4 @@
-"""The replay manager as Verilog, and in a frame with few pins for place and route."""
+"""The replay manager as Verilog; and within a module with few pins, to be placed and routed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REMEDY = "Install murmurate[fpga-pnr]: pip install 'murmurate[fpga-pnr]'."
 
 
 def rtlil(shape: TreeShape, row_bits: int = 0) -> str:
-    """Yosys' intermediate language. Raises Refusal without Amaranth."""
+    """The replay manager in Yosys' intermediate language. Raises Refusal without Amaranth."""
     try:
         from amaranth.back import rtlil as back
 
@@ -37,8 +37,8 @@ def verilog(shape: TreeShape, row_bits: int = 0) -> str:
 
 
 def measured_rtlil(shape: TreeShape) -> str:
-    """The manager between a shift register and the parity of its outputs: two pins instead of a hundred, so
-    that pins far away do not decide the clock."""
+    """The manager with a shift register as its inputs and the parity of its outputs as the output. This
+    module has two pins instead of a hundred, so that distant pins do not limit the clock."""
     try:
         from amaranth.back import rtlil as back
         from amaranth.hdl import Cat, Elaboratable, Module, Signal
@@ -70,7 +70,7 @@ def measured_rtlil(shape: TreeShape) -> str:
             ]
             m.d.comb += Cat(*inputs).eq(register)
             parity: Any = seen
-            while len(parity) > 1:  # four bits a stage
+            while len(parity) > 1:  # each stage takes the parity of four bits at a time
                 stage = Signal(-(-len(parity) // 4))
                 m.d.sync += stage.eq(Cat(parity[i : i + 4].xor() for i in range(0, len(parity), 4)))
                 parity = stage
@@ -82,6 +82,7 @@ def measured_rtlil(shape: TreeShape) -> str:
 
 
 def _with_undefined_collisions(text: str) -> str:
-    """Tells Yosys that memories may give anything where a lane is read and written at once: the design does
-    not use it (``LaneMemory``). Else Yosys adds a comparison and a multiplexer to every output."""
+    """Tells Yosys that a lane that is read and written in the same cycle may read as anything: the design
+    does not use that value (``LaneMemory``). Otherwise Yosys adds a comparison and a multiplexer to every
+    output."""
     return text.replace("parameter \\COLLISION_X_MASK 1'0", "parameter \\COLLISION_X_MASK 1'1")

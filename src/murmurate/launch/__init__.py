@@ -1,6 +1,6 @@
-"""Launchers: they start the workers of a run and hand each a fabric (see ``murmurate.training.launcher``).
+"""Launchers, which start the workers of a run and give each a fabric (see ``murmurate.training.launcher``).
 
-Each is a class in a module of this folder, or in one that joined it by an entry point.
+Each is a class in a module of this folder, or in a module that an entry point adds to it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def launchers() -> dict[str, Launcher]:
 
 
 def launcher(name: str) -> Launcher:
-    """Raises Refusal with the nearest name if there is none called ``name``."""
+    """The launcher called ``name``. Raises Refusal, with the nearest name, if there is none."""
     available = launchers()
     if name not in available:
         raise unknown("launcher", name, available)

@@ -1,4 +1,5 @@
-"""Imported by the fork server for all workers. An import that fails here is reported by the launcher."""
+"""What the fork server imports for all workers. An import that fails here fails again in the launcher, which
+reports it."""
 
 import contextlib
 import importlib

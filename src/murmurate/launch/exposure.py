@@ -1,4 +1,4 @@
-"""Whether other hosts can reach the store of torchrun, through which strangers can run code."""
+"""Whether other hosts can reach the store of torchrun, through which strangers could execute code."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ DANGER = (
 
 
 def listens_beyond_loopback(wanted: Callable[[Any], bool]) -> str:
-    """Where a wanted socket of this host can be reached by others; empty if nowhere.
+    """The address and port at which other hosts can reach a wanted socket of this host; empty if none can.
 
-    wanted: takes a listening socket as psutil gives it.
+    wanted: whether a listening socket, as psutil describes it, is to be considered.
     """
     try:
         sockets = psutil.net_connections("tcp")
-    except (psutil.Error, OSError):  # some systems show them to root alone
+    except (psutil.Error, OSError):  # some systems show sockets only to root
         return ""
     for socket in sockets:
         if socket.status != psutil.CONN_LISTEN or not socket.laddr or not wanted(socket):
@@ -33,7 +33,7 @@ def listens_beyond_loopback(wanted: Callable[[Any], bool]) -> str:
 
 
 def torchrun_listens() -> str:
-    """Where others can reach the store of a torchrun on this host; empty if nowhere."""
+    """The address and port at which other hosts can reach the store of this host's torchrun; else empty."""
     return listens_beyond_loopback(lambda socket: socket.pid is not None and _is_torchrun(socket.pid))
 
 

@@ -1,7 +1,7 @@
-"""The failure detector of local runs: it ends silent members, and lets replaced ones join.
+"""The failure detector of local runs: it kills the processes of silent members, and lets new ones join.
 
-The process of a silent member is ended, so that nothing of it can reach the others any more, and started
-again to join with a living peer's state (docs/decisions/0010).
+A silent member's process is killed, so that it cannot send anything to the others any more. A new process
+takes its place, and joins with a living peer's state (docs/decisions/0010).
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from murmurate.fabric.processes.spawn import WorkerProcess, WorkerProcesses
 from murmurate.launch.heartbeats import HeartbeatMonitor
 from murmurate.training.coordinator import Coordinator
 
-REJOINS = 3
-OVER = "the run was over"
-EXCLUDED = "silent, and excluded"
-RETRIED = "retried"
+REJOINS = 3  # how often a silent rank may be replaced; other deaths count against ``Run.restarts``
+OVER, EXCLUDED = "the run was over", "silent, and excluded"  # why a worker is killed
+RETRIED = "retried"  # why a joiner is killed that is to be started again
 
 
 class FailureDetector:
-    """Follows the heartbeats of one run's members, and keeps its membership: ``poll`` it a few times a
+    """Follows the heartbeats of one run's members, and updates its membership. Call ``poll`` a few times a
     second.
 
-    start_again: starts a process for a rank whose last one has ended; it waits for a peer's state.
+    start_again: function that starts a new process, which waits for a peer's state, for a rank whose last
+    process has ended.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class FailureDetector:
     # -- deaths and joining -------------------------------------------------------------------------
 
     def died(self, worker: WorkerProcess) -> None:
-        """Called after ``worker`` has ended and is marked dead: restart it if that is allowed."""
+        """Called after ``worker`` has ended and was marked dead: replace it if that is allowed."""
         self._deaths += 1
         rank = worker.rank
         self._heartbeats.forget(rank)
@@ -117,7 +117,7 @@ class FailureDetector:
         ]
         donors = self._donors()
         if waiting and donors and not self.coordinator.is_saving:
-            # alive from here on: members with common rounds may count with it as soon as they agree
+            # alive from now on: members that run the same rounds may include it as soon as they agree
             self.run_state.revive(waiting[0])
             self._request_transfer(waiting[0], donors[0])
 
@@ -133,11 +133,11 @@ class FailureDetector:
             return
         joiner = self.workers.by_rank[request.joiner]
         if self._heartbeats.is_silent(request.joiner) and not joiner.killed_because:
-            joiner.kill(RETRIED)  # while it is joining, no checkpoint is made
+            joiner.kill(RETRIED)  # it must not join for long, as no checkpoint is made meanwhile
         if self.run_state.has_transferred(request.donor, request.number):
             return
         if self.run.strategy.synchronous:
-            # the others may have admitted the joiner already and wait for it, while it waits for a dead donor
+            # the others may have admitted the joiner already and wait for it, while its donor may have died
             if self._deaths != self._deaths_at_request and not joiner.killed_because:
                 joiner.kill(RETRIED)
         elif request.donor not in (donors := self._donors()) and donors:

@@ -1,12 +1,12 @@
 """Heartbeats: which members of a run are silent, and which of them are to be excluded (docs/decisions/0010).
 
 A member sends heartbeats while it works and while it waits for others, so only one that is stopped, or stuck
-in an environment or in native code, sends none. It is *silent* then, which is reported. At a deadline it is
-to be *excluded*, because it holds up synchronous rounds, checkpoints and the run's end.
+in an environment or in native code, sends none. Such a member is *silent*, which is reported. At a deadline
+it is to be *excluded*, because it holds up synchronous rounds, checkpoints and the run's end.
 
-The deadline follows the times that rounds have taken where others wait for the member, or where the operating
-system says that its process is stopped; a member of an asynchronous run that may just be slow has the time
-that ``Run.hang_after_seconds`` gives it.
+If others wait for the member, or the operating system says that its process is stopped, the deadline depends
+on how long rounds have taken. Otherwise (in an asynchronous run, where the member may just be slow) it is
+``Run.hang_after_seconds``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from murmurate.launch.host_memory import Process, this_host
 from murmurate.launch.role import log_name
 from murmurate.training.coordinator import Coordinator
 
-FLOOR_SECONDS = 5.0
-STOPPED_SECONDS = 10.0  # for a stopped process whose rounds are not known yet
-ENDS_RUN_SECONDS = 20.0  # at least, for a centre and for the last replica: the run ends with them
-ROUNDS = 20.0
-_ASLEEP_SECONDS = 1.0
+FLOOR_SECONDS = 5.0  # the shortest deadline
+STOPPED_SECONDS = 10.0  # deadline of a stopped process before the duration of its rounds is known
+ENDS_RUN_SECONDS = 20.0  # shortest deadline of a centre and of the last replica, without which the run ends
+ROUNDS = 20.0  # the deadline is the time of so many rounds
+_ASLEEP_SECONDS = 1.0  # a longer time between two polls means that this process was stopped
 
 
 def patience(pace_seconds: float, cap_seconds: float) -> float:
@@ -34,7 +34,7 @@ def patience(pace_seconds: float, cap_seconds: float) -> float:
 
 
 class Monitored(Protocol):
-    """The process of a member."""
+    """A member's process, as its heartbeats are monitored."""
 
     @property
     def rank(self) -> int: ...
@@ -45,7 +45,7 @@ class Monitored(Protocol):
 
 @dataclass(frozen=True)
 class EngineMember:
-    """A member whose process another engine started; whether it is stopped shows only on this host."""
+    """A member whose process another engine started. Only on this host can it be seen to be stopped."""
 
     rank: int
     process: Process
@@ -55,7 +55,7 @@ class EngineMember:
         return self.process.host == this_host() and is_stopped(self.process.pid)
 
     def dump_stacks(self) -> None:
-        """No effect: this process must not signal those of another engine."""
+        """Does nothing, as this process must not send signals to another engine's processes."""
 
 
 Member = TypeVar("Member", bound=Monitored)
@@ -65,10 +65,10 @@ Member = TypeVar("Member", bound=Monitored)
 class _Heartbeats:
     """The last heartbeat of one member."""
 
-    since: float
-    beats: int = 0
-    silent: bool = False
-    excluded: bool = False  # reported once: its process may take a while to end
+    since: float  # when it was seen
+    beats: int = 0  # its number
+    silent: bool = False  # whether silence was reported since
+    excluded: bool = False  # whether exclusion was reported, which is done once: the process may end later
 
 
 class HeartbeatMonitor:
@@ -92,26 +92,27 @@ class HeartbeatMonitor:
         self._heartbeats = [_Heartbeats(since=self._polled_at) for _ in range(self.run.members)]
 
     def poll(self, members: Iterable[Member]) -> Sequence[Member]:
-        """Check all ``members`` that have not ended; returns those to be excluded."""
+        """Check ``members``, which are all that have not ended; returns those to be excluded."""
         now = self._clock()
         if now - self._polled_at > _ASLEEP_SECONDS:
-            # this process, too, was stopped, by Ctrl-Z for instance: missed heartbeats then mean nothing
+            # this process itself was stopped, by Ctrl-Z for instance, so missed heartbeats mean nothing
             for heartbeat in self._heartbeats:
                 heartbeat.since = now
         self._polled_at = now
-        return [member for member in members if self._is_lost(member, now)]
+        return [member for member in members if self._check(member, now)]
 
     def is_silent(self, rank: int) -> bool:
         return self._heartbeats[rank].silent
 
     def forget(self, rank: int) -> None:
-        """Its process has ended; another one may begin."""
+        """The process of ``rank`` has ended; another one may begin."""
         self._heartbeats[rank] = _Heartbeats(since=self._clock())
 
-    def _is_lost(self, member: Monitored, now: float) -> bool:
+    def _check(self, member: Monitored, now: float) -> bool:
+        """Report if a member is silent, or answers again; returns whether it is to be excluded now."""
         rank, name = member.rank, self.coordinator.name(member.rank)
         heartbeat, beats = self._heartbeats[rank], self.run_state.beats(rank)
-        # a member that is still being built sends none, and opening a data set may take long
+        # a member that is still being built sends no heartbeats, and opening a data set may take long
         if beats != heartbeat.beats or (beats == 0 and not member.is_stopped):
             if heartbeat.silent:
                 message = f"{name} answers again after {now - heartbeat.since:.1f} s"
@@ -139,13 +140,14 @@ class HeartbeatMonitor:
         return True
 
     def _deadlines(self, rank: int, is_stopped: bool) -> tuple[float, float]:
-        """(the longest silence that its rounds explain, the one after which it is excluded), in seconds."""
+        """(the longest silence that the duration of rounds explains, the silence after which the member is
+        excluded), in seconds."""
         cap = self.run.hang_after_seconds
         if self.run_state.pace(rank) == 0:
             allowed = min(STOPPED_SECONDS, cap) if is_stopped else cap
             return allowed, allowed
         expected = patience(max(self.run_state.pace(member) for member in self.run_state.living()), cap)
-        # writing a checkpoint to a slow disk takes as long as it takes
+        # the time that it takes to write a checkpoint, perhaps to a slow disk, is unrelated to that of rounds
         is_busy = self.coordinator.is_saving or self.coordinator.is_admitting
         if not is_stopped and (is_busy or not self._blocks_others()):
             return expected, cap
@@ -155,7 +157,7 @@ class HeartbeatMonitor:
         return self.run.strategy.synchronous and self.run.members > 1
 
     def _ends_run(self, rank: int) -> bool:
-        """Whether the run ends with this member."""
+        """Whether the run would end if this member ended."""
         if rank >= self.run.replicas or not self._replaceable:
             return True
         others = [other for other in self.run_state.living() if other not in (rank, self.run.replicas)]

@@ -1,7 +1,7 @@
-"""Shared memory for processes without a common parent: one creates it, and offers it to the others.
+"""Shared memory for processes without a common parent: one creates it, and lends it to the others.
 
 The memory file has no path; processes of the same host open it through the owner's ``/proc`` entry and check
-a mark in it. So ranks share memory wherever that works, whatever the names of hosts and containers.
+a random mark in it. So ranks share memory wherever that works, whatever names hosts and containers have.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from murmurate.fabric.processes.shared_memory import MEMORY_NAME, SharedMemoryFi
 
 @dataclass(frozen=True)
 class Process:
-    """One process of one host; ``created`` distinguishes it from a later one with the same pid."""
+    """One process on one host. Its start time (``created``) distinguishes it from later ones with its pid."""
 
     host: str
     pid: int
@@ -29,7 +29,7 @@ class Process:
         return cls(this_host(), os.getpid(), psutil.Process().create_time())
 
     def is_gone(self) -> bool | None:
-        """Whether it has ended, a zombie included; None if it is one of another host."""
+        """Whether the process has ended (or is a zombie); None if it is on another host."""
         if self.host != this_host():
             return None
         try:
@@ -41,7 +41,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Offer:
-    """Where a shared-memory file can be opened, and the mark in it; ``descriptor`` is -1 if it cannot."""
+    """Where a shared-memory file can be opened, and the mark in it. descriptor: -1 if no process can."""
 
     host: str
     pid: int
@@ -50,16 +50,17 @@ class Offer:
 
 
 def this_host() -> str:
-    """One kernel and one table of processes: within it, ``/proc/<pid>`` means the same to all."""
+    """An identifier of this host: of its kernel and its table of processes, within which ``/proc/<pid>``
+    means the same to all."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
-        return f"no /proc in process {os.getpid()}"  # shares no memory
+        return f"no /proc in process {os.getpid()}"  # differs from all others, so no memory is shared
 
 
 def lend(memory_file: SharedMemoryFile) -> Offer:
-    """Offer ``memory_file``, of which no region was taken yet, to the other processes of this host."""
+    """Offer ``memory_file``, of which no region has been taken yet, to the other processes of this host."""
     mark = secrets.randbits(62) + 1
     memory_file.counters("mark", (1,))[0] = mark
     try:
@@ -71,7 +72,7 @@ def lend(memory_file: SharedMemoryFile) -> Offer:
 
 
 def borrow(offer: Offer) -> SharedMemoryFile | None:
-    """The shared memory of ``offer``, its mark taken; None if this process cannot have it."""
+    """The shared memory of ``offer``, with the region of the mark taken; None if it cannot be opened here."""
     if offer.host != this_host():
         return None
     try:

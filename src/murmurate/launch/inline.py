@@ -30,10 +30,11 @@ _POLL_STEPS = 20
 class Inline(Launcher):
     """All roles as coroutines (greenlets) of this process, on a simulated fabric: repeatable asynchrony.
 
-    One coroutine runs at a time, and the run's seed picks the next at each call of the fabric, so even an
-    asynchronous strategy gives the same parameters twice, unless minutes or a return end the run. So
-    checkpoints are made by env steps alone, not by time. For tests, for debugging with breakpoints, and where
-    processes are not allowed; slower than ``local`` on more than one core.
+    One coroutine runs at a time, and the run's seed determines which is next at each call of the fabric. So a
+    repeated run gives the same parameters, even with an asynchronous strategy, unless the run is limited by
+    minutes or by a target return. To keep this, checkpoints are made by env steps alone, not by time. This
+    launcher is for tests, for debugging with breakpoints, and for systems that allow no other processes; it
+    is slower than ``local`` on more than one core.
     """
 
     name = "inline"
@@ -48,7 +49,7 @@ class Inline(Launcher):
         seed = derive_seed(run.seed, "schedule") % 2**32
         kind: CoroutineKind = "threads" if run.learner.collectives_in_backward else "greenlets"
         fabric = SimulatedFabric(run.members, seed, keep_log=False, coroutines=kind)
-        # counted in steps, not in seconds: when a checkpoint is asked for is then repeatable too
+        # polled by steps, not by seconds, so that the step at which a checkpoint is requested is repeatable
         poll = _every(_POLL_STEPS, coordinator.poll)
 
         def role(rank: int, member_fabric: Fabric) -> None:
@@ -57,7 +58,7 @@ class Inline(Launcher):
             context = WorkerContext(
                 rank, member_fabric, run_state, folder, started_at, offset, restored, between=poll
             )
-            # as in a worker's own process; and with more threads the first sums differ from later ones
+            # as in a worker's own process; with more threads, the first sums would differ from later ones
             fix_arithmetic(run.placement.threads)
             try:
                 work(run, context)
@@ -79,7 +80,7 @@ class Inline(Launcher):
 
 
 def _every(calls: int, act: Callable[[], None]) -> Callable[[], None]:
-    """``act`` at every so many calls."""
+    """A function that calls ``act`` at every ``calls``-th call."""
     calls_made = itertools.count(1)
 
     def count_and_act() -> None:

@@ -1,4 +1,4 @@
-"""The job that a leader announces to members that it did not fork, and their run state and fabrics."""
+"""The job that a leader announces to processes which it did not fork, and their run state and fabrics."""
 
 from __future__ import annotations
 
@@ -26,18 +26,22 @@ from murmurate.launch.secret import SET_IT, VARIABLE, user_secret
 from murmurate.training.worker_context import Resume, WorkerContext
 
 _PROOF = "job"
-_LINGER_SECONDS = 5.0  # all members have saved, or the run has failed
+# how long a fabric answers others before it closes: by then all members have saved, or the run has failed
+_LINGER_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class JobSpec:
     """What the leader announces to all members about one epoch of a run.
 
-    offer: of its host's memory, which all members share; None if they do not, and talk over the network.
-    secret: secret of this epoch's connections, in hexadecimal; empty where the leader has set
-    MURMURATE_SECRET.
+    offer: offer of the leader's memory, if all members can share it; None if they communicate over the
+    network.
+    secret: secret of this epoch's connections, in hexadecimal; empty if MURMURATE_SECRET is set for the
+    leader.
+    proof: a token that members must find in the run folder; for a script, a digest of the settings that all
+    ranks must share.
     started_at, elapsed_seconds: start of the run on the leader's clock, and the time since then.
-    compression: compression of what goes over the network.
+    compression: compression of vectors that are sent over the network.
     """
 
     run_id: str
@@ -55,7 +59,7 @@ class JobSpec:
 
     @classmethod
     def restored(cls, plain: dict[str, Any]) -> JobSpec:
-        """From the JSON of ``dataclasses.asdict``."""
+        """The JobSpec whose ``dataclasses.asdict`` was sent as JSON."""
         offer, resume = plain["offer"], plain["resume"]
         if resume is not None:
             parts = {int(rank): source for rank, source in resume["parts"].items()}
@@ -71,7 +75,7 @@ class JobSpec:
 
     @property
     def idle_compression(self) -> str:
-        """A warning where compression has no effect, as nothing goes over the network; else empty."""
+        """A warning if compression has no effect, as no vector is sent over the network; else empty."""
         if self.offer is None or self.compression == "none":
             return ""
         return (
@@ -80,11 +84,11 @@ class JobSpec:
 
 
 class MemberHost:
-    """One process of a job, with the run state and the fabrics of ``mine``, the members in it.
+    """One process of a job, with the run state and the fabrics of the members in it (ranks ``mine``).
 
-    store: the key-value store of this epoch alone. leads: this process writes what a launcher writes on the
-    run state.
-    address: under which other hosts reach this one. Raises Refusal for another secret than the leader's.
+    store: the part of a c10d store that belongs to this epoch. leads: whether this process writes the
+    launcher's cells of the run state. address: the address at which other hosts reach this one. Raises
+    Refusal if this process has another secret than the leader.
     """
 
     def __init__(
@@ -94,8 +98,8 @@ class MemberHost:
         self._store, self._address = store, address
         self._memory_files: list[SharedMemoryFile] = []
         self._fabrics: list[NetworkFabric] = []
-        same = spec.leader.host == this_host()  # one clock for all processes of a host
-        self.started_at = spec.started_at if same else time.monotonic() - spec.elapsed_seconds
+        same_clock = spec.leader.host == this_host()
+        self.started_at = spec.started_at if same_clock else time.monotonic() - spec.elapsed_seconds
         self.run_state: RunState
         if spec.offer is not None:
             self.run_state = open_run_state(self._memory_file(spec.offer), spec.members)
@@ -112,7 +116,8 @@ class MemberHost:
                 raise Refusal(f"{problem}. {SET_IT}") from problem
 
     def worker_context(self, rank: int) -> WorkerContext:
-        """The context of ``rank``, a member of this process. Raises Refusal if its part is unreadable."""
+        """The context of ``rank``, a member of this process. Raises Refusal if the member's part of the
+        checkpoint cannot be read."""
         resume, folder = self.spec.resume, Path(self.spec.folder)
         restored = None if resume is None else resume.part(rank)
         offset_seconds = 0.0 if resume is None else resume.offset_seconds
@@ -136,7 +141,7 @@ class MemberHost:
             self.run_state.exchange()
 
     def close(self) -> None:
-        # together: each answers the others until they have closed too
+        # all at the same time, as each answers the others until they have closed too
         closing = [threading.Thread(target=fabric.close, args=(_LINGER_SECONDS,)) for fabric in self._fabrics]
         for thread in closing:
             thread.start()
@@ -148,16 +153,16 @@ class MemberHost:
             memory_file.close()
 
     def fabric(self, rank: int, deadline_seconds: float = 60.0) -> Fabric:
-        """The fabric of ``rank``, a member of this process; in shared memory if all members are on one host.
+        """A fabric for ``rank``, a member of this process; in shared memory if all members are on one host.
 
-        deadline_seconds: for collectives, and sends into a full queue.
+        deadline_seconds: the deadline of collectives, and of sends into a full queue.
         """
         spec = self.spec
         if spec.offer is not None:
             memory_file = self._memory_file(spec.offer)
             open_run_state(memory_file, spec.members)  # a member's own regions begin after the run state's
             return ProcessFabric(memory_file, self.run_state, rank, deadline_seconds)
-        # of its own: one member's wait on a shared connection would hold up another's messages
+        # a connection of its own, as one member's wait on a shared one would delay another's messages
         store = PrefixStore("fabric", self._store).clone()  # type: ignore[attr-defined]
         fabric = NetworkFabric(
             rank,
@@ -175,7 +180,7 @@ class MemberHost:
         return fabric
 
     def _secret(self) -> bytes:
-        """Of all that goes between hosts: the user's, or else the one that was drawn for this epoch."""
+        """The secret for all communication between hosts: the user's, or one drawn for this epoch."""
         mine, drawn = user_secret(), bytes.fromhex(self.spec.secret)
         if bool(mine) == bool(drawn):
             here, there = ("has", "has not") if mine else ("has not", "has")
@@ -192,15 +197,15 @@ class MemberHost:
 
 
 def fresh_secret() -> str:
-    """A key for the connections of one epoch; empty where the user has set MURMURATE_SECRET.
+    """A random secret for the connections of one epoch; empty if the user has set MURMURATE_SECRET.
 
-    Raises Refusal if that can be guessed.
+    Raises Refusal if the user's secret can be guessed.
     """
     return "" if user_secret() else secrets.token_hex(32)
 
 
 def prove(folder: Path) -> str:
-    """Leave a token in the run folder that every member must be able to read."""
+    """Write a random token into the run folder, which every member must be able to read; returns it."""
     token = secrets.token_hex(8)
     (folder / "logs").mkdir(exist_ok=True)
     (folder / "logs" / _PROOF).write_text(token)
@@ -208,7 +213,7 @@ def prove(folder: Path) -> str:
 
 
 def check_folder(spec: JobSpec) -> None:
-    """Raise Refusal unless the run folder is the leader's."""
+    """Raise Refusal unless this host sees the leader's run folder under the same path."""
     try:
         seen = (Path(spec.folder) / "logs" / _PROOF).read_text()
     except OSError:

@@ -18,7 +18,7 @@ from murmurate.fabric.processes.spawn import (
 )
 from murmurate.launch import shutdown
 from murmurate.launch.failure_detector import OVER, FailureDetector
-from murmurate.launch.role import log_end, replica
+from murmurate.launch.role import log_end, run_replica
 from murmurate.training.coordinator import Coordinator
 from murmurate.training.interrupts import SecondInterrupt, signals
 from murmurate.training.launcher import Launcher
@@ -41,7 +41,7 @@ class Local(Launcher):
             (folder / "logs").mkdir(exist_ok=True)
             coordinator = Coordinator(run, folder, workers.run_state, started_at, resume)
             work = functools.partial(
-                replica,
+                run_replica,
                 run=run,
                 folder=folder,
                 started_at=started_at,
@@ -49,19 +49,19 @@ class Local(Launcher):
                 resume=resume,
             )
 
-            def write() -> None:
+            def record_processes() -> None:
                 pids = {rank: worker.process.pid for rank, worker in workers.by_rank.items()}
                 write_roles(folder, pids, run.replicas)
 
             def start_again(rank: int) -> None:
                 workers.start(rank, functools.partial(work, joins=True), joins=True)
-                write()
+                record_processes()
 
             try:
                 with signals(coordinator), coordinator.console:
                     for rank in range(run.members):
                         workers.start(rank, functools.partial(work, joins=False))
-                    write()
+                    record_processes()
                     _watch(workers, coordinator, FailureDetector(workers, coordinator, start_again))
                     _finish(coordinator)
             except (RunFailed, SecondInterrupt) as failure:
@@ -73,7 +73,7 @@ class Local(Launcher):
 
 
 def _watch(workers: WorkerProcesses, coordinator: Coordinator, detector: FailureDetector) -> None:
-    """Until every worker has ended: handle deaths, and let detector and coordinator work."""
+    """Handle deaths, and let detector and coordinator work, until every worker has ended."""
     ending = shutdown.Shutdown(coordinator)
     while workers.alive:
         for worker in workers.wait(_POLL_SECONDS):

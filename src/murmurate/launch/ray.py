@@ -18,7 +18,7 @@ from murmurate.launch.heartbeats import EngineMember, HeartbeatMonitor
 from murmurate.launch.host_memory import Process, lend
 from murmurate.launch.job_spec import JobSpec, MemberHost, fresh_secret, prove
 from murmurate.launch.ray_actor import STORE_SECONDS, WorkerActor, WorkerInfo
-from murmurate.launch.ray_cluster import bundle, cluster, first_line, imported, place
+from murmurate.launch.ray_cluster import bundle, cluster, first_line, import_ray, place
 from murmurate.training import checkpoint as saved
 from murmurate.training.coordinator import Coordinator
 from murmurate.training.interrupts import SecondInterrupt, signals
@@ -28,17 +28,18 @@ from murmurate.training.run_folder import write_roles
 from murmurate.training.worker_context import Resume
 
 _POLL_SECONDS = 0.1
-_BEGIN_SECONDS = 120.0  # for an actor's process to import all it needs
-_RESTARTS = 3  # of one replica; a replica that fails each time is given up
+_BEGIN_SECONDS = 120.0  # how long an actor's process may take to import all that it needs
+_RESTARTS = 3  # of one replica; a replica that fails after each of them is given up
 
 
 class Ray(Launcher):
     """Roles as actors of a Ray cluster, each with its share of cores and GPUs; the dead are replaced.
 
-    Ray starts the roles, places them and reports their ends; every vector goes through the fabric. This
-    process is the coordinator. When a replica dies the others go on, as under the local launcher, while Ray
-    starts another in its place; once that one is ready all members save at the end of a step and begin a new
-    *epoch* from there, in which it has the parameters and moments of a living peer.
+    A role is a member's part of the run. Ray starts the actors, places them and reports their ends; every
+    vector goes through the fabric. This process is the coordinator. When a replica dies the others go on, as
+    under the local launcher, while Ray starts an actor in its place. Once that is ready, all members save at
+    the end of a step and begin a new *epoch* from there, in which the new actor has the parameters and
+    optimizer moments of a living peer.
     """
 
     name = "ray"
@@ -46,13 +47,13 @@ class Ray(Launcher):
 
     def check(self, run: Run) -> None:
         """Also raises MissingExtra where Ray is not installed."""
-        imported()
+        import_ray()
         super().check(run)
 
     def start(self, run: Run, folder: Path, resume: Resume | None) -> Coordinator:
-        """Use the cluster of RAY_ADDRESS, or a Ray of this host alone that ends with the run.
+        """Use the cluster at RAY_ADDRESS, or a Ray of this host alone that ends with the run.
 
-        Raises Refusal, too, if there is no such cluster, or no room in it.
+        Also raises Refusal if there is no such cluster, or no room in it.
         """
         with cluster(run.members * run.placement.threads) as ray:
             job = RayJob(ray, run, folder, resume)
@@ -79,7 +80,7 @@ class RayJob:
     def __init__(self, ray: Any, run: Run, folder: Path, resume: Resume | None) -> None:
         self.ray, self.run, self.folder = ray, run, folder
         self.started_at = time.monotonic()
-        self.begun_from, self.resume = resume, resume  # the run, and its newest epoch
+        self.begun_from, self.resume = resume, resume  # from what the run, and its newest epoch, has resumed
         self.address = str(ray.util.get_node_ip_address())
         self.store = TCPStore(
             self.address,
@@ -96,10 +97,9 @@ class RayJob:
         self.restarts: Counter[int] = Counter()
         self.actors: dict[int, Any] = {}
         self.workers: dict[int, WorkerInfo] = {}
-        self.awaited: dict[Any, int] = {}  # how an actor's part of the epoch ends -> its rank
-        self.replacements: dict[
-            int, tuple[Any, Any]
-        ] = {}  # rank -> actor, and a reference to its ``WorkerInfo``
+        self.awaited: dict[Any, int] = {}  # Ray's reference to the ``Exit`` of a running actor -> its rank
+        # rank -> (actor, reference to its ``WorkerInfo``)
+        self.replacements: dict[int, tuple[Any, Any]] = {}
         self.new_epoch_requested = False
 
     # -- an epoch
@@ -126,7 +126,7 @@ class RayJob:
         self._start_members()
 
     def another_epoch(self) -> bool:
-        """After all members have ended: if they did so to begin a new epoch, begin it; returns whether."""
+        """Called after all members have ended: if that was for a new epoch, begin it; returns whether."""
         coordinator = self.coordinator
         if set(coordinator.dead) >= set(range(self.run.replicas)):
             raise RunFailed(shutdown.ALL_DIED)
@@ -154,7 +154,7 @@ class RayJob:
         return True
 
     def _is_over(self) -> bool:
-        """Whether the run is at its end, or was stopped, and not only this epoch."""
+        """Whether the whole run, and not only this epoch, has ended or was stopped."""
         coordinator, run_state, run = self.coordinator, self.coordinator.run_state, self.run
         if coordinator.interrupted or coordinator.stopped_because:
             return True
@@ -163,7 +163,7 @@ class RayJob:
         return steps or (run.updates is not None and all(run_state.clock(r) >= run.updates for r in living))
 
     def _lend(self) -> None:
-        """Offer new memory, as members have taken different regions of the former."""
+        """Offer a new memory file to the members, which may have taken different regions of the last one."""
         if self.memory_file is not None:
             self.host.close()
             self.memory_file.close()
@@ -172,7 +172,7 @@ class RayJob:
         self.epoch += 1
 
     def _open_epoch(self) -> None:
-        """Open the epoch's run state: all members that have an actor are alive in it, with the counts from
+        """Open the epoch's run state, in which the members that have an actor are alive, with the counts from
         which they go on."""
         shares = self.offer.descriptor >= 0 and all(s.shares for s in self.workers.values())
         self.spec = JobSpec(
@@ -208,7 +208,7 @@ class RayJob:
     # -- watching
 
     def watch(self) -> None:
-        """Until every member has ended: handle ends and replacements, and let the coordinator work."""
+        """Handle ends and replacements, and let the coordinator work, until every member has ended."""
         ending, heartbeats = shutdown.Shutdown(self.coordinator), HeartbeatMonitor(self.coordinator)
         while self.awaited:
             ended, _ = self.ray.wait(list(self.awaited), num_returns=len(self.awaited), timeout=_POLL_SECONDS)
@@ -240,7 +240,7 @@ class RayJob:
             raise self.coordinator.failed(rank, result.error)
 
     def _replace(self, rank: int) -> None:
-        """Request another actor from Ray, but not for a centre, whose state no peer has."""
+        """Request another actor for ``rank`` from Ray; not for a centre, whose state no peer has."""
         if rank >= self.run.replicas or self.restarts[rank] >= _RESTARTS or self._is_over():
             return
         self.restarts[rank] += 1
@@ -269,7 +269,7 @@ class RayJob:
     # -- actors
 
     def _actor(self, rank: int) -> tuple[Any, Any]:
-        """(an actor for ``rank``, a reference to its ``WorkerInfo``)"""
+        """Start an actor for ``rank``; returns (actor, reference to its ``WorkerInfo``)."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         resources = bundle(self.run, rank)
@@ -279,7 +279,7 @@ class RayJob:
             .options(
                 num_cpus=resources["CPU"],
                 num_gpus=resources.get("GPU", 0),
-                max_restarts=0,  # Ray's own restart knows nothing of a peer's state
+                max_restarts=0,  # restarted by Ray itself, it would not get a peer's state
                 scheduling_strategy=strategy,
                 runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
             )

@@ -1,4 +1,4 @@
-"""One member's process on a Ray cluster: an actor that executes its part of a run, once an epoch."""
+"""One member's process on a Ray cluster: an actor that executes the member's part of a run, in each epoch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STORE_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """An actor's process, its host's name, and whether it shares the launcher's memory."""
+    """An actor's process, its host's name, and whether it can share the launcher's memory."""
 
     process: Process
     name: str
@@ -32,19 +32,20 @@ class WorkerInfo:
 
 
 class WorkerActor:
-    """Becomes an actor in ``murmurate.launch.ray``, which calls one method at a time."""
+    """The class of the actors of ``murmurate.launch.ray``, which calls one method at a time."""
 
     def begin(self, offer: Offer) -> WorkerInfo:
+        """Describe the actor's process, once it has started. offer: of the launcher's memory."""
         memory_file = borrow(offer)
         if memory_file is not None:
             memory_file.close()
         return WorkerInfo(Process.this(), socket.gethostname(), memory_file is not None)
 
     def run_member(self, run: Run, rank: int, spec: JobSpec, store: tuple[str, int]) -> Exit:
-        """``rank``'s part of ``run`` to its end, or to the next epoch: see
-        ``murmurate.launch.role.run_member``.
+        """Execute the part of ``rank`` in ``run``, to its end or to the next epoch (see
+        ``murmurate.launch.role.run_member``).
 
-        store: host and port of the launcher's.
+        store: host and port of the launcher's store.
         """
         try:
             check_folder(spec)
@@ -72,8 +73,9 @@ class WorkerActor:
 
 
 def _placed(run: Run, rank: int) -> Run:
-    """``run`` with the device that ``rank``'s actor has: see ``murmurate.launch.ray_cluster.bundle``."""
+    """``run`` with the device that the actor of ``rank`` has (see
+    ``murmurate.launch.ray_cluster.bundle``)."""
     if run.device(rank).type != "cuda" or not os.environ.get("CUDA_VISIBLE_DEVICES"):
         return run
-    # Ray shows an actor its own GPU alone, which torch then counts from 0
+    # an actor sees only its own GPU, which torch then calls cuda:0
     return dataclasses.replace(run, placement=dataclasses.replace(run.placement, devices=("cuda:0",)))

@@ -1,4 +1,4 @@
-"""Connects to or starts the Ray cluster of a run, and reserves resources for all members in it."""
+"""Connects to a Ray cluster, or starts one, and reserves resources for all members in it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ import torch
 from murmurate.errors import MissingExtra, Refusal
 from murmurate.training.run import Run
 
-_PLACE_SECONDS = 60.0  # for the cluster to find room
-_RAY_UNITS = 10_000
+_PLACE_SECONDS = 60.0  # how long to wait for the cluster to reserve resources
+_RAY_UNITS = 10_000  # the smallest share of a resource that Ray counts is 1/10,000
 
 
-def imported() -> Any:
+def import_ray() -> Any:
+    """The package ray. Raises MissingExtra where it is not installed."""
     try:
         import ray
     except ImportError:
@@ -31,9 +32,9 @@ def imported() -> Any:
 
 @contextlib.contextmanager
 def cluster(cores_needed: int) -> Iterator[Any]:
-    """Ray, connected: as this process already is, to RAY_ADDRESS, or to a new cluster on this host (which
-    counts at least ``cores_needed`` cores, whatever the host has)."""
-    ray = imported()
+    """Ray, connected to a cluster: the one to which this process is connected already; else the one at
+    RAY_ADDRESS; else a new one on this host, which claims to have at least ``cores_needed`` cores."""
+    ray = import_ray()
     if ray.is_initialized():
         yield ray
         return
@@ -43,7 +44,7 @@ def cluster(cores_needed: int) -> Iterator[Any]:
         if address := os.environ.get("RAY_ADDRESS"):
             _connect(ray, address)
         else:
-            temp_folder = tempfile.mkdtemp(prefix="mray")  # short: Ray puts sockets below it
+            temp_folder = tempfile.mkdtemp(prefix="mray")  # short, as Ray puts sockets below it
             cores = max(psutil.cpu_count() or 1, cores_needed)
             ray.init(
                 address="local",
@@ -64,40 +65,42 @@ def _connect(ray: Any, address: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise Refusal(
-            f"no Ray cluster at {address} lets this process in ({first_line(error)}). Start one with: "
-            "ray start --head; give both the same RAY_AUTH_TOKEN where Ray asks for one; or unset "
+            f"this process cannot connect to a Ray cluster at {address} ({first_line(error)}). Start one "
+            "with: ray start --head; give both the same RAY_AUTH_TOKEN where Ray asks for one; or unset "
             "RAY_ADDRESS for a Ray of this host alone."
         ) from error
 
 
 def bundle(run: Run, rank: int) -> dict[str, float]:
-    """The ``resources`` of ``rank``, a member of ``run``. A centre has no GPU."""
+    """The ``resources`` that the member ``rank`` of ``run`` needs. A centre needs no GPU."""
     learners = [run.device(replica) for replica in range(run.replicas)]
     return resources(run.device(rank), learners, run.placement.threads)
 
 
 def resources(own: torch.device, learners: Sequence[torch.device], threads: int) -> dict[str, float]:
-    """Cores for a member's threads and, for one on a GPU, a share of that GPU.
+    """Cores for a member's threads and, if its device ``own`` is a GPU, a share of that GPU.
 
     learners: the devices of all replicas. The share is 1/k for a whole number k, so that k replicas fit on
-    each GPU, and no more GPUs are needed than are named.
+    each GPU, and no more GPUs are needed than ``learners`` names.
     """
     cores = {"CPU": float(threads)}
     on_gpus = [device for device in learners if device.type == "cuda"]
     if own.type != "cuda":
         return cores
     sharers = math.ceil(len(on_gpus) / len(set(on_gpus)))
-    # Ray counts in ten thousandths: k shares that were rounded up would be more than a GPU
+    # rounded down to Ray's unit: k shares that were rounded up would be more than a GPU
     return cores | {"GPU": math.floor(_RAY_UNITS / sharers) / _RAY_UNITS}
 
 
 def place(ray: Any, bundles: Sequence[dict[str, float]], advice: str) -> Any:
-    """Reserve resources for all members, close together. Raises Refusal, naming the free resources and what
-    to use less of (``advice``)."""
+    """Reserve resources for all members, close together. Raises Refusal if they do not become free in time.
+
+    advice: what the message of the Refusal suggests to use less of.
+    """
     group = ray.util.placement_group(list(bundles), strategy="PACK")
     if not group.wait(timeout_seconds=_PLACE_SECONDS):
         ray.util.remove_placement_group(group)
-        free = {kind: ray.available_resources().get(kind, 0) for one in bundles for kind in one}
+        free = {kind: ray.available_resources().get(kind, 0) for bundle in bundles for kind in bundle}
         raise Refusal(
             f"the cluster at {socket.gethostname()} found no room for {len(bundles)} members of "
             f"{' or '.join(dict.fromkeys(map(str, bundles)))} each within {_PLACE_SECONDS:g} s; "
@@ -107,5 +110,6 @@ def place(ray: Any, bundles: Sequence[dict[str, float]], advice: str) -> Any:
 
 
 def first_line(error: BaseException) -> str:
+    """The first line of the error's message, or its type if that is empty."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0].rstrip(".") if lines else type(error).__name__

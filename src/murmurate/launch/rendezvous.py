@@ -1,9 +1,9 @@
-"""The rendezvous of ranks that an engine started: rank 0 leads, and announces the job to the others.
+"""The rendezvous of ranks that another engine started: rank 0 leads, and announces the job to the others.
 
-All of it goes through the c10d store that the engine's environment names. A group may be started again
-under the same store, so each start is an *epoch* of its own: rank 0 draws its number, the others register
-with a nonce of their own, and only an announcement that repeats that nonce is meant for them. The store is
-open to whoever reaches its port, so all that ranks read in it is authenticated with the run's secret.
+Ranks communicate through the c10d store that the engine's environment variables name. A group may be started
+again with the same store, so each start is an *epoch* of its own. Rank 0 draws the epoch's number; each other
+rank registers with a nonce, and accepts only an announcement that repeats it. Whoever can connect to the
+store's port can write to it, so ranks authenticate all that they read, with the run's secret.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from murmurate.launch.host_memory import Offer, Process, borrow, lend, this_host
 from murmurate.launch.job_spec import JobSpec
 from murmurate.launch.secret import SET_IT, VARIABLE, user_secret
 
-_GATHER_SECONDS = 300.0  # imports and the opening of simulators, on a busy machine
+_GATHER_SECONDS = 300.0  # what ranks may take for imports and for opening simulators, on a busy machine
 _STORE_SECONDS = 60.0
 _POLL_SECONDS = 0.02
 _PIECE_BYTES = 2**22  # a torch store takes no value of 8 MiB
-_NO_RUN_ID = "none"  # torchrun's, without --rdzv-id
+_NO_RUN_ID = "none"  # the run id that torchrun sets without --rdzv-id
 _COMMAND = "torchrun --nproc-per-node 2 -m murmurate train cartpole-gala --launcher torchrun"
 
 
@@ -54,7 +54,7 @@ class Environment:
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Environment:
-        """Raises Refusal, naming the command, in a process without a rank."""
+        """Read the variables. Raises Refusal, with the command to use, in a process without a rank."""
         try:
             size = int(environment["WORLD_SIZE"])
             return cls(
@@ -80,7 +80,8 @@ class Environment:
 
 @dataclass(frozen=True)
 class RankInfo:
-    """What a rank registers with: its process, its host's name and address, whether it shares memory."""
+    """What a rank registers: its process, its host's name and address, and whether it shares the leader's
+    memory."""
 
     nonce: str
     process: Process
@@ -113,9 +114,9 @@ class Rendezvous:
         self._messages = self._root.part(f"epoch-{epoch}")
 
     def begin(self) -> None:
-        """Before ``gather`` or ``join``: for a second job of the same ranks."""
+        """Begin a job, before ``gather`` or ``join``. The constructor does so for the first job."""
         if self.leads:
-            # drawn, so that nothing that was written in another start fits into this one
+            # random, so that nothing that was written in another epoch can be valid in this one
             self._enter(secrets.randbits(62))
         self.offer: Offer | None = None
         self.others: dict[int, RankInfo] = {}
@@ -127,11 +128,11 @@ class Rendezvous:
 
     @classmethod
     def client(cls, environment: Environment, run_id: str, epoch: int) -> Store:
-        """That part, for a process of the leader's that is no rank."""
+        """The same part of the store, for a process that the leader started and that is no rank itself."""
         store = _connect(dataclasses.replace(environment, agent_store=True))
         return PrefixStore(f"{_place(run_id)}/epoch-{epoch}", store)
 
-    # -- what outlives an epoch
+    # -- values that outlive an epoch
 
     def earlier_folder(self) -> Path | None:
         """The run folder that rank 0 claimed in an earlier epoch of this group."""
@@ -143,9 +144,9 @@ class Rendezvous:
     # -- the leader
 
     def gather(self) -> bool:
-        """Offer this host's memory and wait for the others; returns whether all of them share it.
+        """Offer this host's memory and wait for the other ranks; returns whether all of them can share it.
 
-        Raises Refusal naming the ranks that are missing, or have another secret.
+        Raises Refusal, naming the ranks that are missing or have another secret.
         """
         self._memory_file = SharedMemoryFile.create()
         self.offer = lend(self._memory_file)
@@ -161,21 +162,22 @@ class Rendezvous:
                     silent.remove(rank)
             if silent and time.monotonic() > until:
                 raise Refusal(
-                    f"ranks {sorted(silent)} did not come within {_GATHER_SECONDS:g} s. "
+                    f"ranks {sorted(silent)} did not register within {_GATHER_SECONDS:g} s. "
                     "Look at their output, and give every host the same torchrun command."
                 )
             time.sleep(_POLL_SECONDS if silent else 0)
         return self.offer.descriptor >= 0 and all(o.shares for o in self.others.values())
 
     def announce(self, spec: JobSpec) -> None:
-        # each rank recognizes by its nonce that the job is for its present start
+        """Announce the job to the other ranks."""
+        # each rank recognizes by its nonce that the announcement answers its own registration
         nonces = {str(rank): peer.nonce for rank, peer in self.others.items()}
         announcement = {"nonces": nonces, "spec": dataclasses.asdict(spec)}
-        # a path as its name
+        # ``default=str``: paths are written as strings
         self._messages.set("announcement", json.dumps(announcement, default=str).encode())
 
     def dismiss(self, code: int, deadline_seconds: float = 5.0) -> None:
-        """Tell the others to end with this exit code; returns once they have read it."""
+        """Tell the others to end with this exit code; returns once all have confirmed, or at the deadline."""
         self._messages.set("over", str(code).encode())
         until = time.monotonic() + deadline_seconds
         while time.monotonic() < until and any(not o.process.is_gone() for o in self.others.values()):
@@ -191,7 +193,7 @@ class Rendezvous:
     # -- the others
 
     def join(self) -> JobSpec:
-        """Register with the leader, whichever epoch it is in, and wait for the job. Raises Refusal."""
+        """Register with the leader, in whatever epoch it is, and wait for the job. Raises Refusal."""
         nonce = secrets.token_hex(8)
         until = time.monotonic() + _GATHER_SECONDS
         while True:
@@ -210,13 +212,14 @@ class Rendezvous:
                         return JobSpec.restored(announced["spec"])
             if time.monotonic() > until:
                 raise Refusal(
-                    f"rank 0 did not call within {_GATHER_SECONDS:g} s. Look at its output, and give every "
-                    "host the same torchrun command."
+                    f"rank 0 did not announce a job within {_GATHER_SECONDS:g} s. Look at its output, and "
+                    "give every host the same torchrun command."
                 )
             time.sleep(_POLL_SECONDS)
 
     def _current(self, nonce: str) -> bytes:
-        """The leader's epoch. Raises Refusal if it has another secret, and lets it refuse this rank too."""
+        """The leader's epoch. If the leader has another secret, registers all the same, so that the leader
+        refuses this rank too, and raises Refusal."""
         try:
             return self._root.get("current")
         except Unauthentic as problem:
@@ -226,6 +229,7 @@ class Rendezvous:
             raise self._refusal(problem) from problem
 
     def _register(self, nonce: str) -> None:
+        """Try whether the leader's memory can be shared, and register."""
         self.offer = Offer(**json.loads(self._trusted(self._messages, "offer")))
         memory_file = borrow(self.offer)
         if memory_file is not None:
@@ -242,37 +246,37 @@ class Rendezvous:
         self._messages.set(f"exit/{self.environment.rank}", json.dumps(dataclasses.asdict(end)).encode())
 
     def dismissed(self, leader_is_gone: Callable[[], bool]) -> int | None:
-        """The exit code that the leader publishes once every rank has saved; None if it ends before."""
+        """Wait for the exit code that the leader publishes at the end; None if the leader ends before."""
         while True:
             is_gone = leader_is_gone()
-            code = self.over()
+            code = self.dismissal_code()
             if code is not None:
-                self.heard()
+                self.confirm_dismissal()
                 return code
             if is_gone:
                 return None
             time.sleep(_POLL_SECONDS)
 
-    def over(self) -> int | None:
+    def dismissal_code(self) -> int | None:
         """The exit code that the leader has published; None before."""
         code = self._messages.find("over")
         return None if code is None else int(code)
 
-    def heard(self) -> None:
-        """The leader need not wait for this rank any more."""
+    def confirm_dismissal(self) -> None:
+        """Tell the leader that it need not wait for this rank any more."""
         self._messages.set(f"heard/{self.environment.rank}", b"1")
 
     # -- both
 
     def share(self, key: str, content: bytes) -> None:
-        """Write ``content``, of any length, for the other ranks; a key once an epoch."""
+        """Write ``content``, of any length, for the other ranks. A key can be used once in each epoch."""
         pieces = range(0, len(content), _PIECE_BYTES)
         for number, start in enumerate(pieces):
             self._messages.set(f"{key}/{number}", content[start : start + _PIECE_BYTES])
         self._messages.set(key, str(len(pieces)).encode())
 
     def shared(self, key: str) -> bytes | None:
-        """What a rank has shared as ``key``; None if it has not, or a stranger has."""
+        """What a rank has written by ``share``; None if there is nothing, or if a stranger has written it."""
         count = self._messages.find(key)
         pieces = [self._messages.find(f"{key}/{number}") for number in range(int(count or 0))]
         whole = [piece for piece in pieces if piece is not None]
@@ -284,7 +288,7 @@ class Rendezvous:
         self._root.set("current", str(self.epoch).encode())
 
     def _trusted(self, store: AuthenticatedStore, key: str, writer: int = 0) -> bytes:
-        """What rank ``writer`` has written. Raises Refusal if it has another secret."""
+        """The value that rank ``writer`` has written. Raises Refusal if that rank has another secret."""
         try:
             return store.get(key)
         except Unauthentic as problem:
@@ -308,7 +312,7 @@ class Rendezvous:
 
 
 def _claimed(content: bytes) -> str:
-    """Where the writer of a registration says it is; it may be anybody."""
+    """Which process the writer of a registration claims to be, in words; anybody may have written it."""
     try:
         info = json.loads(content)
         return f" (process {int(info['process']['pid'])} on {ascii(info['name'])[:80]})"
@@ -317,7 +321,7 @@ def _claimed(content: bytes) -> str:
 
 
 def _run_id(environment: Environment, store: Store) -> str:
-    """The engine's or, where the user gave none, one that the first rank to come draws for all."""
+    """The engine's run id; if the user gave none, a random one that the first rank sets for all."""
     if environment.run_id != _NO_RUN_ID:
         return environment.run_id
     drawn = store.compare_set("murmurate/run_id", "", secrets.token_hex(8)).decode(errors="replace")
@@ -353,7 +357,7 @@ def own_address(leader: str, others: Sequence[str] = ()) -> str:
     if address := os.environ.get("MURMURATE_ADDRESS"):
         return address
     address_here = _route(leader)
-    if address_here.startswith("127.") and others:  # the leader's own name leads to itself
+    if address_here.startswith("127.") and others:  # this is the leader's host, so the route is local
         return _route(others[0])
     return address_here
 

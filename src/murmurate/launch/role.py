@@ -40,12 +40,13 @@ from murmurate.training.run import Run
 from murmurate.training.worker import work
 from murmurate.training.worker_context import Resume, WorkerContext
 
-_AFTER_EXCLUSION_SECONDS = 15.0  # the launcher excludes a silent member before the fabric ends the run
+# by how much the fabric's deadline, which ends the run, is later than the launcher's for a silent member
+_AFTER_EXCLUSION_SECONDS = 15.0
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
-_STOP_SECONDS = 2.0  # for the launcher, which got the same signal, to ask all workers to stop
+_STOP_SECONDS = 2.0  # how long the launcher, which got the same signal, may take to request a stop
 
 
-def replica(
+def run_replica(
     worker: Worker,
     run: Run,
     folder: Path,
@@ -54,9 +55,9 @@ def replica(
     resume: Resume | None,
     joins: bool,
 ) -> Exit:
-    """The work of a process of the local launcher.
+    """The function of a worker process of the local launcher.
 
-    joins: it replaces one that died, and begins with a state transfer.
+    joins: the process replaces one that died, and begins by taking a peer's state.
     """
     take_signals(lambda *_: leave_unless_stopping(worker.run_state))
     keep_log(folder, worker.rank)
@@ -99,19 +100,19 @@ def run_member(run: Run, context: Callable[[], WorkerContext]) -> Exit:
         if failure.__cause__ is not None:
             traceback.print_exc()
         return Exit(FAILED, str(failure))
-    except PartLost as lost:  # the run goes on without this replica
+    except PartLost as lost:  # another part of this replica was lost; the run goes on without the replica
         return Exit(LEFT, str(lost))
     except (NotFinite, FabricError) as failure:
         traceback.print_exc()
         return Exit(FAILED, str(failure))
-    except (Exception, SystemExit) as error:  # a library's or a simulator's exit is no end of the run
+    except (Exception, SystemExit) as error:  # a library or a simulator that exits must not end the run
         traceback.print_exc()
         return Exit(FAILED, f"{describe(error)} (see logs/ in the run folder)")
     return Exit(FINISHED)
 
 
 def prepare_process(threads: int) -> None:
-    """``fix_arithmetic``, and keep freed memory for the next tensors; for a process of a run alone."""
+    """Call ``fix_arithmetic``, and keep freed memory for the next tensors. For processes of a run alone."""
     fix_arithmetic(threads)
     _keep_freed_memory()
 
@@ -119,15 +120,16 @@ def prepare_process(threads: int) -> None:
 def fix_arithmetic(threads: int) -> None:
     """Set the number of torch threads, so that sums are the same everywhere, and flush denormals to zero."""
     torch.set_num_threads(threads)
-    # Second moments of weights behind dead ReLUs decay into denormals, on which a CPU is a hundred times
-    # slower: after an hour of Pong an eighth of them had (docs/decisions/0007).
+    # An optimizer's second moments of weights behind dead ReLUs decay into denormals, on which a CPU is a
+    # hundred times slower: after an hour of Pong, an eighth of the moments were (docs/decisions/0007).
     torch.set_flush_denormal(True)
 
 
 def _keep_freed_memory() -> None:
-    """Where the C library is glibc: freed tensors of up to 32 MB are not given back to the system.
+    """If the C library is glibc, do not return the memory of freed tensors of up to 32 MB to the system.
 
-    The next step's would cost a page fault for each 4 kB: a seventh of a step of ResNet-20 (decision 0032).
+    Otherwise those of the next step would cost a page fault for every 4 kB: a seventh of the time of a step
+    of ResNet-20 (docs/decisions/0032).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
@@ -136,12 +138,12 @@ def _keep_freed_memory() -> None:
 
 
 def log_name(rank: int) -> str:
-    """The log of ``rank`` within the run folder."""
+    """The path of the log of ``rank`` within the run folder."""
     return f"logs/replica-{rank}.log"
 
 
 def keep_log(folder: Path, rank: int) -> None:
-    """Redirect this process's output to its log in the run folder; SIGUSR1 writes all stacks there."""
+    """Redirect this process's output to its log in the run folder, where SIGUSR1 then writes all stacks."""
     log = os.open(folder / log_name(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -152,7 +154,7 @@ def keep_log(folder: Path, rank: int) -> None:
 
 
 def log_end(folder: Path, rank: int, end: Exit) -> None:
-    """How ``rank`` ended, as a last line of its log: of a killed process the launcher writes it."""
+    """Write how ``rank`` ended as the last line of its log; for a killed process the launcher does this."""
     why = f": {end.error}" if end.error else ""
     with contextlib.suppress(OSError), (folder / log_name(rank)).open("a") as log:
         log.write(_dated(f"rank {rank} ended ({end.how}){why}") + "\n")
@@ -163,7 +165,8 @@ def _dated(line: str) -> str:
 
 
 def leave_unless_stopping(run_state: RunState) -> None:
-    """Handle SIGTERM: sent to all processes of the run, as schedulers do, save and stop; else exit."""
+    """Handle SIGTERM. If it was sent to all processes of the run, as schedulers do, the launcher soon
+    requests a stop, and this process goes on to save and stop; else it exits."""
 
     def exit_unless_stopping() -> None:
         if not run_state.stop_requested:

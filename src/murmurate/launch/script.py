@@ -26,7 +26,7 @@ from murmurate.spatial.parts import checked_grid
 from murmurate.strategies import strategy as strategy_by_name
 from murmurate.strategies.interface import Strategy
 
-_PRELOADED = ("murmurate.launch.script", "torch._dynamo")  # an optimizer imports the second, for 1.6 s
+_PRELOADED = ("murmurate.launch.script", "torch._dynamo")  # optimizers import the second, which takes 1.6 s
 _POLL_SECONDS = 1.0
 _LAUNCHERS = ("local", "inline", "torchrun", "ray")
 
@@ -51,33 +51,37 @@ def run(
     Call it under ``if __name__ == "__main__":``, as each process imports the script again.
 
     Args:
-        main: takes an ``OwnLoop``; a function at module level, as other processes import it by name.
-        replicas: 1 if it is left out; in a script that torchrun started, as many as there are ranks.
+        main: function of an ``OwnLoop``, at module level, as other processes import it by name.
+        replicas: by default 1; in a script that torchrun started, as many as the ranks form.
         parts: number of parts of each replica, along rows and columns of its images (see
-            ``murmurate.spatial``); each part is a member, and ``replicator.parts`` joins those of a replica.
-        strategy: a name, or a strategy with other hyper-parameters. One with a centre gets one more member.
-        launcher: "local" gives each member a process on this host; "inline" a thread of this one, one running
-            at a time in an order drawn from ``seed``: repeatable, and breakpoints work. "torchrun": this
-            process is the member of its rank, and each rank calls ``run``. "ray": an actor of the Ray
-            cluster. Left out, it is torchrun in a script that torchrun started, else local.
+            ``murmurate.spatial``). Each part is a member; ``replicator.parts`` connects those of a replica.
+        strategy: a name, for its default hyper-parameters, or a ``Strategy``. A strategy with a centre adds a
+            member for it.
+        launcher: "local" starts a process on this host for each member. "inline" starts a thread of this
+            process for each member; one runs at a time, in an order drawn from ``seed``, so runs are
+            repeatable and breakpoints work. "torchrun": each rank calls ``run``, and is one member. "ray"
+            starts an actor of the Ray cluster for each member. The default is "torchrun" in a script that
+            torchrun started, else "local".
         workers, collectives: see ``OwnLoop``.
-        devices: devices of each replica (or part), cycled over them; a sequence of them for a model-parallel
-        one.
-        output: "main" prints the first replica's output, and errors; "all" that of all, marked by rank.
-        threads: number of threads of torch in each process.
+        devices: devices of the members, in turn; an item is a sequence of devices for a model-parallel
+            replica.
+        output: "main" prints the first replica's output, and errors; "all" prints that of all replicas, each
+            line marked by rank.
+        threads: number of torch threads in each process.
         deadline_seconds: how long a collective waits for a silent member.
 
-    A member that raises ends them all: RunFailed carries its traceback, Refusal its message. A process that
-    is killed is ``Died`` in the result, and the others go on as their strategy does; RunFailed if all are.
-    A replica ends with each of its parts. Under torchrun, which ends all ranks when one dies, results of
-    other ranks arrive as far as they are tensors, plain values and containers of them, else as None.
+    An error of one member ends all: it is raised as RunFailed, with its traceback, or as Refusal. If a
+    process is killed, ``Died`` is its replica's result, and the others go on as the strategy allows;
+    RunFailed is raised if all replicas died. A replica ends when one of its parts does. Torchrun ends all
+    ranks when one dies; under it, the result of another rank is None unless it consists of tensors, plain
+    values and containers of these.
     """
     if launcher is not None and launcher not in _LAUNCHERS:
         known = f"{', '.join(_LAUNCHERS[:-1])} or {_LAUNCHERS[-1]}"
         raise Refusal(f"there is no launcher '{launcher}' for scripts: use {known}")
     kind = strategy_by_name(strategy)() if isinstance(strategy, str) else strategy
     grid = checked_grid(parts)
-    ranks = script_ranks.started_here()
+    ranks = script_ranks.torchrun_environment()
     if launcher is None:
         launcher = "local" if ranks is None else "torchrun"
     if ranks is not None and ranks.size > 1 and launcher in ("local", "ray"):
@@ -89,9 +93,9 @@ def run(
         replicas = script_ranks.replicas_of(ranks, replicas, grid)
     replicas = 1 if replicas is None else replicas
     replica_devices = tuple((d,) if isinstance(d, str) else tuple(d) for d in devices)
-    offered, by = (
-        script_ranks.offered(ranks) if launcher == "torchrun" else (frozenset(Capability), "this host")
-    )
+    offered, by = frozenset(Capability), "this host"
+    if launcher == "torchrun":
+        offered, by = script_ranks.fabric_capabilities(ranks)
     check_capabilities(kind, offered, by, itertools.chain(*replica_devices))
     if collectives:
         check_common_rounds(kind, "collectives")
@@ -147,7 +151,7 @@ def _local(settings: ScriptSettings) -> list[Any]:
             "each process imports the script, and this one started replicas while it was imported. Put "
             "murmurate.run(...) under: if __name__ == '__main__':"
         )
-    settings.pickled()  # refuses what cannot be
+    settings.pickled()  # raises Refusal if that is impossible
     sys.stdout.flush()
     with WorkerProcesses(settings.members, _PRELOADED) as workers:
         for rank in range(settings.members):
@@ -156,16 +160,16 @@ def _local(settings: ScriptSettings) -> list[Any]:
 
 
 def _collect(settings: ScriptSettings, workers: WorkerProcesses) -> list[Any]:
-    """Collect results as they arrive; the first worker that fails ends the rest, one that is killed is left
-    out. Once one has finished, a worker that stays stopped is killed; so is a centre that outlives all
-    replicas."""
+    """Collect results as they arrive. The first worker that fails ends the rest; the others go on without one
+    that is killed. Once some worker has finished, workers that stay stopped are killed, and so is a centre
+    that outlives all replicas."""
     results: dict[int, Any] = {}
-    idle: Counter[int] = Counter()  # polls in a row at which a worker was idle
+    idle: Counter[int] = Counter()  # by rank: at how many successive polls the worker was idle
     while workers.alive:
         ended = workers.wait(_POLL_SECONDS)
         for worker in workers.alive if results and not ended else ():
-            alone = worker.rank == settings.replicas * settings.parts and len(workers.alive) == 1
-            idle[worker.rank] = idle[worker.rank] + 1 if alone or worker.is_stopped else 0
+            only_centre = worker.rank == settings.replicas * settings.parts and len(workers.alive) == 1
+            idle[worker.rank] = idle[worker.rank] + 1 if only_centre or worker.is_stopped else 0
             if idle[worker.rank] * _POLL_SECONDS > settings.deadline_seconds:
                 worker.kill()
         for worker in ended:
@@ -178,7 +182,7 @@ def _collect(settings: ScriptSettings, workers: WorkerProcesses) -> list[Any]:
 
 
 def _run_worker(settings: ScriptSettings, worker: Worker) -> Exit:
-    """The work of a worker process of a script."""
+    """The function of a script's worker process."""
     take_signals()
     fabric = ProcessFabric(worker.memory_file, worker.run_state, worker.rank, settings.deadline_seconds)
     end = settings.end_of_member(fabric, stdout_of(settings.output, worker.rank))

@@ -1,4 +1,4 @@
-"""One member of a user's own script: its settings, its output, and how it ends, whatever started it."""
+"""One member of a user's own script: its settings, its output, and how it ends, under every launcher."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ScriptSettings:
     output: str
     threads: int
     deadline_seconds: float
-    grid: tuple[int, int]  # of the parts of a replica
+    grid: tuple[int, int]  # rows and columns of parts into which each replica is split
 
     @property
     def parts(self) -> int:
@@ -52,7 +52,7 @@ class ScriptSettings:
         return self.replicas * self.parts + self.strategy.centre
 
     def members_of(self, replica: int) -> range:
-        """Its parts; the first one is its leader."""
+        """The ranks of the replica's parts; the first one leads the replica."""
         return range(replica * self.parts, (replica + 1) * self.parts)
 
     def name_of(self, rank: int) -> str:
@@ -80,9 +80,9 @@ class ScriptSettings:
         return result
 
     def end_of_member(self, fabric: Fabric, out: IO[str] | io.TextIOBase) -> Exit:
-        """Run ``main`` as the member behind ``fabric``, whose output goes to ``out``; how it ended.
+        """Run ``main`` as the member behind ``fabric``, with its output to ``out``; returns how it ended.
 
-        Errors other than refusals, and than the loss of a part, are raised.
+        Errors of ``main`` are raised, except Refusal and PartLost.
         """
         torch.set_num_threads(self.threads)
         try:
@@ -95,7 +95,8 @@ class ScriptSettings:
         return Exit(FINISHED, result=result)
 
     def result_of(self, rank: int, end: Exit, exit_code: int | None = None) -> Any:
-        """The result of the member ``rank``, which ended so. Raises Refusal and RunFailed."""
+        """The result of the member ``rank``, which ended as ``end`` says. Raises Refusal or RunFailed if that
+        was an error."""
         name = self.name_of(rank)
         if end.how == REFUSED:
             raise Refusal(end.error)
@@ -108,8 +109,8 @@ class ScriptSettings:
         return end.result
 
     def results(self, of_members: Mapping[int, Any]) -> list[Any]:
-        """By replica: its leader's result or, if one of its parts was killed, or left as another was,
-        ``Died``. Raises RunFailed if all are."""
+        """The results by replica, from those by rank: each is the result of the replica's first part, or
+        ``Died`` if one of its parts died, or ended as another part was lost. Raises RunFailed if all died."""
         replicas = [self._of_replica(of_members, replica) for replica in range(self.replicas)]
         if all(isinstance(result, Died) for result in replicas):
             codes = ", ".join(str(result.exit_code) for result in replicas)
@@ -124,7 +125,7 @@ class ScriptSettings:
         return Died(replica, next((d.exit_code for d in dead if d.exit_code), None)) if dead else own[0]
 
     def pickled(self) -> bytes:
-        """For another process. Raises Refusal if that could not import ``main``."""
+        """These settings, pickled for another process. Raises Refusal if that could not import ``main``."""
         try:
             content = pickle.dumps(self)
         except Exception as error:
@@ -159,9 +160,9 @@ def stdout_of(output: str, rank: int) -> IO[str] | io.TextIOBase:
 
 
 class ByThread(io.TextIOBase):
-    """Writes to the stream of the thread that prints; those of other threads are ``otherwise``.
+    """Writes to the stream registered for the thread that prints (in ``streams``), or to ``otherwise``.
 
-    For members that are threads of one process, which has one ``sys.stdout``.
+    For members that are threads of one process, which has only one ``sys.stdout``.
     """
 
     def __init__(self, otherwise: IO[str]) -> None:
@@ -176,7 +177,7 @@ class ByThread(io.TextIOBase):
 
 
 class _Marked(io.TextIOBase):
-    """Writes whole lines to stdout, each after ``mark``, so that those of several processes do not mix."""
+    """Writes whole lines to stdout, each after ``mark``, so that lines of several processes do not mix."""
 
     def __init__(self, mark: str) -> None:
         self._mark, self._begun, self._out = mark, "", sys.stdout

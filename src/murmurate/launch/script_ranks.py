@@ -1,8 +1,8 @@
-"""A user's own script that torchrun started: each rank is one member of it.
+"""A user's own script that torchrun started: each of its ranks is one member.
 
 All ranks run the script, and call ``murmurate.run``. The main thread of each runs ``main`` as its member; a
-thread beside it watches the others. Rank 0 leads: it lends its memory, marks the dead, and starts the process
-of a centre where the strategy has one.
+thread beside it watches the other ranks. Rank 0 leads: it lends its memory to the others, marks dead members,
+and starts the process of a centre if the strategy has one.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from murmurate.launch.script_member import ScriptSettings, failure, stdout_of
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _POLL_SECONDS = 0.1
 _SILENT_SECONDS = 30.0  # after which a rank of another host counts as dead
-_LEAVE_SECONDS = 60.0  # for the others to read all results
+_LEAVE_SECONDS = 60.0  # how long rank 0 waits for the others to read all results
 
 
-def started_here() -> Environment | None:
-    """This process among the ranks that torchrun started; None in a process that it did not start."""
+def torchrun_environment() -> Environment | None:
+    """What torchrun tells this process about its ranks; None if torchrun did not start this process."""
     return Environment.read(os.environ) if all(name in os.environ for name in _VARIABLES) else None
 
 
 def replicas_of(ranks: Environment | None, replicas: int | None, grid: tuple[int, int]) -> int:
-    """The number of replicas that the ranks make. Raises Refusal if it is another than ``replicas``, and in
-    a process without a rank."""
+    """The number of replicas that the ranks form. Raises Refusal if that is not ``replicas``, and in a
+    process that torchrun did not start."""
     if ranks is None:
         raise Refusal(
             "launcher='torchrun' takes its ranks from torchrun, which did not start this script. Run: "
@@ -70,8 +70,8 @@ def replicas_of(ranks: Environment | None, replicas: int | None, grid: tuple[int
     return ranks.size // parts
 
 
-def offered(ranks: Environment | None) -> tuple[frozenset[Capability], str]:
-    """The capabilities of the ranks' fabric, and what offers them."""
+def fabric_capabilities(ranks: Environment | None) -> tuple[frozenset[Capability], str]:
+    """The capabilities of the fabric between the ranks, and what has them, in words (for messages)."""
     if ranks is None or ranks.hosts == 1:
         return frozenset(Capability), "this host"
     return frozenset(Capability) - {Capability.SHARED_MEMORY}, f"a group of {ranks.hosts} hosts"
@@ -79,14 +79,15 @@ def offered(ranks: Environment | None) -> tuple[frozenset[Capability], str]:
 
 @functools.cache
 def _rendezvous() -> Rendezvous:
-    """Of this process; kept, as its store may be in it, and for a second call of ``run``."""
-    environment = started_here()
+    """The rendezvous of this process. It is kept for later calls of ``run``, and as it may contain the store
+    of all ranks."""
+    environment = torchrun_environment()
     assert environment is not None
     return Rendezvous(environment)
 
 
 def run_rank(settings: ScriptSettings) -> list[Any]:
-    """Run ``main`` as the member of this rank; the results of all replicas, once all have ended."""
+    """Run ``main`` as the member of this rank; returns the results of all replicas, once all have ended."""
     rendezvous = _rendezvous()
     rank = rendezvous.environment.rank
     with _Members(settings, rendezvous) as members:
@@ -101,7 +102,8 @@ def run_rank(settings: ScriptSettings) -> list[Any]:
 
 
 def _run_member(settings: ScriptSettings, members: _Members, rank: int) -> Exit:
-    """Raises what ``main`` raises as RunFailed, once the other ranks know it."""
+    """Run ``main``; returns how it ended. An error of ``main`` is raised as RunFailed, once the other ranks
+    have been told of it."""
     threads = torch.get_num_threads()
     stopped = threading.Event()
     watch = threading.Thread(target=members.watch, args=(stopped,), name="ranks", daemon=True)
@@ -126,7 +128,7 @@ def _run_member(settings: ScriptSettings, members: _Members, rank: int) -> Exit:
 
 
 class _Members:
-    """All members of the script, seen from one rank. A context manager."""
+    """All members of the script, from the view of one rank. A context manager."""
 
     def __init__(self, settings: ScriptSettings, rendezvous: Rendezvous) -> None:
         self.settings, self.rendezvous = settings, rendezvous
@@ -181,8 +183,8 @@ class _Members:
     # -- while main runs
 
     def watch(self, stopped: threading.Event) -> None:
-        """End this process if another member has failed, or rank 0 is gone: no code of ``main`` is in a
-        position to do it."""
+        """End this process if another member has failed, or rank 0 is gone; ``main`` itself, which may be
+        waiting or computing, could not notice."""
         while not stopped.wait(_POLL_SECONDS):
             try:
                 problem = self.poll()
@@ -201,15 +203,15 @@ class _Members:
             exit_now(1)
 
     def failed(self, rank: int, end: Exit) -> None:
-        """Tell the others that the member of this process ended so."""
+        """Tell the others that this process's member ended as ``end`` says."""
         self.rendezvous.report(Exit(end.how, end.error, end.trace))
         if self.leads:
             self.rendezvous.dismiss(1, 0.0)
 
     def poll(self) -> str | None:
-        """Take note of what became of the others; the reason to end, or None."""
+        """Record which other members have ended, and how; returns the reason to end this process, or None."""
         if not self.leads:
-            code = self.rendezvous.over()
+            code = self.rendezvous.dismissal_code()
             if code is not None:
                 return None if code == 0 else "another member has failed; see the output of its rank"
             return "rank 0 is gone" if self.host.is_gone(0, self.spec.leader, _SILENT_SECONDS) else None
@@ -226,17 +228,17 @@ class _Members:
             for worker in self.centre.wait(0.0):
                 assert worker.exit is not None
                 self._take_end(self.settings.members - 1, worker.exit)
-        broken = [(r, e) for r, e in self.ended.items() if e.how in (FAILED, REFUSED)]
-        return next((failure(self.settings.name_of(r), e) for r, e in broken), None)
+        failed = [(r, e) for r, e in self.ended.items() if e.how in (FAILED, REFUSED)]
+        return next((failure(self.settings.name_of(r), e) for r, e in failed), None)
 
     def _take_end(self, rank: int, end: Exit) -> None:
         self.ended[rank] = end
         if end.how in (DIED, LEFT):
-            self.settings.result_of(rank, end)  # which prints it
+            self.settings.result_of(rank, end)  # called as it prints how the member ended
         if end.how != FINISHED or self.settings.strategy.common_rounds:
             self.host.run_state.mark_dead(rank)  # the others go on without it
 
-    # -- once it has ended
+    # -- once main has ended
 
     def until_all_have_ended(self) -> dict[int, Any]:
         """The results of all other members, by rank. Raises RunFailed if one failed, or rank 0 is gone."""
@@ -246,7 +248,7 @@ class _Members:
         while (problem := self.poll()) is None:
             if self.leads and len(self.ended) == self.settings.members - 1:
                 break
-            if not self.leads and self.rendezvous.over() is not None:
+            if not self.leads and self.rendezvous.dismissal_code() is not None:
                 break
             only_centre = self.leads and len(self.ended) == self.settings.members - 2 and self.centre
             alone_since = (alone_since or time.monotonic()) if only_centre else None
@@ -271,14 +273,14 @@ class _Members:
         if self.leads:
             self.rendezvous.dismiss(0, _LEAVE_SECONDS)
         else:
-            self.rendezvous.heard()
+            self.rendezvous.confirm_dismissal()
         return found
 
 
 def _run_centre(settings: ScriptSettings, spec: JobSpec, address: str, worker: Worker) -> Exit:
-    """The work of the process of a centre, which rank 0 starts."""
+    """The function of the process that runs a centre, which rank 0 starts."""
     take_signals()
-    environment = started_here()
+    environment = torchrun_environment()
     assert environment is not None
     rank = settings.members - 1
     store = Rendezvous.client(environment, spec.run_id, spec.epoch)
@@ -293,13 +295,13 @@ def _run_centre(settings: ScriptSettings, spec: JobSpec, address: str, worker: W
 
 
 def _fingerprint(settings: ScriptSettings) -> str:
-    """Of what must be the same on all ranks."""
+    """A digest of the settings that must be the same on all ranks."""
     same = (settings.strategy.name, settings.strategy, settings.grid, settings.seed, settings.workers)
     return hashlib.blake2b(repr((same, settings.collectives)).encode(), digest_size=16).hexdigest()
 
 
 def _packed(result: Any) -> bytes:
-    """Tensors and plain values, as they can be read without running code; empty for anything else."""
+    """Tensors and plain values in a form that can be read without executing code; empty for other results."""
     content = io.BytesIO()
     try:
         torch.save(result, content)
@@ -310,5 +312,5 @@ def _packed(result: Any) -> bytes:
 
 
 def _unpacked(packed: bytes) -> Any:
-    # never pickle: what is in a store may have been written by a stranger
+    # without general unpickling, which executes code: a stranger may have written what is in a store
     return torch.load(io.BytesIO(packed), weights_only=True) if packed else None

@@ -24,11 +24,11 @@ from murmurate.launch.rendezvous import own_address
 from murmurate.launch.script_member import ScriptSettings
 
 _POLL_SECONDS = 0.1
-_BEGIN_SECONDS = 120.0  # for an actor's process to import all it needs
+_BEGIN_SECONDS = 120.0  # how long an actor's process may take to import all that it needs
 
 
 def run_on_ray(settings: ScriptSettings) -> list[Any]:
-    """Use the cluster of RAY_ADDRESS, or a Ray of this host alone; see ``murmurate.run``.
+    """Run a script on the cluster at RAY_ADDRESS, or on a Ray of this host alone; see ``murmurate.run``.
 
     Raises MissingExtra where Ray is not installed; Refusal if there is no such cluster, or no room in it.
     """
@@ -48,14 +48,14 @@ def run_on_ray(settings: ScriptSettings) -> list[Any]:
 
 
 class ScriptActor(WorkerActor):
-    """Becomes an actor; its two methods are called one after the other."""
+    """The class of a Ray actor: ``begin`` is called first, then ``run_script``."""
 
     def run_script(self, settings: ScriptSettings, rank: int, spec: JobSpec, store: tuple[str, int]) -> Exit:
-        """The member ``rank`` to its end. store: host and port of the driver's."""
+        """Run the member ``rank`` to its end. store: host and port of the driver's store."""
         if settings.devices[rank % len(settings.devices)] != ("cpu",) and os.environ.get(
             "CUDA_VISIBLE_DEVICES"
         ):
-            # Ray shows an actor its own GPU alone, which torch then counts from 0
+            # an actor sees only its own GPU, which torch then calls cuda:0
             settings = dataclasses.replace(settings, devices=(("cuda:0",),))
         members_store = self._store(spec, store)
         host = MemberHost(spec, members_store, [rank], leads=False, address=own_address(store[0]))
@@ -73,7 +73,7 @@ class ScriptActor(WorkerActor):
 
 
 class _Job:
-    """All members of a script, in the driver."""
+    """All members of a script, in the driver (the process that called ``murmurate.run``)."""
 
     def __init__(self, ray: Any, settings: ScriptSettings) -> None:
         self.ray, self.settings = ray, settings
@@ -84,8 +84,8 @@ class _Job:
             torch.device(settings.devices[rank % len(settings.devices)][0])
             for rank in range(settings.replicas * settings.parts)
         ]
-        own = learners + [torch.device("cpu")] * settings.strategy.centre
-        self.bundles = [resources(device, learners, settings.threads) for device in own]
+        devices = learners + [torch.device("cpu")] * settings.strategy.centre
+        self.bundles = [resources(device, learners, settings.threads) for device in devices]
         self.group = place(ray, self.bundles, "replicas or threads")
         self.actors: list[Any] = []
         self.host: MemberHost | None = None
@@ -115,8 +115,8 @@ class _Job:
             proof="",
             started_at=time.monotonic(),
         )
-        self.lines = PrefixStore(f"epoch-{spec.epoch}", self.store)
-        self.host = MemberHost(spec, self.lines, [], leads=True, address=self.address)
+        self.members_store = PrefixStore(f"epoch-{spec.epoch}", self.store)
+        self.host = MemberHost(spec, self.members_store, [], leads=True, address=self.address)
         where = (self.address, self.store.port)
         self.awaited = {
             actor.run_script.remote(settings, rank, spec, where): rank
@@ -124,10 +124,11 @@ class _Job:
         }
 
     def results(self) -> dict[int, Any]:
-        """Collected as they arrive; the first member that fails ends the rest, one that dies is left out."""
+        """Collect results as they arrive, by rank. The first member that fails ends the rest; the others go
+        on without one that dies."""
         assert self.host is not None
         settings = self.settings
-        printer = _Printer(self.lines, settings.members)
+        printer = _Printer(self.members_store, settings.members)
         results: dict[int, Any] = {}
         alone_since: float | None = None
         while self.awaited:
@@ -158,12 +159,12 @@ class _Job:
     def _actor(self, rank: int) -> Any:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        held = self.bundles[rank]
+        bundle = self.bundles[rank]
         strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=rank)
         actor = self.ray.remote(ScriptActor).options(
-            num_cpus=held["CPU"],
-            num_gpus=held.get("GPU", 0),
-            max_restarts=0,  # nothing would tell a second one what the first had learned
+            num_cpus=bundle["CPU"],
+            num_gpus=bundle.get("GPU", 0),
+            max_restarts=0,  # a restarted actor would not know what the first had learned
             scheduling_strategy=strategy,
             runtime_env={"env_vars": {"OMP_NUM_THREADS": str(self.settings.threads)}},
         )
@@ -179,28 +180,28 @@ class _Job:
 
 
 class _Lines(io.TextIOBase):
-    """What a member prints, in whole lines, through the driver's store."""
+    """A stream that sends what a member prints to the driver, in whole lines, through the driver's store."""
 
     def __init__(self, store: Store, settings: ScriptSettings, rank: int) -> None:
         self._store, self._rank, self._begun, self._count = store, rank, "", 0
-        self._heard = settings.output == "all" or rank == 0
+        self._is_shown = settings.output == "all" or rank == 0
         self._mark = f"[{rank}] " if settings.output == "all" else ""
 
     def write(self, text: str) -> int:
         *lines, self._begun = (self._begun + text).split("\n")
-        for line in lines if self._heard else ():
+        for line in lines if self._is_shown else ():
             self._store.set(f"said/{self._rank}/{self._count}", self._mark + line)
             self._count += 1
         return len(text)
 
     def end(self) -> None:
-        """Send a last line that has no end."""
+        """Send the last line, if it was not ended."""
         if self._begun:
             self.write("\n")
 
 
 class _Printer:
-    """Prints the members' lines in the driver."""
+    """Prints the lines of all members in the driver."""
 
     def __init__(self, store: Store, members: int) -> None:
         self._store, self._next = store, [0] * members

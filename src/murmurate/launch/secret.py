@@ -9,7 +9,7 @@ import secrets
 from murmurate.errors import Refusal
 
 VARIABLE = "MURMURATE_SECRET"
-_CHARACTERS = 32
+_CHARACTERS = 32  # least length of a secret
 _PAIRS = 20  # least number of different pairs of neighbouring characters; a repeated word has few
 SET_IT = f"Set {VARIABLE} to the same on every host, or on none; murmurate secret prints a good one."
 
@@ -22,7 +22,7 @@ def drawn_secret() -> str:
 def user_secret() -> bytes:
     """The secret in the environment; empty if there is none. Raises Refusal if it could be guessed.
 
-    Whoever records the network's traffic can try guesses offline, without a limit.
+    Whoever records the network's traffic can test any number of guesses offline.
     """
     text = os.environ.get(VARIABLE, "")
     if text and weakness(text):
@@ -33,7 +33,7 @@ def user_secret() -> bytes:
 def weakness(text: str) -> str:
     """Why the secret ``text`` can be guessed; empty for a good one."""
     if len(text) < _CHARACTERS:
-        return f"it has {len(text)} characters, and {_CHARACTERS} are the least"
+        return f"it has {len(text)} characters, and must have at least {_CHARACTERS}"
     if len({*itertools.pairwise(text)}) < _PAIRS:
         return "it repeats itself"
     return ""

@@ -1,7 +1,8 @@
-"""The deadline for a run's end, and the messages about workers that miss it: they may be stopped or stuck.
+"""The deadline by which workers must end, and what to do about workers that miss it, being stopped or stuck.
 
-With ``--updates`` each member ends by its own count, without a request. So a run should also be ending once
-all living replicas have finished, or those that have not send no heartbeat.
+The deadline begins when the run is due to end. With ``--updates`` each member ends by its own count, without
+a request; so a run is also due to end once all living replicas have finished, or once some have and the
+others send no heartbeats.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from collections.abc import Callable, Sequence
 from murmurate.errors import RunFailed
 from murmurate.training.coordinator import Coordinator
 
-STOP_DEADLINE_SECONDS = 75.0  # longer than the fabric's, which can name the silent member
+STOP_DEADLINE_SECONDS = 75.0  # longer than the fabric's deadline, whose error names the silent member
 ALL_DIED = "all replicas died. See logs/ in the run folder."
-_ASLEEP_SECONDS = 1.0
+_ASLEEP_SECONDS = 1.0  # a longer time between two polls means that this process was stopped
 
 
 def members_to_kill(coordinator: Coordinator, late: Sequence[int]) -> Sequence[int]:
-    """Of the ``late`` members, those that delay what the others have to save; after them, those that do not
-    save. Each is recorded as an event.
+    """Which of the ``late`` members to kill: those that have not finished, for which others may wait in order
+    to save; if there are none, those that have finished but not ended. Each is recorded as an event.
 
-    Raises RunFailed if no replica has stopped: it is unknown then which one delays the others.
+    Raises RunFailed if no member has finished: it is unknown then which one delays the others.
     """
     run_state = coordinator.run_state
     if not any(run_state.has_finished(rank) for rank in range(run_state.size)):
@@ -30,7 +31,7 @@ def members_to_kill(coordinator: Coordinator, late: Sequence[int]) -> Sequence[i
             "See logs/ in the run folder."
         )
     unfinished = [rank for rank in late if not run_state.has_finished(rank)]
-    # the centre ends after the replicas, as it waits for all that are not known to be dead
+    # replicas before the centre, which ends after them, as it waits for all that are not known to be dead
     chosen = [rank for rank in unfinished if rank < coordinator.run.replicas] or unfinished or late
     for rank in chosen:
         message = f"{coordinator.name(rank)} did not stop within {STOP_DEADLINE_SECONDS:g} s and is killed"
@@ -44,15 +45,15 @@ class Shutdown:
     def __init__(self, coordinator: Coordinator, clock: Callable[[], float] = time.monotonic) -> None:
         self.coordinator, self.run_state, self.run = coordinator, coordinator.run_state, coordinator.run
         self._clock = clock
-        self._asked_at = clock()
+        self._polled_at = clock()
         self._beats = [(0, clock())] * self.run.replicas  # the last heartbeat of each, and when it was seen
         self._since: float | None = None
 
     def is_overdue(self) -> bool:
-        """Whether the deadline has passed since the run should be ending; once, then it starts again."""
+        """Whether the deadline has passed. After it has returned True once, a new deadline begins."""
         now = self._clock()
-        self._listen(now)
-        if not self._should_end(now):
+        self._read_heartbeats(now)
+        if not self._is_due_to_end(now):
             self._since = None
             return False
         if self._since is None:
@@ -62,7 +63,7 @@ class Shutdown:
         self._since = None
         return True
 
-    def _should_end(self, now: float) -> bool:
+    def _is_due_to_end(self, now: float) -> bool:
         replicas = range(self.run.replicas)
         finished = [rank for rank in replicas if self.run_state.has_finished(rank)]
         unfinished = [rank for rank in replicas if self.run_state.is_alive(rank) and rank not in finished]
@@ -71,10 +72,10 @@ class Shutdown:
         last_beats = [self._beats[rank][1] for rank in unfinished]
         return bool(finished) and all(now - beat > self.run.hang_after_seconds for beat in last_beats)
 
-    def _listen(self, now: float) -> None:
-        # this process, too, was stopped, by Ctrl-Z for instance: missed heartbeats then mean nothing
-        woke = now - self._asked_at > _ASLEEP_SECONDS
-        self._asked_at = now
+    def _read_heartbeats(self, now: float) -> None:
+        # if this process itself was stopped, by Ctrl-Z for instance, missed heartbeats mean nothing
+        woke = now - self._polled_at > _ASLEEP_SECONDS
+        self._polled_at = now
         for rank, (known, _) in enumerate(self._beats):
             beats = self.run_state.beats(rank)
             if woke or beats != known:

@@ -1,4 +1,4 @@
-"""A function in several processes, each of them one member of a ``ProcessFabric``: for measurements."""
+"""Runs a function in several processes, each one member of a ``ProcessFabric``, for measurements."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Work = Callable[..., Any]
 
 
 def together(members: int, work: Work, *arguments: Any) -> list[Any]:
-    """Call ``work(fabric, *arguments)`` in ``members`` processes; their results by rank.
+    """Call ``work(fabric, *arguments)`` in ``members`` processes; returns their results, by rank.
 
-    No process outlives the call. Raises RunFailed with the reason of the first one that fails.
+    No process outlives the call. Raises RunFailed if a process fails, with the reason.
     """
     deadline = time.monotonic() + _DEADLINE_SECONDS
     results: dict[int, Any] = {}

@@ -1,4 +1,4 @@
-"""The torchrun launcher: it adopts the ranks that torch elastic started."""
+"""The torchrun launcher: it uses the processes (ranks) that torch elastic has started."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from murmurate.training.worker_context import FINAL_REQUEST, Resume
 
 _POLL_SECONDS = 0.1
 _SILENT_SECONDS = 30.0  # after which a rank of another host counts as dead
-_LEAVE_SECONDS = 2.0
+_LEAVE_SECONDS = 2.0  # how long rank 0 waits, at its end, for its own members' threads
 
 
 class Torchrun(Launcher):
     """The ranks that torch elastic started: each is a replica, on one host or on several.
 
-    Rank 0 leads: its main thread is the coordinator (console, checkpoints, signals), and its replica, with a
-    centre where the strategy has one, are threads beside it. The other ranks print nothing. Ranks of one host
-    share memory; across hosts they talk through the network fabric. Torch elastic ends all ranks when one
-    dies, and starts them again where ``--max-restarts`` allows: the run then goes on from its last
+    Rank 0 leads: its main thread is the coordinator (console, checkpoints, signals); its replica, and the
+    centre of a strategy that has one, are threads beside it. The other ranks print nothing. Ranks of one host
+    share memory; across hosts they communicate through the network fabric. Torch elastic ends all ranks when
+    one dies, and starts them again where ``--max-restarts`` allows; the run then goes on from its last
     checkpoint.
     """
 
@@ -48,17 +48,17 @@ class Torchrun(Launcher):
     sends = True
 
     def dictated_replicas(self) -> int | None:
-        """As many replicas as there are ranks; None outside torchrun, which ``check`` refuses."""
+        """As many replicas as there are ranks; None in a process without ranks, which ``check`` refuses."""
         size = os.environ.get("WORLD_SIZE", "")
         return int(size) if size.isdecimal() else None
 
     def capabilities(self, run: Run) -> frozenset[Capability]:
-        """Ranks of several hosts share no memory."""
+        """All, but no shared memory if the ranks are on several hosts."""
         several = Environment.read(os.environ).hosts > 1
         return self.offers - {Capability.SHARED_MEMORY} if several else self.offers
 
     def check(self, run: Run) -> None:
-        """Also raises Refusal outside torchrun, and where the number of replicas is not that of the ranks."""
+        """Also raises Refusal in a process without ranks, and if there are not as many replicas as ranks."""
         size = Environment.read(os.environ).size
         if run.replicas != size:
             raise Refusal(
@@ -125,7 +125,7 @@ class Torchrun(Launcher):
 
 
 class _OwnRole:
-    """A member that is a thread of rank 0: its replica, or the centre."""
+    """A member that is a thread of rank 0's process: its replica, or the centre."""
 
     def __init__(self, run: Run, rank: int, host: MemberHost) -> None:
         self.run, self.rank, self.host = run, rank, host
@@ -138,7 +138,8 @@ class _OwnRole:
 
 
 def _watch(roles: list[_OwnRole], elastic: ElasticRanks, host: MemberHost, coordinator: Coordinator) -> None:
-    """Until every member has saved its last part. Raises RunFailed for one that ended before, Refusal."""
+    """Poll members and coordinator until every member has saved its part of the last checkpoint. Raises
+    RunFailed, or Refusal, if a member ends before."""
     run_state = host.run_state
     ending = shutdown.Shutdown(coordinator)
     heartbeats = HeartbeatMonitor(coordinator, replaceable=False)
@@ -179,7 +180,7 @@ def _raise_death(rank: int, peer: RankInfo, environment: Environment, coordinato
 
 
 def _on_death(environment: Environment) -> str:
-    """The consequences of a death, reported before the first update."""
+    """What a death will lead to, in words; it is reported before the first update."""
     if not environment.restarts_allowed:
         return (
             "A death ends the run; murmurate resume goes on from its last checkpoint. With torchrun "
@@ -192,7 +193,7 @@ def _on_death(environment: Environment) -> str:
 
 
 def _danger(environment: Environment) -> str:
-    """What strangers can do to a run whose store other hosts can reach; empty if they cannot."""
+    """What strangers can do to a run whose store other hosts can reach, in words; empty if none can."""
     where = listens_beyond_loopback(lambda socket: socket.laddr.port == environment.port)
     if not where:
         return ""
@@ -201,7 +202,7 @@ def _danger(environment: Environment) -> str:
 
 
 def _unblock(roles: list[_OwnRole], host: MemberHost, coordinator: Coordinator) -> None:
-    """Release the threads of this process from their waits, so that it can end."""
+    """Release the members' threads in this process from their waits, so that the process can end."""
     if all(role.exit is not None for role in roles):
         return
     host.run_state.request_stop()
@@ -237,7 +238,7 @@ class ElasticRanks(Rendezvous):
         except Refusal as refusal:
             self.report(Exit(REFUSED, str(refusal)))
             raise
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides what Ctrl-C means
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # only rank 0 handles Ctrl-C
         signal.signal(signal.SIGTERM, lambda *_: leave_unless_stopping(host.run_state))
         prepare_process(run.placement.threads)
         member_ended = threading.Event()
@@ -250,7 +251,7 @@ class ElasticRanks(Rendezvous):
             self.report(end)
             raise (Refusal if end.how == REFUSED else RunFailed)(end.error)
         host.flush()
-        # the others may go on for hours; rank 0 announces their end
+        # the other ranks may go on for hours; rank 0 announces when all have ended
         answer = self.dismissed(lambda: host.is_gone(0, spec.leader, _SILENT_SECONDS))
         host.close()
         if answer is None:
@@ -265,7 +266,7 @@ def ranks() -> ElasticRanks:
 
 
 def _exit_with_leader(leader: Process, host: MemberHost, member_ended: threading.Event) -> None:
-    """End this process when rank 0 is gone: no checkpoint would be committed any more."""
+    """End this process when rank 0 is gone, as no checkpoint would be committed any more."""
     parent = os.getppid()
     is_elastic = "TORCHELASTIC_RUN_ID" in os.environ
     while not member_ended.wait(_POLL_SECONDS):

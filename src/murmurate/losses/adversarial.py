@@ -11,8 +11,8 @@ from murmurate.losses.checks import check_rank
 def discriminator_hinge(d_real: Tensor, d_fake: Tensor) -> Tensor:
     """The discriminator's loss ``mean(max(0, 1 - D(x))) + mean(max(0, 1 + D(G(z))))``.
 
-    Source: Miyato et al. 2018, eq. 17 (its negative: a loss here, an objective there); Zhang et al. 2018,
-    eq. 3. An example beyond its margin of 1, and one exactly on it, gives no gradient.
+    Source: Miyato et al. 2018, eq. 17 (negated, because eq. 17 is maximised); Zhang et al. 2018, eq. 3.
+    An example at or beyond its margin of 1 gives no gradient.
 
     Args:
         d_real: D(x) [B], of images of the data set.

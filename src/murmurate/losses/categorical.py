@@ -11,8 +11,8 @@ from murmurate.losses.checks import check_rank, check_shape
 
 
 class CrossEntropy(NamedTuple):
-    """loss: scalar, differentiable in the logits. each: [B], the loss of every transition before its weight;
-    a constant."""
+    """loss: scalar, differentiable in the logits. each: [B], the unweighted loss of every
+    transition; a constant."""
 
     loss: Tensor
     each: Tensor
@@ -48,9 +48,9 @@ def expectation(p: Tensor, z: Tensor) -> Tensor:
 def projected_target(r_t: Tensor, discount_t: Tensor, p_t: Tensor, z: Tensor) -> Tensor:
     """``Phi T Z``: the distribution of ``R + d Z'``, projected onto the support.
 
-    ``(Phi T Z)_i = sum_j [1 - |[R + d z_j] - z_i| / dz]_0^1 p_j(s', a')``, where ``[.]`` limits a return to
-    the ends of the support and ``[.]_0^1`` a share to [0, 1]: an atom's probability goes to the two
-    neighbours of its return, the nearer one taking more.
+    ``(Phi T Z)_i = sum_j [1 - |[R + d z_j] - z_i| / dz]_0^1 p_j(s', a')``, where ``[.]`` clips a return to
+    the range of the support and ``[.]_0^1`` clips a share to [0, 1]. Each atom's probability is divided
+    between the two atoms next to its return; the nearer one takes more.
 
     Source: Bellemare et al. 2017, eq. 7; for returns of n steps Barth-Maron et al. 2018, Algorithm 1.
 
@@ -61,7 +61,7 @@ def projected_target(r_t: Tensor, discount_t: Tensor, p_t: Tensor, z: Tensor) ->
         z: support [K], at equal distances.
 
     Returns:
-        [B, K], without a gradient; each row has the sum of the same row of ``p_t``.
+        [B, K], without a gradient; each row has the same sum as that row of ``p_t``.
 
     Raises:
         ValueError: on a wrong rank or shape.
@@ -72,10 +72,10 @@ def projected_target(r_t: Tensor, discount_t: Tensor, p_t: Tensor, z: Tensor) ->
     check_shape(r_t.shape, "r_t", **{"p_t[:, 0]": p_t[:, 0]})
     with torch.no_grad():
         last = len(z) - 1
-        # the place of each return, counted in atoms from the first
-        place = (r_t[:, None] + discount_t[:, None] * z - z[0]).mul_(last / (z[-1] - z[0])).clamp_(0, last)
-        below = place.floor().clamp_(max=last - 1)
-        share = place.sub_(below)  # the part of the probability that goes to the upper neighbour
+        # the position of each return on the support, in atoms from the first one
+        position = (r_t[:, None] + discount_t[:, None] * z - z[0]).mul_(last / (z[-1] - z[0])).clamp_(0, last)
+        below = position.floor().clamp_(max=last - 1)
+        share = position.sub_(below)  # the part of the probability that goes to the upper neighbour
         index = below.long()
         upper = p_t * share
         target = torch.zeros_like(p_t).scatter_add_(1, index, p_t - upper)
@@ -85,7 +85,7 @@ def projected_target(r_t: Tensor, discount_t: Tensor, p_t: Tensor, z: Tensor) ->
 def categorical_cross_entropy(logits_tm1: Tensor, target_tm1: Tensor, weight: Tensor) -> CrossEntropy:
     """``-w sum_i y_i log p_i(s, a)``, averaged over the batch.
 
-    Source: Barth-Maron et al. 2018, Algorithm 1 and appendix A: the distance d of the critic's loss.
+    Source: Barth-Maron et al. 2018, Algorithm 1 and appendix A, where it is the critic's distance d.
 
     Args:
         logits_tm1: logits of p(s, a) [B, K].

@@ -28,7 +28,7 @@ def check_kind(dtype: torch.dtype, **tensors: Tensor) -> None:
 
 
 def check_bool(**tensors: Tensor) -> None:
-    """Raise ``ValueError`` unless each named tensor is a mask."""
+    """Raise ``ValueError`` unless each named tensor is of dtype bool."""
     for name, x in tensors.items():
         if x.dtype != torch.bool:
             raise ValueError(f"{name} must be a bool tensor, but it is {x.dtype}; compare it with 0 first")

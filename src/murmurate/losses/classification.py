@@ -1,4 +1,4 @@
-"""Losses and figures of classifiers."""
+"""The loss and the accuracy of classifiers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def classification_loss(
 def hits(logits_b: Tensor, label_b: Tensor, *, top: int) -> Tensor:
     """[B] bool: whether the label is among the ``top`` classes with the largest logits.
 
-    Shapes: logits_b [B, K]; label_b [B] int64. With K <= top, all are hits.
+    Shapes: logits_b [B, K]; label_b [B] int64. With K <= top, all are True.
     Raises: ValueError on other shapes.
     """
     _check(logits_b, label_b)

@@ -1,7 +1,7 @@
-"""Losses for vector actions: twin critics, deterministic policies and squashed Gaussian ones.
+"""Losses for vector actions: twin critics, deterministic policies and squashed Gaussian policies.
 
-Each function gives a loss together with its gradient in closed form, because an update of two small critics
-is short and recording it for autograd takes a good part of its time. The tests compare them with autograd.
+Gradients are computed in closed form, because an update of two small critics takes little time, and recording
+it for autograd is a good part of this time. The tests compare these gradients with autograd's.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def clipped_target(r_t: Tensor, discount_t: Tensor, q_t: Tensor) -> Tensor:
         ValueError: on a wrong rank or shape.
     """
     _check_critics(r_t, discount_t, q_t)
-    return torch.addcmul(r_t, discount_t, _least(q_t))
+    return torch.addcmul(r_t, discount_t, _min_over_critics(q_t))
 
 
 def soft_target(
@@ -67,7 +67,7 @@ def soft_target(
     """
     _check_critics(r_t, discount_t, q_t)
     check_shape(r_t.shape, "r_t", log_probability_t=log_probability_t)
-    return torch.addcmul(r_t, discount_t, _least(q_t) - alpha * log_probability_t)
+    return torch.addcmul(r_t, discount_t, _min_over_critics(q_t) - alpha * log_probability_t)
 
 
 def squared_error(q_tm1: Tensor, target_tm1: Tensor, weight: Tensor | None = None) -> SquaredError:
@@ -92,7 +92,8 @@ def squared_error(q_tm1: Tensor, target_tm1: Tensor, weight: Tensor | None = Non
     else:
         check_shape(target_tm1.shape, "target_tm1", weight=weight)
         slope = error * (weight * scale)
-    return SquaredError(torch.dot(slope.view(-1), error.view(-1)) * -0.5, slope, error)
+    loss = torch.dot(slope.view(-1), error.view(-1)) * -0.5  # as slope is -2 w error / B
+    return SquaredError(loss, slope, error)
 
 
 class Squashed(NamedTuple):
@@ -162,7 +163,7 @@ def temperature_slope(log_probability: Tensor, target_entropy: float) -> Tensor:
     """The gradient of ``-log(alpha) mean_b(log pi(a_b | s_b) + H)`` with respect to log(alpha), a scalar.
 
     Source: Haarnoja et al. 2018b, eq. 18. Differs: the factor is log(alpha) instead of alpha, as in the
-    authors' code; both have their zero at the same policies.
+    authors' code; both gradients are zero at the same policies.
 
     Args:
         log_probability: log pi(a | s) [B].
@@ -175,7 +176,7 @@ def temperature_slope(log_probability: Tensor, target_entropy: float) -> Tensor:
     return -(log_probability.mean() + target_entropy)
 
 
-def _least(q: Tensor) -> Tensor:
+def _min_over_critics(q: Tensor) -> Tensor:
     return torch.minimum(q[0], q[1]) if len(q) == 2 else q.amin(0)
 
 

@@ -50,7 +50,7 @@ def gaussian_kl(mean_p: Tensor, log_std_p: Tensor, mean_q: Tensor, log_std_q: Te
     check_shape(mean_p.shape, "mean_p", log_std_p=log_std_p, mean_q=mean_q, log_std_q=log_std_q)
     if mean_p.dim() < 1:
         raise ValueError("mean_p must be shaped [..., D], but it is a scalar")
-    widths = log_std_q - log_std_p
-    # expm1, because both terms are near 0 for policies that are close to each other
-    spread = 0.5 * torch.expm1(-2.0 * widths) + widths
+    log_ratio = log_std_q - log_std_p
+    # the terms without means; expm1, because policies that are close to each other have log ratios near 0
+    spread = 0.5 * torch.expm1(-2.0 * log_ratio) + log_ratio
     return (spread + 0.5 * ((mean_p - mean_q) * torch.exp(-log_std_q)).square()).sum(-1)

@@ -1,4 +1,4 @@
-"""Negative log-likelihood of diagonal Gaussians whose log variances have soft bounds, and entropy's gain."""
+"""Negative log-likelihood of diagonal Gaussians with softly bounded log variances; a priority by entropy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from murmurate.losses.checks import check_rank, check_shape
 
 
 class NLLGradient(NamedTuple):
-    """loss: [E]. output: [E, B, 2 D], low, high: [D], the gradients of the sum of the losses."""
+    """The losses [E] of E models, and the gradients of their sum: output [E, B, 2 D], low [D], high [D]."""
 
     loss: Tensor
     output: Tensor
@@ -35,8 +35,8 @@ def soft_bounds(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 def gaussian_nll(mean: Tensor, log_variance: Tensor, target: Tensor) -> Tensor:
-    """``mean of (mu - y)^2 exp(-l) + l`` over examples and dimensions: twice the negative log-likelihood for
-    each dimension, without its constant log(2 pi).
+    """The mean of ``(mu - y)^2 exp(-l) + l`` over examples and dimensions: twice the negative log-likelihood
+    per dimension, without its constant log(2 pi).
 
     Source: Chua et al. 2018, eq. 1; the mean over dimensions is from the code of Janner et al. 2019.
 
@@ -45,7 +45,7 @@ def gaussian_nll(mean: Tensor, log_variance: Tensor, target: Tensor) -> Tensor:
         target: y [..., B, D]; constants.
 
     Returns:
-        [...], one for each of several models.
+        [...], one loss for each model.
 
     Raises:
         ValueError: on a wrong shape.
@@ -80,22 +80,24 @@ def bounded_nll_gradient(output: Tensor, target: Tensor, low: Tensor, high: Tens
     square = error * scaled
     loss = (square + log_variance).mean((1, 2))
     size = target.shape[1] * dimensions
-    by_log_variance = (1 - square).div_(size)
-    inside_low, inside_high = torch.sigmoid(to_low), torch.sigmoid(to_high)
-    through = by_log_variance * inside_low
-    by_raw = through * inside_high
-    gradient = torch.cat((scaled.mul_(2 / size), by_raw), -1)
-    by_low, by_high = (by_log_variance - through).sum((0, 1)), (through - by_raw).sum((0, 1))
-    return NLLGradient(loss, gradient, by_low, by_high)
+    # the chain rule, from log_variance back through the lower and then the upper of the soft bounds
+    log_variance_gradient = (1 - square).div_(size)
+    slope_low, slope_high = torch.sigmoid(to_low), torch.sigmoid(to_high)
+    upper_gradient = log_variance_gradient * slope_low
+    raw_gradient = upper_gradient * slope_high
+    gradient = torch.cat((scaled.mul_(2 / size), raw_gradient), -1)
+    low_gradient = (log_variance_gradient - upper_gradient).sum((0, 1))
+    high_gradient = (upper_gradient - raw_gradient).sum((0, 1))
+    return NLLGradient(loss, gradient, low_gradient, high_gradient)
 
 
 def entropy_priority(action: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    """``-log(sqrt(2 pi) pi(a|s) sigma)``, the mean over an action's dimensions: [B].
+    """``-log(sqrt(2 pi) pi(a|s) sigma)`` [B], averaged over an action's dimensions.
 
     Source: Zhang, eq. 3.7 and theorem 3.2.1: where it is greatest, the action adds most to the entropy of a
     set of states and actions whose conditional distribution is the Gaussian pi. For one dimension it is
-    ``z^2 / 2`` of the standardised action z, so at least 0; dimensions of a diagonal covariance add. Their
-    mean instead of their sum is a constant factor, which eq. 3.6 does not depend on.
+    ``z^2 / 2``, at least 0, where z is the standardised action. With a diagonal covariance the dimensions
+    add up; their mean differs from this sum by a constant factor, on which eq. 3.6 does not depend.
 
     Args:
         action, mean, log_std: [B, D].

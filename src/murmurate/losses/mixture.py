@@ -3,10 +3,10 @@
 Bishop 2006, section 10.2; Mohamad et al., equations 38 to 47. The weights have a Dirichlet prior. Each
 component's mean and precision have a Normal-Wishart prior (full covariance), or a Normal-Gamma prior for each
 dimension, which is a Normal-Wishart of one dimension (diagonal covariance). The sufficient statistics of an
-example x are 1, x and x x'. The first serves the weights, the mean's precision beta and the degrees of
-freedom nu alike. So a row of the table of statistics is [count, sum of x, sum of x x'], W = 1 + D + P numbers
-with P = D (D + 1) / 2 (the lower triangle) or D. The prior's mean is subtracted from x beforehand. All is
-float64, because a scatter matrix is a small difference of large numbers.
+example x are 1, x and x x'. The sum of the first, a count, serves the weights, the mean's precision beta and
+the degrees of freedom nu alike. So a row of the table of statistics is [count, sum of x, sum of x x']: W = 1
++ D + P numbers, with P = D (D + 1) / 2 (the lower triangle) or D. The prior's mean is subtracted from x
+beforehand. All tensors are float64, because a scatter matrix is a small difference of large numbers.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _LOG_2, _LOG_2_PI, _LOG_PI = math.log(2.0), math.log(2.0 * math.pi), math.log(ma
 class Prior(NamedTuple):
     """The prior, the same for all components, with mean 0.
 
-    concentration: alpha_0 of the weights. precision: beta_0 of the mean, in examples. freedom: nu_0, above
-    D - 1 (``full``) or 0. scatter: W_0^-1 [D, D], or [D] (``diagonal``).
+    concentration: alpha_0 of the weights. precision: beta_0 of the mean, in examples. freedom: nu_0; it must
+    exceed D - 1 for a full covariance, 0 for a diagonal one. scatter: W_0^-1 [D, D], or [D] if diagonal.
     """
 
     concentration: float
@@ -55,18 +55,18 @@ class Posterior(NamedTuple):
 
 
 def width_of(dimensions: int, full: bool) -> int:
-    """W, the numbers in a row of the table of statistics."""
+    """W, how many numbers a row of the table of statistics has."""
     return 1 + dimensions + (dimensions * (dimensions + 1) // 2 if full else dimensions)
 
 
 def posterior(table: Tensor, prior: Prior) -> Posterior:
     """The posterior given the expected sufficient statistics (Bishop, equations 10.58 and 10.60 to 10.63).
 
-    While other replicas write to a shared table, it may be read half updated; negative eigenvalues that the
-    scatter then has are set to 0.
+    A shared table may be read while another replica is writing to it. If this makes the scatter indefinite,
+    negative eigenvalues of the data's part are set to 0.
 
     Args:
-        table: x [K, W] float64.
+        table: the statistics [K, W] float64.
 
     Raises:
         ValueError: on a wrong rank or width.
@@ -185,7 +185,7 @@ def log_predictive(x: Tensor, q: Posterior) -> Tensor:
     return torch.logsumexp(log_weight + log_density.sum(2), 1)
 
 
-# -- Wishart distributions: of D dimensions, or D of one dimension each --------------------------------------
+# -- Wishart distributions: one of D dimensions, or D of one dimension each ----------------------------------
 
 
 def _dimensions(q: Posterior) -> int:
@@ -193,17 +193,18 @@ def _dimensions(q: Posterior) -> int:
 
 
 def _halves(nu: Tensor, d: int, q: Posterior) -> Tensor:
-    """[K, D] the arguments of a multivariate gamma function, or of D univariate ones."""
-    less = torch.arange(d, dtype=nu.dtype) if q.root.dim() == 3 else torch.zeros(d, dtype=nu.dtype)
-    return 0.5 * (nu[:, None] - less)
+    """[K, D] the arguments of a multivariate gamma function, or of D univariate gamma functions."""
+    offset = torch.arange(d, dtype=nu.dtype) if q.root.dim() == 3 else torch.zeros(d, dtype=nu.dtype)
+    return 0.5 * (nu[:, None] - offset)
 
 
 def _digammas(nu: Tensor, d: int, q: Posterior) -> Tensor:
+    """[K] derivatives of ``_log_gammas`` with respect to nu / 2."""
     return torch.digamma(_halves(nu, d, q)).sum(1)
 
 
 def _log_gammas(nu: Tensor, d: int, q: Posterior) -> Tensor:
-    """Up to a constant, which cancels in differences."""
+    """[K] log of the gamma functions at nu / 2, up to a constant that cancels in differences."""
     return torch.lgamma(_halves(nu, d, q)).sum(1)
 
 

@@ -52,7 +52,7 @@ def categorical_log_prob_and_entropy(logits: Tensor, action: Tensor) -> tuple[Te
     """
     check_shape(logits.shape[:-1], "logits without its last dimension", action=action)
     log_pi = logits.log_softmax(-1)
-    # The clamp makes 0 * -inf the 0 that its limit is, in the value and in the gradient.
+    # The clamp makes 0 * -inf equal to its limit, 0, in the value and in the gradient.
     finite = log_pi.clamp(min=torch.finfo(log_pi.dtype).min)
     return log_pi.gather(-1, action.unsqueeze(-1)).squeeze(-1), -(log_pi.exp() * finite).sum(-1)
 

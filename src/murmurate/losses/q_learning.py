@@ -32,21 +32,21 @@ def q_step(
 ) -> QStep:
     """``q_loss`` of ``td_error`` against ``q_target``.
 
-    The arguments are those of these three functions, which check the shapes. On a CPU loss and gradient,
-    -w min(max(error, -1), 1) / B at the action and 0 elsewhere, are computed in closed form by numpy: for so
-    few numbers the overhead of torch's operations exceeds the arithmetic. On a CUDA device one Triton kernel
-    computes them (``_triton_q``), if Triton is installed.
+    The arguments are those of these three functions, which check the shapes. On a CPU, numpy computes the
+    loss and its gradient (-w min(max(error, -1), 1) / B at the action taken, 0 elsewhere) in closed form: for
+    so few numbers the overhead of torch's operations exceeds the arithmetic. On a CUDA device one Triton
+    kernel computes both (``_triton_q``), if Triton is installed.
     """
-    table = q_tm1.shape
-    row = table[:1]
+    shape = q_tm1.shape
+    batch = shape[:1]
     fits = (
-        len(table) == 2
-        and table[0] > 0
+        len(shape) == 2
+        and shape[0] > 0
         and a_tm1.dtype == torch.int64
         and q_tm1.dtype == q_t.dtype == r_t.dtype == discount_t.dtype == weight.dtype == torch.float32
-        and a_tm1.shape == r_t.shape == discount_t.shape == weight.shape == row
-        and q_t.shape == table
-        and (q_t_selector is None or (q_t_selector.shape == table and q_t_selector.dtype == q_tm1.dtype))
+        and a_tm1.shape == r_t.shape == discount_t.shape == weight.shape == batch
+        and q_t.shape == shape
+        and (q_t_selector is None or (q_t_selector.shape == shape and q_t_selector.dtype == q_tm1.dtype))
     )
     if q_tm1.is_cpu and fits:
         selector = q_t if q_t_selector is None else q_t_selector
@@ -61,6 +61,8 @@ def q_step(
 
 
 class _ClosedForm(torch.autograd.Function):
+    """(loss, error [B]) of ``q_step`` on a CPU; ``_triton_q.FusedStep`` is the same on a GPU."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -74,20 +76,20 @@ class _ClosedForm(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         rows, taken = np.arange(len(q_tm1)), a_tm1.numpy()
         if taken.min() < 0:
-            raise IndexError(f"there is no action {taken.min()}: they are numbered from 0")
+            raise IndexError(f"there is no action {taken.min()}: actions are numbered from 0")
         best = q_t_selector.detach().numpy().argmax(1)
         target = r_t.detach().numpy() + discount_t.detach().numpy() * q_t.detach().numpy()[rows, best]
-        now = q_tm1.detach().numpy()
-        error = target - now[rows, taken]
+        q_values = q_tm1.detach().numpy()
+        error = target - q_values[rows, taken]
         slope = np.minimum(np.maximum(error, np.float32(-1)), np.float32(1))
         scaled = weight.detach().numpy() * (slope / np.float32(len(rows)))
-        gradient = np.zeros_like(now)
+        gradient = np.zeros_like(q_values)
         gradient[rows, taken] = -scaled
         loss = scaled @ (error - np.float32(0.5) * slope)
         ctx.gradient = torch.from_numpy(gradient)
-        found = torch.from_numpy(np.asarray(loss)), torch.from_numpy(error)
-        ctx.mark_non_differentiable(found[1])
-        return found
+        loss_and_error = torch.from_numpy(np.asarray(loss)), torch.from_numpy(error)
+        ctx.mark_non_differentiable(loss_and_error[1])
+        return loss_and_error
 
     @staticmethod
     @once_differentiable
@@ -96,7 +98,7 @@ class _ClosedForm(torch.autograd.Function):
 
 
 def q_target(r_t: Tensor, discount_t: Tensor, q_t: Tensor, q_t_selector: Tensor | None = None) -> Tensor:
-    """``R + d Q'(s', a*)`` with ``a* = argmax_a Q'(s', a)``, or of another net's values.
+    """``R + d Q'(s', a*)``, where a* maximises ``Q'(s', a)``, or the values of another net.
 
     Source: Watkins 1989; with ``q_t_selector`` double Q-learning (van Hasselt et al. 2016, eq. 4). In SPO
     the selector is the net that the replicas last agreed on (Zhang, section 5.2).

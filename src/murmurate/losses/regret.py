@@ -113,7 +113,7 @@ def cumulative_target(
         g_t: returns [B] (``sequence_returns``).
         advantage_tm1: phi, the cumulative advantage A+ of the previous iteration for the chosen action [B].
         r_t: first reward of each sequence [B], given together with w_t.
-        w_t: importance weight of its first step [B]; None: 1.
+        w_t: importance weight of each sequence's first step [B]; None: 1.
 
     Returns:
         q+ [B], without gradient.

@@ -29,7 +29,7 @@ def generalized_advantages(
 
     ``A_t = delta_t + discount * lambda * A_{t+1}`` with ``delta_t = r_t + discount * V_{t+1} - V_t``.
     Source: Schulman et al. 2016, eq. 16. At a terminated step ``V_{t+1}`` is 0, at a
-    truncated one the value of its final observation, and after either the sum restarts.
+    truncated step it is the value of the final observation, and after either the sum restarts.
     With ``lambda_ = 1``, ``A_t + V_t`` is the n-step return up to the end of the rollout (Mnih et al. 2016,
     Algorithm S3; Differs: there a time limit counts as a terminal state); with ``lambda_ = 0``, ``A_t`` is
     the TD error.
@@ -76,10 +76,11 @@ def bootstrapped_rewards(
     *,
     discount: float | Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Rewards, at a truncated step with the discounted value of its final observation; and the discount of
-    what follows in the same episode, 0 at its end. Both [T, B], without gradient.
+    """Rewards and discounts [T, B] from which a recursion over time needs no case distinction.
 
-    The arguments, and what is raised, are those of ``generalized_advantages``. discount may be [T, B].
+    At a truncated step the reward includes the discounted value of the final observation. Where an episode
+    ends, the discount of the next step is 0. Both are without gradient. Arguments and exceptions are those of
+    ``generalized_advantages``; discount may also be a tensor [T, B].
     """
     check_rank(2, r_t=r_t)
     check_shape(r_t.shape, "r_t", v_t=v_t, terminated_t=terminated_t, truncated_t=truncated_t)
@@ -97,13 +98,13 @@ def bootstrapped_rewards(
         discount_t = torch.where(terminated_t | truncated_t, r_t.new_zeros(()), discount)
         bootstrapped = r_t
         if truncated_value is not None:
-            at_limit = r_t + discount * truncated_value
-            bootstrapped = torch.where(truncated_t & ~terminated_t, at_limit, r_t)
+            truncated_r_t = r_t + discount * truncated_value
+            bootstrapped = torch.where(truncated_t & ~terminated_t, truncated_r_t, r_t)
         return bootstrapped, discount_t
 
 
 def discounted_sums(delta_t: Tensor, decay_t: Tensor) -> Tensor:
-    """x_t = delta_t + decay_t * x_{t+1} with x_T = 0, [T, B]: one fused operation a step."""
+    """x_t = delta_t + decay_t * x_{t+1} with x_T = 0, [T, B]: one fused operation per step."""
     x = torch.zeros_like(delta_t[0])
     out = torch.empty_like(delta_t)
     rows, deltas, decays = out.unbind(0), delta_t.unbind(0), decay_t.unbind(0)

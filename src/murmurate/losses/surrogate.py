@@ -57,8 +57,8 @@ def clipped_surrogate(
 def clipped_value_loss(v_t: Tensor, old_v_t: Tensor, target_t: Tensor, *, clip: float) -> Tensor:
     """``mean(max((V_t - G_t)^2, (V_old + clip(V_t - V_old, -epsilon, epsilon) - G_t)^2))``.
 
-    Source: not in a paper; OpenAI's implementation of PPO (``ppo2`` of baselines), which CleanRL follows.
-    Differs: without their factor of one half, as ``value_loss``. The clip is in units of value, so rewards
+    Source: not a paper but OpenAI's implementation of PPO (``ppo2`` of baselines), which CleanRL follows.
+    Differs: without their factor of one half, as in ``value_loss``. The clip is in units of value, so rewards
     should be scaled.
 
     Args:

@@ -2,8 +2,8 @@
 
 Hoffman et al. 2013, section 3.2; Mohamad et al., equations 44 to 52. A matrix of topics is word-major, [V,
 W]: one row for each word, of which the first K numbers are used and the others are 0; W is K rounded up to
-a multiple of 16, so that a row is whole cache lines. The compiled kernels are used where the extension was
-built; the equivalent torch code also runs on a GPU.
+a multiple of 16, so that each row fills whole cache lines. The compiled kernels are used where the extension
+was built; the equivalent torch code also runs on a GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LANES = 16
 
 
 def width_for(topics: int) -> int:
-    """W, the numbers in a row for K topics."""
+    """W, how many numbers a row has for K topics."""
     return -(-topics // LANES) * LANES
 
 
@@ -30,7 +30,7 @@ def width_for(topics: int) -> int:
 class Documents:
     """A mini-batch of G documents, whose words are indices of rows of a matrix of topics.
 
-    starts: [G + 1] int64. Document g has the entries ``starts[g]:starts[g + 1]`` of the other two.
+    starts: [G + 1] int64. Document g has the entries ``starts[g]:starts[g + 1]`` of ``word`` and ``counts``.
     word: [N] int32, rows of the matrix. counts: [N] float32, how often each word occurs in its document.
     """
 
@@ -55,14 +55,16 @@ def expected_topics(
 ) -> Tensor:
     """exp(E[log beta]) of some words, up to a factor for each word, where lambda is ``prior + scale * x``.
 
-    Source: Hoffman et al. 2013, figure 6: exp(psi(lambda_kv) - psi(sum_v lambda_kv)). phi does not depend on
-    the factor; without it a word at a prior of 0.01 would have exp(-100) in all topics, 0 in float32.
-    The compiled kernel's ratios to the greatest number of a row have a relative error of at most 4e-6 down to
-    exp(-10), and of 3e-5 down to exp(-80), however small lambda is; from exp(-87) they are 0.
+    Source: Hoffman et al. 2013, figure 6: exp(psi(lambda_kv) - psi(sum_v lambda_kv)). The factor makes a
+    row's greatest number about 1: a word that never occurred, with a prior of 0.01, would otherwise have
+    exp(-100), which is 0 in float32, in all topics. The E-step's phi does not depend on the factor. The
+    compiled kernel computes the ratio of each number to the greatest of its row with a relative error of at
+    most 4e-6 for ratios down to exp(-10), and 3e-5 down to exp(-80), however small lambda is; ratios below
+    exp(-87) are 0.
 
     Args:
         x: [V, W] float32, not negative; 0 from column K on.
-        row: [R] int64, words.
+        row: [R] int64, the words, as rows of x.
         total: [W] float64, the sum of lambda over all words.
         topics: K.
 
@@ -77,7 +79,7 @@ def expected_topics(
     check_shape(x.shape[1:], "a row", total=total)
     check_kind(torch.int64, row=row)
     if len(row) and not 0 <= int(row.min()) <= int(row.max()) < len(x):
-        raise ValueError(f"there is no word {int(row.max())}: x has {len(x)}")
+        raise ValueError(f"there is no word {int(row.max())}: x has {len(x)} words")
     prior = max(prior, _TINY)
     log_total = torch.digamma(total[:topics])
     if kernels is None or not _plain(x):
@@ -85,7 +87,7 @@ def expected_topics(
         beta[:, :topics] = _relative(torch.digamma(prior + scale * x[row, :topics].double()) - log_total)
         return beta
     factor = torch.zeros(x.shape[1])
-    factor[:topics] = torch.exp((log_total.max() - log_total).clamp(max=_MOST))
+    factor[:topics] = torch.exp((log_total.max() - log_total).clamp(max=_MOST_LOG))
     row = row.contiguous()
     beta = torch.empty(len(row), x.shape[1])
     kernels.expected_topics(
@@ -126,7 +128,7 @@ def fold_in(
 
     Args:
         beta: exp(E[log beta]) [R, W] of the batch's words, up to a factor for each word; 0 from column K on.
-            A word is ignored if, with its factor, it is below 1e-30 in all topics of a document
+            A word is ignored if its row, with the factor, is below 1e-30 in all topics of a document
             (``expected_topics`` chooses a suitable factor).
         alpha: [W] float32; ignored from K on.
         topics: K.
@@ -146,7 +148,7 @@ def fold_in(
     if gamma is not None:
         check_shape(torch.Size((len(documents), len(alpha))), "documents and topics", gamma=gamma)
     if len(documents.word) and not 0 <= int(documents.word.min()) <= int(documents.word.max()) < len(beta):
-        raise ValueError(f"a word has no row: beta has {len(beta)}")
+        raise ValueError(f"a word has no row: beta has {len(beta)} rows")
     gamma = torch.ones(len(documents), len(alpha), device=beta.device) if gamma is None else gamma.clone()
     statistics = torch.zeros_like(beta)
     if not len(documents.word):
@@ -158,7 +160,7 @@ def fold_in(
     )
     gamma = gamma.float().contiguous()
     padded = alpha.float().clone()
-    padded[topics:] = gamma[:, topics:] = _TINY
+    padded[topics:] = gamma[:, topics:] = _TINY  # exp(digamma) of it is 0, and that of 0 is undefined
     iterations = kernels.fold_in(
         starts.data_ptr(), word.data_ptr(), counts.data_ptr(), len(documents), beta.data_ptr(), beta.shape[1],
         topics, padded.data_ptr(), iterations, tolerance, gamma.data_ptr(), statistics.data_ptr(),
@@ -167,10 +169,10 @@ def fold_in(
     return FoldedIn(gamma, statistics, iterations)
 
 
-_PIECE = 1 << 14
+_PIECE = 1 << 14  # entries of documents whose rows are gathered at a time
 _TINY = torch.finfo(torch.float32).tiny
 _LEAST = 1e-30  # as in the compiled kernel: avoids a division by 0 for a word that no topic has
-_MOST = 30.0  # limit of a logarithm, since the total of a topic without words may be near 0
+_MOST_LOG = 30.0  # limit of a logarithm, since the total of a topic without words may be near 0
 
 
 def _fold_in(
@@ -217,7 +219,7 @@ def _fold_in(
 
 
 def _relative(log: Tensor) -> Tensor:
-    """exp(log) divided by the greatest of each row, float32."""
+    """exp(log), each row divided by its greatest number, float32."""
     return torch.exp(log - log.amax(1, keepdim=True)).float()
 
 
@@ -239,7 +241,7 @@ def _csr(starts: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]
 
 
 def pieces(count: int) -> list[slice]:
-    """Slices of bounded length, which bound the memory of gathered rows."""
+    """Slices of 0..count of bounded length, which bound the memory of gathered rows."""
     return [slice(start, start + _PIECE) for start in range(0, count, _PIECE)]
 
 
@@ -252,20 +254,20 @@ def _plain(x: Tensor) -> bool:
 def document_bound(
     documents: Documents, log_beta: Tensor, alpha: Tensor, gamma: Tensor, *, topics: int
 ) -> Tensor:
-    """[G] float64: each document's part of the evidence lower bound, at ``gamma``'s best phi.
+    """[G] float64: each document's part of the evidence lower bound, with the best phi for ``gamma``.
 
     Source: Hoffman et al. 2010, equation 3 with phi from equation 5: sum_w n_w log sum_k exp(E[log theta_k] +
     E[log beta_kw]) + E[log p(theta | alpha) - log q(theta | gamma)].
 
-    The arguments are those of ``fold_in``, but log_beta: E[log beta] [R, K] float64, without the factors.
+    The arguments are those of ``fold_in``, except log_beta: E[log beta] [R, K] float64, without factors.
     """
     g, a = gamma[:, :topics].double(), alpha[:topics].double()
     log_theta = torch.digamma(g) - torch.digamma(g.sum(1, keepdim=True))
     document = torch.repeat_interleave(torch.arange(len(documents), device=g.device), documents.starts.diff())
-    likely = torch.zeros(len(documents), dtype=torch.float64, device=g.device)
+    log_likelihood = torch.zeros(len(documents), dtype=torch.float64, device=g.device)
     for k in pieces(len(document)):
         log = torch.logsumexp(log_theta[document[k]] + log_beta[documents.word[k].long()], 1)
-        likely.index_add_(0, document[k], documents.counts[k].double() * log)
-    prior = torch.lgamma(a.sum()) - torch.lgamma(a).sum() + ((a - 1) * log_theta).sum(1)
-    own = torch.lgamma(g.sum(1)) - torch.lgamma(g).sum(1) + ((g - 1) * log_theta).sum(1)
-    return likely + prior - own
+        log_likelihood.index_add_(0, document[k], documents.counts[k].double() * log)
+    log_p = torch.lgamma(a.sum()) - torch.lgamma(a).sum() + ((a - 1) * log_theta).sum(1)
+    log_q = torch.lgamma(g.sum(1)) - torch.lgamma(g).sum(1) + ((g - 1) * log_theta).sum(1)
+    return log_likelihood + log_p - log_q

@@ -1,7 +1,7 @@
 """The steps of trust-region policy optimisation on a vector of parameters (Schulman et al. 2015).
 
-Everything that needs data comes as a function of a vector, so that a mean over replicas is taken by whoever
-makes that function, and the arithmetic below is the same on all of them.
+Whatever needs data is passed as a function of a vector. The caller's function takes the mean over replicas,
+so the arithmetic below is the same on all of them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def fisher_product(kl: Callable[[Tensor], Tensor], theta: Tensor) -> Product:
     Jacobian of the policy's outputs instead, with the same result.
 
     Args:
-        kl: a vector [N] to a scalar, twice differentiable.
+        kl: maps a vector [N] to a scalar, twice differentiable.
         theta: [N].
 
     Raises:
-        ValueError: on a wrong rank, and in the returned function for another shape than ``theta``'s.
+        ValueError: on a wrong rank; the returned function raises it for another shape than ``theta``'s.
     """
     check_rank(1, theta=theta)
     x = theta.detach().clone().requires_grad_()
@@ -57,8 +57,8 @@ def conjugate_gradient(
     Args:
         product: v -> A v.
         b: [N].
-        iterations: at most.
-        tolerance: it ends where ``|A x - b|^2`` is at most this share of ``|b|^2``.
+        iterations: maximum number of iterations.
+        tolerance: the iteration stops when ``|A x - b|^2`` is at most this share of ``|b|^2``.
 
     Raises:
         ValueError: on a wrong rank, or fewer than one iteration.
@@ -87,13 +87,13 @@ def natural_step(product: Product, gradient: Tensor, *, max_kl: float, iteration
     Source: Schulman et al. 2015, appendix C: ``beta = sqrt(2 delta / s^T A s)``.
 
     Args:
-        product: v -> A v with A the Fisher matrix, damped: A = F + damping I.
+        product: v -> A v with A the damped Fisher matrix, F + damping I.
         gradient: g [N], of the loss.
         max_kl: delta, above 0, in nats.
         iterations: number of iterations of the conjugate gradient.
 
     Returns:
-        Zeros where g is zero, or where A is not positive along the solution.
+        The step; zeros where g is zero, or where A is not positive along the solution.
 
     Raises:
         ValueError: on a wrong rank, or a ``max_kl`` that is not above 0.
@@ -109,7 +109,8 @@ def natural_step(product: Product, gradient: Tensor, *, max_kl: float, iteration
 class LineSearch(NamedTuple):
     """The result of ``line_search``.
 
-    fraction: fraction of the full step that was accepted; 0 if none was. loss, kl: there.
+    fraction: fraction of the full step that was accepted; 0 if none was. loss, kl: their values after the
+    accepted step.
     """
 
     fraction: float
@@ -132,8 +133,8 @@ def line_search(
     Differs: the constraint is checked as well, as in the authors' code.
 
     Args:
-        evaluate: a fraction to (loss, KL) there.
-        loss: before the step.
+        evaluate: maps a fraction of the step to (loss, KL) after it.
+        loss: the loss before the step.
         max_kl: delta, in nats.
         backtracks: number of fractions that are tried, at least 1.
         shrink: in (0, 1).
@@ -148,9 +149,9 @@ def line_search(
         )
     for k in range(backtracks):
         fraction = shrink**k
-        there, kl = evaluate(fraction)
-        if there < loss and kl <= max_kl:  # false for NaN as well
-            return LineSearch(fraction, there, kl)
+        new_loss, kl = evaluate(fraction)
+        if new_loss < loss and kl <= max_kl:  # false for NaN as well
+            return LineSearch(fraction, new_loss, kl)
     return LineSearch(0.0, loss, 0.0)
 
 

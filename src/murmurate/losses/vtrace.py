@@ -1,4 +1,4 @@
-"""V-trace: value targets and advantages of one policy from steps that another, older one made."""
+"""V-trace: value targets and advantages of one policy from the steps of another, older policy."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def vtrace(
     and section 4.2: the advantage is ``min(policy_rho_bar, rho_s) (q_s - V(x_s))`` with q_s = r_s + gamma
     v_{s+1}. Differs: for lambda below 1 q_s bootstraps from lambda v_{s+1} + (1 - lambda) V(x_{s+1}), so that
     the advantage of steps by the same policy (all rho 1) equals ``generalized_advantages``. Terminated
-    and truncated steps are as there.
+    and truncated steps are treated as in that function.
 
     Args:
         rho_t: pi(a_t | x_t) / mu(a_t | x_t), the learner's probability over the actor's [T, B].
@@ -59,7 +59,8 @@ def vtrace(
         discount: per step, in [0, 1]; a number, or [T, B].
         lambda_: weight of longer returns, in [0, 1].
         rho_bar: largest weight of a TD error; decides which policy's values are learned.
-        c_bar: largest weight of what follows; affects the speed alone. The paper assumes c_bar <= rho_bar.
+        c_bar: largest weight of later TD errors; affects only the speed of learning. The paper assumes
+            c_bar <= rho_bar.
         policy_rho_bar: largest weight of an advantage.
 
     Returns:

@@ -1,8 +1,9 @@
 """Places a learner, its replay manager and its data storage on devices (Zhang, section 4.4.2, steps 1 to 3).
 
 In the relaxed loop (section 4.3.1) batches are drawn ahead, so that training and the replay manager overlap:
-gradient steps per second are min(TP_train, TP_RMM) (eq. 4.2), where TP_RMM counts a batch's draws and its
-priorities. Differs: the link between devices is in these times, as it may take longer than the work itself.
+gradient steps per second are min(TP_train, TP_RMM) (eq. 4.2), where TP_RMM counts drawing a batch and setting
+its priorities. Unlike the thesis', these times include the link between devices, which may take longer than
+the work itself.
 """
 
 from __future__ import annotations
@@ -13,19 +14,20 @@ from dataclasses import dataclass, field
 from murmurate.errors import Refusal
 from murmurate.mapping.profile import Link, RecipeCosts
 
-_WORD_BYTES = 4  # of an index, or a priority
-_LOSS = 1e-9  # relative: differences of rounding
+_WORD_BYTES = 4  # bytes of an index, or of a priority
+_ROUNDING = 1e-9  # rates that differ by no more than this share count as equal
 HOST = "cpu"
 
 
 @dataclass(frozen=True)
 class Device:
-    """A device that can take some of the three parts.
+    """A device that can run at least one of the three parts.
 
-    costs: with lines for ``forward``, ``backward`` and ``update``, if it can train, and ``sample`` and
-    ``priority``, if it can manage a replay. link: from the host; None for the host itself. shares: whether
-    training and replay manager slow each other down here, as on a GPU; else each has its own resources.
-    bytes: bytes of memory for the storage. how: where the costs come from: ``measured``, or a ``model``.
+    costs: these have lines for ``forward``, ``backward`` and ``update`` if the device can train, and for
+    ``sample`` and ``priority`` if it can manage a replay. link: the link from the host; None for the host
+    itself. shares: whether training and the replay manager slow each other down on this device, as on a GPU;
+    otherwise each has its own resources. bytes: bytes of memory for the storage. how: where the costs come
+    from: ``measured``, or a ``model``.
     """
 
     name: str
@@ -40,7 +42,7 @@ class Device:
         return self._sum(("forward", "backward", "update"), batch)
 
     def replay_seconds(self, batch: int) -> float | None:
-        """Seconds of drawing a batch and setting its priorities, with the link to and from the host."""
+        """Seconds of drawing a batch and setting its priorities, including the link to and from the host."""
         own = self._sum(("sample", "priority"), batch)
         return None if own is None else own + 2 * self.transfer_seconds(_WORD_BYTES * batch)
 
@@ -56,9 +58,9 @@ class Device:
 
 @dataclass(frozen=True)
 class Assignment:
-    """learner, replay, storage: names of devices. steps_per_second: gradient steps. traffic_bytes: to and
-    from the storage for each gradient step. why: a sentence for each step. others: gradient steps per second
-    of every other pair of devices for learner and replay."""
+    """learner, replay, storage: names of devices. steps_per_second: gradient steps per second. traffic_bytes:
+    bytes to and from the storage for each gradient step. why: the reason for each of these three devices.
+    others: gradient steps per second of every other pair of devices for learner and replay."""
 
     learner: str
     replay: str
@@ -70,24 +72,25 @@ class Assignment:
 
 
 def steps_per_second(learner: Device, replay: Device, batch: int, row_bytes: float) -> float | None:
-    """Gradient steps, by eq. 4.2, with these two parts on these devices; None where one of them cannot.
+    """Gradient steps per second by eq. 4.2, with learner and replay manager on these devices; None if a
+    device cannot run its part.
 
-    The rows of a batch go to the learner's device while it trains on the batch before.
+    The rows of a batch are sent to the learner's device while it trains on the previous batch.
     """
     train, draw = learner.train_seconds(batch), replay.replay_seconds(batch)
     if train is None or draw is None:
         return None
     train = max(train, learner.transfer_seconds(row_bytes * batch))
-    both = train + draw if learner.name == replay.name and learner.shares else max(train, draw)
-    return 1 / both
+    step = train + draw if learner.name == replay.name and learner.shares else max(train, draw)
+    return 1 / step
 
 
 def assign(devices: Sequence[Device], batch: int, row_bytes: float, actors: int, stored: int) -> Assignment:
-    """The devices of learner, replay manager and storage.
+    """Choose the devices of learner, replay manager and storage.
 
-    row_bytes: E, the bytes of a transition. actors: number of actors that insert one each for a gradient
-    step, from the host. stored: transitions in the storage. Raises Refusal if no device can train, or none
-    can manage a replay.
+    row_bytes: E, the bytes of a transition. actors: number of actors, each of which inserts one transition
+    from the host per gradient step. stored: number of transitions that the storage must hold. Raises Refusal
+    if no device can train, or none can manage a replay.
     """
     rates = {
         (a.name, b.name): rate
@@ -102,13 +105,14 @@ def assign(devices: Sequence[Device], batch: int, row_bytes: float, actors: int,
         )
     trains = {d.name: 1 / s for d in devices if (s := d.train_seconds(batch)) is not None}
     draws = {d.name: 1 / s for d in devices if (s := d.replay_seconds(batch)) is not None}
-    # Step 1: the learner where it is fastest, its input included
+    # Step 1: the learner on the device where it is fastest, including the transfer of its batches
     learner = max(trains, key=lambda name: max(rates[name, other] for other in draws))
-    # Step 2: among the devices that do not limit it, the learner's own, then the host, then the fastest
+    # Step 2: the replay manager on a device that does not slow the learner: preferably the learner's own,
+    # then the host, then the fastest
     best = max(rates[learner, name] for name in draws)
-    equal = [name for name in draws if rates[learner, name] >= best * (1 - _LOSS)]
+    equal = [name for name in draws if rates[learner, name] >= best * (1 - _ROUNDING)]
     replay = min(equal, key=lambda name: (name != learner, name != HOST, -draws[name]))
-    # Step 3: the storage where the least data have to move, if it fits
+    # Step 3: the storage on the device with the least traffic, of those with room for it
     traffic = {
         d.name: (d.name != replay) * batch * _WORD_BYTES
         + (d.name != learner) * batch * row_bytes

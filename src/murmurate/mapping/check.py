@@ -1,4 +1,4 @@
-"""The throughput of a run, measured."""
+"""Measures the throughput of a run."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from murmurate.mapping.pilot import steady
 from murmurate.mapping.quiet import started
 from murmurate.training.run import Run
 
-_START_SECONDS = 6.0  # of the processes, and of their first episodes
-_WARM_UP_SHARE = 0.3
+_START_SECONDS = 6.0  # for the processes to start, and for their first episodes
+_WARM_UP_SHARE = 0.3  # relative to the measured seconds
 _RECORD_SECONDS = 0.5
 
 
 def measured(run: Run, seconds: float = 12.0) -> float:
     """Env steps per second of all replicas of ``run`` together, once they learn, over about ``seconds``.
 
-    A real run of the local launcher, which is not evaluated. Raises RunFailed if it fails, or is too slow to
-    measure in that time.
+    Starts a real run with the local launcher, without evaluation. Raises RunFailed if the run fails, or is
+    too slow to measure in that time.
     """
     run = dataclasses.replace(
         steady(run),
@@ -40,8 +40,8 @@ def measured(run: Run, seconds: float = 12.0) -> float:
 
 
 def throughput(lines: Sequence[dict[str, Any]], replicas: int) -> float:
-    """The sum of the replicas' env steps per second, each from its records after it began to learn and had
-    warmed up. Raises RunFailed if there are too few."""
+    """The sum of the replicas' env steps per second, each measured from the replica's records after it began
+    to learn and warmed up. Raises RunFailed if there are too few records."""
     records: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)
     for line in lines:
         if line.get("kind", "replica") == "replica" and line.get("updates", 0) > 0:

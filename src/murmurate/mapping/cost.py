@@ -1,8 +1,8 @@
 """Predicts the throughput of a run from the costs of its primitives: a queueing model of its dataflow.
 
-A replica's actors and its learner are stages of a pipeline with bounded queues. Its throughput is that of the
-slowest stage (Zhang, eq. 4.2), and at most what the cores can compute: replicas and actors beyond their
-number share them. Replicas that agree together wait for the slowest of each round.
+A replica's actors and its learner are stages of a pipeline with bounded queues. The slowest stage limits the
+pipeline's throughput (Zhang, eq. 4.2), and so do the cores, which replicas and actors share if there are more
+of them than cores. Under a synchronous strategy, replicas wait for the slowest one in each round.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ _SLICE_SECONDS = 1.5e-3  # the operating system's time slice
 
 @dataclass(frozen=True)
 class Prediction:
-    """env_steps_per_second, updates_per_second: rates of the whole run; updates are batches of each replica.
+    """env_steps_per_second, updates_per_second: rates of the whole run; every batch of a replica counts as
+    one update.
 
-    seconds: duration of each primitive for one batch of a replica, with the slow-down where cores are shared;
-    ``exchange``, ``waiting`` and ``handover`` (between processes) among them. bottleneck: the stage that
-    limits: ``learner``, ``actors`` or ``cores``. busy: the mean number of busy cores.
+    seconds: for one batch of a replica, the seconds of each primitive, slowed down by other busy cores, and
+    of ``exchange``, ``waiting`` and ``handover`` (from actor to learner process). bottleneck: what limits the
+    rates: ``learner``, ``actors`` or ``cores``. busy: the mean number of busy cores.
     """
 
     env_steps_per_second: float
@@ -41,7 +42,7 @@ class NotMeasured(Exception):
 
 
 def predict(run: Run, profile: DeviceProfile) -> Prediction:
-    """Raises NotMeasured."""
+    """The throughput of ``run`` on the profile's device. Raises NotMeasured."""
     costs, shape = profile.recipes.get(key(run)), shape_of(run)
     if costs is None or shape is None or set(costs.lines) != set(PRIMITIVES):
         raise NotMeasured(f"the costs of {run.recipe}")
@@ -50,30 +51,36 @@ def predict(run: Run, profile: DeviceProfile) -> Prediction:
     busy_processes = min(processes, profile.cores)
     seconds = _batch_seconds(costs, shape, profile.cores, busy_processes)
     seconds["exchange"] = _exchange(run, costs, profile)
-    learner = [n for n in (*PRIMITIVES, "exchange") if not actors or n == "exchange" or _of_learner(n)]
-    own = sum(seconds[name] for name in learner)
-    deviation = costs.deviation * sum(seconds[name] for name in learner if name != "exchange")
+    learner_work = [
+        n for n in (*PRIMITIVES, "exchange") if not actors or n == "exchange" or _is_learner_work(n)
+    ]
+    learning = sum(seconds[name] for name in learner_work)
+    deviation = costs.deviation * sum(seconds[name] for name in learner_work if name != "exchange")
     seconds["waiting"] = _waiting(run, deviation)
     if not actors and getattr(run.source, "double_buffer", False) and processes < profile.cores:
-        own -= _overlap(seconds)
-    total = own + seconds["waiting"]
+        learning -= _overlap(seconds)
+    total = learning + seconds["waiting"]
+    # slow-down of the cores if processes share them: grows from 1 to ``crowded`` at two processes per core
     crowd = 1 + (costs.crowded - 1) * min(max(0.0, processes / profile.cores - 1), 1.0)
     if not actors:
         share = max(1.0, processes / profile.cores)
         rate = 1 / (total * share * crowd)
         bottleneck = "learner" if share == 1 else "cores"
-        return _prediction(run, shape, rate, seconds, bottleneck, min(processes * own / total, profile.cores))
-    acting = sum(seconds[name] for name in PRIMITIVES if not _of_learner(name))
+        return _prediction(
+            run, shape, rate, seconds, bottleneck, min(processes * learning / total, profile.cores)
+        )
+    acting = sum(seconds[name] for name in PRIMITIVES if not _is_learner_work(name))
     seconds["handover"] = costs.handover_seconds
     stages = {
         "learner": total + costs.handover_seconds,
         "actors": acting / actors + costs.handover_seconds,
-        # while one process waits for another, a third may have its core
-        "cores": crowd * run.replicas * (own + acting) / profile.cores + _EXPOSED * costs.handover_seconds,
+        # a core is not idle for the whole handover: another process can use it for a part of that time
+        "cores": crowd * run.replicas * (learning + acting) / profile.cores
+        + _EXPOSED * costs.handover_seconds,
     }
     bottleneck = max(stages, key=lambda name: stages[name])
     rate = 1 / (stages[bottleneck] + _descheduled(run, processes, profile.cores))
-    return _prediction(run, shape, rate, seconds, bottleneck, run.replicas * (own + acting) * rate)
+    return _prediction(run, shape, rate, seconds, bottleneck, run.replicas * (learning + acting) * rate)
 
 
 def _prediction(
@@ -82,7 +89,7 @@ def _prediction(
     return Prediction(run.replicas * shape.env_steps * rate, run.replicas * rate, seconds, bottleneck, busy)
 
 
-def _of_learner(primitive: str) -> bool:
+def _is_learner_work(primitive: str) -> bool:
     return PRIMITIVES[primitive].role == "learner"
 
 
@@ -98,26 +105,26 @@ def _batch_seconds(costs: RecipeCosts, shape: Shape, cores: int, busy: int) -> d
 
 
 def _exchange(run: Run, costs: RecipeCosts, profile: DeviceProfile) -> float:
-    """Seconds of the strategy's steps in the updates from one batch of a replica."""
+    """Seconds that the strategy adds to the updates from one batch of a replica."""
     if run.replicas == 1:
         return 0.0
     name = exchange_key(run.strategy, run.replicas)
     line = profile.exchange.get(name)
     if line is None:
-        raise NotMeasured(f"{run.strategy.name} among {run.replicas} replicas")
+        raise NotMeasured(f"the exchange of {run.strategy.name} among {run.replicas} replicas")
     return run.learner.updates(1) * line.seconds(costs.parameters)
 
 
 def _descheduled(run: Run, processes: int, cores: int) -> float:
-    """Seconds that a round is longer because all wait for a replica whose core an actor has for a time
-    slice."""
+    """Seconds that a synchronous round takes longer because all replicas wait for one whose core is given to
+    an actor for a time slice."""
     together = run.replicas > 1 and run.strategy.synchronous
     return _SLICE_SECONDS if together and processes > cores else 0.0
 
 
 def _waiting(run: Run, deviation: float) -> float:
-    """Seconds per batch that replicas wait for the slowest: the expected maximum of R normal times, each the
-    sum over the H updates of a round."""
+    """Seconds per batch that replicas wait for the slowest one, whose round of H updates is expected to take
+    the maximum of R normally distributed times."""
     if run.replicas == 1 or not run.strategy.synchronous:
         return 0.0
     period: float = max(1, getattr(run.strategy, "period", 1))
@@ -130,5 +137,6 @@ def _expected_maximum(count: int) -> float:
 
 
 def _overlap(seconds: dict[str, Any]) -> float:
-    """What double buffering hides: one half of the simulators steps in a thread while the other half acts."""
+    """Seconds that double buffering hides: one half of the simulators steps in a thread while the other half
+    acts."""
     return float(min(seconds["act"], seconds["simulate"]) / 2)

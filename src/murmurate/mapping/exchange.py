@@ -17,7 +17,7 @@ from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.interface import Strategy
 
 SIZES = (10_000, 300_000, 1_500_000)  # parameters
-_WINDOWS, _TURNS, _WARM_UP_TURNS = 6, 100, 20  # turns: a multiple of usual periods
+_WINDOWS, _CALLS, _WARM_UP_CALLS = 6, 100, 20  # calls: a multiple of the usual averaging periods
 
 
 class _Parameters(nn.Module):
@@ -27,11 +27,11 @@ class _Parameters(nn.Module):
 
 
 def measure(strategy: Strategy, replicas: int) -> Line:
-    """Seconds that an update takes longer with ``strategy`` among ``replicas`` processes, over the number of
-    parameters.
+    """Seconds that an update takes longer with ``strategy`` among ``replicas`` processes, as a line in the
+    number of parameters.
 
-    Replicas do nothing but such steps, so that none is early or late: the cost model adds the time that they
-    wait for one another. A centre, where there is one, answers in a process of its own.
+    The processes do nothing but updates, so that none is early or late: the cost model adds the time that
+    replicas wait for one another. A strategy's centre, if it has one, answers in a process of its own.
     """
     members = replicas + strategy.centre
     samples: list[tuple[int, float]] = []
@@ -43,24 +43,24 @@ def measure(strategy: Strategy, replicas: int) -> Line:
 
 
 def _work(fabric: Fabric, strategy: Strategy, replicas: int, size: int) -> list[float] | None:
-    """The seconds of an exchange, in each window; None at the centre."""
+    """The extra seconds of an update, in each window; None at the centre."""
     shared = Replicator(strategy, fabric)
     replica = shared.replicate("shared", _Parameters(size), _sgd)
     done = fabric.channel("done", torch.zeros(1, dtype=torch.int64))
     if fabric.rank >= replicas:
-        shared.serve_until(lambda: all(_flag(done, rank) for rank in range(replicas)))
+        shared.serve_until(lambda: all(_is_done(done, rank) for rank in range(replicas)))
         return None
     alone = Replica("alone", _Parameters(size), _sgd)
-    _seconds(lambda: replica.exchange(replica), _WARM_UP_TURNS)
+    _seconds(lambda: replica.exchange(replica), _WARM_UP_CALLS)
     times = []
     for _ in range(_WINDOWS):
-        both = _seconds(lambda: replica.exchange(replica), _TURNS)
-        times.append(max(0.0, both - _seconds(alone.update, _TURNS)))
+        exchanging = _seconds(lambda: replica.exchange(replica), _CALLS)
+        times.append(max(0.0, exchanging - _seconds(alone.update, _CALLS)))
     done.publish(torch.ones(1, dtype=torch.int64))
     return times
 
 
-def _flag(done: Any, rank: int) -> bool:
+def _is_done(done: Any, rank: int) -> bool:
     return bool(done.version(rank) > 0)
 
 
@@ -68,9 +68,9 @@ def _sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.01)
 
 
-def _seconds(call: Any, turns: int) -> float:
+def _seconds(function: Any, calls: int) -> float:
     began = time.perf_counter()
     with torch.no_grad():
-        for _ in range(turns):
-            call()
-    return (time.perf_counter() - began) / turns
+        for _ in range(calls):
+            function()
+    return (time.perf_counter() - began) / calls

@@ -1,9 +1,9 @@
-"""How many env steps a run needs to a target return, by rules measured on short runs.
+"""How many env steps a run needs to reach a target return, by a rule fitted to training runs.
 
-Larger batches and more replicas see more env steps between two updates; rare averaging lets replicas drift
-apart, and so does not waiting for one another. Each of these changes what is learned from an env step. The
-rule is a power law in each factor, S = S_0 prod_k (x_k / x_k0) ** e_k, whose exponents e_k are fitted to runs
-in which one factor changes.
+Larger batches and more replicas see more env steps between two updates; infrequent averaging lets replicas
+drift apart, and so does not waiting for one another. Each of these factors changes what is learned from an
+env step. The rule is a power law in each factor, S = S_0 prod_k (x_k / x_k0) ** e_k, whose exponents e_k are
+fitted to runs in which one factor changes.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ FACTORS = ("replicas", "simulators", "batch", "period", "asynchrony")
 
 @dataclass
 class Learning:
-    """target: a mean return of the last 100 training episodes. env_steps: S_0, which the recipe needed.
-    exponents: the exponent of each factor. runs: how many were made. unfinished: how many of them missed the
-    target; they count with the env steps that they made."""
+    """target: the mean return of the last 100 training episodes to be reached. env_steps: S_0, the env steps
+    that the recipe itself needed. exponents: the exponent of each factor. runs: number of training runs.
+    unfinished: number of those runs that missed the target; they count as if they had reached it at their
+    end."""
 
     target: float
     env_steps: float
@@ -40,8 +41,8 @@ class Learning:
 
 
 def factors(run: Run) -> dict[str, float]:
-    """The factors of the rule; 1 where a run has no such thing. asynchrony: 2 for replicas that do not wait
-    for one another, else 1."""
+    """The rule's factors for ``run``; 1 for a factor that the run does not have. asynchrony: 2 for replicas
+    that do not wait for one another, else 1."""
     requires: Any = run.learner.requires
     period = getattr(run.strategy, "period", 1) if run.replicas > 1 else 1
     return {
@@ -54,33 +55,33 @@ def factors(run: Run) -> dict[str, float]:
 
 
 def env_steps_to_target(candidate: Run, run: Run, learning: Learning) -> float:
-    """The predicted env steps of ``candidate``, a variant of ``run``."""
+    """The predicted env steps that ``candidate``, a variant of ``run``, needs."""
     own, base = factors(candidate), factors(run)
     ratio = math.prod((own[name] / base[name]) ** learning.exponents.get(name, 0.0) for name in FACTORS)
     return float(learning.env_steps * ratio)
 
 
 def measure(run: Run, target: float, log: Callable[[str], None], seeds: int = 2) -> Learning:
-    """Train ``run`` and variants of it, each with one factor changed, until ``target``.
+    """Train ``run``, and variants of it that each change one factor, until they reach ``target``.
 
-    Raises Refusal if the recipe itself does not reach it.
+    Raises Refusal if ``run`` itself does not reach it.
     """
     base = [_env_steps(run, target, seed) for seed in range(seeds)]
-    reached = [steps for steps, there in base if there]
+    reached = [steps for steps, hit in base if hit]
     if not reached:
         raise Refusal(
             f"{run.recipe} did not reach a return of {target:g} in its {run.env_steps or 0:,} env steps. Use "
             "a lower --target, or more --env-steps."
         )
-    own = _mean([steps for steps, _ in base])
+    own = _geometric_mean([steps for steps, _ in base])
     log(f"{run.recipe}: {own:,.0f} env steps to a return of {target:g}")
     exponents: dict[str, float] = {}
     runs, unfinished = seeds, seeds - len(reached)
     before = factors(run)
     for name, variant in variants(run).items():
         found = [_env_steps(variant, target, seed) for seed in range(seeds)]
-        runs, unfinished = runs + seeds, unfinished + sum(not there for _, there in found)
-        steps = _mean([steps for steps, _ in found])
+        runs, unfinished = runs + seeds, unfinished + sum(not hit for _, hit in found)
+        steps = _geometric_mean([steps for steps, _ in found])
         reference = own
         if name in ("period", "asynchrony"):  # the variant has at least two replicas as well
             reference *= (variant.replicas / run.replicas) ** exponents.get("replicas", 0.0)
@@ -91,12 +92,12 @@ def measure(run: Run, target: float, log: Callable[[str], None], seeds: int = 2)
 
 
 def variants(run: Run) -> dict[str, Run]:
-    """Variants of ``run``, by the factor that differs."""
+    """Variants of ``run`` that each change one factor, keyed by that factor."""
     found: dict[str, Run] = {}
     source: Any = run.source
     learner: Any = run.learner
-    agreed = run.strategy if run.replicas > 1 else strategy("all-reduce")()
-    found["replicas"] = dataclasses.replace(run, replicas=2 * run.replicas, strategy=agreed)
+    shared = run.strategy if run.replicas > 1 else strategy("all-reduce")()
+    found["replicas"] = dataclasses.replace(run, replicas=2 * run.replicas, strategy=shared)
     found["simulators"] = dataclasses.replace(
         run, source=dataclasses.replace(source, simulators=2 * source.simulators)
     )
@@ -129,5 +130,5 @@ def _env_steps(run: Run, target: float, seed: int) -> tuple[float, bool]:
     return steps, steps < end
 
 
-def _mean(values: list[float]) -> float:
+def _geometric_mean(values: list[float]) -> float:
     return math.exp(statistics.fmean(math.log(max(value, 1.0)) for value in values))

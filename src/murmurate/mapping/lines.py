@@ -15,7 +15,8 @@ _RESAMPLES, _CONFIDENCE = 400, 0.95
 class Line:
     """Seconds of a call of size n: a + b n.
 
-    low, high: of (a, b), the 95 % interval of each. sizes: the sizes that were measured, least and greatest.
+    low, high: lower and upper bounds of the 95 % confidence intervals of (a, b). sizes: the least and the
+    greatest size that was measured.
     """
 
     a: float
@@ -29,10 +30,10 @@ class Line:
 
 
 def fit(samples: Sequence[tuple[int, float]]) -> Line:
-    """The line through (size, seconds), each of them the median of a window.
+    """The line through samples (size, seconds), each of them the mean of a window of calls.
 
-    Relative errors are minimised, so that small sizes count as much as large ones; neither a nor b is
-    negative, as no work takes less than no time. Intervals are of bootstrap resamples within each size.
+    Relative errors are minimised, so that small sizes count as much as large ones; neither a nor b may be
+    negative. Confidence intervals come from bootstrap resamples within each size.
 
     Raises ValueError without samples.
     """
@@ -61,7 +62,7 @@ def fit(samples: Sequence[tuple[int, float]]) -> Line:
 def _least_squares(sizes: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
     """(a, b), both at least 0, with the least sum of squared relative errors."""
     weights = 1.0 / seconds
-    constant = float(np.sum(weights) / np.sum(weights**2))  # the best a alone
+    constant = float(np.sum(weights) / np.sum(weights**2))  # the best a if b is 0
     if np.ptp(sizes) == 0:
         return constant, 0.0
     design = np.stack([weights, sizes * weights], axis=1)
@@ -74,7 +75,7 @@ def _least_squares(sizes: np.ndarray, seconds: np.ndarray) -> tuple[float, float
 
 
 def relative_width(line: Line, size: float) -> float:
-    """Half the width of the interval of the time at ``size``, relative to that time."""
+    """Half the width of the confidence interval of the time at ``size``, relative to that time."""
     seconds = line.seconds(size)
     if not seconds:
         return math.inf

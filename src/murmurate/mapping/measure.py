@@ -20,17 +20,17 @@ from murmurate.training.memory import planned_bytes
 from murmurate.training.run import Run
 
 Log = Callable[[str], None]
-SECONDS = 1.5  # of a pilot
+SECONDS = 1.5  # for which a pilot is measured
 _HANDOVER_SECONDS = 4.0
 
 
 def cores() -> int:
-    """That this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def sizes(run: Run) -> list[Run]:
-    """Pilots of ``run``: its own simulators and batch first, then fewer and more of each."""
+    """Pilots of ``run``: first with its own simulators and batch, then with fewer and more of each."""
     base = pilot_run(run)
     source: Any = base.source
     own = source.simulators // max(1, getattr(run.source, "actors", 0))
@@ -39,18 +39,19 @@ def sizes(run: Run) -> list[Run]:
     least = getattr(requires, "simulators", 1)
     for simulators in dict.fromkeys((max(1, own // 4), own, 2 * source.simulators)):
         if simulators != source.simulators and simulators >= least:
-            pilots.append(dataclasses.replace(base, source=_with(source, simulators=simulators)))
+            pilots.append(dataclasses.replace(base, source=_changed(source, simulators=simulators)))
     if requires.kind == "transitions":
         for batch in (max(8, requires.batch // 4), 4 * requires.batch):
-            # with as many env steps for each batch as the recipe has
+            # as many env steps for each batch as the recipe has
             ratio = source.replay.samples_per_insert * batch / requires.batch
             replay = dataclasses.replace(source.replay, samples_per_insert=ratio)
             learner = dataclasses.replace(base.learner, batch=batch)
-            pilots.append(dataclasses.replace(base, learner=learner, source=_with(source, replay=replay)))
+            pilots.append(dataclasses.replace(base, learner=learner, source=_changed(source, replay=replay)))
     return pilots
 
 
-def _with(source: Any, **fields: Any) -> Any:
+def _changed(source: Any, **fields: Any) -> Any:
+    """``source`` with other ``fields``, and without double buffering."""
     changed = dataclasses.replace(source, **fields)
     if getattr(changed, "double_buffer", False):
         changed = dataclasses.replace(changed, double_buffer=False)
@@ -58,7 +59,7 @@ def _with(source: Any, **fields: Any) -> Any:
 
 
 def add_recipe(profile: DeviceProfile, run: Run, log: Log) -> RecipeCosts:
-    """Measure ``run``'s primitives at several sizes, and its own also while all cores compute."""
+    """Measure ``run``'s primitives at several sizes, and at its own size also while all cores compute."""
     pilots: list[Pilot] = []
     runs = sizes(run)
     for number, pilot in enumerate(runs, 1):
@@ -70,8 +71,8 @@ def add_recipe(profile: DeviceProfile, run: Run, log: Log) -> RecipeCosts:
         )
     busy = measure(runs[0], SECONDS, profile.cores) if profile.cores > 1 else pilots[0]
     crowded = measure(runs[0], SECONDS, 2 * profile.cores)
-    one, all_busy, shared = (1e3 * statistics.median(p.iteration) for p in (pilots[0], busy, crowded))
-    log(f"{run.recipe}: {one:.2f} ms alone, {all_busy:.2f} ms with all {profile.cores} cores busy")
+    alone, all_busy, shared = (1e3 * statistics.median(p.iteration) for p in (pilots[0], busy, crowded))
+    log(f"{run.recipe}: {alone:.2f} ms alone, {all_busy:.2f} ms with all {profile.cores} cores busy")
     log(f"{run.recipe}: {shared:.2f} ms with two processes a core")
     costs = RecipeCosts(
         {name: fit(_samples(pilots, name)) for name in PRIMITIVES},
@@ -118,12 +119,13 @@ def _factor(alone: Pilot, busy: Pilot, name: str) -> float:
 
 
 def parameters(run: Run) -> int:
-    """N of all replicas' vectors together."""
+    """N: the number of parameters of one learner."""
     return (planned_bytes(run) or 0) // FLOAT_BYTES
 
 
 def add_exchange(profile: DeviceProfile, run: Run, log: Log) -> bool:
-    """Measure the exchange of ``run``'s strategy among its replicas. Returns False if the profile has it."""
+    """Measure the exchange of ``run``'s strategy among its replicas. Returns False if the profile has it
+    already, or there is nothing to measure."""
     name = exchange_key(run.strategy, run.replicas)
     if run.replicas == 1 or name in profile.exchange:
         return False

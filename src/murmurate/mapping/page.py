@@ -17,19 +17,19 @@ from murmurate.mapping.profile import DeviceProfile, key
 from murmurate.mapping.search import Candidate
 from murmurate.training.run import Run
 
-_COLUMNS = {  # of the picture of the graph: (column, row)
+_POSITIONS = {  # (column, row) of each primitive in the picture of the graph
     "simulate": (0, 0), "act": (0, 1), "insert": (1, 0), "sample": (1, 1), "gather": (2, 1),
     "forward": (3, 1), "backward": (4, 1), "update": (4, 0), "priority": (2, 0), "exchange": (5, 0),
 }  # fmt: skip
-_SHOWN = 12
-_SHORTEST_SECONDS = 1e-7
+_SHOWN = 12  # candidates in the table
+_SHORTEST_SECONDS = 1e-7  # primitives that take less are left out
 _ACTING, _LEARNING = "#dd8452", "#4c72b0"
 
 
 def write_page(
     path: Path, run: Run, profile: DeviceProfile, found: Sequence[Candidate], checked: Mapping[str, float]
 ) -> Path:
-    """Write the plan of ``run`` as one HTML file without references to others. Returns ``path``."""
+    """Write the plan of ``run`` as one self-contained HTML file. Returns ``path``."""
     best, costs = found[0], profile.recipes[key(run)]
     rows = [
         {
@@ -85,10 +85,10 @@ def _encoded(figure: Any) -> str:
 
 def _graph(run: Run, parameters: int, prediction: Prediction) -> str:
     figure, axes = _figure(9, 3.6)
-    drawn = [edge for edge in edges(run, parameters) if edge.start in _COLUMNS and edge.end in _COLUMNS]
+    drawn = [edge for edge in edges(run, parameters) if edge.start in _POSITIONS and edge.end in _POSITIONS]
     present = {name for edge in drawn for name in (edge.start, edge.end)}
     for edge in drawn:
-        (x0, y0), (x1, y1) = _COLUMNS[edge.start], _COLUMNS[edge.end]
+        (x0, y0), (x1, y1) = _POSITIONS[edge.start], _POSITIONS[edge.end]
         arrow = {
             "arrowstyle": "->",
             "color": "0.5",
@@ -107,7 +107,7 @@ def _graph(run: Run, parameters: int, prediction: Prediction) -> str:
                 color="0.35",
             )
     for name in present:
-        x, y = _COLUMNS[name]
+        x, y = _POSITIONS[name]
         box = {"boxstyle": "round,pad=.5", "facecolor": "#e8eef7", "edgecolor": _LEARNING}
         label = f"{name}\n{1e3 * prediction.seconds[name]:.3g} ms"
         axes.text(x, y, label, ha="center", va="center", bbox=box, fontsize=9)
@@ -125,7 +125,7 @@ def _bytes(count: float) -> str:
 
 
 def _gantt(run: Run, prediction: Prediction) -> str:
-    """The parts one after another, actors above the learner where they are processes of their own."""
+    """A bar for each primitive, one after another; acting and learning overlap if actors are processes."""
     actors = getattr(run.source, "actors", 0)
     names = [
         n
@@ -133,17 +133,16 @@ def _gantt(run: Run, prediction: Prediction) -> str:
         if prediction.seconds.get(n, 0) > _SHORTEST_SECONDS
     ]
     figure, axes = _figure(9, 0.8 + 0.33 * len(names))
-    at = {"actor": 0.0, "learner": 0.0}
+    ends = {"actor": 0.0, "learner": 0.0}  # seconds at which the last bar of each lane ends
     for row, name in enumerate(names):
         role = PRIMITIVES[name].role if name in PRIMITIVES else "learner"
         seconds = prediction.seconds[name]
         lane = role if actors else "learner"
         if actors and role == "actor":
             seconds /= actors
-        axes.barh(
-            row, 1e3 * seconds, left=1e3 * at[lane], color=_LEARNING if role == "learner" else "#dd8452"
-        )
-        at[lane] += seconds
+        color = _LEARNING if role == "learner" else _ACTING
+        axes.barh(row, 1e3 * seconds, left=1e3 * ends[lane], color=color)
+        ends[lane] += seconds
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.set_xlabel("ms (orange: acting; blue: learning)")
@@ -156,8 +155,9 @@ def _pareto(found: Sequence[Candidate]) -> str:
     for candidate in found:
         shape = shape_of(candidate.run)
         assert shape is not None
-        between = candidate.run.replicas * shape.env_steps / candidate.run.learner.updates(1)
-        points.append((between, candidate.prediction.env_steps_per_second))
+        env_steps = candidate.run.replicas * shape.env_steps / candidate.run.learner.updates(1)
+        points.append((env_steps, candidate.prediction.env_steps_per_second))
+    # no other point has a higher throughput without more env steps between two updates
     front = [p for p in points if not any(q[0] <= p[0] and q[1] > p[1] for q in points)]
     axes.scatter(*zip(*points, strict=True), facecolors="none", edgecolors=_LEARNING)
     axes.plot(*zip(*sorted(set(front)), strict=True), "o-", color=_LEARNING)

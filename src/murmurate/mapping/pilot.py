@@ -1,4 +1,4 @@
-"""Short runs of a recipe's own loop, with one replica, in which each primitive is timed."""
+"""Pilots: short runs of a recipe's own training loop, with one replica, in which each primitive is timed."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ WINDOWS = 8
 _LEAST_ITERATIONS = 2 * WINDOWS
 _LONGEST_SECONDS = 40.0
 _WARM_UP_SHARE = 0.3
-_FEW_TRANSITIONS = 2_000  # in the replay when learning begins
+_FEW_TRANSITIONS = 2_000  # transitions in the replay when learning begins
 
 
 @dataclasses.dataclass(frozen=True)
 class Pilot:
     """What a pilot measured.
 
-    simulators, rows: numbers of simulators and rows of a batch. busy: how many processes ran the same at
-    once. seconds: duration of one call of each primitive, in each of ``WINDOWS`` windows. iteration: seconds
-    of an iteration in each window. deviation: the standard deviation of single iterations.
+    simulators, rows: numbers of simulators and rows of a batch. busy: number of processes that
+    ran the same loop at once. seconds: seconds of one call of each primitive, in each of ``WINDOWS`` windows.
+    iteration: seconds of an iteration in each window. deviation: the standard deviation of the seconds of
+    single iterations.
     """
 
     simulators: int
@@ -51,8 +52,8 @@ class Pilot:
 
 
 def steady(run: Run) -> Run:
-    """``run`` without an end, as it is once it learns: the replay has few steps before that, and the policy
-    acts (random actions would cost no forward pass)."""
+    """``run`` without an end, and with hardly any time before it learns: learning begins with few transitions
+    in the replay, and the policy acts from the start (random actions would cost no forward pass)."""
     source: Any = run.source
     if hasattr(source, "random_env_steps"):
         source = dataclasses.replace(source, random_env_steps=0)
@@ -78,9 +79,9 @@ def steady(run: Run) -> Run:
 
 
 def pilot_run(run: Run) -> Run:
-    """``steady`` with one replica that collects and learns by itself.
+    """``steady(run)`` with one replica and without actor processes.
 
-    Raises Refusal where the kind of its batches is not modelled.
+    Raises Refusal if the costs of the run's source are not modelled.
     """
     if type(run.source).__name__ not in MODELLED:
         raise Refusal(
@@ -96,7 +97,7 @@ def pilot_run(run: Run) -> Run:
 def measure(run: Run, seconds: float, busy: int = 1) -> Pilot:
     """Time the primitives of ``run``, as ``pilot_run`` returns it, for about ``seconds`` after a warm-up.
 
-    busy: in as many processes at once, each with a run of its own; the result is their mean.
+    busy: number of processes that each do so at once; the result is their mean.
     """
     run = resolved(run)
     found = together(busy, _timed, run, seconds)
@@ -116,7 +117,8 @@ def measure(run: Run, seconds: float, busy: int = 1) -> Pilot:
 def _windows(
     iterations: Sequence[dict[str, float]], steps: float
 ) -> tuple[dict[str, list[float]], list[float], float]:
-    """Seconds of a call of each primitive, and of an iteration, for each window; their deviation."""
+    """Seconds of a call of each primitive in each window, seconds of an iteration in each window, and the
+    standard deviation of an iteration's seconds."""
     parts = np.array_split(np.arange(len(iterations)), WINDOWS)
     calls = {}
     for name in PRIMITIVES:
@@ -124,12 +126,12 @@ def _windows(
         divisor = steps if name in PER_STEP else 1.0
         calls[name] = [float(values[part].mean() / divisor) for part in parts]
     totals = np.array([iteration["total"] for iteration in iterations])
-    low, high = np.percentile(totals, [2, 98])
+    low, high = np.percentile(totals, [2, 98])  # outliers would dominate the deviation
     return calls, [float(totals[part].mean()) for part in parts], float(np.std(np.clip(totals, low, high)))
 
 
 def _timed(_: Fabric, run: Run, seconds: float) -> list[dict[str, float]]:
-    """The seconds of each iteration, in this process."""
+    """Runs the loop in this process; returns the seconds of each iteration by primitive."""
     prepare_process(run.placement.threads)
     memory_file, run_state, clock = SharedMemoryFile.create(), RunState(1), Clock()
     run_state.open()

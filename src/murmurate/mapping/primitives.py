@@ -1,8 +1,8 @@
 """The primitives of a training run (Zhang, section 4.1.1 and Fig. 4.1), and the dataflow graph they form.
 
-Finer than the thesis': its actor is ``act`` and ``simulate``, its replay management module ``sample`` and
-``priority``, its data storage ``insert`` and ``gather``, its learner ``forward``, ``backward``, ``update``
-and ``exchange``.
+They divide those of the thesis: its actor into ``act`` and ``simulate``, its replay management module into
+``sample`` and ``priority``, its data storage into ``insert`` and ``gather``, and its learner into
+``forward``, ``backward``, ``update`` and ``exchange``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Primitive:
     """A kind of work that is measured, predicted and placed as a whole.
 
     size: what its time grows with: the simulators that step together, or the rows of a batch. role: the
-    process that does it where actors and learner are separate.
+    process that does the work if actors and learner are separate processes.
     """
 
     name: str
@@ -42,13 +42,13 @@ PRIMITIVES: dict[str, Primitive] = {
         Primitive("sample", "batch", "learner", "drawing the indices of a batch by priority"),
         Primitive("gather", "batch", "learner", "reading the rows of a batch from the replay's storage"),
         Primitive("forward", "batch", "learner", "losses of a batch"),
-        Primitive("backward", "batch", "learner", "their gradients"),
+        Primitive("backward", "batch", "learner", "gradients of the losses"),
         Primitive("update", "none", "learner", "clipping and optimizer step"),
         Primitive("priority", "batch", "learner", "writing the new priorities of a batch"),
         Primitive("loop", "none", "learner", "counting, recording and heartbeats of an iteration"),
     )
 }
-# once for each step of the simulators; the others once for each batch
+# primitives that run once for each step of the simulators; all others run once for each batch
 PER_STEP = ("act", "simulate", "collect", "insert")
 
 
@@ -56,8 +56,9 @@ PER_STEP = ("act", "simulate", "collect", "insert")
 class Shape:
     """How much work one batch of a run is.
 
-    simulators: n of a learner. groups: how many processes, or halves, they are divided into. steps: how often
-    all simulators step for each batch. rows: the batch's size. env_steps: for each batch.
+    simulators: number of simulators of a learner. groups: number of actor processes, or of halves of a double
+    buffer, that they are divided into. steps: number of steps of all simulators for each batch. rows: the
+    batch's size. env_steps: env steps for each batch.
     """
 
     simulators: int
@@ -70,7 +71,7 @@ class Shape:
         return self.steps * self.simulators
 
     def size_of(self, primitive: str) -> int:
-        """What the time of a primitive grows with, in this shape."""
+        """The size with which the time of a primitive grows, in this shape."""
         size = PRIMITIVES[primitive].size
         if size == "batch":
             return self.rows
@@ -82,7 +83,7 @@ class Shape:
 
 
 def shape_of(run: Run) -> Shape | None:
-    """None where the run's kind of batches is not modelled: see ``MODELLED``."""
+    """The shape of ``run``'s batches; None if its source is not modelled: see ``MODELLED``."""
     source: Any = run.source
     requires: Any = run.learner.requires
     simulators = getattr(source, "simulators", 0)
@@ -104,7 +105,7 @@ MODELLED = ("RolloutSourceConfig", "TrajectorySourceConfig", "ReplaySourceConfig
 
 @dataclass(frozen=True)
 class Edge:
-    """Data that one primitive passes to another. bytes: for each batch."""
+    """Data that one primitive passes to another. bytes: bytes for each batch."""
 
     start: str
     end: str
@@ -112,23 +113,23 @@ class Edge:
 
 
 def edges(run: Run, parameters: int) -> Iterator[Edge]:
-    """The dataflow of one replica: what is passed on, and how much for each batch.
+    """The dataflow of one replica: which primitive passes data to which, and how much for each batch.
 
-    parameters: N of the learner's vectors.
+    parameters: N, the number of the learner's parameters.
     """
     shape, spec = shape_of(run), run.world.spec()
     assert shape is not None
     observation = math.prod(spec.observation_shape) * spec.observation_dtype.itemsize
     action = 8 if spec.actions else FLOAT_BYTES * math.prod(spec.action_shape)
-    step = observation + action + FLOAT_BYTES + 2
+    step = observation + action + FLOAT_BYTES + 2  # a reward, terminated and truncated
     yield Edge("simulate", "act", shape.env_steps * observation)
     yield Edge("act", "simulate", shape.env_steps * action)
     if run.learner.requires.kind == "transitions":
-        row = 2 * observation + action + 2 * FLOAT_BYTES
+        row = 2 * observation + action + 2 * FLOAT_BYTES  # a reward and a discount
         yield Edge("simulate", "insert", shape.env_steps * step)
-        yield Edge("sample", "gather", 8.0 * shape.rows)
+        yield Edge("sample", "gather", 8.0 * shape.rows)  # an int64 index
         yield Edge("gather", "forward", float(row * shape.rows))
-        yield Edge("forward", "priority", 12.0 * shape.rows)
+        yield Edge("forward", "priority", 12.0 * shape.rows)  # with a float32 priority
         yield Edge("priority", "sample", 0.0)
     else:
         yield Edge("simulate", "forward", shape.env_steps * step)

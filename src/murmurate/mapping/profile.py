@@ -1,4 +1,4 @@
-"""What is known about a device: a JSON file, so that a plan can be made for machines that are not here."""
+"""The measured costs of a device, kept in a JSON file, so that plans can be made for other machines."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ _REMEDY = "Measure it there: murmurate plan RECIPE --profile --out FILE."
 class RecipeCosts:
     """The measured costs of one recipe's loop on one device.
 
-    lines: seconds of a call of each primitive while one process computes. busy: the factor by which each is
-    slower while all cores compute. deviation: deviation of an iteration's time, relative to it. parameters:
-    N.
-    measured: the batches that were measured, as (simulators, rows). learning: how many env steps it needs, if
-    that was measured. handover_seconds: how much longer a batch takes if an actor process makes its steps,
-    because they must be passed on and noticed. crowded: the factor by which all cores compute less if each
-    has two processes.
+    lines: seconds of a call of each primitive while one process computes. busy: the factor by which each
+    primitive is slower while all cores compute. deviation: standard deviation of an iteration's time,
+    relative to that time. parameters: N. measured: the batches that were measured, as (simulators, rows).
+    learning: how many env steps the recipe needs to a target, if that was measured. handover_seconds: how
+    much longer a batch takes if an actor process makes its steps and passes them to the learner. crowded: the
+    factor by which all cores together compute less if two processes share each.
     """
 
     lines: dict[str, Line]
@@ -46,8 +45,8 @@ class RecipeCosts:
 
 @dataclass
 class Link:
-    """latency_seconds: duration of an empty message. bytes_per_second: rate of long messages. how: measured
-    or assumed."""
+    """latency_seconds: duration of an empty message. bytes_per_second: rate of long messages. how:
+    ``measured`` or ``assumed``."""
 
     latency_seconds: float
     bytes_per_second: float
@@ -59,9 +58,9 @@ class Link:
 
 @dataclass
 class DeviceProfile:
-    """cores: number of cores of the host. device: ``cpu`` or ``cuda:0``. recipes: by ``key``. exchange: by
-    ``exchange_key``, the seconds of a strategy's exchange over the number of parameters. links: by name.
-    watts: power of a busy core, if that is known."""
+    """cores: number of cores of the host. device: ``cpu`` or ``cuda:0``. recipes: costs of recipes, by
+    ``key``. exchange: seconds of a strategy's exchange as a line in the number of parameters, by
+    ``exchange_key``. links: links by name. watts: power of a busy core, if that is known."""
 
     cores: int
     device: str = "cpu"
@@ -79,20 +78,21 @@ class DeviceProfile:
         return cls(cores, device, now, hardware(), versions())
 
     def is_here(self, cores: int) -> bool:
-        """Whether it is of this machine: the same processor and as many cores."""
+        """Whether the profile is of this machine: of the same processor with as many cores."""
         return self.cores == cores and self.hardware.get("cpu") == hardware()["cpu"]
 
 
 def key(run: Run) -> str:
-    """Identifies what a recipe's costs depend on besides sizes: the world, and the learner but its batch."""
-    learner = {name: value for name, value in plain(run.learner).items() if name not in _FREE}
+    """Identifies what a recipe's costs depend on besides sizes: its world, and its learner without
+    ``_FREE_FIELDS``."""
+    learner = {name: value for name, value in plain(run.learner).items() if name not in _FREE_FIELDS}
     described = json.dumps([plain(run.world), learner], sort_keys=True, default=str)
     digest = hashlib.sha256(described.encode()).hexdigest()[:12]
     return f"{run.world.name} {run.learner.name} {digest}"
 
 
 # fields of a learner that change no primitive's cost at a given size
-_FREE = frozenset(
+_FREE_FIELDS = frozenset(
     {
         "batch",
         "learning_rate",
@@ -116,7 +116,7 @@ def save(profile: DeviceProfile, path: Path) -> None:
 
 
 def load(path: Path) -> DeviceProfile:
-    """Raises Refusal for a file that is no profile, or has unknown or missing parts."""
+    """Read a profile. Raises Refusal for a file that is no profile, or has unknown or missing parts."""
     try:
         stored = json.loads(path.read_text())
         if stored.pop("format") != FORMAT:

@@ -1,4 +1,4 @@
-"""A run of the local launcher without console and evaluation: for measurements."""
+"""Starts runs for measurements: with the local launcher, without console output and evaluation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from murmurate.training.session import preflight, resolved
 
 
 def started(run: Run, folder: Path) -> Coordinator:
-    """Carry out ``run`` in ``folder``, which is empty. Raises Refusal, and RunFailed with the reason."""
+    """Carry out ``run`` in the empty ``folder``. Raises Refusal, or RunFailed with the reason of the
+    failure."""
     run = resolved(dataclasses.replace(run, strategy=run.learner.adapted(run.strategy)))
     engine = Local()
     preflight(run, engine)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BatchCosts:
-    """Seconds for one batch of a certain size: to draw it, for the forward and backward passes, for the
-    update of the parameters, and for that of its priorities."""
+    """Seconds for one batch: to draw it (``sample``), for the forward and backward passes, to update the
+    parameters, and to update the batch's priorities (``priority``)."""
 
     sample: float
     forward: float
@@ -27,21 +27,22 @@ class BatchCosts:
 
 @dataclass(frozen=True)
 class ExchangeCosts:
-    """Seconds to average the parameters of L learners, and to move one learner's to where that happens, or
-    back."""
+    """Seconds to average the parameters of L learners, and to move one learner's parameters to or from the
+    place where they are averaged (``weights``)."""
 
     average: float
     weights: float = 0.0
 
 
 def spo_seconds(part: BatchCosts, exchange: ExchangeCosts, period: int) -> float:
-    """Seconds for an update with L learners that each have a bank, and average their parameters every
-    ``period`` (H) updates (eq. 5.5)."""
+    """Seconds for an update with L learners that each have their own part of the replay, and average their
+    parameters every ``period`` (H) updates (eq. 5.5). part: costs of one learner's share of a batch."""
     if period < 1:
         raise ValueError(f"period is {period}; it must be at least 1 update")
     return part.total + (2 * exchange.weights + exchange.average) / period
 
 
 def scaling_factor(alone_seconds: float, together_seconds: float, learners: int) -> float:
-    """1 if L learners need 1/L of the time for an update of the same total batch."""
+    """The speed-up divided by L: 1 if L learners need 1/L of the time for an update with the same total
+    batch."""
     return alone_seconds / (learners * together_seconds)

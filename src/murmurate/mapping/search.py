@@ -32,7 +32,7 @@ UNITS = {"throughput": "env steps/s", "time": "s to the target", "energy": "J pe
 _STRATEGIES = ("all-reduce", "local-sgd", "gala")
 _VECTORS = 6  # vectors of N numbers in a process: parameters, gradient, moments, a target, a buffer
 _PROCESS_BYTES = 400 * 2**20
-_SIMULATED_UPDATES, _SIMULATED_HOSTS = 40, 3
+_SIMULATED_UPDATES, _SIMULATED_CANDIDATES = 40, 6
 
 
 @dataclass
@@ -40,7 +40,8 @@ class Candidate:
     """A configuration with its predicted value.
 
     name: how it differs from the recipe, as options of ``murmurate train``. changes: these options as a list.
-    predicted: in ``unit``. why: the reason why it wins or loses. prediction: the predicted throughput.
+    predicted: the objective's value, in ``unit``. why: what limits the candidate. prediction: the predicted
+    throughput. bytes: the predicted memory.
     """
 
     name: str
@@ -54,11 +55,11 @@ class Candidate:
 
     @property
     def figure(self) -> str:
-        """``predicted``, to be read."""
+        """``predicted`` as rounded text."""
         return f"{self.predicted:,.0f}" if self.predicted >= 100 else f"{self.predicted:.3g}"
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """The candidate as a dictionary for JSON."""
         p = self.prediction
         return {
             "name": self.name,
@@ -80,11 +81,11 @@ def candidates(run: Run, cores: int) -> Iterator[Run]:
     seen = [run]
     yield run
     source: Any = run.source
-    for replicas, agreed in itertools.product(_replica_counts(run, cores), _strategies(run)):
+    for replicas, chosen in itertools.product(_replica_counts(run, cores), _strategies(run)):
         for simulators in (source.simulators, max(1, source.simulators // 2), 2 * source.simulators):
-            for more in _variants(run, cores):
+            for fields in _field_values(run, cores):
                 try:
-                    found = _changed(run, replicas, agreed, simulators, more)
+                    found = _changed(run, replicas, chosen, simulators, fields)
                     found.validate()
                 except Refusal:
                     continue
@@ -102,8 +103,8 @@ def _strategies(run: Run) -> list[Any]:
     return [run.strategy, *(strategy(name)() for name in _STRATEGIES if name != run.strategy.name)]
 
 
-def _variants(run: Run, cores: int) -> Iterator[dict[str, Any]]:
-    """Values of ``actors``, ``batch`` and ``double_buffer``, where the run has them."""
+def _field_values(run: Run, cores: int) -> Iterator[dict[str, Any]]:
+    """Combinations of values of ``actors``, ``batch`` and ``double_buffer``, as far as the run has them."""
     source: Any = run.source
     axes: dict[str, Sequence[Any]] = {}
     if hasattr(source, "actors"):
@@ -117,16 +118,17 @@ def _variants(run: Run, cores: int) -> Iterator[dict[str, Any]]:
         yield dict(zip(axes, values, strict=True))
 
 
-def _changed(run: Run, replicas: int, agreed: Any, simulators: int, more: dict[str, Any]) -> Run:
-    of_source = {name: value for name, value in more.items() if name != "batch"}
+def _changed(run: Run, replicas: int, chosen: Any, simulators: int, fields: dict[str, Any]) -> Run:
+    """chosen: the strategy. fields: values from ``_field_values``."""
+    source_fields = {name: value for name, value in fields.items() if name != "batch"}
     source: Any = run.source
     learner: Any = run.learner
-    if "batch" in more:
-        learner = dataclasses.replace(learner, batch=more["batch"])
-    source = dataclasses.replace(source, simulators=simulators, **of_source)
-    if replicas == 1:
-        agreed = run.strategy if run.replicas == 1 else strategy("all-reduce")()
-    return dataclasses.replace(run, replicas=replicas, strategy=agreed, source=source, learner=learner)
+    if "batch" in fields:
+        learner = dataclasses.replace(learner, batch=fields["batch"])
+    source = dataclasses.replace(source, simulators=simulators, **source_fields)
+    if replicas == 1:  # the strategy makes no difference
+        chosen = run.strategy if run.replicas == 1 else strategy("all-reduce")()
+    return dataclasses.replace(run, replicas=replicas, strategy=chosen, source=source, learner=learner)
 
 
 def changes(run: Run, found: Run) -> list[str]:
@@ -136,22 +138,22 @@ def changes(run: Run, found: Run) -> list[str]:
         words += ["--strategy", found.strategy.name]
     for option, before, after in (
         ("--replicas", run.replicas, found.replicas),
-        ("--simulators", *_both(run.source, found.source, "simulators")),
-        ("--actors", *_both(run.source, found.source, "actors")),
-        ("--double-buffer", *_both(run.source, found.source, "double_buffer")),
-        ("--agent.batch", *_both(run.learner, found.learner, "batch")),
+        ("--simulators", *_values(run.source, found.source, "simulators")),
+        ("--actors", *_values(run.source, found.source, "actors")),
+        ("--double-buffer", *_values(run.source, found.source, "double_buffer")),
+        ("--agent.batch", *_values(run.learner, found.learner, "batch")),
     ):
         if before != after:
             words += [option, str(after).lower()]
     return words
 
 
-def _both(before: Any, after: Any, name: str) -> tuple[Any, Any]:
+def _values(before: Any, after: Any, name: str) -> tuple[Any, Any]:
     return getattr(before, name, None), getattr(after, name, None)
 
 
 def needed(run: Run, cores: int) -> list[Run]:
-    """Runs whose strategies' exchange a search needs: one for each strategy and number of replicas."""
+    """Runs whose exchange must be measured for a search: one for each strategy and number of replicas."""
     found: dict[tuple[str, int], Run] = {}
     for candidate in candidates(run, cores):
         if candidate.replicas > 1:
@@ -166,9 +168,9 @@ def search(
     hosts: int = 1,
     log: Callable[[str], None] = lambda line: None,
 ) -> list[Candidate]:
-    """Candidates, best first; the memory of this host is a constraint.
+    """Candidates, best first, of those that fit in the memory of the profile's host.
 
-    Raises Refusal where the profile is of other recipes, and for an objective that was not measured.
+    Raises Refusal if the profile lacks the costs of this recipe, or what the objective needs.
     """
     costs = profile.recipes.get(key(run))
     if costs is None:
@@ -213,10 +215,10 @@ def search(
             "or a smaller --replay.capacity."
         )
     for name in sorted(unmeasured):
-        log(f"left out, for the profile lacks its cost: {name}")
+        log(f"left out, because the profile lacks {name}")
     _sort(found, objective)
     if hosts > 1:
-        found = _on_hosts(found[: _SIMULATED_HOSTS * 2], run, profile, hosts, objective, learning, log)
+        found = _on_hosts(found[:_SIMULATED_CANDIDATES], run, profile, hosts, objective, learning, log)
         _sort(found, objective)
     for candidate_found in found:
         candidate_found.why = _why(candidate_found, found[0], profile)
@@ -254,8 +256,8 @@ def _on_hosts(
     learning: Learning | None,
     log: Callable[[str], None],
 ) -> list[Candidate]:
-    """The candidates on ``hosts`` hosts: each member's own work takes what the model says, and its messages
-    go through a simulated network, with the strategy's own code."""
+    """The candidates on ``hosts`` hosts: each replica's own work takes the seconds that the cost model
+    predicts, and the strategy's own code sends messages through a simulated network."""
     link = profile.links.get("network")
     network = "latency=1e-4,bandwidth=1e9"
     if link is not None:
@@ -267,15 +269,16 @@ def _on_hosts(
         own = {n: s for n, s in candidate.prediction.seconds.items() if n not in ("exchange", "waiting")}
         batch_seconds = candidate.run.replicas / candidate.prediction.updates_per_second
         batch_seconds -= candidate.prediction.seconds["exchange"] + candidate.prediction.seconds["waiting"]
-        agreed = candidate.run.strategy if candidate.run.replicas > 1 else strategy("all-reduce")()
-        wide = dataclasses.replace(candidate.run, replicas=replicas, strategy=agreed)
+        chosen = candidate.run.strategy if candidate.run.replicas > 1 else strategy("all-reduce")()
+        whole = dataclasses.replace(candidate.run, replicas=replicas, strategy=chosen)  # on all hosts
         seconds = max(batch_seconds, max(own.values()))
         with tempfile.TemporaryDirectory(prefix="murmurate-plan-") as folder:
-            source: Any = wide.source
-            inner = dataclasses.replace(source, actors=0) if hasattr(source, "actors") else source
+            source: Any = whole.source
+            if hasattr(source, "actors"):  # their work is part of ``seconds``
+                source = dataclasses.replace(source, actors=0)
             simulated = dataclasses.replace(
-                wide,
-                source=inner,
+                whole,
+                source=source,
                 env_steps=None,
                 minutes=None,
                 updates=_SIMULATED_UPDATES,
@@ -288,17 +291,17 @@ def _on_hosts(
                 quiet=True,
             )
         assert finish.summary is not None
-        updates = finish.summary["updates_per_virtual_second"] / wide.learner.updates(1)
+        updates = finish.summary["updates_per_virtual_second"] / whole.learner.updates(1)
         ratio = updates / candidate.prediction.updates_per_second
         prediction = dataclasses.replace(
             candidate.prediction,
             env_steps_per_second=candidate.prediction.env_steps_per_second * ratio,
             updates_per_second=updates,
         )
-        value = _value(objective, wide, run, prediction, profile, learning)
-        words = changes(run, wide)
+        value = _value(objective, whole, run, prediction, profile, learning)
+        words = changes(run, whole)
         found.append(
-            Candidate(" ".join(words), wide, value, candidate.unit, "", prediction, words, candidate.bytes)
+            Candidate(" ".join(words), whole, value, candidate.unit, "", prediction, words, candidate.bytes)
         )
     return found
 

@@ -13,11 +13,12 @@ from murmurate.replica.vector import Exchange, Replica
 from murmurate.spec import TimeStep
 from murmurate.training.loop import TrainingLoop
 
-_SOURCE = ("act", "simulate", "insert", "sample", "gather")
+# primitives that run while the source makes its next batch
+_WITHIN_SOURCE = ("act", "simulate", "insert", "sample", "gather")
 
 
 class Clock:
-    """Adds up the seconds spent in named functions; ``taken`` returns them and begins anew."""
+    """Adds up the seconds spent in named functions; ``taken`` returns the sums and resets them."""
 
     def __init__(self) -> None:
         self._seconds: defaultdict[str, float] = defaultdict(float)
@@ -72,8 +73,7 @@ class _TimedSimulators:
 
 
 def attach(loop: TrainingLoop, clock: Clock, iterations: list[dict[str, float]]) -> None:
-    """Append to ``iterations`` the seconds of each of the loop's iterations, by primitive, and their
-    ``total``."""
+    """Make ``loop`` append the seconds of each iteration to ``iterations``: by primitive, and ``total``."""
     learner, source = loop.learner, loop.source
     for name, owner, method in (("learn", learner, "learn"), ("act", learner, "act")):
         if hasattr(owner, method):
@@ -86,11 +86,11 @@ def attach(loop: TrainingLoop, clock: Clock, iterations: list[dict[str, float]])
     for replica in learner.replicas.values():
         _attach_replica(replica, clock)
     loop.source = _TimedSource(source, clock)
-    ended = loop.timer.end_iteration
-    last = [time.perf_counter()]
+    original = loop.timer.end_iteration
+    last = [time.perf_counter()]  # when the last iteration ended
 
     def end_iteration() -> None:
-        ended()
+        original()
         now = time.perf_counter()
         iterations.append(primitives_of(clock.taken(), now - last[0]))
         last[0] = now
@@ -126,11 +126,11 @@ def primitives_of(seconds: Mapping[str, float], total: float) -> dict[str, float
     """The seconds of an iteration by primitive, from the seconds of the timed functions. ``collect`` is the
     rest of the source's time, ``loop`` the rest of the iteration's.
 
-    ``update`` is the strategy's step: with a single replica clipping and the update, but no exchange.
+    ``update`` is the strategy's step, which for the single replica of a pilot has no exchange.
     """
-    found = {name: seconds.get(name, 0.0) for name in (*_SOURCE, "priority")}
+    found = {name: seconds.get(name, 0.0) for name in (*_WITHIN_SOURCE, "priority")}
     collecting = seconds.get("next", 0.0)
-    found["collect"] = max(0.0, collecting - sum(seconds.get(name, 0.0) for name in _SOURCE))
+    found["collect"] = max(0.0, collecting - sum(seconds.get(name, 0.0) for name in _WITHIN_SOURCE))
     learn, descend, step = (seconds.get(name, 0.0) for name in ("learn", "descend", "step"))
     found["forward"] = max(0.0, learn - descend)
     found["backward"] = max(0.0, descend - step)

@@ -1,7 +1,7 @@
-"""The compiled kernels, where they were built; everything they do has a twin in torch.
+"""The compiled kernels, if they were built; for each of them there is an equivalent in torch.
 
-MURMURATE_NATIVE chooses by hand: ``off`` for the twins, or ``portable``, ``avx2``, ``avx512`` (and with it
-AVX512_BF16 and AMX, where there are any).
+The environment variable MURMURATE_NATIVE chooses which run: ``off`` (torch only), ``portable``, ``avx2`` or
+``avx512`` (which includes AVX512_BF16 and AMX if the machine has them).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _VARIABLE = "MURMURATE_NATIVE"
 
 
 def _load() -> tuple[ModuleType | None, str]:
-    """(the extension or None, which instruction set runs or why none does)."""
+    """(the extension module or None, the instruction set in use or why none is)"""
     wish = os.environ.get(_VARIABLE, "")
     if wish == "off":
         return None, f"switched off by {_VARIABLE}"

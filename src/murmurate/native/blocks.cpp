@@ -10,20 +10,20 @@
 namespace murmurate {
 namespace {
 
-constexpr int64_t kSide = 4;  // of a block; a row of it is a word
+constexpr int64_t kSide = 4;  // side of a block; a row of a block is a word of 4 bytes
 
-// The rows of pixels of one row of blocks, of all channels.
+// The rows of pixels of all channels in one row of blocks.
 struct Rows {
   const uint8_t* pixels;
   int64_t plane, width, count;
   const uint8_t* at(int64_t row) const { return pixels + row / kSide * plane + row % kSide * width; }
 };
 
-// words to [columns, rows] <- from [rows, columns]
+// Transposes words: to [columns, rows] <- from [rows, columns].
 #if defined(__AVX512F__)
 inline __mmask16 some(int64_t count) { return static_cast<__mmask16>(count < 16 ? (1u << count) - 1 : 0xffffu); }
 
-inline void turn(const Rows& from, int64_t columns, uint8_t* to) {
+inline void transpose_words(const Rows& from, int64_t columns, uint8_t* to) {
   __m512i r[16];
   for (int64_t row = 0; row < from.count; row += 16)
     for (int64_t column = 0; column < columns; column += 16) {
@@ -37,7 +37,7 @@ inline void turn(const Rows& from, int64_t columns, uint8_t* to) {
     }
 }
 #else
-inline void turn(const Rows& from, int64_t columns, uint8_t* to) {
+inline void transpose_words(const Rows& from, int64_t columns, uint8_t* to) {
   for (int64_t row = 0; row < from.count; ++row)
     for (int64_t column = 0; column < columns; ++column)
       std::memcpy(to + (column * from.count + row) * kSide, from.at(row) + column * kSide, kSide);
@@ -48,7 +48,7 @@ inline void widen(const uint8_t* from, int64_t count, float* to) {
   for (int64_t i = 0; i < count; ++i) to[i] = static_cast<float>(static_cast<int32_t>(from[i]));
 }
 
-// A number below 256 has all its bits in the upper half of a float's.
+// The lower half of the float of a number below 256 is 0, so its upper half is the exact bfloat16.
 inline void widen(const uint8_t* from, int64_t count, uint16_t* to) {
   for (int64_t i = 0; i < count; ++i) {
     const float x = static_cast<float>(static_cast<int32_t>(from[i]));
@@ -60,15 +60,15 @@ inline void widen(const uint8_t* from, int64_t count, uint16_t* to) {
 
 template <typename T>
 void lay(const Frames& f, T* to) {
-  alignas(64) uint8_t turned[kMostChannels * kSide * kSide];
+  alignas(64) uint8_t transposed[kMostChannels * kSide * kSide];
   const int64_t block = f.channels * kSide * kSide, some = kMostChannels / f.channels, plane = f.height * f.width;
   for (int64_t b = 0; b < f.batch; ++b)
     for (int64_t y = 0; y + kSide <= f.height; y += kSide)
       for (int64_t x = 0; x + kSide <= f.width; x += some * kSide) {
         const Rows rows = {f.pixels + b * f.stride + y * f.width + x, plane, f.width, f.channels * kSide};
         const int64_t left = (f.width - x) / kSide, columns = left < some ? left : some;
-        turn(rows, columns, turned);
-        widen(turned, columns * block, to);
+        transpose_words(rows, columns, transposed);
+        widen(transposed, columns * block, to);
         to += columns * block;
       }
 }

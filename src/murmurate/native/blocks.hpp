@@ -1,4 +1,4 @@
-// Frames in blocks of 4 x 4 pixels, once for each instruction set.
+// Rearranges frames into blocks of 4 x 4 pixels, once for each instruction set.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ constexpr int64_t kMostChannels = 1024;
 
 struct Frames {
   const uint8_t* pixels;  // [batch, channels, height, width]
-  int64_t stride;         // from one of the batch to the next; each lies in one piece
+  int64_t stride;         // from one frame of the batch to the next; each frame is contiguous
   int64_t batch, channels, height, width;  // channels: at most kMostChannels
 };
 

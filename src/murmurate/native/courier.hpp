@@ -1,4 +1,4 @@
-// A queue of work for one background thread, which does it in the order of the calls.
+// A background thread with a queue of work, which it does in the order of the calls.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace murmurate {
 // caller does the work at once.
 class Courier {
  public:
-  Courier() : home_(process()) {
+  Courier() : owner_(process_id()) {
     try {
       thread_ = std::thread([this] { serve(); });
     } catch (const std::system_error&) {
@@ -31,46 +31,46 @@ class Courier {
   Courier(const Courier&) = delete;
   Courier& operator=(const Courier&) = delete;
 
-  // Whether its thread is in this process. A forked child has no such thread, and must not destroy this object: its
-  // mutex may be locked for ever.
-  bool here() const { return home_ == process(); }
+  // Whether the thread is in this process. A forked child does not have it, and must not destroy this object: the
+  // mutex may stay locked for ever.
+  bool in_owner_process() const { return owner_ == process_id(); }
 
-  // Work that has not begun is dropped.
+  // Drops work that has not begun.
   ~Courier() {
     {
-      std::lock_guard<std::mutex> look(look_);
+      std::lock_guard<std::mutex> lock(mutex_);
       waiting_.clear();
-      ends_ = true;
+      ending_ = true;
     }
-    more_.notify_one();
+    wake_.notify_one();
     if (thread_.joinable()) thread_.join();
   }
 
-  // The number of this work, from 1.
-  int64_t ask(std::function<void()> work) {
-    if (!thread_.joinable() || !here()) {
+  // Queues work; returns its number, from 1.
+  int64_t submit(std::function<void()> work) {
+    if (!thread_.joinable() || !in_owner_process()) {
       work();
-      return ++asked_;
+      return ++submitted_;
     }
     int64_t number;
     {
-      std::lock_guard<std::mutex> look(look_);
-      number = ++asked_;
+      std::lock_guard<std::mutex> lock(mutex_);
+      number = ++submitted_;
       waiting_.emplace_back(number, std::move(work));
     }
-    more_.notify_one();
+    wake_.notify_one();
     return number;
   }
 
-  // Returns once all work up to this number is done. The caller itself does work that has not begun.
+  // Returns once all work up to this number is done. Of that work, the caller itself does what has not begun.
   void wait(int64_t number) {
-    if (!thread_.joinable() || !here()) return;
-    std::unique_lock<std::mutex> look(look_);
+    if (!thread_.joinable() || !in_owner_process()) return;
+    std::unique_lock<std::mutex> lock(mutex_);
     while (!done(number)) {
       if (!waiting_.empty() && waiting_.front().first <= number) {
-        run(look);
+        run(lock);
       } else {
-        ended_.wait(look);
+        finished_.wait(lock);
       }
     }
   }
@@ -78,7 +78,7 @@ class Courier {
  private:
   using Work = std::pair<int64_t, std::function<void()>>;
 
-  static int64_t process() {
+  static int64_t process_id() {
 #if defined(__unix__) || defined(__APPLE__)
     return static_cast<int64_t>(getpid());
 #else
@@ -88,43 +88,43 @@ class Courier {
 
   bool done(int64_t number) const {
     if (!waiting_.empty() && waiting_.front().first <= number) return false;
-    for (int64_t one : running_)
-      if (one <= number) return false;
+    for (int64_t running : running_)
+      if (running <= number) return false;
     return true;
   }
 
-  void run(std::unique_lock<std::mutex>& look) {
+  void run(std::unique_lock<std::mutex>& lock) {
     Work work = std::move(waiting_.front());
     waiting_.pop_front();
     running_.push_back(work.first);
-    look.unlock();
+    lock.unlock();
     work.second();
-    look.lock();
+    lock.lock();
     for (std::size_t k = 0; k < running_.size(); ++k)
       if (running_[k] == work.first) {
         running_[k] = running_.back();
         running_.pop_back();
         break;
       }
-    ended_.notify_all();
+    finished_.notify_all();
   }
 
   void serve() {
-    std::unique_lock<std::mutex> look(look_);
+    std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
-      more_.wait(look, [&] { return ends_ || !waiting_.empty(); });
-      if (ends_) return;
-      run(look);
+      wake_.wait(lock, [&] { return ending_ || !waiting_.empty(); });
+      if (ending_) return;
+      run(lock);
     }
   }
 
-  const int64_t home_;
-  std::mutex look_;
-  std::condition_variable more_, ended_;
+  const int64_t owner_;
+  std::mutex mutex_;
+  std::condition_variable wake_, finished_;
   std::deque<Work> waiting_;
   std::vector<int64_t> running_;
-  int64_t asked_ = 0;
-  bool ends_ = false;
+  int64_t submitted_ = 0;
+  bool ending_ = false;
   std::thread thread_;  // the last member: it uses the others
 };
 

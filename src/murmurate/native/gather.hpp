@@ -1,4 +1,4 @@
-// Copies rows of a store to separate outputs. Memory latency is most of the cost, so rows are prefetched.
+// Copies rows of a replay's storage. Memory latency is most of the cost, so rows are prefetched.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@ struct Field {
 };
 
 constexpr int64_t kCacheLine = 64;
-constexpr int64_t kAhead = 8;  // rows
+constexpr int64_t kAhead = 8;  // rows that are prefetched before their use
 
-inline void ask_for(const char* row, int64_t bytes) {
+inline void prefetch(const char* row, int64_t bytes) {
 #if defined(__GNUC__)
   for (int64_t at = 0; at < bytes; at += kCacheLine) __builtin_prefetch(row + at);
 #else
@@ -24,16 +24,17 @@ inline void ask_for(const char* row, int64_t bytes) {
 
 // out[i] <- bytes of base + index[i] * stride
 inline void gather(const char* base, int64_t stride, int64_t bytes, const int64_t* index, int64_t count, char* out) {
-  // of long rows only the beginning: the hardware prefetches the rest
-  const int64_t asked = bytes < 4096 ? bytes : 2 * kCacheLine;
+  // only the beginning of long rows: the hardware prefetches the rest
+  const int64_t prefetched = bytes < 4096 ? bytes : 2 * kCacheLine;
   for (int64_t i = 0; i < count; ++i) {
-    if (i + kAhead < count) ask_for(base + index[i + kAhead] * stride, asked);
+    if (i + kAhead < count) prefetch(base + index[i + kAhead] * stride, prefetched);
     std::memcpy(out + i * bytes, base + index[i] * stride, static_cast<std::size_t>(bytes));
   }
 }
 
-// Fields are small: pieces of a size that is known to the compiler cost less than a call. The last one overlaps.
-inline void copy_some(char* to, const char* from, int64_t bytes) {
+// Fields are small: copies of a constant size, which compilers inline, cost less than a call. The last one may overlap
+// the one before.
+inline void copy_field(char* to, const char* from, int64_t bytes) {
   if (bytes >= 16 && bytes <= 512) {
     for (int64_t at = 0; at + 16 <= bytes; at += 16) std::memcpy(to + at, from + at, 16);
     std::memcpy(to + bytes - 16, from + bytes - 16, 16);
@@ -46,13 +47,14 @@ inline void copy_some(char* to, const char* from, int64_t bytes) {
   }
 }
 
+// Copies each field of row index[i] to fields[k].out[i].
 inline void split(const char* base, int64_t stride, const int64_t* index, int64_t count, const Field* fields,
                   int64_t number) {
   for (int64_t i = 0; i < count; ++i) {
-    if (i + kAhead < count) ask_for(base + index[i + kAhead] * stride, stride);
+    if (i + kAhead < count) prefetch(base + index[i + kAhead] * stride, stride);
     const char* row = base + index[i] * stride;
     for (int64_t k = 0; k < number; ++k)
-      copy_some(fields[k].out + i * fields[k].bytes, row + fields[k].offset, fields[k].bytes);
+      copy_field(fields[k].out + i * fields[k].bytes, row + fields[k].offset, fields[k].bytes);
   }
 }
 

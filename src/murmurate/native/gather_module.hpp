@@ -1,4 +1,4 @@
-// The Python side of copies out of a store, at once or in the background. Included by module.cpp alone.
+// The Python side of copies out of a replay's storage, at once or in the background. Included by module.cpp alone.
 #pragma once
 
 #include "courier.hpp"
@@ -17,7 +17,7 @@ struct Gather {
   void operator()() const { gather(base, stride, bytes, index, count, out); }
 };
 
-// (base, stride, bytes, index, count, out); whoever calls asks whether an error is set
+// args: (base, stride, bytes, index, count, out). The caller checks whether an error is set.
 Gather gather_of(PyObject* const* args) {
   return {at<char>(args[0]),    PyLong_AsLongLong(args[1]), PyLong_AsLongLong(args[2]),
           at<int64_t>(args[3]), PyLong_AsLongLong(args[4]), at<char>(args[5])};
@@ -34,8 +34,8 @@ struct Split {
   void operator()() const { split(base, stride, index, count, fields, number); }
 };
 
-// (base, stride, index, count, places, out): places are pairs (offset, bytes) of int64, one for each address in the
-// tuple `out`. Whether it could be read; if not, an error is set.
+// args: (base, stride, index, count, places, out); places are pairs (offset, bytes) of int64, one for each address in
+// the tuple `out`. Returns whether they could be read; if not, an error is set.
 bool split_of(PyObject* const* args, Split* work) {
   const int64_t* places = at<int64_t>(args[4]);
   work->base = at<char>(args[0]);
@@ -83,19 +83,19 @@ PyObject* make_courier(PyObject*, PyObject*) {
   if (!made) return PyErr_NoMemory();
   PyObject* capsule = PyCapsule_New(made, kCourier, [](PyObject* same) {
     Courier* courier = courier_of(same);
-    if (courier->here()) delete courier;
+    if (courier->in_owner_process()) delete courier;
   });
   if (!capsule) delete made;
   return capsule;
 }
 
-// The number of the work, for `await_courier`; the caller keeps what it reads and writes until then.
+// Returns the number of the work, for `await_courier`. Until then the caller keeps the memory that the work uses.
 template <typename Work>
 PyObject* later(PyObject* capsule, const Work& work) {
   Courier* courier = courier_of(capsule);
   if (!courier) return nullptr;
   try {
-    return PyLong_FromLongLong(courier->ask(work));
+    return PyLong_FromLongLong(courier->submit(work));
   } catch (const std::bad_alloc&) {
     return PyErr_NoMemory();
   }

@@ -1,4 +1,4 @@
-"""Kernels in Triton: where they run. Everything they do has a twin in torch."""
+"""Where kernels in Triton can run. For each of them there is an equivalent in torch."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def why_not(device: torch.device) -> str:
 
 
 def block(count: int, size: int) -> tuple[tuple[int], int]:
-    """(grid, elements of a program) for ``count`` elements: ``size`` on a device; in the interpreter, whose
-    cost is by the operation, up to 2**16."""
+    """(grid, elements of a program) for ``count`` elements: ``size`` elements on a GPU; in the interpreter,
+    whose cost is per operation, up to 2**16."""
     if interpreted():
         size = min(1 << 16, 1 << max(count - 1, 0).bit_length())
     return (-(-count // size),), size

@@ -11,15 +11,15 @@
 namespace murmurate {
 namespace {
 
-constexpr int64_t kFar = 1 << 22;  // leaves, 16 MB of them: their lines lie far off
-constexpr int64_t kChunk = 1024;  // of a batch: what one thread takes at once
-constexpr int kGroup = 64;  // queries, or twice as many, are searched side by side, so that cache misses overlap
-// Queries from which on a second thread takes more off than it costs to wake it: 150 microseconds of work.
-constexpr int64_t kMany = 16384;
+constexpr int64_t kFarLeaves = 1 << 22;  // so many leaves (16 MB) are not in the caches
+constexpr int64_t kChunk = 1024;  // numbers of a batch that one thread takes at a time
+constexpr int kGroup = 64;  // so many queries, or twice as many, are searched together, so that cache misses overlap
+// Number of queries from which on a second thread saves more time than waking it costs: 150 microseconds of work.
+constexpr int64_t kThreadedBatch = 16384;
 
 // -- set ----------------------------------------------------------------------------------------------------
 
-// One line of a level: what is before each of its numbers, and its total and least one level up.
+// Recomputes one line of a level: the sums before its numbers, and its total and least number one level up.
 inline void refresh(const Tree& tree, int level, int64_t line) {
   const float* numbers = tree.raw[level] + line * kLine;
   tree.raw[level + 1][line] =
@@ -28,7 +28,7 @@ inline void refresh(const Tree& tree, int level, int64_t line) {
     tree.least[level + 1][line] = level > 0 ? least(tree.least[level] + line * kLine) : least_positive(numbers);
 }
 
-inline void soon(const float* place) {
+inline void prefetch_write(const float* place) {
 #if defined(__GNUC__)
   __builtin_prefetch(place, 1);
 #else
@@ -37,12 +37,12 @@ inline void soon(const float* place) {
 }
 
 void set(const Tree& tree, const int64_t* index, const float* priority, int64_t count) {
-  constexpr int64_t kSoon = 24;
+  constexpr int64_t kAhead = 24;
   for (int64_t i = 0; i < count; ++i) {
-    if (i + kSoon < count) soon(tree.raw[0] + index[i + kSoon]);
+    if (i + kAhead < count) prefetch_write(tree.raw[0] + index[i + kAhead]);
     tree.raw[0][index[i]] = priority[i];
   }
-  // level by level for the whole batch: a line that was just written is not read while it is on its way
+  // level by level for the whole batch, so that a line is not read right after it was written, which would wait
   for (int level = 0; level <= tree.top; ++level) {
     const int shift = 4 * level + 4;
     if (tree.lines[level] <= count) {
@@ -50,11 +50,11 @@ void set(const Tree& tree, const int64_t* index, const float* priority, int64_t 
       continue;
     }
     for (int64_t i = 0; i < count; ++i) {
-      if (i + kSoon < count) {
-        const int64_t line = index[i + kSoon] >> shift;
-        soon(tree.raw[level + 1] + line);
-        if (tree.has_minimum) soon(tree.least[level + 1] + line);
-        if (level > 0) soon(tree.before[level] + line * kLine);
+      if (i + kAhead < count) {
+        const int64_t line = index[i + kAhead] >> shift;
+        prefetch_write(tree.raw[level + 1] + line);
+        if (tree.has_minimum) prefetch_write(tree.least[level + 1] + line);
+        if (level > 0) prefetch_write(tree.before[level] + line * kLine);
       }
       refresh(tree, level, index[i] >> shift);
     }
@@ -63,8 +63,8 @@ void set(const Tree& tree, const int64_t* index, const float* priority, int64_t 
 
 // -- find ---------------------------------------------------------------------------------------------------
 
-// The greatest float that is not above x, for x >= 0: `sum <= x` is then the same question in float.
-inline float not_above(double x) {
+// The greatest float that is not above x, for x >= 0, so that floats can be compared with x in float.
+inline float rounded_down(double x) {
   const float nearest = static_cast<float>(x);
   int32_t bits;
   std::memcpy(&bits, &nearest, sizeof bits);
@@ -76,7 +76,7 @@ inline float not_above(double x) {
 
 inline double not_negative(double x) {
 #ifdef __SSE2__
-  return _mm_cvtsd_f64(_mm_max_sd(_mm_set_sd(x), _mm_setzero_pd()));  // compilers make a comparison and a blend
+  return _mm_cvtsd_f64(_mm_max_sd(_mm_set_sd(x), _mm_setzero_pd()));  // else compilers make a comparison and a blend
 #else
   return x > 0.0 ? x : 0.0;
 #endif
@@ -85,7 +85,7 @@ inline double not_negative(double x) {
 #ifdef __AVX512F__
 
 template <int kCount>
-inline void all_not_above(const double* x, float* found) {
+inline void all_rounded_down(const double* x, float* found) {
   for (int i = 0; i < kCount; i += 8)
     _mm256_store_ps(found + i, _mm512_cvt_roundpd_ps(_mm512_loadu_pd(x + i), _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC));
 }
@@ -93,19 +93,22 @@ inline void all_not_above(const double* x, float* found) {
 // How many of a line's sums are not above x.
 inline int count_not_above(const float* sums, float x) {
   const unsigned mask = _mm512_cmp_ps_mask(load(sums), _mm512_set1_ps(x), _CMP_NGT_UQ);
-  // one bit more, or the compiler counts 16 bits into half a register, and each query waits for the one before
+  // An additional bit: of 16 bits the compiler writes the count to half a register, so that each query would wait for
+  // the query before it.
   return __builtin_popcount(mask | 0x10000u) - 1;
 }
 
-// The number of a line of leaves whose interval holds x; the last positive one if x is beyond them all.
+// The position in a line of leaves of the leaf whose interval holds x; that of the last positive leaf if x is beyond
+// all.
 inline int leaf(const float* line, float x) {
   const Line p = load(line);
-  const unsigned fitting = _mm512_cmp_ps_mask(_mm512_set1_ps(x), sums_to(p), _CMP_LT_OQ);
-  if (fitting) return __builtin_ctz(fitting);  // sums stand still where there is nothing: this one has something
+  const unsigned fitting = _mm512_cmp_ps_mask(_mm512_set1_ps(x), prefix_sums(p), _CMP_LT_OQ);
+  if (fitting) return __builtin_ctz(fitting);  // this leaf is positive, as sums do not grow at zeros
   return 31 - __builtin_clz(_mm512_cmp_ps_mask(p, _mm512_setzero_ps(), _CMP_GT_OQ) | 1u);
 }
 
-// The first step of all queries: the one line of its level stays in a register, where 16 of them bisect it.
+// The first step of all queries: the only line of the top level stays in a register, where 16 queries bisect it at
+// once.
 template <int kCount>
 inline void find_in_root(const float* before, double* rest, int64_t* child) {
   const Line sums = load(before);
@@ -136,13 +139,13 @@ inline void find_in_root(const float* before, double* rest, int64_t* child) {
 #else
 
 template <int kCount>
-inline void all_not_above(const double* x, float* found) {
-  for (int i = 0; i < kCount; ++i) found[i] = not_above(x[i]);
+inline void all_rounded_down(const double* x, float* found) {
+  for (int i = 0; i < kCount; ++i) found[i] = rounded_down(x[i]);
 }
 
 #ifdef __SSE2__
 
-// How many of 16 sums, which do not fall, are not above x.
+// How many of 16 non-decreasing sums are not above x.
 inline int count_not_above(const float* sums, float x) {
   const __m128 wide = _mm_set1_ps(x);
   const auto above = [&](int k) { return _mm_castps_si128(_mm_cmpgt_ps(_mm_load_ps(sums + 4 * k), wide)); };
@@ -162,9 +165,9 @@ inline int count_not_above(const float* sums, float x) {
 
 inline int leaf(const float* line, float x) {
   alignas(64) float sum[kLine];
-  sums_to(line, sum);
+  prefix_sums(line, sum);
   const int found = count_not_above(sum, x);
-  if (found < kLine) return found;  // sums stand still where there is nothing: this one has something
+  if (found < kLine) return found;  // this leaf is positive, as sums do not grow at zeros
   int last = kLine - 1;
   while (last > 0 && !(line[last] > 0.0f)) --last;
   return last;
@@ -172,11 +175,11 @@ inline int leaf(const float* line, float x) {
 
 #endif
 
-// From a line of a level to the one of the next that holds what is sought.
-inline void go_down(const Tree& tree, int level, float bound, double& rest, int64_t& line) {
+// Goes from a line of a level to the line of the level below that holds the leaf.
+inline void descend(const Tree& tree, int level, float bound, double& rest, int64_t& line) {
   const float* sums = tree.before[level] + line * kLine;
-  // before the first there is nothing, which is not above any bound. A writer may change a line between two looks at
-  // it: what is found is then another leaf, but a leaf
+  // The sum before the first number is 0, so the count is at least 1. Another process may change the line meanwhile:
+  // another leaf is found then, but still one of the tree.
   const int child = count_not_above(sums, bound) - 1;
   rest = not_negative(rest - static_cast<double>(sums[child]));
   line = line * kLine + child;
@@ -185,8 +188,8 @@ inline void go_down(const Tree& tree, int level, float bound, double& rest, int6
 #endif
 }
 
-// A group of queries goes down side by side, so that their cache misses overlap, and without a branch on what
-// is found, which would be mispredicted half of the time.
+// A group of queries goes down together, so that their cache misses overlap, and without a branch on the child, which
+// would be mispredicted half of the time.
 template <int kCount>
 inline void find_group(const Tree& tree, const double* mass, int64_t* index) {
   alignas(64) double rest[kCount];
@@ -199,17 +202,17 @@ inline void find_group(const Tree& tree, const double* mass, int64_t* index) {
   --level;
 #endif
   for (; level > 0; --level) {
-    all_not_above<kCount>(rest, bound);
-    for (int i = 0; i < kCount; ++i) go_down(tree, level, bound[i], rest[i], line[i]);
+    all_rounded_down<kCount>(rest, bound);
+    for (int i = 0; i < kCount; ++i) descend(tree, level, bound[i], rest[i], line[i]);
   }
-  all_not_above<kCount>(rest, bound);
+  all_rounded_down<kCount>(rest, bound);
   for (int i = 0; i < kCount; ++i) index[i] = line[i] * kLine + leaf(tree.raw[0] + line[i] * kLine, bound[i]);
 }
 
-// Several groups follow one another a level apart: while the leaves' lines of one are on their way, the next ones are
-// compared with sums that lie near. That takes longer where all lines lie near, and less where the leaves lie far off.
+// Several groups follow one another a level apart: while one group's lines of leaves are fetched from memory, the next
+// groups compare with sums that are in the cache. This is faster only if the leaves are not in the cache.
 template <int kGroups>
-inline void find_in_turn(const Tree& tree, const double* mass, int64_t* index) {
+inline void find_staggered(const Tree& tree, const double* mass, int64_t* index) {
   struct Group {
     alignas(64) double rest[kGroup];
     alignas(64) float bound[kGroup];
@@ -234,7 +237,7 @@ inline void find_in_turn(const Tree& tree, const double* mass, int64_t* index) {
         continue;
 #endif
       }
-      all_not_above<kGroup>(group.rest, group.bound);
+      all_rounded_down<kGroup>(group.rest, group.bound);
       if (group.level > 0)
         walking[count++] = &group;
       else
@@ -243,7 +246,7 @@ inline void find_in_turn(const Tree& tree, const double* mass, int64_t* index) {
     for (int i = 0; i < kGroup; ++i) {
       for (int k = 0; k < count; ++k) {
         Group& group = *walking[k];
-        go_down(tree, group.level, group.bound[i], group.rest[i], group.line[i]);
+        descend(tree, group.level, group.bound[i], group.rest[i], group.line[i]);
       }
       if (arriving) {
         const int64_t line = arriving->line[i];
@@ -253,10 +256,10 @@ inline void find_in_turn(const Tree& tree, const double* mass, int64_t* index) {
   }
 }
 
-void find_some(const Tree& tree, const double* mass, int64_t count, int64_t* index) {
+void find_chunk(const Tree& tree, const double* mass, int64_t count, int64_t* index) {
   int64_t done = 0;
-  if (tree.capacity >= kFar)
-    for (; done + 4 * kGroup <= count; done += 4 * kGroup) find_in_turn<4>(tree, mass + done, index + done);
+  if (tree.capacity >= kFarLeaves)
+    for (; done + 4 * kGroup <= count; done += 4 * kGroup) find_staggered<4>(tree, mass + done, index + done);
   for (; done + 2 * kGroup <= count; done += 2 * kGroup) find_group<2 * kGroup>(tree, mass + done, index + done);
   for (; done + kGroup <= count; done += kGroup) find_group<kGroup>(tree, mass + done, index + done);
   if (done < count) {
@@ -268,10 +271,10 @@ void find_some(const Tree& tree, const double* mass, int64_t count, int64_t* ind
   }
 }
 
-// work(done, some) for each chunk of a batch.
+// Calls work(first number, numbers) for each chunk of a batch.
 template <typename Work>
 void in_chunks(int64_t count, int64_t threads, const Work& work) {
-  in_parts(count >= kMany ? threads : 1, (count + kChunk - 1) / kChunk, [&](int64_t chunk) {
+  in_parts(count >= kThreadedBatch ? threads : 1, (count + kChunk - 1) / kChunk, [&](int64_t chunk) {
     const int64_t done = chunk * kChunk;
     work(done, count - done < kChunk ? count - done : kChunk);
   });
@@ -279,7 +282,7 @@ void in_chunks(int64_t count, int64_t threads, const Work& work) {
 
 void find(const Tree& tree, const double* mass, int64_t count, int64_t* index, int64_t threads) {
   in_chunks(count, threads,
-            [&](int64_t done, int64_t some) { find_some(tree, mass + done, some, index + done); });
+            [&](int64_t done, int64_t some) { find_chunk(tree, mass + done, some, index + done); });
 }
 
 // -- weights ------------------------------------------------------------------------------------------------
@@ -288,7 +291,7 @@ void find(const Tree& tree, const double* mass, int64_t count, int64_t* index, i
 inline float log2_of(float x) {
   int32_t bits;
   std::memcpy(&bits, &x, sizeof bits);
-  const int32_t offset = (bits - 0x3f3504f3) >> 23;  // so that the mantissa lies in [sqrt(1/2), sqrt(2))
+  const int32_t offset = (bits - 0x3f3504f3) >> 23;  // makes the mantissa lie in [sqrt(1/2), sqrt(2))
   const int32_t rest = bits - (offset << 23);
   float m;
   std::memcpy(&m, &rest, sizeof m);
@@ -322,11 +325,11 @@ float power(const float* error, int64_t count, float alpha, float epsilon, float
   for (int64_t i = 0; i < count; ++i) {
     const float x = std::fabs(error[i]) + epsilon;
     const float p = exp2_of(alpha * log2_of(x));
-    // what is not finite must be seen by whoever looks at it next; zero stays zero
+    // what is not finite is kept, for the caller to see; zero stays zero
     priority[i] = x > 0.0f && x <= std::numeric_limits<float>::max() ? p : x;
   }
-  // numbers without a sign are in the order of their bits, what is not finite last; compilers know how to
-  // look for the greatest of integers side by side
+  // Non-negative floats are in the order of their bits, with what is not finite last; and compilers vectorise the
+  // search for the greatest integer.
   int32_t greatest = 0;
   for (int64_t i = 0; i < count; ++i) {
     int32_t bits;
@@ -340,7 +343,7 @@ float power(const float* error, int64_t count, float alpha, float epsilon, float
 
 // -- draws --------------------------------------------------------------------------------------------------
 
-// SplitMix64 (Steele et al. 2014) of a counter: 53 random bits in [0, 1) for each number of a stream.
+// SplitMix64 (Steele et al. 2014) of a counter: 53 random bits in [0, 1) for each `number`.
 inline double uniform(uint64_t key, uint64_t number) {
   uint64_t z = key + number * 0x9e3779b97f4a7c15u;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -354,7 +357,7 @@ bool sample(const Tree& tree, uint64_t* state, int64_t count, float beta, int64_
   const double total = tree.total();
   if (!(total > 0.0 && total <= static_cast<double>(std::numeric_limits<float>::max()))) return false;
   const float scale = tree.has_minimum ? 1.0f / tree.minimum() : static_cast<float>(tree.capacity / total);
-  // a leaf that a writer changes between the search and this look weighs no more than the least
+  // another process may set a leaf to 0 after it was found: its weight is limited to that of the least leaf
   const float least = tree.has_minimum ? 1.0f : 0.0f;
   const uint64_t key = state[0], start = state[1];
   in_chunks(count, threads, [&](int64_t done, int64_t some) {
@@ -367,7 +370,7 @@ bool sample(const Tree& tree, uint64_t* state, int64_t count, float beta, int64_
     } else {
       for (int64_t i = 0; i < some; ++i) mass[i] = uniform(key, first + static_cast<uint64_t>(i)) * total;
     }
-    find_some(tree, mass, some, index + done);
+    find_chunk(tree, mass, some, index + done);
     float drawn[kChunk];
     for (int64_t i = 0; i < some; ++i) drawn[i] = tree.raw[0][index[done + i]];
     for (int64_t i = 0; i < some; ++i)

@@ -1,6 +1,6 @@
-// The Python side of the kernels: functions of integers, most of them addresses of tensors' memory, because
-// that is what a call is cheapest with. Whoever calls checks shapes and keeps the memory alive. Where tensors are
-// taken too, they are checked here.
+// The Python side of the kernels. Their arguments are integers, most of them addresses of tensors' memory, because
+// such calls are cheapest. The caller checks shapes and keeps the memory alive. Functions that also take tensors
+// check them here.
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -36,7 +36,7 @@ bool runs(const char* name) {
   return !std::strcmp(name, "portable");
 }
 
-// The table of kernels that was built for an instruction set.
+// The table of kernels that was built for the instruction set `name`.
 template <typename Table>
 const Table* built_for(const char* name, const Table& portable, const Table* avx2, const Table* avx512) {
   if (!std::strcmp(name, "avx512")) return avx512;
@@ -52,7 +52,7 @@ const Table* built_for(const char* name, const Table& portable, const Table* avx
 
 int64_t lines_for(int64_t numbers) { return (numbers + kLine - 1) / kLine; }
 
-// Fills `tree` with the places in memory that begins at `base`; returns how many bytes there are.
+// Fills `tree` with addresses in the memory that begins at `base`; returns how many bytes the tree takes.
 int64_t lay_out(Tree& tree, int64_t capacity, bool minimum, char* base) {
   std::memset(&tree, 0, sizeof tree);
   tree.capacity = capacity;
@@ -72,7 +72,7 @@ int64_t lay_out(Tree& tree, int64_t capacity, bool minimum, char* base) {
     return here;
   };
   tree.lines[tree.top + 1] = 1;
-  for (level = tree.top; level > 0; --level) tree.before[level] = take(tree.lines[level]);  // what searches read
+  for (level = tree.top; level > 0; --level) tree.before[level] = take(tree.lines[level]);  // searches read these
   for (level = tree.top + 1; level >= 0; --level) {
     tree.raw[level] = take(tree.lines[level]);
     if (level > 0 && minimum) tree.least[level] = take(tree.lines[level]);
@@ -93,16 +93,17 @@ T* at(PyObject* address) {
   return reinterpret_cast<T*>(PyLong_AsSize_t(address));
 }
 
-// Two numbers for each of a batch, in two tensors or at two addresses: then `count` says of how many. False for
-// tensors that are not two vectors of these kinds in host memory, one number behind the other and equally long.
+// Two vectors of the same length, given as two tensors or as two addresses; of addresses `count` is their length, and
+// of tensors it is set. False for tensors that are not two contiguous vectors of these kinds and of equal length in
+// host memory.
 template <typename A, typename B>
-bool pairs(PyObject* first, Kind one, A** a, PyObject* second, Kind other, B** b, int64_t* count) {
+bool two_vectors(PyObject* first, Kind one, A** a, PyObject* second, Kind another, B** b, int64_t* count) {
   if (PyLong_Check(first)) {
     *a = at<A>(first), *b = at<B>(second);
     return true;
   }
-  int64_t more;
-  return is_vector(first, one, a, count) && is_vector(second, other, b, &more) && *count == more;
+  int64_t other_count;
+  return is_vector(first, one, a, count) && is_vector(second, another, b, &other_count) && *count == other_count;
 }
 
 bool has_leaves(int64_t capacity) {
@@ -120,9 +121,9 @@ PyObject* tree_bytes(PyObject*, PyObject* const* args, Py_ssize_t n) {
   return PyLong_FromLongLong(lay_out(tree, capacity, PyObject_IsTrue(args[1]), nullptr));
 }
 
-void forget(PyObject* capsule) { delete tree_of(capsule); }
+void free_tree(PyObject* capsule) { delete tree_of(capsule); }
 
-// tree(address, capacity, minimum, fresh) -> capsule; fresh: the memory is zero and is to be begun
+// tree(address, capacity, minimum, fresh) -> capsule; fresh: the memory is zero and has to be initialised
 PyObject* make_tree(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!expect(n, 4)) return nullptr;
   char* base = at<char>(args[0]);
@@ -140,13 +141,13 @@ PyObject* make_tree(PyObject*, PyObject* const* args, Py_ssize_t n) {
       for (int64_t i = 0; i < tree->lines[level] * kLine; ++i)
         tree->least[level][i] = std::numeric_limits<float>::infinity();
   }
-  PyObject* capsule = PyCapsule_New(tree, kTree, forget);
+  PyObject* capsule = PyCapsule_New(tree, kTree, free_tree);
   if (!capsule) delete tree;
   return capsule;
 }
 
-// The first i whose index or priority cannot be taken, or -1.
-int64_t first_wrong(const Tree& tree, const int64_t* index, const float* priority, int64_t count) {
+// The first i whose index or priority is invalid, or -1.
+int64_t first_invalid(const Tree& tree, const int64_t* index, const float* priority, int64_t count) {
   bool wrong = false;
   for (int64_t i = 0; i < count; ++i)
     wrong |= index[i] < 0 || index[i] >= tree.capacity ||
@@ -158,8 +159,8 @@ int64_t first_wrong(const Tree& tree, const int64_t* index, const float* priorit
       return i;
 }
 
-// set(tree, index, priority, count) -> -1, or which of them was wrong: then nothing was set; see `pairs`, of whose
-// tensors no count is needed; None for those that have to be made to fit
+// set(tree, index, priority, count) -> -1; or the position of the first invalid one, after which nothing was set; or
+// None for tensors that `two_vectors` refuses. count is ignored for tensors.
 PyObject* set(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!expect(n, 4)) return nullptr;
   const Tree* tree = tree_of(args[0]);
@@ -167,19 +168,19 @@ PyObject* set(PyObject*, PyObject* const* args, Py_ssize_t n) {
   int64_t* index;
   float* priority;
   int64_t count = PyLong_AsLongLong(args[3]);
-  const bool fit = pairs(args[1], kInteger, &index, args[2], kFloat, &priority, &count);
+  const bool fit = two_vectors(args[1], kInteger, &index, args[2], kFloat, &priority, &count);
   if (PyErr_Occurred()) return nullptr;
   if (!fit) Py_RETURN_NONE;
   int64_t wrong;
   Py_BEGIN_ALLOW_THREADS
-  wrong = first_wrong(*tree, index, priority, count);
+  wrong = first_invalid(*tree, index, priority, count);
   if (wrong < 0) kernels->set(*tree, index, priority, count);
   Py_END_ALLOW_THREADS
   return PyLong_FromLongLong(wrong);
 }
 
-// update(tree, index, error, count, alpha, epsilon): priority <- (|error| + epsilon) ** alpha, and set -> the
-// greatest of these priorities, or -1 - which of them was wrong: then nothing was set; tensors as in `set`
+// update(tree, index, error, count, alpha, epsilon): sets priority <- (|error| + epsilon) ** alpha -> the greatest of
+// these priorities; or -1 - the position of the first invalid one, after which nothing was set; tensors as in `set`
 PyObject* update(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!expect(n, 6)) return nullptr;
   const Tree* tree = tree_of(args[0]);
@@ -187,28 +188,29 @@ PyObject* update(PyObject*, PyObject* const* args, Py_ssize_t n) {
   int64_t* index;
   float* error;
   int64_t count = PyLong_AsLongLong(args[3]);
-  const bool fit = pairs(args[1], kInteger, &index, args[2], kFloat, &error, &count);
+  const bool fit = two_vectors(args[1], kInteger, &index, args[2], kFloat, &error, &count);
   const float alpha = static_cast<float>(PyFloat_AsDouble(args[4]));
   const float epsilon = static_cast<float>(PyFloat_AsDouble(args[5]));
   if (PyErr_Occurred()) return nullptr;
   if (!fit) Py_RETURN_NONE;
-  constexpr int64_t kSome = 1024;
-  float here[kSome];
-  std::unique_ptr<float[]> more(count > kSome ? new (std::nothrow) float[static_cast<std::size_t>(count)] : nullptr);
-  if (count > kSome && !more) return PyErr_NoMemory();
-  float* priority = more ? more.get() : here;
+  constexpr int64_t kOnStack = 1024;
+  float on_stack[kOnStack];
+  std::unique_ptr<float[]> on_heap(count > kOnStack ? new (std::nothrow) float[static_cast<std::size_t>(count)]
+                                                    : nullptr);
+  if (count > kOnStack && !on_heap) return PyErr_NoMemory();
+  float* priority = on_heap ? on_heap.get() : on_stack;
   int64_t wrong;
   double greatest;
   Py_BEGIN_ALLOW_THREADS
   greatest = kernels->power(error, count, alpha, epsilon, priority);
-  wrong = first_wrong(*tree, index, priority, count);
+  wrong = first_invalid(*tree, index, priority, count);
   if (wrong < 0) kernels->set(*tree, index, priority, count);
   Py_END_ALLOW_THREADS
   return PyFloat_FromDouble(wrong < 0 ? greatest : -1.0 - static_cast<double>(wrong));
 }
 
-// find(tree, mass, count, index, threads) -> whether all masses were at least 0 and below the total; else nothing
-// is found; tensors as in `set`
+// find(tree, mass, count, index, threads) -> whether all masses were at least 0 and below the total; otherwise `index`
+// is left alone; tensors as in `set`
 PyObject* find(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!expect(n, 5)) return nullptr;
   const Tree* tree = tree_of(args[0]);
@@ -217,7 +219,7 @@ PyObject* find(PyObject*, PyObject* const* args, Py_ssize_t n) {
   int64_t* index;
   int64_t count = PyLong_AsLongLong(args[2]);
   const int64_t threads = PyLong_AsLongLong(args[4]);
-  const bool fit = pairs(args[1], kFloat, &mass, args[3], kInteger, &index, &count);
+  const bool fit = two_vectors(args[1], kFloat, &mass, args[3], kInteger, &index, &count);
   if (PyErr_Occurred()) return nullptr;
   if (!fit) Py_RETURN_NONE;
   bool outside = false;
@@ -229,9 +231,9 @@ PyObject* find(PyObject*, PyObject* const* args, Py_ssize_t n) {
   return PyBool_FromLong(!outside);
 }
 
-// sample(tree, state, count, beta, index, weight, stratified, threads): draws with chance p / total, and
+// sample(tree, state, count, beta, index, weight, stratified, threads): draws with probability p / total, and
 // weight <- (p / least p) ** -beta. state: two uint64, a key and a counter. -> whether there was anything to draw;
-// None for tensors that are not [count], see `pairs`
+// None for tensors that `two_vectors` refuses or that are not [count]
 PyObject* sample(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!expect(n, 8)) return nullptr;
   const Tree* tree = tree_of(args[0]);
@@ -241,8 +243,9 @@ PyObject* sample(PyObject*, PyObject* const* args, Py_ssize_t n) {
   const float beta = static_cast<float>(PyFloat_AsDouble(args[3]));
   int64_t* index;
   float* weight;
-  int64_t room = count;
-  const bool fit = pairs(args[4], kInteger, &index, args[5], kFloat, &weight, &room) && room == count;
+  int64_t given_count = count;
+  const bool fit = two_vectors(args[4], kInteger, &index, args[5], kFloat, &weight, &given_count) &&
+                   given_count == count;
   const bool stratified = PyObject_IsTrue(args[6]);
   const int64_t threads = PyLong_AsLongLong(args[7]);
   if (PyErr_Occurred()) return nullptr;
@@ -254,7 +257,7 @@ PyObject* sample(PyObject*, PyObject* const* args, Py_ssize_t n) {
   return PyBool_FromLong(drawn);
 }
 
-// total(tree) -> the sum of all
+// total(tree) -> the sum of all priorities
 PyObject* total(PyObject*, PyObject* capsule) {
   const Tree* tree = tree_of(capsule);
   return tree ? PyFloat_FromDouble(tree->total()) : nullptr;
@@ -273,19 +276,20 @@ PyObject* leaves(PyObject*, PyObject* capsule) {
   return tree ? PyLong_FromSize_t(reinterpret_cast<std::size_t>(tree->raw[0])) : nullptr;
 }
 
-// touch(base, order, count) -> the sum of one number of each of `count` lines of 64 bytes, in the order
-// given, all asked for ahead of time: what reading random lines costs at least (see bench replay)
+// touch(base, order, count) -> the sum of the first numbers of `count` lines of 64 bytes, read in the given order and
+// prefetched: it measures the least cost of reading random lines (see bench replay)
 PyObject* touch(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!expect(n, 3)) return nullptr;
   const float* base = at<float>(args[0]);
   const int64_t* order = at<int64_t>(args[1]);
   const int64_t count = PyLong_AsLongLong(args[2]);
   if (PyErr_Occurred()) return nullptr;
-  constexpr int64_t kSoon = 24;
+  constexpr int64_t kLinesAhead = 24;
   float sum = 0.0f;
   Py_BEGIN_ALLOW_THREADS
   for (int64_t i = 0; i < count; ++i) {
-    if (i + kSoon < count) ask_for(reinterpret_cast<const char*>(base + order[i + kSoon] * kLine), kCacheLine);
+    if (i + kLinesAhead < count)
+      prefetch(reinterpret_cast<const char*>(base + order[i + kLinesAhead] * kLine), kCacheLine);
     sum += base[order[i] * kLine];
   }
   Py_END_ALLOW_THREADS
@@ -301,15 +305,15 @@ PyObject* touch(PyObject*, PyObject* const* args, Py_ssize_t n) {
 
 namespace {
 
-// An instruction set that runs here.
-void take(const char* name) {
+// Chooses the kernels of the instruction set `name`, which must run on this machine.
+void use_instruction_set(const char* name) {
   kernels = built_for<Kernels>(name, BUILDS(k));
   topic_kernels = built_for<TopicKernels>(name, BUILDS(kTopics));
   block_kernels = built_for<BlockKernels>(name, BUILDS(kBlocks));
   normalize_kernels = built_for<NormalizeKernels>(name, BUILDS(kNormalize));
 }
 
-// simd() -> the instruction set in use; use(name) -> takes another one, ValueError if it does not run here
+// simd() -> the instruction set in use; use(name): use another one; ValueError if it does not run on this machine
 PyObject* simd(PyObject*, PyObject*) { return PyUnicode_FromString(kernels->name); }
 
 PyObject* use(PyObject*, PyObject* word) {
@@ -317,7 +321,7 @@ PyObject* use(PyObject*, PyObject* word) {
   if (!text) return nullptr;
   const char* name = PyBytes_AsString(text);
   const bool wanted = name && runs(name);
-  if (wanted) take(name);
+  if (wanted) use_instruction_set(name);
   Py_DECREF(text);
   if (!wanted) return PyErr_Format(PyExc_ValueError, "%R does not run on this machine", word);
   Py_RETURN_NONE;
@@ -336,9 +340,9 @@ PyMethodDef methods[] = {
     {"touch", FAST(touch), nullptr},           {"expected_topics", FAST(expected_topics), nullptr},
     {"fold_in", FAST(fold_in), nullptr},       {"add_rows", FAST(add_rows), nullptr},
     {"lay_frames", FAST(lay_frames), nullptr}, {"torso", FAST(make_torso), nullptr},
-    {"torso_inner", FAST(inner_size), nullptr},
-    {"torso_forward", FAST(forward_torso), nullptr},
-    {"torso_backward", FAST(backward_torso), nullptr},
+    {"torso_inner", FAST(torso_inner), nullptr},
+    {"torso_forward", FAST(torso_forward), nullptr},
+    {"torso_backward", FAST(torso_backward), nullptr},
     {"normalize_moments", FAST(normalize_moments), nullptr},
     {"normalize_apply", FAST(normalize_apply), nullptr},
     {"normalize_gradient_sums", FAST(normalize_gradient_sums), nullptr},
@@ -356,7 +360,7 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "_kernels", nullptr, -1, methods, n
 PyMODINIT_FUNC PyInit__kernels() {
   for (const char* name : {"avx512", "avx2", "portable"}) {
     if (runs(name)) {
-      take(name);
+      use_instruction_set(name);
       break;
     }
   }

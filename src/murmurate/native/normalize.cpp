@@ -1,4 +1,4 @@
-// Built once for each instruction set; loops over a few channels at a time, for the compiler to turn into vectors.
+// Built once for each instruction set. Loops run over a few channels at a time, so that compilers vectorise them.
 #include "normalize.hpp"
 
 #include <cstring>
@@ -11,15 +11,15 @@ namespace murmurate {
 namespace {
 
 constexpr int64_t kLanes = 16;             // channels whose sums stay in registers
-constexpr int64_t kBlockBytes = 16 << 10;  // read twice from the nearest cache
+constexpr int64_t kBlockBytes = 16 << 10;  // a block is read twice, the second time from the nearest cache
 constexpr int64_t kParts = 16;             // fixed, so that results do not depend on the number of threads
 
-struct Brain {  // bfloat16
+struct Bf16 {  // bfloat16
   uint16_t bits;
 };
 
 inline float widened(float x) { return x; }
-inline float widened(Brain x) {
+inline float widened(Bf16 x) {
   const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
   float y;
   std::memcpy(&y, &bits, 4);
@@ -27,7 +27,7 @@ inline float widened(Brain x) {
 }
 
 inline void narrow(float x, float* to) { *to = x; }
-inline void narrow(float x, Brain* to) {
+inline void narrow(float x, Bf16* to) {
   uint32_t bits;
   std::memcpy(&bits, &x, 4);
   const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -74,11 +74,11 @@ void block_moments(const T* x, int64_t rows, int64_t stride, int64_t lanes, floa
   for (int64_t k = 0; k < lanes; ++k) mean[k] = centre[k], squares[k] = square[k];
 }
 
-// The moments of `count` and of `more` numbers as those of all of them (Chan, Golub and LeVeque 1983).
-inline void merge(double count, double* mean, double* squares, double more, double its_mean, double its_squares) {
-  const double total = count + more, difference = its_mean - *mean;
+// Merges the moments of `more` numbers into those of `count` numbers (Chan, Golub and LeVeque 1983).
+inline void merge(double count, double* mean, double* squares, double more, double more_mean, double more_squares) {
+  const double total = count + more, difference = more_mean - *mean;
   *mean += difference * more / total;
-  *squares += its_squares + difference * difference * count * more / total;
+  *squares += more_squares + difference * difference * count * more / total;
 }
 
 template <typename T>
@@ -130,16 +130,17 @@ void apply_rows(const T* x, const T* residual, const float* scale, const float* 
 template <typename T>
 void apply_to(Rows n, const T* x, const T* residual, const float* scale, const float* shift, bool rectify, T* y,
               int64_t threads) {
-  const auto rows_of = residual ? (rectify ? apply_rows<true, true, T> : apply_rows<true, false, T>)
+  const auto on_rows = residual ? (rectify ? apply_rows<true, true, T> : apply_rows<true, false, T>)
                                 : (rectify ? apply_rows<false, true, T> : apply_rows<false, false, T>);
   over_rows(n.rows, threads, [&](int64_t, int64_t first, int64_t rows) {
     const int64_t skip = first * n.channels;
-    rows_of(x + skip, residual ? residual + skip : nullptr, scale, shift, rows, n.channels, y + skip);
+    on_rows(x + skip, residual ? residual + skip : nullptr, scale, shift, rows, n.channels, y + skip);
   });
 }
 
+// The gradient of a ReLU's input, given that of its output y.
 template <typename T>
-inline float passed(T gradient, T y) {
+inline float through_relu(T gradient, T y) {
   return widened(y) <= 0.0f ? 0.0f : widened(gradient);
 }
 
@@ -151,7 +152,7 @@ void block_sums(const T* gradient, const T* y, const T* x, const float* mean, in
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t k = 0; k < lanes; ++k) {
       const int64_t i = r * stride + k;
-      const float g = kMasked ? passed(gradient[i], y[i]) : widened(gradient[i]);
+      const float g = kMasked ? through_relu(gradient[i], y[i]) : widened(gradient[i]);
       s[k] += g;
       p[k] += g * (widened(x[i]) - centre[k]);
     }
@@ -187,26 +188,26 @@ void sums_of(Rows n, const T* gradient, const T* y, const T* x, const float* mea
 
 template <bool kMasked, bool kResidual, typename T>
 void gradient_rows(const T* gradient, const T* y, const T* x, const float* a, const float* b, const float* c,
-                   int64_t rows, int64_t C, T* of_x, T* of_residual) {
+                   int64_t rows, int64_t C, T* x_gradient, T* residual_gradient) {
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t skip = r * C;
     for (int64_t k = 0; k < C; ++k) {
-      const float g = kMasked ? passed(gradient[skip + k], y[skip + k]) : widened(gradient[skip + k]);
-      narrow(a[k] * g + (b[k] * widened(x[skip + k]) + c[k]), of_x + skip + k);
-      if (kResidual) narrow(g, of_residual + skip + k);
+      const float g = kMasked ? through_relu(gradient[skip + k], y[skip + k]) : widened(gradient[skip + k]);
+      narrow(a[k] * g + (b[k] * widened(x[skip + k]) + c[k]), x_gradient + skip + k);
+      if (kResidual) narrow(g, residual_gradient + skip + k);
     }
   }
 }
 
 template <typename T>
 void gradient_of(Rows n, const T* gradient, const T* y, const T* x, const float* a, const float* b, const float* c,
-                 T* of_x, T* of_residual, int64_t threads) {
-  const auto rows_of = y ? (of_residual ? gradient_rows<true, true, T> : gradient_rows<true, false, T>)
-                         : (of_residual ? gradient_rows<false, true, T> : gradient_rows<false, false, T>);
+                 T* x_gradient, T* residual_gradient, int64_t threads) {
+  const auto on_rows = y ? (residual_gradient ? gradient_rows<true, true, T> : gradient_rows<true, false, T>)
+                         : (residual_gradient ? gradient_rows<false, true, T> : gradient_rows<false, false, T>);
   over_rows(n.rows, threads, [&](int64_t, int64_t first, int64_t rows) {
     const int64_t skip = first * n.channels;
-    rows_of(gradient + skip, y ? y + skip : nullptr, x + skip, a, b, c, rows, n.channels, of_x + skip,
-            of_residual ? of_residual + skip : nullptr);
+    on_rows(gradient + skip, y ? y + skip : nullptr, x + skip, a, b, c, rows, n.channels, x_gradient + skip,
+            residual_gradient ? residual_gradient + skip : nullptr);
   });
 }
 
@@ -221,7 +222,7 @@ T* as(void* x) {
 
 void moments(Rows n, int bits, const void* x, double* mean, double* squares, int64_t threads) {
   if (bits == 16)
-    moments_of(n, as<Brain>(x), mean, squares, threads);
+    moments_of(n, as<Bf16>(x), mean, squares, threads);
   else
     moments_of(n, as<float>(x), mean, squares, threads);
 }
@@ -229,7 +230,7 @@ void moments(Rows n, int bits, const void* x, double* mean, double* squares, int
 void apply(Rows n, int bits, const void* x, const void* residual, const float* scale, const float* shift, bool rectify,
            void* y, int64_t threads) {
   if (bits == 16)
-    apply_to(n, as<Brain>(x), as<Brain>(residual), scale, shift, rectify, as<Brain>(y), threads);
+    apply_to(n, as<Bf16>(x), as<Bf16>(residual), scale, shift, rectify, as<Bf16>(y), threads);
   else
     apply_to(n, as<float>(x), as<float>(residual), scale, shift, rectify, as<float>(y), threads);
 }
@@ -243,17 +244,17 @@ void sums(Rows n, const void* gradient, const void* y, const void* x, const floa
 
 void gradient_sums(Rows n, int bits, const void* gradient, const void* y, const void* x, const float* mean,
                    double* sum, double* product, int64_t threads) {
-  (bits == 16 ? sums<Brain> : sums<float>)(n, gradient, y, x, mean, sum, product, threads);
+  (bits == 16 ? sums<Bf16> : sums<float>)(n, gradient, y, x, mean, sum, product, threads);
 }
 
 void gradient(Rows n, int bits, const void* given, const void* y, const void* x, const float* a, const float* b,
-              const float* c, void* of_x, void* of_residual, int64_t threads) {
+              const float* c, void* x_gradient, void* residual_gradient, int64_t threads) {
   if (bits == 16)
-    gradient_of(n, as<Brain>(given), as<Brain>(y), as<Brain>(x), a, b, c, as<Brain>(of_x), as<Brain>(of_residual),
-                threads);
+    gradient_of(n, as<Bf16>(given), as<Bf16>(y), as<Bf16>(x), a, b, c, as<Bf16>(x_gradient),
+                as<Bf16>(residual_gradient), threads);
   else
-    gradient_of(n, as<float>(given), as<float>(y), as<float>(x), a, b, c, as<float>(of_x), as<float>(of_residual),
-                threads);
+    gradient_of(n, as<float>(given), as<float>(y), as<float>(x), a, b, c, as<float>(x_gradient),
+                as<float>(residual_gradient), threads);
 }
 
 }  // namespace

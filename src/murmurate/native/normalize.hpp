@@ -1,5 +1,6 @@
-// Batch normalisation with the addition and the rectifier that follow it in a residual net, in two passes over memory
-// forwards and two backwards. Images lie channels last: [rows, channels], a row for each pixel of each image.
+// Batch normalisation with the addition and the ReLU that follow it in a residual net, each of the forward and the
+// backward pass in two passes over memory. Images are channels last: [rows, channels], a row for each pixel of each
+// image.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +21,12 @@ struct NormalizeKernels {
   // y = scale x + shift (+ residual, if there is one), and at least 0 if `rectify`
   void (*apply)(Rows, int bits, const void* x, const void* residual, const float* scale, const float* shift,
                 bool rectify, void* y, int64_t threads);
-  // g is the gradient of y, 0 where y (if there is one) is not above 0: sum of g, and of g (x - mean)
+  // The sums of g and of g (x - mean); g is the gradient of y, or 0 where y (if it is given) is not above 0.
   void (*gradient_sums)(Rows, int bits, const void* gradient, const void* y, const void* x, const float* mean,
                         double* sum, double* product, int64_t threads);
-  // of x: a g + b x + c. of the residual, if there is one: g
+  // x_gradient = a g + b x + c; residual_gradient = g, if there is a residual
   void (*gradient)(Rows, int bits, const void* gradient, const void* y, const void* x, const float* a, const float* b,
-                   const float* c, void* of_x, void* of_residual, int64_t threads);
+                   const float* c, void* x_gradient, void* residual_gradient, int64_t threads);
 };
 
 extern const NormalizeKernels kNormalizePortable;

@@ -7,7 +7,7 @@ namespace {
 
 const NormalizeKernels* normalize_kernels = nullptr;
 
-// (rows, channels, bits), checked
+// Reads and checks the arguments (rows, channels, bits); false, with an error set, if they are invalid.
 bool rows_of(PyObject* const* args, Rows* n, int* bits) {
   n->rows = PyLong_AsLongLong(args[0]), n->channels = PyLong_AsLongLong(args[1]);
   *bits = static_cast<int>(PyLong_AsLong(args[2]));
@@ -65,18 +65,18 @@ PyObject* normalize_gradient_sums(PyObject*, PyObject* const* args, Py_ssize_t n
   Py_RETURN_NONE;
 }
 
-// normalize_gradient(rows, channels, bits, gradient, y or 0, x, a, b, c, of_x, of_residual or 0, threads)
+// normalize_gradient(rows, channels, bits, gradient, y or 0, x, a, b, c, x_gradient, residual_gradient or 0, threads)
 PyObject* normalize_gradient(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Rows rows;
   int bits;
   if (!expect(n, 12) || !rows_of(args, &rows, &bits)) return nullptr;
   const void *gradient = at<void>(args[3]), *y = at<void>(args[4]), *x = at<void>(args[5]);
   const float *a = at<float>(args[6]), *b = at<float>(args[7]), *c = at<float>(args[8]);
-  void *of_x = at<void>(args[9]), *of_residual = at<void>(args[10]);
+  void *x_gradient = at<void>(args[9]), *residual_gradient = at<void>(args[10]);
   const int64_t threads = PyLong_AsLongLong(args[11]);
   if (PyErr_Occurred()) return nullptr;
   Py_BEGIN_ALLOW_THREADS
-  normalize_kernels->gradient(rows, bits, gradient, y, x, a, b, c, of_x, of_residual, threads);
+  normalize_kernels->gradient(rows, bits, gradient, y, x, a, b, c, x_gradient, residual_gradient, threads);
   Py_END_ALLOW_THREADS
   Py_RETURN_NONE;
 }

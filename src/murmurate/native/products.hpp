@@ -1,13 +1,13 @@
-// Products of tiles, once in AMX and once in AVX-512 (see tiles.hpp for what lies in a tile):
+// Products of tiles, once in AMX and once in AVX-512 (tiles.hpp says what a tile holds):
 //
-// - products_2x2: two left factors' rows times two right factors' columns: one [2, 16, 16] <- those of a0, two <-
-//   those of a1; added to what is there if `add` says so. Without a second right factor, b1 is b0, and what is
-//   behind its columns means nothing.
-// - products_4x1: sums [4, 16, 16] <- four left factors' rows times one right factor's columns.
-// - products_1x4: sums [4, 16, 16] <- themselves and one left factor's rows times four right factors' columns, the
-//   second pair of them `apart` from the first.
+// - products_2x2: two left factors times two right factors: sums_a0 [2, 16, 16] <- a0 b0, a0 b1;
+//   sums_a1 [2, 16, 16] <- a1 b0, a1 b1; if `add`, they are added to the previous contents. If there is only one right
+//   factor, b1 is b0, and the second result of each is meaningless.
+// - products_4x1: sums [4, 16, 16] <- four left factors times one right factor.
+// - products_1x4: sums [4, 16, 16] += one left factor times four right factors, which are two pairs of neighbouring
+//   tiles, the second pair `apart` numbers behind the first.
 //
-// While any of them is called a Tiles lives.
+// A TileConfig must exist while any of them is called.
 #pragma once
 
 #include "tiles.hpp"
@@ -15,8 +15,8 @@
 namespace murmurate {
 namespace {
 
-// A product's left factor: rows `stride` numbers apart; step j of the inner dimension begins offset[j] behind a row's
-// beginning. The right factor has its steps `right` numbers apart.
+// The inner dimension of a product, in steps of 32 numbers. Rows of the left factor are `stride` numbers apart, and
+// step j begins offset[j] numbers after a row's beginning. Steps of the right factor are `right` numbers apart.
 struct Inner {
   int64_t stride;
   const int64_t* offset;
@@ -25,10 +25,10 @@ struct Inner {
 
 #if defined(__AMX_BF16__)
 
-// All registers whole, as long as this lives.
-class Tiles {
+// While it exists, all tile registers are configured with their full size.
+class TileConfig {
  public:
-  Tiles() {
+  TileConfig() {
     alignas(64) struct {
       uint8_t palette = 1, start = 0, reserved[14] = {};
       uint16_t bytes[16] = {};
@@ -38,19 +38,19 @@ class Tiles {
     settle();
     _tile_loadconfig(&shape);
   }
-  ~Tiles() { _tile_release(); }
-  Tiles(const Tiles&) = delete;
-  Tiles& operator=(const Tiles&) = delete;
+  ~TileConfig() { _tile_release(); }
+  TileConfig(const TileConfig&) = delete;
+  TileConfig& operator=(const TileConfig&) = delete;
 };
 
-inline void products_2x2(const Inner& in, const Brain* a0, const Brain* a1, const Brain* b0, const Brain* b1,
-                         float* one, float* two, bool add = false) {
-  const int64_t stride = in.stride * static_cast<int64_t>(sizeof(Brain));
+inline void products_2x2(const Inner& in, const Bf16* a0, const Bf16* a1, const Bf16* b0, const Bf16* b1,
+                         float* sums_a0, float* sums_a1, bool add = false) {
+  const int64_t stride = in.stride * static_cast<int64_t>(sizeof(Bf16));
   if (add) {
-    _tile_loadd(0, one, kBytes);
-    _tile_loadd(1, one + kSums, kBytes);
-    _tile_loadd(2, two, kBytes);
-    _tile_loadd(3, two + kSums, kBytes);
+    _tile_loadd(0, sums_a0, kBytes);
+    _tile_loadd(1, sums_a0 + kSums, kBytes);
+    _tile_loadd(2, sums_a1, kBytes);
+    _tile_loadd(3, sums_a1 + kSums, kBytes);
   } else {
     _tile_zero(0);
     _tile_zero(1);
@@ -68,14 +68,14 @@ inline void products_2x2(const Inner& in, const Brain* a0, const Brain* a1, cons
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
   }
-  _tile_stored(0, one, kBytes);
-  _tile_stored(1, one + kSums, kBytes);
-  _tile_stored(2, two, kBytes);
-  _tile_stored(3, two + kSums, kBytes);
+  _tile_stored(0, sums_a0, kBytes);
+  _tile_stored(1, sums_a0 + kSums, kBytes);
+  _tile_stored(2, sums_a1, kBytes);
+  _tile_stored(3, sums_a1 + kSums, kBytes);
 }
 
-inline void products_4x1(const Inner& in, const Brain* const* a, const Brain* b, float* sums) {
-  const int64_t stride = in.stride * static_cast<int64_t>(sizeof(Brain));
+inline void products_4x1(const Inner& in, const Bf16* const* a, const Bf16* b, float* sums) {
+  const int64_t stride = in.stride * static_cast<int64_t>(sizeof(Bf16));
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -98,14 +98,14 @@ inline void products_4x1(const Inner& in, const Brain* const* a, const Brain* b,
   _tile_stored(3, sums + 3 * kSums, kBytes);
 }
 
-inline void products_1x4(const Inner& in, const Brain* a, const Brain* b, int64_t apart, float* sums) {
-  const int64_t stride = in.stride * static_cast<int64_t>(sizeof(Brain));
+inline void products_1x4(const Inner& in, const Bf16* a, const Bf16* b, int64_t apart, float* sums) {
+  const int64_t stride = in.stride * static_cast<int64_t>(sizeof(Bf16));
   _tile_loadd(0, sums, kBytes);
   _tile_loadd(1, sums + kSums, kBytes);
   _tile_loadd(2, sums + 2 * kSums, kBytes);
   _tile_loadd(3, sums + 3 * kSums, kBytes);
   for (int64_t j = 0; j < in.steps; ++j) {
-    const Brain* right = b + j * in.right;
+    const Bf16* right = b + j * in.right;
     _tile_loadd(4, a + in.offset[j], stride);
     _tile_loadd(5, right, kBytes);
     _tile_dpbf16ps(0, 4, 5);
@@ -124,24 +124,24 @@ inline void products_1x4(const Inner& in, const Brain* a, const Brain* b, int64_
 
 #else
 
-class Tiles {
+class TileConfig {
  public:
-  Tiles() {}  // AVX-512 needs nothing prepared
-  Tiles(const Tiles&) = delete;
-  Tiles& operator=(const Tiles&) = delete;
+  TileConfig() {}  // AVX-512 needs nothing prepared
+  TileConfig(const TileConfig&) = delete;
+  TileConfig& operator=(const TileConfig&) = delete;
 };
 
-// A register has 16 sums, of one row. What it takes of the left factor is one pair of numbers, the same for all its
-// lanes, and of the right one a row of pairs. `Rows` times `Columns` sums, few enough to stay in registers, hide how
-// long a product takes.
+// A register has the 16 sums of one row. An instruction multiplies one pair of numbers of the left factor, the same in
+// all lanes, with a row of pairs of the right factor. `Rows` times `Columns` registers of sums are few enough to exist,
+// and enough to hide the latency of the instruction.
 template <int Rows, int Columns>
-inline void product(const Inner& in, const Brain* a, const Brain* const (&b)[Columns], float* const (&sums)[Columns],
+inline void product(const Inner& in, const Bf16* a, const Bf16* const (&b)[Columns], float* const (&sums)[Columns],
                     bool add) {
   __m512 s[Rows][Columns];
   for (int r = 0; r < Rows; ++r)
     for (int c = 0; c < Columns; ++c) s[r][c] = add ? _mm512_loadu_ps(sums[c] + r * kRows) : _mm512_setzero_ps();
   for (int64_t j = 0; j < in.steps; ++j) {
-    const Brain* left = a + in.offset[j];
+    const Bf16* left = a + in.offset[j];
     for (int64_t k = 0; k < kRows; ++k) {
       __m512bh right[Columns];
       for (int c = 0; c < Columns; ++c)
@@ -158,11 +158,11 @@ inline void product(const Inner& in, const Brain* a, const Brain* const (&b)[Col
     for (int c = 0; c < Columns; ++c) _mm512_storeu_ps(sums[c] + r * kRows, s[r][c]);
 }
 
-inline void products_2x2(const Inner& in, const Brain* a0, const Brain* a1, const Brain* b0, const Brain* b1,
-                         float* one, float* two, bool add = false) {
+inline void products_2x2(const Inner& in, const Bf16* a0, const Bf16* a1, const Bf16* b0, const Bf16* b1,
+                         float* sums_a0, float* sums_a1, bool add = false) {
   constexpr int kHalf = kRows / 2;
-  const Brain* left[2] = {a0, a1};
-  float* sums[2] = {one, two};
+  const Bf16* left[2] = {a0, a1};
+  float* sums[2] = {sums_a0, sums_a1};
   for (int i = 0; i < 2; ++i) {
     if (b0 == b1) {
       product<kRows, 1>(in, left[i], {b0}, {sums[i]}, add);
@@ -175,15 +175,15 @@ inline void products_2x2(const Inner& in, const Brain* a0, const Brain* a1, cons
   }
 }
 
-inline void products_4x1(const Inner& in, const Brain* const* a, const Brain* b, float* sums) {
+inline void products_4x1(const Inner& in, const Bf16* const* a, const Bf16* b, float* sums) {
   for (int i = 0; i < 4; ++i) product<kRows, 1>(in, a[i], {b}, {sums + i * kSums}, false);
 }
 
-inline void products_1x4(const Inner& in, const Brain* a, const Brain* b, int64_t apart, float* sums) {
-  constexpr int kSome = 4;
-  for (int row = 0; row < kRows; row += kSome) {
+inline void products_1x4(const Inner& in, const Bf16* a, const Bf16* b, int64_t apart, float* sums) {
+  constexpr int kRowsAtOnce = 4;
+  for (int row = 0; row < kRows; row += kRowsAtOnce) {
     float* to = sums + row * kRows;
-    product<kSome, 4>(in, a + row * in.stride, {b, b + kTile, b + apart, b + apart + kTile},
+    product<kRowsAtOnce, 4>(in, a + row * in.stride, {b, b + kTile, b + apart, b + apart + kTile},
                       {to, to + kSums, to + 2 * kSums, to + 3 * kSums}, true);
   }
 }

@@ -20,15 +20,15 @@ constexpr int64_t kWide = 8;
 constexpr int64_t kWide = 4;
 #endif
 
-// -- a register of them -------------------------------------------------------------------------------------
+// -- registers of numbers -----------------------------------------------------------------------------------
 
 #if defined(__GNUC__)
 typedef float Lanes __attribute__((vector_size(4 * kWide)));
 typedef int32_t Bits __attribute__((vector_size(4 * kWide)));
-typedef float Loose __attribute__((vector_size(4 * kWide), aligned(4)));
+typedef float Unaligned __attribute__((vector_size(4 * kWide), aligned(4)));
 
-inline Lanes load(const float* at) { return *reinterpret_cast<const Loose*>(at); }
-inline void store(float* at, Lanes x) { *reinterpret_cast<Loose*>(at) = x; }
+inline Lanes load(const float* at) { return *reinterpret_cast<const Unaligned*>(at); }
+inline void store(float* at, Lanes x) { *reinterpret_cast<Unaligned*>(at) = x; }
 inline Lanes all(float x) { return x - Lanes{}; }
 inline Lanes as_numbers(Bits x) { return reinterpret_cast<Lanes>(x); }
 inline Bits as_bits(Lanes x) { return reinterpret_cast<Bits>(x); }
@@ -84,9 +84,9 @@ inline Bits operator<<(Bits a, int b) {
 #endif
 
 #if !defined(__AVX512F__)
-// Halves of the lanes are joined until one is left.
+// Joins halves of the lanes until one number is left.
 template <typename Join>
-inline float halved(Lanes x, Join join) {
+inline float reduce(Lanes x, Join join) {
   float of[kWide];
   store(of, x);
   for (int64_t width = kWide / 2; width > 0; width /= 2)
@@ -99,7 +99,7 @@ inline float sum(Lanes x) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps(reinterpret_cast<__m512>(x));
 #else
-  return halved(x, [](float a, float b) { return a + b; });
+  return reduce(x, [](float a, float b) { return a + b; });
 #endif
 }
 
@@ -107,11 +107,11 @@ inline float greatest(Lanes x) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps(reinterpret_cast<__m512>(x));
 #else
-  return halved(x, [](float a, float b) { return a > b ? a : b; });
+  return reduce(x, [](float a, float b) { return a > b ? a : b; });
 #endif
 }
 
-// Sums of the lanes of four at once.
+// Sums of the lanes of four registers at once.
 inline void sums(const Lanes* x, float* out) {
 #if defined(__AVX512F__)
   const __m512 a = reinterpret_cast<__m512>(x[0]), b = reinterpret_cast<__m512>(x[1]);
@@ -141,7 +141,7 @@ inline Lanes exp_of_negative(Lanes x) {
   p = p * f + all(1.6666665459e-1f);
   p = p * f + all(0.5f);
   p = p * f * f + f + all(1.0f);
-  const Lanes power = as_numbers((as_bits(shifted) + 127) << 23);  // the low bits hold n
+  const Lanes power = as_numbers((as_bits(shifted) + 127) << 23);  // the low bits of `shifted` hold n
 #if defined(__GNUC__)
   return reinterpret_cast<Lanes>(reinterpret_cast<Bits>(p * power) & (x > all(-87.0f)));
 #else
@@ -152,10 +152,10 @@ inline Lanes exp_of_negative(Lanes x) {
 #endif
 }
 
-// exp(digamma(x) + 1/most) for 0 < x <= most. Near 0 digamma is -1/x, and of 0.01 float32 has no exponential; what
-// counts are ratios to that of the greatest of a row. 1/x - 1/most is (1 - x/most) / x, which cancels nothing.
-// digamma(x) = digamma(x + 4) - 1/x - 1/(x+1) - 1/(x+2) - 1/(x+3); and of y = x - 1/2 exp(digamma(x)) is
-// y + 1/24y - 37/5760y^3 + 10313/2903040y^5 - ..., which needs neither log nor exp.
+// exp(digamma(x) + 1/most) for 0 < x <= most. Near 0 digamma(x) is -1/x, whose exponential underflows in float32 from
+// x = 0.01 downwards; only ratios to the greatest number of a row matter, so 1/most is added. 1/x - 1/most is computed
+// as (1 - x/most) / x, to avoid cancellation. digamma(x) = digamma(x + 4) - 1/x - 1/(x+1) - 1/(x+2) - 1/(x+3). With
+// y = x - 1/2, exp(digamma(x)) is y + 1/24y - 37/5760y^3 + 10313/2903040y^5 - ..., which needs neither log nor exp.
 inline Lanes exp_digamma(Lanes x, Lanes most, Lanes inverse_most) {
   const Lanes p = ((x + all(6.0f)) * x + all(11.0f)) * x + all(6.0f);  // (x + 1)(x + 2)(x + 3)
   const Lanes slope = (all(3.0f) * x + all(12.0f)) * x + all(11.0f);
@@ -168,7 +168,7 @@ inline Lanes exp_digamma(Lanes x, Lanes most, Lanes inverse_most) {
   return (y + series * inverse) * exp_of_negative(all(0.0f) - fractions);
 }
 
-// Of a row with its greatest.
+// exp_digamma of a row, whose greatest number is `most`.
 void exp_digamma_of(const float* x, int64_t width, float* out) {
   Lanes most = load(x);
   for (int64_t k = kWide; k < width; k += kWide) most = greater(most, load(x + k));
@@ -179,9 +179,9 @@ void exp_digamma_of(const float* x, int64_t width, float* out) {
 
 // -- rows ---------------------------------------------------------------------------------------------------
 
-constexpr int64_t kSoon = 6;  // rows ahead of use
+constexpr int64_t kAhead = 6;  // rows that are prefetched before their use
 
-inline void ask_for(const float* row, int64_t width) {
+inline void prefetch(const float* row, int64_t width) {
 #if defined(__GNUC__)
   for (int64_t at = 0; at < width; at += kWide) __builtin_prefetch(row + at);
 #else
@@ -192,7 +192,7 @@ inline void ask_for(const float* row, int64_t width) {
 void expected(const float* x, int64_t width, int64_t topics, const int64_t* row, int64_t rows, float scale,
               float offset, const float* factor, float* beta) {
   for (int64_t r = 0; r < rows; ++r) {
-    if (r + kSoon < rows) ask_for(x + row[r + kSoon] * width, width);
+    if (r + kAhead < rows) prefetch(x + row[r + kAhead] * width, width);
     const float* from = x + row[r] * width;
     float* to = beta + r * width;
     Lanes most = load(from);
@@ -207,7 +207,7 @@ void expected(const float* x, int64_t width, int64_t topics, const int64_t* row,
 
 void add_rows(float* x, int64_t width, const int64_t* row, int64_t rows, const float* values, float step) {
   for (int64_t r = 0; r < rows; ++r) {
-    if (r + kSoon < rows) ask_for(x + row[r + kSoon] * width, width);
+    if (r + kAhead < rows) prefetch(x + row[r + kAhead] * width, width);
     float* to = x + row[r] * width;
     for (int64_t k = 0; k < width; k += kWide)
       store(to + k, load(to + k) + all(step) * load(values + r * width + k));
@@ -216,18 +216,20 @@ void add_rows(float* x, int64_t width, const int64_t* row, int64_t rows, const f
 
 // -- documents ----------------------------------------------------------------------------------------------
 
-constexpr float kLeast = 1e-30f;  // so that a word which no topic has divides nothing by 0
+constexpr float kTiny = 1e-30f;  // avoids a division by 0 for a word that no topic has
 
-// Registers a row: fixed where that keeps everything in registers, else told at run time.
+// kRegisters: registers for a row, if they are few enough for all sums to stay in registers; else 0.
 template <int64_t kRegisters>
 struct Fold {
   int64_t width;
   int64_t registers() const { return kRegisters ? kRegisters : width / kWide; }
 
-  // gamma <- alpha + theta * sum over words of times / (theta . beta) * beta; ratio[i] <- times / (theta . beta)
-  void turn(const float* rows, const float* times, int64_t words, const float* theta, float* pull, float* ratio) const {
+  // ratio[i] <- times[i] / (theta . beta of word i); word_sums <- sum over words i of ratio[i] * beta of word i.
+  // The new gamma is alpha + theta * word_sums.
+  void sum_words(const float* rows, const float* times, int64_t words, const float* theta, float* word_sums,
+                 float* ratio) const {
     const int64_t n = registers();
-    constexpr int64_t kRoom = kRegisters ? kRegisters : 1;
+    constexpr int64_t kRoom = kRegisters ? kRegisters : 1;  // arrays have at least one element
     if constexpr (kRegisters != 0) {
       Lanes t[kRoom], g[kRoom];
       for (int64_t k = 0; k < kRoom; ++k) t[k] = load(theta + k * kWide), g[k] = all(0.0f);
@@ -241,7 +243,7 @@ struct Fold {
         }
         float dot[4];
         sums(p, dot);
-        for (int64_t j = 0; j < 4; ++j) ratio[i + j] = times[i + j] / (dot[j] + kLeast);
+        for (int64_t j = 0; j < 4; ++j) ratio[i + j] = times[i + j] / (dot[j] + kTiny);
         for (int64_t j = 0; j < 4; ++j) {
           const float* row = rows + (i + j) * kRoom * kWide;
           const Lanes r = all(ratio[i + j]);
@@ -252,19 +254,19 @@ struct Fold {
         const float* row = rows + i * kRoom * kWide;
         Lanes p = t[0] * load(row);
         for (int64_t k = 1; k < kRoom; ++k) p += t[k] * load(row + k * kWide);
-        ratio[i] = times[i] / (sum(p) + kLeast);
+        ratio[i] = times[i] / (sum(p) + kTiny);
         for (int64_t k = 0; k < kRoom; ++k) g[k] += all(ratio[i]) * load(row + k * kWide);
       }
-      for (int64_t k = 0; k < kRoom; ++k) store(pull + k * kWide, g[k]);
+      for (int64_t k = 0; k < kRoom; ++k) store(word_sums + k * kWide, g[k]);
     } else {
-      for (int64_t k = 0; k < n; ++k) store(pull + k * kWide, all(0.0f));
+      for (int64_t k = 0; k < n; ++k) store(word_sums + k * kWide, all(0.0f));
       for (int64_t i = 0; i < words; ++i) {
         const float* row = rows + i * width;
         Lanes p = all(0.0f);
         for (int64_t k = 0; k < n; ++k) p += load(theta + k * kWide) * load(row + k * kWide);
-        ratio[i] = times[i] / (sum(p) + kLeast);
+        ratio[i] = times[i] / (sum(p) + kTiny);
         for (int64_t k = 0; k < n; ++k)
-          store(pull + k * kWide, load(pull + k * kWide) + all(ratio[i]) * load(row + k * kWide));
+          store(word_sums + k * kWide, load(word_sums + k * kWide) + all(ratio[i]) * load(row + k * kWide));
       }
     }
   }
@@ -274,10 +276,10 @@ template <int64_t kRegisters>
 int64_t fold(const Documents& documents, const float* beta, int64_t width, int64_t topics, const float* alpha,
              int64_t iterations, float tolerance, float* work, float* gamma, float* statistics) {
   const Fold<kRegisters> fold{width};
-  float* rows = work;  // of one document, side by side: they are read once an iteration
+  float* rows = work;  // copies of one document's rows of beta, contiguous as each iteration reads them
   float* ratio = rows + documents.longest * width;
   float* theta = ratio + documents.longest;
-  float* pull = theta + width;
+  float* word_sums = theta + width;
   int64_t done = 0;
   for (int64_t d = 0; d < documents.count; ++d) {
     const int64_t start = documents.starts[d], words = documents.starts[d + 1] - start;
@@ -286,15 +288,15 @@ int64_t fold(const Documents& documents, const float* beta, int64_t width, int64
     const float* times = documents.times + start;
     float* g = gamma + d * width;
     for (int64_t i = 0; i < words; ++i) {
-      if (i + kSoon < words) ask_for(beta + word[i + kSoon] * width, width);
+      if (i + kAhead < words) prefetch(beta + word[i + kAhead] * width, width);
       std::memcpy(rows + i * width, beta + word[i] * width, static_cast<std::size_t>(width) * sizeof(float));
     }
-    for (int64_t turn = 0; turn < iterations; ++turn, ++done) {
+    for (int64_t iteration = 0; iteration < iterations; ++iteration, ++done) {
       exp_digamma_of(g, width, theta);
-      fold.turn(rows, times, words, theta, pull, ratio);
+      fold.sum_words(rows, times, words, theta, word_sums, ratio);
       Lanes moved = all(0.0f);
       for (int64_t k = 0; k < width; k += kWide) {
-        const Lanes before = load(g + k), now = load(alpha + k) + load(theta + k) * load(pull + k);
+        const Lanes before = load(g + k), now = load(alpha + k) + load(theta + k) * load(word_sums + k);
         store(g + k, now);
         float by[kWide];
         store(by, now - before);
@@ -308,7 +310,7 @@ int64_t fold(const Documents& documents, const float* beta, int64_t width, int64
     }
     if (!statistics) continue;
     exp_digamma_of(g, width, theta);
-    fold.turn(rows, times, words, theta, pull, ratio);
+    fold.sum_words(rows, times, words, theta, word_sums, ratio);
     for (int64_t i = 0; i < words; ++i) {
       float* to = statistics + word[i] * width;
       for (int64_t k = 0; k < width; k += kWide)

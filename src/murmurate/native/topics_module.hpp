@@ -1,4 +1,4 @@
-// The Python side of the topic kernels (see module.cpp, which includes this): addresses and numbers.
+// The Python side of the topic kernels; arguments are addresses and numbers, as module.cpp says, which includes it.
 #pragma once
 
 #include "topics.hpp"
@@ -26,7 +26,7 @@ PyObject* expected_topics(PyObject*, PyObject* const* args, Py_ssize_t n) {
 }
 
 // fold_in(starts, word, times, count, beta, width, topics, alpha, iterations, tolerance, gamma, statistics or 0)
-// -> iterations of all documents
+// -> total number of iterations of all documents
 PyObject* fold_in(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!expect(n, 12)) return nullptr;
   Documents documents;
@@ -42,7 +42,7 @@ PyObject* fold_in(PyObject*, PyObject* const* args, Py_ssize_t n) {
   float* gamma = at<float>(args[10]);
   float* statistics = at<float>(args[11]);
   if (PyErr_Occurred()) return nullptr;
-  documents.longest = 0;  // decides how much memory is needed
+  documents.longest = 0;  // the working memory is for the longest document
   for (int64_t d = 0; d < documents.count; ++d) {
     const int64_t words = documents.starts[d + 1] - documents.starts[d];
     if (words > documents.longest) documents.longest = words;

@@ -1,5 +1,5 @@
-// Built for AMX and for AVX512_BF16. Left factors are read where they lie; right ones are packed (see
-// tiles.hpp), and they are the small ones: filters, and of the fully connected layer the batch.
+// Built for AMX and for AVX512_BF16. Left factors are read in place, and right factors are packed (see tiles.hpp). The
+// right factor is the smaller one: the filters of a convolution, and the batch in the fully connected layer.
 #include <cstdlib>
 
 #include "torso_parts.hpp"
@@ -7,9 +7,9 @@
 namespace murmurate {
 namespace {
 
-class Room {
+class Scratch {
  public:
-  ~Room() { _mm_free(base_); }
+  ~Scratch() { _mm_free(base_); }
   char* of(int64_t bytes) {
     if (bytes > bytes_) {
       _mm_free(base_);
@@ -24,10 +24,10 @@ class Room {
   int64_t bytes_ = 0;
 };
 
-thread_local Room room;
+thread_local Scratch room;
 
-// The filters as a right factor: window x filter.
-void pack_filters(const Layer& l, const Brain* weight, const int32_t* order, Brain* to) {
+// Packs the filters as a right factor: window x filter.
+void pack_filters(const Layer& l, const Bf16* weight, const int32_t* order, Bf16* to) {
   const int64_t deep = depth(l);
   for (int64_t n = 0; n < l.filters; n += kRows)
     for (int64_t k = 0; k < deep; k += 2)
@@ -37,15 +37,15 @@ void pack_filters(const Layer& l, const Brain* weight, const int32_t* order, Bra
       }
 }
 
-void widen(const Brain* from, int64_t count, float* to) {
+void widen(const Bf16* from, int64_t count, float* to) {
   for (int64_t i = 0; i < count; i += kRows) _mm512_storeu_ps(to + i, widened(load16(from + i)));
 }
 
-// place[p]: where the outputs of place p of layer i go in its image, -1 for what means nothing or nobody reads
-void places_of(const Torso& t, int64_t i, int32_t* place) {
+// place[p] <- position of the outputs of place p of layer i in its image; -1 if they are meaningless or never read
+void output_places(const Torso& t, int64_t i, int32_t* place) {
   const Layer& l = t.layer[i];
-  const bool behind = i + 1 < t.layers;
-  const Layer next = behind ? t.layer[i + 1] : Layer{out_height(l), out_width(l), l.filters, 1, 0, 1};
+  const bool has_next = i + 1 < t.layers;
+  const Layer next = has_next ? t.layer[i + 1] : Layer{out_height(l), out_width(l), l.filters, 1, 0, 1};
   const int64_t s = next.block;
   for (int64_t y = 0; y < l.height; ++y)
     for (int64_t x = 0; x < l.width; ++x) {
@@ -59,12 +59,12 @@ struct Forward {
   int64_t* offset;
   int32_t *order, *place;
   float* bias;
-  Brain* right;
+  Bf16* right;
 };
 
-Forward share_forward(const Torso& t, int64_t batch, Shares& shares) {
+Forward allocate_forward(const Torso& t, int64_t batch, Arena& shares) {
   int64_t steps = flat(t) / kDeep, places = 0, deep = 0, width = t.features;
-  int64_t right = up(batch, kRows) * flat(t);
+  int64_t right = round_up(batch, kRows) * flat(t);
   for (int64_t i = 0; i < t.layers; ++i) {
     const Layer& l = t.layer[i];
     if (depth(l) > deep) deep = depth(l);
@@ -74,30 +74,30 @@ Forward share_forward(const Torso& t, int64_t batch, Shares& shares) {
   }
   if (deep / kDeep > steps) steps = deep / kDeep;
   return {shares.take<int64_t>(steps), shares.take<int32_t>(deep), shares.take<int32_t>(places),
-          shares.take<float>(width), shares.take<Brain>(right)};
+          shares.take<float>(width), shares.take<Bf16>(right)};
 }
 
-void convolve(const Torso& t, int64_t i, int64_t batch, const Brain* x, const Brain* weight, const Brain* bias,
-              const Forward& f, Brain* out) {
+void convolve(const Torso& t, int64_t i, int64_t batch, const Bf16* x, const Bf16* weight, const Bf16* bias,
+              const Forward& f, Bf16* out) {
   const Layer& l = t.layer[i];
   const int64_t places = grid(l), size = outputs(t, i);
   const float scale = i ? 1.0f : kPixel;
-  order_of(l, i == 0, f.order);
+  filter_order(l, i == 0, f.order);
   pack_filters(l, weight, f.order, f.right);
-  places_of(t, i, f.place);
+  output_places(t, i, f.place);
   widen(bias, l.filters, f.bias);
   settle();
-  const int64_t steps = steps_of(l.kernel, l.kernel * l.channels, l.width * l.channels, f.offset);
-  // ends with the last place that means something: no window reaches beyond the last image
+  const int64_t steps = step_offsets(l.kernel, l.kernel * l.channels, l.width * l.channels, f.offset);
+  // ends with the last meaningful place, so that no window reaches beyond the last image
   const int64_t line = (batch - 1) * places + (out_height(l) - 1) * l.width + out_width(l);
   const __m512 times = _mm512_set1_ps(scale);
   const int32_t* place = f.place;
   const float* add = f.bias;
-  go_along({x, line, {l.channels, f.offset, steps, kTile}, f.right, l.filters / kRows},
+  multiply_windows({x, line, {l.channels, f.offset, steps, kTile}, f.right, l.filters / kRows},
            [=](int64_t first, int64_t skip, int64_t tile, const float* sums) {
              const __m512 bias = _mm512_loadu_ps(add + tile * kRows);
              int64_t at = (first + skip) % places;
-             Brain* image = out + (first + skip) / places * size + tile * kRows;
+             Bf16* image = out + (first + skip) / places * size + tile * kRows;
              for (int64_t row = skip; row < kRows; ++row) {
                const __m512 y = _mm512_fmadd_ps(_mm512_load_ps(sums + row * kRows), times, bias);
                if (place[at] >= 0) store16(image + place[at], rounded(rectified(y)));
@@ -108,22 +108,23 @@ void convolve(const Torso& t, int64_t i, int64_t batch, const Brain* x, const Br
            });
 }
 
-// The layer's weights are the left factor, as they lie; the batch is the right one, and results lie across.
-void connect(const Torso& t, int64_t batch, const Brain* x, const Brain* weight, const Brain* bias, const Forward& f,
-             Brain* out) {
+// The fully connected layer: weights are the left factor, in place, and the batch is the right one; results are
+// transposed.
+void connect(const Torso& t, int64_t batch, const Bf16* x, const Bf16* weight, const Bf16* bias, const Forward& f,
+             Bf16* out) {
   alignas(64) float sums[4 * kSums];
   const int64_t deep = flat(t), steps = deep / kDeep, wide = steps * kTile;
   for (int64_t n = 0; n < batch; n += kRows)
-    columns_of(x + n * deep, deep, batch - n < kRows ? batch - n : kRows, steps, f.right + n / kRows * wide);
+    pack_columns(x + n * deep, deep, batch - n < kRows ? batch - n : kRows, steps, f.right + n / kRows * wide);
   widen(bias, t.features, f.bias);
   settle();
-  steps_of(1, deep, 0, f.offset);
+  step_offsets(1, deep, 0, f.offset);
   const Inner inner = {deep, f.offset, steps, kTile};
   for (int64_t n = 0; n < batch; n += 2 * kRows) {
-    const Brain* b = f.right + n / kRows * wide;
+    const Bf16* b = f.right + n / kRows * wide;
     const bool two = n + kRows < batch;
     for (int64_t m = 0; m < t.features; m += 2 * kRows) {
-      const Brain* a = weight + m * deep;
+      const Bf16* a = weight + m * deep;
       products_2x2(inner, a, a + kRows * deep, b, two ? b + wide : b, sums, sums + 2 * kSums);
       for (int64_t part = 0; part < 4; ++part) {
         const int64_t sample = n + part % 2 * kRows, feature = m + part / 2 * kRows;
@@ -157,23 +158,23 @@ bool fits(const Torso& t) {
 
 int64_t inner_numbers(const Torso& t, int64_t batch) {
   int64_t numbers = 0;
-  for (int64_t i = 0; i < t.layers; ++i) numbers += up(batch * outputs(t, i), kDeep);
+  for (int64_t i = 0; i < t.layers; ++i) numbers += round_up(batch * outputs(t, i), kDeep);
   return numbers;
 }
 
-bool forward(const Torso& t, int64_t batch, const Brain* laid, const Brain* const* parameters, Brain* inner,
-             Brain* features) {
-  Shares measured = {nullptr, 0};
-  share_forward(t, batch, measured);
-  Shares shares = {MURMURATE_TILES::room_of(measured.used), 0};
+bool forward(const Torso& t, int64_t batch, const Bf16* laid, const Bf16* const* parameters, Bf16* inner,
+             Bf16* features) {
+  Arena measured = {nullptr, 0};
+  allocate_forward(t, batch, measured);
+  Arena shares = {MURMURATE_TILES::scratch_of(measured.used), 0};
   if (!shares.base) return false;
-  const Forward f = share_forward(t, batch, shares);
-  const Tiles tiles;
-  const Brain* x = laid;
+  const Forward f = allocate_forward(t, batch, shares);
+  const TileConfig tiles;
+  const Bf16* x = laid;
   for (int64_t i = 0; i < t.layers; ++i) {
     convolve(t, i, batch, x, parameters[2 * i], parameters[2 * i + 1], f, inner);
     x = inner;
-    inner += up(batch * outputs(t, i), kDeep);
+    inner += round_up(batch * outputs(t, i), kDeep);
   }
   connect(t, batch, x, parameters[2 * t.layers], parameters[2 * t.layers + 1], f, features);
   return true;
@@ -181,7 +182,7 @@ bool forward(const Torso& t, int64_t batch, const Brain* laid, const Brain* cons
 
 }  // namespace
 
-char* MURMURATE_TILES::room_of(int64_t bytes) { return room.of(bytes); }
+char* MURMURATE_TILES::scratch_of(int64_t bytes) { return room.of(bytes); }
 
 const TorsoKernels MURMURATE_TORSO = {MURMURATE_NAME, fits,     inner_numbers, forward, MURMURATE_TILES::backward};
 

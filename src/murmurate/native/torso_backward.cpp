@@ -1,40 +1,49 @@
-// Built for AMX and for AVX512_BF16. The gradient of a layer's outputs lies on the grid of its inputs, with zeros where
-// an output means nothing and before the first image: then windows may reach across rows and images, and a filter's
-// gradient is a product with the same grid moved by as many places as its block is behind the window's first.
+// Built for AMX and for AVX512_BF16. The gradient of a layer's outputs is stored on the grid of its inputs, with zeros
+// at meaningless outputs and before the first image. So windows may reach across rows and images; and the gradient of
+// one block of a filter is a product with this grid, shifted by the block's offset in places from the window's first
+// block.
 #include "torso_parts.hpp"
 
 namespace murmurate {
 namespace {
 
-constexpr int64_t kPacked = 1 << 14;  // numbers that are packed at a time: they stay in the nearest cache
+constexpr int64_t kPacked = 1 << 14;  // numbers that are packed at a time, so that they stay in the nearest cache
 constexpr int64_t kPanel = 4 * kDeep;  // columns of the fully connected layer at a time
 
 int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-int64_t front(const Layer& l) { return up((l.kernel - 1) * (l.width + 1), kDeep); }  // places before the first image
-int64_t behind(const Layer& l, int64_t batch) { return up(batch * grid(l), kDeep); }
+// Places of a grid: zeros before the first image, and places from the first image on.
+int64_t front(const Layer& l) { return round_up((l.kernel - 1) * (l.width + 1), kDeep); }
+int64_t image_places(const Layer& l, int64_t batch) { return round_up(batch * grid(l), kDeep); }
+// Pairs of a block of the filter and 16 filters.
 int64_t combinations(const Layer& l) { return l.kernel * l.kernel * l.filters / kRows; }
-int64_t across(const Layer& l) { return up(l.channels, kDeep) / kRows; }  // tiles of a block's numbers
+int64_t channel_tiles(const Layer& l) { return round_up(l.channels, kDeep) / kRows; }  // tiles of a block's channels
 
 // Places whose blocks are packed at a time.
-int64_t places_packed(const Layer& l) { return up(larger(kPacked / (across(l) * kRows), 4 * kDeep), kDeep); }
+int64_t places_packed(const Layer& l) {
+  return round_up(larger(kPacked / (channel_tiles(l) * kRows), 4 * kDeep), kDeep);
+}
 
-// Numbers from one filter's row of gradients to the next: an odd number of cache lines, so that 16 rows are not all
-// kept in the same few places of the cache.
-int64_t apart(const Layer& l, int64_t batch) { return up(front(l) + behind(l, batch), 2 * kDeep) + kDeep; }
+// Numbers from one filter's row of gradients to the next: an odd number of cache lines, so that 16 rows do not compete
+// for the same few places of the cache.
+int64_t row_stride(const Layer& l, int64_t batch) {
+  return round_up(front(l) + image_places(l, batch), 2 * kDeep) + kDeep;
+}
 
 struct Backward {
   int64_t *offset, *steps;
   int32_t* order;
   int64_t* place;
   float *bias, *sums;
-  Brain *ahead, *ahead_turned;  // gradient of the fully connected layer's outputs, by sample and by feature
-  Brain *right, *turned;
-  Brain* grid[Torso::kMost];  // gradient of each convolution's outputs
+  Bf16 *by_sample, *by_feature;  // gradient of the fully connected layer's outputs, and its transpose
+  Bf16 *right;                   // packed right factor
+  Bf16 *by_filter;               // transposed gradient of a convolution's outputs
+  Bf16* grid[Torso::kMost];  // gradient of each convolution's outputs
 };
 
-Backward share_backward(const Torso& t, int64_t batch, Shares& shares) {
-  const int64_t samples = up(batch, kDeep);
-  int64_t deep = 0, steps = larger(samples, t.features) / kDeep, places = 0, width = t.features, sums = 0, turned = 0;
+Backward allocate_backward(const Torso& t, int64_t batch, Arena& shares) {
+  const int64_t samples = round_up(batch, kDeep);
+  int64_t deep = 0, steps = larger(samples, t.features) / kDeep, places = 0, width = t.features, sums = 0;
+  int64_t by_filter = 0;
   int64_t right = larger(larger(samples, t.features) * kPanel, kPacked);
   Backward b;
   for (int64_t i = 0; i < t.layers; ++i) {
@@ -43,10 +52,10 @@ Backward share_backward(const Torso& t, int64_t batch, Shares& shares) {
     steps = larger(steps, larger(places_packed(l), l.kernel * l.kernel * l.filters) / kDeep);
     places = larger(places, grid(l));
     width = larger(width, l.filters);
-    sums = larger(sums, (combinations(l) + 1) * across(l) * kSums);
-    turned = larger(turned, l.filters * apart(l, batch));
-    right = larger(right, larger(l.filters * depth(l), places_packed(l) * across(l) * kRows));
-    b.grid[i] = shares.take<Brain>((front(l) + behind(l, batch)) * l.filters);
+    sums = larger(sums, (combinations(l) + 1) * channel_tiles(l) * kSums);
+    by_filter = larger(by_filter, l.filters * row_stride(l, batch));
+    right = larger(right, larger(l.filters * depth(l), places_packed(l) * channel_tiles(l) * kRows));
+    b.grid[i] = shares.take<Bf16>((front(l) + image_places(l, batch)) * l.filters);
   }
   b.offset = shares.take<int64_t>(steps);
   b.steps = shares.take<int64_t>(steps);
@@ -55,15 +64,15 @@ Backward share_backward(const Torso& t, int64_t batch, Shares& shares) {
   b.place = shares.take<int64_t>(places);
   b.bias = shares.take<float>(width);
   b.sums = shares.take<float>(sums);
-  b.ahead = shares.take<Brain>(samples * t.features);
-  b.ahead_turned = shares.take<Brain>(samples * t.features);
-  b.right = shares.take<Brain>(right);
-  b.turned = shares.take<Brain>(turned);
+  b.by_sample = shares.take<Bf16>(samples * t.features);
+  b.by_feature = shares.take<Bf16>(samples * t.features);
+  b.right = shares.take<Bf16>(right);
+  b.by_filter = shares.take<Bf16>(by_filter);
   return b;
 }
 
-// [count], a multiple of 16, rounded.
-void put_all(const float* from, int64_t count, Brain* to) {
+// Rounds `count` numbers, a multiple of 16.
+void store_rounded(const float* from, int64_t count, Bf16* to) {
   for (int64_t i = 0; i < count; i += kRows) store16(to + i, rounded(_mm512_loadu_ps(from + i)));
 }
 
@@ -71,36 +80,36 @@ void clear(void* at, int64_t bytes) { std::memset(at, 0, static_cast<std::size_t
 
 void add_to(float* at, __m512 x) { _mm512_storeu_ps(at, _mm512_add_ps(_mm512_loadu_ps(at), x)); }
 
-// What passes a ReLU, in both layouts, and the gradient of the bias.
-void enter(const Torso& t, int64_t batch, const Brain* features, const Brain* gradient, const Backward& b,
-           Brain* bias) {
-  const int64_t samples = up(batch, kDeep);
+// Gradient of the features before their ReLU, in both layouts, and the gradient of the bias.
+void rectify_gradient(const Torso& t, int64_t batch, const Bf16* features, const Bf16* gradient, const Backward& b,
+           Bf16* bias) {
+  const int64_t samples = round_up(batch, kDeep);
   for (int64_t k = 0; k < t.features; k += kRows) {
     __m512 sum = _mm512_setzero_ps();
     for (int64_t i = 0; i < batch; ++i) {
       const int64_t at = i * t.features + k;
-      const __m256i passed = _mm256_maskz_mov_epi16(open(load16(features + at)), load16(gradient + at));
-      store16(b.ahead + at, passed);
+      const __m256i passed = _mm256_maskz_mov_epi16(passes_relu(load16(features + at)), load16(gradient + at));
+      store16(b.by_sample + at, passed);
       sum = _mm512_add_ps(sum, widened(passed));
     }
     store16(bias + k, rounded(sum));
   }
-  clear(b.ahead + batch * t.features, (samples - batch) * t.features * static_cast<int64_t>(sizeof(Brain)));
-  turn(b.ahead, samples, t.features, b.ahead_turned, samples);
+  clear(b.by_sample + batch * t.features, (samples - batch) * t.features * static_cast<int64_t>(sizeof(Bf16)));
+  transpose_numbers(b.by_sample, samples, t.features, b.by_feature, samples);
 }
 
-// The fully connected layer's weights: features x samples times samples x inputs.
-void connected_weight(const Torso& t, int64_t batch, const Brain* x, const Backward& b, Brain* gradient) {
+// Gradient of the fully connected layer's weights: features x samples times samples x inputs.
+void connected_weight_gradient(const Torso& t, int64_t batch, const Bf16* x, const Backward& b, Bf16* gradient) {
   alignas(64) float sums[4 * kSums];
-  const int64_t deep = flat(t), samples = up(batch, kDeep), steps = samples / kDeep;
+  const int64_t deep = flat(t), samples = round_up(batch, kDeep), steps = samples / kDeep;
   const Inner inner = {samples, b.steps, steps, 2 * kTile};
   for (int64_t k = 0; k < deep; k += kPanel) {
     const int64_t wide = deep - k < kPanel ? deep - k : kPanel;
-    pairs_of(x + k, deep, batch, wide, steps, b.right);
+    pack_pairs(x + k, deep, batch, wide, steps, b.right);
     settle();
     for (int64_t m = 0; m < t.features; m += 2 * kRows)
       for (int64_t column = 0; column < wide; column += kDeep) {
-        const Brain *left = b.ahead_turned + m * samples, *right = b.right + column * samples;
+        const Bf16 *left = b.by_feature + m * samples, *right = b.right + column * samples;
         products_2x2(inner, left, left + kRows * samples, right, right + kTile, sums, sums + 2 * kSums);
         for (int64_t i = 0; i < 2 * kRows; ++i) {
           const float* row = sums + i / kRows * 2 * kSums + i % kRows * kRows;
@@ -111,30 +120,31 @@ void connected_weight(const Torso& t, int64_t batch, const Brain* x, const Backw
   }
 }
 
-// Its inputs: samples x features times features x inputs; what passes the ReLU goes to the last layer's grid.
-void connected_input(const Torso& t, int64_t batch, const Brain* x, const Brain* weight, const Backward& b) {
+// Gradient of the fully connected layer's inputs: samples x features times features x inputs. Where it passes the
+// ReLU, it goes to the grid of the last convolution.
+void connected_input_gradient(const Torso& t, int64_t batch, const Bf16* x, const Bf16* weight, const Backward& b) {
   alignas(64) float sums[4 * kSums];
   const Layer& l = last(t);
   const int64_t deep = flat(t), size = grid(l) * l.filters, wide = out_width(l);
-  Brain* grids = b.grid[t.layers - 1] + front(l) * l.filters;
+  Bf16* grids = b.grid[t.layers - 1] + front(l) * l.filters;
   const Inner inner = {t.features, b.steps, t.features / kDeep, 2 * kTile};
   for (int64_t k = 0; k < deep; k += kDeep) {
     if (k % kPanel == 0) {
-      pairs_of(weight + k, deep, t.features, deep - k < kPanel ? deep - k : kPanel, inner.steps, b.right);
+      pack_pairs(weight + k, deep, t.features, deep - k < kPanel ? deep - k : kPanel, inner.steps, b.right);
       settle();
     }
-    const Brain* right = b.right + k % kPanel * t.features;
+    const Bf16* right = b.right + k % kPanel * t.features;
     for (int64_t n = 0; n < batch; n += 2 * kRows) {
-      const Brain* left = b.ahead + n * t.features;
+      const Bf16* left = b.by_sample + n * t.features;
       products_2x2(inner, left, left + kRows * t.features, right, right + kTile, sums, sums + 2 * kSums);
       for (int64_t half = 0; half < 2; ++half) {
         const int64_t column = k + half * kRows, place = column / l.filters, band = column % l.filters;
-        Brain* to = grids + n * size + (place / wide * l.width + place % wide) * l.filters + band;
-        const Brain* output = x + n * deep + column;
+        Bf16* to = grids + n * size + (place / wide * l.width + place % wide) * l.filters + band;
+        const Bf16* output = x + n * deep + column;
         __m512 sum = _mm512_setzero_ps();
         for (int64_t i = 0; i < 2 * kRows && n + i < batch; ++i, to += size, output += deep) {
           const float* row = sums + (i / kRows * 2 + half) * kSums + i % kRows * kRows;
-          const __m512 y = _mm512_maskz_loadu_ps(open(load16(output)), row);
+          const __m512 y = _mm512_maskz_loadu_ps(passes_relu(load16(output)), row);
           sum = _mm512_add_ps(sum, y);
           store16(to, rounded(y));
         }
@@ -144,39 +154,38 @@ void connected_input(const Torso& t, int64_t batch, const Brain* x, const Brain*
   }
 }
 
-// Filters of layer i: for each block of a filter, filters x places times places x numbers of a block.
-void filters(const Torso& t, int64_t i, int64_t batch, const Brain* x, const Backward& b,
-             Brain* gradient) {
+// Gradient of layer i's filters: for each block of a filter, filters x places times places x channels of a block.
+void filter_gradient(const Torso& t, int64_t i, int64_t batch, const Bf16* x, const Backward& b, Bf16* gradient) {
   const Layer& l = t.layer[i];
-  const int64_t total = batch * grid(l), stride = apart(l, batch), tiles = across(l), count = combinations(l);
-  const int64_t bands = l.filters / kRows;
-  turn(b.grid[i], front(l) + behind(l, batch), l.filters, b.turned, stride);
+  const int64_t total = batch * grid(l), stride = row_stride(l, batch), tiles = channel_tiles(l);
+  const int64_t count = combinations(l), bands = l.filters / kRows;
+  transpose_numbers(b.grid[i], front(l) + image_places(l, batch), l.filters, b.by_filter, stride);
   clear(b.sums, count * tiles * kSums * static_cast<int64_t>(sizeof(float)));
-  // combination: a block of the filter, and 16 filters
+  // the left factor of a combination
   const auto left = [&](int64_t combination) {
     const int64_t block = combination / bands, back = block / l.kernel * l.width + block % l.kernel;
-    return b.turned + combination % bands * kRows * stride + front(l) - back;
+    return b.by_filter + combination % bands * kRows * stride + front(l) - back;
   };
   const int64_t some = places_packed(l);
   for (int64_t place = 0; place < total; place += some) {
-    const int64_t rest = total - place, steps = up(rest < some ? rest : some, kDeep) / kDeep;
+    const int64_t rest = total - place, steps = round_up(rest < some ? rest : some, kDeep) / kDeep;
     const Inner inner = {stride, b.steps, steps, 2 * kTile};
-    pairs_of(x + place * l.channels, l.channels, rest, l.channels, steps, b.right);
+    pack_pairs(x + place * l.channels, l.channels, rest, l.channels, steps, b.right);
     settle();
     for (int64_t tile = 0; tile < tiles; tile += tiles % 4 ? 2 : 4) {
-      const Brain* right = b.right + tile * steps * kTile;
+      const Bf16* right = b.right + tile * steps * kTile;
       for (int64_t k = 0; k < count; k += tiles % 4 ? 2 : 1) {
         float* sums = b.sums + (k * tiles + tile) * kSums;
-        const Brain* a = left(k) + place;
+        const Bf16* a = left(k) + place;
         if (tiles % 4 == 0)
           products_1x4(inner, a, right, 2 * steps * kTile, sums);
-        else  // an odd one's second result goes behind all others
+        else  // if the last combination has no partner, the second result goes to the space after all others
           products_2x2(inner, a, k + 1 < count ? left(k + 1) + place : a, right, right + kTile, sums,
                        sums + tiles * kSums, true);
       }
     }
   }
-  order_of(l, i == 0, b.order);
+  filter_order(l, i == 0, b.order);
   const __m512 scale = _mm512_set1_ps(i ? 1.0f : kPixel);
   const int64_t deep = depth(l);
   for (int64_t k = 0; k < count; ++k)
@@ -184,15 +193,15 @@ void filters(const Torso& t, int64_t i, int64_t batch, const Brain* x, const Bac
       for (int64_t row = 0; row < kRows; ++row) {
         const float* at = b.sums + (k * tiles + c / kRows) * kSums + row * kRows;
         const int32_t* order = b.order + k / bands * l.channels + c;
-        alignas(32) Brain some[kRows];
+        alignas(32) Bf16 some[kRows];
         store16(some, rounded(_mm512_mul_ps(_mm512_loadu_ps(at), scale)));
-        Brain* to = gradient + (k % bands * kRows + row) * deep;
+        Bf16* to = gradient + (k % bands * kRows + row) * deep;
         for (int64_t n = 0; n < kRows; ++n) to[order[n]] = some[n];
       }
 }
 
-// Filters, turned round, as a right factor: window of gradients x numbers of a block.
-void pack_turned(const Layer& l, const Brain* weight, const int32_t* order, Brain* to) {
+// Packs filters, rotated by 180 degrees, as a right factor: window of gradients x channels of a block.
+void pack_rotated(const Layer& l, const Bf16* weight, const int32_t* order, Bf16* to) {
   const int64_t deep = depth(l), blocks = l.kernel * l.kernel;
   for (int64_t n = 0; n < l.channels; n += kRows)
     for (int64_t block = blocks - 1; block >= 0; --block)
@@ -204,30 +213,30 @@ void pack_turned(const Layer& l, const Brain* weight, const int32_t* order, Brai
         }
 }
 
-// Inputs of layer i > 0, after its filters, whose order is used again; what passes the ReLU goes to the grid of the
-// layer before.
-void inputs(const Torso& t, int64_t i, int64_t batch, const Brain* x, const Brain* weight, const Backward& b) {
+// Gradient of the inputs of layer i > 0; call it after filter_gradient, whose b.order it uses. Where the gradient
+// passes the ReLU, it goes to the grid of the layer before.
+void input_gradient(const Torso& t, int64_t i, int64_t batch, const Bf16* x, const Bf16* weight, const Backward& b) {
   const Layer &l = t.layer[i], &before = t.layer[i - 1];
   const int64_t places = grid(l), size = grid(before) * before.filters;
-  pack_turned(l, weight, b.order, b.right);
+  pack_rotated(l, weight, b.order, b.right);
   settle();
   for (int64_t p = 0; p < places; ++p)
     b.place[p] = (p / l.width * l.block * before.width + p % l.width * l.block) * before.filters;
-  Brain* to = b.grid[i - 1] + front(before) * before.filters;
+  Bf16* to = b.grid[i - 1] + front(before) * before.filters;
   const int64_t* place = b.place;
   float* bias = b.bias;
-  const int64_t steps = steps_of(l.kernel, l.kernel * l.filters, l.width * l.filters, b.offset);
-  const Brain* first_window = b.grid[i] + (front(l) - (l.kernel - 1) * (l.width + 1)) * l.filters;
-  go_along({first_window, batch * places, {l.filters, b.offset, steps, kTile}, b.right, l.channels / kRows},
+  const int64_t steps = step_offsets(l.kernel, l.kernel * l.filters, l.width * l.filters, b.offset);
+  const Bf16* first_window = b.grid[i] + (front(l) - (l.kernel - 1) * (l.width + 1)) * l.filters;
+  multiply_windows({first_window, batch * places, {l.filters, b.offset, steps, kTile}, b.right, l.channels / kRows},
            [=, &l, &before](int64_t first, int64_t skip, int64_t tile, const float* sums) {
              const int64_t channel = tile * kRows, pixel = channel / before.filters, band = channel % before.filters;
              const int64_t shift = (pixel / l.block * before.width + pixel % l.block) * before.filters + band;
              const int64_t channels = l.channels;
              __m512 sum = _mm512_setzero_ps();
              int64_t at = (first + skip) % places;
-             Brain* image = to + (first + skip) / places * size + shift;
+             Bf16* image = to + (first + skip) / places * size + shift;
              for (int64_t row = skip; row < kRows; ++row) {
-               const __mmask16 passes = open(load16(x + (first + row) * channels + channel));
+               const __mmask16 passes = passes_relu(load16(x + (first + row) * channels + channel));
                const __m512 y = _mm512_maskz_mov_ps(passes, _mm512_load_ps(sums + row * kRows));
                sum = _mm512_add_ps(sum, y);
                store16(image + place[at], rounded(y));
@@ -241,34 +250,34 @@ void inputs(const Torso& t, int64_t i, int64_t batch, const Brain* x, const Brai
 
 }  // namespace
 
-bool MURMURATE_TILES::backward(const Torso& t, int64_t batch, const Brain* laid, const Brain* inner,
-                               const Brain* features, const Brain* gradient, const Brain* const* parameters,
-                               Brain* const* to, int64_t first) {
-  Shares measured = {nullptr, 0};
-  share_backward(t, batch, measured);
-  Shares shares = {MURMURATE_TILES::room_of(measured.used), 0};
+bool MURMURATE_TILES::backward(const Torso& t, int64_t batch, const Bf16* laid, const Bf16* inner,
+                               const Bf16* features, const Bf16* gradient, const Bf16* const* parameters,
+                               Bf16* const* to, int64_t first) {
+  Arena measured = {nullptr, 0};
+  allocate_backward(t, batch, measured);
+  Arena shares = {MURMURATE_TILES::scratch_of(measured.used), 0};
   if (!shares.base) return false;
-  const Backward b = share_backward(t, batch, shares);
-  const Brain* x[Torso::kMost + 1] = {laid};  // of each layer
+  const Backward b = allocate_backward(t, batch, shares);
+  const Bf16* x[Torso::kMost + 1] = {laid};  // inputs of each layer
   for (int64_t i = 0; i < t.layers; ++i) {
     const Layer& l = t.layer[i];
     x[i + 1] = inner;
-    inner += up(batch * outputs(t, i), kDeep);
-    clear(b.grid[i], (front(l) + behind(l, batch)) * l.filters * static_cast<int64_t>(sizeof(Brain)));
+    inner += round_up(batch * outputs(t, i), kDeep);
+    clear(b.grid[i], (front(l) + image_places(l, batch)) * l.filters * static_cast<int64_t>(sizeof(Bf16)));
   }
-  const Tiles tiles;
-  enter(t, batch, features, gradient, b, to[2 * t.layers + 1]);
+  const TileConfig tiles;
+  rectify_gradient(t, batch, features, gradient, b, to[2 * t.layers + 1]);
   settle();
-  connected_weight(t, batch, x[t.layers], b, to[2 * t.layers]);
+  connected_weight_gradient(t, batch, x[t.layers], b, to[2 * t.layers]);
   if (first == t.layers) return true;
   clear(b.bias, last(t).filters * static_cast<int64_t>(sizeof(float)));
-  connected_input(t, batch, x[t.layers], parameters[2 * t.layers], b);
+  connected_input_gradient(t, batch, x[t.layers], parameters[2 * t.layers], b);
   for (int64_t i = t.layers - 1; i >= first; --i) {
-    put_all(b.bias, t.layer[i].filters, to[2 * i + 1]);
-    filters(t, i, batch, x[i], b, to[2 * i]);
+    store_rounded(b.bias, t.layer[i].filters, to[2 * i + 1]);
+    filter_gradient(t, i, batch, x[i], b, to[2 * i]);
     if (i == first) break;
     clear(b.bias, t.layer[i - 1].filters * static_cast<int64_t>(sizeof(float)));
-    inputs(t, i, batch, x[i], parameters[2 * i], b);
+    input_gradient(t, i, batch, x[i], parameters[2 * i], b);
   }
   return true;
 }

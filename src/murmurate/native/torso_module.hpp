@@ -1,4 +1,4 @@
-// The Python side of the torso's kernels (see module.cpp, which includes this): addresses and numbers.
+// The Python side of the torso's kernels; arguments are addresses and numbers, as module.cpp says, which includes it.
 #pragma once
 
 #include "blocks.hpp"
@@ -37,16 +37,16 @@ PyObject* lay_frames(PyObject*, PyObject* const* args, Py_ssize_t n) {
 }
 
 #if defined(MURMURATE_TORSO_BF16)
-// Whether the processor multiplies bfloat16 in AVX-512; amx: and in matrix registers, which the system saves for this
-// process once it was asked for them. Where it refuses, nothing is lost: the next best runs.
-bool multiplies(bool amx) {
+// Whether the processor multiplies bfloat16 in AVX-512; with `amx`, whether it does so in matrix registers too, for
+// which a process has to ask the system. If the system refuses, the AVX-512 kernels run.
+bool multiplies_bf16(bool amx) {
   unsigned a, b, c, d;
   if (!runs("avx512") || !__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a >> 5 & 1)) return false;
   if (!amx) return true;
 #if defined(MURMURATE_TORSO_AMX)
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1) || !(d >> 24 & 1)) return false;
-  constexpr long kAsk = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  return syscall(SYS_arch_prctl, kAsk, kTileData) == 0;
+  constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
 #else
   return false;
 #endif
@@ -54,17 +54,17 @@ bool multiplies(bool amx) {
 
 const TorsoKernels* torso_kernels_named(const char* name) {
 #if defined(MURMURATE_TORSO_AMX)
-  static const bool amx = multiplies(true);
+  static const bool amx = multiplies_bf16(true);
   if (amx && !std::strcmp(name, "amx")) return &kTorsoAmx;
 #endif
-  static const bool pairs = multiplies(false);
+  static const bool pairs = multiplies_bf16(false);
   return pairs && !std::strcmp(name, "avx512_bf16") ? &kTorsoAvx512Bf16 : nullptr;
 }
 #else
 const TorsoKernels* torso_kernels_named(const char*) { return nullptr; }
 #endif
 
-// torso_kernels() -> the names of those that run here, with the instruction set in use, the fastest first
+// torso_kernels() -> the names of the torso kernels that run with the instruction set in use, the fastest first
 PyObject* torso_names(PyObject*, PyObject*) {
   PyObject* names = PyList_New(0);
   if (!names || std::strcmp(kernels->name, "avx512")) return names;
@@ -81,18 +81,18 @@ PyObject* torso_names(PyObject*, PyObject*) {
   return names;
 }
 
-struct Made {
+struct PlannedTorso {
   const TorsoKernels* kernels;
   Torso torso;
 };
 
 const char* kTorso = "murmurate.torso";
 
-Made* torso_of(PyObject* capsule) { return static_cast<Made*>(PyCapsule_GetPointer(capsule, kTorso)); }
+PlannedTorso* torso_of(PyObject* capsule) { return static_cast<PlannedTorso*>(PyCapsule_GetPointer(capsule, kTorso)); }
 
-void forget_torso(PyObject* capsule) { delete torso_of(capsule); }
+void free_torso(PyObject* capsule) { delete torso_of(capsule); }
 
-// The addresses in a tuple; false, with an error set, if there are not as many as wanted.
+// Reads the addresses in a tuple; false, with an error set, if there are not `wanted` of them.
 template <typename T>
 bool addresses(PyObject* tuple, Py_ssize_t wanted, T** to) {
   if (PyTuple_Size(tuple) != wanted) {
@@ -103,7 +103,7 @@ bool addresses(PyObject* tuple, Py_ssize_t wanted, T** to) {
   return !PyErr_Occurred();
 }
 
-// torso(kernels, layers, features) -> capsule, or None where those kernels do not run or tiles do not fit; layers are
+// torso(kernels, layers, features) -> capsule, or None if those kernels do not run or `fits` is false; layers are
 // tuples (height, width, channels, kernel, filters, block) as in torso.hpp
 PyObject* make_torso(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!expect(n, 3)) return nullptr;
@@ -111,71 +111,71 @@ PyObject* make_torso(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!name) return nullptr;
   const Py_ssize_t layers = PyTuple_Size(args[1]);
   if (PyErr_Occurred()) return nullptr;
-  std::unique_ptr<Made> made(new (std::nothrow) Made);
-  if (!made) return PyErr_NoMemory();
-  made->kernels = torso_kernels_named(name);
-  if (!made->kernels || layers < 1 || layers > Torso::kMost) Py_RETURN_NONE;
-  made->torso.layers = layers;
-  made->torso.features = PyLong_AsLongLong(args[2]);
+  std::unique_ptr<PlannedTorso> planned(new (std::nothrow) PlannedTorso);
+  if (!planned) return PyErr_NoMemory();
+  planned->kernels = torso_kernels_named(name);
+  if (!planned->kernels || layers < 1 || layers > Torso::kMost) Py_RETURN_NONE;
+  planned->torso.layers = layers;
+  planned->torso.features = PyLong_AsLongLong(args[2]);
   if (PyErr_Occurred()) return nullptr;
   for (Py_ssize_t i = 0; i < layers; ++i) {
-    Layer& l = made->torso.layer[i];
+    Layer& l = planned->torso.layer[i];
     if (!PyArg_ParseTuple(PyTuple_GetItem(args[1], i), "LLLLLL", &l.height, &l.width, &l.channels, &l.kernel,
                           &l.filters, &l.block))
       return nullptr;
   }
-  if (!made->kernels->fits(made->torso)) Py_RETURN_NONE;
-  PyObject* capsule = PyCapsule_New(made.get(), kTorso, forget_torso);
-  if (capsule) made.release();
+  if (!planned->kernels->fits(planned->torso)) Py_RETURN_NONE;
+  PyObject* capsule = PyCapsule_New(planned.get(), kTorso, free_torso);
+  if (capsule) planned.release();
   return capsule;
 }
 
 // torso_inner(torso, batch) -> numbers that torso_forward keeps for torso_backward
-PyObject* inner_size(PyObject*, PyObject* const* args, Py_ssize_t n) {
+PyObject* torso_inner(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!expect(n, 2)) return nullptr;
-  const Made* made = torso_of(args[0]);
-  if (!made) return nullptr;
+  const PlannedTorso* planned = torso_of(args[0]);
+  if (!planned) return nullptr;
   const int64_t batch = PyLong_AsLongLong(args[1]);
   if (PyErr_Occurred()) return nullptr;
-  return PyLong_FromLongLong(made->kernels->inner(made->torso, batch));
+  return PyLong_FromLongLong(planned->kernels->inner(planned->torso, batch));
 }
 
 // torso_forward(torso, batch, laid, parameters, inner, features)
-PyObject* forward_torso(PyObject*, PyObject* const* args, Py_ssize_t n) {
+PyObject* torso_forward(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!expect(n, 6)) return nullptr;
-  const Made* made = torso_of(args[0]);
-  if (!made) return nullptr;
+  const PlannedTorso* planned = torso_of(args[0]);
+  if (!planned) return nullptr;
   const int64_t batch = PyLong_AsLongLong(args[1]);
-  const Brain* laid = at<Brain>(args[2]);
-  const Brain* parameters[2 * Torso::kMost + 2];
-  if (!addresses(args[3], 2 * made->torso.layers + 2, parameters)) return nullptr;
-  Brain *inner = at<Brain>(args[4]), *features = at<Brain>(args[5]);
+  const Bf16* laid = at<Bf16>(args[2]);
+  const Bf16* parameters[2 * Torso::kMost + 2];
+  if (!addresses(args[3], 2 * planned->torso.layers + 2, parameters)) return nullptr;
+  Bf16 *inner = at<Bf16>(args[4]), *features = at<Bf16>(args[5]);
   if (PyErr_Occurred()) return nullptr;
   bool done;
   Py_BEGIN_ALLOW_THREADS
-  done = made->kernels->forward(made->torso, batch, laid, parameters, inner, features);
+  done = planned->kernels->forward(planned->torso, batch, laid, parameters, inner, features);
   Py_END_ALLOW_THREADS
   if (!done) return PyErr_NoMemory();
   Py_RETURN_NONE;
 }
 
 // torso_backward(torso, batch, laid, inner, features, gradient, parameters, gradients, first): see torso.hpp
-PyObject* backward_torso(PyObject*, PyObject* const* args, Py_ssize_t n) {
+PyObject* torso_backward(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!expect(n, 9)) return nullptr;
-  const Made* made = torso_of(args[0]);
-  if (!made) return nullptr;
+  const PlannedTorso* planned = torso_of(args[0]);
+  if (!planned) return nullptr;
   const int64_t batch = PyLong_AsLongLong(args[1]);
-  const Brain *laid = at<Brain>(args[2]), *inner = at<Brain>(args[3]), *features = at<Brain>(args[4]);
-  const Brain* gradient = at<Brain>(args[5]);
-  const Brain* parameters[2 * Torso::kMost + 2];
-  Brain* gradients[2 * Torso::kMost + 2];
-  if (!addresses(args[6], 2 * made->torso.layers + 2, parameters)) return nullptr;
-  if (!addresses(args[7], 2 * made->torso.layers + 2, gradients)) return nullptr;
+  const Bf16 *laid = at<Bf16>(args[2]), *inner = at<Bf16>(args[3]), *features = at<Bf16>(args[4]);
+  const Bf16* gradient = at<Bf16>(args[5]);
+  const Bf16* parameters[2 * Torso::kMost + 2];
+  Bf16* gradients[2 * Torso::kMost + 2];
+  if (!addresses(args[6], 2 * planned->torso.layers + 2, parameters)) return nullptr;
+  if (!addresses(args[7], 2 * planned->torso.layers + 2, gradients)) return nullptr;
   const int64_t first = PyLong_AsLongLong(args[8]);
   if (PyErr_Occurred()) return nullptr;
   bool done;
   Py_BEGIN_ALLOW_THREADS
-  done = made->kernels->backward(made->torso, batch, laid, inner, features, gradient, parameters, gradients,
+  done = planned->kernels->backward(planned->torso, batch, laid, inner, features, gradient, parameters, gradients,
                                  first);
   Py_END_ALLOW_THREADS
   if (!done) return PyErr_NoMemory();

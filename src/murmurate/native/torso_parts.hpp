@@ -1,4 +1,4 @@
-// What both passes through a torso need (see torso.hpp): its geometry, memory, and products along a line of places.
+// What the forward and backward pass of a torso share (see torso.hpp): geometry, memory, and products with windows.
 #pragma once
 
 #include "products.hpp"
@@ -7,17 +7,17 @@ namespace murmurate {
 
 namespace MURMURATE_TILES {
 
-// Memory for one pass, which the thread keeps for its next one; nullptr if there is none.
-char* room_of(int64_t bytes);
+// Memory for one pass, which the thread keeps for its next pass; nullptr if there is not enough.
+char* scratch_of(int64_t bytes);
 
-bool backward(const Torso&, int64_t batch, const Brain* laid, const Brain* inner, const Brain* features,
-              const Brain* gradient, const Brain* const* parameters, Brain* const* gradients, int64_t first);
+bool backward(const Torso&, int64_t batch, const Bf16* laid, const Bf16* inner, const Bf16* features,
+              const Bf16* gradient, const Bf16* const* parameters, Bf16* const* gradients, int64_t first);
 
 }  // namespace MURMURATE_TILES
 
 namespace {
 
-constexpr float kPixel = 1.0f / 255.0f;  // frames come from 0 to 255
+constexpr float kPixel = 1.0f / 255.0f;  // scale of frames, whose values are 0 to 255
 
 inline int64_t out_height(const Layer& l) { return l.height - l.kernel + 1; }
 inline int64_t out_width(const Layer& l) { return l.width - l.kernel + 1; }
@@ -26,35 +26,35 @@ inline int64_t depth(const Layer& l) { return l.kernel * l.kernel * l.channels; 
 inline const Layer& last(const Torso& t) { return t.layer[t.layers - 1]; }
 inline int64_t flat(const Torso& t) { return out_height(last(t)) * out_width(last(t)) * last(t).filters; }
 
-// Numbers of an image behind layer i.
+// Numbers of one image that layer i passes on.
 inline int64_t outputs(const Torso& t, int64_t i) {
   return i + 1 < t.layers ? grid(t.layer[i + 1]) * t.layer[i + 1].channels : flat(t);
 }
 
-// Hands memory out. The first time, without memory, it finds how much is needed.
-struct Shares {
+// Divides a block of memory into arrays. With base nullptr, it only finds how much memory they need.
+struct Arena {
   char* base;
   int64_t used;
   template <typename T>
   T* take(int64_t count) {
     T* here = reinterpret_cast<T*>(base + used);
-    used += up(count * static_cast<int64_t>(sizeof(T)), kBytes);
+    used += round_up(count * static_cast<int64_t>(sizeof(T)), kBytes);
     return here;
   }
 };
 
-// offset[j]: where the 32 numbers of step j lie behind a place's first one, for windows of `kernel` rows of `wide`
-// numbers each, rows `row` numbers apart
-inline int64_t steps_of(int64_t kernel, int64_t wide, int64_t row, int64_t* offset) {
+// offset[j] <- offset of the 32 numbers of step j from a place's first number, for windows of `kernel` rows of `wide`
+// numbers each, which are `row` numbers apart; returns the number of steps
+inline int64_t step_offsets(int64_t kernel, int64_t wide, int64_t row, int64_t* offset) {
   int64_t step = 0;
   for (int64_t y = 0; y < kernel; ++y)
     for (int64_t k = 0; k < wide; k += kDeep) offset[step++] = y * row + k;
   return step;
 }
 
-// order[k]: where the number that meets number k of a window lies in a filter [row, column, channel]. Pixels of a
-// first layer's blocks are the last axis, as frames have them; channels are that of other layers.
-inline void order_of(const Layer& l, bool first, int32_t* order) {
+// order[k] <- position, in a filter [row, column, channel], of the number that is multiplied with number k of a window.
+// The blocks of the first layer are [channel, pixel], as frames are laid out; those of other layers [pixel, channel].
+inline void filter_order(const Layer& l, bool first, int32_t* order) {
   const int64_t s = l.block, side = l.kernel * s, channels = l.channels / (s * s);
   for (int64_t y = 0; y < l.kernel; ++y)
     for (int64_t x = 0; x < l.kernel; ++x)
@@ -65,25 +65,26 @@ inline void order_of(const Layer& l, bool first, int32_t* order) {
       }
 }
 
-// All places of a line with a window each, times a right factor of `tiles` tiles of columns.
+// Consecutive places, each the beginning of a window, and a right factor of `tiles` tiles of columns.
 struct Line {
-  const Brain* x;
+  const Bf16* x;
   int64_t places;
   Inner inner;
-  const Brain* right;
+  const Bf16* right;
   int64_t tiles;
 };
 
-// finish(first, skip, tile, sums): rows from `skip` on of 16 places, of one tile of columns. A line need not be
-// a multiple of 16 long: its last tile begins earlier, and skips what was finished before.
+// Multiplies the windows with the right factor. finish(first, skip, tile, sums) gets the sums of 16 places from `first`
+// on for one tile of columns, and skips the first `skip` of them: if the places are no multiple of 16, the last 16
+// begin earlier, and some of them are finished already.
 template <typename Finish>
-void go_along(const Line& line, const Finish& finish) {
+void multiply_windows(const Line& line, const Finish& finish) {
   alignas(64) float sums[4 * kSums];
-  const int64_t wide = line.inner.steps * kTile;  // numbers of a tile of columns
+  const int64_t wide = line.inner.steps * kTile;  // numbers of a tile of columns, in all steps
   const bool pairs = line.tiles > 1;
   const int64_t tall = pairs ? 2 : 4;
   for (int64_t place = 0; place < line.places; place += tall * kRows) {
-    const Brain* a[4];
+    const Bf16* a[4];
     int64_t from[4], skip[4];
     for (int64_t i = 0; i < tall; ++i) {
       const int64_t wanted = place + i * kRows;
@@ -92,7 +93,7 @@ void go_along(const Line& line, const Finish& finish) {
       a[i] = line.x + from[i] * line.inner.stride;
     }
     for (int64_t n = 0; n < line.tiles; n += 2) {
-      const Brain* b = line.right + n * wide;
+      const Bf16* b = line.right + n * wide;
       const int64_t some = pairs && n + 1 < line.tiles ? 2 : 1;
       if (pairs)
         products_2x2(line.inner, a[0], a[1], b, some == 2 ? b + wide : b, sums, sums + 2 * kSums);

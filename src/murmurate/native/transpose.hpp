@@ -1,4 +1,4 @@
-// For AVX-512 alone: include it behind __AVX512F__, or where nothing else is built.
+// For AVX-512 only: include it under __AVX512F__, or in files that are built for AVX-512 alone.
 #pragma once
 
 #include <immintrin.h>
@@ -6,7 +6,7 @@
 namespace murmurate {
 namespace {
 
-// 16 x 16 words change rows and columns.
+// Transposes 16 x 16 words of 32 bits.
 inline void transpose(__m512i* r) {
   __m512i t[16];
   for (int i = 0; i < 16; i += 2) {

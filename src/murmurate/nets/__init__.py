@@ -1,1 +1,1 @@
-"""Networks: modules only, no policy about how they are trained."""
+"""Networks: modules only, without any choice of how they are trained."""

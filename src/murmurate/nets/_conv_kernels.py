@@ -1,7 +1,7 @@
 """The compiled torso of ``nets/conv.py``: rearranges frames into blocks, and computes both passes in bfloat16
 on processors that have matrix products for it (AMX, or AVX-512's BF16).
 
-``native/torso.hpp`` explains the kernels. Everything here has a twin in ``conv.py``, which is used elsewhere.
+``native/torso.hpp`` explains the kernels. Where they do not run, ``conv.py`` computes the same in torch.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from torch.autograd.function import once_differentiable
 from murmurate import native
 
 _BITS = {torch.bfloat16: 16, torch.float32: 32}
-_PLAIN = (Tensor, nn.Parameter)
-_MOST_CHANNELS = 1024  # of frames; see native/blocks.hpp
+_PLAIN = (Tensor, nn.Parameter)  # a subclass may have no memory that the kernels can read
+_MOST_CHANNELS = 1024  # the kernels' limit for a frame (native/blocks.hpp)
 
 
 class Layer(NamedTuple):
     """A convolution over blocks of ``block`` x ``block`` pixels (``native/torso.hpp``).
 
-    height, width: size of its input, in blocks. channels: numbers in a block. kernel: the side of a filter,
-    in blocks. filters: their number."""
+    height, width: size of its input, in blocks. channels: values in a block. kernel: the side of a filter, in
+    blocks. filters: number of filters."""
 
     height: int
     width: int
@@ -38,7 +38,7 @@ class Layer(NamedTuple):
 
 def to_blocks(observation: Tensor, dtype: torch.dtype) -> Tensor | None:
     """uint8 [B, C, H, W], H and W multiples of 4, to ``dtype`` [B, 16 C, H / 4, W / 4], channels last; None
-    where the kernel cannot."""
+    if the kernel cannot do it."""
     kernels = native.kernels
     if kernels is None or dtype not in _BITS or _is_traced() or not _is_readable(observation):
         return None
@@ -60,19 +60,19 @@ def rows_of(observation: Tensor) -> Tensor:
 
 def computes(dtype: torch.dtype) -> bool:
     """Whether ``run`` may have kernels for parameters of this dtype."""
-    return dtype == torch.bfloat16 and bool(_which()) and not _is_traced()
+    return dtype == torch.bfloat16 and bool(_kernel_names()) and not _is_traced()
 
 
 def run(layers: tuple[Layer, ...], blocks: Tensor, parameters: Sequence[Tensor]) -> Tensor | None:
-    """Frames in blocks [B, C, height, width], numbers from 0 to 255, to features [B, width]; None where the
-    kernels cannot. ``parameters``: weight and bias of each convolution and of the fully connected layer.
-    Frames get no gradient; a second derivative is refused."""
-    kernels = _which()
-    if not kernels or _is_traced() or not _is_supported(blocks, parameters):
+    """Frames in blocks [B, C, height, width], values from 0 to 255, to features [B, width]; None if the
+    kernels cannot do it. ``parameters``: weight and bias of each convolution and of the fully connected
+    layer. Frames get no gradient; a second derivative is refused."""
+    names = _kernel_names()
+    if not names or _is_traced() or not _is_supported(blocks, parameters):
         return None
-    features_wide = parameters[-1].shape[0]
-    torso = _torso(kernels[0], layers, features_wide)
-    if torso is None or tuple([p.shape for p in parameters]) != _shapes(layers, features_wide):
+    width = parameters[-1].shape[0]
+    torso = _torso(names[0], layers, width)
+    if torso is None or tuple([p.shape for p in parameters]) != _shapes(layers, width):
         return None
     if torch.is_grad_enabled() and any(p.requires_grad for p in parameters):
         features: Tensor = _Passes.apply(torso, blocks, *parameters)  # type: ignore[no-untyped-call]
@@ -83,15 +83,15 @@ def run(layers: tuple[Layer, ...], blocks: Tensor, parameters: Sequence[Tensor])
 def is_plain(module: nn.Module | None, kind: type[nn.Module]) -> bool:
     """Whether calling ``module`` computes what ``kind`` does: it is no subclass, and has no hooks."""
     return (
-        type(module) is kind  # parametrized ones are of other types
+        type(module) is kind  # a parametrized module has another type
         and "forward" not in vars(module)
         and not (module._forward_hooks or module._forward_pre_hooks)
         and not (module._backward_hooks or module._backward_pre_hooks)
     )
 
 
-def _which() -> list[str]:
-    """The kernels that run here, the fastest first."""
+def _kernel_names() -> list[str]:
+    """The names of the kernels that run on this processor, the fastest first."""
     return [] if native.kernels is None else native.kernels.torso_kernels()
 
 
@@ -113,11 +113,11 @@ def _is_readable(x: Tensor) -> bool:
 
 
 def _checked(x: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """A saved tensor in the layout that the kernels read: a hook on it may have returned another."""
+    """``x``, a saved tensor, in the layout that the kernels read, which a hook on it may have changed."""
     if x.dtype != dtype or not _is_readable(x):
         raise RuntimeError(
-            f"a hook on saved tensors gave back {x.dtype} on {x.device} for {dtype} on the CPU: let it keep "
-            "their kind, or set MURMURATE_NATIVE=off"
+            f"a hook on saved tensors returned {x.dtype} on {x.device} for {dtype} on the CPU: let it keep "
+            "dtype and device, or set MURMURATE_NATIVE=off"
         )
     return x.contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.contiguous_format)
 
@@ -135,15 +135,15 @@ def _is_supported(blocks: Tensor, parameters: Sequence[Tensor]) -> bool:
 
 
 @lru_cache
-def _torso(which: str, layers: tuple[Layer, ...], features: int) -> Any:
+def _torso(name: str, layers: tuple[Layer, ...], features: int) -> Any:
     """The kernels' description of a torso; None where their tiles do not fit it."""
     assert native.kernels is not None
-    return native.kernels.torso(which, layers, features)
+    return native.kernels.torso(name, layers, features)
 
 
 @lru_cache
 def _shapes(layers: tuple[Layer, ...], features: int) -> tuple[tuple[int, ...], ...]:
-    """The shapes of the parameters that the kernels read."""
+    """The shapes of ``run``'s parameters for these layers and this number of features."""
     shapes: list[tuple[int, ...]] = []
     for x in layers:
         side = x.kernel * x.block
@@ -165,6 +165,8 @@ def _forward(torso: Any, blocks: Tensor, parameters: Sequence[Tensor]) -> tuple[
 
 
 class _Passes(torch.autograd.Function):
+    """The forward and the backward pass in the kernels."""
+
     @staticmethod
     def forward(ctx: Any, torso: Any, blocks: Tensor, *parameters: Tensor) -> Tensor:
         inner, features = _forward(torso, blocks, parameters)
@@ -179,15 +181,15 @@ class _Passes(torch.autograd.Function):
         assert kernels is not None
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise RuntimeError(
-                "the compiled torso takes gradients of one output at a time (is_grads_batched, vmap): set "
-                "MURMURATE_NATIVE=off for many"
+                "the compiled torso computes no batches of gradients (is_grads_batched, vmap): set "
+                "MURMURATE_NATIVE=off for them"
             )
         blocks, inner, features, *parameters = map(_checked, ctx.saved_tensors)
         wanted = ctx.needs_input_grad[2:]
         # the first layer that is not frozen
         first = next(i for i, asked in enumerate(wanted) if asked) // 2
-        found = [torch.empty_like(p) for p in parameters]  # each has its parameter's layout
-        gradient = gradient.contiguous()  # held: the kernels read it by its address
+        gradients = [torch.empty_like(p) for p in parameters]  # each has its parameter's layout
+        gradient = gradient.contiguous()  # the name keeps its memory, which the kernels read by address
         kernels.torso_backward(
             ctx.torso,
             len(blocks),
@@ -196,7 +198,7 @@ class _Passes(torch.autograd.Function):
             features.data_ptr(),
             gradient.data_ptr(),
             tuple([p.data_ptr() for p in parameters]),
-            tuple([g.data_ptr() for g in found]),
+            tuple([g.data_ptr() for g in gradients]),
             first,
         )
-        return None, None, *(g if asked else None for g, asked in zip(found, wanted, strict=True))
+        return None, None, *(g if asked else None for g, asked in zip(gradients, wanted, strict=True))

@@ -11,13 +11,13 @@ from torch.autograd import forward_ad
 from murmurate import native
 
 _BITS = {torch.bfloat16: 16, torch.float32: 32}
-_PLAIN = (Tensor, torch.nn.Parameter)
-_MOST_CHANNELS = 1 << 16  # native/normalize.hpp
+_PLAIN = (Tensor, torch.nn.Parameter)  # a subclass may have no memory that the kernels can read
+_MOST_CHANNELS = 1 << 16  # the kernels' limit (native/normalize.hpp)
 
 
 def takes(x: Tensor, residual: Tensor | None) -> bool:
-    """Whether the kernels can read these: dense, channels last, bfloat16 or float32, in host memory; and
-    torch neither records nor transforms what is computed."""
+    """Whether the kernels can process ``x`` and ``residual``: both must be dense, channels last, bfloat16 or
+    float32 and in host memory, and torch must neither record nor transform operations."""
     if native.kernels is None or _is_traced() or x.dtype not in _BITS or not x.numel():
         return False
     if x.shape[1] > _MOST_CHANNELS or not _is_readable(x):
@@ -26,15 +26,15 @@ def takes(x: Tensor, residual: Tensor | None) -> bool:
     return same and (residual is None or _is_readable(residual))
 
 
-def as_rows(x: Tensor, like: Tensor) -> Tensor:
+def as_channels_last(x: Tensor, like: Tensor) -> Tensor:
     """``x``, or a copy of it that the kernels can read, of the dtype of ``like``."""
     return x.to(like.dtype).contiguous(memory_format=torch.channels_last)
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(mean, sum of squared differences from it), each [C] float64, of x [B, C, H, W]."""
+    """(mean, sum of squared differences from the mean), each [C] float64, of x [B, C, H, W]."""
     mean, squares = torch.empty(2, x.shape[1], dtype=torch.float64)
-    _kernels().normalize_moments(*_size(x), _at(x), _at(mean), _at(squares), torch.get_num_threads())
+    _kernels().normalize_moments(*_size(x), *_addresses(x, mean, squares), torch.get_num_threads())
     return mean, squares
 
 
@@ -42,14 +42,15 @@ def apply(
     x: Tensor, residual: Tensor | None, scale: Tensor, shift: Tensor, rectify: bool, out: Tensor
 ) -> None:
     """out = scale x + shift (+ residual), with a ReLU if ``rectify``; scale and shift are [C] float32."""
-    addresses = _at(x), _at(residual), _at(scale), _at(shift), rectify, _at(out)
-    _kernels().normalize_apply(*_size(x), *addresses, torch.get_num_threads())
+    addresses = _addresses(x, residual, scale, shift)
+    _kernels().normalize_apply(*_size(x), *addresses, rectify, out.data_ptr(), torch.get_num_threads())
 
 
 def gradient_sums(gradient: Tensor, y: Tensor | None, x: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-    """(sum of g, sum of g (x - mean)), each [C] float64; g is ``gradient``, 0 where ``y`` is not above 0."""
+    """(sum of g, sum of g (x - mean)), each [C] float64. g is ``gradient``, with 0 where the output ``y`` of
+    a ReLU is not above 0; y: None without a ReLU."""
     total, product = torch.empty(2, x.shape[1], dtype=torch.float64)
-    addresses = _at(gradient), _at(y), _at(x), _at(mean), _at(total), _at(product)
+    addresses = _addresses(gradient, y, x, mean, total, product)
     _kernels().normalize_gradient_sums(*_size(x), *addresses, torch.get_num_threads())
     return total, product
 
@@ -59,11 +60,12 @@ def gradients(
     y: Tensor | None,
     x: Tensor,
     coefficients: tuple[Tensor, Tensor, Tensor],
-    of_x: Tensor,
-    of_residual: Tensor | None,
+    x_gradient: Tensor,
+    residual_gradient: Tensor | None,
 ) -> None:
-    """of_x = a g + b x + c with these coefficients, each [C] float32; of_residual = g."""
-    addresses = [_at(gradient), _at(y), _at(x), *map(_at, coefficients), _at(of_x), _at(of_residual)]
+    """Write ``x_gradient`` = a g + b x + c, where ``coefficients`` are (a, b, c), each [C] float32, and
+    ``residual_gradient`` = g; g as in ``gradient_sums``."""
+    addresses = _addresses(gradient, y, x, *coefficients, x_gradient, residual_gradient)
     _kernels().normalize_gradient(*_size(x), *addresses, torch.get_num_threads())
 
 
@@ -73,11 +75,12 @@ def _kernels() -> Any:
 
 
 def _size(x: Tensor) -> tuple[int, int, int]:
+    """(values of a channel, channels, bits of a value)."""
     return x.numel() // x.shape[1], x.shape[1], _BITS[x.dtype]
 
 
-def _at(x: Tensor | None) -> int:
-    return 0 if x is None else x.data_ptr()
+def _addresses(*tensors: Tensor | None) -> list[int]:
+    return [0 if x is None else x.data_ptr() for x in tensors]
 
 
 def _is_readable(x: Tensor) -> bool:
@@ -85,7 +88,8 @@ def _is_readable(x: Tensor) -> bool:
 
 
 def _is_traced() -> bool:
-    """Whether torch records, fakes or transforms operations, which is impossible with the kernels."""
+    """Whether torch records, fakes or transforms operations, which does not work for kernels that read memory
+    by its address."""
     return (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None

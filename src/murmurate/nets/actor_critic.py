@@ -16,7 +16,7 @@ from murmurate.spec import EnvSpec
 
 
 class GaussianHead(nn.Module):
-    """Mean and log standard deviation of a diagonal Gaussian; the latter does not depend on the state.
+    """Mean and log standard deviation of a diagonal Gaussian; log_std does not depend on the state.
 
     The parameters of the policy are [..., 2 D]: ``mean, log_std = parameters.chunk(2, -1)``.
     """
@@ -27,14 +27,14 @@ class GaussianHead(nn.Module):
         self.log_std = nn.Parameter(torch.zeros(actions))
 
     def forward(self, features: Tensor) -> Tensor:
-        """[..., F] to [..., 2 D]."""
+        """Features [..., F] to the policy's parameters [..., 2 D]."""
         mean = self.mean(features)
         return torch.cat([mean, self.log_std.expand_as(mean)], dim=-1)
 
 
 def policy_head(features: int, spec: EnvSpec) -> nn.Module:
-    """Features [..., F] to logits [..., A] of discrete actions (of all their parts side by side), or to the
-    parameters of a Gaussian."""
+    """A head from features [..., F] to logits [..., A] of discrete actions (with ``spec.factors``, those of
+    all factors side by side), or to the parameters of a Gaussian."""
     if spec.categorical:
         return nn.Linear(features, spec.actions or sum(spec.factors))
     return GaussianHead(features, math.prod(spec.action_shape))
@@ -51,8 +51,8 @@ class ActorCritic(nn.Module):
         core: an ``LSTMCore`` between torso and heads, or None.
         policy_head: features to the policy's parameters [..., A].
         value_head: features to [..., 1].
-        value_torso: a separate torso of the value function; None: it shares ``torso``.
-        normalizer: what the torsos read of an observation; None: itself.
+        value_torso: a separate torso of the value function; None: the value function shares ``torso``.
+        normalizer: module that normalises observations for the torsos; None: they are not normalised.
 
     Raises:
         ValueError: for a core together with a value torso, because the core would serve only one torso.
@@ -96,7 +96,7 @@ class ActorCritic(nn.Module):
         """
         if self.core is not None:
             raise ValueError("this net is recurrent: call unroll with its memory, not forward")
-        observation = self._read(observation)
+        observation = self._normalised(observation)
         return self._heads(self.torso(observation), observation)
 
     def unroll(
@@ -121,19 +121,19 @@ class ActorCritic(nn.Module):
                 f"observation [T, B, ...] and first [T, B] do not match: they are "
                 f"{list(observation.shape)} and {list(first.shape)}"
             )
-        flat = self._read(observation.flatten(0, 1))
+        flat = self._normalised(observation.flatten(0, 1))
         features = self.torso(flat)
         if self.core is not None:
             if memory is None:
                 raise ValueError(
-                    "this net is recurrent: give unroll a memory, at first that of initial_memory"
+                    "this net is recurrent: give unroll a memory, at first initial_memory(batch)"
                 )
             features, memory = self.core(features.view(steps, batch, -1), memory, first)
             features = features.flatten(0, 1)
         policy, value = self._heads(features, flat)
         return policy.view(steps, batch, -1), value.view(steps, batch), memory
 
-    def _read(self, observation: Tensor) -> Tensor:
+    def _normalised(self, observation: Tensor) -> Tensor:
         return observation if self.normalizer is None else self.normalizer(observation)
 
     def _heads(self, features: Tensor, observation: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,18 +152,19 @@ def actor_critic(
     recurrent: int = 0,
     normalize: bool = False,
 ) -> ActorCritic:
-    """The net for a world, orthogonally initialised: gain sqrt(2) in the torso, 0.01 and 1 in the heads.
+    """The net for a world, orthogonally initialised: gain sqrt(2) in the torso, 0.01 in the policy head, and
+    1 in the value head.
 
-    Without a recurrent core, policy and value have separate torsos if the torso is not ``shared`` (as an
-    MLP).
+    Without a recurrent core, policy and value have separate torsos if the torso's attribute ``shared`` is
+    False, as an MLP's is.
 
     Args:
         spec: the world.
         generator: generator of all weights; the global generator does not change.
-        torso: its name (``nets/torso.py``); "auto" is nature2013 for images and mlp for vectors.
+        torso: name of the torso (``nets/torso.py``); "auto" is nature2013 for images and mlp for vectors.
         hidden: widths of the MLP's layers (tanh).
         recurrent: width of an LSTM between torso and heads (orthogonal, gain 1); 0 for none.
-        normalize: observations, by their running moments (``nets/moments.py``).
+        normalize: whether to normalise observations by their running moments (``nets/moments.py``).
 
     Raises:
         ValueError: for an unknown torso, or one that cannot read the world's observations.

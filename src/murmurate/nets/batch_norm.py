@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from murmurate.nets import _normalize_kernels as kernels
 
-SumOver = Callable[[Tensor], Tensor]  # of one [N] from each replica, the sum; differentiable
+SumOver = Callable[[Tensor], Tensor]  # the sum of the replicas' tensors [N]; differentiable
 
 
 class BatchNorm(nn.Module):
@@ -26,8 +26,8 @@ class BatchNorm(nn.Module):
     Args:
         channels: C. ghost: size of the ghost batches, parts of a batch with their own statistics (Hoffer et
             al. 2017); the last one may be smaller. 0: the whole batch.
-        sum_over: sums over the replicas, for statistics of all replicas' batches together (TF-Replicator,
-            section 3.3). None: statistics of the own batch alone.
+        sum_over: sums a tensor over the replicas, for statistics of all their batches together
+            (TF-Replicator, section 3.3). None: statistics of the own batch alone.
 
     Raises:
         ValueError: for ghost batches over replicas.
@@ -49,7 +49,7 @@ class BatchNorm(nn.Module):
     ) -> None:
         super().__init__()
         if ghost and sum_over is not None:
-            raise ValueError("ghost batches are parts of one replica's: leave out one of ghost and sum_over")
+            raise ValueError("ghost batches are parts of one replica's batch: leave out ghost or sum_over")
         self.ghost, self.sum_over, self.epsilon, self.momentum = ghost, sum_over, epsilon, momentum
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
@@ -60,13 +60,16 @@ class BatchNorm(nn.Module):
         """x and residual [B, C, H, W] to the same shape and dtype; statistics are in float32 or more.
 
         Raises:
-            ValueError: in training, for one value a channel, whose variance is 0.
+            ValueError: in training, if a channel of a (ghost) batch is a single value, whose variance is 0.
         """
         if not self.training:
             return self._evaluate(x, residual, rectify)
-        alone = len(x) % self.ghost if self.ghost else len(x)
-        if alone * x[0, 0].numel() == 1 and self.sum_over is None:
-            raise ValueError(f"one value a channel of {list(x.shape)} has no variance: use larger batches")
+        smallest = len(x) % self.ghost if self.ghost else len(x)  # 0: all ghost batches are full
+        if smallest * x[0, 0].numel() == 1 and self.sum_over is None:
+            raise ValueError(
+                f"of images {list(x.shape)}, a (ghost) batch has one value for each channel, and so no "
+                "variance: use larger batches"
+            )
         compiled = kernels.takes(x, residual) and self.weight.dtype == torch.float32
         if not compiled:
             return self._in_torch(x, residual, rectify)
@@ -90,7 +93,7 @@ class BatchNorm(nn.Module):
         return _finish(x * _column(scale) + _column(shift), x.dtype, residual, rectify)
 
     def _in_torch(self, x: Tensor, residual: Tensor | None, rectify: bool) -> Tensor:
-        """The twin of the kernels; torch's own, where the batch is taken as a whole."""
+        """What the kernels compute, in torch; by ``F.batch_norm`` where it takes the same statistics."""
         if not self.ghost and self.sum_over is None:
             running, affine = (self.running_mean, self.running_var), (self.weight, self.bias)
             y = F.batch_norm(x, *running, *affine, True, self.momentum, self.epsilon)
@@ -117,13 +120,13 @@ class BatchNorm(nn.Module):
 
     @torch.no_grad()
     def _follow(self, mean: Tensor, unbiased: Tensor) -> None:
-        """Move the running statistics towards the batch's, which are means over its ghost batches."""
+        """Move the running statistics towards those of the batch (means over its ghost batches)."""
         self.running_mean.lerp_(mean.to(self.running_mean), self.momentum)
         self.running_var.lerp_(unbiased.to(self.running_var), self.momentum)
 
 
 class _Normalize(torch.autograd.Function):
-    """Both passes in the compiled kernels; also returns the statistics that running ones follow."""
+    """Both passes in the compiled kernels; also returns the batch's statistics, for the running ones."""
 
     @staticmethod
     def forward(
@@ -161,30 +164,32 @@ class _Normalize(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         x, y, weight = ctx.saved_tensors
-        gradient = kernels.as_rows(gradient, x)
-        of_x = torch.empty_like(x)
-        of_residual = torch.empty_like(x) if ctx.with_residual else None
-        of_weight = torch.zeros_like(weight, dtype=torch.float64)
-        of_bias = torch.zeros_like(of_weight)
-        for part, given, out, to_x, to_residual, (mean, inverse, count) in zip(
+        gradient = kernels.as_channels_last(gradient, x)
+        x_gradient = torch.empty_like(x)
+        residual_gradient = torch.empty_like(x) if ctx.with_residual else None
+        weight_gradient = torch.zeros_like(weight, dtype=torch.float64)
+        bias_gradient = torch.zeros_like(weight_gradient)
+        for part, part_gradient, out, to_x, to_residual, (mean, inverse, count) in zip(
             _parts(x, ctx.size),
             _parts(gradient, ctx.size),
             _parts(y, ctx.size, x),
-            _parts(of_x, ctx.size),
-            _parts(of_residual, ctx.size, x),
+            _parts(x_gradient, ctx.size),
+            _parts(residual_gradient, ctx.size, x),
             ctx.statistics,
             strict=True,
         ):
-            total, product = kernels.gradient_sums(given, out, part, mean.float())
-            of_bias += total
-            of_weight += product * inverse
+            total, product = kernels.gradient_sums(part_gradient, out, part, mean.float())
+            bias_gradient += total
+            weight_gradient += product * inverse
             if ctx.sum_over is not None:
                 total, product = ctx.sum_over(torch.cat([total, product])).view(2, -1)
+            # the gradient with respect to x is a g + b x + c, as mean and variance depend on x
             a = weight * inverse
             b = -a * inverse.square() * product / count
             c = -a * total / count - b * mean
-            kernels.gradients(given, out, part, (a.float(), b.float(), c.float()), to_x, to_residual)
-        return of_x, of_weight.to(weight), of_bias.to(weight), of_residual, None, None, None, None
+            kernels.gradients(part_gradient, out, part, (a.float(), b.float(), c.float()), to_x, to_residual)
+        affine = weight_gradient.to(weight), bias_gradient.to(weight)
+        return x_gradient, *affine, residual_gradient, None, None, None, None
 
 
 def _parts(x: Any, size: int, like: Tensor | None = None) -> Sequence[Any]:
@@ -196,7 +201,7 @@ def _parts(x: Any, size: int, like: Tensor | None = None) -> Sequence[Any]:
 
 
 def _statistics(x: Tensor, sum_over: SumOver | None) -> tuple[Tensor, Tensor, float]:
-    """(mean [C], variance [C], count) in float64: of x, or of all replicas' x."""
+    """(mean [C], variance [C], count) in float64 of ``x``, or with ``sum_over`` of all replicas' ``x``."""
     mean, squares = kernels.moments(x)
     count = float(x.numel() // x.shape[1])
     if sum_over is not None:

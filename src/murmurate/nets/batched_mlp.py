@@ -30,9 +30,9 @@ def truncated_normal_(weight: Tensor, bias: Tensor, generator: torch.Generator) 
 class BatchedMLP(nn.Module):
     """``members`` MLPs with weights of their own, as twin critics and ensembles need.
 
-    sizes: widths from the input to the output, at least two. activation: after every layer but the last.
-    initialize: initializes the weights of a layer. generator: generator of all weights, which are drawn in
-    float32 on its device.
+    sizes: widths from the input to the output, at least two. activation: applied after every layer but the
+    last. initialize: initializes the weights of a layer. generator: generator of all weights, which are drawn
+    in float32 on its device.
 
     Raises ``ValueError`` if there is no member, fewer than two sizes, or one below 1.
     """
@@ -52,7 +52,7 @@ class BatchedMLP(nn.Module):
         self.members, self.in_features, self.out_features = members, sizes[0], sizes[-1]
         self.activation = activation
         pairs = list(pairwise(sizes))
-        # transposed to ``nn.Linear``'s: the forward pass multiplies by them as they lie
+        # [in, out], the transpose of ``nn.Linear``'s, by which the forward pass multiplies directly
         self.weights = nn.ParameterList(torch.empty(members, a, b) for a, b in pairs)
         self.biases = nn.ParameterList(torch.empty(members, 1, b) for _, b in pairs)
         with torch.no_grad():
@@ -64,8 +64,8 @@ class BatchedMLP(nn.Module):
                     bias.copy_(drawn[1])
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, in], the same for all members, or [E, B, in], to [E, B, out]; each layer computes in the
-        dtype of its weight."""
+        """Inputs [B, in], the same for all members, or [E, B, in], to results [E, B, out]; each layer
+        computes in the dtype of its weight."""
         if x.shape[-1] != self.in_features or x.ndim not in (2, 3):
             raise ValueError(
                 f"an input must be [B, {self.in_features}] or [E, B, {self.in_features}], but "

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Gather = Callable[[Tensor], Tensor]  # the tensors of all replicas, [...] to [k, ...], differentiable
+Gather = Callable[[Tensor], Tensor]  # stacks the tensors [...] of all k replicas to [k, ...]; differentiable
 
 _EPSILON = 1e-5
 
@@ -16,14 +16,15 @@ _EPSILON = 1e-5
 class ConditionalBatchNorm(nn.Module):
     """Normalises each channel by its mean and variance over the batch; gain and shift depend on the class.
 
-    Source: Dumoulin et al. 2017 (conditional instance normalisation), Miyato and Koyama 2018. Over the
-    batches of several replicas: TF-Replicator, section 3.3. Differs: its variance is the mean of squares
-    minus the square of the mean (with both slips of its listing mended), which loses digits where the mean is
-    large. Here it is the mean of the replicas' variances plus the variance of their means.
+    Source: Dumoulin et al. 2017 (conditional instance normalisation), Miyato and Koyama 2018. Statistics over
+    the batches of several replicas: TF-Replicator, section 3.3. Differs: the variance in that paper is the
+    mean of squares minus the square of the mean (once two slips in its listing are corrected), which loses
+    digits where the mean is large. Here it is the mean of the replicas' variances plus the variance of their
+    means.
 
-    gather: set it to take the statistics over all replicas (of equal batches); None: over the own batch.
-    Statistics are the present batch's until ``fix`` stores fixed ones, so that samples do not depend on one
-    another.
+    gather: if set, statistics are over all replicas, whose batches must have equal sizes; None: over the own
+    batch. Each batch is normalised by its own statistics until ``fix`` stores fixed ones, which make samples
+    independent of one another.
     """
 
     mean: Tensor | None
@@ -56,7 +57,7 @@ class ConditionalBatchNorm(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             gain, shift = F.embedding(label, self.gain), F.embedding(label, self.shift)
             if self.gather is None and self.mean is None:
-                # torch's kernel reads a batch in bfloat16 and sums in float32
+                # no cast is needed: torch's kernel reads bfloat16 and sums in float32
                 normal = F.batch_norm(x, None, None, training=True, eps=_EPSILON)
                 return torch.addcmul(_planes(shift, x), normal, _planes(gain, x))
             mean, variance = self.mean, self.variance

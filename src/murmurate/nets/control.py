@@ -17,7 +17,10 @@ _LEAST_LOG_STD, _GREATEST_LOG_STD = -20.0, 2.0
 
 
 class ActionBounds(nn.Module):
-    """Converts between a world's actions [B, *shape] and scaled actions [B, D], which are in [-1, 1]."""
+    """Converts between a world's actions [B, *shape] and scaled actions [B, D], which are in [-1, 1].
+
+    centre, reach: the middle and half the width of each component's range.
+    """
 
     centre: Tensor
     reach: Tensor
@@ -40,13 +43,13 @@ class ActionBounds(nn.Module):
 
 
 class ControlPolicy(nn.Module):
-    """An MLP from observations to the parameters of a policy of scaled actions (see ``ActionBounds``).
+    """An MLP from observations to the parameters of a policy over scaled actions (see ``ActionBounds``).
 
-    ``deterministic``: tanh of the result is the scaled action; else its halves are the mean and log_std of a
-    squashed Gaussian, the latter limited to [-20, 2].
+    deterministic: whether tanh of the result is the scaled action; otherwise the two halves of the result are
+    the mean and log_std of a squashed Gaussian, whose log_std is limited to [-20, 2].
 
     Attributes:
-        net: the MLP, of one member. bounds: bounds of the actions.
+        net: a ``BatchedMLP`` of one member. bounds: bounds of the actions.
         normalizer: normalizer of the observations; None: they are read as they are.
     """
 
@@ -74,7 +77,7 @@ class ControlPolicy(nn.Module):
         return (observation if self.normalizer is None else self.normalizer(observation)).flatten(1)
 
     def forward(self, observation: Tensor) -> Tensor:
-        """[B, ...] to the most likely actions [B, *shape], in the bounds of the world."""
+        """Observations [B, ...] to the most likely actions [B, *shape], in the bounds of the world."""
         out = self.net(self.read(observation))[0].float()
         mean = out if self.deterministic else out.chunk(2, 1)[0]
         return self.bounds.to_world(torch.tanh(mean))
@@ -86,12 +89,13 @@ def limited_log_std(log_std: Tensor) -> Tensor:
 
 
 def through_limit(slope: Tensor, log_std: Tensor) -> Tensor:
-    """The gradient [B, D] by the input of ``limited_log_std`` from the gradient by its output (``slope``)."""
+    """The gradient [B, D] with respect to the input of ``limited_log_std`` from ``slope``, that with respect
+    to its output."""
     inside = (log_std >= _LEAST_LOG_STD) & (log_std <= _GREATEST_LOG_STD)
     return slope * inside
 
 
 def critics(spec: EnvSpec, hidden: Sequence[int], members: int, *, generator: torch.Generator) -> BatchedMLP:
-    """``members`` critics: [B, F + D], an observation and a scaled action, to values [E, B, 1]."""
+    """``members`` critics from observations and scaled actions, as [B, F + D], to values [E, B, 1]."""
     inputs = math.prod(spec.observation_shape) + math.prod(spec.action_shape)
     return BatchedMLP(members, (inputs, *hidden, 1), generator=generator)

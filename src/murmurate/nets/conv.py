@@ -1,13 +1,16 @@
 """Convolutional torsos for stacks of frames: the nets of the two DQN papers, and Jin's for Doom.
 
-Milliseconds of one thread on an AVX-512 and AMX core, Nature-2013, forward alone for a batch of 16 and
-forward with backward for one of 80 (least of 150 interleaved runs, on a busy machine):
+Milliseconds of ``nature_2013`` in one thread of a core with AVX-512 and AMX (least of 150 interleaved runs,
+on a busy machine). forward: forward pass of a batch of 16. both: forward and backward pass of a batch of 80.
 
-                                         float32        bfloat16
-    contiguous (``channels_last=False``) 1.68   23.8    1.39   11.6
-    channels last                        2.00   16.6    1.09    9.4
-    channels last, in blocks             2.09   14.9    1.07    7.2
-    the same, compiled (as here)         1.81   13.2    0.39    3.8
+                                         float32           bfloat16
+                                         forward   both    forward   both
+    contiguous (``channels_last=False``) 1.68      23.8    1.39      11.6
+    channels last                        2.00      16.6    1.09       9.4
+    channels last, in blocks             2.09      14.9    1.07       7.2
+    the same with compiled kernels       1.81      13.2    0.39       3.8
+
+The last line is what this module does where it can.
 
 ``_Blocks`` explains the blocks, and ``native/torso.hpp`` the compiled version: a kernel rearranges frames
 into blocks, and in bfloat16 one kernel computes all layers on processors with AMX or AVX512_BF16.
@@ -26,7 +29,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from murmurate.nets import _conv_kernels
 from murmurate.spec import EnvSpec
 
-_USUAL = ((0, 0), (1, 1), 1)  # padding, dilation, groups
+_USUAL = ((0, 0), (1, 1), 1)  # the only padding, dilation and groups of the compiled kernels
 
 
 class Convolution(NamedTuple):
@@ -111,7 +114,8 @@ class ConvTorso(nn.Module):
             )
 
     def forward(self, observation: Tensor) -> Tensor:
-        """uint8 [B, C, H, W], also after ``preprocess``, to features [B, width] of the parameters' dtype.
+        """uint8 [B, C, H, W], or the result of ``preprocess``, to features [B, width] of the parameters'
+        dtype.
 
         Raises:
             ValueError: on another shape or dtype.
@@ -122,7 +126,7 @@ class ConvTorso(nn.Module):
 
     def _as_read(self, observation: Tensor) -> Tensor:
         """The observation as the first layer reads it: rearranged into blocks if it is not yet."""
-        if torch.compiler.is_exporting():  # bytes read as words are for torch alone
+        if torch.compiler.is_exporting():  # blocks read four bytes as a word, which only torch can
             self._check(observation)
             return observation
         in_blocks = self.blocks is not None and observation.shape[1:] == self.blocks.shape
@@ -144,7 +148,7 @@ class ConvTorso(nn.Module):
         layers = [*own["convolutions"]._modules.values(), own["linear"]]
         if len(layers) != len(blocks) + 1 or _has_any_global_hook():  # type: ignore[no-untyped-call]
             return None
-        found: list[Any] = []
+        parameters: list[Any] = []
         for layer, block in zip(layers, (*blocks, None), strict=True):
             if not _conv_kernels.is_plain(layer, nn.Linear if block is None else nn.Conv2d):
                 return None
@@ -154,8 +158,8 @@ class ConvTorso(nn.Module):
             ):
                 return None
             # a plain tensor in a parameter's place is not in ``_parameters``
-            found += [layer._parameters.get("weight"), layer._parameters.get("bias")]
-        return None if any(parameter is None for parameter in found) else found
+            parameters += [layer._parameters.get("weight"), layer._parameters.get("bias")]
+        return None if any(parameter is None for parameter in parameters) else parameters
 
     def _forward_in_torch(self, x: Tensor) -> Tensor:
         """``forward`` in torch, of the observation as the first layer reads it."""
@@ -175,7 +179,8 @@ class ConvTorso(nn.Module):
 
 
 def _in_blocks(shape: Sequence[int], layers: Sequence[Convolution]) -> tuple[_conv_kernels.Layer, ...] | None:
-    """Convolutions with stride 1 over blocks of stride x stride; None where a filter is not whole blocks."""
+    """``layers`` as convolutions with stride 1 over blocks of stride x stride pixels; None if a filter does
+    not consist of whole blocks."""
     channels, height, width = shape
     made = []
     for layer in layers:
@@ -205,7 +210,7 @@ class _Blocks(nn.Module):
         c, h, w = shape
         self.rows, self.columns, self.kernel = h // 4, w // 4, layer.kernel // 4
         self.shape = torch.Size((16 * c, self.rows, self.columns))
-        # from [C, row of blocks, row in block, column of blocks]
+        # the index of each 32-bit word: from [C, row of blocks, row in block, column of blocks]
         # to [row of blocks, column of blocks, C, row in block]
         word = torch.arange(c * h * w // 4).view(c, self.rows, 4, self.columns)
         self.register_buffer("word", word.permute(1, 3, 0, 2).reshape(1, -1), persistent=False)
@@ -224,19 +229,21 @@ class _Blocks(nn.Module):
         return blocks.to(dtype).permute(0, 3, 1, 2)
 
     def weight(self, weight: Tensor) -> Tensor:
-        """[O, C, 4k, 4k] to [O, 16 C, k, k], channels last."""
+        """The weight [O, C, 4k, 4k] as that over blocks, [O, 16 C, k, k], channels last."""
         o, c, k = weight.shape[0], weight.shape[1], self.kernel
         blocks = weight.reshape(o, c, k, 4, k, 4).permute(0, 2, 4, 1, 3, 5)
         return blocks.reshape(o, k, k, c * 16).permute(0, 3, 1, 2)
 
 
 def nature_2013(shape: Sequence[int], *, channels_last: bool = True) -> ConvTorso:
-    """16 filters 8x8/4, 32 filters 4x4/2, 256 units. Source: Mnih et al. 2013, section 4.1."""
+    """16 filters 8x8 (stride 4), 32 filters 4x4 (stride 2), 256 units. Source: Mnih et al. 2013, section
+    4.1."""
     return ConvTorso(shape, NATURE_2013, 256, channels_last=channels_last)
 
 
 def nature_2015(shape: Sequence[int], *, channels_last: bool = True) -> ConvTorso:
-    """32 filters 8x8/4, 64 filters 4x4/2, 64 filters 3x3/1, 512 units. Source: Mnih et al. 2015, Methods."""
+    """32 filters 8x8 (stride 4), 64 filters 4x4 (stride 2), 64 filters 3x3 (stride 1), 512 units. Source:
+    Mnih et al. 2015, Methods."""
     return ConvTorso(shape, NATURE_2015, 512, channels_last=channels_last)
 
 

@@ -1,4 +1,4 @@
-"""Nets for pixels and vector actions: a convolutional encoder, and a critic that gives distributions."""
+"""Nets for pixels and vector actions: a convolutional encoder, and a critic that predicts distributions."""
 
 from __future__ import annotations
 
@@ -31,19 +31,21 @@ class PixelEncoder(nn.Module):
         return torch.tanh(normed)
 
 
-_FIRST_SPREAD = 2.0  # atoms
+_INITIAL_SCALE = 2.0  # of the distribution of returns, in distances between atoms
 
 
 class CategoricalCritic(nn.Module):
     """The distribution of the return of an action, as logits over a fixed support (Barth-Maron et al. 2018).
 
-    Initially it is approximately a Laplace distribution around 0 with a scale of two atoms. With the usual
-    initial weights it would be uniform, and would shrink only by the discount with each move of the targets.
+    Initially it is approximately a Laplace distribution around 0 whose scale is two distances between
+    atoms. With the usual initial weights it would be uniform, and each move of the target network would
+    narrow it only by the discount.
 
-    features: F, of an observation. encoder: encoder of images, trained with the critic; None for vectors.
+    features: F, the number of features of an observation. encoder: encoder of images, trained with the
+    critic; None for vector observations.
 
     Attributes:
-        support: z [K].
+        support: the atoms z [K].
     """
 
     support: Tensor
@@ -66,7 +68,7 @@ class CategoricalCritic(nn.Module):
         middle = support.new_zeros(()).clamp(support[0], support[-1])
         with torch.no_grad():
             distance = (support - middle).abs() / (support[1] - support[0])
-            self.net.biases[-1].sub_(distance / _FIRST_SPREAD)
+            self.net.biases[-1].sub_(distance / _INITIAL_SCALE)
 
     def forward(self, features: Tensor, scaled: Tensor) -> Tensor:
         """Features [B, F] and a scaled action [B, D] to logits [B, K]."""
@@ -83,7 +85,7 @@ def random_shift(images: Tensor, pad: int, generator: torch.Generator) -> Tensor
     height, width = images.shape[2:]
     offsets = torch.randint(-pad, pad + 1, (len(images), 2), generator=generator).tolist()
     moved = torch.empty_like(images)
-    # slices: an index of all pixels takes four times as long on a CPU
+    # by slices: indexing every pixel takes four times as long on a CPU
     for new, old, (y, x) in zip(moved, images, offsets, strict=True):
         top, bottom = max(0, -y), min(height, height - y)
         left, right = max(0, -x), min(width, width - x)

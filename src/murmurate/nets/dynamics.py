@@ -12,8 +12,9 @@ from murmurate.nets.batched_mlp import BatchedMLP, truncated_normal_
 class DynamicsEnsemble(nn.Module):
     """E nets that predict means and log variances of D numbers from I inputs, which are standardised.
 
-    Log variances are moved to between ``low`` and ``high`` (``losses.gaussian_nll.soft_bounds``), which are
-    parameters. elites: how many members are used for predictions; the buffer ``elite`` has their numbers.
+    The parameters ``low`` and ``high`` [D] are for bounding the log variances
+    (``losses.gaussian_nll.soft_bounds``). elites: how many members are used for predictions; the buffer
+    ``elite`` contains their indices.
 
     Raises ``ValueError`` for more elites than members.
     """
@@ -61,16 +62,16 @@ class DynamicsEnsemble(nn.Module):
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Means and unbounded log variances [B, D], each row by one elite.
+        """Means and unbounded log variances [B, D], each row predicted by one elite.
 
-        Differs: elites are not drawn independently for each row, but a random permutation gives each an equal
-        share of the rows, so that only these are computed.
+        Differs: elites are not drawn independently for each row, but a random permutation gives each elite an
+        equal share of the rows, so that no row is computed more than once.
         """
         size, elites = len(inputs), len(self.elite)
         order = torch.randperm(size, generator=generator, device=generator.device).to(inputs.device)
-        share = -(-size // elites)
-        # the last elite may have fewer rows: the first ones are repeated
-        rows = order[torch.arange(share * elites, device=order.device) % size].view(elites, share)
+        rows_each = -(-size // elites)
+        # the rows may not fill the last elite's share: the first rows of ``order`` are then repeated
+        rows = order[torch.arange(rows_each * elites, device=order.device) % size].view(elites, rows_each)
         x = self.standardised(inputs)[rows]
         for layer, (weight, bias) in enumerate(zip(self.net.weights, self.net.biases, strict=True)):
             x = torch.baddbmm(bias[self.elite], x, weight[self.elite])

@@ -24,7 +24,7 @@ class MLP(nn.Module):
         ValueError: if there are fewer than two sizes, or one is below 1.
     """
 
-    shared: ClassVar[bool] = False
+    shared: ClassVar[bool] = False  # see ``nets/torso.py``
 
     def __init__(self, sizes: Sequence[int], activation: Callable[[Tensor], Tensor] = torch.tanh) -> None:
         super().__init__()
@@ -35,7 +35,8 @@ class MLP(nn.Module):
         self.in_features, self.out_features = sizes[0], sizes[-1]
 
     def forward(self, observation: Tensor) -> Tensor:
-        """[B, ...] of any dtype, flattened to [B, sizes[0]], to [B, sizes[-1]] of the parameters' dtype."""
+        """Observations [B, ...] of any dtype, of sizes[0] numbers each, to features [B, sizes[-1]] of the
+        parameters' dtype."""
         x = observation.flatten(1)
         if x.shape[1] != self.in_features:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Mean and variance of all that was seen so far, and observations normalised by them."""
+"""Mean and variance of all samples seen so far, and the normalisation of observations by them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 class RunningMoments(nn.Module):
     """Mean and variance [*shape] of all samples included so far; 0 and 1 before the first.
 
-    Float64 buffers, so a checkpoint of a net that holds this holds them too.
+    They are float64 buffers, so the checkpoint of a net that contains this module contains them.
     """
 
     mean: Tensor
@@ -41,10 +41,11 @@ class RunningMoments(nn.Module):
 
 
 class ObservationNormalizer(nn.Module):
-    """Observations [B, ...] less the mean, over the standard deviation, limited to +-``limit``; float32.
+    """Observations [B, ...] minus the mean, divided by the standard deviation, clipped to +-``limit``, in
+    float32.
 
-    The moments change only by ``moments.include``: a learner that has learned from a rollout includes it, so
-    acting and learning see the same function, and an evaluation sees it frozen.
+    The moments change only by ``moments.include``: a learner includes a rollout after it has learned from
+    it, so acting and learning normalise in the same way, and an evaluation does not change it.
 
     Raises:
         ValueError: for images, whose torsos read uint8.

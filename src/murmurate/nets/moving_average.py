@@ -14,8 +14,8 @@ Net = TypeVar("Net", bound=nn.Module)
 class MovingAverage(nn.Module, Generic[Net]):
     """``net``, and its copy ``average``, whose buffers are the moving averages of ``net``'s parameters.
 
-    So a replica of this module saves both. For an evaluation, ``average`` is the mean of the replicas'
-    averages, like every buffer.
+    A replica of this module thus saves both. An evaluation uses the mean of the replicas' averages, as of
+    every buffer.
     """
 
     def __init__(self, net: Net) -> None:
@@ -31,7 +31,8 @@ class MovingAverage(nn.Module, Generic[Net]):
     def follow_(self, decay: float, updates: int) -> None:
         """``average <- d average + (1 - d) net``, after each of the net's updates.
 
-        updates: made so far, t. d is min(decay, (1 + t) / (10 + t)), so that the beginning is forgotten.
+        updates: number t of updates made so far. d is min(decay, (1 + t) / (10 + t)), so that the initial
+        parameters are soon forgotten.
         """
         share = 1.0 - min(decay, (1 + updates) / (10 + updates))
         for name, parameter in self.net.named_parameters():

@@ -1,9 +1,10 @@
-"""Whole nets of a user's own: ``module:NAME`` or ``FILE.py:NAME`` in place of a torso and its heads.
+"""Whole nets of the user's own: ``module:NAME`` or ``FILE.py:NAME`` in place of a torso and its heads.
 
-``NAME`` is a class or function of (spec, hidden), as for a torso. For a policy and its values the module maps
-observations [B, ...] to (parameters of the policy [B, A], values [B] or [B, 1]), for action values to [B, A].
-A is the number of discrete actions (of all parts of an action together), or twice the dimensions of vectors:
-mean and log standard deviation side by side. Observations are of the world's dtype.
+``NAME`` is a class or function that makes the net, a torch module, from (spec, hidden), as for a torso. A net
+for a policy and its values maps observations [B, ...] to (parameters of the policy [B, A], values [B] or
+[B, 1]); a net for action values maps them to [B, A]. A is the number of discrete actions (with
+``spec.factors``, of all factors together); for vector actions it is twice their dimension, for mean and log
+standard deviation side by side. Observations are of the world's dtype.
 
 A net with memory has ``initial_memory(batch)`` [batch, M], and maps (observations, memory [B, M]) to
 (parameters, values, memory): one step at a time.
@@ -30,7 +31,7 @@ _OPTION = "--agent.network"
 class OwnActorCritic(nn.Module):
     """A net of the user's with the methods of ``ActorCritic``.
 
-    normalizer: what the net reads of an observation; None: itself.
+    normalizer: module that normalises observations for the net; None: they are not normalised.
     """
 
     def __init__(self, network: nn.Module, normalizer: nn.Module | None = None) -> None:
@@ -39,7 +40,7 @@ class OwnActorCritic(nn.Module):
         self.recurrent = hasattr(network, "initial_memory")
 
     def initial_memory(self, batch: int) -> Tensor | None:
-        """[batch, M]; None for a net without memory."""
+        """The net's initial memory [batch, M]; None for a net without memory."""
         if not self.recurrent:
             return None
         memory: Tensor = self.network.initial_memory(batch)  # type: ignore[operator]
@@ -49,7 +50,7 @@ class OwnActorCritic(nn.Module):
         """As ``ActorCritic.forward``. Raises ValueError if the net has memory."""
         if self.recurrent:
             raise ValueError("this net is recurrent: call unroll with its memory, not forward")
-        policy, value = self.network(self._read(observation))
+        policy, value = self.network(self._normalised(observation))
         return policy.float(), value.reshape(policy.shape[0]).float()
 
     def unroll(
@@ -61,17 +62,17 @@ class OwnActorCritic(nn.Module):
             policy, value = self(observation.flatten(0, 1))
             return policy.view(steps, batch, -1), value.view(steps, batch), None
         if memory is None:
-            raise ValueError("this net is recurrent: give unroll a memory, at first that of initial_memory")
+            raise ValueError("this net is recurrent: give unroll a memory, at first initial_memory(batch)")
         policies, values = [], []
-        begun: Tensor = self.network.initial_memory(batch)  # type: ignore[operator]
-        for seen, resets in zip(observation.unbind(0), first.unbind(0), strict=True):
-            memory = torch.where(resets.view(-1, *[1] * (begun.dim() - 1)), begun, memory)
-            policy, value, memory = self.network(self._read(seen), memory)
+        initial: Tensor = self.network.initial_memory(batch)  # type: ignore[operator]
+        for seen, begins in zip(observation.unbind(0), first.unbind(0), strict=True):
+            memory = torch.where(begins.view(-1, *[1] * (initial.dim() - 1)), initial, memory)
+            policy, value, memory = self.network(self._normalised(seen), memory)
             policies.append(policy.float())
             values.append(value.reshape(batch).float())
         return torch.stack(policies), torch.stack(values), memory.float()
 
-    def _read(self, observation: Tensor) -> Tensor:
+    def _normalised(self, observation: Tensor) -> Tensor:
         return observation if self.normalizer is None else self.normalizer(observation)
 
 
@@ -87,7 +88,7 @@ class OwnQNetwork(nn.Module):
         return observation
 
     def forward(self, observation: Tensor) -> Tensor:
-        """[B, ...] to Q(s, .) [B, A]."""
+        """Observations [B, ...] to Q(s, .) [B, A]."""
         values: Tensor = self.network(
             observation if self.normalizer is None else self.normalizer(observation)
         )
@@ -108,11 +109,11 @@ def policy_value_net(
     recurrent: int = 0,
     normalize: bool = False,
 ) -> PolicyValueNet:
-    """The net called ``network``, whose weights are as it draws them; without a name, ``actor_critic`` of the
-    other arguments.
+    """The net called ``network``, with the initial weights that it draws; if the name is empty,
+    ``actor_critic`` with the other arguments.
 
     Raises:
-        ValueError: for a net that is not there, or does not give what it must; and as ``actor_critic``.
+        ValueError: if there is no such net, or it returns other shapes; and as ``actor_critic``.
     """
     if not network:
         return actor_critic(
@@ -131,12 +132,13 @@ def policy_value_net(
         raise ValueError(f"the net {network} must return {what}, and it returns {_described(given)}")
     if given[0].shape != (2, size) or given[1].numel() != 2:
         raise ValueError(
-            f"the net {network} must give [B, {size}] and values [B], and for 2 observations it gives "
-            f"{_described(given)}"
+            f"the net {network} must return parameters [B, {size}] and values [B], and for 2 observations it "
+            f"returns {_described(given)}"
         )
     if memory is not None and given[2].shape != memory.shape:
         raise ValueError(
-            f"the net {network} begins with a memory of {list(memory.shape)} and gives {list(given[2].shape)}"
+            f"the net {network} must return a memory {list(memory.shape)}, as initial_memory does, and it "
+            f"returns {list(given[2].shape)}"
         )
     return net
 
@@ -151,8 +153,8 @@ def action_value_net(
     dueling: bool = False,
     normalize: bool = False,
 ) -> ActionValueNet:
-    """As ``policy_value_net``, of ``q_network``."""
-    if not network or not spec.actions:
+    """As ``policy_value_net``, for action values: if the name is empty, ``q_network``."""
+    if not network or not spec.actions:  # q_network refuses other actions than discrete ones
         return q_network(
             spec, generator=generator, torso=torso, hidden=hidden, dueling=dueling, normalize=normalize
         )
@@ -160,23 +162,23 @@ def action_value_net(
     given = net.network(_zeros(spec))
     if not isinstance(given, Tensor) or given.shape != (2, spec.actions):
         raise ValueError(
-            f"the net {network} must give action values [B, {spec.actions}], and for 2 observations it gives "
-            f"{_described(given)}"
+            f"the net {network} must return action values [B, {spec.actions}], and for 2 observations it "
+            f"returns {_described(given)}"
         )
     return net
 
 
 def checked_network(name: str) -> str:
-    """``name``, with an absolute path for a file. Raises ValueError for a name of neither file nor module."""
+    """``name``, with an absolute path for a file. Raises ValueError if it names no file or module."""
     if name and ":" not in name:
         raise ValueError(f"there is no net called '{name}': use FILE.py:NAME or module:NAME")
     return plugins.lasting(name)
 
 
 def refuse_low_precision(network: str, precision: str) -> None:
-    """Raise ValueError where a whole net should compute in bfloat16: only torsos can."""
+    """Raise ValueError if a whole net is to compute in bfloat16, which only torsos can."""
     if network and precision == "bfloat16":
-        raise ValueError("precision bfloat16 is of a torso, and network is a whole net: use float32")
+        raise ValueError("precision bfloat16 is for torsos, and network is a whole net: use float32")
 
 
 def _made(spec: EnvSpec, network: str, hidden: Sequence[int], generator: torch.Generator) -> nn.Module:

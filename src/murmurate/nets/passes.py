@@ -15,8 +15,9 @@ _ALL = slice(None)
 class Passes:
     """Passes through a ``BatchedMLP`` with ReLU.
 
-    Autograd would allocate each gradient, and a replica copy it to its vector; here the products write them
-    there. An update of two critics of two layers of 256 takes a fifth less time.
+    Autograd would allocate each gradient, and the replica would copy it into its flat vector; here the matrix
+    products write into that vector. An update of two critics with two layers of 256 units takes a fifth less
+    time.
 
     gradient: for each parameter by name, the tensor that ``backward`` writes its gradient into, possibly of
     another dtype; None for nets that never learn.
@@ -26,16 +27,16 @@ class Passes:
 
     def __init__(self, net: BatchedMLP, gradient: Mapping[str, Tensor] | None = None) -> None:
         if net.activation is not torch.relu:
-            raise ValueError("the passes without autograd are those of ReLU")
+            raise ValueError("passes without autograd exist only for ReLU")
         # a replica may move the parameters' memory, but never replaces the parameters
         self._weights, self._biases = list(net.weights), list(net.biases)
-        self._slopes = [] if not gradient else list(_layers(len(self._weights), gradient))
+        self._slopes = [] if not gradient else list(_by_layer(len(self._weights), gradient))
         self._ones: dict[torch.dtype, Tensor] = {}
 
     def forward(self, x: Tensor, members: slice = _ALL) -> list[Tensor]:
-        """[E, B, in] to the inputs of all layers, followed by the result [E, B, out].
+        """From the input [E, B, in]: the inputs of all layers, followed by the result [E, B, out].
 
-        Each layer computes in the dtype of its weight. members: which of the MLPs, E in number.
+        Each layer computes in the dtype of its weight. members: the MLPs to evaluate, E in number.
         """
         activations = []
         last = len(self._weights) - 1
@@ -50,39 +51,42 @@ class Passes:
         return [*activations, x]
 
     def backward(self, activations: list[Tensor], slope: Tensor) -> None:
-        """Write the gradients by all parameters. slope: the loss's gradient [E, B, out] by the result."""
+        """Write the gradients with respect to all parameters. slope: the gradient of the loss with respect to
+        the result, [E, B, out]."""
         for layer in range(len(self._weights) - 1, -1, -1):
             weight, (weight_slope, bias_slope) = self._weights[layer], self._slopes[layer]
             slope = slope.to(weight.dtype)
             _product(activations[layer].transpose(1, 2), slope, weight_slope)
             _product(self._row_of_ones(slope), slope, bias_slope)
             if layer:
-                slope = _before(slope, weight, activations[layer])
+                slope = _slope_before(slope, weight, activations[layer])
 
     def input_slope(self, activations: list[Tensor], slope: Tensor, members: slice = _ALL) -> Tensor:
-        """The gradient [E, B, in] by the input, without the gradients by the parameters."""
+        """The gradient [E, B, in] with respect to the input alone; ``slope`` as in ``backward``."""
         for layer in range(len(self._weights) - 1, 0, -1):
-            slope = _before(slope, self._weights[layer][members], activations[layer])
+            slope = _slope_before(slope, self._weights[layer][members], activations[layer])
         first = self._weights[0][members]
         return torch.bmm(slope.to(first.dtype), first.transpose(1, 2))
 
     def _row_of_ones(self, like: Tensor) -> Tensor:
-        """[E, 1, B]: a product with it sums over the batch, faster than ``sum``."""
+        """Ones [E, 1, B]: a product with them sums over the batch, and is faster than ``sum``."""
         shape = (like.shape[0], 1, like.shape[1])
-        found = self._ones.get(like.dtype)
-        if found is None or found.shape != shape:
-            found = self._ones[like.dtype] = like.new_ones(shape)
-        return found
+        ones = self._ones.get(like.dtype)
+        if ones is None or ones.shape != shape:
+            ones = self._ones[like.dtype] = like.new_ones(shape)
+        return ones
 
 
-def _before(slope: Tensor, weight: Tensor, activations: Tensor) -> Tensor:
-    """The gradient of the input of the ReLU before a layer; ``activations`` is that ReLU's output."""
+def _slope_before(slope: Tensor, weight: Tensor, activations: Tensor) -> Tensor:
+    """The gradient with respect to the input of the ReLU before a layer, from ``slope``, that with respect to
+    the layer's output. activations: the ReLU's output."""
     slope = torch.bmm(slope.to(weight.dtype), weight.transpose(1, 2))
     torch.ops.aten.threshold_backward.grad_input(slope, activations, 0, grad_input=slope)
     return slope
 
 
-def _layers(layers: int, gradient: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+def _by_layer(layers: int, gradient: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """(gradient of the weight, gradient of the bias) of each layer."""
     for layer in range(layers):
         yield gradient[f"weights.{layer}"], gradient[f"biases.{layer}"]
 

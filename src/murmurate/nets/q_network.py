@@ -24,7 +24,7 @@ class DuelingHead(nn.Module):
         self.advantage = nn.Linear(in_features, actions)
 
     def forward(self, features: Tensor) -> Tensor:
-        """[B, F] to [B, A]."""
+        """Features [B, F] to action values [B, A]."""
         advantage: Tensor = self.advantage(features)
         value: Tensor = self.value(features)
         return value + advantage - advantage.mean(-1, keepdim=True)
@@ -33,7 +33,7 @@ class DuelingHead(nn.Module):
 class QNetwork(nn.Module):
     """A torso and a head. Features are cast to the head's dtype, and its result to float32.
 
-    normalizer: what the torso reads of an observation; None: itself.
+    normalizer: module that normalises observations for the torso; None: they are not normalised.
     """
 
     def __init__(self, torso: nn.Module, head: nn.Module, normalizer: nn.Module | None = None) -> None:
@@ -41,11 +41,11 @@ class QNetwork(nn.Module):
         self.torso, self.head, self.normalizer = torso, head, normalizer
 
     def preprocess(self, observation: Tensor) -> Tensor:
-        """Observations [B, ...] preprocessed for nets of this kind, so that several can share the work."""
+        """Observations [B, ...] preprocessed for the torso, so that several such nets can share the work."""
         return self.torso.preprocess(observation) if isinstance(self.torso, ConvTorso) else observation
 
     def forward(self, observation: Tensor) -> Tensor:
-        """[B, ...], also after ``preprocess``, to Q(s, .) [B, A]."""
+        """Observations [B, ...], raw or after ``preprocess``, to Q(s, .) [B, A]."""
         features = self.torso(observation if self.normalizer is None else self.normalizer(observation))
         values: Tensor = self.head(features.to(next(self.head.parameters()).dtype))
         return values.float()
@@ -65,10 +65,10 @@ def q_network(
     Args:
         spec: spec of the world, whose actions are discrete.
         generator: generator of all weights; the global generator does not change.
-        torso: its name (``nets/torso.py``); "auto" is nature2013 for images and mlp for vectors.
+        torso: name of the torso (``nets/torso.py``); "auto" is nature2013 for images and mlp for vectors.
         hidden: widths of the MLP's layers.
-        dueling: separate streams for the state's value and the actions' advantages.
-        normalize: observations, by their running moments (``nets/moments.py``).
+        dueling: whether to have separate streams for the state's value and the actions' advantages.
+        normalize: whether to normalise observations by their running moments (``nets/moments.py``).
 
     Raises:
         ValueError: for actions that are vectors, an unknown torso, or one that cannot read the observations.

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 class LSTMCore(nn.Module):
     """One LSTM layer. Its memory [B, 2 H] is the hidden and the cell state side by side.
 
-    Memory is always returned in float32, so that buffers have one dtype. Parameters are in cuDNN's order
-    (input weights, hidden weights, input bias, hidden bias) and never moved by ``flatten_parameters``, so
-    they may be views into a flat vector. Source: Hochreiter and Schmidhuber 1997 with the forget gate of Gers
-    et al. 2000, as torch has it.
+    Memory is always returned in float32, so that stored memories have one dtype. Parameters are in cuDNN's
+    order (input weights, hidden weights, input bias, hidden bias) and never moved by ``flatten_parameters``,
+    so they may be views into a flat vector. Source: Hochreiter and Schmidhuber 1997 with the forget gate of
+    Gers et al. 2000, as torch implements it.
     """
 
     def __init__(self, in_features: int, width: int) -> None:

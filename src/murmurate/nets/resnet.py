@@ -12,20 +12,20 @@ from torch.nn import functional as F
 from murmurate.nets.batch_norm import BatchNorm
 from murmurate.nets.torso import seeded_by
 
-Norm = Callable[[int], BatchNorm]  # by the number of channels
+Norm = Callable[[int], BatchNorm]  # makes the normalisation of so many channels
 
-_ONEDNN_BLOCK = 16  # channels
-_SMALL = 64  # pixels of a side below which the first convolution does not reduce the image
-_EXPANSION = 4
+_ONEDNN_BLOCK = 16  # channels of a vector block
+_SMALL = 64  # pixels; images with a shorter side are not reduced by the first convolution
+_EXPANSION = 4  # output channels of a bottleneck block for each channel of its width
 
 
 class Architecture(NamedTuple):
     """blocks: number of blocks of each stage. width: channels of the first stage, which double from stage to
     stage.
 
-    bottleneck: blocks of 1 x 1, 3 x 3 and 1 x 1 filters, else two of 3 x 3. projects: a shortcut that changes
-    shape is a convolution with 1 x 1 filters; else it has no parameters: every second pixel, and channels of
-    zeros (He et al., options B and A).
+    bottleneck: whether a block has convolutions of 1 x 1, 3 x 3 and 1 x 1 filters; otherwise two of 3 x 3.
+    projects: whether a shortcut that changes the shape is a convolution of 1 x 1 filters (option B of He et
+    al.); otherwise it has no parameters, but takes every second pixel and adds channels of zeros (option A).
     """
 
     blocks: tuple[int, ...]
@@ -62,8 +62,9 @@ class PaddedShortcut(nn.Module):
 class ProjectedShortcut(nn.Module):
     """A convolution with 1 x 1 filters and batch normalisation (option B).
 
-    Images of few channels are sampled first: the backward pass of oneDNN's strided 1 x 1 convolution writes
-    out of bounds where channels-last images have fewer than a vector block (uxlfoundation/oneDNN#6035).
+    Images of few channels are subsampled before the convolution: the backward pass of oneDNN's strided 1 x 1
+    convolution writes out of bounds where channels-last images have fewer channels than a vector block
+    (uxlfoundation/oneDNN#6035).
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
@@ -79,8 +80,8 @@ class ProjectedShortcut(nn.Module):
 
 
 class Block(nn.Module):
-    """Convolutions, each with batch normalisation and a ReLU, the last ReLU after the shortcut was added. The
-    3 x 3 filters have the stride (torchvision's ResNet v1.5, and Goyal et al. 2017)."""
+    """Convolutions, each with batch normalisation and a ReLU; the shortcut is added before the last ReLU. Of
+    a bottleneck, the 3 x 3 filters have the stride (torchvision's ResNet v1.5, and Goyal et al. 2017)."""
 
     def __init__(self, architecture: Architecture, inputs: int, width: int, stride: int, norm: Norm) -> None:
         super().__init__()
@@ -112,7 +113,7 @@ class Block(nn.Module):
 
 
 class GlobalAverage(nn.Module):
-    """[B, C, H, W] to the means over all pixels [B, C], in float32 or more."""
+    """Feature maps [B, C, H, W] to their means over all pixels [B, C], in float32 or more."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean((2, 3), dtype=torch.promote_types(x.dtype, torch.float32))
@@ -121,17 +122,18 @@ class GlobalAverage(nn.Module):
 class ResNet(nn.Module):
     """A residual net that classifies images.
 
-    Images of fewer than 64 pixels a side begin with a convolution of 3 x 3 filters (He et al., section 4.2),
-    larger ones with 7 x 7 filters, stride 2, and max-pooling. Weights are drawn from N(0, 2 / fan out); with
-    projections, the last normalisation of each block begins with weight 0 (Goyal et al. 2017, section 5.1).
+    For images with a side of fewer than 64 pixels, the first convolution has 3 x 3 filters (He et al.,
+    section 4.2); for larger ones it has 7 x 7 filters and stride 2, and max-pooling follows. Weights are
+    drawn from N(0, 2 / fan out); with projections, the last normalisation of each block begins with weight 0
+    (Goyal et al. 2017, section 5.1).
 
     Args:
         name: one of ``ARCHITECTURES``. shape: (C, H, W) of an image. classes: K.
-        width: channels of the first stage; 0: the architecture's own. norm: makes the normalisations.
+        width: channels of the first stage; 0: the architecture's own. norm: makes a normalisation.
         generator: seeds the initial weights.
 
     Raises:
-        ValueError: for an unknown name, and images that the stages would reduce to nothing.
+        ValueError: for an unknown name.
     """
 
     def __init__(
@@ -182,12 +184,12 @@ class ResNet(nn.Module):
         """Normalised images [B, C, H, W] in floating point to logits [B, K] of the head's dtype.
 
         Raises:
-            ValueError: on another shape of an image.
+            ValueError: for images of another shape.
         """
         return self.head(self.embed(images).to(self.head.weight.dtype))  # type: ignore[no-any-return]
 
     def embed(self, images: Tensor) -> Tensor:
-        """[B, C, H, W] to the features [B, F] in float32 that the head reads: means over all pixels."""
+        """Images [B, C, H, W] to the features [B, F] that the head reads: means over all pixels, float32."""
         if images.shape[1:] != self.shape:
             raise ValueError(f"images are {list(images.shape[1:])}, and the net is for {list(self.shape)}")
         x = images.to(self.conv.weight.dtype).contiguous(memory_format=torch.channels_last)

@@ -1,4 +1,4 @@
-"""Nets of one torso and one head: a policy, or a value function, for agents that learn them apart."""
+"""Nets of one torso and one head: a policy, or a value function, for agents that train them separately."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from murmurate.spec import EnvSpec
 class SingleHead(nn.Module):
     """A head over a torso: observations [B, ...] to [B, A], float32.
 
-    normalizer: what the torso reads of an observation; None: itself. Several nets may share one.
+    normalizer: module that normalises observations for the torso, and may be shared by several nets; None:
+    they are not normalised.
     """
 
     def __init__(self, torso: nn.Module, head: nn.Module) -> None:
@@ -36,8 +37,9 @@ class SingleHead(nn.Module):
 def policy_net(
     spec: EnvSpec, *, generator: torch.Generator, torso: str = AUTO, hidden: Sequence[int] = (64, 64)
 ) -> SingleHead:
-    """[B, ...] to the policy's parameters [B, A] (logits, or mean and log_std). Orthogonally initialised:
-    gain sqrt(2) in the torso and 0.01 in the head. Arguments and errors as in ``actor_critic``."""
+    """A net from observations [B, ...] to the policy's parameters [B, A] (logits, or mean and log_std),
+    initialised orthogonally: gain sqrt(2) in the torso, 0.01 in the head. Arguments and errors as for
+    ``actor_critic``."""
     with seeded_by(generator):
         trunk = build_torso(spec, torso, hidden)
         head = policy_head(cast(int, trunk.out_features), spec)
@@ -47,7 +49,7 @@ def policy_net(
 def value_net(
     spec: EnvSpec, *, generator: torch.Generator, torso: str = AUTO, hidden: Sequence[int] = (64, 64)
 ) -> SingleHead:
-    """[B, ...] to values [B, 1]. As ``policy_net``, with gain 1 in the head."""
+    """A net from observations [B, ...] to values [B, 1]; as ``policy_net``, but with gain 1 in the head."""
     with seeded_by(generator):
         trunk = build_torso(spec, torso, hidden)
         head = nn.Linear(cast(int, trunk.out_features), 1)

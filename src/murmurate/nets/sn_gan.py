@@ -13,17 +13,17 @@ from torch import Tensor, nn
 from murmurate.nets.conditional_norm import ConditionalBatchNorm, Gather
 from murmurate.nets.spectral_norm import SpectralNorm, normalized
 
-_LEAST_SIDE = 4  # of the smallest feature maps
-_SMALL_IMAGE_LEVELS = 3  # up to this many doublings all feature maps have the same number of channels
-_CLASS_DEVIATION = 0.4  # of the gains and shifts of classes at the beginning
+_LEAST_SIDE = 4  # pixels of a side of the smallest feature maps, at least
+_SMALL_IMAGE_LEVELS = 3  # with at most so many doublings of the sides, all maps have equally many channels
+_CLASS_DEVIATION = 0.4  # standard deviation of the initial gains and shifts over the classes
 
 
 class Layout(NamedTuple):
     """Sizes of both nets for one size of images.
 
-    first: (height, width) of the smallest feature maps. generator: channels of the first map, then of each
-    block, which doubles the sides. discriminator: channels of each block; the first ``halvings`` halve the
-    sides.
+    first: (height, width) of the smallest feature maps. generator: channels of the generator's first map,
+    then of each of its blocks, which double the sides. discriminator: channels of each block of the
+    discriminator; the first ``halvings`` blocks halve the sides.
     """
 
     first: tuple[int, int]
@@ -51,11 +51,11 @@ def layout(height: int, width: int, channels: int) -> Layout:
             "two, such as 28, 32, 48, 64 or 128: resize or crop them"
         )
     if doublings <= _SMALL_IMAGE_LEVELS:
-        # 32 pixels: two halvings, then two blocks of 8 x 8 pixels
+        # the discriminator for 32 x 32 pixels: two blocks that halve the sides, then two on 8 x 8 pixels
         return Layout(sides, (channels,) * (doublings + 1), (max(channels // 2, 1),) * 4, 2)
-    at_full = max(channels // 4, 1)
-    generator = (16 * at_full, *(at_full * 2**level for level in reversed(range(doublings))))
-    discriminator = (*(at_full * 2**level for level in range(doublings)), 16 * at_full)
+    last_channels = max(channels // 4, 1)
+    generator = (16 * last_channels, *(last_channels * 2**level for level in reversed(range(doublings))))
+    discriminator = (*(last_channels * 2**level for level in range(doublings)), 16 * last_channels)
     return Layout(sides, generator, discriminator[: doublings + 1], doublings)
 
 
@@ -82,7 +82,7 @@ class Generator(nn.Module):
     """Images from noise and classes.
 
     shape: (C, H, W) of an image. channels: see ``layout``. latent: size of the noise. spectral: whether its
-    convolutions are spectrally normalised too (Zhang et al. 2018, section 3.2; there all its weights).
+    convolutions are spectrally normalised too (Zhang et al. 2018, section 3.2, where all its weights are).
     generator: draws the weights.
 
     Raises ValueError for sizes that do not fit (see ``layout``).
@@ -102,8 +102,8 @@ class Generator(nn.Module):
         image_channels, height, width = shape
         sizes = layout(height, width, channels)
         self.latent, self.classes, self.first_shape = latent, classes, (sizes.generator[0], *sizes.first)
-        # never normalised: one direction of the noise would soon have the largest singular value by far, the
-        # others would then count for little beside the bias, and all samples of a class be alike
+        # never spectrally normalised: one direction of the noise would soon have by far the largest singular
+        # value; the others would then count for little beside the bias, and all samples of a class be alike
         self.linear = nn.Linear(latent, sizes.generator[0] * sizes.first[0] * sizes.first[1])
         pairs = zip(sizes.generator, sizes.generator[1:], strict=False)
         self.blocks = nn.ModuleList(GeneratorBlock(a, b, classes, spectral) for a, b in pairs)
@@ -131,7 +131,7 @@ class Generator(nn.Module):
     @torch.no_grad()
     def frozen(self, batches: Sequence[tuple[Tensor, Tensor]]) -> Generator:
         """A copy for sampling: plain layers with normalised weights, and batch normalisation by the mean
-        statistics over these batches (noise, labels), so that a sample does not depend on its batch.
+        statistics over these batches (noise, labels), so that a sample does not depend on others.
 
         Source: the standing statistics of Brock et al. 2019.
         """
@@ -156,8 +156,8 @@ class Generator(nn.Module):
 
 
 class DiscriminatorBlock(nn.Module):
-    """A residual block without normalisation; ``halves``: mean of 2 x 2 pixels at its end. ``first``: its
-    input is an image, so no ReLU comes before the first filters."""
+    """A residual block without batch normalisation. halves: whether it ends with the means of 2 x 2 pixels.
+    first: whether its input is an image; then no ReLU comes before the first convolution."""
 
     def __init__(self, inputs: int, outputs: int, halves: bool, first: bool = False) -> None:
         super().__init__()
@@ -216,8 +216,8 @@ def _doubled(x: Tensor) -> Tensor:
 
 
 def _initialise(net: nn.Module, generator: torch.Generator) -> None:
-    """Glorot's uniform weights, as Miyato et al.; biases 0. Differs: gains and shifts of classes are drawn
-    around 1 and 0. From equal ones, classes part by at most the learning rate an update."""
+    """Draw Glorot's uniform weights, as Miyato et al.; biases are 0. Differs: gains and shifts of classes are
+    drawn around 1 and 0. If all began equal, an update would part classes by at most the learning rate."""
     for part in net.modules():
         if isinstance(part, nn.Conv2d | nn.Linear | nn.Embedding):
             _draw(part.weight, generator)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 _FIRST_ITERATIONS = 16
-_LEAST = 1e-12  # a norm below this counts as this
+_LEAST = 1e-12  # smaller norms are replaced by this one
 
 
 class SpectralNorm(nn.Module):
@@ -15,13 +15,13 @@ class SpectralNorm(nn.Module):
     everything else] and sigma its largest singular value, estimated by power iteration.
 
     Source: Miyato et al. 2018, section 2.1 and Algorithm 1. ``u`` [outputs] is the estimate of the first left
-    singular vector, a buffer. sigma is |W' u|, which is u' W v for v = W' u / |W' u|, and its gradient is
-    u v' as in the paper's eq. 9 (``u`` is a constant there). Differs: an iteration is made where
-    ``iterate_`` is called, not in each forward pass. So all replicas with equal parameters make as many
-    iterations, and have the same ``u``.
+    singular vector, a buffer. sigma is |W^T u|, which is u^T W v for v = W^T u / |W^T u|, and its gradient is
+    u v^T as in the paper's eq. 9 (where ``u`` is a constant). Differs: an iteration is made when ``iterate_``
+    is called, not in each forward pass, so that replicas with equal parameters make equally many iterations
+    and have the same ``u``.
 
-    Not torch's own parametrization, which draws ``u`` from the global generator and iterates in each forward
-    pass of a module in training mode.
+    torch's own parametrization is not used: it draws ``u`` from the global generator and iterates in each
+    forward pass of a module in training mode.
     """
 
     u: Tensor
@@ -59,7 +59,7 @@ class SpectralNorm(nn.Module):
 
     @torch.no_grad()
     def normalized(self) -> nn.Module:
-        """The layer itself, its weight now divided by the exact singular value."""
+        """The layer itself, its weight now divided by the exact largest singular value."""
         self.layer.weight /= torch.linalg.matrix_norm(self.matrix().double(), 2).clamp(min=_LEAST)
         return self.layer
 
@@ -83,7 +83,7 @@ def iterate_(module: nn.Module) -> None:
 
 def normalized(module: nn.Module) -> nn.Module:
     """``module`` with plain layers in place of its spectral normalisations, their weights divided by the
-    exact singular values. Changes it in place; the result of a module that is one is its layer."""
+    exact largest singular values. Changes ``module`` in place; a ``SpectralNorm`` itself gives its layer."""
     if isinstance(module, SpectralNorm):
         return module.normalized()
     for name, child in module.named_children():

@@ -1,4 +1,4 @@
-"""Target networks: copies of a net that follow it slowly, for stationary targets."""
+"""Target networks: copies of a net that follow it slowly, for targets that are nearly stationary."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ Net = TypeVar("Net", bound=nn.Module)
 
 
 class TargetNetwork(Generic[Net]):
-    """A copy of ``net`` that moves towards it every few own updates.
+    """A copy of ``net`` that moves towards it after every few updates of this replica.
 
     Under strategies with common rounds it moves only at the end of a round, when all replicas have the same
-    parameters: ``every`` is then F x H for F rounds of H updates, and all replicas have the same target (the
-    objective must be constant within a round; Zhang, section 5.2).
+    parameters, so that they all have the same target (the objective must be constant within a round; Zhang,
+    section 5.2). For a move after every F rounds of H updates, ``every`` is F x H.
 
-    every: own updates between two moves; 0: only when ``move`` is called.
-    polyak: 1 copies the net (Mnih et al. 2015), less moves this share of the way, such as 0.005 for a moving
-        average (Lillicrap et al. 2016).
+    every: updates of this replica between two moves; 0: it moves only when ``move`` is called.
+    polyak: the share of the way to ``net`` that a move goes: 1 copies the net (Mnih et al. 2015); a small
+        share, such as 0.005, makes a moving average (Lillicrap et al. 2016).
 
     Raises ``ValueError`` for values out of range.
     """
@@ -32,7 +32,7 @@ class TargetNetwork(Generic[Net]):
             raise ValueError(f"polyak is {polyak}; it must be above 0 and at most 1")
         self.source, self.every, self.polyak = net, every, polyak
         self.net: Net = copy.deepcopy(net).requires_grad_(False)
-        self.since = 0  # own updates since the last move
+        self.since = 0  # updates since the last move
         # moved in float32: small moves of bfloat16 parameters would be rounded off
         self._exact = [p.float() if p.element_size() < 4 else p for p in self.net.parameters()]
 
@@ -41,9 +41,9 @@ class TargetNetwork(Generic[Net]):
         return values
 
     def after_update(self, staleness: int, common_rounds: bool) -> bool:
-        """Count an own update, and move if one is due; returns whether it moved.
+        """Count an update of this replica, and move if a move is due; returns whether it moved.
 
-        staleness: staleness of the update's ``Exchange``; 0 ends a round. common_rounds: the replica's.
+        staleness: staleness of the update's ``Exchange``; 0 ends a round. common_rounds: of the replica.
         """
         self.since += 1
         if common_rounds and staleness:
@@ -65,11 +65,13 @@ class TargetNetwork(Generic[Net]):
 
     @torch.no_grad()
     def _blend(self, share: float) -> None:
-        news = [new.to(exact.dtype) for new, exact in zip(self.source.parameters(), self._exact, strict=True)]
+        new_values = [
+            new.to(exact.dtype) for new, exact in zip(self.source.parameters(), self._exact, strict=True)
+        ]
         if share == 1:
-            torch._foreach_copy_(self._exact, news)
+            torch._foreach_copy_(self._exact, new_values)
         else:
-            torch._foreach_lerp_(self._exact, news, share)
+            torch._foreach_lerp_(self._exact, new_values, share)
         for own, exact in zip(self.net.parameters(), self._exact, strict=True):
             if own.dtype != exact.dtype:
                 own.copy_(exact)
@@ -77,9 +79,9 @@ class TargetNetwork(Generic[Net]):
             buffer.copy_(new_buffer)
 
     def state(self) -> dict[str, Any]:
-        return {"net": dict(self.net.state_dict()), "since": self.since, "exact": self._rounded()}
+        return {"net": dict(self.net.state_dict()), "since": self.since, "exact": self._float32_copies()}
 
-    def _rounded(self) -> list[Tensor]:
+    def _float32_copies(self) -> list[Tensor]:
         """The float32 values of the parameters whose dtype has fewer bits."""
         pairs = zip(self.net.parameters(), self._exact, strict=True)
         return [exact for own, exact in pairs if own.dtype != exact.dtype]
@@ -90,6 +92,6 @@ class TargetNetwork(Generic[Net]):
         for own, exact in zip(self.net.parameters(), self._exact, strict=True):
             exact.copy_(own)
         if self.polyak < 1:
-            for exact, saved in zip(self._rounded(), state["exact"], strict=True):
+            for exact, saved in zip(self._float32_copies(), state["exact"], strict=True):
                 exact.copy_(saved)
         self.since = int(state["since"])

@@ -1,19 +1,21 @@
 """Torsos by name: the parts of nets that read observations.
 
-A module of this folder, or one that joins it by an entry point of the group ``murmurate.nets``, offers torsos
-as functions by name. A function or class of your own is named ``path/to/file.py:NAME`` or ``module:NAME`` and
-needs no entry point::
+A Python module of this folder, or one that an entry point of the group ``murmurate.nets`` names, offers
+torsos in a dictionary ``TORSOS`` of functions by name::
 
     def wide(spec: EnvSpec, hidden: Sequence[int]) -> nn.Module: ...
 
     TORSOS = {"wide": wide}
 
-``hidden`` are the widths from the agent's field of that name. The module takes observations
-[B, *spec.observation_shape] of the world's dtype, casts them to the dtype of its own parameters (bfloat16
-under ``precision``), and returns features [B, ``out_features``]. Its linear layers and 2-D convolutions are
-initialised orthogonally afterwards; other parameters keep their values. With the attribute ``shared = False``
-an actor-critic has one torso for the policy and another for the values. A torso that cannot read these
-observations raises ``ValueError``.
+Any other function or class of these arguments needs no entry point: its name as a torso is
+``path/to/file.py:NAME`` or ``module:NAME``.
+
+``hidden`` are the widths from the agent's field of that name. The torso that the function returns takes
+observations [B, *spec.observation_shape] of the world's dtype, casts them to the dtype of its own parameters
+(bfloat16 if ``precision`` says so), and returns features [B, ``out_features``]. Its linear layers and 2-D
+convolutions are initialised orthogonally afterwards; other parameters keep their values. If its attribute
+``shared`` is False, an actor-critic has one torso for the policy and another for the values. A function whose
+torso cannot read these observations raises ``ValueError``.
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ from murmurate.spec import EnvSpec
 
 Torso = Callable[[EnvSpec, Sequence[int]], nn.Module]
 AUTO = "auto"
-_SMALLEST_SIDE = 20  # pixels of an image that nature2013 can read
+_SMALLEST_SIDE = 20  # least height and width in pixels that nature2013 can read
 
 
 def torsos() -> dict[str, Torso]:
-    """All torsos by name, without those in files."""
+    """All torsos by name, except those named ``FILE.py:NAME`` or ``module:NAME``."""
     by_name: dict[str, Torso] = {}
     for module in plugins.modules("murmurate.nets"):
         by_name.update(getattr(module, "TORSOS", {}))
@@ -86,8 +88,8 @@ def build_torso(spec: EnvSpec, name: str, hidden: Sequence[int]) -> nn.Module:
 
 @contextmanager
 def seeded_by(generator: torch.Generator) -> Iterator[None]:
-    """Within this context the global generator, from which layers draw initial weights, has the seed of
-    ``generator``, which is not advanced; afterwards the global one has its former state."""
+    """Within this context the global generator, from which layers draw initial weights, begins with the seed
+    of ``generator``. ``generator`` is not advanced, and the global generator's state is restored."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(generator.initial_seed())
         yield

@@ -1,8 +1,8 @@
 """Recipes: functions that return a full Run. The only place where an agent meets a strategy.
 
-Each file has an ``ALGORITHM`` and a ``recipe(world_name) -> Run``. If it is not for all worlds, it also has
-``WORLDS``, or ``ACTIONS``: ``discrete`` or ``vector``. These are the recipes ``<world>-<algorithm>`` (both
-parts may contain hyphens). A new file needs no registration.
+Each file defines the name ``ALGORITHM`` and a function ``recipe(world_name) -> Run``; its recipes are called
+``<world>-<algorithm>`` (both parts may contain hyphens). A file whose recipe is not for all worlds also
+defines ``WORLDS``, their names, or ``ACTIONS``, ``discrete`` or ``vector``. A new file needs no registration.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from murmurate.training.run_folder import read_run
 from murmurate.worlds.own import lasting, world_name
 from murmurate.worlds.registry import vector_worlds, world_names
 
-_FEW = 4
+_FEW = 4  # at most so many worlds of an algorithm are listed by name; more are counted
 
 
 def _modules() -> tuple[ModuleType, ...]:
@@ -41,6 +41,7 @@ def summaries() -> dict[str, str]:
 
 
 def _limits(module: ModuleType) -> str:
+    """The worlds that the algorithm is limited to, in brackets; empty if it is for all."""
     worlds = getattr(module, "WORLDS", ())
     if len(worlds) > _FEW:
         return f" ({len(worlds)} worlds)"
@@ -54,19 +55,22 @@ def _worlds_of(module: ModuleType, named: Sequence[str], vectors: frozenset[str]
     vectors."""
     if hasattr(module, "WORLDS"):
         return tuple(module.WORLDS)
-    kinds = {"vector": (True,), "discrete": (False,)}.get(getattr(module, "ACTIONS", ""), (True, False))
-    return [name for name in named if (name in vectors) in kinds]
+    actions = getattr(module, "ACTIONS", "")
+    if actions == "vector":
+        return [name for name in named if name in vectors]
+    return [name for name in named if name not in vectors] if actions == "discrete" else named
 
 
 def recipe(name: str) -> Run:
-    """The Run called ``<world>-<algorithm>``, or that of a file, ``FILE.py`` or ``FILE.py:<world>``, which
-    joins the recipes.
+    """The Run of the recipe ``<world>-<algorithm>``, or of a file's recipe, ``FILE.py`` or
+    ``FILE.py:<world>``. The file is added to the modules with recipes.
 
-    Raises Refusal with the nearest name for an unknown one, and for a file without a recipe.
+    Raises Refusal for an unknown name, with the nearest name, and for a file without a recipe.
     """
     file, _, world = name.rpartition(":")
-    if (name.endswith(".py") or file.endswith(".py")) and not name.startswith("env:"):  # that is a world's
-        name = _of_file(*((name, "") if name.endswith(".py") else (file, world)))
+    is_file = name.endswith(".py") or file.endswith(".py")
+    if is_file and not name.startswith("env:"):  # after "env:" the file is that of a world
+        name = _name_in_file(*((name, "") if name.endswith(".py") else (file, world)))
     module = _module_of(name)
     if module is None:
         raise unknown("recipe", name, recipe_names())
@@ -100,8 +104,8 @@ def recipe_names() -> list[str]:
     return list(pairs())
 
 
-def _of_file(file: str, world: str) -> str:
-    """The name of its recipe. Without ``world`` it is on the first of the file's ``WORLDS``."""
+def _name_in_file(file: str, world: str) -> str:
+    """The name of the file's recipe on ``world``, or, if that is empty, on the first of its ``WORLDS``."""
     if not Path(file).is_file():
         raise Refusal(
             f"there is no file {file} with a recipe. Check the path; or see: murmurate list recipes"
@@ -123,6 +127,6 @@ def _of_file(file: str, world: str) -> str:
 
 
 def _module_of(name: str) -> ModuleType | None:
-    """The module with the longest algorithm that ``name`` ends with: apex-dqn before dqn."""
+    """The module whose algorithm ``name`` ends with; the longest, if several do: apex-dqn before dqn."""
     matching = [module for module in _modules() if name.endswith(f"-{module.ALGORITHM}")]
     return max(matching, key=lambda module: len(module.ALGORITHM), default=None)

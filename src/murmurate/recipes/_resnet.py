@@ -1,4 +1,4 @@
-"""Recipes of residual nets: what the data sets need, whatever the net."""
+"""Common to the recipes of residual nets: the settings that depend on the data set, not on the net."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SMALL = Augmentation(padding=4, flip=True)  # He et al. 2016, section 4.2
 _PHOTOGRAPHS = Augmentation(crop="multi-scale", flip=True, lighting=0.1)  # Jin 2018, section 3.4
 _IMAGENET_MEAN, _IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
-# by world: its config, passes through how many images, and the mean and deviation of its pixels
+# by world: its config, the number of images to train on, and the mean and deviation of its pixels
 _SMALL_SETS: dict[str, tuple[Callable[[], World], int, tuple[float, ...], tuple[float, ...]]] = {
     "fashion": (FashionWorld, 40 * 60_000, (0.2860,), (0.3530,)),
     "arrays": (ArraysWorld, 2_000_000, (0.5,), (0.25,)),
@@ -42,7 +42,7 @@ def classifier(name: str, net: Net) -> Run:
         world, images, mean, deviation = _SMALL_SETS[name]
         learner = dataclasses.replace(learner, weight_decay=5e-4)
         source = ImageSourceConfig(_SMALL)
-    elif name in _LARGE_SETS:  # ImageNet's size; Goyal et al. 2017, and 90 passes
+    elif name in _LARGE_SETS:  # 90 passes through as many images as ImageNet has; Goyal et al. 2017
         world, images = _LARGE_SETS[name], 90 * 1_281_167
         mean, deviation = _IMAGENET_MEAN, _IMAGENET_DEVIATION
         learner = dataclasses.replace(learner, batch=32, rate_batch=256)

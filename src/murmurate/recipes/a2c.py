@@ -31,8 +31,9 @@ def settings(name: str) -> dict[str, Any]:
             "env_steps": 10_000_000,
         }
     if chosen.name == "cartpole":
-        # A good critic leaves gradients near zero. With the usual epsilon of 1e-5 RMSprop scales them up to
-        # full steps, and the first failure after such a phase up to ten steps, which destroys the policy.
+        # A good critic leaves gradients near zero. With the usual epsilon of 1e-5, RMSprop scales these up to
+        # full steps, and the first failure after such a phase causes a step of up to ten times that size,
+        # which destroys the policy.
         agent = A2C(
             learning_rate=4e-3,
             learning_rate_end=0.0,
@@ -47,7 +48,7 @@ def settings(name: str) -> dict[str, Any]:
             "source": RolloutSourceConfig(simulators=8),
             "evaluation": Games(),
             "env_steps": 500_000,
-            "checkpoint_every_env_steps": 20_000,  # the best is chosen from these
+            "checkpoint_every_env_steps": 20_000,  # the best checkpoint is chosen from these
         }
     return {
         "world": chosen,

@@ -22,7 +22,8 @@ def recipe(name: str) -> Run:
     learner = dataclasses.replace(learner, exploration="ladder", epsilon=0.4)
     if fields["world"].name == "cartpole":
         fields["env_steps"] *= 2  # half of the simulators explore throughout
-        # all env steps (the paper's replay is twice DQN's): with a quarter of them some runs got worse again
+        # room for all env steps (the paper's replay is twice DQN's): with room for a quarter of them, some
+        # runs got worse again
         replay = dataclasses.replace(replay, capacity=fields["env_steps"])
     source = dataclasses.replace(source, replay=replay, actors=2)
     return Run(recipe=f"{name}-{ALGORITHM}", learner=learner, source=source, strategy=AllReduce(), **fields)

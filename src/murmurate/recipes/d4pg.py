@@ -13,8 +13,8 @@ from murmurate.worlds.registry import world
 
 ALGORITHM = "d4pg"
 ACTIONS = "vector"
-# Least and greatest discounted return to expect, at a discount of 0.99. Worlds not listed have -150 to 150,
-# as the paper has for the Control Suite, whose rewards are from 0 to 1.
+# Least and greatest discounted return to expect, at a discount of 0.99. Worlds not listed have -150 and 150,
+# the paper's numbers for the Control Suite, whose rewards are from 0 to 1.
 _RETURNS = {
     "adroit-door": (-150.0, 2_000.0),
     "adroit-hammer": (-1_000.0, 10_000.0),
@@ -32,16 +32,16 @@ _RETURNS = {
 
 
 def recipe(name: str) -> Run:
-    """One learner that acts and learns in turn, with a uniform replay; ``--actors K`` acts beside it, and
-    ``--replicas N`` adds learners that all-reduce."""
+    """One learner that acts and learns in turn, with a uniform replay; with ``--actors K``, K processes act
+    instead, and ``--replicas N`` adds learners that all-reduce."""
     chosen = world(name)
     if not chosen.images:
         low, high = _RETURNS.get(chosen.name, (D4PG.v_min, D4PG.v_max))
         learner = D4PG(v_min=low, v_max=high)
         return Run(recipe=f"{name}-{ALGORITHM}", learner=learner, strategy=AllReduce(), **settings(name))
-    # rewards of the Control Suite are from 0 to 1 a step, and an action is repeated for several steps
+    # rewards of the Control Suite are from 0 to 1 per step, and an action is repeated for several steps
     high = 100.0 * getattr(chosen, "action_repeat", 1)
-    # much as DrQ learns from pixels: one update of 128 for every env step
+    # much as DrQ learns from pixels: one update on 128 transitions for every env step
     replay = ReplayConfig(capacity=100_000, alpha=0.0, learning_starts=1_000, samples_per_insert=128.0)
     return Run(
         recipe=f"{name}-{ALGORITHM}",

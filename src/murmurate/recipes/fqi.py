@@ -17,11 +17,11 @@ ACTIONS = "discrete"
 
 
 def recipe(name: str) -> Run:
-    """Uniform draws; for images, single steps. The replay keeps the last five batches of images, elsewhere
-    50,000 steps (our choice; the thesis does not say)."""
+    """Transitions are drawn uniformly; for images they are single steps. The replay keeps the last five
+    batches for images, and 50,000 steps for other observations (our choice; the thesis does not say)."""
     fields = settings(name)
     learner, source = fields.pop("learner"), fields.pop("source")
-    # Jin, Table 2.1: batches of 12,500 steps and some 3,000 updates of 32, one for every 4 steps
+    # Jin, Table 2.1: after each batch of 12,500 steps, some 3,000 updates on 32 steps, one for every 4 steps
     images = fields["world"].images
     every = 12_500 if images else 512
     replay = dataclasses.replace(

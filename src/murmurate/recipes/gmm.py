@@ -15,7 +15,8 @@ WORLDS = ("table",)
 
 
 def recipe(name: str) -> Run:
-    """One replica; ``--replicas N`` adds replicas that share lambda. ``--world.path`` names the table."""
+    """One replica; ``--replicas N`` adds replicas that share lambda, the global variational parameters.
+    ``--world.path`` names the table."""
     if name not in WORLDS:
         raise unknown("world", name, WORLDS)
     return Run(

@@ -25,9 +25,9 @@ def settings(name: str) -> dict[str, Any]:
     """The fields of the Run that depend on the world, and not on the strategy."""
     chosen = world(name)
     if chosen.images:
-        # The paper's settings are for 50 million env steps. Outside of the root its epsilon of 0.1 is larger
-        # than the root, which makes steps a third as long; with it and batches of 640 steps Pong's return had
-        # not risen after a million env steps. So: a small epsilon, and half batches with twice the rate.
+        # The paper's settings are for 50 million env steps. Its epsilon of 0.1, added outside of the root,
+        # exceeds the root and makes steps a third as long. With it and batches of 640 steps, the return on
+        # Pong had not risen after a million env steps. So: a smaller epsilon, half batches, twice the rate.
         return {
             "world": chosen,
             "learner": IMPALA(precision="auto", learning_rate=1.2e-3, optimizer_epsilon=0.01),
@@ -35,7 +35,8 @@ def settings(name: str) -> dict[str, Any]:
             "evaluation": Games(),
             "env_steps": 10_000_000,
         }
-    # batches are five to ten times smaller than the paper's, as are the sums for epsilon and clip
+    # Batches are five to ten times smaller than the paper's, and so are gradients, as losses are sums over
+    # the batch. For this reason epsilon and clip are smaller, too.
     agent = IMPALA(
         steps=8,
         trace_lambda=0.95,
@@ -51,7 +52,7 @@ def settings(name: str) -> dict[str, Any]:
             "source": TrajectorySourceConfig(actors=_ACTORS, simulators=8),
             "evaluation": Games(),
             "env_steps": 500_000,
-            "checkpoint_every_env_steps": 20_000,  # the best is chosen from these
+            "checkpoint_every_env_steps": 20_000,  # the best checkpoint is chosen from these
         }
     return {
         "world": chosen,

@@ -22,7 +22,8 @@ WORLDS = tuple(name for name in vector_worlds() if name in terminations())
 class Task:
     """The settings of Janner et al. for a task, from their appendix C and their code.
 
-    target_entropy: None: -D. updates: an env step. starts, length_end, grows: see ``ModelRollouts``.
+    target_entropy: None stands for -D. updates: updates per env step. starts, length_end: see
+    ``ModelRollouts``. grows: ``grows_after`` and ``grows_until`` of ``ModelRollouts``.
     """
 
     env_steps: int
@@ -35,13 +36,14 @@ class Task:
 
 
 TASKS = {
-    # a fifth of the rollouts: an observation has 105 numbers, so all of them would need 9 GB
+    # a fifth of the paper's rollouts: an observation has 105 numbers, so all rollouts would need 9 GB
     "ant": Task(300_000, -4.0, starts=20_000, length_end=25, grows=(20_000, 100_000)),
     "halfcheetah": Task(400_000, -3.0, updates=40.0),
     "hopper": Task(125_000, -1.0, length_end=15),
     "inverted-pendulum": Task(20_000, -0.05, updates=10.0, learning_starts=500),
     "walker2d": Task(300_000, -3.0),
 }
+# settings of tasks that Janner et al. do not have
 _OTHER, _OTHER_SHORT = Task(300_000), Task(20_000, updates=10.0, learning_starts=500)
 _SHORT = ("pendulum", "inverted-double-pendulum")
 
@@ -70,7 +72,7 @@ def task_of(name: str) -> Task:
 
 
 def settings(name: str, task: Task) -> dict[str, Any]:
-    """The fields of the Run that MEMR shares."""
+    """The fields of the Run that MBPO and MEMR share."""
     return {
         "world": world(name),
         "strategy": AllReduce(),

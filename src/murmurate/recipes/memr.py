@@ -1,4 +1,4 @@
-"""``<world>-memr``: MBPO with one-step rollouts from states drawn by entropy; a quarter of its updates."""
+"""``<world>-memr``: MBPO with one-step rollouts from states drawn by entropy; a quarter of MBPO's updates."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _SHARE = 1 / 4  # of MBPO's updates (Zhang, section 3.3.1)
 
 
 def recipe(name: str) -> Run:
-    """One learner; 100 rollouts an env step, of which the last 100,000 are kept (Zhang, Fig. 3.6, where the
-    number of rollouts is not given)."""
+    """One learner; 100 rollouts per env step, of which the last 100,000 are kept (Zhang, Fig. 3.6, which does
+    not give the number of rollouts)."""
     task = task_of(name)
     source = ImaginedSourceConfig(
         learning_starts=task.learning_starts,

@@ -20,8 +20,8 @@ def recipe(name: str) -> Run:
 
 
 def settings(name: str) -> dict[str, Any]:
-    """The fields of the Run that depend on the world: CleanRL's of ``ppo_atari``, ``ppo_continuous_action``
-    and ``ppo``."""
+    """The fields of the Run that depend on the world. Hyper-parameters are those of CleanRL's ``ppo_atari``,
+    ``ppo_continuous_action`` and ``ppo``."""
     chosen = world(name)
     if chosen.images:
         return {
@@ -38,7 +38,7 @@ def settings(name: str) -> dict[str, Any]:
             "source": RolloutSourceConfig(simulators=4),
             "evaluation": Games(),
             "env_steps": 500_000,
-            "checkpoint_every_env_steps": 20_000,  # the best is chosen from these
+            "checkpoint_every_env_steps": 20_000,  # the best checkpoint is chosen from these
         }
     return {
         "world": chosen,

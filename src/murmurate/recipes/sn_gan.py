@@ -19,8 +19,8 @@ _FEATURE_EPOCHS = {"fashion": 2, "cifar10": 5}
 
 
 def recipe(name: str) -> Run:
-    """A quarter of the papers' channels, for CPUs (``--agent.channels 256`` gives theirs). Every replica has
-    a batch of its own, so ``--replicas N`` makes the total batch N times larger."""
+    """A quarter of the papers' channels, for CPUs (``--agent.channels 256`` gives the papers' number). Every
+    replica has a batch of its own, so ``--replicas N`` makes the total batch N times larger."""
     if name not in _WORLDS:
         raise unknown("world", name, _WORLDS)
     return Run(

@@ -20,18 +20,18 @@ _LEARNERS = 2
 
 
 def recipe(name: str) -> Run:
-    """Two learners with half of the simulators each (Differs: each fills its own bank, where Zhang's actors
-    fill all banks in turn; the net has one stream, where Zhang's has two).
+    """Two learners with half of the simulators each (Differs: each learner fills its own replay, where
+    Zhang's actors fill all replays in turn; the net has one stream, where Zhang's has two).
 
-    On Atari each draws half a batch. The gradient is then sqrt(2) times as noisy, so Adam's steps in its
-    direction are shorter by that factor, which averaging over learners does not undo. The learning rate makes
-    up for it, by the square root rule (Malladi et al. 2022).
+    On Atari each learner draws half a batch. The gradient is then sqrt(2) times as noisy, so Adam's steps in
+    its direction are shorter by that factor, which averaging over learners does not undo. The learning rate
+    makes up for it, by the square root rule (Malladi et al. 2022).
     """
     fields = settings(name)
     learner = dataclasses.replace(fields.pop("learner"), selector="agreed", behaviour="agreed")
     simulators = fields["source"].simulators // _LEARNERS
     fields["source"] = dataclasses.replace(fields["source"], simulators=simulators)
-    # each learner gets its share of the env steps, and needs as many updates as a single one
+    # each learner gets its share of the env steps, and needs as many updates as a single learner
     if fields["world"].name == "cartpole":
         fields["env_steps"] *= _LEARNERS
     else:

@@ -19,15 +19,15 @@ ACTIONS = "vector"
 _PERIOD = 10  # H
 _ROUNDS = 20  # F
 _LEARNERS = 2
-_ACTORS = 1  # of each learner
+_ACTORS = 1  # per learner
 
 
 def recipe(name: str) -> Run:
-    """Two learners that share a batch, each with an actor and a prioritized replay of its own (Differs: each
-    actor fills the bank of its learner, where Zhang's actors fill all banks in turn).
+    """Two learners with half a batch each, and each with an actor and a prioritized replay of its own
+    (Differs: each actor fills the replay of its learner, where Zhang's actors fill all replays in turn).
 
-    A learner has 1 / L of the env steps and of the batch, so it makes as many updates as a single one at the
-    same ``samples_per_insert``.
+    Each of L learners has 1 / L of the env steps and of the batch, so it makes as many updates as a single
+    learner at the same ``samples_per_insert``.
     """
     fields = settings(name)
     source = fields.pop("source")

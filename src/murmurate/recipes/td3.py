@@ -24,8 +24,9 @@ def recipe(name: str) -> Run:
 
 
 def settings(name: str, random_env_steps: int = _RANDOM_ENV_STEPS) -> dict[str, Any]:
-    """The fields of the Run that depend on the world, for learners with one update of 256 transitions an env
-    step, as the authors' code makes them. random_env_steps: before the first update."""
+    """The fields of the Run that depend on the world, for learners that make one update on 256 transitions
+    per env step, as the authors' code does. random_env_steps: env steps with random actions, before the first
+    update."""
     env_steps = 1_000_000
     if name in _SHORT:
         env_steps, random_env_steps = 50_000, 1_000

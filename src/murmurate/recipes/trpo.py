@@ -38,7 +38,7 @@ def settings(name: str) -> dict[str, Any]:
             "source": RolloutSourceConfig(simulators=8),
             "evaluation": Games(),
             "env_steps": 500_000,
-            "checkpoint_every_env_steps": 20_000,  # the best is chosen from these
+            "checkpoint_every_env_steps": 20_000,  # the best checkpoint is chosen from these
         }
     return {
         "world": chosen,

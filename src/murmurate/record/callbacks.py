@@ -1,4 +1,4 @@
-"""Callbacks: objects of the user's that are called with what a run records, while it goes on."""
+"""Callbacks: the user's objects, whose methods are called with the records of a run while it goes on."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ class Result:
 class Callback:
     """A base class of callbacks; override the methods that you need.
 
-    They are called in the process that launched the run, a few times a second, and the run's bookkeeping
-    (checkpoints, deaths, its end) waits for them; learners do not. A method that raises ends the run as
-    ``STOP`` does, with exit code 1 and its name in the error. After a resume only new records are passed.
+    Its methods are called in the process that launched the run, a few times a second. The run's bookkeeping
+    (checkpoints, deaths, the end of the run) waits for them; the learners do not. A method that raises ends
+    the run as ``STOP`` does, with exit code 1 and the method's name in the error. After a resume, only new
+    records are passed.
     """
 
     def on_record(self, record: Mapping[str, Any]) -> Stop | None:
@@ -69,9 +70,10 @@ _METHODS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 
 def checked(callbacks: Sequence[Any]) -> tuple[Any, ...]:
-    """``callbacks``, which need not inherit from ``Callback``.
+    """``callbacks`` as a tuple; they need not inherit from ``Callback``.
 
-    Raises Refusal for one without any of its methods, or with another one whose name begins with ``on_``.
+    Raises Refusal for a callback that has none of the methods of ``Callback``, or an unknown method whose
+    name begins with ``on_``.
     """
     for callback in callbacks:
         name = type(callback).__name__
@@ -91,7 +93,7 @@ def checked(callbacks: Sequence[Any]) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Watch:
-    """What the process that launches runs does beside it: callbacks, and whether it prints progress."""
+    """How the process that launches a run watches it. quiet: print no progress."""
 
     callbacks: tuple[Any, ...] = ()
     quiet: bool = False
@@ -103,7 +105,7 @@ _watch: ContextVar[Watch] = ContextVar("murmurate_watch", default=_UNWATCHED)
 
 @contextlib.contextmanager
 def watching(watch: Watch) -> Iterator[None]:
-    """Within this context, runs that this process launches are watched so."""
+    """Within this context, the runs that this process launches are watched as ``watch`` says."""
     token = _watch.set(watch)
     try:
         yield
@@ -119,7 +121,7 @@ class Callbacks:
     """The callbacks of one run.
 
     since_seconds: ``time_seconds`` from which records are passed on; earlier ones were written before a
-    resume. error: what the first method that failed raised; ``failure`` is a sentence about it.
+    resume. error: exception of the first method that raised. failure: a sentence about that exception.
     """
 
     def __init__(self, callbacks: Iterable[Any], since_seconds: float = 0.0) -> None:
@@ -137,22 +139,22 @@ class Callbacks:
         for record in records:
             if not self._since or record["time_seconds"] > self._since:
                 method = kinds.get(str(record.get("kind")), "on_record")
-                why = self._all(method, record) or why
+                why = self._call_all(method, record) or why
         return why
 
     def checkpoint(self, folder: Path) -> str:
-        """Pass on a checkpoint. Returns as ``records`` does."""
-        return self._all("on_checkpoint", folder)
+        """Pass on a checkpoint. Returns why the run is to stop, as ``records`` does."""
+        return self._call_all("on_checkpoint", folder)
 
     def end(self, result: Result) -> None:
-        self._all("on_end", result)
+        self._call_all("on_end", result)
 
-    def _all(self, method: str, argument: Any) -> str:
+    def _call_all(self, method: str, argument: Any) -> str:
         why = ""
         for callback in list(self._callbacks):
             name = f"{type(callback).__name__}.{method}"
             try:
-                said = getattr(callback, method, lambda _: None)(argument)
+                returned = getattr(callback, method, lambda _: None)(argument)
             except Exception as error:
                 self._callbacks.remove(callback)
                 if self.error is None:
@@ -160,6 +162,6 @@ class Callbacks:
                     self.failure = f"the callback {name} raised {type(error).__name__}: {error}"
                 why = self.failure
                 continue
-            if said is STOP:
+            if returned is STOP:
                 why = why or f"the callback {name} stopped the run"
         return why

@@ -1,4 +1,4 @@
-"""The table of a page about several runs: a row for each group."""
+"""The table of a page about several runs: a row for each group of runs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from murmurate.record.figures import byte_size, number
 from murmurate.record.groups import RunGroup
 from murmurate.record.sections import group_key
 
-Cell = tuple[str, str]
+Cell = tuple[str, str]  # main text, small text below it
 _NONE = "\N{EN DASH}"
 
 
 def table(shown: Sequence[RunGroup]) -> dict[str, Any]:
-    """Heads and rows: each cell has a main text and a small one below it."""
+    """The headings and rows, each of ``Cell``s, and a note below them."""
     reference = groups.reference_return(shown)
     heads: list[Cell] = [
         ("strategy", "replicas, runs"),
@@ -41,13 +41,13 @@ def table(shown: Sequence[RunGroup]) -> dict[str, Any]:
 
 def _cells(group: RunGroup, reference: float | None) -> list[Cell]:
     replicas = group.runs[0].replicas
-    many = f"{replicas} replica{'s' if replicas > 1 else ''}"
-    runs = f", {len(group.runs)} runs" if len(group.runs) > 1 else ""
+    replica_count = f"{replicas} replica{'s' if replicas > 1 else ''}"
+    run_count = f", {len(group.runs)} runs" if len(group.runs) > 1 else ""
     spent, waited = group.mean(groups.seconds), group.mean(groups.waiting_share)
-    exchanged, each = group.mean(groups.bytes_exchanged), group.mean(groups.bytes_per_update)
+    exchanged, per_update = group.mean(groups.bytes_exchanged), group.mean(groups.bytes_per_update)
     frames = _frames(group)
     return [
-        (group.label, many + runs),
+        (group.label, replica_count + run_count),
         (_evaluation(group), number(_mean_fact(group, "train_return_mean"))),
         (number(_mean_fact(group, "env_steps")), number(frames) if frames else ""),
         (number(spent), clock(spent) if spent is not None and spent >= 60 else ""),
@@ -56,7 +56,10 @@ def _cells(group: RunGroup, reference: float | None) -> list[Cell]:
         (_NONE if waited is None or replicas < 2 else f"{waited:.1%}", ""),
         _staleness(group) if replicas > 1 else (_NONE, ""),
         (_small(_mean_fact(group, "disagreement_final")), ""),
-        (_NONE if exchanged is None else byte_size(exchanged), "" if each is None else byte_size(each)),
+        (
+            _NONE if exchanged is None else byte_size(exchanged),
+            "" if per_update is None else byte_size(per_update),
+        ),
         (_dead(group), ""),
     ]
 
@@ -66,12 +69,12 @@ def _mean_fact(group: RunGroup, fact: str) -> float | None:
 
 
 def _frames(group: RunGroup) -> float | None:
-    """Frames of the emulator, where they differ from env steps."""
+    """Mean frames of the emulator, over the runs in which they differ from env steps."""
     return group.mean(lambda run: None if run.fact("frames") == run.fact("env_steps") else run.fact("frames"))
 
 
 def _evaluation(group: RunGroup) -> str:
-    """Mean ± standard error: over the runs if there are several, else over the games of the only one."""
+    """Mean ± standard error: over the runs if there are several, else over the games of the only run."""
     means = group.each(lambda run: run.fact("eval_return_mean"))
     if not means:
         return number(None)
@@ -83,14 +86,15 @@ def _evaluation(group: RunGroup) -> str:
 
 
 def _reached(group: RunGroup, reference: float | None) -> Cell:
+    """Median env steps and seconds at which the runs first had a mean return of ``reference``."""
     if reference is None:
         return _NONE, ""
     steps = group.each(lambda run: groups.reaches(run, reference, "total_env_steps"))
     spent = group.each(lambda run: groups.reaches(run, reference, "time_seconds"))
     if not steps:
         return "not reached", ""
-    part = "" if len(steps) == len(group.runs) else f" ({len(steps)} of {len(group.runs)} runs)"
-    return number(round(statistics.median(steps))), f"{number(statistics.median(spent))} s{part}"
+    of_runs = "" if len(steps) == len(group.runs) else f" ({len(steps)} of {len(group.runs)} runs)"
+    return number(round(statistics.median(steps))), f"{number(statistics.median(spent))} s{of_runs}"
 
 
 def _staleness(group: RunGroup) -> Cell:
@@ -111,15 +115,15 @@ def _note(shown: Sequence[RunGroup], reference: tuple[float, str] | None) -> str
     sentences = []
     if any(len(group.runs) > 1 for group in shown):
         sentences.append(
-            "Of several runs (seeds): means, for the evaluation ± the standard error over the runs; for the "
-            "reference return the median."
+            "A row of several runs (seeds) has their means, for the evaluation ± the standard error over the "
+            "runs, and for the reference return their medians."
         )
     if reference is not None:
         sentences.append(f"Return {number(reference[0])}: {reference[1]}.")
     sentences.append(
         "Seconds count from the launcher's start and include the start of the processes. Waiting is for "
-        "others, in a strategy's steps and to agree on when to stop. Bytes per update: all members' bytes "
-        "over all replicas' updates."
+        "other members, in a strategy's steps and to agree on when to stop. Bytes per update: all members' "
+        "bytes divided by all replicas' updates."
     )
     if any(run.virtual for group in shown for run in group.runs):
         sentences.append("Seconds of simulated runs are virtual ones, of the simulated cluster.")

@@ -103,8 +103,8 @@ class Console:
                 self._print(f"[{clock(event['time_seconds'])}] {_message(event)}")
 
     def _checkpoint_is_due(self, event: Mapping[str, Any]) -> bool:
-        """Whether to print a checkpoint: a fast run saves several times a second, so not more often than
-        lines."""
+        """Whether to print a checkpoint: at most one in the time between two lines of progress, since a fast
+        run saves several times a second."""
         if event["time_seconds"] < self._next_checkpoint:
             return False
         self._next_checkpoint = event["time_seconds"] + self._interval
@@ -119,20 +119,20 @@ class Console:
 
     def line(self) -> str:
         """The run's progress in one line of ASCII."""
-        at = self.progress
-        parts = [f"[{clock(self._seconds())}] {at.env_steps:,} {self._unit}{self._percent()}"]
-        if (rate := at.env_steps_per_second) is not None:
+        progress = self.progress
+        parts = [f"[{clock(self._seconds())}] {progress.env_steps:,} {self._unit}{self._percent()}"]
+        if (rate := progress.env_steps_per_second) is not None:
             parts.append(f"{rate:,.0f}/s")
-        if at.return_mean is not None:
-            parts.append(f"return {_number(at.return_mean)}")
+        if progress.return_mean is not None:
+            parts.append(f"return {_number(progress.return_mean)}")
         for curve in self._curves:
-            if (value := at.best(curve.metric, curve.lower_is_better)) is not None:
+            if (value := progress.best(curve.metric, curve.lower_is_better)) is not None:
                 parts.append(f"{curve.title.lower()} {value:,.{curve.digits}f}")
-        if (staleness := at.number("staleness")) is not None:
+        if (staleness := progress.number("staleness")) is not None:
             parts.append(f"staleness {staleness:.0f}")
-        if (disagreement := at.number("disagreement")) is not None:
+        if (disagreement := progress.number("disagreement")) is not None:
             parts.append(f"disagreement {_small(disagreement)}")
-        if (dead := [r.replica for r in at.replicas if r.dead]) != []:
+        if (dead := [r.replica for r in progress.replicas if r.dead]) != []:
             parts.append(f"dead {dead}")
         if (eta := self._eta()) is not None:
             parts.append(f"ETA {clock(eta)}")
@@ -165,7 +165,7 @@ class Console:
             if name := wide_name if wide else narrow_name:
                 table.add_column(name, justify="right", no_wrap=True)
         replicas = self.progress.replicas
-        # where not all fit, the dead are always shown
+        # where not all fit, dead replicas come first
         shown = sorted(sorted(replicas, key=lambda r: not r.dead)[:SHOWN_REPLICAS], key=lambda r: r.replica)
         for replica in shown:
             state = replica.state(self._seconds(), SILENT_AFTER_SECONDS)
@@ -182,17 +182,18 @@ class Console:
         return table
 
     def _cells(self, source: Progress | ReplicaProgress, wide: bool) -> list[str]:
-        """The numbers of a replica's row, or of the total."""
+        """The numbers in a replica's row, or in the row of totals."""
         cells = []
-        for key, _, narrow_name, text in _COLUMNS:
+        for key, _, narrow_name, full_format in _COLUMNS:
             if wide or narrow_name:
-                value, shown = source.number(key), _short if text is _whole and not wide else text
-                cells.append("-" if value is None else shown(value))
+                value = source.number(key)
+                to_text = _short if full_format is _whole and not wide else full_format
+                cells.append("-" if value is None else to_text(value))
         return cells
 
     def _bar(self) -> Text:
-        at = self.progress
-        fraction = at.fraction(self.target_env_steps, self.target_seconds)
+        progress = self.progress
+        fraction = progress.fraction(self.target_env_steps, self.target_seconds)
         if fraction is None:
             return Text("no end given: runs until stopped", style="dim")
         eta = self._eta()
@@ -249,7 +250,7 @@ def clock(seconds: float) -> str:
 
 
 def sparkline(values: Sequence[float], width: int, blocks: str = _BLOCKS) -> str:
-    """``values`` averaged into at most ``width`` columns, each a block from the lowest to the highest."""
+    """``values`` averaged into at most ``width`` columns, each drawn as one of ``blocks``, by its height."""
     count = min(width, len(values))
     edges = [round(i * len(values) / count) for i in range(count + 1)]
     columns = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
@@ -278,7 +279,7 @@ def _small(value: float) -> str:
     return "0" if value == 0 else f"{value:.1e}"
 
 
-# metric, heading of a wide and of a narrow table (none: not shown), format
+# metric, heading in a wide and in a narrow table (empty: not shown there), format
 _COLUMNS: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
     ("env_steps", "env steps", "steps", _whole),
     ("updates", "updates", "", _whole),

@@ -1,4 +1,4 @@
-"""The report's figures: functions that draw one axes each."""
+"""The report's figures: each function here returns one that draws on matplotlib axes."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from murmurate.record.timelines import Timeline, TimelineSpan
 from murmurate.record.window_bound import WindowBound
 
 MOST_LINES = 32
-EXACT_BARS = 48
+EXACT_BARS = 48  # up to this staleness, each value has a bar of its own
 _INTEGERS = frozenset({"staleness", "heard"})
-_ROW = 0.78
-_LABEL = 36  # characters that leave room for the bars
+_ROW = 0.78  # height of a span in a timeline whose rows are 1 apart
+_LABEL = 36  # most characters of a row's label, so that room is left for the bars
 # waiting is a thin line, so that more than its colour distinguishes it from work
 _HEIGHTS = {"collect": _ROW, "learn": _ROW, "exchange": _ROW, "wait": 0.22}
 
@@ -54,15 +54,16 @@ def curves(
 ) -> Draw:
     """The metric ``key`` along ``axis``.
 
-    Of a single run each replica is a thin line, their mean a bold one, and a death a cross. Of several runs
-    there is a line for each group's mean over its runs, and a band from its lowest to its highest run. Bytes
-    have a logarithmic axis: strategies differ in them by orders of magnitude.
+    For a single run, each replica is a thin line, which ends in a cross if the replica died, and their mean a
+    bold one. For several runs, there is a line for each group's mean over its runs, and a band from the
+    group's lowest to its highest run. Bytes have a logarithmic axis: strategies differ in them by orders of
+    magnitude.
     """
 
     def draw(axes: Axes) -> None:
         runs = [run for group in groups for run in group.runs]
         series = [series for run in runs for series in run.series(key).values()]
-        longest = max(float(one.time_seconds[-1]) for one in series)
+        longest = max(float(each.time_seconds[-1]) for each in series)
         divisor, unit = time_unit(longest) if axis == "time_seconds" else (1.0, "")
         if (run := only_run(groups)) is not None:
             _replica_lines(axes, run, key, axis, COLOURS["accent"], divisor)
@@ -74,7 +75,7 @@ def curves(
         if key in _INTEGERS:
             axes.yaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
         if from_zero:
-            axes.set_ylim(bottom=0, top=None if max(one.value.max() for one in series) > 0 else 1.0)
+            axes.set_ylim(bottom=0, top=None if max(each.value.max() for each in series) > 0 else 1.0)
         if axis == "total_bytes":
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: byte_size(value)))
@@ -90,8 +91,8 @@ def curves(
 def _replica_lines(axes: Axes, run: RecordedRun, key: str, axis: Axis, colour: str, divisor: float) -> None:
     series = run.series(key)
     chosen = np.linspace(0, len(series) - 1, min(len(series), MOST_LINES)).round().astype(int)
-    for replica, one in [list(series.items())[i] for i in chosen]:
-        x, y = thin(one.x(axis) / divisor, one.value)
+    for replica, points in [list(series.items())[i] for i in chosen]:
+        x, y = thin(points.x(axis) / divisor, points.value)
         width, alpha = (0.8, 0.35) if len(series) > 1 else (1.6, 1.0)
         axes.plot(x, y, color=colour, linewidth=width, alpha=alpha, solid_capstyle="round")
         if replica in run.deaths:
@@ -115,7 +116,7 @@ def _group_line(axes: Axes, group: RunGroup, key: str, axis: Axis, divisor: floa
 
 
 def ball(indicator: Ball) -> Draw:
-    """Recorded distance from consensus, and the indicator's band from just after to just before a mixing."""
+    """The recorded distance from consensus, and the indicator's band: just after to just before a mixing."""
 
     def draw(axes: Axes) -> None:
         x = indicator.total_env_steps
@@ -131,12 +132,12 @@ def ball(indicator: Ball) -> Draw:
     return draw
 
 
-def windows(found: Sequence[WindowBound]) -> Draw:
-    """Of each comparison the distance and, above it, Proposition 1's bound, joined by a line."""
+def windows(comparisons: Sequence[WindowBound]) -> Draw:
+    """The distance of each comparison and, above it, the bound of Proposition 1, joined by a line."""
 
     def draw(axes: Axes) -> None:
-        x = [one.total_env_steps for one in found]
-        distance, bound = ([getattr(one, name) for one in found] for name in ("distance", "bound"))
+        x = [each.total_env_steps for each in comparisons]
+        distance, bound = ([getattr(each, name) for each in comparisons] for name in ("distance", "bound"))
         axes.vlines(x, distance, bound, color=COLOURS["rule"], linewidth=1.2)
         axes.plot(x, bound, "_", color=COLOURS["warm"], markersize=9, markeredgewidth=1.8)
         axes.plot(x, distance, "o", color=COLOURS["accent"], markersize=4)
@@ -155,6 +156,7 @@ def heat_map(matrix: NDArray[np.float64], peers: NDArray[np.bool_] | None) -> Dr
     """Cosines [n, n] (nan: unknown), larger ones in a deeper colour.
 
     The scale ends at the largest cosine of two replicas, but not below 0.1, so that mere noise stays pale.
+    peers: pairs [n, n] to mark.
     """
 
     def draw(axes: Axes) -> None:
@@ -186,9 +188,9 @@ def heat_map(matrix: NDArray[np.float64], peers: NDArray[np.bool_] | None) -> Dr
 
 
 def histogram(counts: Counter[int], largest: int, colour: int | None, title: str) -> Draw:
-    """Share of updates by staleness, up to ``largest``: each value, or classes that become wider.
+    """Share of updates by staleness, up to ``largest``: a bar for each value, or for ever wider classes.
 
-    colour: a group's index; None for a single run.
+    colour: index of a group, which selects its colour; None for a single run.
     """
 
     def draw(axes: Axes) -> None:
@@ -209,10 +211,10 @@ def histogram(counts: Counter[int], largest: int, colour: int | None, title: str
 
 
 def classes(largest: int) -> list[int]:
-    """Lower edges of the bars, and the end of the last."""
+    """Lower edges of the bars, and the upper edge of the last."""
     if largest < EXACT_BARS:
         return list(range(largest + 2))
-    edges = [0, 1, 2, 3, 4]
+    edges = [0, 1, 2, 3, 4]  # then 6, 8, 12, 16, 24, ...: powers of two, and the middles between them
     while edges[-1] <= largest:
         edges.append(edges[-1] + edges[-1] // (2 if edges[-1] & (edges[-1] - 1) == 0 else 3))
     return edges
@@ -223,7 +225,7 @@ def _class_label(low: int, high: int) -> str:
 
 
 def stacked(rows: Sequence[tuple[str, Mapping[str, float]]]) -> Draw:
-    """A bar a row with the shares of the kinds of time, in sequence; the rest to 100% is other work."""
+    """A bar for each row: the shares of the kinds of time, end to end; the rest to 100% is other work."""
 
     def draw(axes: Axes) -> None:
         for row, (_, shares) in enumerate(rows):
@@ -239,15 +241,15 @@ def stacked(rows: Sequence[tuple[str, Mapping[str, float]]]) -> Draw:
             name if len(name) <= _LABEL else f"{name[: _LABEL - 1]}\N{HORIZONTAL ELLIPSIS}"
             for name, _ in rows
         ]
-        _member_rows(axes, names)
+        _label_rows(axes, names)
         percent_axis(axes.xaxis)
         axes.spines["bottom"].set_bounds(0, 1)
 
     return draw
 
 
-def _member_rows(axes: Axes, names: Sequence[str]) -> None:
-    """One row a name, from top to bottom."""
+def _label_rows(axes: Axes, names: Sequence[str]) -> None:
+    """A row for each name, from top to bottom."""
     axes.grid(visible=False)
     axes.set_ylim(len(names) - 0.45, -0.55)
     axes.set_yticks(range(len(names)), names)
@@ -255,7 +257,7 @@ def _member_rows(axes: Axes, names: Sequence[str]) -> None:
 
 
 def timeline(shown: Timeline, title: str, *, virtual: bool = False) -> Draw:
-    """A row a member: the kinds of its spans from the beginning of the window to its end."""
+    """A row for each member, with its spans over the whole window, coloured by kind."""
 
     def draw(axes: Axes) -> None:
         length = shown.end_seconds - shown.start_seconds
@@ -271,7 +273,7 @@ def timeline(shown: Timeline, title: str, *, virtual: bool = False) -> Draw:
         clock = "virtual" if virtual else "wall"
         tidy(axes, title, f"{name} after {shown.start_seconds:.3f} s of {clock} time")
         axes.set_xlim(0, length / unit)
-        _member_rows(axes, list(shown.members))
+        _label_rows(axes, list(shown.members))
         axes.xaxis.set_major_locator(ticker.MaxNLocator(10, steps=[1, 2, 5, 10]))
 
     return draw

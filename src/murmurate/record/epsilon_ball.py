@@ -4,10 +4,12 @@ Proposition 1 (Assran et al. 2019, section 3) in recursive form, with equal star
 
     b_{k+1} = beta (b_k + ||alpha G_k||_F)
 
+b_k is the radius ||X - mean||_F after round k, and alpha G_k are the replicas' updates in that round.
+
 Differs: beta is here the second singular value of the topology's mixing matrix, which bounds one step
 only if all replicas mix at once and the matrix is doubly stochastic. Replicas that mix independently and
-with older vectors can leave the ball (one such event on a ring of four stretches by 1.077), so this is an
-*indicator*, not a bound. The bound from recorded event matrices is a law in the tests.
+with older vectors can leave the ball (one such mixing on a ring of four can multiply the distance by 1.077),
+so this is an *indicator*, not a bound. ``window_bound`` computes the bound from recorded mixings.
 """
 
 from __future__ import annotations
@@ -23,18 +25,18 @@ from murmurate.record.runs import RecordedRun
 from murmurate.topology import joint_contraction, mixing_matrix, second_singular_value, topology
 
 Array = NDArray[np.float64]
-INTERVALS = 400
-MOST_REPLICAS = 2048  # of which a mixing matrix is made
+INTERVALS = 400  # time intervals, at whose ends the indicator is computed
+MOST_REPLICAS = 2048  # the mixing matrix of more would be too large
 WINDOW_ROUNDS = 8
-_EXACT = 1e-12
+_EXACT = 1e-12  # a smaller contraction is rounding noise of exact averaging
 
 
 @dataclass(frozen=True)
 class Ball:
-    """Over time points [G]: the indicator just after and just before a mixing, and the recorded distance.
+    """At times [G]: the indicator just ``after`` and just ``before`` a mixing, and the recorded distance.
 
-    All radii are ||X - mean||_F over the replicas' parameter vectors. ``beta`` is that of all replicas;
-    after a death the factor of the smaller graph is used.
+    All three are ||X - mean||_F over the replicas' parameter vectors. beta: factor of the topology over all
+    replicas; after a death the indicator uses that of the smaller graph.
     """
 
     time_seconds: Array
@@ -49,7 +51,7 @@ class Ball:
 def advance(radius: float, beta: float, rounds: float, push: float) -> float:
     """The radius after ``rounds`` equal rounds, each adding ``push`` = ||alpha G||_F, then mixing.
 
-    beta^R b + push (beta + ... + beta^R); a fraction of a round counts as the same power.
+    That is beta^R b + push (beta + ... + beta^R), where R = ``rounds`` need not be a whole number.
     """
     if beta >= 1.0:
         return radius + rounds * push
@@ -68,11 +70,11 @@ def epsilon_ball(run: RecordedRun) -> Ball | str:
         return f"The strategy {run.strategy_name} has no topology, so Proposition 1 does not apply."
     if not run.has("update_norm") or not run.has("distance_to_mean"):
         return "The run recorded no update_norm or no distance_to_mean, from which the indicator is computed."
-    silent = sorted(
+    incomplete = sorted(
         set(run.histories) - (set(run.series("update_norm")) & set(run.series("distance_to_mean")))
     )
-    if silent:
-        return f"The radius needs all replicas' update_norm and distance_to_mean; {silent} recorded none."
+    if incomplete:
+        return f"The radius needs all replicas' update_norm and distance_to_mean; {incomplete} recorded none."
     try:
         topology(name)
     except (Refusal, ValueError):
@@ -96,10 +98,10 @@ def epsilon_ball(run: RecordedRun) -> Ball | str:
 
 @functools.cache
 def factor(name: str, size: int) -> float:
-    """beta of topology ``name`` over ``size`` members: second singular value of its mixing matrix.
+    """beta of topology ``name`` over ``size`` members: the second singular value of its mixing matrix.
 
-    A graph that changes with the clock has none; its factor is the geometric mean per round of the
-    joint contraction over ``WINDOW_ROUNDS`` rounds.
+    A graph that changes with the clock has no single matrix; its factor is the geometric mean, per round, of
+    the joint contraction over ``WINDOW_ROUNDS`` rounds.
     """
     if size < 2:
         return 0.0
@@ -107,7 +109,7 @@ def factor(name: str, size: int) -> float:
     if all(np.array_equal(matrices[0], matrix) for matrix in matrices):
         return second_singular_value(matrices[0])
     joint = joint_contraction(matrices)
-    # exact averaging leaves rounding noise, whose root would look like a real factor
+    # the root of rounding noise would look like a real factor
     return float(joint ** (1.0 / WINDOW_ROUNDS)) if joint > _EXACT else 0.0
 
 
@@ -123,9 +125,9 @@ def _indicator(run: RecordedRun, name: str, edges: Array) -> tuple[Array, Array]
     radius = 0.0
     for k in range(1, len(edges)):
         alive = np.array([edges[k - 1] < death for death in deaths])
-        made = (updates[:, k] - updates[:, k - 1]) * norms[:, k]
-        moved = float(np.linalg.norm(made[alive]))
-        # the median, because one that died within the interval stopped counting its rounds
+        lengths = (updates[:, k] - updates[:, k - 1]) * norms[:, k]  # of each replica's updates together
+        moved = float(np.linalg.norm(lengths[alive]))
+        # the median, because a replica that died within the interval stopped counting its rounds
         mixed = float(np.median(rounds[alive, k] - rounds[alive, k - 1])) if alive.any() else 0.0
         if mixed > 0.0:
             push = moved / mixed
@@ -137,7 +139,7 @@ def _indicator(run: RecordedRun, name: str, edges: Array) -> tuple[Array, Array]
 
 
 def _recorded(run: RecordedRun, edges: Array) -> Array:
-    """sqrt(sum_i ||x_i - mean||^2) over the living at each of ``edges`` [G]."""
+    """sqrt(sum_i ||x_i - mean||^2) over the living replicas at each of ``edges`` [G]."""
     total = np.zeros(len(edges))
     for member in run.series("distance_to_mean"):
         alive = edges < run.deaths.get(member, np.inf)
@@ -146,5 +148,6 @@ def _recorded(run: RecordedRun, edges: Array) -> Array:
 
 
 def _sampled(run: RecordedRun, member: int, key: str, edges: Array) -> Array:
+    """``key`` of one replica at each of ``edges`` [G], linear between records; 0 if it was never recorded."""
     series = run.series(key).get(member)
     return np.zeros(len(edges)) if series is None else np.interp(edges, series.time_seconds, series.value)

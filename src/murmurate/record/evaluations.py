@@ -14,21 +14,21 @@ from murmurate.record.sections import LegendKey, Section, legend
 
 
 def evaluations(groups: Sequence[RunGroup]) -> list[Section]:
-    """The headline of each evaluation against env steps and time; nothing where no run has any."""
-    able = [group for group in groups if any(run.evaluations for run in group.runs)]
-    if not able:
+    """The headline figure of each evaluation against env steps and time; empty if no run was evaluated."""
+    with_points = [group for group in groups if any(run.evaluations for run in group.runs)]
+    if not with_points:
         return []
     single = only_run(groups)
-    evaluated = [run for group in able for run in group.runs if run.evaluations]
+    evaluated = [run for group in with_points for run in group.runs if run.evaluations]
     curve = evaluated[0].run["headline"]
-    of_games = any(run.evaluations and run.evaluations.low is not None for run in evaluated)
-    text = "Each point is of the parameters at that moment; the band is the standard error"
-    keys = legend(able)
+    has_games = any(run.evaluations and run.evaluations.low is not None for run in evaluated)
+    text = "Each point evaluates the parameters of that moment; the band is the standard error"
+    keys = legend(with_points)
     if single:
         keys = [LegendKey("mean", "accent"), LegendKey("± standard error", "accent", "block")]
-        if of_games:
+        if has_games:
             keys.append(LegendKey("lowest to highest game", "accent", "thin"))
-    drawn = [svg(_draw(able, axis, curve["label"]), name=f"evaluations by {axis}") for axis in _AXES]
+    drawn = [svg(_draw(with_points, axis, curve["label"]), name=f"evaluations by {axis}") for axis in _AXES]
     return [Section(f"{curve['title']} while it learned", f"{curve['text']} {text}.".strip(), keys, drawn)]
 
 
@@ -53,11 +53,11 @@ def _draw(groups: Sequence[RunGroup], axis: Axis, label: str) -> Draw:
 
 
 def _line(
-    axes: Axes, found: Evaluations, axis: Axis, divisor: float, colour: str, *, with_games: bool
+    axes: Axes, points: Evaluations, axis: Axis, divisor: float, colour: str, *, with_games: bool
 ) -> None:
-    x = (found.time_seconds if axis == "time_seconds" else found.env_steps) / divisor
-    error = np.nan_to_num(found.error)
-    axes.fill_between(x, found.mean - error, found.mean + error, color=colour, alpha=0.2, linewidth=0)
-    if with_games and found.low is not None and found.high is not None:
-        axes.vlines(x, found.low, found.high, color=colour, linewidth=0.8, alpha=0.35)
-    axes.plot(x, found.mean, color=colour, linewidth=1.7, marker="o", markersize=3.5)
+    x = (points.time_seconds if axis == "time_seconds" else points.env_steps) / divisor
+    error = np.nan_to_num(points.error)
+    axes.fill_between(x, points.mean - error, points.mean + error, color=colour, alpha=0.2, linewidth=0)
+    if with_games and points.low is not None and points.high is not None:
+        axes.vlines(x, points.low, points.high, color=colour, linewidth=0.8, alpha=0.35)
+    axes.plot(x, points.mean, color=colour, linewidth=1.7, marker="o", markersize=3.5)

@@ -23,15 +23,15 @@ from murmurate.record.runs import Axis
 
 Array = NDArray[np.float64]
 MAX_POINTS = 600
-RUN_COLOURS = 6
+RUN_COLOURS = 6  # run0 to run5
 # once all colours are used, further lines are dashed
 DASHES: tuple[Any, ...] = ("solid", (0, (5, 2)), (0, (1.3, 1.5)), (0, (6, 1.6, 1.3, 1.6)))
 
 
-# Colours by use; run0 to run5 are cycled over the groups of a comparison. They are those of the page's light
-# theme. Both sets of run colours (these and the page's dark ones) were searched for the largest smallest
-# distance (CIELAB) of any two with protanopia, deuteranopia, tritanopia (Machado et al. 2009) and normal
-# sight, at a contrast of at least 2.9 with the page: it is at least 32, and 50 with normal sight.
+# Colours by use, in the page's light theme (``report_template.html.j2`` has the dark one); run0 to run5 are
+# cycled over the groups of a comparison. In each theme a search maximised the smallest distance (CIELAB)
+# between two run colours for protanopia, deuteranopia, tritanopia (Machado et al. 2009) and normal sight, at
+# a contrast of at least 2.9 with the page. That distance is at least 32, and 50 for normal sight.
 COLOURS = {
     "ink": "#1c2326",
     "muted": "#4d585d",
@@ -60,9 +60,9 @@ Draw = Callable[[Axes], None]
 
 
 def svg(draw: Draw, width: float = 5.2, height: float = 2.9, name: str = "") -> str:
-    """``draw`` on new axes of ``width`` x ``height`` inches, as an ``<svg>`` element.
+    """What ``draw`` draws on axes of ``width`` x ``height`` inches, as an ``<svg>`` element.
 
-    name: makes the ids of the page's figures different, and is read out by screen readers.
+    name: makes the ids of this figure unlike those of others on the page; screen readers read it out.
     """
     with matplotlib.rc_context(
         {
@@ -81,8 +81,9 @@ def svg(draw: Draw, width: float = 5.2, height: float = 2.9, name: str = "") -> 
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.S)
     text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", text).replace("xlink:href", "href")
-    for _ in ("width", "height"):
+    for _ in ("width", "height"):  # the page sets the size
         text = re.sub(r'(<svg[^>]*?) (?:width|height)="[^"]*"', r"\1", text)
+    # only the ids of clip paths and markers are referred to
     text = re.sub(r'id="((?:figure|axes|patch|line2d|xtick|ytick|text|matplotlib\.axis)\w*)"', "", text)
     for colour_name, colour in COLOURS.items():
         text = text.replace(colour, f"var(--{colour_name})")
@@ -114,7 +115,7 @@ def percent_axis(axis: Any) -> None:
 
 
 def short(value: float) -> str:
-    """A tick's number: 0, 0.02, 250, 1.5k, 2M."""
+    """A number at a tick of an axis: 0, 0.02, 250, 1.5k, 2M."""
     for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size * (10 if suffix == "k" else 1):
             return f"{value / size:.4g}{suffix}"
@@ -122,7 +123,7 @@ def short(value: float) -> str:
 
 
 def number(value: float | int | None) -> str:
-    """A number of a table: 1,234,567, 18.40, 0.00213, or a dash for None."""
+    """A number in a table: 1,234,567, 18.40, 0.00213, or a dash for None."""
     if value is None or not math.isfinite(value):
         return "–"
     size = abs(value)
@@ -132,7 +133,7 @@ def number(value: float | int | None) -> str:
 
 
 def byte_size(value: float) -> str:
-    """512 B, 20 kB, 3 MB."""
+    """A number of bytes as text: 512 B, 20 kB, 3 MB."""
     for unit, suffix in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if abs(value) >= unit:
             return f"{value / unit:.3g} {suffix}"
@@ -140,7 +141,7 @@ def byte_size(value: float) -> str:
 
 
 def time_unit(longest_seconds: float) -> tuple[float, str]:
-    """(its seconds, name) of the unit that suits an axis up to ``longest_seconds``."""
+    """(seconds, name) of the unit of time that suits an axis up to ``longest_seconds``."""
     if longest_seconds < 180:
         return 1.0, "seconds"
     return (60.0, "minutes") if longest_seconds < 3 * 3600 else (3600.0, "hours")
@@ -155,7 +156,7 @@ def thin(x: Array, y: Array) -> tuple[Array, Array]:
 
 
 def axis_label(axis: Axis, unit: str, *, virtual: bool = False, counted: str = "env steps") -> str:
-    """counted: the run's unit of ``env_steps``."""
+    """The label of ``axis``. unit: unit of time. counted: the run's unit of ``env_steps``."""
     if axis == "time_seconds":
         return f"{'virtual' if virtual else 'wall'} time ({unit})"
     return f"{counted} of all replicas" if axis == "total_env_steps" else "bytes exchanged by all members"

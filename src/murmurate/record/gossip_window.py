@@ -1,9 +1,9 @@
 """Windows in which a member of a gossip strategy records every update and every vector that it averaged with.
 
-From them the report computes how far apart Proposition 1 of GALA (Assran et al. 2019) lets the replicas be
-(``window_bound``), and compares that with the distance of the very vectors that a member compared: its own
-and its peers' newest published ones. Windows begin in all members at the same number of
-env steps of all. Outside of them an update costs one test.
+From these records the report computes a bound of the distance between replicas, by Proposition 1 of GALA
+(Assran et al. 2019; ``window_bound``). It compares the bound with the distance that a member measured once in
+each window, between its own vector and the newest ones that its peers had published. Windows begin in all
+members at the same total of env steps. Outside of windows an update costs one test.
 """
 
 from __future__ import annotations
@@ -18,49 +18,54 @@ from murmurate.replica.vector import Exchange, Replica
 from murmurate.replicator.replicator import BoundReplica
 
 FIRST, GROWTH = 2_000, 1.5  # env steps of all replicas at which windows begin: 2,000, 3,000, 4,500, ...
-# Own updates up to the comparison, enough to forget what was before: each averaging leaves about half of it,
-# on a ring of four 0.7. A window has three times as many, so that slower members have made theirs.
+# Own updates before a member's comparison. Of the differences from before the window, each averaging leaves
+# about half (0.7 on a ring of four), so hardly any are left then. A window lasts three times as many updates,
+# so that slower members have made theirs.
 UPDATES = 24
-_DIGITS = 9  # of an update's norm
+_DIGITS = 9  # decimal places of an update's norm
 
 
 class GossipWindow:
-    """Records windows of one member. total: env steps of all replicas, which is the clock of the windows:
-    nearly the same in all members at a time, and on a simulated fabric the same in every repetition.
+    """Records windows of one member.
 
-    The loop calls ``end_iteration()`` at the end of each iteration; ``fields()`` are for the next record. The
-    comparison is made once, within the window, while the others record theirs.
+    total: returns the env steps of all replicas, by which windows begin. At any time it is nearly the same in
+    all members, and on a simulated fabric the same in every repetition.
+
+    The loop calls ``end_iteration()`` at the end of each iteration; ``fields()`` are for the next record. A
+    window has one comparison, made while the other members still record the same window.
     """
 
     def __init__(self, total: Callable[[], float], bound: BoundReplica, updates: int = UPDATES) -> None:
         self._total, self._bound, self._updates = total, bound, updates
-        self._due: float | None = None  # until the first iteration: a resumed run's total is known then
+        self._due: float | None = None  # set in the first iteration, when a resumed run's total is known
         self._open = False
         self._steps: list[list[Any]] = []
-        self._cut: dict[str, Any] | None = None
+        self._comparison: dict[str, Any] | None = None
         self._ready: dict[str, Any] | None = None
-        bound.replica.exchange = self._around(bound.replica.exchange)
+        bound.replica.exchange = self._recorded(bound.replica.exchange)
 
     def end_iteration(self) -> None:
-        """A window may begin or end here, or be compared."""
+        """Begin a window, make its comparison or end it, where one of these is due."""
         if self._due is None:
-            self._due = _after(self._total())
+            self._due = _next_window(self._total())
         elif not self._open:
             self._open = self._ready is None and self._total() >= self._due
-        elif self._cut is None:
+        elif self._comparison is None:
             if len(self._steps) >= self._updates:
-                self._cut = self._compare()
-        elif len(self._steps) >= 3 * self._cut["steps"]:
-            self._ready = {"window": round(self._due), "steps": self._steps, "cut": self._cut}
-            self._steps, self._cut, self._open = [], None, False
-            self._due = _after(self._total())
+                self._comparison = self._compare()
+        elif len(self._steps) >= 3 * self._comparison["steps"]:
+            self._ready = {"window": round(self._due), "steps": self._steps, "cut": self._comparison}
+            self._steps, self._comparison, self._open = [], None, False
+            self._due = _next_window(self._total())
 
     def fields(self) -> dict[str, Any]:
-        """``gossip_window`` if a window has ended."""
+        """The field ``gossip_window``, if a window has ended."""
         ready, self._ready = self._ready, None
         return {} if ready is None else {"gossip_window": ready}
 
-    def _around(self, step: Callable[[Replica], Exchange]) -> Callable[[Replica], Exchange]:
+    def _recorded(self, step: Callable[[Replica], Exchange]) -> Callable[[Replica], Exchange]:
+        """``step``, which also records what it does while a window is open."""
+
         def recorded(replica: Replica) -> Exchange:
             if not self._open:
                 return step(replica)
@@ -79,7 +84,7 @@ class GossipWindow:
         return recorded
 
     def _compare(self) -> dict[str, Any]:
-        """The distance ||X - mean||_F of this member's vector and the newest published ones of the others."""
+        """The distance ||X - mean||_F of this member's vector and its peers' newest published ones."""
         channel, versions = self._bound.channel, {}
         rows: list[Tensor] = [self._bound.replica.values()]
         for peer in channel.living():
@@ -92,8 +97,8 @@ class GossipWindow:
         return {"steps": len(self._steps), "versions": versions, "distance": sum(squares) ** 0.5}
 
 
-def _after(total: float) -> float:
-    """The beginning of the first window after so many env steps."""
+def _next_window(total: float) -> float:
+    """The env steps at which the first window after ``total`` begins."""
     due = float(FIRST)
     while due <= total:
         due *= GROWTH
@@ -121,7 +126,7 @@ class _Listener:
 
 
 def gossip_window(total: Callable[[], float], bound_replicas: list[BoundReplica]) -> GossipWindow | None:
-    """The recorder of a learner of one replica whose strategy averages what it peeks; None for others."""
+    """The recorder, for a learner of one replica whose strategy averages vectors that it peeks; else None."""
     if len(bound_replicas) != 1:
         return None
     (bound,) = bound_replicas

@@ -1,4 +1,4 @@
-"""Groups of runs that differ only in their seed, and figures of single runs for comparing them."""
+"""Groups of runs that differ only in their seed, and numbers of single runs by which they are compared."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from murmurate.record.runs import Axis, RecordedRun
 
 Array = NDArray[np.float64]
-POINTS = 300
-# what may differ between runs of one group
+POINTS = 300  # of a curve
+# settings that may differ between the runs of one group
 _FREE = frozenset(
     {
         "seed",
@@ -37,7 +37,7 @@ _FREE = frozenset(
 
 @dataclass(frozen=True)
 class GroupCurve:
-    """At [G] points of an axis: the mean of a group's runs, and its lowest and highest run."""
+    """At [G] points of an axis: the mean, the lowest and the highest value of a group's runs."""
 
     x: Array
     mean: Array
@@ -49,7 +49,8 @@ class GroupCurve:
 class RunGroup:
     """Runs that differ only in their seed.
 
-    index: selects colour and dashes, the same in all figures. alone: this is the only run of its page.
+    index: selects the colour and dashes of the group in all figures. alone: whether the page is about a
+    single run, this one.
     """
 
     label: str
@@ -58,17 +59,17 @@ class RunGroup:
     alone: bool = False
 
     def curve(self, key: str, axis: Axis) -> GroupCurve | None:
-        """``key`` along ``axis`` where all runs have it (the runs' means over replicas); None if none has."""
+        """``key`` (mean over a run's replicas) along ``axis``, where all runs have it; None if none has."""
         means = [mean for run in self.runs if (mean := run.mean(key, axis)) is not None]
         if not means:
             return None
         # from where every replica has a value: a later first value would make the mean jump
         start = max(s.x(axis)[0] for run in self.runs for s in run.series(key).values())
         end = min(x[-1] for x, _ in means)
-        if end <= start:
+        if end <= start:  # the runs have no part of the axis in common
             (x, y), *_ = means
             return GroupCurve(x, y, y, y)
-        first = max(start, end / 1e4)
+        first = max(start, end / 1e4)  # a logarithmic axis cannot begin at 0
         grid = np.geomspace(first, end, POINTS) if axis == "total_bytes" else np.linspace(start, end, POINTS)
         rows = np.stack([np.interp(grid, x, y) for x, y in means])
         return GroupCurve(grid, rows.mean(0), rows.min(0), rows.max(0))
@@ -81,32 +82,32 @@ class RunGroup:
             counts += staleness_counts(run)
         return counts
 
-    def each(self, of: Callable[[RecordedRun], float | None]) -> list[float]:
-        """``of(run)`` of each run, without those that are None or not finite."""
-        return [value for run in self.runs if (value := of(run)) is not None and math.isfinite(value)]
+    def each(self, fact: Callable[[RecordedRun], float | None]) -> list[float]:
+        """``fact(run)`` of each run, without those that are None or not finite."""
+        return [value for run in self.runs if (value := fact(run)) is not None and math.isfinite(value)]
 
-    def mean(self, of: Callable[[RecordedRun], float | None]) -> float | None:
-        known = self.each(of)
+    def mean(self, fact: Callable[[RecordedRun], float | None]) -> float | None:
+        known = self.each(fact)
         return statistics.fmean(known) if known else None
 
 
 def only_run(groups: Sequence[RunGroup]) -> RecordedRun | None:
-    """The run of a page about a single one, else None."""
+    """The run if the page is about a single one, else None."""
     return groups[0].runs[0] if groups and groups[0].alone else None
 
 
 def grouped(runs: Sequence[RecordedRun]) -> list[RunGroup]:
-    """The groups, in the order of their first runs.
+    """``runs`` in groups, in the order of the groups' first runs.
 
-    A label is the strategy's name and those settings that differ between the groups.
+    A group's label is its strategy's name and those settings that differ between the groups.
     """
     by_settings: dict[str, list[RecordedRun]] = {}
     for run in runs:
         by_settings.setdefault(json.dumps(_settings(run), sort_keys=True), []).append(run)
     settings = [json.loads(key) for key in by_settings]
-    labels = [_label(mine, settings) for mine in settings]
+    labels = [_label(own, settings) for own in settings]
     for number, members in enumerate(by_settings.values()):
-        if labels.count(labels[number]) > 1:  # one of them lacks a setting that the others have
+        if labels.count(labels[number]) > 1:  # they differ by a setting that one of them lacks
             labels[number] += f" ({members[0].folder.name})"
     return [
         RunGroup(label, index, tuple(members))
@@ -115,7 +116,7 @@ def grouped(runs: Sequence[RecordedRun]) -> list[RunGroup]:
 
 
 def _settings(run: RecordedRun) -> dict[str, Any]:
-    """What all runs of a group have in common, flat: "recipe", "strategy.name", "strategy.period", ..."""
+    """The settings that all runs of a group share, flat: "recipe", "strategy.name", "strategy.period", ..."""
     flat: dict[str, Any] = {"recipe": run.recipe, "replicas": run.replicas}
     for key, value in {**run.run, "strategy": run.strategy}.items():
         parts = value.items() if isinstance(value, dict) else [("", value)]
@@ -124,14 +125,15 @@ def _settings(run: RecordedRun) -> dict[str, Any]:
     return {k: v for k, v in flat.items() if k not in _FREE and k.split(".")[0] not in _FREE}
 
 
-def _label(mine: dict[str, Any], all_settings: Sequence[dict[str, Any]]) -> str:
-    name = str(mine.get("strategy.name", "unknown strategy"))
+def _label(own: dict[str, Any], all_settings: Sequence[dict[str, Any]]) -> str:
+    """The label of a group with settings ``own``, among groups with ``all_settings``."""
+    name = str(own.get("strategy.name", "unknown strategy"))
     words = [name]
-    for key, value in sorted(mine.items(), key=lambda item: (item[0] != "recipe", item[0] != "replicas")):
+    for key, value in sorted(own.items(), key=lambda item: (item[0] != "recipe", item[0] != "replicas")):
         # settings are compared within a strategy or recipe: different ones have different settings anyway
         same = "strategy.name" if key.startswith("strategy.") else "recipe"
-        rivals = [o for o in all_settings if key == "recipe" or o.get(same) == mine.get(same)]
-        if key == "strategy.name" or all(other.get(key, value) == value for other in rivals):
+        compared = [s for s in all_settings if key == "recipe" or s.get(same) == own.get(same)]
+        if key == "strategy.name" or all(other.get(key, value) == value for other in compared):
             continue
         if key == "recipe":
             words.insert(0, str(value))
@@ -195,13 +197,13 @@ def bytes_exchanged(run: RecordedRun) -> float | None:
 
 
 def exchanges(run: RecordedRun) -> bool:
-    """Whether members exchanged bytes after their first records (before, all agree on the start)."""
+    """Whether members exchanged bytes after their first records (before, all agree on the parameters)."""
     counts = run.series("bytes_exchanged").values()
     return any(bool(series.value[-1] > series.value[0]) for series in counts)
 
 
 def bytes_per_update(run: RecordedRun) -> float | None:
-    """Bytes of all members over updates of all replicas."""
+    """Bytes of all members divided by updates of all replicas."""
     total = sum(int(history[-1].get("updates", 0)) for history in run.histories.values())
     exchanged = bytes_exchanged(run)
     return exchanged / total if exchanged is not None and total else None
@@ -211,10 +213,10 @@ def bytes_per_update(run: RecordedRun) -> float | None:
 
 
 def reference_return(groups: Sequence[RunGroup]) -> tuple[float, str] | None:
-    """The return to which times are compared, and where it is from; None if no episode has ended.
+    """The return until which runs are timed, and a phrase that says why; None if no episode has ended.
 
-    It is the runs' own ``stop_at_return``, if there is one; else what half of the strategies reached, rounded
-    down to two digits.
+    It is the largest ``stop_at_return`` of the runs, if any has one; else what half of the strategies
+    reached, rounded down to two digits.
     """
     ends = [run.run.get("stop_at_return") for group in groups for run in group.runs]
     known = [float(value) for value in ends if value is not None]

@@ -1,7 +1,7 @@
 """Which values the fields of ``metrics.jsonl``, ``run.json`` and ``summary.json`` may have.
 
-What reads them computes with these, so a value of another kind, which somebody else or a bad disk wrote, is
-refused where it is read.
+Code that reads these files computes with the values, so a value of another kind, from another program or a
+bad disk, is refused when it is read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 Kinds = Mapping[str, Callable[[Any], bool]]
 MOST_REPLICAS = 10**6
-_LARGEST = 1e300  # of numbers: their sums are finite, too
+_LARGEST = 1e300  # sums of smaller numbers are finite too
 
 
 def is_sound(record: Any) -> bool:
@@ -25,8 +25,10 @@ def is_sound(record: Any) -> bool:
 
 
 def first_unsound(fields: Mapping[str, Any], kinds: Kinds) -> str | None:
-    """The first field whose value is neither None nor of its kind; those without a kind may not be numbers
-    too large to compute with."""
+    """The name of the first field whose value is neither None nor of the field's kind; None if all are sound.
+
+    A field without a kind may have any value but a number too large to compute with.
+    """
     for name, value in fields.items():
         if value is None:
             continue
@@ -58,23 +60,24 @@ def _is_rank(value: Any) -> bool:
     return isinstance(value, int) and 0 <= value < MOST_REPLICAS
 
 
-def _is_list(of: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and all(map(of, value))
+def _is_list_of(is_element: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(is_element, value))
 
 
 def _is_episode(value: Any) -> bool:
-    """[return or None, length]"""
+    """An episode is [return or None, length]."""
     return isinstance(value, list) and len(value) == 2 and all(x is None or is_number(x) for x in value)
 
 
 def _is_span(value: Any) -> bool:
-    """[kind, start, length]"""
+    """A span is [kind, start, length]."""
     if not isinstance(value, list) or len(value) != 3:
         return False
     return _is_text(value[0]) and _is_time(value[1]) and _is_time(value[2])
 
 
 def _is_histogram(value: Any) -> bool:
+    """A histogram is {whole number as text: count}."""
     return isinstance(value, dict) and all(
         name.isascii() and name.isdigit() and len(name) < 19 and _is_count(count)
         for name, count in value.items()
@@ -82,7 +85,7 @@ def _is_histogram(value: Any) -> bool:
 
 
 def _is_gossip_window(value: Any) -> bool:
-    """steps: [norm, version, versions by peer]; cut: what was compared, and its distance."""
+    """steps: [norm of the update, version published, versions read by peer] each; cut: the comparison."""
 
     def by_rank(versions: Any) -> bool:
         return isinstance(versions, dict) and all(
@@ -129,22 +132,22 @@ _RECORD: Kinds = {
     "kind": _is_text,
     "event": _is_text,
     "message": _is_text,
-    "not_finite": _is_list(_is_text),
-    "episode_returns": _is_list(_is_episode),
-    "spans": _is_list(_is_span),
+    "not_finite": _is_list_of(_is_text),
+    "episode_returns": _is_list_of(_is_episode),
+    "spans": _is_list_of(_is_span),
     "staleness_counts": _is_histogram,
     "gossip_window": _is_gossip_window,
-    "returns": _is_list(lambda value: value is None or is_number(value)),
-    "gradient_cosine": _is_list(lambda value: value is None or is_number(value)),
+    "returns": _is_list_of(lambda value: value is None or is_number(value)),
+    "gradient_cosine": _is_list_of(lambda value: value is None or is_number(value)),
 }
 RUN: Kinds = {
     "recipe": _is_text,
     "strategy": lambda value: isinstance(value, (dict, str)),
     "replicas": lambda value: _is_rank(value) and value > 0,
     "unit": _is_text,
-    "curves": _is_list(_is_curve),
+    "curves": _is_list_of(_is_curve),
     "headline": _is_curve,
-    "command": lambda value: _is_text(value) or _is_list(_is_text)(value),
+    "command": lambda value: _is_text(value) or _is_list_of(_is_text)(value),
     "stop_at_return": is_number,
 }
 SUMMARY: Kinds = {
@@ -163,7 +166,7 @@ SUMMARY: Kinds = {
         is_number,
     ),
     "episodes": is_number,
-    "dead_replicas": _is_list(_is_rank),
+    "dead_replicas": _is_list_of(_is_rank),
     "events": lambda value: isinstance(value, list),
     "exit": _is_text,
     "strategy": lambda value: isinstance(value, (dict, str)),

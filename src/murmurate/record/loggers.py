@@ -1,4 +1,4 @@
-"""Loggers of other makers, as callbacks: Weights & Biases and MLflow. TensorBoard is always written."""
+"""Loggers of other projects, as callbacks: Weights & Biases and MLflow. (TensorBoard is always written.)"""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from murmurate.errors import MissingExtra, Refusal
 from murmurate.record.callbacks import Callback, Result
 
 _PROJECT = "murmurate"
-_MOST_METRICS = 1000  # of one request to MLflow
-_LONGEST_PARAMETER = 500  # characters that every MLflow server takes
+_MOST_METRICS = 1000  # that MLflow takes in one request
+_LONGEST_PARAMETER = 500  # characters of a value that every MLflow server takes
 
 
 def check_loggers(names: Sequence[str]) -> None:
@@ -27,7 +27,7 @@ def check_loggers(names: Sequence[str]) -> None:
 def open_loggers(names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> list[Callback]:
     """The loggers called ``names``. config: config of the run, as ``run.json`` has it.
 
-    Raises Refusal for one that cannot start.
+    Raises Refusal for a logger that cannot start.
     """
     made: list[Callback] = []
     for name in dict.fromkeys(names):
@@ -47,7 +47,7 @@ def open_loggers(names: Sequence[str], folder: Path, config: Mapping[str, Any]) 
 
 def _by_replica(record: Mapping[str, Any]) -> list[tuple[str, float]]:
     """(name, value) of all numbers of a record: ``replica-<i>/<group>/<field>``."""
-    from murmurate.record.tensorboard import scalars  # slow to import, and commands without a run need it not
+    from murmurate.record.tensorboard import scalars  # slow to import, and not needed without a run
 
     replica = record.get("replica")
     prefix = "run" if replica is None else f"replica-{replica}"
@@ -71,10 +71,10 @@ def _numbers(summary: Mapping[str, Any]) -> dict[str, float]:
 
 
 class WeightsAndBiases(Callback):
-    """A run of Weights & Biases, in project ``$WANDB_PROJECT`` (murmurate) and the group of the run folder.
+    """A run of Weights & Biases, in project ``$WANDB_PROJECT`` (default: murmurate), grouped by run folder.
 
-    A resumed run is another one of the same group. What it keeps on disk is in the run folder; its own
-    variables (``WANDB_MODE=offline``) apply.
+    After a resume, the run goes on as another one of the same group. Files of Weights & Biases are in the run
+    folder; its environment variables (``WANDB_MODE=offline``, say) apply.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
@@ -86,7 +86,7 @@ class WeightsAndBiases(Callback):
             name=folder.name,
             dir=str(folder),
             config=dict(config),
-            settings=wandb.Settings(console="off", silent=True),  # the terminal is the run's
+            settings=wandb.Settings(console="off", silent=True),  # the terminal shows our run's progress
         )
         self._run.define_metric("*", step_metric="env_steps")
 
@@ -104,8 +104,9 @@ class WeightsAndBiases(Callback):
 
 
 class MLflow(Callback):
-    """A run of MLflow, in experiment ``$MLFLOW_EXPERIMENT_NAME`` (murmurate), where its own
-    ``MLFLOW_TRACKING_URI`` says. A resumed run is another one with the same tag ``folder``."""
+    """A run of MLflow, in experiment ``$MLFLOW_EXPERIMENT_NAME`` (default: murmurate), stored where
+    ``$MLFLOW_TRACKING_URI`` says. After a resume, the run goes on as another one with the same tag
+    ``folder``."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         from mlflow.entities import Param, RunTag

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# over which the rate of an ETA is taken: short enough to notice a death, long enough not to flicker
+# time over which the rate for an ETA is measured: short enough to notice a death, long enough not to flicker
 RATE_WINDOW_SECONDS = 60.0
-HISTORY_POINTS = 4096
+HISTORY_POINTS = 4096  # most points of ``Progress.returns``
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Progress:
         self._returns_seen, self._returns_stride = 0, 1
         self.seconds = 0.0
         self._episodes: deque[float] = deque(maxlen=100)
-        self._totals: deque[tuple[float, int]] = deque([(0.0, 0)])
+        self._totals: deque[tuple[float, int]] = deque([(0.0, 0)])  # (seconds, env steps)
 
     def feed(self, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Add records; return the new events and evaluations among them. A death reported by several members
@@ -76,11 +76,12 @@ class Progress:
         return fresh
 
     def _event(self, record: Mapping[str, Any]) -> bool:
+        """Apply an event to its replica; return whether it is new."""
         name, member = record.get("event"), record.get("member", record.get("replica"))
         if name in ("silent", "woke", "died") and isinstance(member, int) and member < len(self.replicas):
             self.replicas[member].silent = name == "silent"
-        ends = ("died", "finished", "restarted", "joined")
-        if name in ends and isinstance(member, int) and member < len(self.replicas):
+        lifecycle = ("died", "finished", "restarted", "joined")
+        if name in lifecycle and isinstance(member, int) and member < len(self.replicas):
             replica = self.replicas[member]
             message = str(record.get("message")) if name == "died" else ""
             if message and message == replica.death:
@@ -120,7 +121,7 @@ class Progress:
 
     @property
     def updates(self) -> int:
-        """The largest over replicas."""
+        """The largest number over the replicas."""
         return max((int(replica.latest.get("updates", 0)) for replica in self.replicas), default=0)
 
     @property
@@ -129,7 +130,7 @@ class Progress:
 
     @property
     def env_steps_per_second(self) -> float | None:
-        """Over the last minute, all replicas together; None before there is anything to measure."""
+        """Rate of all replicas together over the last minute; None before there is anything to measure."""
         if len(self._totals) < 2:
             return None
         (start, before), (end, after) = self._totals[0], self._totals[-1]
@@ -139,14 +140,14 @@ class Progress:
     def return_mean(self) -> float | None:
         """Mean of the last 100 episodes of all replicas together, as for ``stop_at_return``.
 
-        While no episode is known, the mean over the living replicas of each one's mean.
+        While no episode is known: the mean of the living replicas' own means.
         """
         if self._episodes:
             return statistics.fmean(self._episodes)
         return self._over_living("return_mean", statistics.fmean)
 
     def number(self, key: str) -> float | None:
-        """A total: of the properties above, else the greatest or the mean over the living replicas."""
+        """A total: the property above of that name, else the greatest or the mean of the living replicas."""
         if key in ("env_steps", "updates", "env_steps_per_second", "return_mean"):
             total: float | None = getattr(self, key)
             return total
@@ -157,7 +158,7 @@ class Progress:
         return self._over_living(metric, min if lower_is_better else max)
 
     def eta_seconds(self, target_env_steps: int | None, target_seconds: float | None = None) -> float | None:
-        """Seconds to the nearer of the two ends, at the rate of the last minute; None if unknown."""
+        """Seconds to the first of the two ends, at the rate of the last minute; None if unknown."""
         ends: list[float] = []
         rate = self.env_steps_per_second
         if target_env_steps is not None and rate:
@@ -167,7 +168,7 @@ class Progress:
         return min(ends, default=None)
 
     def fraction(self, target_env_steps: int | None, target_seconds: float | None = None) -> float | None:
-        """Share of the run that is done, by the nearer end; None if there is no end."""
+        """Share of the run that is done, by the end that comes first; None if there is no end."""
         parts: list[float] = []
         if target_env_steps:
             parts.append(self.env_steps / target_env_steps)

@@ -18,8 +18,8 @@ Record = dict[str, Any]
 def parse_line(line: bytes) -> Record | None:
     """The record in one line, or None if the line is damaged.
 
-    If another process's line was appended to the incomplete line of a killed process, the complete one is
-    returned.
+    If another process's line was appended to the incomplete line of a killed process, that complete line is
+    read.
     """
     start = line.rfind(LINE_START)
     if start < 0:
@@ -81,10 +81,10 @@ def truncate_after(
 ) -> int:
     """Remove the records later than a checkpoint; return how many.
 
-    ``env_steps`` (one number, or by replica), ``updates`` (by replica) and ``time_seconds`` are those of the
-    checkpoint. A record is kept if it is later than none of them; for a replica without an entry, and for the
-    launcher's events, time alone decides. Damaged lines are removed, too, uncounted. The file is replaced
-    atomically. A missing file counts as empty. Raises ValueError if there is no limit.
+    ``env_steps`` (one number, or by replica), ``updates`` (by replica) and ``time_seconds`` are the
+    checkpoint's. A record is kept if it exceeds none of them; for a replica without an entry, and for the
+    launcher's events, time alone decides. Damaged lines are removed too, but not counted. The file is
+    replaced atomically. A missing file counts as empty. Raises ValueError if there is no limit.
     """
     if env_steps is None and time_seconds is None:
         raise ValueError("truncate_after needs env_steps, time_seconds or both")
@@ -98,7 +98,7 @@ def truncate_after(
         record = parse_line(line)
         if record is None:
             continue
-        if _later(record, env_steps, updates or {}, time_seconds):
+        if _is_later(record, env_steps, updates or {}, time_seconds):
             dropped += 1
         else:
             kept.append(line[line.rfind(LINE_START) :] + b"\n")
@@ -107,7 +107,7 @@ def truncate_after(
     return dropped
 
 
-def _later(
+def _is_later(
     record: Record,
     env_steps: int | Mapping[int, int] | None,
     updates: Mapping[int, int],

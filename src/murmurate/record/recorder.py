@@ -1,4 +1,4 @@
-"""The canonical record of a run: one JSON object a line, written by several processes to one file.
+"""The canonical record of a run: one JSON object in each line, written by several processes to one file.
 
 Every line is a single ``write`` on a descriptor opened for appending, so that lines of different processes do
 not mix. Console, TensorBoard and report are made from these lines. ``docs/metrics.md`` documents each field.
@@ -35,7 +35,7 @@ class Recorder:
     that clock); ``offset_seconds`` is the ``time_seconds`` of the checkpoint from which a run is resumed.
     ``base`` is copied into every line. ``replica`` is None for the launcher, which writes only events.
 
-    Raises ``RunFailed`` when the file cannot be opened, or later be written to.
+    Raises ``RunFailed`` when the file cannot be opened, or a record cannot be written.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Recorder:
 
 
 def encode_line(first: Mapping[str, Any], rest: Mapping[str, Any]) -> bytes:
-    """One record as a line of JSON, ``first`` before ``rest``. Raises TypeError for other types."""
+    """One record as a line of JSON, ``first`` before ``rest``. Raises TypeError for other than JSON types."""
     not_finite: list[str] = []
     line: dict[str, Any] = dict(first)
     for key, value in rest.items():

@@ -1,7 +1,7 @@
 """One self-contained HTML page about a run, or about several in comparison.
 
-Nothing on the page is fetched: figures are inline SVG, pictures are base64, and the numbers shown are also
-there as JSON in ``<script id="data">``, for programs.
+The page loads no other file: figures are inline SVG, pictures are base64. For programs, the numbers shown are
+also there as JSON in ``<script id="data">``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def report(directories: Sequence[Path | str], out: Path | str, more: Sequence[tu
     runs = [open_run(directory) for directory in directories]
     try:
         page = _render(runs, more)
-    except UNSOUND as error:  # the values are of the right kinds, and make no sense together
+    except UNSOUND as error:  # the values are of the right kinds, but make no sense together
         folders = " and ".join(str(run.folder) for run in runs)
         raise Refusal(
             f"What {folders} recorded cannot be drawn ({type(error).__name__}: {error}). Leave out the run "
@@ -56,7 +56,7 @@ def report(directories: Sequence[Path | str], out: Path | str, more: Sequence[tu
 
 
 def write_html(page: str, out: Path) -> Path:
-    """Write a page, so that a reader sees the old one or the new one. Raises Refusal where it cannot."""
+    """Write a page atomically: a reader sees the old one or the new one. Raises Refusal if that fails."""
     temporary = out.with_name(out.name + ".new")
     try:
         temporary.write_text(page, encoding="utf-8")
@@ -74,7 +74,7 @@ def _render(runs: Sequence[RecordedRun], more: Sequence[tuple[str, str]]) -> str
 
 
 def render(shown: dict[str, Any], data: dict[str, Any], sources: Sequence[Path]) -> str:
-    """The page of a template's variables, with ``data`` as JSON for programs."""
+    """The page, from the template's variables ``shown``, with ``data`` as JSON for programs."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -94,6 +94,7 @@ def render(shown: dict[str, Any], data: dict[str, Any], sources: Sequence[Path])
 
 
 def _one(run: RecordedRun, more: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """The template's variables for a page about one run."""
     state, bad = _state(run)
     group = RunGroup(run.label, 0, (run,), alone=True)
     parts = [
@@ -136,6 +137,7 @@ def _machine(run: RecordedRun) -> str:
 
 
 def _several(runs: Sequence[RecordedRun]) -> dict[str, Any]:
+    """The template's variables for a comparison of runs."""
     shown = grouped(runs)
     strategies = f"{len(shown)} strategies" if len(shown) > 1 else shown[0].label
     unfinished = [f"{run.folder.name}: {_state(run)[0]}" for run in runs if run.fact("exit") != "finished"]
@@ -162,6 +164,7 @@ def _several(runs: Sequence[RecordedRun]) -> dict[str, Any]:
 
 
 def _headline(run: RecordedRun) -> list[dict[str, str]]:
+    """The facts at the top of the page about one run."""
     facts: list[dict[str, str]] = []
 
     def fact(name: str, value: str, small: str = "") -> None:
@@ -196,6 +199,7 @@ def _headline(run: RecordedRun) -> list[dict[str, str]]:
 
 
 def _data(run: RecordedRun) -> dict[str, Any]:
+    """The page's numbers about a run, for programs."""
     cosines = run_sections.mean_cosines(run)
     facts = {key: run.fact(key) for key in _FACTS}
     return {

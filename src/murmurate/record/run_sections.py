@@ -24,14 +24,14 @@ from murmurate.record.window_bound import window_bounds
 from murmurate.topology import topology
 
 STRIP_FRAMES = 8
-DRAWN_COSINES = 32
-_ROUNDING = 1e-6
-_MOST_BYTES = 256 * 2**20  # of pictures in an archive
-MOST_COSINES = 2048  # replicas: the square of it is held in memory
+DRAWN_COSINES = 32  # most replicas whose cosines are drawn
+_ROUNDING = 1e-6  # relative error of a recorded distance
+_MOST_BYTES = 256 * 2**20  # of a picture, or of the arrays of an archive
+MOST_COSINES = 2048  # most replicas whose matrix of cosines is computed
 
 
 def disagreement(group: RunGroup) -> Section:
-    """Distance from consensus against the indicator, and the relative disagreement."""
+    """The distance from consensus beside its indicator, and the relative disagreement."""
     title, (run,) = "Disagreement", group.runs
     if run.replicas < 2:
         return Section(title, "One replica has no peers to disagree with.")
@@ -48,17 +48,17 @@ def disagreement(group: RunGroup) -> Section:
         note = (
             "Indicator: the closed form of GALA's Proposition 1, b ← β (b + ‖αG‖), with the mixing factor "
             f"β = {indicator.beta:.3f} ({indicator.topology}, {run.replicas} replicas) and the recorded "
-            "updates. It would be a bound if all replicas mixed at once; these mix when they have news, "
+            "updates. It would be a bound if all replicas mixed at once; these mix when something arrives, "
             "so it is not. "
         )
         if indicator.beta < 1e-9:
             note += (
-                "β is 0: mixing at once would make them equal, so here the indicator is no more than the "
-                "updates of one round. "
+                "β is 0: mixing at once would make all replicas equal, so here the indicator is no more than "
+                "the updates of one round. "
             )
         note += (
             "The recorded distance compares a replica with what the others published at their last "
-            "measurement, up to probe_every_updates updates ago, and so is the larger the rarer they measure."
+            "measurement, up to probe_every_updates updates ago: the rarer these are, the larger it is."
         )
     else:
         note = f"No indicator: {indicator[0].lower()}{indicator[1:]}"
@@ -77,18 +77,19 @@ def proposition(run: RecordedRun) -> Section | None:
     title, found = "The epsilon-ball, from recorded versions", window_bounds(run)
     if not found:
         return Section(title, "No window was recorded completely by all replicas that it concerns.")
-    inside = sum(one.distance <= one.bound * (1 + _ROUNDING) for one in found)
-    ratio = float(np.median([one.distance / one.bound for one in found if one.bound > 0] or [0.0]))
-    carried = float(np.median([one.carried / one.bound for one in found if one.bound > 0] or [0.0]))
+    inside = sum(window.distance <= window.bound * (1 + _ROUNDING) for window in found)
+    bounded = [window for window in found if window.bound > 0]
+    ratio = float(np.median([window.distance / window.bound for window in bounded] or [0.0]))
+    carried = float(np.median([window.carried / window.bound for window in bounded] or [0.0]))
     text = (
         "In short windows every replica recorded each update's length and which published vectors it "
         "averaged. From these the products of mixing matrices in Proposition 1 (Assran et al. 2019) are "
         "computed, and bound how far apart the vectors that a replica compared in the window can be."
     )
     note = (
-        f"{inside} of {len(found)} recorded distances are within the bound; in the median they are "
-        f"{ratio:.0%} of it. Of the bound {carried:.1%} (median) is what may be left from before the "
-        "window, with the run's largest distance for it."
+        f"{inside} of {len(found)} recorded distances are within the bound; in the median, a distance is "
+        f"{ratio:.0%} of its bound. In the median, {carried:.1%} of a bound is for differences from before "
+        "the window, which are taken to be as large as the run's largest distance."
     )
     keys = [
         LegendKey("recorded distance", "accent", "bar"),
@@ -101,7 +102,7 @@ def proposition(run: RecordedRun) -> Section | None:
 def mean_cosines(run: RecordedRun) -> NDArray[np.float64] | None:
     """[n, n] mean over the run of the cosine between gradients of two replicas; nan where never recorded.
 
-    Row i is what replica i recorded. None if there are none between two replicas, or too many replicas.
+    Row i is what replica i recorded. None if no replica recorded any, or there are too many replicas.
     """
     size = run.replicas
     if size > MOST_COSINES or not any(isinstance(r.get("gradient_cosine"), list) for r in run.records):
@@ -192,7 +193,7 @@ def episode(run: RecordedRun) -> Section:
 
 
 def film_strip(archive: Path) -> bytes | None:
-    """Frames of an npz ([T, H, W] or [T, H, W, 3] uint8, its largest array), evenly chosen, as one PNG.
+    """Evenly chosen frames of the largest video ([T, H, W] or [T, H, W, 3] uint8) in an npz, as one PNG.
 
     None if the archive holds no such array, or is damaged or very large.
     """

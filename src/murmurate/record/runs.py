@@ -42,8 +42,8 @@ class Series:
 class Evaluations:
     """The headline figure of a run's evaluations while it learned: [K] arrays, ascending in time.
 
-    error: its standard error, NaN where unknown. low, high: the lowest and highest game; None where there are
-    no games. time_seconds: times of the snapshots.
+    error: standard error of ``mean``, NaN where unknown. low, high: the lowest and highest game; None where
+    there are no games. time_seconds: when the evaluated parameters were saved.
     """
 
     time_seconds: Array
@@ -58,9 +58,8 @@ class Evaluations:
 class RecordedRun:
     """``run`` is run.json, ``summary`` is summary.json (empty while the run goes on or if it was killed).
 
-    centre: the centre's own records, where the strategy has one. evaluated: those of evaluations while it
-    learned. members: those of single replicas, where a
-    record of ``records`` stands for many.
+    centre: records of the strategy's centre, if it has one. evaluated: records of evaluations during
+    training. members: records of single replicas, where a record of ``records`` stands for many.
     """
 
     folder: Path
@@ -107,12 +106,12 @@ class RecordedRun:
 
     @property
     def curves(self) -> list[dict[str, str]]:
-        """The curves of its evaluation: "metric", "title", "label" and "text" of each."""
+        """The curves of the run's evaluation: "metric", "title", "label" and "text" of each."""
         return list(self.run.get("curves") or ())
 
     @cached_property
     def evaluations(self) -> Evaluations | None:
-        """None if the run was not evaluated while it learned."""
+        """Evaluations while the run learned; None if there were none."""
         curve = self.run.get("headline")
         known = [r for r in self.evaluated if curve and isinstance(r.get(curve["metric"]), (int, float))]
         if not curve or not known:
@@ -131,7 +130,7 @@ class RecordedRun:
             column("snapshot_seconds", "time_seconds"),
             column("env_steps"),
             column(curve["metric"]),
-            np.array([math.nan if one is None else float(one) for one in spread]),
+            np.array([math.nan if error is None else float(error) for error in spread]),
             low,
             high,
         )
@@ -143,7 +142,7 @@ class RecordedRun:
 
     @property
     def command(self) -> tuple[str, bool]:
-        """The command that repeats the run, and whether it was recorded (else it is put together here)."""
+        """The command that repeats the run, and whether it was recorded (if not, it is put together here)."""
         stored = self.run.get("command")
         if stored:
             return (stored if isinstance(stored, str) else shlex.join(map(str, stored))), True
@@ -166,8 +165,8 @@ class RecordedRun:
     def deaths(self) -> dict[int, float]:
         """``time_seconds`` of the first report of each dead replica's death.
 
-        A resume restarts all. A replica that is dead by the summary without such an event died after its last
-        record.
+        A resume restarts all replicas. A replica that the summary lists as dead, without such a report, is
+        taken to have died at its last record.
         """
         deaths: dict[int, float] = {}
         for event in self.events:
@@ -185,6 +184,7 @@ class RecordedRun:
         return deaths
 
     def last_heard(self, replica: int) -> float:
+        """``time_seconds`` of the replica's last record; 0 if it has none."""
         history = self.histories.get(replica)
         return float(history[-1]["time_seconds"]) if history else 0.0
 
@@ -193,7 +193,7 @@ class RecordedRun:
 
     @property
     def has_windows(self) -> bool:
-        """Whether its strategy recorded windows of gossip."""
+        """Whether the run recorded windows (``gossip_window``)."""
         return any("gossip_window" in record for record in self.records)
 
     def series(self, key: str) -> dict[int, Series]:
@@ -231,8 +231,8 @@ class RecordedRun:
     def mean(self, key: str, axis: Axis) -> tuple[Array, Array] | None:
         """(x [G], mean of ``key`` over the replicas [G]); None if no replica recorded it.
 
-        Between records a replica counts by linear interpolation, after its last with that one's value,
-        but a dead one not at all; before its first it does not count.
+        Between its records a replica counts with the interpolated value; after its last record with the last
+        value, or not at all if it died; before its first record not at all.
         """
         series = self.series(key)
         if not series:
@@ -251,7 +251,7 @@ class RecordedRun:
         return np.interp(grid, x, series.value, left=np.nan, right=np.nan if dead else None)
 
     def fact(self, key: str) -> Any:
-        """A value of the summary, or while there is none, computed from the records; None if unknown."""
+        """A value of the summary, or, where that has none, of the records; None if unknown."""
         if self.summary.get(key) is not None:
             return self.summary[key]
         last = max(self.last_heard(replica) for replica in self.histories)
@@ -283,7 +283,7 @@ _STALENESS = ("staleness", "staleness_max")
 
 
 def path(history: Sequence[Record], key: str) -> tuple[Array, Array]:
-    """(times, values) of a cumulative count over one member's records, from 0 at time 0 on."""
+    """(times, values) of a cumulative count over one member's records, beginning with 0 at time 0."""
     known = [r for r in history if isinstance(r.get(key), (int, float))]
     times = np.array([0.0, *(float(r["time_seconds"]) for r in known)])
     return times, np.array([0.0, *(float(r[key]) for r in known)])
@@ -295,7 +295,7 @@ def summed(paths: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
     Faster than interpolating each path at all times.
     """
     corners = np.concatenate([times for times, _ in paths])
-    bends, jumps = [], []
+    bends, jumps = [], []  # by how much slope and value change at each corner
     for times, values in paths:
         passed, gained = np.diff(times), np.diff(values)
         slopes = np.divide(gained, passed, out=np.zeros_like(gained), where=passed > 0)
@@ -309,7 +309,7 @@ def summed(paths: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
 
 
 def open_run(folder: Path | str) -> RecordedRun:
-    """Read a run folder. Raises ``Refusal`` where there is none, or nothing in it yet."""
+    """Read a run folder. Raises ``Refusal`` if it is none, or holds no records yet."""
     folder = Path(folder)
     if not folder.is_dir():
         raise Refusal(f"There is no folder {folder}; give the folder that murmurate train wrote (its --out).")
@@ -343,6 +343,7 @@ def open_run(folder: Path | str) -> RecordedRun:
 
 
 def _object(path: Path, kinds: Kinds) -> dict[str, Any]:
+    """The JSON object in ``path``. Raises Refusal for one that is damaged, or has fields of other kinds."""
     try:
         content = read_object(path)
         if (wrong := first_unsound(content, kinds)) is not None:

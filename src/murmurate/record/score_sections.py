@@ -30,7 +30,7 @@ class Figure:
 
 
 def main_figure(groups: Sequence[RunGroup]) -> Figure:
-    """That which the evaluation of the first run is about."""
+    """The main figure of the first run's evaluation."""
     run = groups[0].runs[0]
     if run.plays or not run.curves:
         return Figure("eval_return_mean", "evaluation return (greedy)")
@@ -39,7 +39,7 @@ def main_figure(groups: Sequence[RunGroup]) -> Figure:
 
 
 def score_sections(groups: Sequence[RunGroup]) -> list[Section]:
-    """Empty where no group has several runs."""
+    """The sections about scores; empty where no group has several runs."""
     if all(len(group.runs) < 2 for group in groups):
         return []
     figure, title = main_figure(groups), "Scores over runs"
@@ -82,7 +82,7 @@ def _scores(title: str, figure: Figure, found: Sequence[tuple[RunGroup, Scores]]
 
 
 def _improvements(figure: Figure, several: Sequence[tuple[RunGroup, Sequence[float]]]) -> list[Section]:
-    """P(a run of one group is better than one of another) for each pair."""
+    """The probability that a run of one group is better than one of another, for each pair of groups."""
     pairs = list(combinations(several, 2))
     if not pairs:
         return []
@@ -93,7 +93,8 @@ def _improvements(figure: Figure, several: Sequence[tuple[RunGroup, Sequence[flo
         rows.append((f"{first.label}\nover {second.label}", chance, interval))
     text = (
         "The probability that a run of the first has a better score than a run of the second, equal scores "
-        "counting half, with its 95% bootstrap interval. One that contains 50% does not tell them apart."
+        "counting half, with its 95% bootstrap interval. An interval that contains 50% does not tell the two "
+        "apart."
     )
     left_out = len(pairs) - len(rows)
     note = f"{left_out} more pairs are left out: compare fewer groups." if left_out else ""
@@ -106,7 +107,7 @@ def _interval(found: Interval | None) -> str:
 
 
 def _dots(figure: Figure, found: Sequence[tuple[RunGroup, Scores]]) -> Draw:
-    """A row a group: its interquartile mean, the interval as a line, the mean as a small ring."""
+    """A row for each group: its interquartile mean, the interval as a line, the mean as a small ring."""
 
     def draw(axes: Axes) -> None:
         for row, (group, scores) in enumerate(found):
@@ -122,6 +123,8 @@ def _dots(figure: Figure, found: Sequence[tuple[RunGroup, Scores]]) -> Draw:
 
 
 def _chances(rows: Sequence[tuple[str, float, Interval | None]]) -> Draw:
+    """A row for each pair of groups: the probability, with its interval as a line."""
+
     def draw(axes: Axes) -> None:
         axes.axvline(0.5, color=COLOURS["muted"], linewidth=0.8, linestyle=(0, (3, 3)))
         for row, (_, chance, interval) in enumerate(rows):
@@ -142,5 +145,5 @@ def _rows(axes: Axes, names: Sequence[str]) -> None:
     axes.grid(visible=False)
     axes.set_ylim(len(names) - 0.4, -0.6)
     lines = [[textwrap.shorten(line, 56, placeholder=" …") for line in name.split("\n")] for name in names]
-    axes.set_yticks(np.arange(len(names)), ["\n".join(of) for of in lines])
+    axes.set_yticks(np.arange(len(names)), ["\n".join(row) for row in lines])
     axes.tick_params(axis="y", labelcolor=COLOURS["ink"])

@@ -21,8 +21,11 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Scores:
-    """Of one score a run: their number, mean, its standard error (None for one run), the mean of the middle
-    half, and the 95% bootstrap intervals of both means (None for one run)."""
+    """Statistics of the scores of several runs, one score each.
+
+    runs: number of runs. stderr: standard error of the mean. iqm: mean of the middle half of the scores.
+    mean_interval, iqm_interval: 95% bootstrap intervals of both means; None for one run, like ``stderr``.
+    """
 
     runs: int
     mean: float
@@ -33,7 +36,7 @@ class Scores:
 
 
 def summarized(scores: Sequence[float]) -> Scores:
-    """Raises ValueError for no scores, MissingExtra without SciPy."""
+    """The statistics of ``scores``. Raises ValueError for no scores, MissingExtra without SciPy."""
     if not scores:
         raise ValueError("there are no scores")
     stats, values = _scipy_stats(), np.asarray(scores, np.float64)
@@ -51,8 +54,8 @@ def summarized(scores: Sequence[float]) -> Scores:
 def interquartile_mean(scores: Sequence[Sequence[float]], *, seed: int = 0) -> dict[str, Any]:
     """The mean of the middle half of all scores, and its 95% interval by a stratified bootstrap.
 
-    scores: scores of each task, one a seed; seeds are drawn anew within each task. ``interval`` is None where
-    a task has one seed only. Raises MissingExtra without SciPy.
+    scores: for each task, a score for each seed; the bootstrap draws seeds anew within each task. In the
+    result, ``interval`` is None where a task has only one seed. Raises MissingExtra without SciPy.
     """
     stats, tasks = _scipy_stats(), [np.asarray(task, np.float64) for task in scores]
 
@@ -67,7 +70,7 @@ def probability_of_improvement(
     ours: Sequence[float], theirs: Sequence[float], *, seed: int = 0
 ) -> tuple[float, Interval | None]:
     """P(X > Y) + P(X = Y) / 2 for X of ``ours`` and Y of ``theirs``, and its 95% bootstrap interval (None
-    where one of them has one score). Raises MissingExtra without SciPy."""
+    where either has only one score). Raises MissingExtra without SciPy."""
     x, y = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
 
     def chance(a: NDArray[np.float64], b: NDArray[np.float64], axis: int = -1) -> Any:

@@ -1,6 +1,6 @@
 """The sections of a report: each a title, figures or a table, and a sentence where data is missing.
 
-Those of single runs and of comparisons are the same where possible; they take groups of runs.
+Pages about single runs and comparisons share them where possible; they take groups of runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from murmurate.record.timelines import same_length, shares, timeline
 
 SHOWN_EVENTS = 200
 _RETURNS = "Training return, sampled"
-_ROUTINE = frozenset({"checkpoint", "finished", "started"})
+_ROUTINE = frozenset({"checkpoint", "finished", "started"})  # events that a comparison leaves out
 _LINES = ("", "dashed", "dotted", "dashdot")  # CSS classes for ``DASHES``
 _TIME_AXES: tuple[tuple[Axis, str], ...] = (("total_env_steps", "env steps"), ("time_seconds", "time"))
 
@@ -61,6 +61,7 @@ SPAN_KEYS = [
 
 
 def group_key(group: RunGroup) -> LegendKey:
+    """The legend's entry of a group."""
     kind = _LINES[group.index // RUN_COLOURS % len(DASHES)]
     return LegendKey(group.label, f"run{group.index % RUN_COLOURS}", kind)
 
@@ -98,17 +99,19 @@ def returns(groups: Sequence[RunGroup]) -> Section:
     if only_run(groups):
         return Section(_RETURNS, f"{text} and against time.", legend(groups), drawn)
     silent = [group.label for group in groups if not any(map(exchanges, group.runs))]
-    if able := [group for group in groups if group.label not in silent]:
-        draw = drawings.curves(able, "return_mean", "total_bytes", label)
+    if exchanging := [group for group in groups if group.label not in silent]:
+        draw = drawings.curves(exchanging, "return_mean", "total_bytes", label)
         drawn.append(svg(draw, *size, name="return by bytes"))
     notes = []
     if any(len(group.runs) > 1 for group in groups):
         notes.append(
-            "Lines are means over the runs of a strategy where all of them have records, bands go from the "
+            "Lines are means over the runs of a strategy, where all of these have records; bands go from the "
             "lowest run to the highest."
         )
-    if silent and able:
-        notes.append(f"Not against bytes: {', '.join(silent)}, which exchanged no message while learning.")
+    if silent and exchanging:
+        notes.append(
+            f"Not drawn against bytes: {', '.join(silent)}, which exchanged no message while learning."
+        )
     text += ", against time, and against the bytes exchanged."
     return Section(_RETURNS, text, legend(groups), drawn, layout="three", note=" ".join(notes))
 
@@ -118,32 +121,34 @@ def evaluation_curves(groups: Sequence[RunGroup]) -> list[Section]:
     sections = []
     for curve in groups[0].runs[0].curves:
         metric, title = curve["metric"], curve["title"]
-        able = _with_metric(groups, metric)
-        if not able:
+        with_data = _with_metric(groups, metric)
+        if not with_data:
             sections.append(Section(title, f"No {title.lower()} was recorded during the run."))
             continue
         drawn = [
-            svg(drawings.curves(able, metric, axis, curve["label"]), name=f"{metric} by {axis}")
+            svg(drawings.curves(with_data, metric, axis, curve["label"]), name=f"{metric} by {axis}")
             for axis, _ in _TIME_AXES
         ]
-        sections.append(Section(title, curve["text"], legend(able), drawn))
+        sections.append(Section(title, curve["text"], legend(with_data), drawn))
     return sections
 
 
 def speed(groups: Sequence[RunGroup]) -> Section:
-    """Speed over the run; of one run also the waiting, of several the shares of their time."""
-    run, able = only_run(groups), _with_metric(groups, "env_steps_per_second")
+    """Speed over the run; for a single run also its waiting, for several how their time was spent."""
+    run, with_data = only_run(groups), _with_metric(groups, "env_steps_per_second")
     first = groups[0].runs[0]
     drawn = []
-    if able:
+    if with_data:
         seconds = "virtual second" if first.virtual else "second"
         scope = "all replicas" if first.has("joined_replicas") else "each replica"
         label = f"{first.unit} per {seconds}, {scope}"
-        draw = drawings.curves(able, "env_steps_per_second", "time_seconds", label, from_zero=run is not None)
+        draw = drawings.curves(
+            with_data, "env_steps_per_second", "time_seconds", label, from_zero=run is not None
+        )
         drawn.append(svg(draw, *((5.2, 2.9) if run else (6.8, 3.4)), name="speed"))
     text = "One env step is one decision of the agent." if first.plays else ""
     if run is not None:
-        if not able:
+        if not with_data:
             return Section("Speed", "The run recorded no env_steps_per_second.")
         if run.has("waiting_seconds") and run.replicas > 1:
             label = "time spent waiting for others (seconds, cumulative)"
@@ -151,9 +156,9 @@ def speed(groups: Sequence[RunGroup]) -> Section:
             drawn.append(svg(draw, name="waiting"))
         return Section("Speed", text, legend(groups), drawn)
     rows = [
-        (group.label, of)
+        (group.label, spent)
         for group in groups
-        if (of := shares(group.runs, group.mean(waiting_share))) is not None
+        if (spent := shares(group.runs, group.mean(waiting_share))) is not None
     ]
     note = "The runs recorded no spans, so it is unknown how their time was spent."
     if rows:
@@ -164,7 +169,7 @@ def speed(groups: Sequence[RunGroup]) -> Section:
             "and for agreeing on when to stop, which synchronous strategies do in every round. The other "
             "kinds are from bursts of spans; the rest to 100% is recording and saving."
         )
-    keys = legend(able) + (SPAN_KEYS if rows else [])
+    keys = legend(with_data) + (SPAN_KEYS if rows else [])
     return Section("Speed, and how the time was spent", text, keys, drawn, layout="speed", note=note)
 
 
@@ -172,12 +177,12 @@ def staleness(groups: Sequence[RunGroup]) -> Section:
     run = only_run(groups)
     text = "Own updates since a replica last agreed with the peers it listens to"
     if run is None:
-        able = [group for group in groups if group.runs[0].replicas > 1 and group.staleness_counts]
-        if not able:
+        with_data = [group for group in groups if group.runs[0].replicas > 1 and group.staleness_counts]
+        if not with_data:
             return Section("Staleness", "None of these runs has several replicas that recorded staleness.")
-        largest = max(max(group.staleness_counts) for group in able)
+        largest = max(max(group.staleness_counts) for group in with_data)
         drawn = []
-        for group in able:
+        for group in with_data:
             title = textwrap.shorten(group.label, 36, placeholder=" …")
             draw = drawings.histogram(group.staleness_counts, largest, group.index, title)
             drawn.append(svg(draw, 3.2, 2.3, name=f"staleness of {group.label}"))
@@ -223,7 +228,7 @@ def timelines(groups: Sequence[RunGroup]) -> Section:
     ]
     notes = []
     if first_only and any(len(group.runs) > 1 for group in groups):
-        notes.append("Of several runs of a strategy, the first.")
+        notes.append("Where a strategy has several runs, the first is shown.")
     if any(shown.left_out for shown in cut):
         notes.append("Of many members a dozen are shown, evenly chosen.")
     text = (
@@ -235,11 +240,11 @@ def timelines(groups: Sequence[RunGroup]) -> Section:
 
 def disagreement(groups: Sequence[RunGroup]) -> Section:
     """The relative disagreement of several runs, on a logarithmic axis."""
-    able = [g for g in _with_metric(groups, "disagreement") if g.runs[0].replicas > 1]
-    if not able:
+    with_data = [g for g in _with_metric(groups, "disagreement") if g.runs[0].replicas > 1]
+    if not with_data:
         return Section("Disagreement", "None of these runs has several replicas that recorded disagreement.")
-    zero = [g.label for g in able if not any(_has_positive_disagreement(run) for run in g.runs)]
-    drawable = [g for g in able if g.label not in zero]
+    zero = [g.label for g in with_data if not any(_has_positive_disagreement(run) for run in g.runs)]
+    drawable = [g for g in with_data if g.label not in zero]
     text = "Distance of the replicas from their mean, relative to its length: √(mean ‖xᵢ − mean‖²) / ‖mean‖."
     note = f"Exactly 0 throughout, so not on this axis: {', '.join(zero)}." if zero else ""
     if not drawable:

@@ -23,10 +23,10 @@ _SHORTEST_SECONDS = 1e-6
 
 @dataclass(frozen=True)
 class TraceSchedule:
-    """Trace schedule: when spans are recorded. Bursts start at the run's seconds ``first_seconds``,
-    ``first_seconds * growth``, ..., and once these are ``longest_pause_seconds`` apart at that interval.
+    """Trace schedule: when spans are recorded. Bursts start ``first_seconds`` after the run's beginning,
+    ``first_seconds * growth`` after it and so on, but at most ``longest_pause_seconds`` apart.
 
-    A burst lasts ``seconds``, at least ``least_iterations`` of the loop and at most ``most_spans``.
+    A burst lasts ``seconds`` and at least ``least_iterations`` of the loop, but at most ``most_spans``.
     """
 
     first_seconds: float = 1.0
@@ -55,7 +55,7 @@ class StepTimer:
     end of each iteration; ``fields()`` are for the next record.
 
     Spans cover a burst without gaps, except for activities without a kind (recording, saving). The duration
-    of the waiting within a span is known, but not its start: it is placed first, as in a collective.
+    of the waiting within an activity is known, but not when it began: it is placed first, as in a collective.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class StepTimer:
         self._counts: dict[int, int] = {}
         self._spans: list[tuple[Kind, float, float]] = []
         for replica in self._replicas:
-            replica.exchange = self._around(replica.exchange)
+            replica.exchange = self._timed(replica.exchange)
 
     def lap(self, kind: Kind | None) -> None:
         """Assign the time since the last lap to ``kind``; None: to no span."""
@@ -120,7 +120,8 @@ class StepTimer:
             self._spans.clear()
         return fields
 
-    def _around(self, step: Callable[[Replica], Exchange]) -> Callable[[Replica], Exchange]:
+    def _timed(self, step: Callable[[Replica], Exchange]) -> Callable[[Replica], Exchange]:
+        """``step``, with its spans recorded and its staleness counted."""
         counts = self._counts
 
         def timed(replica: Replica) -> Exchange:
@@ -151,6 +152,8 @@ class StepTimer:
             del vars(replica)["update"], vars(replica)["step_plainly"]
 
     def _as_learning(self, method: Callable[[], None]) -> Callable[[], None]:
+        """``method``, whose time is learning within the exchange that calls it."""
+
         def lapped() -> None:
             self.lap("exchange")
             method()
@@ -168,12 +171,12 @@ class StepTimer:
 
     @property
     def waiting_seconds(self) -> float:
-        """For others so far: in the strategy's steps and on the ``others``."""
+        """Time spent waiting for others so far: in the strategy's steps and on the channels ``others``."""
         return sum(channel.traffic.waiting_seconds for channel in self._channels)
 
 
 def rounded(staleness: int) -> int:
-    """Exact below 64; above, only the four leading binary digits are kept (at most 12.5% less).
+    """Exact below 64; above, only its four leading binary digits are kept (at most 12.5% less).
 
     So a record stays short even if a replica hears from no peer for a long time.
     """

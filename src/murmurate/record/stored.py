@@ -1,8 +1,8 @@
-"""The JSON files of a run folder: written with a checksum, and read with suspicion.
+"""The JSON files of a run folder: written with a checksum, and checked when they are read.
 
-A run folder may be damaged, changed by hand, or somebody else's. So a file is read only if it is a file of
-the folder, not very large and not deeply nested, and if its checksum fits. Files written before there were
-checksums (of ``format`` 1, or of none) are read without.
+A run folder may be damaged, changed by hand, or somebody else's. So a file is read only if it is a regular
+file, not very large and not deeply nested, and if its checksum fits. Files from before there were checksums
+(with ``format`` 1, or without ``format``) are read without one.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any
 
 from murmurate.errors import Refusal
 
-# of run.json and state.json; since 2 they have a checksum, since 3 a world may hide a rectangle, since 4 a
-# replica may have parts and a Gymnasium environment a process of its own, since 5 a replay may be hardware,
-# since 6 what docs/decisions/0036 lists
+# The format of run.json and state.json. Since 2 they have a checksum; since 3 a world may hide a rectangle of
+# its images; since 4 a replica may have parts, and a Gymnasium environment a process of its own; since 5 a
+# replay may be in hardware; for 6 see docs/decisions/0036.
 FORMAT = 6
 CHECKSUM = "checksum"
-# what code raises on values of other types or sizes than it was written for
+# exceptions that code raises on values of other types or sizes than it was written for
 UNSOUND = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
 _MOST_BYTES = 256 * 2**20
-_DEEPEST = 100
+_DEEPEST = 100  # levels of nesting
 
 
 def seal(value: dict[str, Any], name: str) -> dict[str, Any]:
-    """``value`` as JSON gives it back, with the checksum that it has in a file called ``name``."""
+    """``value`` as it is after a round trip through JSON, with its checksum for a file called ``name``."""
     plain: dict[str, Any] = json.loads(json.dumps(value))
     plain.pop(CHECKSUM, None)
     return {**plain, CHECKSUM: _checksum(plain, name)}
@@ -55,15 +55,15 @@ class Changed(ValueError):
 
 
 def parse(text: bytes | str) -> Any:
-    """JSON from a run folder. Raises ValueError, also for what is nested too deeply or is no text."""
+    """JSON from a run folder. Raises ValueError for other content, and for JSON that is nested too deeply."""
     text = text.decode() if isinstance(text, bytes) else text
     try:
         value = json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if "\\ud" in text or "\\uD" in text:  # else there is no half of a pair, which nothing can print
+    if "\\ud" in text or "\\uD" in text:  # there may be half of a surrogate pair, which cannot be printed
         json.dumps(value, ensure_ascii=False).encode()
-    layer = [value]
+    layer = [value]  # the values at one depth
     for _ in range(_DEEPEST):
         layer = [
             inner
@@ -79,7 +79,7 @@ def parse(text: bytes | str) -> Any:
 def refuse_foreign(folder: Path) -> None:
     """Raise Refusal for a run folder with a link out of it, or anything but files and folders.
 
-    Reading these may never end, and what a run writes through a link changes something else.
+    Reading a pipe or a device may never end, and writing through a link changes a file outside the folder.
     """
     root = os.path.realpath(folder)
     for place, folders, files in os.walk(root):
@@ -87,7 +87,7 @@ def refuse_foreign(folder: Path) -> None:
             path = os.path.join(place, name)
             try:
                 mode = os.lstat(path).st_mode
-            except FileNotFoundError:  # of a run that is going on
+            except FileNotFoundError:  # a run that goes on removed it
                 continue
             if stat.S_ISLNK(mode):
                 if not os.path.realpath(path).startswith(root + os.sep):

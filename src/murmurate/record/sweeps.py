@@ -29,7 +29,7 @@ def run_folders(folders: Sequence[Path]) -> list[Path]:
 
 
 def seed_folders(folder: Path) -> dict[int, Path]:
-    """The folder of each seed's run, made or not. Raises Refusal if ``sweep.json`` is damaged."""
+    """The folder of each seed's run, which need not exist. Raises Refusal if ``sweep.json`` is damaged."""
     try:
         seeds = [int(seed) for seed in read_object(folder / FILE)["seeds"]]
     except (OSError, *UNSOUND) as error:

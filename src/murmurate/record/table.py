@@ -17,7 +17,7 @@ _FIRST = ("time_seconds", "replica", "env_steps", "updates", "kind", "event", "m
 
 
 def columns(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The fields of all records: those that most have, then the others in the order in which they appear."""
+    """The fields of all records: first the common ones, then the others in the order of appearance."""
     found = dict.fromkeys(name for record in records for name in record)
     return [name for name in _FIRST if name in found] + [name for name in found if name not in _FIRST]
 
@@ -31,7 +31,7 @@ def write_csv(folder: Path, path: Path) -> int:
     """
     records = _records(folder)
     names = columns(records)
-    fresh = _beside(path)
+    fresh = _temporary_for(path)
     with fresh.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(names)
@@ -50,7 +50,7 @@ def write_parquet(folder: Path, path: Path) -> int:
 
     records = _records(folder)
     table = {name: _column([record.get(name) for record in records]) for name in columns(records)}
-    fresh = _beside(path)
+    fresh = _temporary_for(path)
     pyarrow.parquet.write_table(pyarrow.table(table), fresh)
     os.replace(fresh, path)
     return len(records)
@@ -66,8 +66,8 @@ def _records(folder: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _beside(path: Path) -> Path:
-    """A file in the folder of ``path``. Raises Refusal where there is no such folder."""
+def _temporary_for(path: Path) -> Path:
+    """The temporary file, beside ``path``, that will replace it. Raises Refusal if its folder is missing."""
     if not path.parent.is_dir():
         raise Refusal(f"{path} cannot be written: there is no folder {path.parent}. Make it first.")
     return path.with_name(path.name + ".new")
@@ -80,7 +80,7 @@ def _cell(value: Any) -> Any:
 
 
 def _column(values: Sequence[Any]) -> list[Any]:
-    """Of one type: integers, numbers, or text."""
+    """``values`` as one type: integers, booleans, numbers or text."""
     kinds = {type(value) for value in values if value is not None}
     if kinds <= {int} or kinds <= {bool} or kinds <= {str}:
         return list(values)

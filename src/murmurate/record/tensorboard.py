@@ -35,7 +35,7 @@ _NOT_SCALARS = frozenset({"time_seconds", "env_steps", "replica", "kind", "event
 
 
 class TensorBoard:
-    """Writes ``<folder>/replica-<i>/events.out.tfevents.*`` and ``<folder>/launcher/...`` for its events.
+    """Writes ``<folder>/replica-<i>/events.out.tfevents.*`` and ``<folder>/launcher/...`` for the launcher.
 
     Event files of an earlier start of the same run are removed: ``metrics.jsonl`` is canonical and its
     ``Tail`` begins with the whole history, so no point after the checkpoint survives a resume.

@@ -11,8 +11,8 @@ from murmurate.record.runs import RecordedRun
 from murmurate.record.step_timer import KINDS
 
 SHOWN_MEMBERS = 12
-_MOST_TURNS = 40
-_SIMILAR = 4.0
+_MOST_ITERATIONS = 40  # of a member's loop, that a timeline shows
+_SIMILAR = 4.0  # ratio of lengths up to which timelines are cut to the same length
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def bursts(run: RecordedRun) -> dict[str, list[Burst]]:
     for record in run.members:
         sources.setdefault(int(record["member"]), []).append(record)
     histories = {**{f"replica {i}": sources[i] for i in sorted(sources)}, "centre": run.centre}
-    of = {
+    recorded = {
         name: [
             [TimelineSpan(str(kind), float(start), float(length)) for kind, start, length in record["spans"]]
             for record in history
@@ -61,43 +61,47 @@ def bursts(run: RecordedRun) -> dict[str, list[Burst]]:
         ]
         for name, history in histories.items()
     }
-    return {name: mine for name, mine in of.items() if mine}
+    return {name: found for name, found in recorded.items() if found}
 
 
 def timeline(run: RecordedRun) -> Timeline | None:
-    """The burst nearest to the middle of the run that most members share; None if no member recorded any.
+    """The burst that most members share, of these the nearest to the middle of the run; None without bursts.
 
     Of many members a dozen are shown, evenly chosen, the centre among them.
     """
-    of = bursts(run)
-    if not of:
+    of_member = bursts(run)
+    if not of_member:
         return None
-    names = [list(of)[i] for i in shown_members(len(of))]
+    names = [list(of_member)[i] for i in shown_members(len(of_member))]
     begun = min(history[0]["time_seconds"] for history in run.histories.values())
     middle = (begun + max(run.last_heard(replica) for replica in run.histories)) / 2
 
     def rank(burst: Burst) -> tuple[int, float]:
         start, end = burst[0].start, burst[-1].end
-        sharing = sum(any(_overlap(other, start, end) for other in of[name]) for name in names)
+        sharing = sum(any(_overlap(other, start, end) for other in of_member[name]) for name in names)
         return -sharing, abs((start + end) / 2 - middle)
 
-    best = min((burst for name in names for burst in of[name]), key=rank)
+    best = min((burst for name in names for burst in of_member[name]), key=rank)
     start, end = best[0].start, best[-1].end
     spans = {
-        name: [span for burst in of[name] if _overlap(burst, start, end) for span in burst] for name in names
+        name: [span for burst in of_member[name] if _overlap(burst, start, end) for span in burst]
+        for name in names
     }
-    members = max(len(of), run.replicas)
+    members = max(len(of_member), run.replicas)
     whole = Timeline(start, end, spans, members - len(names) if members > SHOWN_MEMBERS else 0)
-    recorded = [mine for mine in spans.values() if mine]
-    common_start, common_end = max(mine[0].start for mine in recorded), min(mine[-1].end for mine in recorded)
-    if common_end > common_start:  # else they took turns
+    recorded = [found for found in spans.values() if found]
+    common_start, common_end = (
+        max(found[0].start for found in recorded),
+        min(found[-1].end for found in recorded),
+    )
+    if common_end > common_start:  # else the members recorded one after another
         start, end = common_start, common_end
-    turns = [span.start for span in best if span.kind == "collect" and start <= span.start < end]
-    return whole.cut(start, turns[_MOST_TURNS] if len(turns) > _MOST_TURNS else end)
+    iterations = [span.start for span in best if span.kind == "collect" and start <= span.start < end]
+    return whole.cut(start, iterations[_MOST_ITERATIONS] if len(iterations) > _MOST_ITERATIONS else end)
 
 
 def shown_members(members: int) -> list[int]:
-    """All of few; of many a dozen, evenly chosen, the first and the last among them."""
+    """Indices of the members to show: all, or a dozen, evenly chosen, the first and the last among them."""
     if members <= SHOWN_MEMBERS:
         return list(range(members))
     return [int(i) for i in np.linspace(0, members - 1, SHOWN_MEMBERS).round()]
@@ -105,10 +109,10 @@ def shown_members(members: int) -> list[int]:
 
 def same_length(timelines: Sequence[Timeline]) -> list[Timeline]:
     """Timelines of similar lengths cut to the shortest, so that they have the same scale on the page."""
-    lengths = [one.length for one in timelines]
+    lengths = [each.length for each in timelines]
     if not lengths or max(lengths) > _SIMILAR * min(lengths):
         return list(timelines)
-    return [one.cut(one.start_seconds, one.start_seconds + min(lengths)) for one in timelines]
+    return [each.cut(each.start_seconds, each.start_seconds + min(lengths)) for each in timelines]
 
 
 def _overlap(burst: Burst, start: float, end: float) -> bool:
@@ -123,13 +127,13 @@ def _cut(spans: Burst, start: float, end: float) -> Burst:
 def shares(runs: Sequence[RecordedRun], waiting: float | None = None) -> dict[str, float] | None:
     """Share of the replicas' time by kind of span, and "other" for the rest; None without bursts.
 
-    waiting: its share of the whole run (``groups.waiting_share``). The other kinds share the rest as in the
-    bursts, so that waiting is the same number everywhere.
+    waiting: share of waiting in the whole run (``groups.waiting_share``), which is taken instead of that in
+    the bursts, so that it is the same number everywhere; the other kinds share the rest as in the bursts.
     """
     total: dict[str, float] = dict.fromkeys(KINDS, 0.0)
     passed = 0.0
     for run in runs:
-        for burst in [burst for name, mine in bursts(run).items() if name != "centre" for burst in mine]:
+        for burst in [burst for name, found in bursts(run).items() if name != "centre" for burst in found]:
             passed += burst[-1].end - burst[0].start
             for span in burst:
                 if span.kind in total:

@@ -1,13 +1,14 @@
 """Proposition 1 of GALA over windows of a real run, from the versions that its replicas recorded.
 
-Within a window every vector, a replica's own or a published one, is a combination of the vectors at the
-window's beginning and of the updates s since, with coefficients c that the recorded averagings give:
+Within a window every vector, a replica's own or a published one, is a linear combination of the vectors at
+the window's beginning and of the updates s since, with coefficients c that the recorded averagings give:
 
     ||X - mean||_F <= rho ||Z_0 - mean||_F + sum_s ||(I - J) c_s||_2 ||alpha g_s||,   rho = ||(I - J) C_0||_2
 
-X [n, d] are the vectors that a replica compared: its own and the newest published ones of the others. c_s
-[n] are their coefficients on update s, C_0 [n, n + m] those on Z_0: the replicas' vectors at the window's
-beginning and the m messages of before that were read in it. (Assran et al. 2019, section 3.)
+X [n, d] are the vectors that a replica compared: its own and the newest published ones of the others. J is
+the matrix that averages them. c_s [n] are their coefficients on update s, C_0 [n, n + m] those on Z_0: the
+replicas' vectors at the window's beginning, and the m older messages that were read in the window. (Assran
+et al. 2019, section 3.)
 """
 
 from __future__ import annotations
@@ -22,17 +23,16 @@ from numpy.typing import NDArray
 from murmurate.record.runs import RecordedRun
 
 Array = NDArray[np.float64]
-Source = tuple[
-    str, int, int
-]  # ("start", member, 0), ("message", member, version) or ("update", member, step)
+# What coefficients refer to: ("start", member, 0), ("message", member, version) or ("update", member, step)
+Source = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
 class WindowBound:
     """One comparison in one window, which began at ``total_env_steps``.
 
-    distance: recorded. updates: the sum over s. carried: the first term, with the largest distance of the run
-    for what there was at the window's beginning. rho: its factor.
+    distance: recorded ||X - mean||_F. updates: the sum over s. carried: the term with rho, in which the run's
+    largest distance stands for that at the window's beginning. rho: as above.
     """
 
     total_env_steps: float
@@ -47,7 +47,7 @@ class WindowBound:
 
 
 def window_bounds(run: RecordedRun) -> list[WindowBound]:
-    """Of all complete windows, in their order; empty where a run recorded none."""
+    """The comparisons of all complete windows, in order of time; empty where a run recorded none."""
     windows: dict[float, dict[int, dict[str, Any]]] = {}
     for record in run.records:
         if (window := record.get("gossip_window")) is not None:
@@ -87,20 +87,20 @@ def _terms(rank: int, members: Mapping[int, Mapping[str, Any]]) -> tuple[float, 
 
 
 class _Rows:
-    """The rows of the replicas and of the messages, as coefficients by source, computed as far as needed.
+    """The coefficients (by source: a row) of replicas' vectors and messages, computed as far as needed.
 
     Raises LookupError for a step or a message outside of the recorded windows.
     """
 
     def __init__(self, members: Mapping[int, Mapping[str, Any]]) -> None:
-        self._steps: dict[int, Sequence[Any]] = {rank: of["steps"] for rank, of in members.items()}
+        self._steps: dict[int, Sequence[Any]] = {rank: window["steps"] for rank, window in members.items()}
         self._now: dict[int, dict[Source, float]] = {rank: {("start", rank, 0): 1.0} for rank in members}
-        self._made: dict[int, int] = dict.fromkeys(members, 0)  # whole steps
+        self._done: dict[int, int] = dict.fromkeys(members, 0)  # number of whole steps computed
         self._published: dict[tuple[int, int], dict[Source, float]] = {}
         self._after: dict[tuple[int, int], dict[Source, float]] = {}
 
     def after(self, rank: int, steps: int) -> dict[Source, float]:
-        """The row of ``rank`` after so many of its steps."""
+        """The row of ``rank``'s vector after ``steps`` of its steps."""
         self._advance([(rank, steps)])
         return self._after[rank, steps] if steps else {("start", rank, 0): 1.0}
 
@@ -117,12 +117,12 @@ class _Rows:
         return float(self._steps[rank][step][0]) if kind == "update" else 0.0
 
     def _advance(self, wanted: list[tuple[int, int]]) -> None:
-        """Make the steps in an order in which every message is published before it is read."""
+        """Compute steps up to the ``wanted`` (rank, number of steps), each message before it is read."""
         while wanted:
             rank, steps = wanted[-1]
             if steps > len(self._steps[rank]):
                 raise LookupError("a step after the window")
-            k = self._made[rank]
+            k = self._done[rank]
             if k >= steps:
                 wanted.pop()
                 continue
@@ -133,8 +133,8 @@ class _Rows:
                 wanted.append(missing)
 
     def _step(self, rank: int, k: int) -> tuple[int, int] | None:
-        """Update, publish, average; or, where a message that it read is not there yet, the steps that make
-        it."""
+        """Compute a step: update, publish, average. Returns None, or, where a message that it read is not
+        computed yet, the (rank, number of steps) that publish it."""
         _, version, heard = self._steps[rank][k]
         if version != int(self._steps[rank][0][1]) + k:
             raise LookupError("a publication that was not recorded")
@@ -155,5 +155,5 @@ class _Rows:
             for source, share in row.items():
                 mean[source] = mean.get(source, 0.0) + share / len(rows)
         self._now[rank] = self._after[rank, k + 1] = mean
-        self._made[rank] = k + 1
+        self._done[rank] = k + 1
         return None

@@ -14,8 +14,8 @@ from murmurate.replay._native_tree import check_lengths, mass_outside, nothing_t
 from murmurate.replay._torch_tree import _uniform
 from murmurate.replay.sum_tree import Draw
 
-_SCALE = 4096.0  # of a priority of 1 in fixed point
-_WIDTH, _FAN_OUT = 16, 4
+_SCALE = 4096.0  # a priority of 1 in fixed point
+_WIDTH, _FAN_OUT = 16, 4  # bits of a priority, children of a node
 
 
 class FpgaTree:
@@ -23,7 +23,7 @@ class FpgaTree:
     1 / 4096, so that it can be drawn, and limited to 16; ``saturated`` counts the priorities above 16.
 
     Masses are drawn by the hardware from ``UNIFORM_BITS`` random bits, so ``find`` is computed on the host.
-    The tree has the next power of two of leaves.
+    The number of leaves is ``capacity`` rounded up to a power of two.
     """
 
     backend = "fpga"
@@ -52,16 +52,16 @@ class FpgaTree:
     def set(self, index: Tensor, priority: Tensor) -> None:
         index, priority = index.view(-1).cpu(), priority.view(-1).float().cpu()
         check_lengths(index, priority)
-        right = (index >= 0) & (index < self.capacity) & (priority >= 0) & (priority < math.inf)
-        if not bool(right.all()):
-            raise wrong_priority(index, priority, int((~right).nonzero()[0]), self.capacity)
+        valid = (index >= 0) & (index < self.capacity) & (priority >= 0) & (priority < math.inf)
+        if not bool(valid.all()):
+            raise wrong_priority(index, priority, int((~valid).nonzero()[0]), self.capacity)
         greatest = (1 << _WIDTH) - 1
         fixed = (priority.double() * _SCALE).round().long()
         self.saturated += int((fixed > greatest).sum())
         fixed = torch.where(priority > 0, fixed.clamp(1, greatest), 0)
         self.manager.update(index.tolist(), fixed.tolist())
-        for place, value in zip(index.tolist(), fixed.tolist(), strict=True):  # in order: the last wins
-            self._fixed[place] = value
+        for i, value in zip(index.tolist(), fixed.tolist(), strict=True):  # the last of equal indices wins
+            self._fixed[i] = value
 
     def update(self, index: Tensor, error: Tensor, alpha: float, epsilon: float) -> float:
         priority = (error.abs() + epsilon) ** alpha

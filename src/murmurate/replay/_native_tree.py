@@ -15,7 +15,11 @@ _LINE_BYTES = 64
 
 
 class NativeTree:
-    """See ``SumTree``. Calls release the GIL, so several trees of one process can run in parallel."""
+    """See ``SumTree``. Calls release the GIL, so several trees of one process can run in parallel.
+
+    A kernel returns None for tensors that it cannot read as they are, such as those of another dtype; it is
+    then called again with the addresses of converted tensors.
+    """
 
     backend = "native"
     fan_out = NATIVE_FAN_OUT
@@ -40,7 +44,7 @@ class NativeTree:
         offset = self._kernels.leaves(self._tree) - self._memory.ctypes.data
         leaves = self._memory[offset : offset + 4 * capacity]
         self._priorities = torch.from_numpy(leaves).view(torch.float32)
-        # key and counter of the draws
+        # key and counter of the random numbers
         self._stream = torch.tensor([seed, 0], dtype=torch.int64)
         self._stream_address = self._stream.data_ptr()
 
@@ -125,8 +129,8 @@ class NativeTree:
 
 
 def as_vector(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """[B] of ``dtype``, contiguous and on the CPU. Raises TypeError for integers in place of floating-point
-    numbers, or the reverse."""
+    """``x`` [B] as ``dtype``, contiguous and on the CPU. Raises TypeError for integers in place of
+    floating-point numbers, or the reverse."""
     if x.dtype is dtype and x.is_cpu and x.is_contiguous():
         return x
     if x.is_floating_point() != dtype.is_floating_point:
@@ -139,7 +143,7 @@ def wrong_kind(x: Tensor, dtype: torch.dtype) -> TypeError:
 
 
 def as_pair(index: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """[B] int64 and [B] float32, as the kernels read them."""
+    """Both [B], as int64 and float32, in the layout that the kernels read."""
     index, values = as_vector(index, torch.int64), as_vector(values, torch.float32)
     check_lengths(index, values)
     return index, values

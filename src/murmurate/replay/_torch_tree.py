@@ -13,21 +13,21 @@ from murmurate.replay.sum_tree import Draw
 
 
 class TorchTree:
-    """See ``SumTree``. Leaves are float32, sums float64 where the device has it. A node's children are added
-    in their order on a CPU; on other devices torch may add them in another."""
+    """See ``SumTree``. Leaves are float32, sums float64 if the device supports it. On a CPU a node's children
+    are added in their order; on other devices torch may add them in another order."""
 
     backend = "torch"
 
     def __init__(self, capacity: int, fan_out: int, seed: int, device: torch.device) -> None:
         self.capacity, self.fan_out = capacity, fan_out
         self._device = device
-        wide = torch.float32 if device.type == "mps" else torch.float64
+        sum_dtype = torch.float32 if device.type == "mps" else torch.float64
         sizes = [-(-capacity // fan_out) * fan_out]
         while sizes[-1] > fan_out:
             sizes.append(-(-sizes[-1] // fan_out // fan_out) * fan_out)
         self._leaves = torch.zeros(sizes[0], device=device)
-        # from the leaves' parents up; the last one is one node
-        self._sums = [torch.zeros(size, dtype=wide, device=device) for size in sizes[1:]]
+        # levels from the leaves' parents up; the last one holds the root's children
+        self._sums = [torch.zeros(size, dtype=sum_dtype, device=device) for size in sizes[1:]]
         self._least = [torch.full((size,), math.inf, device=device) for size in sizes[1:]]
         self._stream = torch.tensor([seed, 0], dtype=torch.int64)
 
@@ -46,14 +46,14 @@ class TorchTree:
     def set(self, index: Tensor, priority: Tensor) -> None:
         index, priority = index.to(self._device).view(-1), priority.to(self._device, torch.float32).view(-1)
         check_lengths(index, priority)
-        right = (index >= 0) & (index < self.capacity) & (priority >= 0) & (priority < math.inf)
-        if not bool(right.all()):
-            raise wrong_priority(index, priority, int((~right).nonzero()[0]), self.capacity)
+        valid = (index >= 0) & (index < self.capacity) & (priority >= 0) & (priority < math.inf)
+        if not bool(valid.all()):
+            raise wrong_priority(index, priority, int((~valid).nonzero()[0]), self.capacity)
         # torch does not define the order of writes to equal indices: keep only the last of each
-        places, order = index.sort(stable=True)
-        last = torch.ones_like(places, dtype=torch.bool)
-        torch.ne(places[1:], places[:-1], out=last[:-1])
-        self._leaves[places[last]] = priority[order[last]]
+        ordered, order = index.sort(stable=True)
+        last = torch.ones_like(ordered, dtype=torch.bool)
+        torch.ne(ordered[1:], ordered[:-1], out=last[:-1])
+        self._leaves[ordered[last]] = priority[order[last]]
         self._refresh(index)
 
     def update(self, index: Tensor, error: Tensor, alpha: float, epsilon: float) -> float:
@@ -62,13 +62,13 @@ class TorchTree:
         return float(priority.max()) if len(priority) else 0.0
 
     def _refresh(self, index: Tensor) -> None:
-        """All sums above ``index`` from their children, level by level."""
+        """Recompute all sums above ``index`` from their children, level by level."""
         below = self._leaves
         for level, (sums, lows) in enumerate(zip(self._sums, self._least, strict=True)):
             index = torch.unique(torch.div(index, self.fan_out, rounding_mode="floor"))
-            lines = below.view(-1, self.fan_out)[index]
-            sums[index] = lines.to(sums.dtype).cumsum(1)[:, -1]
-            low = _positive(lines) if level == 0 else self._least[level - 1].view(-1, self.fan_out)[index]
+            children = below.view(-1, self.fan_out)[index]
+            sums[index] = children.to(sums.dtype).cumsum(1)[:, -1]
+            low = _positive(children) if level == 0 else self._least[level - 1].view(-1, self.fan_out)[index]
             lows[index] = low.amin(1)
             below = sums
 
@@ -82,15 +82,16 @@ class TorchTree:
         return node if out is None else out.copy_(node)
 
     def _search(self, rest: Tensor) -> Tensor:
+        """The leaf at each mass ``rest`` [B], which each level reduces to what remains within a child."""
         node = torch.zeros(len(rest), dtype=torch.int64, device=self._device)
         for level in [*reversed(self._sums), self._leaves]:
-            lines = level.view(-1, self.fan_out)[node].double()
-            upto = lines.cumsum(1)
+            children = level.view(-1, self.fan_out)[node].double()
+            cumulated = children.cumsum(1)
             # a mass beyond all children by rounding goes to the last child that is not empty
             numbers = torch.arange(self.fan_out, device=self._device)
-            last = torch.where(lines > 0, numbers, -1).amax(1)
-            child = torch.minimum((upto <= rest[:, None]).sum(1), last)
-            before = upto.gather(1, (child - 1).clamp(min=0)[:, None])[:, 0]
+            last = torch.where(children > 0, numbers, -1).amax(1)
+            child = torch.minimum((cumulated <= rest[:, None]).sum(1), last)
+            before = cumulated.gather(1, (child - 1).clamp(min=0)[:, None])[:, 0]
             rest = torch.where(child > 0, rest - before, rest)
             node = node * self.fan_out + child
         return node
@@ -123,6 +124,7 @@ def _positive(x: Tensor) -> Tensor:
     return torch.where(x > 0, x, math.inf)
 
 
+# constants of SplitMix64
 _INCREMENT, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
@@ -133,12 +135,12 @@ def _signed(x: int) -> int:
 
 
 def _shifted(x: Tensor, by: int) -> Tensor:
-    """A shift that brings in zeros."""
+    """A right shift of 64 bits that fills with zeros; torch's fills with the sign."""
     return (x >> by) & ((1 << (64 - by)) - 1)
 
 
 def _uniform(key: int, first: int, count: int) -> Tensor:
-    """[count] float64 in [0, 1): numbers ``first`` and on of SplitMix64 (Steele et al. 2014)."""
+    """[count] float64 in [0, 1): the outputs of SplitMix64 from number ``first`` on (Steele et al. 2014)."""
     z = torch.arange(count, dtype=torch.int64) + first
     z = z * _signed(_INCREMENT) + _signed(key)
     z = (z ^ _shifted(z, 30)) * _signed(_FIRST)

@@ -1,4 +1,4 @@
-"""Reads windows of frames from a GPU's memory in one Triton kernel; its twin is torch's index_select."""
+"""Reads windows of frames from a GPU's memory in one Triton kernel; equivalent to torch's index_select."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ from torch import Tensor
 
 from murmurate.native import gpu
 
-_BYTES = 4096  # of a program
+_BYTES = 4096  # copied by one program
 
 
 @triton.jit
 def _gather(frames, first, out, frame_bytes, window_bytes, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < window_bytes
+    byte = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    valid = byte < window_bytes
     start = tl.load(first + row) * frame_bytes
-    tl.store(out + row * window_bytes + at, tl.load(frames + start + at, mask=inside), mask=inside)
+    tl.store(out + row * window_bytes + byte, tl.load(frames + start + byte, mask=valid), mask=valid)
 
 
 def gather(frames: Tensor, first: Tensor, out: Tensor) -> None:
-    """out[b] <- the ``out.shape[1]`` frames from frame ``first[b]`` [B] int64 on; frames are
-    uint8, and all is contiguous and on one device. frames: [F, (C,) H, W]. out: [B, window, (C,) H, W]."""
+    """out[b] <- the ``out.shape[1]`` frames from frame ``first[b]`` on.
+
+    frames: [F, (C,) H, W] uint8. first: [B] int64. out: [B, window, (C,) H, W] uint8. All tensors are
+    contiguous and on one device.
+    """
     if not out.numel():
         return
     window = out[0].numel()

@@ -1,8 +1,8 @@
-"""The sum tree in Triton, for CUDA devices. Its twin is ``_torch_tree``: the same sums by the same additions
-in the same order, so that both find the same leaves.
+"""The sum tree in Triton, for CUDA devices. It makes the same additions in the same order as ``_torch_tree``,
+so both find the same leaves.
 
-A thread adds a node's children one after the other instead of scanning them with its neighbours: they are one
-or two cache lines, and the order of a scan would depend on the layout of the block.
+Each thread adds a node's children one after the other; several threads do not share a scan of them. Children
+take one or two cache lines, and the order of a shared scan would depend on the layout of the block.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ from murmurate.replay._native_tree import (
 )
 from murmurate.replay.sum_tree import Draw
 
-_BLOCK = 64  # few, so that a batch of 256 is spread over several multiprocessors
-_INCREMENT = tl.constexpr(0x9E3779B97F4A7C15)  # of SplitMix64
+_BLOCK = 64  # items of a program: few, so that a batch of 256 is spread over several multiprocessors
+# constants of SplitMix64
+_INCREMENT = tl.constexpr(0x9E3779B97F4A7C15)
 _FIRST = tl.constexpr(0xBF58476D1CE4E5B9)
 _SECOND = tl.constexpr(0x94D049BB133111EB)
 
 
 @triton.jit
 def _descend(rest, sums, leaves, starts, LEVELS: tl.constexpr, FAN_OUT: tl.constexpr):
-    """The leaf at each mass ``rest``: level by level to the first child whose end is above what is left."""
+    """The leaf at each mass ``rest``. At each level the search enters the first child at which the cumulated
+    sum exceeds ``rest``; ``rest`` is then reduced to what remains within that child."""
     node = tl.zeros_like(rest).to(tl.int64)
     for level in range(LEVELS):
         child, rest = _child(sums + tl.load(starts + level) + node * FAN_OUT, rest, FAN_OUT)
@@ -44,16 +46,16 @@ def _descend(rest, sums, leaves, starts, LEVELS: tl.constexpr, FAN_OUT: tl.const
 
 @triton.jit
 def _child(line, rest, FAN_OUT: tl.constexpr):
-    """(the number of the child, the mass that is left in it). A mass beyond all children by rounding goes to
-    the last child that is not empty."""
-    upto, before = tl.zeros_like(rest), tl.zeros_like(rest)
+    """(number of the child, mass that remains within it). A mass beyond all children by rounding goes to the
+    last child that is not empty."""
+    cumulated, before = tl.zeros_like(rest), tl.zeros_like(rest)
     child = tl.zeros_like(rest).to(tl.int64)
     for k in tl.static_range(FAN_OUT):
         weight = tl.load(line + k).to(tl.float64)
-        reached = (weight > 0) & (upto <= rest)
+        reached = (weight > 0) & (cumulated <= rest)
         child = tl.where(reached, k, child)
-        before = tl.where(reached, upto, before)
-        upto += weight
+        before = tl.where(reached, cumulated, before)
+        cumulated += weight
     return child, rest - before
 
 
@@ -61,10 +63,10 @@ def _child(line, rest, FAN_OUT: tl.constexpr):
 def _find(
     mass, count, sums, leaves, starts, out, LEVELS: tl.constexpr, FAN_OUT: tl.constexpr, BLOCK: tl.constexpr
 ):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    rest = tl.load(mass + at, mask=inside, other=0.0)
-    tl.store(out + at, _descend(rest, sums, leaves, starts, LEVELS, FAN_OUT), mask=inside)
+    item = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = item < count
+    rest = tl.load(mass + item, mask=inside, other=0.0)
+    tl.store(out + item, _descend(rest, sums, leaves, starts, LEVELS, FAN_OUT), mask=inside)
 
 
 @triton.jit(do_not_specialize=["key", "first"])
@@ -84,46 +86,47 @@ def _sample(
     FAN_OUT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Draw leaves, and compute their weights. SplitMix64 (Steele et al. 2014), from its number ``first`` on,
-    gives each lane a u in [0, 1), and so the mass u x total."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    z = (at + first).to(tl.uint64) * _INCREMENT + key.to(tl.uint64)
+    """Draw leaves, and compute their weights. SplitMix64 (Steele et al. 2014), from its output number
+    ``first`` on, gives each lane a u in [0, 1), and so the mass u x total."""
+    item = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = item < count
+    z = (item + first).to(tl.uint64) * _INCREMENT + key.to(tl.uint64)
     z = (z ^ (z >> 30)) * _FIRST
     z = (z ^ (z >> 27)) * _SECOND
     z = z ^ (z >> 31)
     u = (z >> 11).to(tl.float64) * 1.1102230246251565e-16  # 2 ** -53
     if STRATIFIED:
-        u = (u + at) / count
+        u = (u + item) / count
     # the root's sum comes first; lanes beyond the batch search, too, with mass 0
     index = _descend(tl.where(inside, u, 0.0) * tl.load(sums), sums, leaves, starts, LEVELS, FAN_OUT)
     ratio = tl.maximum(tl.div_rn(tl.load(leaves + index), tl.load(lows)), 1.0)
-    tl.store(indices + at, index, mask=inside)
-    tl.store(weights + at, tl.exp2(-beta * tl.log2(ratio)), mask=inside)
+    tl.store(indices + item, index, mask=inside)
+    tl.store(weights + item, tl.exp2(-beta * tl.log2(ratio)), mask=inside)
 
 
 @triton.jit(do_not_specialize=["ticket", "count"])
 def _elect(index, priority, owner, wrong, ticket: tl.int64, count, capacity, BLOCK: tl.constexpr):
-    """owner[index] <- ``ticket`` plus the position of the last item with that index; wrong <- if an item is
-    invalid, ``ticket`` plus the number of items from the first invalid one on. Maxima do not depend on the
-    order of threads, and tickets only grow, so neither is reset between calls."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    where = tl.load(index + at, mask=inside, other=0)
-    new = tl.load(priority + at, mask=inside, other=0.0)
-    here = (where >= 0) & (where < capacity)
-    right = here & (new >= 0.0) & (new < float("inf"))
-    tl.atomic_max(owner + where, ticket + at, mask=inside & here)
-    tl.atomic_max(wrong + tl.zeros_like(at), ticket + count - at, mask=inside & (right == 0))
+    """owner[index] <- ``ticket`` plus the position of the last item with that index. If an item is invalid,
+    wrong <- ``ticket`` plus the number of items from the first invalid one on. Maxima do not depend on the
+    order of threads, and tickets only grow, so neither ``owner`` nor ``wrong`` is reset between calls."""
+    item = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = item < count
+    leaf = tl.load(index + item, mask=inside, other=0)
+    new = tl.load(priority + item, mask=inside, other=0.0)
+    in_range = (leaf >= 0) & (leaf < capacity)
+    valid = in_range & (new >= 0.0) & (new < float("inf"))
+    tl.atomic_max(owner + leaf, ticket + item, mask=inside & in_range)
+    tl.atomic_max(wrong + tl.zeros_like(item), ticket + count - item, mask=inside & (valid == 0))
 
 
 @triton.jit(do_not_specialize=["ticket", "count"])
 def _write(index, priority, owner, leaves, ticket: tl.int64, count, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    where = tl.load(index + at, mask=inside, other=0)
-    last = tl.load(owner + where) == ticket + at
-    tl.store(leaves + where, tl.load(priority + at, mask=inside, other=0.0), mask=inside & last)
+    """Write the priorities of the items that ``_elect`` found to be the last with their index."""
+    item = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = item < count
+    leaf = tl.load(index + item, mask=inside, other=0)
+    last = tl.load(owner + leaf) == ticket + item
+    tl.store(leaves + leaf, tl.load(priority + item, mask=inside, other=0.0), mask=inside & last)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -140,12 +143,12 @@ def _refresh(
     FAN_OUT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Recompute the sums and least priorities of one level from the level below: of the nodes above
-    ``index``, or if ``ALL`` of the first ``count`` nodes. leaves_each: leaves under each node. LEAVES: the
-    level below holds the leaves. Threads that share a node write the same numbers."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    node = at if ALL else tl.load(index + at, mask=inside, other=0) // leaves_each
+    """Recompute the sums and least priorities of one level from the level below, for the nodes above
+    ``index``, or, if ``ALL``, for the first ``count`` nodes. leaves_each: leaves under each node. LEAVES:
+    whether the level below holds the leaves. Threads that share a node write the same numbers."""
+    item = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = item < count
+    node = item if ALL else tl.load(index + item, mask=inside, other=0) // leaves_each
     line = tl.where(inside, node, 0) * FAN_OUT
     total = tl.zeros([BLOCK], tl.float64)
     least = tl.full([BLOCK], float("inf"), tl.float32)
@@ -159,7 +162,7 @@ def _refresh(
 
 
 class TritonTree:
-    """See ``SumTree``. Leaves are float32, sums float64. Not for several writers or threads."""
+    """See ``SumTree``. Leaves are float32, sums float64. Not for concurrent use."""
 
     backend = "triton"
 
@@ -171,18 +174,21 @@ class TritonTree:
             sizes.append(-(-sizes[-1] // fan_out // fan_out) * fan_out)
         self._leaves = torch.zeros(sizes[0], device=device)
         levels = [*sizes[1:], 1]  # from the leaves' parents up; the last is the root
-        starts = [sum(levels[k + 1 :]) for k in range(len(levels))]  # the root first
+        starts = [
+            sum(levels[k + 1 :]) for k in range(len(levels))
+        ]  # places in ``_all_sums``, where the root comes first
         self._all_sums = torch.zeros(sum(levels), dtype=torch.float64, device=device)
         self._all_lows = torch.full((sum(levels),), math.inf, device=device)
         spans = [slice(start, start + size) for start, size in zip(starts, levels, strict=True)]
         self._sums = [self._all_sums[span] for span in spans]
         self._lows = [self._all_lows[span] for span in spans]
+        # of the levels below the root, in the order of a search
         self._starts = torch.tensor(starts[-2::-1] or [0], dtype=torch.int64, device=device)
         self._search = {"LEVELS": len(levels) - 1, "FAN_OUT": fan_out}
         self._owner = torch.zeros(capacity, dtype=torch.int64, device=device)
         self._wrong = torch.zeros(1, dtype=torch.int64, device=device)
         self._ticket = 1
-        self._root: tuple[float, float] | None = None  # the sum and the least priority, once they are read
+        self._root: tuple[float, float] | None = None  # (sum, least priority), once they have been read
         self._stream = torch.tensor([seed, 0], dtype=torch.int64)
 
     @property
@@ -225,7 +231,7 @@ class TritonTree:
         below, lows_below, leaves_each = self._leaves, self._leaves, self.fan_out
         for level, (sums, lows) in enumerate(zip(self._sums, self._lows, strict=True)):
             nodes = -(-self.capacity // leaves_each)
-            everything = nodes <= count
+            all_nodes = nodes <= count
             grid, size = gpu.block(min(nodes, count), _BLOCK)
             _refresh[grid](
                 index,
@@ -235,7 +241,7 @@ class TritonTree:
                 lows,
                 min(nodes, count),
                 leaves_each,
-                ALL=everything,
+                ALL=all_nodes,
                 LEAVES=level == 0,
                 FAN_OUT=self.fan_out,
                 BLOCK=size,
@@ -282,7 +288,7 @@ class TritonTree:
         self._stream[1] += count
         if count:
             grid, size = gpu.block(count, _BLOCK)
-            # a fused multiply and subtract would round the mass differently from the twin
+            # a fused multiply and subtract would round the mass differently from ``_torch_tree``
             _sample[grid](
                 key,
                 first,

@@ -1,7 +1,7 @@
 """Copies out of a store: in the calling thread, or in a native thread that never takes the GIL.
 
-A Python thread would take it: its calls and the learner's would then wait for each other, which costs more
-time than the copies.
+A Python thread would need the GIL: its calls and the learner's would then wait for each other, which costs
+more time than the copies.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _SMALL_BYTES = 32 << 10  # a smaller copy takes no longer than waking a thread, 
 
 
 class AsyncCopy:
-    """Copies in the order of the calls. ``number`` is that of the latest copy, for ``wait``."""
+    """Copies in the order of the calls. ``number``: the number of the latest copy, for ``wait``."""
 
     def __init__(self) -> None:
         if native.kernels is None:
             raise RuntimeError(f"there are no compiled kernels: {native.simd}")
         self._kernels = native.kernels
         self._thread: Any = self._kernels.courier()
-        # tensors that must stay alive until the copy of that number is complete
+        # (number of a copy, tensors that must stay alive until it is complete)
         self._kept: deque[tuple[int, tuple[Tensor, ...]]] = deque()
         self.number = 0
 
@@ -37,23 +37,23 @@ class AsyncCopy:
             self._keep(self._kernels.gather_later(self._thread, *arguments), source, index, out)
 
     def split(
-        self, source: Tensor, stride: int, index: Tensor, places: Tensor, out: tuple[Tensor, ...]
+        self, source: Tensor, stride: int, index: Tensor, fields: Tensor, out: tuple[Tensor, ...]
     ) -> None:
-        """out[k][i] <- the bytes of field k of the row at index[i] * stride of ``source``'s memory. places:
-        [K, 2] int64, offset and bytes of each field."""
+        """out[k][i] <- the bytes of field k of the row at index[i] * stride of ``source``'s memory. fields:
+        [K, 2] int64, offset and size in bytes of each field."""
         addresses = tuple([x.data_ptr() for x in out])
         arguments = (
             source.data_ptr(),
             stride,
             index.data_ptr(),
             index.shape[0],
-            places.data_ptr(),
+            fields.data_ptr(),
             addresses,
         )
         if stride * index.shape[0] < _SMALL_BYTES:
             self._kernels.split(*arguments)
         else:
-            self._keep(self._kernels.split_later(self._thread, *arguments), source, index, places, *out)
+            self._keep(self._kernels.split_later(self._thread, *arguments), source, index, fields, *out)
 
     def _keep(self, number: int, *tensors: Tensor) -> None:
         self.number = number

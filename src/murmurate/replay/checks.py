@@ -15,20 +15,20 @@ def check_steps(
     steps: Steps, low: int, simulators: int, observation: Column, action: Column, behaviour: Shapes
 ) -> None:
     """Raise ValueError, naming the field, if a shape or dtype differs from the declared column, a simulator
-    does not exist, a reward is not finite, or a value is infinite. A value of nan means unknown."""
+    does not exist, a reward is not finite, or an action_value or next_value is infinite (nan: unknown)."""
     count = steps.reward.shape[0]  # cheaper than len, which checks whether torch is tracing
     if not (low >= 0 and low + count <= simulators):
         raise ValueError(
             f"a step of simulators {low} to {low + count - 1}, but this replay was opened for {simulators}: "
             "open it with the number of simulators that it serves"
         )
-    flags = Column((), torch.bool)
+    flag = Column((), torch.bool)
     for name, value, column in (
         ("observation", steps.observation, observation),
         ("next_observation", steps.next_observation, observation),
         ("action", steps.action, action),
-        ("terminated", steps.terminated, flags),
-        ("truncated", steps.truncated, flags),
+        ("terminated", steps.terminated, flag),
+        ("truncated", steps.truncated, flag),
         *((name, steps.behaviour.get(name), Column(s, torch.float32)) for name, s in behaviour.items()),
     ):
         if value is None:

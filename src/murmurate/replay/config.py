@@ -22,7 +22,7 @@ from murmurate.replay.rows import Column
 from murmurate.replay.segments import Segmented
 from murmurate.spec import EnvSpec, Shapes, derive_seed
 
-_SAMPLER_BYTES = 10  # of a slot: its leaf of the sum tree, its share of the nodes above, its presence flag
+_SAMPLER_BYTES = 10  # per slot: its leaf of the sum tree, its share of the nodes above, its presence flag
 
 
 @dataclass(frozen=True)
@@ -32,20 +32,21 @@ class ReplayConfig:
     capacity: transitions; a full replay overwrites the oldest. alpha: transitions are drawn in proportion to
         |error| ** alpha (Schaul et al. 2016); 0 is uniform. alpha_end: the final value of alpha, reached
         linearly over the run and applied to new errors; None: alpha is constant.
-    beta: importance weights are (N P(i)) ** -beta divided by the greatest of the batch (by the greatest among
-        the latest of all banks where ``weights`` is ``all``). beta_end: the final value of beta, reached
-        linearly over the run (in a run limited by time alone, beta is constant). epsilon: added to |error|.
+    beta: importance weights are (N P(i)) ** -beta divided by the greatest of the batch (of the latest batches
+        of all learners where ``weights`` is ``all``). beta_end: the final value of beta, reached linearly
+        over the run (in a run limited by time alone, beta is constant). epsilon: added to |error|.
     learning_starts: env steps of a learner before its first update.
     samples_per_insert: how often a transition is drawn on average; env steps and updates alternate to keep
         this ratio.
     fit_every: env steps in a row, followed by all updates they allow (fitted Q-iteration); 0: env steps and
         updates alternate as soon as the ratio allows.
-    segments: equal parts of the capacity, filled in order, with separate priorities. For rows.
+    segments: number of equal parts of the capacity, filled in order, with separate priorities. Not for
+        stacked images.
         segment_draws: ``each``: a batch has equally many draws from each segment; ``one``: a whole batch
         comes from one segment at random (Zhang, section 3.2.3).
-    weights: with several learners, each with its own replay (bank). ``own``: weights are those of that replay
-        alone (Zhang, eq. 5.4, which takes the sums of all banks as equal); ``all``: those of a single replay
-        with the transitions of all.
+    weights: for several learners, each with its own replay (bank). ``own``: the weights of that replay alone
+        (Zhang, eq. 5.4, which takes the sums of all banks as equal); ``all``: the weights of a single replay
+        that would hold the transitions of all banks.
     ahead: D, how many batches are drawn in advance, before the errors of the preceding batches are known
         (Zhang, section 4.3.1); 0 draws none in advance.
     saved: whether checkpoints contain the replay, up to 7.1 GB for a million images; otherwise a resumed run
@@ -54,7 +55,8 @@ class ReplayConfig:
         memory; each learner uses a subfolder. None: in memory. ``resume`` may change it.
     images: where stacked images are stored: in the memory of the ``host``, or of the learner's ``device``, so
         that a GPU reads batches without a copy from the host. ``resume`` may change it.
-    publish_every: own updates between publications of the parameters to actors; for runs with actors.
+    publish_every: the learner's updates between publications of its parameters to actors; for runs with
+        actors.
     manager: what draws and updates priorities: ``host``, or the simulated hardware of ``murmurate fpga``,
         which takes about a millisecond for each draw (small replays).
     """
@@ -85,7 +87,7 @@ class ReplayConfig:
     def validate(self, batch: int) -> None:
         """Raise Refusal for values that do not fit one another, or batches of ``batch``."""
         if self.fit_every and self.fit_every * self.samples_per_insert % batch:
-            # the least number of steps that allows whole batches
+            # the smallest number of steps that allows whole batches
             least = (batch / Fraction(self.samples_per_insert).limit_denominator(10_000)).numerator
             raise Refusal(
                 f"replay.fit_every is {self.fit_every}: at {self.samples_per_insert:g} samples per insert "
@@ -94,8 +96,8 @@ class ReplayConfig:
             )
         if self.fit_every > self.capacity:
             raise Refusal(
-                f"replay.fit_every is {self.fit_every} and only {self.capacity} are kept: some would be lost "
-                f"before the fit. Use --replay.capacity {self.fit_every}."
+                f"replay.fit_every is {self.fit_every}, but only {self.capacity} transitions are kept: some "
+                f"would be lost before the fit. Use --replay.capacity {self.fit_every}."
             )
         if self.capacity < batch:
             raise Refusal(
@@ -105,7 +107,8 @@ class ReplayConfig:
         self._validate_segments(batch)
         if self.images == "device" and self.folder:
             raise Refusal(
-                "replay.images is device, and replay.folder keeps them in files. Use --replay.images host."
+                "replay.images is device, but with replay.folder images are kept in files. Use "
+                "--replay.images host."
             )
         if self.learning_starts > self.capacity:
             raise Refusal(
@@ -116,8 +119,8 @@ class ReplayConfig:
     def _validate_segments(self, batch: int) -> None:
         if self.segments > self.capacity // batch:
             raise Refusal(
-                f"replay.segments is {self.segments}, and each holds a batch of {batch} of the "
-                f"{self.capacity} that are kept. Use --replay.segments "
+                f"replay.segments is {self.segments}: {self.capacity} transitions are too few for a batch of "
+                f"{batch} in each segment. Use --replay.segments "
                 f"{max(1, self.capacity // batch // 4)}."
             )
         if self.capacity % self.segments:
@@ -127,8 +130,8 @@ class ReplayConfig:
             )
         if self.segments > 1 and self.weights == "all":
             raise Refusal(
-                "replay.weights is all: banks are compared by their priorities, and each of several segments "
-                "has its own. Use --replay.weights own, or --replay.segments 1."
+                "replay.weights is all, which compares priorities of all learners, but each of several "
+                "segments has priorities of its own. Use --replay.weights own, or --replay.segments 1."
             )
 
     def alpha_at(self, progress: float) -> float:
@@ -161,10 +164,11 @@ def replay_bytes(
 ) -> int:
     """Memory of the full replay, in bytes. Raises Refusal if no batch could ever be drawn from it."""
     recorded = 4 * sum(math.prod(shape) for shape in (behaviour or {}).values())
+    # below, 64 bytes (32 for images) are for reward, discount, a discrete action and padding
     if not spec.stacked:
-        seen = math.prod(spec.observation_shape) * spec.observation_dtype.itemsize
+        observation_bytes = math.prod(spec.observation_shape) * spec.observation_dtype.itemsize
         return config.capacity * (
-            2 * seen + 4 * math.prod(spec.action_shape) + recorded + 64 + _SAMPLER_BYTES
+            2 * observation_bytes + 4 * math.prod(spec.action_shape) + recorded + 64 + _SAMPLER_BYTES
         )
     if config.segments > 1:
         raise Refusal(
@@ -186,7 +190,7 @@ def replay_bytes(
 
 
 def memory_bytes(config: ReplayConfig, store_bytes: int) -> int:
-    """How many of the replay's ``store_bytes`` stay in memory; the rest is in mapped files, if any."""
+    """How many of the replay's ``store_bytes`` are in memory; the rest is in memory-mapped files, if any."""
     return config.capacity * _SAMPLER_BYTES if config.folder else store_bytes
 
 
@@ -205,17 +209,16 @@ def open_replay(
 ) -> Replay:
     """A ``FrameReplay`` where observations are stacks of images, a ``RowReplay`` elsewhere.
 
-    steps, discount: of the n-step returns. threads: number of threads of the sum tree's searches for large
-    batches. rank: of the learner, for the name of its subfolder. behaviour: shapes of the tensors stored with
-    each action.
-    device: the learner's, for images where ``config.images`` is device.
+    steps, discount: n and gamma of the n-step returns. threads: number of threads of the sum tree's searches
+    for large batches. rank: the learner's rank, for the name of its subfolder. behaviour: shapes of the
+    tensors stored with each action. device: the learner's device, for images if ``config.images`` is device.
 
     Raises Refusal if there is not enough memory.
     """
     images = spec.stacked
     capacity = config.capacity // simulators * simulators if images else config.capacity
 
-    def sampler_of(slots: int, seed: int) -> Prioritized | Uniform:
+    def new_sampler(slots: int, seed: int) -> Prioritized | Uniform:
         if config.alpha == 0 and not config.alpha_end:
             return Uniform(slots, seed=seed)
         tree = None
@@ -227,10 +230,10 @@ def open_replay(
             slots, alpha=config.alpha, epsilon=config.epsilon, seed=seed, threads=threads, tree=tree
         )
 
-    sampler: SlotSampler = sampler_of(capacity, seed)
+    sampler: SlotSampler = new_sampler(capacity, seed)
     if config.segments > 1:
         size = capacity // config.segments
-        segments = [sampler_of(size, derive_seed(seed, "segment", k)) for k in range(config.segments)]
+        segments = [new_sampler(size, derive_seed(seed, "segment", k)) for k in range(config.segments)]
         sampler = Segmented(segments, whole=config.segment_draws == "one", seed=seed)
     allocate = in_folder(Path(config.folder) / f"replica-{rank}") if config.folder else private
     action = DISCRETE if spec.actions else Column(spec.action_shape, torch.float32)
@@ -261,7 +264,7 @@ def open_replay(
 
 
 def _image(spec: EnvSpec) -> tuple[int, tuple[int, ...]]:
-    """(images in a stack, shape of one: [H, W] or [C, H, W])."""
+    """(number of images in a stack, shape of an image: [H, W] or [C, H, W])."""
     channels, height, width = spec.observation_shape
     colours = () if spec.channels == 1 else (spec.channels,)
     return channels // spec.channels, (*colours, height, width)

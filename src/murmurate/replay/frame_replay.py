@@ -20,25 +20,27 @@ from murmurate.replay.rows import (
     RECORDED,
     Column,
     RowStore,
-    behaviour_of,
     numbers_as_bytes,
+    pop_behaviour,
     recorded_columns,
 )
 from murmurate.replay.sum_tree import Draw
 from murmurate.spec import Shapes
 
-DISCRETE = Column((), torch.int64)  # an action that is a number
-_STREAM_BITS = 40  # a key is the stream's number shifted by these, plus the frame's number in the stream
+DISCRETE = Column((), torch.int64)  # a discrete action, stored as its index
+_STREAM_BITS = (
+    40  # the lower bits of a key are the frame's number in its stream, the others the stream's number
+)
 
 
 class FrameReplay:
-    """See ``Replay``; each image is stored once. A key is the stream (simulator), and the number of
-    the newest frame of a transition's observation in this stream.
+    """See ``Replay``; each image is stored once. A key combines the number of a stream (simulator) with the
+    number, in this stream, of the newest frame of a transition's observation.
 
-    sampler: over simulators x length slots; each simulator has its own ring. shape: shape of an image, [H, W]
-    or [C, H, W]. action: its shape and dtype. behaviour: shapes of the tensors stored with each action, by
-    name.
-    device: see ``Frames``; batches have their images there, and everything else on the host.
+    sampler: draws from simulators x length slots; each simulator has its own ring. shape: shape of an image,
+    [H, W] or [C, H, W]. action: shape and dtype of an action. behaviour: shapes of the tensors stored with
+    each action, by name.
+    device: see ``Frames``; a batch has its images there, and everything else on the host.
     """
 
     def __init__(
@@ -72,21 +74,21 @@ class FrameReplay:
             allocate=allocate,
             device=device,
         )
-        one = Column((), torch.float32)
+        scalar = Column((), torch.float32)
         self._stack = (stack, *shape)
-        channels = shape[:-2]  # none where an image is [H, W]
+        channels = shape[:-2]  # empty if an image is [H, W]
         self._observation = Column((stack * math.prod(channels), *shape[-2:]), torch.uint8)
         self._action = action
-        columns = {"action": action, "reward": one, "discount": one}
+        columns = {"action": action, "reward": scalar, "discount": scalar}
         columns |= recorded_columns(self._behaviour)
         self.rows = RowStore(sampler.capacity, columns, allocate)
-        # k, from s to s': less than n for the last steps before an episode is cut off
+        # k, the number of steps from s to s': less than n for the last steps before a truncation
         self._lengths = np.full(sampler.capacity, steps, np.int16)
         self._returns = NStepReturns(simulators, steps, discount)
         self._errors = InitialErrors(simulators, steps)
-        self._heads = np.zeros(simulators, np.int64)  # frames so far
-        self._first = np.ones(simulators, np.bool_)
-        # of the last n steps of each simulator, newest first: the number of its newest frame, and the action
+        self._heads = np.zeros(simulators, np.int64)  # frames appended so far
+        self._first = np.ones(simulators, np.bool_)  # whether the next step is the first of an episode
+        # of each simulator's last n steps, newest first: the number of the step's newest frame, its action
         self._frame_numbers = np.zeros((steps, simulators), np.int64)
         self._actions = torch.zeros(steps, simulators, *action.shape, dtype=action.dtype).numpy()
         self._recorded = {
@@ -99,7 +101,7 @@ class FrameReplay:
 
     @property
     def full(self) -> bool:
-        # a step may append the first stack of an episode, and n frames at its end
+        # a step may append the first stack of an episode, and n frames at an episode's end
         return bool((self._heads + self.frames.window > self.frames.length).any())
 
     def observe(self, low: int, steps: Steps) -> int:
@@ -120,7 +122,7 @@ class FrameReplay:
         completed = self._returns.step(low, steps.reward.numpy(), terminated, truncated)
         image = self._images(steps.next_observation)[:, -1]
         self._append(streams, image)
-        # windows always span n further frames; after a termination these are never used (discount 0)
+        # a window always has n frames after s; after a termination these are never used (discount 0)
         if self.steps > 1 and terminated.any():
             ended = torch.from_numpy(terminated)
             for _ in range(self.steps - 1):
@@ -138,25 +140,25 @@ class FrameReplay:
         for name, history in self._recorded.items():
             values[name] = self.rows.as_bytes(name, torch.from_numpy(history[first_step]))
         self.rows.put(slots, values)
-        # after a termination s' does not matter: the length is n, as of most transitions
+        # after a termination s' does not matter: n, which most transitions have, is stored
         self._lengths[slots] = np.where(terminated[completed.simulator - low], self.steps, completed.age)
         self.sampler.put(torch.from_numpy(slots), self._errors.errors(completed, low, steps.next_value))
         self.inserted += len(slots)
         return len(slots)
 
     def _images(self, observation: Tensor) -> Tensor:
-        """[b, stack, (C,) H, W]."""
+        """The images of an observation: [b, stack, (C,) H, W]."""
         return observation.reshape(len(observation), *self._stack)
 
     def _append(self, streams: Integers, images: Tensor) -> None:
         """Append one frame to each of ``streams``, and remove the transitions that used the overwritten
         frame from the sampler."""
         length, heads = self.frames.length, self._heads[streams]
-        over = heads >= length
-        if over.any():
-            # the slot of a transition is stack - 1 after the frame at which its window begins
-            at = (heads[over] + self.frames.stack - 1) % length
-            self.sampler.remove(torch.from_numpy(streams[over] * length + at))
+        full = heads >= length
+        if full.any():
+            # the window that begins at the overwritten frame belongs to the transition stack - 1 slots later
+            slot = (heads[full] + self.frames.stack - 1) % length
+            self.sampler.remove(torch.from_numpy(streams[full] * length + slot))
         self.frames.append(streams, heads, images)
         self._heads[streams] = heads + 1
 
@@ -167,9 +169,9 @@ class FrameReplay:
     def choose(self, count: int, beta: float, out: Draw | None = None) -> Selection:
         draw = self.sampler.draw(count, beta, out)
         length = self.frames.length
-        stream, place = np.divmod(draw.indices.numpy(), length)
+        stream, position = np.divmod(draw.indices.numpy(), length)
         newest = self._heads[stream] - 1
-        number = newest - (newest - place) % length
+        number = newest - (newest - position) % length
         return Selection(torch.from_numpy(stream << _STREAM_BITS | number), draw)
 
     def buffers(self, count: int, pinned: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
@@ -186,7 +188,7 @@ class FrameReplay:
         lengths = self._lengths[slots.numpy()] if self.steps > 1 else None
         window = self.frames.read(slots, images, lengths, copier)
         read = dict(self.rows.read(slots, values, copier))
-        behaviour = behaviour_of(read) if self._behaviour else {}
+        behaviour = pop_behaviour(read) if self._behaviour else {}
         return Sample(
             selection.keys,
             selection.draw.weights,
@@ -209,10 +211,10 @@ class FrameReplay:
         stream, number = np.divmod(keys.cpu().numpy(), 1 << _STREAM_BITS)
         heads = self._heads[stream]
         oldest = heads - self.frames.length + self.frames.stack - 1
-        here = (number >= oldest) & (number < heads)
+        present = (number >= oldest) & (number < heads)
         slots = torch.from_numpy(stream * self.frames.length + number % self.frames.length)
-        if not here.all():
-            slots, error = slots[torch.from_numpy(here)], error[torch.from_numpy(here)]
+        if not present.all():
+            slots, error = slots[torch.from_numpy(present)], error[torch.from_numpy(present)]
         self.sampler.update(slots, error)
 
     def state(self) -> dict[str, Any]:
@@ -236,7 +238,7 @@ class FrameReplay:
         self.inserted = int(state["inserted"])
         self.frames.load(state["frames"])
         self.rows.load(state["rows"])
-        if "lengths" in state:  # older checkpoints hold nothing shorter than n
+        if "lengths" in state:  # in older checkpoints all transitions have n steps
             self._lengths[:] = state["lengths"].numpy()
         else:
             self._lengths[:] = self.steps

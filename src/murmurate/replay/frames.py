@@ -1,9 +1,9 @@
 """Transitions of stacked images: each image is stored once, and stacks are assembled when they are drawn.
 
-A stream (the frames of one simulator) is a ring. A transition's slot is the one of its observation's newest
-frame; the window of frames around it contains s and s' as views of one copy. At the start of an episode all
-frames of its first stack are appended, so that no window crosses into another episode; slots whose window
-would are never drawn.
+A stream (the frames of one simulator) is a ring. A transition's slot is the slot of its observation's newest
+frame. The window of frames around this slot contains s and s', which become views of one copy. At the start
+of an episode all frames of its first stack are appended, so that no transition's window contains frames of
+another episode; the other slots are never drawn.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from murmurate.replay.interface import Chunk
 from murmurate.replay.memory import Allocate, array, on_device, private
 from murmurate.replay.returns import Integers
 
-_CHUNK_BYTES = 16 << 20  # of a ring, in a checkpoint
+_CHUNK_BYTES = 16 << 20  # a checkpoint saves rings in chunks of this size
 
 
 class FrameWindow(NamedTuple):
-    """frames: [B, stack + n, (C,) H, W] uint8. s is the first ``stack`` of them, s' the last ``stack``.
-    after: [B, stack, (C,) H, W], s' where some transitions are shorter than n steps; else None.
+    """frames: [B, stack + n, (C,) H, W] uint8: s is the first ``stack`` frames, s' the last ``stack``.
+    after: s' [B, stack, (C,) H, W] if some transitions are shorter than n steps; else None.
 
     Observations are [B, stack * C, H, W]."""
 
@@ -53,14 +53,15 @@ def _joined(stack: Tensor) -> Tensor:
 
 
 class Frames:
-    """Rings of ``length`` frames, one for each of ``streams``; slots are numbered stream after stream.
+    """``streams`` rings of ``length`` frames each; slots are numbered stream after stream.
 
-    shape: shape of a frame, [H, W] or [C, H, W]. stack: frames of an observation. steps: n, from s to s'.
+    shape: shape of a frame, [H, W] or [C, H, W]. stack: frames of an observation. steps: n, the number of
+    steps from s to s'.
     The first stack + n - 1 frames of each ring are repeated behind its end, so that every window is
     contiguous.
 
-    device: whose memory holds them, and the windows read from them, as for a learner on a GPU; None: the
-    host's, as ``allocate`` gives it. Raises Refusal if a GPU has not enough memory.
+    device: device whose memory holds the rings and the windows read from them (a learner's GPU); None: host
+    memory from ``allocate``. Raises Refusal if a GPU has not enough memory.
     """
 
     def __init__(
@@ -83,36 +84,38 @@ class Frames:
         self.length, self.streams, self.stack, self.steps = length, streams, stack, steps
         self.shape = shape
         self.frame_bytes = int(np.prod(shape, dtype=np.int64))
-        self._pitch = length + self.window - 1  # frames of a ring and the repeated ones
+        self._pitch = length + self.window - 1  # frames of a ring, with the repeated ones
         self._device = device
         if device is None:
-            self._whole = array(allocate, "frames", (streams * self._pitch, *shape), np.uint8)
-            self._frames = torch.from_numpy(self._whole)
+            self._frames_array = array(allocate, "frames", (streams * self._pitch, *shape), np.uint8)
+            self._frames = torch.from_numpy(self._frames_array)
         else:
             self._frames = on_device(device, "frames", (streams * self._pitch, *shape))
             self._fused = not gpu.why_not(device)
         self._address = self._frames.data_ptr()
         self._pool = Pool()
-        self._chunk = max(1, _CHUNK_BYTES // self.frame_bytes)  # frames
-        self._token = secrets.token_hex(4)  # tells chunks of this object from those of earlier ones
-        self._names: dict[tuple[int, int], str] = {}  # of chunks as they were loaded
+        self._chunk_frames = max(1, _CHUNK_BYTES // self.frame_bytes)
+        self._token = secrets.token_hex(4)  # distinguishes this object's chunks from those of earlier objects
+        self._names: dict[tuple[int, int], str] = {}  # of loaded chunks, by stream and position
 
     def append(self, streams: Integers, heads: Integers, images: Tensor) -> None:
-        """Images [S, (C,) H, W] uint8, one for each of ``streams`` [S], numbered ``heads`` [S] in them; each
-        takes the place of the one ``length`` before it."""
-        at = heads % self.length
-        place = streams * self._pitch + at
+        """Append one of ``images`` [S, (C,) H, W] uint8 to each of ``streams`` [S].
+
+        heads: [S], how many frames each stream has had. An image overwrites the frame that is ``length``
+        frames older.
+        """
+        position = heads % self.length
+        row = streams * self._pitch + position
+        repeated = position < self.window - 1
         if self._device is not None:
-            again = at < self.window - 1
-            places = np.concatenate((place, place[again] + self.length))
-            images = torch.cat((images, images[torch.from_numpy(again)])) if again.any() else images
-            self._frames[torch.from_numpy(places).to(self._device)] = images.to(self._device)
+            rows = np.concatenate((row, row[repeated] + self.length))
+            images = torch.cat((images, images[torch.from_numpy(repeated)])) if repeated.any() else images
+            self._frames[torch.from_numpy(rows).to(self._device)] = images.to(self._device)
             return
         new = images.numpy()
-        self._whole[place] = new  # torch's index_copy_ takes five times as long
-        again = at < self.window - 1
-        if again.any():
-            self._whole[place[again] + self.length] = new[again]
+        self._frames_array[row] = new  # torch's index_copy_ takes five times as long
+        if repeated.any():
+            self._frames_array[row[repeated] + self.length] = new[repeated]
 
     def buffers(self, count: int, pinned: bool = False) -> Tensor:
         """[count, stack + n, (C,) H, W] for ``read`` to write into; reused once nothing refers to it."""
@@ -121,7 +124,7 @@ class Frames:
             return torch.empty(shape, dtype=torch.uint8, device=self._device)
         if pinned:
             return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
-        # page faults on newly allocated memory would cost as much as the copy
+        # pooled, because page faults on newly allocated memory would cost as much as the copy
         return as_tensor(self._pool.take(math.prod(shape)), torch.uint8).view(shape)
 
     def read(
@@ -131,8 +134,8 @@ class Frames:
         steps: Integers | None = None,
         copier: AsyncCopy | None = None,
     ) -> FrameWindow:
-        """The windows of the transitions at ``slots`` [B] int64 (their observation's newest frames). With a
-        copier they are complete after its ``wait``. steps: [B], from s to s', at most n; None: n for all."""
+        """The windows of the transitions at ``slots`` [B] int64. With a copier they are complete after its
+        ``wait``. steps: [B], each transition's number of steps from s to s', at most n; None: n for all."""
         out = self.buffers(len(slots)) if out is None else out
         stream, newest = np.divmod(slots.numpy(), self.length)  # numpy has less overhead on a few numbers
         first = torch.from_numpy(stream * self._pitch + (newest - (self.stack - 1)) % self.length)
@@ -164,41 +167,44 @@ class Frames:
         if copier is not None:
             copier.gather(self._frames, size, size * count, first, out)
         else:
-            places = first.data_ptr(), len(first), out.data_ptr()
-            native.kernels.gather(self._address, size, size * count, *places)
+            native.kernels.gather(
+                self._address, size, size * count, first.data_ptr(), len(first), out.data_ptr()
+            )
 
     def save(self, heads: list[int]) -> list[list[Chunk]]:
-        """For each stream its frames [F, (C,) H, W] in the order of the ring, in chunks; views, or
-        copies of what is on a GPU."""
-        whole = self._frames.view(self.streams, self._pitch, *self.shape)
+        """Each stream's frames [F, (C,) H, W] in the order of the ring, in chunks; views, or copies of what
+        is on a GPU."""
+        rings = self._frames.view(self.streams, self._pitch, *self.shape)
         saved = []
         for stream, head in enumerate(heads):
             end = min(head, self.length)
-            bounds = [(start, min(start + self._chunk, end)) for start in range(0, end, self._chunk)]
-            parts = [(self._name(stream, head, *at), whole[stream, slice(*at)].cpu()) for at in bounds]
-            saved.append([Chunk(*part) for part in parts])
+            starts = range(0, end, self._chunk_frames)
+            bounds = [(start, min(start + self._chunk_frames, end)) for start in starts]
+            saved.append(
+                [Chunk(self._name(stream, head, *at), rings[stream, slice(*at)].cpu()) for at in bounds]
+            )
         return saved
 
     def _name(self, stream: int, head: int, start: int, stop: int) -> str:
-        """A name made of the chunk's place, its newest frame's number and this object's token: a chunk whose
+        """A name made of the chunk's range, its newest frame's number and this object's token: a chunk whose
         newest frame is the same has not changed."""
-        last = head - 1 - (head - 1 - (stop - 1)) % self.length  # the frame in the chunk's last place
+        last = head - 1 - (head - 1 - (stop - 1)) % self.length  # number of the frame at the chunk's end
         newest = head - 1 if start <= (head - 1) % self.length < stop else last
         where = f"frames-{stream}-{start}-{stop}-{newest}-"
-        loaded = self._names.get((stream, start // self._chunk), "")
+        loaded = self._names.get((stream, start // self._chunk_frames), "")
         return loaded if loaded.startswith(where) else where + self._token
 
     def load(self, frames: Sequence[list[Chunk] | Tensor]) -> None:
         """Restore what ``save`` returned; older checkpoints have one tensor for each stream."""
-        whole = self._frames.view(self.streams, self._pitch, *self.shape)
+        rings = self._frames.view(self.streams, self._pitch, *self.shape)
         self._names.clear()
         self._token = secrets.token_hex(4)  # frames appended from now on differ from those of other runs
-        for number, (stream, chunks) in enumerate(zip(whole, frames, strict=True)):
+        for stream, (ring, chunks) in enumerate(zip(rings, frames, strict=True)):
             end = 0
             listed = [Chunk("", chunks)] if isinstance(chunks, Tensor) else chunks
             for chunk in listed:
-                self._names[number, end // self._chunk] = chunk.name
-                stream[end : end + len(chunk.values)].copy_(chunk.values)
+                self._names[stream, end // self._chunk_frames] = chunk.name
+                ring[end : end + len(chunk.values)].copy_(chunk.values)
                 end += len(chunk.values)
-            again = min(self.window - 1, end)  # the frames repeated behind the end
-            stream[self.length : self.length + again].copy_(stream[:again])
+            repeated = min(self.window - 1, end)  # frames repeated behind the end of the ring
+            ring[self.length : self.length + repeated].copy_(ring[:repeated])

@@ -19,11 +19,12 @@ class Sample:
     """A batch of B transitions.
 
     keys: [B] int64, to be passed to ``update`` with the errors. weights: [B] float32 importance weights,
-    relative to the greatest possible one of the replay (sources then divide them by the greatest of the
-    batch).
+    divided by the greatest weight that the replay can give (sources then divide them by the greatest weight
+    of the batch).
     reward: [B], n-step returns. discount: [B], factor of the value of next_observation; 0 after a
     termination.
-    behaviour: [B, ...] by name, stored with the actions (see ``Rollouts.behaviour``).
+    behaviour: outputs of the behaviour policy [B, ...] by name, stored with the actions (see
+    ``Rollouts.behaviour``).
     """
 
     keys: Tensor
@@ -38,16 +39,16 @@ class Sample:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of a large array of which little changes between two checkpoints. Chunks of one ``name`` have
-    the same ``values``, so each is saved only once."""
+    """A part of a large array of which little changes between two checkpoints. Chunks with the same ``name``
+    have the same ``values``, so these are saved only once."""
 
     name: str
     values: Tensor
 
 
 class Selection(NamedTuple):
-    """The transitions of a batch. keys: [B] int64, never used for other transitions. draw: their slots, valid
-    until the next ``observe``, and weights."""
+    """The transitions of a batch. keys: [B] int64, never used for other transitions. draw: their slots (valid
+    until the next ``observe``) and their weights."""
 
     keys: Tensor
     draw: Draw
@@ -60,7 +61,7 @@ class Steps(NamedTuple):
     next episode. Ignored where an episode terminated.
     action_value, next_value: [b], the actor's estimates of Q(s, a) and of max_a Q(s', a). They give the
     initial priorities (Horgan et al. 2018, section 3). None: the initial priority is the highest so far.
-    behaviour: [b, ...] float32 by name, stored with the actions.
+    behaviour: outputs of the behaviour policy [b, ...] float32 by name, stored with the actions.
     """
 
     observation: Tensor
@@ -86,7 +87,7 @@ class Replay(Protocol):
 
     @property
     def inserted(self) -> int:
-        """Transitions so far, including overwritten ones."""
+        """Transitions inserted so far, including those since overwritten."""
         ...
 
     @property
@@ -122,7 +123,7 @@ class Replay(Protocol):
         ...
 
     def write(self, selection: Selection, columns: dict[str, Tensor]) -> None:
-        """Copy a selection's values into ``columns`` [B, ...], contiguous: the fields of a ``Sample`` but for
+        """Copy a selection's values into ``columns`` [B, ...], contiguous: the fields of a ``Sample`` except
         keys and weights, and ``behaviour.NAME`` for each output of the behaviour policy."""
         ...
 
@@ -131,7 +132,7 @@ class Replay(Protocol):
         ...
 
     def update(self, keys: Tensor, error: Tensor) -> None:
-        """Set the errors [B] of the transitions ``keys`` [B]; overwritten ones are ignored."""
+        """Set the errors [B] of the transitions ``keys`` [B]; overwritten transitions are ignored."""
         ...
 
     def state(self) -> dict[str, Any]: ...

@@ -1,4 +1,4 @@
-"""Memory of a replay: private to this process, or in mapped files, which may exceed the host's memory."""
+"""Memory of a replay: private to this process, or memory-mapped files, which may exceed the host's memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import torch
 from murmurate.errors import Refusal
 
 Allocate = Callable[[str, int], memoryview]
-_PAGE = mmap.PAGESIZE
 
 
 def private(label: str, size_bytes: int) -> memoryview:
@@ -32,7 +31,7 @@ def private(label: str, size_bytes: int) -> memoryview:
         )
     buffer = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
+        with contextlib.suppress(OSError):  # a kernel without huge pages
             # random reads of rows miss the TLB less often with huge pages
             buffer.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(buffer)
@@ -88,14 +87,14 @@ def refuse_full_disk(folder: Path, size_bytes: int) -> None:
 
 
 def array(allocate: Allocate, label: str, shape: tuple[int, ...], dtype: np.dtype | type) -> np.ndarray:
-    """[shape] of zeros in allocated memory."""
+    """Zeros [shape] in memory from ``allocate``."""
     count = int(np.prod(shape, dtype=np.int64))
     buffer = allocate(label, count * np.dtype(dtype).itemsize)
     return np.frombuffer(buffer, dtype=dtype, count=count).reshape(shape)
 
 
 def on_device(device: torch.device, label: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """[shape] uint8 of zeros in a device's memory. Raises Refusal if a GPU has not as much free."""
+    """Zeros [shape] uint8 in a device's memory. Raises Refusal if a GPU has less memory free."""
     size_bytes = int(np.prod(shape, dtype=np.int64))
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]

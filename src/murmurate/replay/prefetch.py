@@ -1,9 +1,9 @@
 """The relaxed loop: batches are drawn D updates before they are used (Zhang, section 4.3.1).
 
 With D = 0 each batch is drawn after the errors of the previous one have become priorities: the strict loop.
-With D > 0 the draw of batch t + D needs only the errors up to batch t - 1, so a background thread copies it
-during the update on batch t. The order of draws depends on D alone, never on the speed of that thread: the
-caller draws the indices (microseconds), and the thread only copies the data. Without compiled kernels the
+With D > 0 the draw of batch t + D needs only the errors up to batch t - 1, so a background thread copies that
+batch during the update on batch t. The order of draws depends on D alone, never on the speed of the thread:
+the caller draws the indices (microseconds), and the thread only copies the data. Without compiled kernels the
 caller also copies.
 """
 
@@ -32,18 +32,18 @@ class _Buffers:
 
 @dataclass
 class _Fetched:
-    """A batch that was drawn; ``buffers`` is None if it was loaded from a checkpoint."""
+    """A drawn batch; ``buffers`` is None if the batch was loaded from a checkpoint."""
 
     sample: Sample
     buffers: _Buffers | None
-    number: int = 0  # of its last copy (``AsyncCopy.wait``)
+    number: int = 0  # number of the batch's last copy, for ``AsyncCopy.wait``
 
 
 class Prefetcher:
-    """Batches of ``batch`` transitions from ``replay``, ``depth`` (D) of them ahead.
+    """Batches of ``batch`` transitions from ``replay``, drawn ``depth`` (D) batches ahead.
 
     A sample is valid until the next call of ``next``. pinned: whether batches lie in page-locked memory.
-    weigh: called at each draw with its weights [B], which it may change in place, and beta.
+    weigh: called at each draw with (weights [B], beta); may change the weights in place.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Prefetcher:
         self._weigh = weigh
         self.replay, self.batch, self.depth, self.pinned = replay, batch, depth, pinned
         self._copier = AsyncCopy() if depth and native.kernels is not None else None
-        self._coming: deque[_Fetched] = deque()
+        self._coming: deque[_Fetched] = deque()  # drawn and not yet returned
         self._free: list[_Buffers] = []
         self._in_use: _Buffers | None = None
 
@@ -99,7 +99,7 @@ class Prefetcher:
         coming = [asdict(fetched.sample) for fetched in self._coming]
         # checkpoints cannot hold an empty dictionary of tensors
         return {
-            "coming": [{name: x for name, x in one.items() if name != "behaviour" or x} for one in coming]
+            "coming": [{name: x for name, x in batch.items() if name != "behaviour" or x} for batch in coming]
         }
 
     def load(self, state: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
 """Samplers of slots: in proportion to a priority, or uniformly.
 
-Prioritized replay (Schaul et al. 2016): p = (|error| + epsilon) ** alpha, P(i) = p_i / sum p, and the weight
-of a draw is (N P(i)) ** -beta over the largest such weight, which belongs to the least priority: so it is
-(p_i / least p) ** -beta.
+Prioritized replay (Schaul et al. 2016): p = (|error| + epsilon) ** alpha and P(i) = p_i / sum p. The weight
+of a draw is (N P(i)) ** -beta divided by the greatest such weight, that of the least priority; the quotient
+is (p_i / least p) ** -beta.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ class Prioritized:
     """See ``SlotSampler``.
 
     alpha: exponent; 0 is uniform, 1 proportional to the error. epsilon: added to each error, so that each
-    slot can be drawn again. stratified: one draw from each of ``count`` equal parts of the total, as in the
-    paper's appendix. threads: number of threads of the tree's searches. tree: used instead of a new one.
+    slot can be drawn again. stratified: one draw from each of ``count`` equal parts of the total priority, as
+    in the paper's appendix. threads: number of threads of the tree's searches. tree: the tree to use; None:
+    a new one.
     """
 
     weighted: ClassVar[bool] = True
@@ -87,7 +88,7 @@ class Prioritized:
         if tree is None:
             tree = sum_tree(capacity, seed=seed, backend=backend, memory=memory, threads=threads)
         self.tree = tree
-        self.highest = 1.0  # of all priorities so far
+        self.highest = 1.0  # the highest priority so far
         self._present = np.zeros(capacity, np.bool_)
         self._filled = 0
 
@@ -131,7 +132,7 @@ class Prioritized:
         self.alpha = alpha
 
     def draw_any(self, count: int, beta: float, out: Draw | None = None) -> Draw:
-        """``draw``, also of more draws than there are filled slots."""
+        """``draw`` where ``count`` may exceed the number of filled slots."""
         return self.tree.sample(count, beta, self.stratified, out)
 
     def state(self) -> dict[str, Any]:
@@ -156,9 +157,9 @@ class Uniform:
     def __init__(self, capacity: int, *, seed: int = 0) -> None:
         self.capacity = capacity
         self._generator = torch.Generator().manual_seed(seed)
-        # the first ``filled`` can be drawn; numpy arrays, which have less overhead for a few numbers
+        # the first ``filled`` slots can be drawn; numpy arrays, which have less overhead for a few numbers
         self._slots = np.zeros(capacity, np.int64)
-        self._places = np.full(capacity, -1)  # of each slot in ``_slots``
+        self._positions = np.full(capacity, -1)  # of each slot in ``_slots``; -1 if absent
         self._filled = 0
 
     @property
@@ -167,19 +168,20 @@ class Uniform:
 
     def put(self, slots: Tensor, error: Tensor | None = None) -> None:
         numbers = slots.numpy()
-        new = np.unique(numbers[self._places[numbers] < 0])
+        new = np.unique(numbers[self._positions[numbers] < 0])
         end = self._filled + len(new)
         self._slots[self._filled : end] = new
-        self._places[new] = np.arange(self._filled, end)
+        self._positions[new] = np.arange(self._filled, end)
         self._filled = end
 
     def remove(self, slots: Tensor) -> None:
         numbers = slots.numpy()
-        for slot in np.unique(numbers[self._places[numbers] >= 0]).tolist():
+        for slot in np.unique(numbers[self._positions[numbers] >= 0]).tolist():
             self._filled -= 1
-            place, last = self._places[slot], self._slots[self._filled]
-            self._slots[place], self._places[last] = last, place
-            self._places[slot] = -1
+            # the last slot takes the place of the removed one
+            position, last = self._positions[slot], self._slots[self._filled]
+            self._slots[position], self._positions[last] = last, position
+            self._positions[slot] = -1
 
     def update(self, slots: Tensor, error: Tensor) -> None:
         """Ignored: all slots are equally likely."""
@@ -193,12 +195,12 @@ class Uniform:
         return self.draw_any(count, beta, out)
 
     def draw_any(self, count: int, beta: float, out: Draw | None = None) -> Draw:
-        """``draw``, also of more draws than there are filled slots."""
+        """``draw`` where ``count`` may exceed the number of filled slots."""
         if out is not None:
             check_out(out.indices, torch.int64, count)
             check_out(out.weights, torch.float32, count)
-        places = torch.randint(self._filled, (count,), generator=self._generator)
-        drawn = torch.from_numpy(self._slots[places.numpy()])
+        positions = torch.randint(self._filled, (count,), generator=self._generator)
+        drawn = torch.from_numpy(self._slots[positions.numpy()])
         if out is None:
             return Draw(drawn, torch.ones(count))
         out.indices.copy_(drawn)
@@ -213,11 +215,11 @@ class Uniform:
         return {"slots": slots, "generator": self._generator.get_state()}
 
     def load(self, state: dict[str, Any]) -> None:
-        self._places.fill(-1)
+        self._positions.fill(-1)
         self._filled = 0
         slots = state["slots"].numpy()
         self._slots[: len(slots)] = slots
-        self._places[slots] = np.arange(len(slots))
+        self._positions[slots] = np.arange(len(slots))
         self._filled = len(slots)
         self._generator.set_state(state["generator"])
 

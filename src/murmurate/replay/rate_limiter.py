@@ -1,4 +1,4 @@
-"""Holds a ratio of samples to inserts between processes that insert and others that draw."""
+"""Keeps the ratio of samples to inserts between processes that insert and processes that draw."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass
 class RateLimiter:
-    """Draws wait for inserts, and inserts for draws (as Reverb's limiter; Cassirer et al. 2021, section 3.4).
+    """Draws wait for inserts, and inserts for draws, as in Reverb (Cassirer et al. 2021, section 3.4).
 
     starts: env steps before the first draw. slack: env steps by which inserts may run ahead of the ratio.
-    With n inserted and d drawn, d <= samples_per_insert * (n - starts) and
-    n <= starts + d / samples_per_insert + slack, always.
+    With n inserted and d drawn, always d <= samples_per_insert * (n - starts) and
+    n <= starts + d / samples_per_insert + slack.
 
-    Draws of ``count`` at a time never stop for good if slack >= count / samples_per_insert + the largest
-    insert (``least_slack``).
+    Draws of ``count`` at a time are never blocked for ever if slack >= count / samples_per_insert + the
+    largest insert (``least_slack``).
     """
 
     samples_per_insert: float
@@ -32,8 +32,8 @@ class RateLimiter:
     @property
     def ratio(self) -> float:
         """Samples per insert so far; 0 before the first draw is allowed."""
-        after = self.inserted - self.starts
-        return self.drawn / after if after > 0 else 0.0
+        inserted_since = self.inserted - self.starts
+        return self.drawn / inserted_since if inserted_since > 0 else 0.0
 
 
 def least_slack(samples_per_insert: float, draw: int, insert: int) -> float:

@@ -1,8 +1,8 @@
 """From steps to transitions: n-step returns that end where episodes end, for many simulators at once.
 
-From s_t: R = r_t + g r_{t+1} + .. + g^{k-1} r_{t+k-1} and the discount g^k of what follows s_{t+k}, with
-k = n, or less where the episode ends before. The discount is 0 where it was terminated (Sutton and Barto
-2018, eq. 7.1); where it was truncated, its last steps bootstrap from its final observation.
+From s_t: R = r_t + g r_{t+1} + .. + g^{k-1} r_{t+k-1}, and the discount g^k of the value of s_{t+k}, where
+k = n, or less if the episode ends earlier. The discount is 0 if the episode was terminated (Sutton and Barto
+2018, eq. 7.1); if it was truncated, its last steps bootstrap from its final observation.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class NStepReturns:
             raise ValueError(f"the discount must lie between 0 and 1, but it is {discount}")
         self.steps, self.discount = steps, discount
         self._reward: Floats = np.zeros((steps, simulators))  # newest first
-        self._open: Integers = np.zeros(simulators, np.int64)
+        self._open: Integers = np.zeros(simulators, np.int64)  # number of incomplete returns
 
     def step(self, low: int, reward: npt.ArrayLike, terminated: Flags, truncated: Flags) -> CompletedReturns:
         """Add one step of b simulators from number ``low`` on; rewards are [b]."""
@@ -63,7 +63,7 @@ class NStepReturns:
         parts = []
         total = np.zeros(len(new))
         for k in range(1, self.steps + 1):
-            total = rewards[k - 1] + self.discount * total
+            total = rewards[k - 1] + self.discount * total  # the return of the last k steps
             complete = ages >= k if k == self.steps else ended & (ages >= k)
             (which,) = np.nonzero(complete)
             if len(which):
@@ -100,7 +100,7 @@ class InitialErrors:
         push(self._action_value[:, low : low + count], new)
 
     def errors(self, completed: CompletedReturns, low: int, next_value: Tensor | None) -> Tensor | None:
-        """[M]; None if one of the values is unknown."""
+        """The errors [M] of completed returns; None if one of the values is unknown."""
         if next_value is None:
             return None
         action_value = self._action_value[completed.age - 1, completed.simulator]

@@ -20,8 +20,8 @@ from murmurate.replay.rows import (
     Bytes,
     Column,
     RowStore,
-    behaviour_of,
     numbers_as_bytes,
+    pop_behaviour,
     recorded_columns,
 )
 from murmurate.replay.sum_tree import Draw
@@ -29,11 +29,11 @@ from murmurate.spec import Shapes
 
 
 class RowReplay:
-    """See ``Replay``. A key is a transition's number, in the order of insertion: a late error of an
-    overwritten transition is recognized by it.
+    """See ``Replay``. A key is a transition's number in the order of insertion; from it ``update`` recognizes
+    the errors of transitions that have been overwritten.
 
-    sampler: over ``capacity`` slots. steps, discount: of the n-step returns. behaviour: shapes of the tensors
-    stored with each action, by name.
+    sampler: draws from ``capacity`` slots. steps, discount: n and gamma of the n-step returns. behaviour:
+    shapes of the tensors stored with each action, by name.
     """
 
     def __init__(
@@ -49,22 +49,23 @@ class RowReplay:
         behaviour: Shapes | None = None,
     ) -> None:
         self._behaviour = dict(behaviour or {})
-        one = Column((), torch.float32)
+        scalar = Column((), torch.float32)
         columns = {
             "observation": observation,
             "next_observation": observation,
             "action": action,
-            "reward": one,
-            "discount": one,
+            "reward": scalar,
+            "discount": scalar,
             **recorded_columns(self._behaviour),
         }
-        self.sampler, self.head, self.simulators = sampler, 0, simulators
+        self.sampler, self.simulators = sampler, simulators
+        self.head = 0  # number of transitions inserted so far
         self._observation, self._action = observation, action
-        self._most = steps * simulators
+        self._most_completed = steps * simulators
         self.rows = RowStore(sampler.capacity, columns, allocate)
         self._returns = NStepReturns(simulators, steps, discount)
         self._errors = InitialErrors(simulators, steps)
-        # the last n steps of each simulator, newest first; ``_last`` is the same memory as bytes of the store
+        # the last n steps of each simulator, newest first; ``_last`` is the same memory as bytes
         self._observations = torch.zeros(steps, simulators, *observation.shape, dtype=observation.dtype)
         self._actions = torch.zeros(steps, simulators, *action.shape, dtype=action.dtype)
         self._recorded = {
@@ -89,8 +90,8 @@ class RowReplay:
 
     @property
     def full(self) -> bool:
-        # a step completes at most all open returns
-        return self.head + self._most > self.sampler.capacity
+        # a step completes at most all incomplete returns
+        return self.head + self._most_completed > self.sampler.capacity
 
     def observe(self, low: int, steps: Steps) -> int:
         check_steps(steps, low, self.simulators, self._observation, self._action, self._behaviour)
@@ -114,7 +115,7 @@ class RowReplay:
         return self._insert(values, len(completed), self._errors.errors(completed, low, steps.next_value))
 
     def insert(self, values: Mapping[str, Tensor], count: int, error: Tensor | None = None) -> int:
-        """Insert ``count`` transitions at once: [count, ...] of each column. error: [count], for their
+        """Insert ``count`` transitions at once: values [count, ...] of each column. error: [count], for their
         initial priorities; see ``SlotSampler.put``.
 
         Raises ValueError for more than the capacity, for values of a wrong shape or dtype, and for errors
@@ -147,7 +148,7 @@ class RowReplay:
     def choose(self, count: int, beta: float, out: Draw | None = None) -> Selection:
         draw = self.sampler.draw(count, beta, out)
         keys = self._keys(draw.indices)
-        # keys are needed until the errors are known, longer than ``out``, which is reused
+        # keys are needed until the errors are known; ``out`` is reused before that
         return Selection(keys if out is None or keys is not draw.indices else keys.clone(), draw)
 
     def _keys(self, slots: Tensor) -> Tensor:
@@ -155,9 +156,9 @@ class RowReplay:
         capacity = self.sampler.capacity
         if self.head <= capacity:
             return slots
-        place = self.head % capacity  # slots from here on were written one round earlier
-        numbers = slots.numpy() + (self.head - place)
-        numbers[slots.numpy() >= place] -= capacity
+        next_slot = self.head % capacity  # slots from this one on were written one round earlier
+        numbers = slots.numpy() + (self.head - next_slot)
+        numbers[slots.numpy() >= next_slot] -= capacity
         return torch.from_numpy(numbers)
 
     def buffers(self, count: int, pinned: bool = False) -> dict[str, Tensor]:
@@ -170,7 +171,7 @@ class RowReplay:
         if not self._behaviour:
             return Sample(selection.keys, selection.draw.weights, **values)  # type: ignore[arg-type]
         values = dict(values)  # a copy: the dictionary of buffers is reused, and must keep its columns
-        behaviour = behaviour_of(values)
+        behaviour = pop_behaviour(values)
         return Sample(selection.keys, selection.draw.weights, **values, behaviour=behaviour)
 
     def write(self, selection: Selection, columns: dict[str, Tensor]) -> None:
@@ -183,9 +184,9 @@ class RowReplay:
         capacity = self.sampler.capacity
         keys = keys.cpu()
         numbers = keys.numpy()
-        here = (numbers >= self.head - capacity) & (numbers < self.head)
-        if np.count_nonzero(here) < len(numbers):
-            keys, error = keys[torch.from_numpy(here)], error[torch.from_numpy(here)]
+        present = (numbers >= self.head - capacity) & (numbers < self.head)
+        if np.count_nonzero(present) < len(numbers):
+            keys, error = keys[torch.from_numpy(present)], error[torch.from_numpy(present)]
         self.sampler.update(keys if self.head <= capacity else keys % capacity, error)
 
     def state(self) -> dict[str, Any]:

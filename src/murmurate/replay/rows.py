@@ -1,4 +1,4 @@
-"""Transitions of small observations: one packed row each, so that reading one is one cache miss."""
+"""Transitions of small observations: one packed row each, so that reading a transition is one cache miss."""
 
 from __future__ import annotations
 
@@ -28,53 +28,55 @@ class Column(NamedTuple):
     dtype: torch.dtype
 
 
-class _Place(NamedTuple):
+class _ByteRange(NamedTuple):
+    """Where a row holds a column."""
+
     offset: int
     bytes: int
 
 
 class RowStore:
-    """[capacity] rows of named columns, in whatever memory ``allocate`` gives.
+    """``capacity`` rows of named columns, in memory from ``allocate``.
 
-    Rows are padded to whole cache lines, or to a half or a quarter of one where that is enough.
+    Rows are padded to whole cache lines, or, if shorter than one line, to a power of two of bytes.
     """
 
     def __init__(self, capacity: int, columns: Mapping[str, Column], allocate: Allocate = private) -> None:
         if capacity < 1:
             raise ValueError(f"a store holds at least one transition, not {capacity}")
         self.capacity, self.columns = capacity, dict(columns)
-        self._places: dict[str, _Place] = {}
+        self._ranges: dict[str, _ByteRange] = {}
         end = 0
-        # widest first: then each is aligned without a gap
+        # widest dtype first, so that every column is aligned without a gap
         for name, column in sorted(self.columns.items(), key=lambda item: -item[1].dtype.itemsize):
             size = int(np.prod(column.shape, dtype=np.int64)) * column.dtype.itemsize
-            self._places[name] = _Place(end, size)
+            self._ranges[name] = _ByteRange(end, size)
             end += size
         self.row_bytes = _padded(end)
         self._bytes = array(allocate, "transitions", (capacity, self.row_bytes), np.uint8)
         self._rows = torch.from_numpy(self._bytes)
         self._address = self._rows.data_ptr()
         self._columns = {name: self._view(name) for name in self.columns}
-        # for the kernel: offset and size of each field
-        self._fields = torch.tensor([*self._places.values()], dtype=torch.int64)
+        # for the kernel: offset and size of each column in a row
+        self._fields = torch.tensor([*self._ranges.values()], dtype=torch.int64)
         self._fields_address = self._fields.data_ptr()
 
     def put(self, where: slice | Integers, values: Mapping[str, Bytes]) -> None:
-        """Row where[b] <- values[name][b] for each name; ``values`` are the result of ``checked``."""
+        """Write values[name][b] to row where[b] for each column. values: the result of ``checked``."""
         for name, value in values.items():
-            place = self._places[name]
-            self._bytes[where, place.offset : place.offset + place.bytes] = value
+            span = self._ranges[name]
+            self._bytes[where, span.offset : span.offset + span.bytes] = value
 
     def checked(self, values: Mapping[str, Tensor], count: int) -> dict[str, Bytes]:
-        """[count, bytes] of each column, from [count, ...] of it. Raises ValueError for values that are
+        """Each column's values [count, ...] as bytes [count, bytes]. Raises ValueError for values that are
         missing, or of a wrong shape or dtype."""
         return {name: self.as_bytes(name, self._checked(name, values, count)) for name in self.columns}
 
     def as_bytes(self, name: str, values: Tensor) -> Bytes:
-        """[B, bytes] of a column's values [B, ...], in the same memory if they are contiguous. Works for
-        dtypes that numpy lacks."""
+        """A column's values [B, ...] as bytes [B, bytes], in the same memory if they are contiguous. Works
+        for dtypes that numpy lacks."""
         flat = values.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-        return flat.reshape(values.shape[0], self._places[name].bytes)
+        return flat.reshape(values.shape[0], self._ranges[name].bytes)
 
     def _checked(self, name: str, values: Mapping[str, Tensor], count: int) -> Tensor:
         column = self.columns[name]
@@ -105,18 +107,19 @@ class RowStore:
     def read(
         self, slots: Tensor, out: dict[str, Tensor] | None = None, copier: AsyncCopy | None = None
     ) -> dict[str, Tensor]:
-        """[B, ...] of each column at ``slots`` [B] int64; with a copier, complete after its ``wait``."""
+        """Each column's values [B, ...] at ``slots`` [B] int64. With a copier they are complete after its
+        ``wait``."""
         out = self.buffers(len(slots)) if out is None else out
         if native.kernels is None:
             rows = self._rows.index_select(0, slots)
-            for name, place in self._places.items():
+            for name, span in self._ranges.items():
                 column = self.columns[name]
-                part = rows[:, place.offset : place.offset + place.bytes].contiguous()
+                part = rows[:, span.offset : span.offset + span.bytes].contiguous()
                 out[name].copy_(part.view(column.dtype).view(len(slots), *column.shape))
             return out
         if copier is not None:
-            places = tuple([out[name] for name in self._places])
-            copier.split(self._rows, self.row_bytes, slots, self._fields, places)
+            outputs = tuple([out[name] for name in self._ranges])
+            copier.split(self._rows, self.row_bytes, slots, self._fields, outputs)
             return out
         native.kernels.split(
             self._address,
@@ -124,21 +127,21 @@ class RowStore:
             slots.data_ptr(),
             len(slots),
             self._fields_address,
-            tuple([out[name].data_ptr() for name in self._places]),
+            tuple([out[name].data_ptr() for name in self._ranges]),
         )
         return out
 
     def column(self, name: str) -> Tensor:
-        """[capacity, ...]: a view of one column."""
+        """A view of one column [capacity, ...]."""
         return self._columns[name]
 
     def _view(self, name: str) -> Tensor:
-        column, place = self.columns[name], self._places[name]
-        part = self._rows[:, place.offset : place.offset + place.bytes]
+        column, span = self.columns[name], self._ranges[name]
+        part = self._rows[:, span.offset : span.offset + span.bytes]
         return part.view(column.dtype).view(self.capacity, *column.shape)
 
     def save(self, count: int) -> Tensor:
-        """[count, row_bytes] uint8: the first ``count`` rows, a view."""
+        """A view of the first ``count`` rows: [count, row_bytes] uint8."""
         return self._rows[:count]
 
     def load(self, rows: Tensor) -> None:
@@ -152,22 +155,22 @@ def recorded_columns(behaviour: Shapes) -> dict[str, Column]:
     return {RECORDED + name: Column(shape, torch.float32) for name, shape in behaviour.items()}
 
 
-def behaviour_of(values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The recorded columns, removed from ``values``."""
+def pop_behaviour(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Remove the recorded columns from ``values`` and return them."""
     names = [name for name in values if name.startswith(RECORDED)]
     return {name.removeprefix(RECORDED): values.pop(name) for name in names}
 
 
 def _padded(size: int) -> int:
     """The next multiple of a cache line; below one line, the next power of two."""
-    small = 8
-    while small < _LINE_BYTES:
-        if size <= small:
-            return small
-        small *= 2
+    width = 8
+    while width < _LINE_BYTES:
+        if size <= width:
+            return width
+        width *= 2
     return -(-size // _LINE_BYTES) * _LINE_BYTES
 
 
 def numbers_as_bytes(numbers: npt.NDArray[Any]) -> Bytes:
-    """[B, bytes] of [B] contiguous numbers."""
+    """Contiguous numbers [B] as bytes [B, bytes]; a view."""
     return numbers.view(np.uint8).reshape(len(numbers), numbers.itemsize)

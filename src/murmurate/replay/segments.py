@@ -1,7 +1,7 @@
 """Slots in segments: a batch has a share of draws from each segment, or comes from a single one.
 
 Zhang, section 3.2.3 and Algorithm 2 (MEMR): a model is rolled out in rounds of M rollouts. Each round starts
-at states drawn with other priorities, so it forms a segment, and a batch is drawn from one segment that is
+at states drawn with different priorities and so forms a segment; a batch is drawn from one segment, which is
 chosen first. A ring fills its slots in order, so its segments are consecutive ranges of M slots.
 """
 
@@ -20,15 +20,15 @@ from murmurate.replay.sum_tree import Draw, empty_draw
 
 
 class Segmented:
-    """See ``SlotSampler``. Segment k has the slots after those of the segments before it.
+    """See ``SlotSampler``. Segment k has the slots that follow those of segment k - 1.
 
-    shares: shares of the draws, one for each segment; None: equal ones. The share of a partly filled segment
-        is reduced in proportion, in favour of the others.
-    whole: a batch is drawn from one segment, chosen with the probability of its share, and its weights are
-        those within the segment (Zhang: weights of different segments are not comparable). Otherwise a batch
-        has from each segment its share of draws, rounded up or down, and item i of segment k is drawn with
-        probability share_k p_i / P_k. Its weight divided by the greatest of all segments is
-        (p_i / least p of k) ** -beta times a factor of the segment.
+    shares: each segment's share of the draws; None: equal shares. The share of a partly filled segment is
+        reduced in proportion, in favour of the others.
+    whole: a batch is drawn from one segment, chosen with the probability of its share, and the weights are
+        computed within it (Zhang: weights of different segments are not comparable). Otherwise each segment
+        has its share of a batch's draws, rounded up or down, and item i of segment k is drawn with
+        probability share_k p_i / P_k, P_k being the sum of its priorities. The item's weight, divided by the
+        greatest weight, is (p_i / least p of k) ** -beta times a factor that depends on k.
     """
 
     weighted: ClassVar[bool] = True
@@ -60,16 +60,16 @@ class Segmented:
         return sum(segment.filled for segment in self.segments)
 
     def put(self, slots: Tensor, error: Tensor | None = None) -> None:
-        for segment, here, slot in self._divided(slots):
-            segment.put(slot, None if error is None else error[here])
+        for segment, inside, slot in self._by_segment(slots):
+            segment.put(slot, None if error is None else error[inside])
 
     def remove(self, slots: Tensor) -> None:
-        for segment, _, slot in self._divided(slots):
+        for segment, _, slot in self._by_segment(slots):
             segment.remove(slot)
 
     def update(self, slots: Tensor, error: Tensor) -> None:
-        for segment, here, slot in self._divided(slots):
-            segment.update(slot, error[here])
+        for segment, inside, slot in self._by_segment(slots):
+            segment.update(slot, error[inside])
 
     def set_alpha(self, alpha: float) -> None:
         for segment in self.segments:
@@ -77,7 +77,7 @@ class Segmented:
 
     @property
     def mass(self) -> tuple[float, float]:
-        """Probabilities times the number of filled slots: a uniform distribution gives each slot 1."""
+        """The sum and the least of the slots' probabilities, both times the number of filled slots."""
         least = min(self._least_probabilities().values(), default=math.inf)
         return float(self.filled), self.filled * least
 
@@ -110,19 +110,19 @@ class Segmented:
         return {k: weight / total for k, weight in weights.items()}
 
     def _counts(self, count: int) -> dict[int, int]:
-        """How many of a batch's draws come from which segment."""
+        """For each segment, how many of a batch's draws come from it."""
         probabilities = self._segment_probabilities()
-        drawn = float(torch.rand((), dtype=torch.float64, generator=self._generator))
+        u = float(torch.rand((), dtype=torch.float64, generator=self._generator))
         if self.whole:
             bounds = torch.tensor(list(probabilities.values()), dtype=torch.float64).cumsum(0)
-            position = min(int((bounds <= drawn).sum()), len(probabilities) - 1)
+            position = min(int((bounds <= u).sum()), len(probabilities) - 1)
             return {list(probabilities)[position]: count}
-        # systematic sampling, at the points drawn, drawn + 1, .. along the cumulated shares: the number of
-        # draws from each is its share on average, and differs from it by less than one
+        # systematic sampling, at the points u, u + 1, .. along the cumulated shares: the number of draws from
+        # each segment is its share on average, and differs from it by less than one; the last has the rest
         counts, cumulated, before = {}, 0.0, 0
         for k, probability in probabilities.items():
             cumulated += probability
-            after = count if k == max(probabilities) else min(count, math.floor(cumulated * count + drawn))
+            after = count if k == max(probabilities) else min(count, math.floor(cumulated * count + u))
             if after > before:
                 counts[k] = after - before
             before = max(before, after)
@@ -136,12 +136,12 @@ class Segmented:
             least_of[k] = probability * least / total
         return least_of
 
-    def _divided(self, slots: Tensor) -> Iterator[tuple[Prioritized | Uniform, Tensor, Tensor]]:
-        """(segment, which of ``slots`` are in it, their places in it) for each that has any."""
+    def _by_segment(self, slots: Tensor) -> Iterator[tuple[Prioritized | Uniform, Tensor, Tensor]]:
+        """(segment, mask of the ``slots`` in it, their numbers within it) for each segment that has any."""
         number = torch.bucketize(slots, self._ends, right=True)
         for k in torch.unique(number).tolist():
-            here = number == k
-            yield self.segments[k], here, slots[here] - self._starts[k]
+            inside = number == k
+            yield self.segments[k], inside, slots[inside] - self._starts[k]
 
     def state(self) -> dict[str, Any]:
         segments = [segment.state() for segment in self.segments]
@@ -151,8 +151,8 @@ class Segmented:
         """Raises ValueError for a state with another number of segments."""
         if len(state["segments"]) != len(self.segments):
             raise ValueError(
-                f"the state has {len(state['segments'])} segments and this replay {len(self.segments)}: open "
-                "the replay with as many"
+                f"the state has {len(state['segments'])} segments, but this replay has {len(self.segments)}: "
+                "open the replay with as many as the state has"
             )
         for segment, saved in zip(self.segments, state["segments"], strict=True):
             segment.load(saved)

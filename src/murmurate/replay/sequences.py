@@ -19,8 +19,8 @@ from murmurate.spec import EnvSpec, SequenceSample, Shapes
 class Trajectories:
     """A ring of the last ``length`` steps of each of ``simulators`` simulators.
 
-    Each observation is stored once: the one after a step is found at the next step. Final observations of
-    truncated episodes are stored beside the ring.
+    Each observation is stored once: the observation after a step is stored with the next step. Final
+    observations of truncated episodes are stored outside the ring.
     """
 
     def __init__(self, spec: EnvSpec, length: int, simulators: int, behaviour: Shapes | None = None) -> None:
@@ -28,10 +28,10 @@ class Trajectories:
             raise ValueError(f"trajectories of {length} steps are empty; keep at least one step")
         self.length, self.simulators = length, simulators
         self._behaviour = dict(behaviour or {})
-        self._observed = Column(spec.observation_shape, spec.observation_dtype)
+        self._observation = Column(spec.observation_shape, spec.observation_dtype)
         self._action = Column((), torch.int64) if spec.actions else Column(spec.action_shape, torch.float32)
-        one, flag = Column((), torch.float32), Column((), torch.bool)
-        columns = {"observation": self._observed, "action": self._action, "reward": one}
+        scalar, flag = Column((), torch.float32), Column((), torch.bool)
+        columns = {"observation": self._observation, "action": self._action, "reward": scalar}
         columns |= {"terminated": flag, "truncated": flag}
         columns |= recorded_columns(self._behaviour)
         # one more slot: for the observation after the newest step
@@ -60,7 +60,7 @@ class Trajectories:
 
         Raises ValueError for wrong shapes, dtypes or values (see ``checks``), before any change.
         """
-        check_steps(steps, low, self.simulators, self._observed, self._action, self._behaviour)
+        check_steps(steps, low, self.simulators, self._observation, self._action, self._behaviour)
         here = np.arange(low, low + len(steps.reward))
         rows = self._rows(self._heads[here], here)
         values = {"observation": steps.observation, "action": steps.action, "reward": steps.reward}
@@ -94,21 +94,21 @@ class Trajectories:
         self._final.clear()
 
     def draw(self, batch: int, steps: int, generator: torch.Generator, every: bool) -> SequenceSample:
-        """``batch`` sequences of up to ``steps`` steps, whose first ones are drawn uniformly from all steps.
+        """``batch`` sequences of up to ``steps`` steps; their first steps are drawn uniformly from all steps.
 
-        every: see ``Sequences``. Raises ValueError if there are none.
+        every: see ``Sequences``. Raises ValueError if there are no steps.
         """
         if not len(self):
             raise ValueError("there are no steps yet: draw after observe")
         chosen = torch.randint(len(self), (batch,), generator=generator).numpy()
-        edges = np.cumsum(self._counts)
-        simulator = np.searchsorted(edges, chosen, side="right")
-        left = edges[simulator] - chosen  # steps from the chosen one to the newest
-        start = self._heads[simulator] - left
+        ends = np.cumsum(self._counts)
+        simulator = np.searchsorted(ends, chosen, side="right")
+        remaining = ends[simulator] - chosen  # steps from the chosen one to the newest
+        start = self._heads[simulator] - remaining
         times = start + np.arange(steps)[:, None]
         rows = torch.from_numpy(self._rows(times, simulator))
         ended = (self._columns["terminated"][rows] | self._columns["truncated"][rows]).numpy()
-        length = np.minimum(np.where(ended.any(0), ended.argmax(0) + 1, steps), left)
+        length = np.minimum(np.where(ended.any(0), ended.argmax(0) + 1, steps), remaining)
         valid = torch.from_numpy(np.arange(steps)[:, None] < length)
         last = rows[torch.from_numpy(length - 1), torch.arange(batch)]
         final = self._read("observation", torch.from_numpy(self._rows(start + length, simulator)))
@@ -117,27 +117,28 @@ class Trajectories:
                 if row in self._final:
                     final[b] = self._final[row]
 
-        def of(name: str) -> Tensor:
+        def masked(name: str) -> Tensor:  # 0 after the end of a sequence
             values = self._read(name, rows)
             return values * valid.view(*valid.shape, *(1,) * (values.dim() - 2))
 
         return SequenceSample(
             observation=self._read("observation", rows if every else rows[:1]),
-            action=of("action"),
-            reward=of("reward"),
+            action=masked("action"),
+            reward=masked("reward"),
             length=torch.from_numpy(length),
             terminated=self._columns["terminated"][last],
             last_observation=final,
-            behaviour={name: of(RECORDED + name) for name in self._behaviour},
+            behaviour={name: masked(RECORDED + name) for name in self._behaviour},
         )
 
     def _read(self, name: str, rows: Tensor) -> Tensor:
-        """A column's values at ``rows`` [...]; index_select is faster than indexing: it copies whole rows."""
+        """A column's values at ``rows`` [...]. index_select, which copies whole rows, is faster than
+        indexing."""
         values = self._columns[name]
         return values.index_select(0, rows.flatten()).view(*rows.shape, *values.shape[1:])
 
     def _rows(self, time: Any, simulator: Any) -> Any:
-        """Rows of steps number ``time`` of ``simulator``."""
+        """Row of step number ``time`` of ``simulator``; both may be arrays."""
         return time % self._slots * self.simulators + simulator
 
     def state(self) -> dict[str, Any]:
@@ -158,7 +159,7 @@ class Trajectories:
 
 def trajectory_bytes(spec: EnvSpec, length: int, simulators: int, behaviour: Shapes | None = None) -> int:
     """Memory of ``Trajectories``, apart from final observations of truncated episodes."""
-    seen = math.prod(spec.observation_shape) * spec.observation_dtype.itemsize
+    observation_bytes = math.prod(spec.observation_shape) * spec.observation_dtype.itemsize
     recorded = sum(math.prod(shape) for shape in (behaviour or {}).values())
-    acted = 4 * math.prod(spec.action_shape) if not spec.actions else 8
-    return (length + 1) * simulators * (seen + acted + 4 * recorded + 6)
+    action_bytes = 4 * math.prod(spec.action_shape) if not spec.actions else 8
+    return (length + 1) * simulators * (observation_bytes + action_bytes + 4 * recorded + 6)

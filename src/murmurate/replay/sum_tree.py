@@ -2,8 +2,9 @@
 
 Zhang, sections 3.2.2 and 4.2.3: a node has K children, and one node is one cache line. The compiled tree
 (``_native_tree``) stores in each line the prefix sums of its 16 children, so that a search compares the mass
-with all of them at once (Differs: Algorithm 1 scans the K children, adding). The torch tree (``_torch_tree``)
-supports any fan-out and any device; on CUDA devices the one in Triton (``_triton_tree``) takes its place.
+with all of them at once (Differs: Algorithm 1 scans the K children, adding them up). The torch tree
+(``_torch_tree``) supports any fan-out and any device; on CUDA devices a Triton tree (``_triton_tree``)
+replaces it.
 
 Sums do not drift: parents are recomputed from their children, and never by adding differences, so the
 rounding error of a sum comes from log2(N) additions, however many updates were made.
@@ -22,11 +23,11 @@ from murmurate.native import gpu
 
 Backend = Literal["auto", "native", "torch", "triton"]
 NATIVE_FAN_OUT = 16
-TRITON_FAN_OUT = 64  # at most: the loop over a node's children is unrolled
+TRITON_FAN_OUT = 64  # the maximum, because the loop over a node's children is unrolled
 
 
 class Draw(NamedTuple):
-    """indices: [B] int64. weights: [B] float32, (p / least positive p) ** -beta, so 1 at most."""
+    """indices: [B] int64. weights: [B] float32, (p / least positive p) ** -beta, so at most 1."""
 
     indices: Tensor
     weights: Tensor
@@ -41,8 +42,8 @@ def empty_draw(count: int) -> Draw:
 class SumTree(Protocol):
     """Priorities p_0 .. p_{capacity - 1}, zero at first. A priority of zero is never drawn.
 
-    One process writes; any number may read a tree in shared memory meanwhile, and each priority they read is
-    either the old or the new one.
+    Only one process may write to a tree in shared memory; any number may read it meanwhile, and each priority
+    they read is either the old or the new one.
     """
 
     capacity: int
@@ -111,11 +112,11 @@ def sum_tree(
     """The fastest available tree with these properties.
 
     seed: seed of the draws, which are the same for every backend (unless its sums round differently).
-    memory: for the tree, at least ``tree_bytes(capacity)`` zeros, possibly shared; native tree only.
-    threads: for searches of large batches (16,384 draws and more); the result is the same to the bit. The
-        torch tree uses torch's threads.
+    memory: at least ``tree_bytes(capacity)`` bytes for the tree, all 0, possibly shared; native tree only.
+    threads: number of threads that search for large batches (16,384 draws and more); the result is the same
+        to the bit. The torch tree uses torch's threads.
 
-    Raises Refusal if ``backend`` is native or triton and that tree is not available or lacks one of these.
+    Raises Refusal if ``backend`` is native or triton, and that tree is unavailable or lacks such a property.
     """
     if capacity < 1:
         raise ValueError(f"a tree has at least one leaf, not {capacity}")
@@ -124,22 +125,22 @@ def sum_tree(
     if threads < 1:
         raise ValueError(f"a search has at least one thread, not {threads}")
     device = torch.device(device)
-    native_lacks = _native_lacks(fan_out, device)
+    why_not_native = _why_not_native(fan_out, device)
     chosen: str = backend
-    if backend == "auto" and not native_lacks:
+    if backend == "auto" and not why_not_native:
         chosen = "native"
     elif backend == "auto":
-        chosen = "triton" if device.type == "cuda" and not _triton_lacks(fan_out, device) else "torch"
-    elif backend == "native" and native_lacks:
-        raise Refusal(f"backend is 'native', but {native_lacks}. Use backend='auto'.")
-    elif backend == "triton" and (reason := _triton_lacks(fan_out, device)):
+        chosen = "triton" if device.type == "cuda" and not _why_not_triton(fan_out, device) else "torch"
+    elif backend == "native" and why_not_native:
+        raise Refusal(f"backend is 'native', but {why_not_native}. Use backend='auto'.")
+    elif backend == "triton" and (reason := _why_not_triton(fan_out, device)):
         raise Refusal(f"backend is 'triton', but {reason}. Or use backend='auto'.")
     if chosen == "native":
         from murmurate.replay._native_tree import NativeTree
 
         return NativeTree(capacity, seed, memory, threads)
     if memory is not None:
-        raise Refusal(f"only the native sum tree takes memory: {native_lacks or f'backend is {chosen}'}.")
+        raise Refusal(f"only the native sum tree takes memory: {why_not_native or f'backend is {chosen}'}.")
     if chosen == "triton":
         from murmurate.replay._triton_tree import TritonTree
 
@@ -149,7 +150,8 @@ def sum_tree(
     return TorchTree(capacity, fan_out, seed, device)
 
 
-def _native_lacks(fan_out: int, device: torch.device) -> str:
+def _why_not_native(fan_out: int, device: torch.device) -> str:
+    """Why the native tree cannot be used; empty if it can."""
     if native.kernels is None:
         return f"the compiled kernels do not run ({native.simd})"
     if fan_out != NATIVE_FAN_OUT:
@@ -157,7 +159,8 @@ def _native_lacks(fan_out: int, device: torch.device) -> str:
     return "" if device.type == "cpu" else f"it lives in host memory, not on {device}"
 
 
-def _triton_lacks(fan_out: int, device: torch.device) -> str:
+def _why_not_triton(fan_out: int, device: torch.device) -> str:
+    """Why the Triton tree cannot be used; empty if it can."""
     if fan_out > TRITON_FAN_OUT:
         return f"it has a fan-out of at most {TRITON_FAN_OUT}, not {fan_out}"
     return gpu.why_not(device)

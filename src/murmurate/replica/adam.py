@@ -1,4 +1,4 @@
-"""Adam of one vector, with little overhead."""
+"""Adam for a single vector, with little overhead."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ class Adam(torch.optim.Adam):
         ):
             return self._torch_step(closure)
         (x,) = parameters
-        memory = self.state[x]
-        if not memory or x.grad is None:  # torch's first step creates the state
+        state = self.state[x]
+        if not state or x.grad is None:  # torch's first step creates the state
             return self._torch_step(closure)
         with torch.no_grad():
-            memory["step"].add_(1)
+            state["step"].add_(1)
             first, second = group["betas"]
             torch._fused_adam_(
                 [x],
                 [x.grad],
-                [memory["exp_avg"]],
-                [memory["exp_avg_sq"]],
+                [state["exp_avg"]],
+                [state["exp_avg_sq"]],
                 [],
-                [memory["step"]],
+                [state["step"]],
                 lr=group["lr"],
                 beta1=first,
                 beta2=second,
@@ -59,10 +59,10 @@ class Adam(torch.optim.Adam):
     step.hooked = True  # type: ignore[attr-defined]  # else torch would wrap it; see _torch_step
 
     def _torch_step(self, closure: Any) -> Any:
-        whole = step_of(torch.optim.Adam.step)
-        if not getattr(whole, "hooked", False):  # torch wraps it when the first plain Adam is constructed
-            whole = self.profile_hook_step(whole)
-        return whole(self, closure)
+        torch_step = step_of(torch.optim.Adam.step)
+        if not getattr(torch_step, "hooked", False):  # it is, once a plain Adam has been constructed
+            torch_step = self.profile_hook_step(torch_step)
+        return torch_step(self, closure)
 
     def _needs_torch_step(self, group: dict[str, Any]) -> bool:
         return bool(

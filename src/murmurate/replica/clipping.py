@@ -32,13 +32,13 @@ def check_norm(norm: float, name: str, clock: int) -> None:
 
 
 def factor(norm: Tensor, most: float) -> Tensor:
-    """[] the factor by which torch.nn.utils.clip_grad_norm_ multiplies a gradient of this norm."""
+    """The factor, [], by which torch.nn.utils.clip_grad_norm_ multiplies a gradient of this norm."""
     return (most / (norm + 1e-6)).clamp(max=1.0)
 
 
 def clip_(gradient: Tensor, most: float, name: str, clock: int) -> Tensor:
-    """Clip ``gradient`` [N] to norm ``most``, in place; returns its norm before, []. Raises NotFinite on a
-    CPU (on a GPU the check would synchronize)."""
+    """Clip ``gradient`` [N] to norm ``most``, in place; returns its norm before, []. Raises NotFinite only
+    on a CPU (on a GPU the check would synchronize)."""
     norm: Tensor = torch.linalg.vector_norm(gradient)
     if norm.device.type == "cpu":
         size = norm.item()

@@ -32,14 +32,14 @@ def grouping(
     module: nn.Module, groups: Callable[[nn.Module], Sequence[dict[str, Any]]] | None
 ) -> list[dict[str, Any]]:
     """The parameter groups of the optimizer, with trainable parameters only. Raises ValueError if a parameter
-    is not in exactly one group, or they differ in dtype or device."""
+    is not in exactly one group, or if parameters differ in dtype or device."""
     trainable = [p for p in module.parameters() if p.requires_grad]
     if not trainable:
         raise ValueError(f"{type(module).__name__} has no parameter that requires a gradient")
-    made = [{"params": trainable}] if groups is None else [dict(g) for g in groups(module)]
-    for group in made:
+    made_groups = [{"params": trainable}] if groups is None else [dict(g) for g in groups(module)]
+    for group in made_groups:
         group["params"] = [p for p in group["params"] if p.requires_grad]
-    listed = [id(p) for group in made for p in group["params"]]
+    listed = [id(p) for group in made_groups for p in group["params"]]
     if len(set(listed)) != len(listed) or set(listed) != {id(p) for p in trainable}:
         raise ValueError("each trainable parameter must be in exactly one parameter group")
     kinds = {(p.dtype, p.device) for p in trainable}
@@ -48,13 +48,13 @@ def grouping(
             f"one vector has one dtype and one device, but these parameters have {sorted(map(str, kinds))}. "
             "Make one replica per device, and keep one dtype."
         )
-    return made
+    return made_groups
 
 
 def lay_out(
     module: nn.Module, grouping: list[dict[str, Any]]
 ) -> tuple[list[ParameterSlice], list[tuple[int, int]]]:
-    """Slices of the vector for each parameter (with its own strides, if dense) and for each group."""
+    """The slice of the vector for each parameter (with its own strides, if dense) and for each group."""
     names: dict[int, tuple[str, nn.Module, str]] = {}
     for prefix, owner in module.named_modules():
         for attribute, parameter in owner.named_parameters(recurse=False):
@@ -74,7 +74,7 @@ def lay_out(
 
 
 def _dense(x: Tensor) -> bool:
-    """Whether the elements fill their memory without gaps or overlaps, in any order of axes."""
+    """Whether the elements fill their memory without gaps or overlaps, for any order of axes."""
     expected = 1
     for stride, size in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n > 1):
         if stride != expected:
@@ -88,7 +88,7 @@ def _contiguous_stride(shape: torch.Size) -> tuple[int, ...]:
 
 
 def merge(parts: Sequence[ParameterSlice]) -> list[tuple[int, int]]:
-    """Adjacent slices merged: (start, stop) of each."""
+    """The slices, with adjacent ones merged: (start, stop) of each."""
     runs: list[tuple[int, int]] = []
     for part in sorted(parts, key=lambda p: p.start):
         if runs and runs[-1][1] == part.start:
@@ -117,8 +117,8 @@ def check_views(
 ) -> None:
     """Raise RuntimeError, naming the parameter, if one is no longer a view into replica ``name``'s vectors.
 
-    low_precision: by parameter, the low-precision copy of which it is a view instead (it then has no
-        gradient).
+    low_precision: for each parameter that is instead a view of a low-precision copy, this copy; the parameter
+        then has no gradient.
     """
     for part in parts:
         parameter = getattr(part.owner, part.attribute)
@@ -128,14 +128,14 @@ def check_views(
         for label, tensor, base in expected:
             if tensor is None or tensor.data_ptr() != base[part.start :].data_ptr():
                 raise RuntimeError(
-                    f"the {label} of parameter '{part.name}' came loose from the vector of replica '{name}'. "
-                    "Call .to() and .half() before replicate, never call zero_grad, and end each "
+                    f"the {label} of parameter '{part.name}' is no longer a view of the vector of replica "
+                    f"'{name}'. Call .to() and .half() before replicate, never call zero_grad, and end each "
                     "loss with replica.descend(loss)."
                 )
 
 
 def disable_rnn_flattening(module: nn.Module) -> None:
-    """cuDNN's weight flattening would move recurrent weights out of the vector."""
+    """Prevent cuDNN's weight flattening, which would move recurrent weights out of the vector."""
     for inner in module.modules():
         if isinstance(inner, nn.RNNBase):
             inner.flatten_parameters = lambda: None  # type: ignore[method-assign]

@@ -26,9 +26,8 @@ def entries(optimizer: torch.optim.Optimizer) -> Iterator[tuple[nn.Parameter, di
 def construct(make_optimizer: MakeOptimizer, parameters: list[Any]) -> torch.optim.Optimizer:
     """``make_optimizer(parameters)``, without the import of torch's compiler.
 
-    That takes a launcher, which never steps an optimizer, two seconds.
-
-    torch imports it in a constructor only to keep that out of compiled code.
+    The import takes two seconds, also in a launcher, which never steps an optimizer. torch imports the
+    compiler in a constructor only to keep the constructor out of compiled code.
     """
     function = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
     if function is None or "torch._dynamo" in sys.modules or hasattr(function, "__dynamo_disable"):
@@ -48,8 +47,8 @@ def make_step(optimizer: torch.optim.Optimizer) -> None:
 def step_of(step: Callable[..., Any]) -> Callable[..., Any]:
     """A class's ``step``, with its hooks, and without the import of torch's compiler.
 
-    torch imports it at the first step, only to keep steps out of compiled code. That takes a second of each
-    process, and crashes it where an environment has loaded Mesa (``worlds.modules.import_triton``).
+    torch imports it at the first step, only to keep steps out of compiled code. The import takes a second in
+    each process, and crashes it if an environment has loaded Mesa (``worlds.modules.import_triton``).
     """
     return step if "torch._dynamo" in sys.modules else _without_compiler(step)
 
@@ -57,7 +56,9 @@ def step_of(step: Callable[..., Any]) -> Callable[..., Any]:
 @functools.cache
 def _without_compiler(step: Callable[..., Any]) -> Callable[..., Any]:
     inner: Any = getattr(step, "__wrapped__", step) if getattr(step, "hooked", False) else step
-    if getattr(inner, "__code__", step_of.__code__).co_name != "_use_grad":  # torch's wrapper that imports
+    # torch's wrapper that imports the compiler
+    is_wrapper = getattr(inner, "__code__", step_of.__code__).co_name == "_use_grad"
+    if not is_wrapper:
         return step
 
     def in_grad_mode(optimizer: torch.optim.Optimizer, *arguments: Any) -> Any:
@@ -70,8 +71,8 @@ def _without_compiler(step: Callable[..., Any]) -> Callable[..., Any]:
 def materialise(optimizer: torch.optim.Optimizer, make_optimizer: MakeOptimizer) -> None:
     """Create the state that the optimizer would create at its first step, with its values before that step.
 
-    A copy of the optimizer steps once on zeros, which leaves moments zero, and counters are reset.
-    Existing state does not change.
+    A copy of the optimizer steps once with gradients of zero, which leaves moments zero; then counters are
+    reset. Existing state does not change.
     """
     if all(state for _, state in entries(optimizer)):
         return
@@ -86,9 +87,9 @@ def materialise(optimizer: torch.optim.Optimizer, make_optimizer: MakeOptimizer)
 
 
 def check_start(optimizer: torch.optim.Optimizer, make_optimizer: MakeOptimizer) -> None:
-    """Raise ValueError if the first step after ``materialise`` differs from that without it.
+    """Raise ValueError if the first step after ``materialise`` differs from the first step without it.
 
-    Dampened momentum is such a case: its first step uses the whole gradient, later ones a part.
+    Dampened momentum is such a case: its first step uses the whole gradient, later steps only a part.
     """
     lazy, materialised = _copy(optimizer, make_optimizer), _copy(optimizer, make_optimizer)
     materialise(materialised, make_optimizer)

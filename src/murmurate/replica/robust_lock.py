@@ -1,7 +1,7 @@
 """Locks in shared memory that survive the death of their holder: POSIX robust mutexes.
 
-When a thread or process dies while it holds one, the kernel gives the lock to the next that acquires it
-(``pthread_mutexattr_setrobust(3)``), which must repair what the dead one left incomplete.
+When a thread or process dies while it holds one, the kernel gives the lock to the next one that acquires
+it (``pthread_mutexattr_setrobust(3)``), which must repair what the dead holder left incomplete.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 import torch
 from torch import Tensor
 
-_WORDS = 8  # int64 of one lock: more than a pthread_mutex_t on any platform, and one cache line
+_WORDS = 8  # int64 values of one lock: more than a pthread_mutex_t on any platform, and one cache line
 _SHARED = _ROBUST = 1  # PTHREAD_PROCESS_SHARED, PTHREAD_MUTEX_ROBUST
 _PAUSE_SECONDS = 50e-6
 
@@ -47,7 +47,7 @@ class RobustLock:
         self._mutex = ctypes.c_void_p(memory.data_ptr())
 
     def acquire(self, deadline_seconds: float) -> bool:
-        """Wait for the lock; False if the deadline passed. The previous holder may have died."""
+        """Wait for the lock; returns False if the deadline passed. The previous holder may have died."""
         end = time.monotonic() + deadline_seconds
         while (code := _libc.pthread_mutex_trylock(self._mutex)) == errno.EBUSY:
             if time.monotonic() > end:

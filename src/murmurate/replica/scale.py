@@ -1,7 +1,7 @@
 """A scale that makes steps along a few rows cheap (see ``sparse``): the parameters are ``scale * vector``.
 
 Replicas that share a vector shrink it and write to it without excluding each other. Only multiplying the
-scale into it (a fold) needs exclusive access. So each member has its own lock, which it holds while it
+vector by the scale (a fold) needs exclusive access. So each member has its own lock, which it holds while it
 writes, and exclusive access means holding all of them (a "big-reader" lock). Readers take no lock: they
 read again if a counter shows that another member had exclusive access meanwhile (a sequence lock).
 """
@@ -23,11 +23,11 @@ from murmurate.replica.sparse import Rows, StepTooLarge, add_rows
 T = TypeVar("T")
 
 _PATIENCE_SECONDS, _PAUSE_SECONDS = 1.0, 50e-6
-# Below the first, the scale is folded into the vector; below the second, writers wait for the fold. float32
-# ends at 3e38, and a vector may hold counts of 1e15.
+# Below LEAST_SCALE, the scale is folded into the vector; below _NO_SMALLER, writers wait for the fold.
+# float32 ends at 3e38, and a vector may hold counts of 1e15.
 LEAST_SCALE, _NO_SMALLER = 1e-10, 1e-20
-_CHUNK = 16_384  # numbers of a vector that are multiplied at a time
-_FACTOR, _COPIED, _DONE = range(3)  # of a fold in progress: its factor or 0; chunks copied; chunks multiplied
+_CHUNK = 16_384  # number of elements of a vector that are multiplied at a time
+_FACTOR, _COPIED, _DONE = range(3)  # state of a fold: factor, or 0 if none; chunks copied; chunks multiplied
 
 
 class Scale:
@@ -36,7 +36,7 @@ class Scale:
     A member writes only its own logarithm, so no change is lost if several members shrink a shared vector.
 
     Attributes:
-        kept: whether row-sparse gradients change only the scale and those rows; else they are made dense.
+        kept: whether row-sparse gradients change only the scale and their rows; else they are made dense.
         touched: [V] uint8, or None; entries of changed rows are set to 1.
     """
 
@@ -59,7 +59,7 @@ class Scale:
         """Keep the scale in memory that all members of the same vector see.
 
         shared: (name, initial values) -> shared memory, as ``Channel.shared`` does; all ``members`` call
-        this in the same order. own: our number among them.
+        this in the same order. own: index of this member.
         """
         self.shared, self._own = True, own
         self._logs = shared("scale: logarithms", torch.zeros(members, dtype=torch.float64))
@@ -78,7 +78,7 @@ class Scale:
     ) -> None:
         """Set ``kept`` and ``touched``, for a strategy that can exchange ``scale * vector``.
 
-        fold_if_small: called in place of the method of that name when the scale is almost 0.
+        fold_if_small: called instead of the method of that name when the scale is almost 0.
         """
         self.kept, self.touched = kept, touched
         self._fold_if_small = fold_if_small or self.fold_if_small
@@ -92,17 +92,18 @@ class Scale:
         return float(self._logs.sum())
 
     def restore(self, logarithm: float) -> None:
-        """Restore a former value; all members must do so before any of them shrinks the vector."""
+        """Restore an earlier value; all members must do so before any of them shrinks the vector."""
         self._logs.zero_()
         self._logs[0] = logarithm
 
     def shrink(self, by: float) -> bool:
         """Multiply the scale by ``1 - by``; True if it would be 0: the caller must then set the vector to 0.
 
-        Raises StepTooLarge for a step beyond 0, or, of a vector that others write to, to 0.
+        Raises StepTooLarge for a step beyond 0 or, if the vector is shared, for a step to 0.
         """
         if not (by < 1 or (by == 1 and not self.shared)):
             raise StepTooLarge(f"a step of {by:g} times the vector leaves nothing of it: use a smaller rate")
+        # a vector of zeros has scale 1, logarithm 0
         self._logs[self._own] += math.log1p(-by) if by < 1 else -float(self._logs[0])
         return by == 1
 
@@ -136,7 +137,7 @@ class Scale:
             self._fold_if_small()
 
     def fold_if_small(self) -> None:
-        """Fold the scale, unless another member has done so, or one has been writing for too long."""
+        """Fold the scale, unless another member has done so, or has been writing for too long."""
         with self.exclusive() as alone:
             if alone and self.value < LEAST_SCALE:
                 self.fold()
@@ -144,8 +145,8 @@ class Scale:
     def fold(self) -> None:
         """Multiply the vector by the scale, which becomes 1. Requires exclusive access.
 
-        On a shared vector the next member finishes an interrupted fold: each chunk is multiplied from a
-        copy, so that this can be repeated.
+        On a shared vector the next member finishes an interrupted fold: each chunk is multiplied from a copy,
+        so that its multiplication can be repeated.
         """
         if not self.shared:
             self.vector.mul_(self.value)
@@ -198,7 +199,7 @@ class Scale:
                 )
             if int(self._turn[0]) % 2 == 0:
                 break
-            own.release()  # exclusive access needs this lock too: its holder is dead, so repair
+            own.release()  # exclusive access would need this lock, too: so its holder has died; repair
             with self.exclusive():
                 pass
         try:
@@ -208,7 +209,7 @@ class Scale:
 
     @contextlib.contextmanager
     def rewriting(self) -> Iterator[None]:
-        """As ``writing``, for changes to any row that are not a ``step``."""
+        """Like ``writing``, for changes to any row that are not made by ``step``."""
         with self.writing():
             yield
             if self.touched is not None:
@@ -216,7 +217,7 @@ class Scale:
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[bool]:
-        """Exclusive access for this member; yields False if another has been writing for too long."""
+        """Exclusive access for this member; yields False if another member has been writing for too long."""
         end, acquired = time.monotonic() + _PATIENCE_SECONDS, 0
         try:
             self._closing[0] = end
@@ -240,7 +241,7 @@ class Scale:
     def _begin(self) -> None:
         """Make the counter odd; if it is odd already, finish the fold of a member that died meanwhile."""
         if int(self._turn[0]) % 2 == 0:
-            self._turn[0] += bool(self._locks)
+            self._turn[0] += bool(self._locks)  # not counted if the vector is not shared
         elif self._fold[_FACTOR]:
             self.fold()
 

@@ -2,7 +2,7 @@
 
 A natural gradient ``x - sum of rows`` shrinks the whole vector and changes a few rows of it. With the
 parameters written as ``scale * vector`` (``scale``) a step costs only those rows: the scale shrinks, and the
-increment of the rows is divided by it.
+rows' increment is divided by the scale.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class StepTooLarge(RunFailed, ValueError):
 
 
 class Rows(NamedTuple):
-    """The gradient ``shrink * x - values``, where ``values`` are added to a few rows of x [V, W].
+    """The gradient ``shrink * x``, from which ``values`` are subtracted in a few rows of x [V, W].
 
     row: [R] int64, distinct. values: [R, W].
     """
@@ -31,7 +31,7 @@ class Rows(NamedTuple):
     shrink: float = 1.0
 
     def dense(self, x: Tensor) -> Tensor:
-        """[N] the gradient at x [N]."""
+        """The gradient at x [N], [N]."""
         gradient = self.shrink * x
         add_rows(gradient, self, -1.0)
         return gradient

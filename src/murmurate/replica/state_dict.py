@@ -1,4 +1,4 @@
-"""The state of a replica for checkpoints, by the parameter names and in the order of its module."""
+"""The state of a replica for checkpoints, under its module's parameter names."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def state_of(replica: Replica) -> dict[str, Any]:
     """
     optimizer = {
         f"{index}.{key}": value.detach().clone() if torch.is_tensor(value) else value
-        for index, (_, memory) in enumerate(entries(replica.optimizer))
-        for key, value in memory.items()
+        for index, (_, group_state) in enumerate(entries(replica.optimizer))
+        for key, value in group_state.items()
     }
     if not replica.shape_aware:
         optimizer = {k: _logical(replica, k, v) for k, v in optimizer.items()}
@@ -39,7 +39,7 @@ def state_of(replica: Replica) -> dict[str, Any]:
 
 
 def load_into(replica: Replica, state: dict[str, Any]) -> None:
-    """Restore a state of ``state_of``; params that are None stay unchanged.
+    """Restore a state that ``state_of`` returned; if its params are None, the parameters stay unchanged.
 
     Raises ValueError naming a parameter that does not fit.
     """
@@ -59,12 +59,12 @@ def load_into(replica: Replica, state: dict[str, Any]) -> None:
             replica.scale.restore(float(state.get("log_scale", 0.0)))
             for name, values in replica.named_views():
                 values.copy_(params[name])
-        for index, (_, memory) in enumerate(entries(replica.optimizer)):
-            for key in list(memory):
+        for index, (_, group_state) in enumerate(entries(replica.optimizer)):
+            for key in list(group_state):
                 if f"{index}.{key}" in state["optimizer"]:
-                    _restore(replica, memory, key, state["optimizer"][f"{index}.{key}"], index)
+                    _restore(replica, group_state, key, state["optimizer"][f"{index}.{key}"], index)
                 else:  # saved before the first step created it
-                    del memory[key]
+                    del group_state[key]
         for name, buffer in replica.module.named_buffers():
             buffer.copy_(state["buffers"][name])
     for group, rate in zip(replica.optimizer.param_groups, state["learning_rates"], strict=True):
@@ -73,23 +73,23 @@ def load_into(replica: Replica, state: dict[str, Any]) -> None:
     replica.reload()
 
 
-def _restore(replica: Replica, memory: dict[str, Any], key: str, stored: Any, index: int) -> None:
-    """Write an entry of the saved optimizer state into that of group ``index``."""
-    if not torch.is_tensor(memory[key]):
-        memory[key] = stored
+def _restore(replica: Replica, group_state: dict[str, Any], key: str, stored: Any, index: int) -> None:
+    """Write an entry of the saved optimizer state into the state of group ``index``."""
+    if not torch.is_tensor(group_state[key]):
+        group_state[key] = stored
         return
     if isinstance(stored, dict):
-        flat = torch.empty_like(memory[key])
+        flat = torch.empty_like(group_state[key])
         start = replica.group_bounds[index][0] if len(replica.group_bounds) > 1 else 0
         for part in replica.parts:
             if part.name in stored:
                 view(flat, part, start).copy_(stored[part.name])
         stored = flat
-    memory[key].copy_(stored)
+    group_state[key].copy_(stored)
 
 
 def _logical(replica: Replica, key: str, value: Any) -> Any:
-    """A flat state tensor as named tensors in logical order; others as they are."""
+    """A flat state tensor as named tensors in logical order; other values as they are."""
     index = int(key.split(".", 1)[0])
     start, stop = replica.group_bounds[index] if len(replica.group_bounds) > 1 else (0, len(replica))
     if not torch.is_tensor(value) or value.numel() != stop - start or value.dim() != 1:

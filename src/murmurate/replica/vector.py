@@ -43,7 +43,7 @@ class Exchange(NamedTuple):
     round: exchanges of this replica so far (also counted without other replicas).
     heard: number of members whose parameters or gradients entered this step, including its own.
     staleness: own updates since the last agreement; on one shared vector, updates that others made
-        to it since this replica read the parameters of its gradient.
+        to it since this replica read the parameters at which it computed its gradient.
     """
 
     round: int
@@ -61,7 +61,7 @@ class Replica:
         groups: for parameter groups, torch's usual dictionaries, for example
             ``lambda m: [{"params": m.body.parameters()}, {"params": m.head.parameters(), "lr": 0.1}]``.
             Each becomes a contiguous slice with its own optimizer group.
-        clip: largest global gradient norm, applied inside ``update``, so after any averaging.
+        clip: largest global gradient norm; clipping is done in ``update``, so after any averaging.
         schedule: factor on every group's initial learning rate as a function of ``steps_taken()``.
         compute_dtype: if given (``torch.bfloat16``), parameters whose names ``in_compute`` accepts are views
             of a copy in that dtype, refreshed after every step, and have no ``grad`` of their own; the
@@ -75,11 +75,11 @@ class Replica:
             (Differs: torch leaves None, which skips weight decay and momentum for them).
         scale: the parameters are ``scale * params`` after ``follow`` with ``Rows``, under a strategy that
             keeps scales; else it is 1. ``values`` multiplies it out.
-        clock: own updates so far.
+        clock: number of own updates so far.
 
     Buffers (batch-norm statistics) are not part of the vector. They stay local during training. For
-    evaluation and export, floating-point buffers are the mean of the living replicas', and integer ones
-    those of the lowest living replica.
+    evaluation and export, floating-point buffers are the mean over the living replicas, and integer buffers
+    are those of the living replica with the lowest rank.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Replica:
         self._count: Callable[[], int] = lambda: self.clock
         self._pending: Rows | None = None  # the gradient, if it is row-sparse
         self.common_rounds = True  # whether all replicas make the same rounds; alone, each update is one
-        self.measure = False  # whether the next step sets the two attributes below
+        self.measure = False  # whether the next step sets ``update_norm`` and ``own_gradient``
         self.update_norm: Tensor | None = None
         self.own_gradient: Tensor | None = None  # [N] before averaging
         self.make_optimizer = make_optimizer
@@ -121,16 +121,16 @@ class Replica:
         self.scale = Scale(self._storage)
         for part in self.parts:
             view(self._storage, part).copy_(getattr(part.owner, part.attribute).detach())
-        self._places = [view(self._storage_grad, part) for part in self.parts]
+        self._gradient_views = [view(self._storage_grad, part) for part in self.parts]
         self._compute_parts = [p for p in self.parts if compute_dtype and in_compute(p.name)]
-        self._low = None
+        self._low_precision = None
         if self._compute_parts:
-            self._low = self._storage.new_empty(total, dtype=compute_dtype)
-        self._runs = merge(self._compute_parts)
+            self._low_precision = self._storage.new_empty(total, dtype=compute_dtype)
+        self._low_precision_slices = merge(self._compute_parts)
         self.shape_aware = shape_aware
         self.params = nn.Parameter(self._storage)
         self.params.grad = self._storage_grad
-        self._slices: list[nn.Parameter] = []
+        self._optimizer_slices: list[nn.Parameter] = []
         self._point_module()
         self.optimizer = construct(make_optimizer, self._optimizer_input())
         self._initial_lr = [group["lr"] for group in self.optimizer.param_groups]
@@ -165,22 +165,22 @@ class Replica:
             ends = [sum(counts[: i + 1]) for i in range(len(counts))]
             return [{"params": owned[e - c : e], **s} for c, e, s in zip(counts, ends, settings, strict=True)]
         if len(self._grouping) == 1 and not settings[0]:
-            self._slices = [self.params]
+            self._optimizer_slices = [self.params]
             return [self.params]
-        self._slices = []
+        self._optimizer_slices = []
         for start, stop in self.group_bounds:
             piece = nn.Parameter(self._storage[start:stop])
             piece.grad = self._storage_grad[start:stop]
-            self._slices.append(piece)
-        return [{"params": [p], **s} for p, s in zip(self._slices, settings, strict=True)]
+            self._optimizer_slices.append(piece)
+        return [{"params": [p], **s} for p, s in zip(self._optimizer_slices, settings, strict=True)]
 
     def _point_module(self) -> None:
         low_precision = {part.name for part in self._compute_parts}
         for part in self.parts:
             parameter: nn.Parameter = getattr(part.owner, part.attribute)
             parameter.grad = None  # torch refuses data of another dtype than the gradient's
-            if part.name in low_precision and self._low is not None:
-                parameter.data = view(self._low, part)
+            if part.name in low_precision and self._low_precision is not None:
+                parameter.data = view(self._low_precision, part)
             else:
                 parameter.data = view(self._storage, part)
                 parameter.grad = view(self._storage_grad, part)
@@ -188,15 +188,15 @@ class Replica:
 
     def reload(self) -> None:
         """Copy the vector to the low-precision copy, if there is one."""
-        if self._low is not None:
-            for start, stop in self._runs:
-                self._low[start:stop].copy_(self._storage[start:stop])
+        if self._low_precision is not None:
+            for start, stop in self._low_precision_slices:
+                self._low_precision[start:stop].copy_(self._storage[start:stop])
 
     def rebind(self, storage: Tensor, optimizer_state: Callable[[str, Tensor], Tensor] | None = None) -> None:
-        """Use ``storage`` [N], for example in shared memory, with its contents from now on.
+        """Use ``storage`` [N], for example in shared memory, and its contents, from now on.
 
-        optimizer_state: (key, tensor) -> storage, for each tensor of the optimizer's state, which is created
-        first; the storage's contents are used. Raises ValueError for another size, dtype or device.
+        optimizer_state: (key, tensor) -> storage for each tensor of the optimizer's state, which is created
+        first; the contents of this storage are used. Raises ValueError for another size, dtype or device.
         """
         old = self._storage
         if optimizer_state is not None:
@@ -208,16 +208,16 @@ class Replica:
             )
         self._storage = self.scale.vector = storage
         self.params.data = storage
-        if self._slices and self._slices[0] is not self.params:
-            for piece, (start, stop) in zip(self._slices, self.group_bounds, strict=True):
+        if self._optimizer_slices and self._optimizer_slices[0] is not self.params:
+            for piece, (start, stop) in zip(self._optimizer_slices, self.group_bounds, strict=True):
                 piece.data = storage[start:stop]
         self._point_module()
         if optimizer_state is not None:
             materialise(self.optimizer, self.make_optimizer)
-            for index, (_, memory) in enumerate(entries(self.optimizer)):
-                for key, value in memory.items():
+            for index, (_, state) in enumerate(entries(self.optimizer)):
+                for key, value in state.items():
                     if torch.is_tensor(value):
-                        memory[key] = optimizer_state(f"{index}.{key}", value)
+                        state[key] = optimizer_state(f"{index}.{key}", value)
 
     def check(self) -> None:
         """Raise RuntimeError, naming the parameter, if one is no longer a view into the vector.
@@ -237,13 +237,13 @@ class Replica:
                     f"the optimizer of replica '{self.name}' lost its gradient, so its step would do "
                     "nothing. Never call its zero_grad: descend clears the gradient."
                 )
-        low_precision = {part.name: self._low for part in self._compute_parts}
+        low_precision = {part.name: self._low_precision for part in self._compute_parts}
         check_views(self.name, self.parts, self._storage, self._storage_grad, low_precision)
 
     # -- learning -----------------------------------------------------------------------------------
 
     def descend(self, loss: Tensor) -> Exchange:
-        """Gradient of ``loss`` (a scalar) for the own parameters only, then one strategy step.
+        """Compute the gradient of ``loss`` (a scalar) for the own parameters, then make one strategy step.
 
         Raises NotFinite if the loss is NaN or infinite, before anything was changed.
         """
@@ -260,7 +260,7 @@ class Replica:
             refuse_late_hooks(self.parts)
             self._checked = True
         with torch.no_grad():
-            for place, gradient in zip(self._places, gradients, strict=True):
+            for place, gradient in zip(self._gradient_views, gradients, strict=True):
                 if gradient is None:
                     place.zero_()
                 else:
@@ -268,7 +268,7 @@ class Replica:
         return self._agree()
 
     def follow(self, gradient: Tensor | Rows) -> Exchange:
-        """One strategy step along a closed-form ``gradient``: [N], or row-sparse (a few rows of it).
+        """Make one strategy step along a closed-form ``gradient``: [N], or row-sparse (a few rows of it).
 
         Raises ValueError for a wrong shape, and for rows with an optimizer that is not plain SGD.
         """
@@ -311,7 +311,7 @@ class Replica:
         self.reload()
 
     def update(self) -> None:
-        """Clip the present gradient, apply the schedule, and make one optimizer step. For strategies."""
+        """Clip the current gradient, apply the schedule, and make one optimizer step. For strategies."""
         before = self.values().clone() if self.measure else None
         if self._pending is not None:
             rows, self._pending = self._pending, None
@@ -329,7 +329,7 @@ class Replica:
         self.clock += 1
 
     def step_plainly(self) -> None:
-        """One step of plain SGD at the present learning rates, without clipping and the optimizer's state.
+        """Make one step of plain SGD at the current learning rates, without clipping or optimizer state.
 
         For clients of a parameter server between two pulls. Counts as an update.
         """

@@ -1,9 +1,10 @@
-"""Collectives inside a step: on any nested structure of tensors, differentiable where that is defined.
+"""Collective operations inside a step, on any nested structure of tensors; differentiable where that is
+defined.
 
 TF-Replicator, section 3.3: all_reduce, all_sum, all_gather, broadcast, map_reduce, map_gather. Each is a
 linear map of all members' inputs, and its backward pass is the adjoint map, which is also a collective. So
-the gradient is that of the sum of all members' losses with respect to each one's own input. A strategy that
-averages gradients then has the gradient of the mean loss.
+the gradient is that of the sum of all members' losses with respect to each member's own input. A strategy
+that averages gradients then has the gradient of the mean loss.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Group:
     input's device, and the same bit for bit on all members.
 
     All methods raise FabricError if members make different calls, or one makes none before the deadline. A
-    result requires a gradient if any member's input does; then all must run that backward pass.
+    result requires a gradient if any member's input does; then all members must run that backward pass.
     """
 
     exchange: TensorExchange | NoExchange
@@ -69,8 +70,8 @@ class Group:
     def gather(self, x: Any, join: bool = False) -> Any:
         """Every tensor of all members, by rank: [k, ...] for k living members.
 
-        ``join``: concatenated along the first dimension instead of stacked; its length may then differ (for
-        a shorter last batch). Backward: each member gets the sum of the gradients of its own part.
+        join: whether to concatenate along the first dimension instead of stacking; its length may then differ
+        (for a shorter last batch). Backward: each member gets the sum of the gradients of its own part.
         """
         if join:
             return self._map("gather", x)
@@ -89,7 +90,7 @@ class Group:
     def map_gather(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Any:
         """``function`` of every item, [len(items), ...] in their order, with the work shared among the group.
 
-        ``items`` must be the same on all members. The others redo the items of a member that dies.
+        ``items`` must be the same on all members. If a member dies, the others compute its items.
         """
         if not items:
             raise ValueError("map_gather and map_reduce need at least one item")
@@ -106,8 +107,8 @@ class Group:
             parts.append(part)
             order = torch.cat([order, received])
             missing, workers = sorted(set(missing) - set(received.tolist())), living.tolist()
-        back = order.argsort()
-        return pytree.tree_map(lambda *leaves: torch.cat(leaves)[back.to(leaves[0].device)], *parts)
+        in_order = order.argsort()
+        return pytree.tree_map(lambda *leaves: torch.cat(leaves)[in_order.to(leaves[0].device)], *parts)
 
     def map_reduce(self, function: Callable[[Any], Any], items: Sequence[Any], operation: Reduction) -> Any:
         """``operation`` (see ``reduce``) over ``function`` of every item, the work shared in the group."""
@@ -128,7 +129,7 @@ class _Map:
     group: Group
     kind: str
     root: int = -1
-    rows: dict[int, list[int]] = field(default_factory=dict)  # of each member and tensor, for reduce-scatter
+    rows: dict[int, list[int]] = field(default_factory=dict)  # of each tensor, by rank; for reduce-scatter
 
     def run(self, tensors: Sequence[Tensor], wants_gradient: bool) -> tuple[list[Tensor], bool]:
         """This member's results, and whether any member wants a gradient."""
@@ -159,11 +160,13 @@ class _Map:
         return stacked.mean(0) if self.kind == "mean" else stacked.sum(0)
 
     def _own_rows(self, index: int, x: Tensor) -> Tensor:
+        """This member's rows of ``x``, which has those of all members."""
         own_rank = self.group.rank
         start = sum(counts[index] for rank, counts in self.rows.items() if rank < own_rank)
         return x[start : start + self.rows[own_rank][index]]
 
     def adjoint(self) -> _Map:
+        """The map of the backward pass."""
         return _Map(self.group, _ADJOINT[self.kind], self.root, self.rows)
 
 
@@ -183,30 +186,31 @@ class _Linear(torch.autograd.Function):
     number of times."""
 
     @staticmethod
-    def forward(ctx: Any, act: _Map, results: list[Tensor], *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.act = act
+    def forward(ctx: Any, linear_map: _Map, results: list[Tensor], *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.linear_map = linear_map
         return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return (None, None, *_apply(ctx.act.adjoint(), list(gradients)))
+        return (None, None, *_apply(ctx.linear_map.adjoint(), list(gradients)))
 
 
-def _apply(act: _Map, tensors: Sequence[Tensor]) -> list[Tensor]:
+def _apply(linear_map: _Map, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The results of the map; if any member wants a gradient, with its adjoint as their backward pass."""
     differentiable = [x.is_floating_point() or x.is_complex() for x in tensors]
     wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     with torch.no_grad():
-        results, wanted_by_any = act.run([x.detach() for x in tensors], wanted)
+        results, wanted_by_any = linear_map.run([x.detach() for x in tensors], wanted)
     if not (wanted_by_any and torch.is_grad_enabled()):
         return results
-    chosen = [i for i, smooth in enumerate(differentiable) if smooth]
+    chosen = [i for i, is_differentiable in enumerate(differentiable) if is_differentiable]
     # members with constant inputs also take part in the collective of the backward pass
     inputs = [
         tensors[i] if tensors[i].requires_grad else tensors[i].detach().requires_grad_() for i in chosen
     ]
-    rows = {rank: [counts[i] for i in chosen] for rank, counts in act.rows.items()}
-    linear = _Map(act.group, act.kind, act.root, rows)
-    attached = _Linear.apply(linear, [results[i] for i in chosen], *inputs)  # type: ignore[no-untyped-call]
+    rows = {rank: [counts[i] for i in chosen] for rank, counts in linear_map.rows.items()}
+    chosen_map = _Map(linear_map.group, linear_map.kind, linear_map.root, rows)
+    attached = _Linear.apply(chosen_map, [results[i] for i in chosen], *inputs)  # type: ignore[no-untyped-call]
     for i, result in zip(chosen, attached, strict=True):
         results[i] = result
     return results
@@ -233,7 +237,7 @@ def _first(count: int, rows: Tensor) -> Tensor:
 
 
 def _extreme(which: Callable[..., Tensor], stacked: Tensor) -> Tensor:
-    # argmin and argmax do not support booleans; of several places they return the first, of the lowest rank
+    # argmin and argmax do not support booleans; of equal values they return the first, of the lowest rank
     ordered = stacked.to(torch.uint8) if stacked.dtype == torch.bool else stacked
     return torch.take_along_dim(stacked, which(ordered, 0, keepdim=True), 0).squeeze(0)
 

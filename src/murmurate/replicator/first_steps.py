@@ -1,7 +1,8 @@
 """Compares what the replicas of a script see at their first steps.
 
-Each replica reads the source of its inputs itself, so a source that shuffles without a seed gives each other
-batches, and a script without ``inputs`` trains all of them on the same ones. Neither shows in the loss.
+Each replica reads the source of its inputs itself. So a source that shuffles without a seed gives each
+replica other batches, and a script that does not call ``inputs`` trains all replicas on the same batches.
+Neither shows in the loss.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from murmurate.fabric.interface import Capability, Channel, Fabric
 from murmurate.replica.vector import Replica
 from murmurate.replicator.input_split import InputSource
 
-_BATCHES = 3  # of the first call of ``inputs``
-_GRADIENT = _BATCHES  # the place of the first gradient's hash, after those of the batches
-_STEPS = 50  # during which the others' hashes are read: replicas that do not wait for one another are late
-_VALUES = 4096  # of each tensor
+_BATCHES = 3  # number of batches of the first call of ``inputs`` that are compared
+_GRADIENT = _BATCHES  # position of the first gradient's hash, after the batches' hashes
+_STEPS = 50  # number of steps at which others' hashes are read: asynchronous replicas publish late
+_VALUES = 4096  # approximate number of values of a tensor that are hashed
 
 
 class FirstSteps:
-    """Hashes of this replica's first batches and first gradient, which it publishes, and those of the others.
+    """Compares hashes of all replicas' first batches and first gradients, which each replica publishes.
 
-    members: the replicas; a centre comes after them. All members make it at the same point. Without a
-    register on ``fabric`` nothing is compared.
+    members: number of replicas, without a centre. All members must make this object at the same point.
+    Without a register on ``fabric`` nothing is compared.
     """
 
     def __init__(self, fabric: Fabric, members: int) -> None:
@@ -45,9 +46,9 @@ class FirstSteps:
         self._steps = 0
 
     def watched(self, source: InputSource, compare: bool) -> InputSource:
-        """The source of the replica's inputs; its iterator raises Refusal if the batches differ.
+        """``source``, as an iterator that raises Refusal if the replicas' batches differ.
 
-        A function gives each replica batches of its own, which are not compared.
+        A source that is a function gives each replica batches of its own, which are not compared.
         """
         first, self._begun = not self._begun, True
         return self._batches(source, compare and first) if not callable(source) else source
@@ -57,7 +58,7 @@ class FirstSteps:
         if self._channel is not None and compare:
             for number, batch in zip(range(_STEPS), iterator, strict=False):
                 if number < _BATCHES:
-                    self._show(number, _hash_of(batch))
+                    self._publish(number, _hash_of(batch))
                 self._check_batches()
                 yield batch
         yield from iterator
@@ -68,7 +69,7 @@ class FirstSteps:
             return
         self._steps += 1
         if self._steps == 1 and bool(replica.grad.any()):
-            self._show(_GRADIENT, _hash_of(replica.grad))
+            self._publish(_GRADIENT, _hash_of(replica.grad))
         own = float(self._own[_GRADIENT])
         if self.rank or not own:
             return
@@ -100,9 +101,9 @@ class FirstSteps:
                     "If only random augmentation differs, add compare=False."
                 )
 
-    def _show(self, place: int, number: float) -> None:
+    def _publish(self, position: int, number: float) -> None:
         assert self._channel is not None
-        self._own[place] = number
+        self._own[position] = number
         self._channel.publish(self._own)
 
     def _published(self, channel: Channel) -> list[Tensor]:
@@ -110,7 +111,8 @@ class FirstSteps:
 
 
 def _hash_of(batch: Any) -> float:
-    """A whole number from 1 up, exact in float64: of the shapes, types and some values of all leaves."""
+    """A hash of the shapes, dtypes and some values of all leaves: a whole number of 1 or more, exact in
+    float64."""
     digest = hashlib.blake2b(digest_size=6)
     for leaf in pytree.tree_leaves(batch):
         if isinstance(leaf, np.ndarray) and leaf.dtype.hasobject is False and leaf.dtype.kind in "biufc":

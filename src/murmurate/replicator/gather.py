@@ -12,7 +12,7 @@ from torch import Tensor
 from murmurate.fabric.interface import Fabric, FabricError
 
 _SMALL_BYTES, _LARGE_BYTES = 1 << 12, 1 << 20
-_LENGTHS_BYTES = 16  # of the header and of the tensors, int64 each
+_LENGTHS_BYTES = 16  # the lengths of the message and of its header, int64 each
 
 
 class Contribution(NamedTuple):
@@ -38,8 +38,8 @@ class TensorExchange:
     """Gathers tensors of any number, shape and dtype over two channels of fixed length.
 
     The first is long enough for most batch statistics; the second carries the rest of longer messages in
-    pieces. members: the group's ranks in the fabric; None: all. All members must open it at the same point,
-    and call ``gather`` alike. Ranks are positions in the group.
+    pieces. members: the group's ranks in the fabric; None: all. All members must make this object at the
+    same point, and call ``gather`` in the same way. Ranks are positions in the group.
     """
 
     def __init__(self, fabric: Fabric, members: Sequence[int] | None = None) -> None:
@@ -102,10 +102,12 @@ class TensorExchange:
         }
         lengths = {rank: int(piece[0][:8].view(torch.int64)) for rank, piece in pieces.items()}
         for start in range(_SMALL_BYTES, max(lengths.values()), _LARGE_BYTES):
-            more = self._large.gather(_padded(message, start, _LARGE_BYTES))
+            next_pieces = self._large.gather(_padded(message, start, _LARGE_BYTES))
             # a member that died in between is left out of the whole call, on all members
-            pieces = {rank: [*before, more[rank]] for rank, before in pieces.items() if rank in more}
-        return {rank: torch.cat(whole)[: lengths[rank]] for rank, whole in pieces.items()}
+            pieces = {
+                rank: [*before, next_pieces[rank]] for rank, before in pieces.items() if rank in next_pieces
+            }
+        return {rank: torch.cat(received)[: lengths[rank]] for rank, received in pieces.items()}
 
 
 def _padded(message: Tensor, start: int, length: int) -> Tensor:
@@ -116,7 +118,7 @@ def _padded(message: Tensor, start: int, length: int) -> Tensor:
 
 
 def _pack(header: dict[str, Any], tensors: Sequence[Tensor]) -> Tensor:
-    """[bytes] uint8: length of the message, length of the header, header, contents of the tensors."""
+    """A message (uint8): length of the message, length of the header, header, contents of the tensors."""
     encoded = torch.frombuffer(bytearray(json.dumps(header).encode()), dtype=torch.uint8)
     data = [x.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for x in tensors]
     total = _LENGTHS_BYTES + encoded.numel() + sum(d.numel() for d in data)

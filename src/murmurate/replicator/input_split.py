@@ -13,9 +13,9 @@ from typing import Any, Literal
 from torch.utils import _pytree as pytree
 
 InputSource = Iterable[Any] | Callable[[int], Iterable[Any]]
-# (batch, number of shares, which share) -> that share
+# from (batch, number of shares, index of a share) to that share
 Split = Callable[[Any, int, int], Any]
-AnyLeft = Callable[[bool], bool]
+AllHave = Callable[[bool], bool]  # from whether this replica has a next batch to whether all have
 
 
 class CannotSplit(ValueError):
@@ -23,14 +23,15 @@ class CannotSplit(ValueError):
 
 
 def split_along(dimension: int) -> Split:
-    """Split every tensor or array of a batch along one dimension; 1 is for time-major sequences.
+    """A function that splits every tensor or array of a batch along ``dimension``; 1 is for time-major
+    sequences.
 
     Numbers, and tensors without that dimension, go to all replicas. Shares are equal: remaining rows are
     dropped, so that the mean over replicas is the mean over rows.
     """
 
     def split(batch: Any, shares: int, index: int) -> Any:
-        def one(leaf: Any) -> Any:
+        def share_of(leaf: Any) -> Any:
             if len(getattr(leaf, "shape", ())) <= dimension:
                 return leaf
             rows = leaf.shape[dimension] // shares
@@ -38,7 +39,7 @@ def split_along(dimension: int) -> Split:
                 raise CannotSplit(f"{leaf.shape[dimension]} rows do not make {shares} shares")
             return leaf[(slice(None),) * dimension + (slice(index * rows, (index + 1) * rows),)]
 
-        return pytree.tree_map(one, batch)
+        return pytree.tree_map(share_of, batch)
 
     return split
 
@@ -70,7 +71,7 @@ def inputs(
     *,
     per: Literal["worker", "replica"],
     split: Split,
-    all_have: AnyLeft,
+    all_have: AllHave,
 ) -> Iterator[Any]:
     """The batches of one replica (see ``OwnLoop.inputs``).
 
@@ -98,7 +99,7 @@ def inputs(
 
 
 def _in_turn(source: Iterator[Any], takers: int, own_index: int) -> Iterator[Any]:
-    """Every ``takers``-th batch, from number ``own_index``; an incomplete last round is dropped for all."""
+    """Every ``takers``-th batch, from number ``own_index``; all takers drop an incomplete last round."""
     while len(batches := list(itertools.islice(source, takers))) == takers:
         yield batches[own_index]
 

@@ -1,4 +1,4 @@
-"""The interface between the training loop and learners (design, section 3)."""
+"""The interface between the training loop and learners."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Learner(Protocol):
 
     @property
     def replicas(self) -> dict[str, Replica]:
-        """One for each optimizer, by name; the names are keys of checkpoints."""
+        """The learner's replicas by name, one for each optimizer; the names are keys of checkpoints."""
         ...
 
     def learn(self, batch: Batch) -> Outcome:
-        """Any number of losses, each ended by ``Replica.descend`` or ``follow``."""
+        """Make any number of updates from ``batch``, each by ``Replica.descend`` or ``Replica.follow``."""
         ...
 
     def state(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class LearnerConfig(Protocol):
         return None
 
     def build(self, context: Context) -> Any:
-        """The ``Learner`` of one replica; an ``Agent`` where the requirement is of env steps.
+        """The ``Learner`` of one replica; an ``Agent`` if its world is made of env steps.
 
         Raises ValueError for invalid hyper-parameters.
         """
@@ -109,6 +109,6 @@ class LearnerConfig(Protocol):
 
 def updates_of(learner: Learner) -> int:
     """Own updates so far; if there are several replicas, the maximum. A learner may list in ``counted`` the
-    replicas whose updates count, without a model that is fitted now and then, for example."""
+    replicas whose updates count, for example without a model that is fitted only now and then."""
     counted = getattr(learner, "counted", None)
     return max(replica.clock for name, replica in learner.replicas.items() if not counted or name in counted)

@@ -20,8 +20,8 @@ def parameters_by_device(
 ) -> dict[int, ParameterModule]:
     """The trainable parameters of ``module`` by the number of their device among ``devices``, ascending.
 
-    placed: parameter name -> that number; None: from where the parameter is. Raises Refusal for one that is
-    elsewhere.
+    placed: from a parameter's name to that number; None: the device that holds the parameter. Raises Refusal
+    for a parameter on another device.
     """
     shares: dict[int, dict[str, nn.Parameter]] = {}
     for label, parameter in module.named_parameters():
@@ -119,6 +119,7 @@ class ModelParallelReplica:
         return [exchanges[k] for k in range(len(self.shards))]
 
     def _clip(self, shards: Sequence[Replica]) -> None:
+        """Clip the gradients of these shards by their common norm."""
         first = shards[0].device
         norms = torch.stack([torch.linalg.vector_norm(s.grad).to(first) for s in shards])
         norm = torch.linalg.vector_norm(norms)

@@ -14,7 +14,7 @@ from murmurate.errors import Refusal
 from murmurate.replica.layout import disable_rnn_flattening
 from murmurate.replica.vector import Exchange, Replica
 
-_NOWHERE: Mapping[str, Any] = {}
+_NOWHERE: Mapping[str, Any] = {}  # for parameters of no known module
 _MARK = "_is_wrapped_by_murmurate"
 
 
@@ -60,7 +60,7 @@ def optimizer_factory(optimizer: torch.optim.Optimizer) -> Callable[[list[Any]],
     """A ``make_optimizer`` that first returns the script's optimizer with new parameters, and then copies of
     it.
 
-    It returns the script's object, so that learning-rate schedulers of it keep working.
+    It returns the script's object, so that its learning-rate schedulers keep working.
     """
     called = False
 
@@ -90,7 +90,8 @@ def _copy(optimizer: torch.optim.Optimizer, groups: list[Any]) -> torch.optim.Op
 def check_can_be_wrapped(
     optimizer: torch.optim.Optimizer, module: nn.Module | None, wrapped: Collection[int]
 ) -> None:
-    """Raise Refusal if the optimizer cannot step a flat vector of ``module``'s, before any change.
+    """Raise Refusal, before any change, if the optimizer cannot step a flat vector of ``module``'s
+    parameters.
 
     wrapped: ids of the parameters that other wrapped optimizers step.
     """
@@ -177,9 +178,9 @@ class WrappedOptimizer(torch.optim.Optimizer):
         setattr(optimizer, _MARK, True)
         self.replica = replica
         self.last: Exchange | None = None
-        self._steps = False  # whether a step of this object is being made
+        self._is_stepping = False  # whether a step of this object is being made
         owners = {} if module is None else _owners(module)
-        # (name, parameters of the module that has it, its name there)
+        # for each parameter: (name, parameters of the module that owns it, its name among these)
         self._places = [
             (part.name, *owners.get(id(parameter), (_NOWHERE, "")))
             for part, parameter in zip(replica.parts, replica.own_parameters(), strict=True)
@@ -208,7 +209,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         """Make steps of the wrapped optimizer itself raise Refusal: no other replica would hear of them."""
 
         def refuse(*_: Any) -> None:
-            if not self._steps:
+            if not self._is_stepping:
                 raise Refusal(
                     "step() was called on the optimizer that was wrapped, so the replicas do not agree. Keep "
                     "what wrap_optimizer returns: optimizer = replicator.wrap_optimizer(optimizer, ...)."
@@ -232,16 +233,17 @@ class WrappedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         self._attach_gradients()
         if len(self.optimizer.param_groups) != len(self.replica.group_bounds):
-            raise Refusal("a parameter group was added after wrapping: add all groups before it")
-        self._steps = True
+            raise Refusal("a parameter group was added after wrapping: add all groups before wrapping")
+        self._is_stepping = True
         try:
             self.last = self.replica.follow(self.replica.grad)
         finally:
-            self._steps = False
+            self._is_stepping = False
         return loss
 
     def _attach_gradients(self) -> None:
-        """Make all gradients views of the vector's again, as ``module.zero_grad()`` replaces them by None."""
+        """Make all gradients views of the flat gradient again, as ``module.zero_grad()`` replaces them by
+        None."""
         with torch.no_grad():
             for (name, owner, attribute), (parameter, address, view) in zip(
                 self._places, self._views, strict=True
@@ -266,7 +268,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         raise Refusal("a wrapped optimizer takes no further parameters: add the group before wrapping")
 
     def state_dict(self) -> dict[str, Any]:
-        """In the format of the plain optimizer, which can load it."""
+        """The state in the format of the plain optimizer, which can load it."""
         replica = self.replica
         saved = replica.state()["optimizer"]
         counts = [sum(start <= p.start < stop for p in replica.parts) for start, stop in replica.group_bounds]
@@ -311,7 +313,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
 
 
 def _owners(module: nn.Module) -> dict[int, tuple[Mapping[str, Any], str]]:
-    """By the id of a parameter: the parameters of the module that has it, and its name among them."""
+    """By the id of a parameter: (the parameters of the module that owns it, its name among them)."""
     return {
         id(parameter): (inner._parameters, name)
         for inner in module.modules()

@@ -25,11 +25,11 @@ class SharedVector(Protocol):
     """One replica's vector, as its parts hold it."""
 
     def exchange(self, replica: Replica, step: Callable[[Replica], Exchange]) -> Exchange:
-        """Average the parts' gradients; then the leader makes ``step``, and the others copy its vector."""
+        """Average the parts' gradients; then the leader runs ``step``, and the others copy its vector."""
         ...
 
     def broadcast(self, vector: Tensor) -> None:
-        """Replace ``vector`` [N] on every part by that of the leader."""
+        """Replace ``vector`` [N] on every part by the leader's."""
         ...
 
 
@@ -51,7 +51,7 @@ class ReplicaParts(Protocol):
 
 
 class OnePart:
-    """Stands for the parts of a replica that is one member."""
+    """Stands for the parts of a replica that consists of one member."""
 
     rank, size, bytes = 0, 1, 0
 
@@ -64,7 +64,7 @@ ONE_PART = OnePart()
 
 @dataclass
 class Follow(Strategy):
-    """The strategy of the parts that are not leaders: none, as they copy the leader's vector.
+    """Stands for the strategy on parts that are not leaders: these only copy the leader's vector.
 
     rounds: whether the leader's strategy has common rounds.
     """
@@ -84,8 +84,8 @@ class Follow(Strategy):
 def role_of(strategy: Strategy, fabric: Fabric, parts: int) -> tuple[Strategy, Fabric]:
     """(strategy, fabric) of one member where each replica has ``parts`` parts.
 
-    Leaders, and the centre if there is one, keep the strategy. Each fabric joins the same part of all
-    replicas, so that its ranks are those of replicas.
+    Leaders, and the centre if there is one, keep the strategy. The returned fabric connects the same part of
+    all replicas, so that its ranks are the replicas' numbers.
     """
     if parts == 1:
         return strategy, fabric
@@ -101,5 +101,5 @@ def check_parts(strategy: Strategy, parts: int) -> None:
     if parts > 1 and Capability.SHARED_MEMORY in strategy.needs:
         raise Refusal(
             f"under {strategy.name} other replicas write into a replica's parameters at any time, so its "
-            f"{parts} parts would compute with different ones. Use all-reduce, local-sgd or gala."
+            f"{parts} parts would compute with different parameters. Use all-reduce, local-sgd or gala."
         )

@@ -102,7 +102,7 @@ class Replicator:
         published = self.folds
         while not is_over():
             with torch.no_grad():
-                # a list, so that all replicas are served
+                # a list, as ``any`` of a generator would stop at the first replica that has a message
                 served = [
                     bound.strategy.serve(bound.replica, bound.channel)
                     for bound in self.bound_replicas.values()
@@ -117,7 +117,8 @@ class Replicator:
         return {name: b.strategy.consensus(b.replica, b.channel) for name, b in self.bound_replicas.items()}
 
     def state(self) -> dict[str, Any]:
-        """Of all replicas and their strategies, by name: nested tensors and plain values, to be saved."""
+        """The state of all replicas and their strategies, by name: nested tensors and plain values, to be
+        saved."""
         return {
             name: {"replica": b.replica.state(), "strategy": b.strategy.state()}
             for name, b in self.bound_replicas.items()
@@ -139,7 +140,7 @@ class Replicator:
         return all(drained)
 
     def resumed(self) -> None:
-        """To be called when all members have loaded a checkpoint and none has stepped yet."""
+        """To be called when all members have loaded a checkpoint, and before their first steps."""
         with torch.no_grad():
             for bound in self.bound_replicas.values():
                 bound.strategy.resumed(bound.replica, bound.channel)
@@ -170,8 +171,8 @@ class Replicator:
 
     @property
     def refused(self) -> int:
-        """Number of deltas dropped as too old or for lack of space (see the strategies), and of messages from
-        or to earlier incarnations."""
+        """Number of deltas dropped as too old or for lack of space (see the strategies), plus that of
+        messages from or to processes that were replaced."""
         return sum(b.strategy.refused + b.channel.traffic.refused for b in self.bound_replicas.values())
 
     @property
@@ -197,7 +198,8 @@ class Replicator:
         )
 
     def _unchanged(self, *, refused: bool) -> str:
-        """Names of replicas without an update, because all were refused, or because none arrived."""
+        """Names of replicas without an update: with ``refused``, those whose messages were all refused; else
+        those that received none."""
         return " and ".join(
             f"'{name}'"
             for name, bound in self.bound_replicas.items()

@@ -50,7 +50,7 @@ class OwnLoop(Replicator):
         workers: number of workers (hosts, for example) to which the replicas belong, in blocks of equal size.
         devices: devices of one replica; ``device(k)`` is the k-th, and ``device()`` the first.
         collectives: whether the script uses collectives; if so, the strategy is checked at once.
-        parts: of this replica; if several, ``strategy`` and ``fabric`` are from ``replica_parts.role_of``.
+        parts: parts of this replica; if several, ``replica_parts.role_of`` gave ``strategy`` and ``fabric``.
 
     Raises Refusal if the fabric lacks what the strategy needs, for workers that do not divide the replicas,
     and for ``collectives`` under a strategy without common rounds.
@@ -97,7 +97,7 @@ class OwnLoop(Replicator):
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the lowest replica that did not die (its first part), which prints and saves."""
+        """Whether this is the first part of the lowest replica that did not die: it prints and saves."""
         members = set(self.fabric.living())
         if self._ends is not None:  # members that have ended may count as dead
             members |= {r for r in range(self.rank) if self._ends.version(r) > 0}
@@ -161,9 +161,9 @@ class OwnLoop(Replicator):
     ) -> WrappedOptimizer:
         """Wrap a script's optimizer, so that its ``step`` is the strategy's.
 
-        module: whose parameters it steps; its names are used for saved and exported tensors.
+        module: has the parameters that it steps; its names are used for saved and exported tensors.
         clip, schedule: see ``Replica``; applied after averaging. A learning-rate scheduler of torch works
-            too, except under a parameter server, whose centre steps: there ``schedule`` is required.
+            too, except under a parameter server, where the centre steps: there ``schedule`` is required.
 
         Raises Refusal for optimizers that cannot step one flat vector, that are wrapped already, or whose
         parameters are not ``module``'s.
@@ -201,10 +201,10 @@ class OwnLoop(Replicator):
     ) -> ModelParallelReplica:
         """A model-parallel replica: one flat vector for each device that ``module`` has parameters on.
 
-        placed: parameter name -> number of the device; None: that of the parameter's device.
+        placed: from a parameter's name to the number of its device; None: the device that holds it.
         clip: largest norm of the gradient over all devices.
 
-        Raises Refusal for ``clip`` where the centre steps, as it receives each device's gradient separately.
+        Raises Refusal for ``clip`` if a centre steps, as it receives each device's gradient separately.
         """
         if self.parts.size > 1:
             raise Refusal("a replica has either several parts or several devices: give each part one device")
@@ -292,7 +292,7 @@ class OwnLoop(Replicator):
         return Group(self._exchanges[group])
 
     def mean(self, x: Any) -> Any:
-        """See ``Group.mean``; this method and the six below are those of ``everyone``."""
+        """See ``Group.mean``; this method and the six below call those of ``everyone``."""
         return self.everyone.mean(x)
 
     def sum(self, x: Any) -> Any:
@@ -325,7 +325,7 @@ class OwnLoop(Replicator):
         """The consensus of all replicas as named tensors, for ``load_state_dict`` or to be saved.
 
         Floating-point buffers (batch statistics) are averaged under strategies with common rounds, where all
-        members must call this; otherwise they are this replica's own. name: of one replica; None: all.
+        members must call this; otherwise they are this replica's own. name: name of one replica; None: all.
         Raises KeyError for an unknown name.
         """
         agreed: dict[str, Tensor] = {}
@@ -337,17 +337,17 @@ class OwnLoop(Replicator):
                     self._shared[label].broadcast(vector)
                 agreed |= {k: v.clone() for k, v in bound.replica.named_views(vector)}
                 buffers = {k: b.detach().clone() for k, b in self._modules[label].named_buffers()}
-                smooth = {k: b for k, b in buffers.items() if b.is_floating_point()}
-                if self.strategy.common_rounds and smooth:
-                    smooth = self.everyone.mean(smooth)
-                agreed |= buffers | smooth
+                floating = {k: b for k, b in buffers.items() if b.is_floating_point()}
+                if self.strategy.common_rounds and floating:
+                    floating = self.everyone.mean(floating)
+                agreed |= buffers | floating
         return agreed
 
     def finish(self, deadline_seconds: float = 0.0) -> bool:
-        """End this replica's training, and publish its final parameters; ``run`` does it after the script.
+        """End this replica's training and publish its parameters; ``murmurate.run`` does so at the end.
 
         With a deadline, wait for the others to end too, so that ``agreed`` includes their last updates.
-        Returns False if a living one did not end in time.
+        Returns False if a living member did not end in time.
         """
         if not self._finished and not self.is_centre:
             self._finished = True

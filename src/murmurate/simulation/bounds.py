@@ -7,7 +7,7 @@ def total_bounds(T: int, Tc: float, M: int, nw: int, STT: float) -> tuple[float,
     """Eq. 57, T Tc + STT/M <= DTT <= M T Tc + STT/nw, where an update takes no longer than an exchange.
 
     T: iterations of the master. Tc: seconds of one exchange between master and worker. M: updates that the
-    master joins in one iteration. nw: worker nodes. STT: seconds that sequential A2C takes for the same
+    master combines in one iteration. nw: worker nodes. STT: seconds that sequential A2C takes for the same
     updates. The communication alone is T Tc <= TTc <= M T Tc (eq. 56): the exchanges of an iteration in
     parallel, or one after another. Raises ValueError for counts below 1 or a negative time.
     """

@@ -39,18 +39,18 @@ class Cluster:
     compute: what a step (batch, gradient, update) takes: ``constant:0.01``; ``lognormal:0.01,0.5`` (median,
         spread of its logarithm); ``straggler:0.01,4`` (replica 0 takes 4 times as long); ``sleeper:0.01,3``
         (replica 0 sleeps 3 of its step times after each step); ``trace:FILE`` (numbers, or a run folder).
-    network: ``latency=`` seconds, ``bandwidth=`` bytes a second of each port, ``spread=`` of a message's
-        logarithm, ``trace=FILE`` of measured latencies, ``handling=`` seconds of the core for each message
-        and ``handling-bandwidth=`` bytes a second of them,
-        ``resend=`` seconds after which what was lost is sent again, ``collective=`` ring, tree or fastest,
-        ``ports=no`` for ports that carry any number of messages at once.
+    network: ``latency=`` seconds, ``bandwidth=`` bytes a second of each port, ``spread=`` of the logarithm of
+        a message's time, ``trace=FILE`` of measured latencies, ``handling=`` seconds that a core needs for
+        each message and ``handling-bandwidth=`` bytes a second that it handles, ``resend=`` seconds after
+        which a lost message is sent again, ``collective=`` ring, tree or fastest, ``ports=no`` for ports that
+        carry any number of messages at once.
     loss: share of messages that are lost.
     crash_every_seconds: mean time between crashes, each of a replica drawn from the living.
     restart_after_seconds: how long a crashed replica stays away; none: for ever.
     pause_every_seconds: mean time between pauses of a replica drawn from the living.
-    pause_seconds: how long each lasts.
+    pause_seconds: how long a pause lasts.
     cut_every_seconds: mean time between cuts of all links of one replica.
-    cut_seconds: how long each lasts.
+    cut_seconds: how long a cut lasts.
     partition: start, end, share: that share of the replicas receives nothing from the rest in between.
     late_join: share, seconds: that share of the replicas joins only at that time.
     lines: records to write over the run; with more than 16 replicas each record combines all of them.
@@ -88,7 +88,8 @@ class Cluster:
             raise Refusal(f"late_join is {self.late_join}; it is a share and seconds. Use --late-join 0.1,3.")
 
     def compute_model(self) -> Compute:
-        """Raises Refusal for an unknown model, and for a trace that cannot be read."""
+        """The model of ``compute``. Raises Refusal for an unknown model, and for a trace that cannot be
+        read."""
         name, _, rest = self.compute.partition(":")
         try:
             numbers = _trace(Path(rest)) if name == "trace" else tuple(map(float, rest.split(",")))
@@ -99,7 +100,7 @@ class Cluster:
             ) from error
 
     def network_model(self) -> Network:
-        """Raises Refusal for an unknown key, and for an invalid value."""
+        """The model of ``network``. Raises Refusal for an unknown key, and for an invalid value."""
         fields: dict[str, Any] = {"loss": self.loss}
         try:
             for pair in filter(None, self.network.split(",")):
@@ -133,10 +134,10 @@ def _network_value(key: str, value: str) -> object:
 
 
 def _trace(path: Path) -> tuple[float, ...]:
-    """Seconds from a file of numbers (a JSON list, or separated by spaces), or of each step of a run folder.
+    """Seconds from a file of numbers (a JSON list, or separated by spaces), or of the steps of a run folder.
 
-    Of a run folder: between two records of a replica, the time not spent waiting over the updates made.
-    Raises ValueError.
+    A step of a run folder takes the time that a replica did not wait between two of its records, divided by
+    its updates between them. Raises ValueError if ``path`` has no such numbers.
     """
     try:
         if path.is_dir():
@@ -148,16 +149,16 @@ def _trace(path: Path) -> tuple[float, ...]:
 
 
 def _steps_of(folder: Path) -> tuple[float, ...]:
-    before: dict[int, tuple[float, int]] = {}
+    last_record: dict[int, tuple[float, int]] = {}
     seconds: dict[int, list[float]] = defaultdict(list)
     for record in read_metrics(folder / "metrics.jsonl"):
         if record.get("kind") == "event" or record.get("waiting_seconds") is None:
             continue
         rank, updates = int(record["replica"]), int(record["updates"])
         busy = float(record["time_seconds"]) - float(record["waiting_seconds"])
-        if rank in before and updates > before[rank][1]:
-            seconds[rank].append((busy - before[rank][0]) / (updates - before[rank][1]))
-        before[rank] = busy, updates
+        if rank in last_record and updates > last_record[rank][1]:
+            seconds[rank].append((busy - last_record[rank][0]) / (updates - last_record[rank][1]))
+        last_record[rank] = busy, updates
     steps = tuple(s for _, durations in sorted(seconds.items()) for s in durations if s > 0)
     if not steps:
         raise ValueError(f"{folder} has too few records to derive the time of a step")

@@ -15,7 +15,8 @@ _RETRY_SECONDS = 0.1
 
 
 class FaultInjector:
-    """Schedules all faults of a run. start_rank: starts a rank (again) once the strategy allows it."""
+    """Schedules all faults of a run. start_rank: starts a replica, perhaps again, once the strategy allows
+    it."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class FaultInjector:
     def _enter(self, rank: int) -> None:
         if self._monitor.running:
             self._start_rank(rank)
-        elif not self._monitor.finished:  # no donor has started yet
+        elif not self._monitor.finished:  # no replica has started whose state it could load
             later = self._fabric.virtual_seconds + _RETRY_SECONDS
             self._fabric.at(later, functools.partial(self._enter, rank))
 

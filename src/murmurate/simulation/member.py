@@ -53,7 +53,7 @@ class SimulatedLearner:
     """The training loop of one replica, whose steps take virtual seconds.
 
     incarnation: counts this rank's starts from 0; each has its own random seeds. steps: yields (seconds busy,
-    seconds asleep afterwards). trace_schedule: when spans are recorded.
+    seconds asleep afterwards) for each step. trace_schedule: when spans are recorded.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class SimulatedLearner:
         control.drained(self)
 
     def costs(self) -> Costs:
-        """The costs until it finished or died, else until now."""
+        """The costs until this incarnation finished or died, else until now."""
         return self._final_costs or Costs(
             alive_seconds=self.member.now - self.began_seconds,
             computing_seconds=self.busy_seconds,
@@ -138,7 +138,7 @@ class SimulatedLearner:
         )
 
     def freeze_costs(self) -> None:
-        """Called when it has died or finished learning: ``costs`` then stays the same."""
+        """Called when this incarnation has died or finished learning: ``costs`` then stays the same."""
         self._final_costs = self.costs()
 
     def _round_ended(self) -> bool:

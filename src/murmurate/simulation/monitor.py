@@ -1,4 +1,4 @@
-"""Observes a simulated run outside of virtual time: counts, records, admits joiners, ends the run."""
+"""Observes a simulated run outside of virtual time: it counts, records, admits joiners, and ends the run."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Monitor:
         self._records_each = run.replicas <= MOST_OWN_RECORDS
         self.recorder = self._open_recorder(None)
         self._recorders: dict[int, Recorder] = {}
-        self.learners: dict[int, SimulatedLearner] = {}  # the newest incarnation of each
-        self.former: list[SimulatedLearner] = []
+        self.learners: dict[int, SimulatedLearner] = {}  # the newest incarnation of each rank
+        self.former: list[SimulatedLearner] = []  # earlier incarnations
         self.finished: dict[int, float] = {}  # rank -> virtual second
         self.died: dict[int, float] = {}
         self._drained: set[int] = set()
@@ -56,7 +56,7 @@ class Monitor:
         self.faults: dict[str, int] = {}
         self.interrupted, self.signal = False, 0
         self.stopped_because = ""
-        self._unrecorded: dict[int, list[list[float]]] = {}  # by record: returns and lengths of episodes
+        self._unrecorded: dict[int, list[list[float]]] = {}  # by recorder: returns and lengths of episodes
         self._last_updates: dict[int, int] = {}
         self._stop_at: float = math.inf  # the number of updates at which synchronous members stop
         self._pending: dict[int, Callable[[SimulatedLearner], None]] = {}
@@ -134,7 +134,8 @@ class Monitor:
     # -- admission of joiners -----------------------------------------------------------------------
 
     def admit_later(self, rank: int, enter: Callable[[SimulatedLearner], None]) -> None:
-        """Call ``enter`` with a donor once all synchronous members are between two rounds."""
+        """Call ``enter`` with a donor, the learner whose state the joiner loads, once all members are between
+        two rounds."""
         if not self._pending:  # else some members may wait at the barrier already
             self._admit_at = 1 + max((self.learners[r].updates for r in self.running), default=0)
         self._pending[rank] = enter
@@ -155,19 +156,19 @@ class Monitor:
     def event(self, name: str, message: str, **fields: Any) -> None:
         now = self.fabric.virtual_seconds
         self.faults[name] = self.faults.get(name, 0) + 1
-        # the summary stays readable: metrics.jsonl has all of them
+        # the summary stays readable; metrics.jsonl has all events
         if len(self.events) < 1000:
             self.events.append({"event": name, "message": message, "time_seconds": round(now, 6), **fields})
         self.recorder.event(name, message, env_steps=self.env_steps, updates=0, **fields)
 
     def record(self, last: bool = False) -> None:
-        """Write a record for each replica where they are few; else one for all of them, and the spans of some
-        in records of kind "member"."""
+        """Write a record for each replica if they are few; else one for all of them, and spans of some of
+        them in records of kind "member"."""
         living = [r for r in self.fabric.living if r in self.learners]
         if not living:
             return
         spread = {}
-        if len(living) > 1:  # seen from outside, at one instant
+        if len(living) > 1:  # as seen from outside, at one instant
             spread["disagreement"] = disagreement([self.learners[r] for r in living])
         for replica, ranks in ({r: [r] for r in living} if self._records_each else {0: living}).items():
             if replica not in self._recorders:
@@ -200,7 +201,8 @@ class Monitor:
         return Recorder(self._path, replica, 0.0, clock=lambda: self.fabric.virtual_seconds)
 
     def _combined_record(self, learners: list[SimulatedLearner], replica: int) -> dict[str, Any]:
-        """One record for all of them: sums of env steps and bytes, maxima of staleness, else means."""
+        """One record for all of ``learners``: sums of env steps and bytes, maxima of staleness, else
+        means."""
         bound_replicas = [b for learner in learners for b in learner.replicator.bound_replicas.values()]
         several = len(learners) > 1
         now = max(self.fabric.virtual_seconds, 1e-12)
@@ -237,7 +239,7 @@ def disagreement(learners: Sequence[SimulatedLearner]) -> float:
 
 
 def _vector(learner: SimulatedLearner) -> Tensor:
-    """[N]: all parameters of a learner, float32."""
+    """All parameters of a learner as one vector [N], float32."""
     bound_replicas = learner.replicator.bound_replicas
     return torch.cat(
         [bound_replicas[name].replica.values().detach().float().cpu() for name in sorted(bound_replicas)]

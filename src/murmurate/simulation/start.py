@@ -41,14 +41,14 @@ from murmurate.training.worker_context import member_state, staging
 LAUNCHER = "simulated"
 _DEADLINE_SECONDS = 600.0  # virtual: for collectives
 _LATEST_SECONDS = 60.0  # virtual: for the last vectors to arrive before their mean is taken
-_END = "simulated"
-_STEPS_OF_A_BURST = 20
-_MEMBER_BYTES = 500_000  # of a member beside its vectors: its learner, its simulators, its stack
+_END = "simulated"  # where the checkpoint is written before it is committed
+_STEPS_OF_A_BURST = 20  # so many steps in succession have their spans recorded
+_MEMBER_BYTES = 500_000  # memory of a member beside its vectors: learner, simulators, stack
 
 
 @signals_restored()
 def simulate(run: Run, cluster: Cluster, folder: Path, quiet: bool = False) -> Finish:
-    """Check everything that can be checked, then run. Raises Refusal with nothing changed."""
+    """Check everything that can be checked, then run. Raises Refusal before anything has changed."""
     cluster.validate()
     run.validate()
     # two replicas suffice for the checks, and need less memory than a thousand processes
@@ -91,7 +91,7 @@ class Simulation:
             network=network,
             mail_faults=MailFaults(loss=network.loss, resend_seconds=network.resend_seconds),
             collective_deadline_seconds=_DEADLINE_SECONDS,
-            # without the capabilities that the strategy does not need, and their synchronization
+            # no others, so that there is no synchronization for what the strategy does not need
             capabilities=run.strategy.needs,
             keep_log=False,
             absent=late,
@@ -150,7 +150,7 @@ class Simulation:
 
     def _early_trace_schedule(self) -> TraceSchedule:
         """When spans are recorded: after five typical steps, then at growing intervals, for few steps."""
-        rank = self.run.replicas - 1  # not the straggler
+        rank = self.run.replicas - 1  # the straggler is rank 0
         steps = self._times.steps(rank, np.random.default_rng(0))
         typical_seconds = statistics.median(sum(next(steps)) for _ in range(100))
         return TraceSchedule(
@@ -167,7 +167,8 @@ class Simulation:
     # -- late and restarted replicas ----------------------------------------------------------------
 
     def _start_rank(self, rank: int) -> None:
-        """At once under an asynchronous strategy; else when all members are between two rounds."""
+        """Start a late or restarted replica: at once under an asynchronous strategy, else when all members
+        are between two rounds."""
         if self.run.strategy.synchronous:
             self.monitor.admit_later(rank, functools.partial(self._enter, rank))
         else:
@@ -192,7 +193,7 @@ class Simulation:
     # -- the end ------------------------------------------------------------------------------------
 
     def _save(self) -> None:
-        """A checkpoint with one part: the lowest living replica's, with the consensus of all."""
+        """Save a checkpoint with one part, that of the lowest living replica, with the consensus of all."""
         run, monitor = self.run, self.monitor
         living = [rank for rank in self.fabric.living if rank in monitor.finished]
         writer = living[0]
@@ -202,7 +203,7 @@ class Simulation:
             learner = monitor.learners.get(member.rank)
             if learner is None or (member.rank != writer and not run.strategy.synchronous):
                 return
-            member.compute(_LATEST_SECONDS)  # the last vectors of all have arrived
+            member.compute(_LATEST_SECONDS)  # so that the last vectors of all replicas arrive
             if member.rank != writer:
                 learner.replicator.consensus()
                 return

@@ -32,7 +32,7 @@ __all__ = ["LatentDirichletAllocation"]
 
 T = TypeVar("T")
 
-_DTYPES = [np.float64, np.float32, np.int64, np.int32]  # of counts that need no conversion
+_DTYPES = [np.float64, np.float32, np.int64, np.int32]  # dtypes of counts that need no conversion
 _LIMITS: dict[str, tuple[Any, float, float]] = {
     "n_components": (numbers.Integral, 1, np.inf),
     "doc_topic_prior": (numbers.Real, 0, np.inf),
@@ -58,14 +58,14 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     parameters, attributes and methods have the same meaning here.
 
     Args:
-        n_components: topics, K.
-        doc_topic_prior, topic_word_prior: priors of a document's topics and a topic's words; none is 1 / K.
-        learning_method: "online", or "batch": one step to lambda-hat of all documents in each pass.
+        n_components: number of topics, K.
+        doc_topic_prior, topic_word_prior: priors of a document's topics and a topic's words; None: 1 / K.
+        learning_method: "online", or "batch": each pass is one step, to lambda-hat of all documents.
         learning_decay, learning_offset: the step size of update t, from 1, is (learning_offset + t) **
             -learning_decay.
         max_iter: passes of ``fit``. batch_size: documents of an update, at most.
         evaluate_every: passes between evaluations of the perplexity of the training documents; ``fit`` ends
-            once it changes by less than ``perp_tol``; 0 or less: never.
+            once it changes by less than ``perp_tol``; 0 or less: it is never evaluated.
         total_samples: size of the corpus from which the documents of ``partial_fit`` are samples.
         mean_change_tol, max_doc_update_iter: when a document's E-step ends.
         n_jobs: threads of ``transform``, ``score`` and ``perplexity``; training is parallel over replicas.
@@ -137,7 +137,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         tags = super().__sklearn_tags__()
         tags.input_tags.positive_only = True
         tags.input_tags.sparse = True
-        tags.input_tags.categorical = True  # whole numbers
+        tags.input_tags.categorical = True  # counts are whole numbers
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
 
@@ -173,7 +173,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         return self
 
     def partial_fit(self, X: Any, y: Any = None) -> LatentDirichletAllocation:
-        """Train on one more pass through X, a sample of ``total_samples`` documents, in their order."""
+        """Train on one more pass through X, in its order; X is a sample of ``total_samples`` documents."""
         self._check_parameters()
         first = not hasattr(self, "components_")
         corpus, kind = self._counts(X, reset=first)
@@ -243,7 +243,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         return len(self.components_)
 
     def transform(self, X: Any, *, normalize: bool = True) -> Any:
-        """[D, K] topics of the documents X [D, V]; if normalized, rows sum to 1."""
+        """The topics [D, K] of the documents X [D, V]; if ``normalize``, rows sum to 1."""
         check_is_fitted(self)
         corpus, _ = self._counts(X, reset=False)
         gamma = np.concatenate(self._each(corpus, self._topics(self._matrix()).gammas))
@@ -261,8 +261,8 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         return self._bound(self._counts(X, reset=False)[0])
 
     def perplexity(self, X: Any, sub_sampling: bool = False) -> float:
-        """exp(-bound / tokens) of the documents X [D, V]; with ``sub_sampling``, as a sample of
-        ``total_samples`` documents. Raises ValueError for documents without a word."""
+        """exp(-bound / tokens) of the documents X [D, V]; with ``sub_sampling``, X is taken as a
+        sample of ``total_samples`` documents. Raises ValueError for documents without a word."""
         check_is_fitted(self)
         return self._perplexity(self._counts(X, reset=False)[0], sub_sampling)
 
@@ -278,7 +278,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         return scale * documents + topics.topic_bound(self.topic_word_prior_)
 
     def _each(self, corpus: Corpus, function: Callable[[Corpus], T]) -> list[T]:
-        """``function`` of each thread's share of the documents."""
+        """``function`` of each thread's part of the documents."""
         jobs = min(effective_n_jobs(self.n_jobs), max(len(corpus), 1))
         if jobs == 1:
             return [function(corpus)]

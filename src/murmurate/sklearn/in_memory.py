@@ -26,12 +26,12 @@ from murmurate.workloads.conjugate import ConjugateLearner
 from murmurate.workloads.topic_model import TopicModel
 from murmurate.workloads.topics import Topics
 
-_ENDING_SECONDS = 60.0  # replicas wait so long for one another's last updates
+_ENDING_SECONDS = 60.0  # how long replicas wait for one another's last updates
 _ARRAYS = ("starts", "words", "counts")
 
 
 class Learned(NamedTuple):
-    """The result of training. matrix: lambda [V, K] float32. updates: as schedules count them."""
+    """The result of training. matrix: lambda [V, K] float32. updates: as step-size schedules count them."""
 
     matrix: Tensor
     updates: int
@@ -41,8 +41,9 @@ class Learned(NamedTuple):
 class Passes:
     """Passes through a corpus, on one or several replicas.
 
-    documents: n, the size of the corpus of which the given one may be a sample. first, number: of passes; the
-    order of a pass is derived from its number. shuffled: whether passes have a random order, or the corpus's.
+    documents: size of the whole corpus, of which the given one may be a sample. first: number of the first
+    pass; the order of a pass is derived from its number. number: how many passes. shuffled: whether passes
+    have a random order, or the corpus's.
     """
 
     model: TopicModel
@@ -53,7 +54,7 @@ class Passes:
     shuffled: bool = True
 
     def parts(self, total: int, rank: int, replicas: int) -> Iterator[NDArray[np.int64]]:
-        """Indices of the documents of each of a replica's mini-batches.
+        """For each of a replica's mini-batches, the indices of its documents.
 
         All replicas have equally many mini-batches, of at most ``model.batch`` documents and about equal
         size: a very small one would represent the whole corpus badly.
@@ -65,7 +66,7 @@ class Passes:
                 order = np.random.default_rng(derive_seed(self.seed, "pass", number)).permutation(total)
             own = order[rank::replicas]
             if len(own) < updates:
-                own = np.resize(own if len(own) else order, updates)
+                own = np.resize(own if len(own) else order, updates)  # repeats some documents
             yield from np.array_split(own, updates)
 
     def learner(self, replicate: Any, corpus: Corpus, start: Tensor | None) -> ConjugateLearner[Topics]:
@@ -75,7 +76,8 @@ class Passes:
     def run(self, corpus: Corpus, strategy: Strategy, replicas: int, start: Tensor | None = None) -> Learned:
         """Train: a single replica in this process, several in processes of their own.
 
-        These import the calling script again, so it must have its work under ``if __name__ == "__main__"``.
+        The processes import the calling script again, so that must have its work under
+        ``if __name__ == "__main__"``.
         Raises Refusal for a strategy that does not allow so many replicas, or whose steps could reduce lambda
         to 0, and RunFailed if all replicas died.
         """
@@ -93,9 +95,8 @@ class Passes:
     ) -> Learned:
         from murmurate.launch.script import run  # slow to import, and a single replica does not need it
 
-        with (
-            tempfile.TemporaryDirectory() as folder
-        ):  # mapped by all replicas: pickling would copy the corpus
+        # all replicas map its files into memory: pickling would copy the corpus
+        with tempfile.TemporaryDirectory() as folder:
             for name in _ARRAYS:
                 np.save(Path(folder) / f"{name}.npy", getattr(corpus, name))
             if start is not None:
@@ -111,7 +112,7 @@ class Passes:
 def _replica(
     passes: Passes, folder: str, words: int, has_start: bool, loop: OwnLoop
 ) -> tuple[NDArray[np.float32], int] | None:
-    """The part of one replica. The main one returns lambda [V, K] and the number of updates."""
+    """The work of one replica. The main one returns lambda [V, K] and the number of updates."""
     starts, word, counts = (np.load(Path(folder) / f"{name}.npy", mmap_mode="r") for name in _ARRAYS)
     corpus = Corpus(starts, word, counts, None, words)
     start = torch.from_numpy(np.load(Path(folder) / "start.npy")) if has_start else None

@@ -31,8 +31,8 @@ class ActorLoop:
             settings.simulators, training=True, first=settings.first_simulator
         )
         self._spec = self._simulators.spec
-        self._acting = ActorAgent(settings, self._spec)
-        self._agent = self._acting.agent
+        self._actor_agent = ActorAgent(settings, self._spec)
+        self._agent = self._actor_agent.agent
         behaviour = settings.agent.requires.behaviour
         self._ring = ActorRing(SharedMemoryFile(settings.ring), self._spec, settings.simulators, behaviour)
         self._generator = derive_generator(
@@ -48,13 +48,13 @@ class ActorLoop:
         pending: ActorStep | None = None
         played = 0
         while True:
-            self._acting.refresh()
+            self._actor_agent.refresh()
             observation = step.observation
             action = self._agent.act(observation, memory, first, self._generator)
             if played < settings.random_env_steps:
                 action = self._with_random_actions(action)
             played += settings.simulators
-            memory, version = action.memory, self._acting.version
+            memory, version = action.memory, self._actor_agent.version
             if pending is not None:  # the value of its next observation is only known now
                 self._send(pending, action.greedy_value)
             self._simulators.send(action.action)
@@ -76,16 +76,16 @@ class ActorLoop:
         if steps.action_value is None or next_value is None:
             steps = steps._replace(action_value=None, next_value=None)
         else:
-            if steps.truncated.any():  # ``next_value`` is then of the next episode's first observation
+            if steps.truncated.any():  # there it is the value of the next episode's first observation
                 next_value = next_value.clone()
-                next_value[steps.truncated] = self._value(steps.next_observation[steps.truncated])
+                next_value[steps.truncated] = self._greedy_value(steps.next_observation[steps.truncated])
             steps = steps._replace(next_value=next_value)
         while not self._ring.has_room:
             self._backoff.sleep()
         self._backoff.reset()
         self._ring.put(dataclasses.replace(record, steps=steps))
 
-    def _value(self, observation: Tensor) -> Tensor:
+    def _greedy_value(self, observation: Tensor) -> Tensor:
         no_episode_begins = torch.zeros(len(observation), dtype=torch.bool)
         value = self._agent.act(
             observation, None, no_episode_begins, self._generator, greedy=True

@@ -33,12 +33,12 @@ from murmurate.worlds.interface import SimulatorWorld
 class ActorSettings:
     """The settings of one actor process.
 
-    first_simulator: its index among the learner's simulators. global_first_simulator: its index among the
-    ``total_simulators`` of all replicas. incarnation: identifies this start of the process;
-    each start has its own random seeds. starts_before: number of earlier starts of this actor in this run.
-    random_env_steps, queue,
-    poll_seconds: see ``ActorPlan``; random_env_steps is this actor's share. parameters: file descriptor and
-    number of the shared parameters. ring: file descriptor.
+    first_simulator: index of the actor's first simulator among the learner's simulators.
+    global_first_simulator: the same, among the ``total_simulators`` of all replicas. incarnation: identifies
+    this start of the process; each start has its own random seeds. starts_before: number of earlier starts of
+    this actor in this run. random_env_steps, queue, poll_seconds: see ``ActorPlan``; random_env_steps is this
+    actor's share. parameters: file descriptor and number of the shared parameters. ring: file descriptor of
+    the ring through which the actor sends.
     """
 
     world: SimulatorWorld
@@ -61,7 +61,7 @@ class ActorAgent:
     """An agent that acts with the newest published parameters.
 
     Attributes:
-        agent: on the CPU. version: version of its parameters; 0 before the first ``refresh``.
+        agent: the agent, on the CPU. version: version of its parameters; 0 before the first ``refresh``.
     """
 
     def __init__(self, settings: ActorSettings, spec: EnvSpec) -> None:
@@ -94,8 +94,8 @@ class ActorAgent:
 
 
 def published(agent: Agent) -> list[Tensor]:
-    """What actors need of an agent: the vectors of its acting replicas, and buffers such as statistics of
-    observations."""
+    """The tensors that actors need from the learner's agent: the vectors of its acting replicas, and buffers
+    such as statistics of observations."""
     replicas = [agent.replicas[name] for name in agent.acting]
     buffers = [x for replica in replicas for x in replica.module.buffers() if x.is_floating_point()]
     return [replica.params for replica in replicas] + buffers

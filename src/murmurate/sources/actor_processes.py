@@ -22,12 +22,12 @@ from murmurate.sources.shared_ring import SharedParameters
 from murmurate.worlds.interface import SimulatorWorld
 
 _CHECK_SECONDS = 0.5  # between two checks of the actor processes
-# an actor counts as hung after the longer of this time without a step, and ``_SLOWEST_FACTOR`` times its
-# longest time between two steps so far
+# an actor counts as hung once the time since its last step exceeds both this limit and ``_SLOWEST_FACTOR``
+# times the longest time between two of its steps so far
 _SILENCE_SECONDS = 60.0
-_STOPPED_SECONDS = 10.0  # without a step, where the operating system says that its process is stopped
+_STOPPED_SECONDS = 10.0  # the limit while the operating system reports the process as stopped
 _SLOWEST_FACTOR = 20
-_STARTUP_SECONDS = 300.0  # before its first step
+_STARTUP_SECONDS = 300.0  # the limit before the first step
 _DEATHS = 5  # the run fails after so many deaths of one actor in a row, each without having sent anything
 
 
@@ -55,8 +55,8 @@ class ActorPlan:
     actors: number of processes that share its ``simulators``. rank, replicas: rank of the learner, and number
         of learners; the epsilons are spread over the simulators of all learners. random_env_steps: number of
         random env steps of all these actors together.
-    queue: where actors make trajectories, the most of each that may wait for the learner. poll_seconds: the
-        longest time between two polls of an actor whose ring is full.
+    queue: greatest number of one actor's trajectories that may wait for the learner, if actors make these.
+        poll_seconds: the longest time between two polls of an actor whose ring is full.
     """
 
     world: SimulatorWorld
@@ -74,9 +74,9 @@ class ActorPlan:
 class ActorProcess(Generic[R]):
     """One actor process.
 
-    first_simulator: its index among the learner's simulators. silent_seconds: since its last step.
-    longest_seconds: the longest time between two of its steps. silent_deaths: deaths in a row, each without a
-    record sent.
+    first_simulator: index of the actor's first simulator among the learner's simulators. silent_seconds: time
+    since its last step. longest_seconds: the longest time between two of its steps. silent_deaths: number of
+    deaths since the last record was sent.
     """
 
     index: int
@@ -120,8 +120,9 @@ class ActorProcess(Generic[R]):
 class ActorProcesses(Generic[R]):
     """The actor processes of a learner, and the parameters that they act with.
 
-    module: what they run. make_ring: makes the ring of an actor with so many simulators in a shared-memory
-    file. on_start: called with (first simulator, number of simulators) before each start of an actor.
+    module: name of the module that the processes run. make_ring: called with a shared-memory file and an
+    actor's number of simulators; makes the actor's ring in the file. on_start: called with (first simulator,
+    number of simulators) before each start of an actor.
     """
 
     def __init__(
@@ -159,20 +160,20 @@ class ActorProcesses(Generic[R]):
         return events
 
     def publish(self, version: int) -> None:
-        """Give the actors the learner's present parameters."""
+        """Publish the learner's current parameters to the actors."""
         vectors = [x.detach().flatten().float().cpu() for x in published(self._learner)]
         self.parameters.publish(vectors[0] if len(vectors) == 1 else torch.cat(vectors), version)
 
     def start(self, batches: int) -> None:
-        """Start all actors, at the first call; parameters must have been published. batches: the learner's so
-        far; seeds depend on it, so a resumed run has new ones."""
+        """Start all actors, at the first call; parameters must have been published. batches: number of the
+        learner's batches so far; the actors' seeds depend on it, so a resumed run has new seeds."""
         if not self._started:
             self._started = True
             for actor in self.actors:
                 self._spawn(actor, batches)
 
     def next_waiting(self) -> ActorProcess[R] | None:
-        """The next actor, in round-robin order, with a record that was not yet taken."""
+        """The next actor, in round-robin order, with a record that has not been taken yet."""
         for _ in self.actors:
             actor = self.actors[self._next_actor % len(self.actors)]
             self._next_actor += 1
@@ -193,9 +194,9 @@ class ActorProcesses(Generic[R]):
             if actor.ring.beats != actor.beats:
                 actor.beats = actor.ring.beats
                 actor.note_step()
-            if actor.ring.waiting_records:  # it is restarted only once these have been taken
+            if actor.ring.waiting_records:  # a dead actor is restarted only once these are taken
                 continue
-            # if more time has passed, this process did not poll
+            # a longer interval is a delay of this process, not silence of the actor
             actor.silent_seconds += min(elapsed, 2 * _CHECK_SECONDS)
             name, code = f"actor {actor.index} of replica {self.plan.rank}", actor.process.poll()
             if code is not None:
@@ -242,9 +243,9 @@ class ActorProcesses(Generic[R]):
             raise RuntimeError("the actor process has no stdin")
         try:
             actor.process.stdin.write(pickle.dumps(settings))
-            actor.process.stdin.flush()  # it stays open: the actor exits when it is closed
+            actor.process.stdin.flush()  # stdin stays open: the actor exits when it is closed
         except BrokenPipeError:
-            pass  # the next check finds it dead
+            pass  # the next check finds the actor dead
         message = f"actor {actor.index} of replica {plan.rank} began, process {actor.process.pid}"
         self.events.append(("actor began", message))
 

@@ -20,12 +20,12 @@ _POLLS = 50  # polls of the rings between two calls of ``alive``
 
 class ActorSource:
     """Yields ``Batch(data=Sample)`` without end (a ``Source``). Steps are inserted until
-    ``samples_per_insert`` allows another batch; then they wait in the rings. So the faster of learner and
-    actors waits for the other.
+    ``samples_per_insert`` allows another batch; then they wait in the rings. So whichever is faster, the
+    learner or the actors, waits for the other.
 
     Parameters are published every ``replay.publish_every`` updates. An actor acts with the newest, and its
-    ring holds a few steps, which bounds the age of the parameters behind a step. An actor that dies is
-    started again, with new random seeds, and reported by ``events``.
+    ring holds only a few steps, which bounds the age of the parameters that a step was made with. An actor
+    that dies is started again, with new random seeds, and reported by ``events``.
     """
 
     exact = False  # the state of actors is not saved
@@ -53,7 +53,7 @@ class ActorSource:
         )
         self._backoff = Backoff()
         self._lag = self._lag_max = 0
-        self._restarts = 0  # of failed simulators
+        self._restarts = 0  # number of simulators that were replaced because they had failed
 
     def fields(self) -> dict[str, Any]:
         return {
@@ -86,7 +86,7 @@ class ActorSource:
         return self._sampler.next(played, episodes)
 
     def _next_record(self) -> tuple[ActorStep, ActorProcess[ActorRing]] | None:
-        """The oldest record of the next actor that has one; None after a short wait without any."""
+        """The next actor with a record, and its oldest record; None if no record came within a short wait."""
         for _ in range(_POLLS):
             self._processes.check(self._sampler.batches)
             if (actor := self._processes.next_waiting()) is not None:
@@ -112,7 +112,7 @@ class ActorSource:
             self._processes.publish(version)
 
     def state(self) -> dict[str, Any]:
-        """Between two batches only. The actors' unfinished episodes are lost."""
+        """Call it between two batches only. The actors' unfinished episodes are lost."""
         return {
             **self._sampler.state(),
             "groups": [None],
@@ -121,7 +121,7 @@ class ActorSource:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """As ``ReplaySource.load``; actors begin new episodes, with new seeds."""
+        """Like ``ReplaySource.load``, but the actors begin new episodes, with new seeds."""
         if len(state["first"]) != self.plan.simulators:
             raise ValueError(
                 f"the state is of {len(state['first'])} simulators, these are {self.plan.simulators}"

@@ -20,8 +20,8 @@ from murmurate.sources.image_worker import WorkerSettings, decode_part
 from murmurate.sources.polling import Backoff
 from murmurate.spec import Batch
 
-_POLLS = 20  # between two calls of ``alive``
-_LONGEST_SLEEP_SECONDS = 0.005  # a batch takes many times as long to decode
+_POLLS = 20  # polls between two calls of ``alive``
+_LONGEST_SLEEP_SECONDS = 0.005  # short compared to the time that decoding a batch takes
 _CRASH = "it makes the decoder crash"
 
 
@@ -32,7 +32,7 @@ class EncodedImageSource:
     batch is reused: its images are valid until the next batch is requested. An image that cannot be decoded
     ends the run; with ``images.skip_bad`` it is left out of its batch, which is then smaller.
 
-    indices: the numbers in ``images`` of the examples that ``order`` permutes.
+    indices: for each example that ``order`` permutes, its number in ``images``.
     """
 
     exact = True
@@ -47,14 +47,15 @@ class EncodedImageSource:
     ) -> None:
         self.alive: Callable[[int], bool] = lambda played: False
         self._images, self._indices, self._order = images, indices, order
-        # without processes, the learner decodes as if it were the only one
+        # without processes, the learner itself decodes, as a single process would
         self._inline = not settings.layout.workers
         layout = replace(settings.layout, workers=max(settings.layout.workers, 1))
         self._settings, self._rank = replace(settings, layout=layout), rank
         self._processes: ImageProcesses | None = None
         self._taken = 0  # batches yielded so far
-        self._state = order.state()  # after the batches that were yielded; ``order`` itself is ahead of them
+        self._state = order.state()  # state after the yielded batches; ``order`` itself is further ahead
         self._passes = order.passes
+        # of each assigned batch: its image numbers, and the state and passes of ``order`` after it
         self._pending: deque[tuple[NDArray[np.int64], dict[str, Any], float]] = deque()
         self._skipped: Counter[str] = Counter()
         self._events: list[tuple[str, str]] = []
@@ -64,13 +65,13 @@ class EncodedImageSource:
         return self
 
     def __next__(self) -> Batch:
-        processes = self._started()
+        processes = self._opened_processes()
         layout = processes.layout
         first = self._taken
         while (self._taken - first) * layout.batch <= len(self._indices):
             while processes.memory.assigned < self._taken + layout.slots:
                 self._assign(processes)
-            if not self._decoded(processes):
+            if not self._wait_until_decoded(processes):
                 return Batch(None)
             batch = self._next_batch(processes)
             if len(batch):
@@ -78,7 +79,7 @@ class EncodedImageSource:
         causes = ", ".join(f"{count:,} x {cause}" for cause, count in self._skipped.items())
         raise RunFailed(f"No image of a whole pass could be decoded ({causes}). Are these images?")
 
-    def _started(self) -> ImageProcesses:
+    def _opened_processes(self) -> ImageProcesses:
         if self._processes is None:
             self._processes = ImageProcesses(self._settings, self._rank)
             if not self._inline:
@@ -92,8 +93,8 @@ class EncodedImageSource:
         processes.memory.assign(passes, numbers, [place(number) for number in chosen.tolist()])
         self._pending.append((chosen, self._order.state(), self._order.passes))
 
-    def _decoded(self, processes: ImageProcesses) -> bool:
-        """Wait until the next batch is decoded; False if the training loop requests a stop."""
+    def _wait_until_decoded(self, processes: ImageProcesses) -> bool:
+        """Wait until the next batch is decoded; returns False if the training loop requests a stop."""
         if self._inline:
             decode_part(processes.memory, self._taken % processes.layout.slots, self._settings)
             processes.memory.finish(0)
@@ -128,7 +129,7 @@ class EncodedImageSource:
         cause, detail = (result[name].decode("utf-8", "backslashreplace") for name in ("cause", "detail"))
         if not self._images.skip_bad:
             raise RunFailed(bad_image(title, detail))
-        if not self._skipped[cause]:  # the first of each cause
+        if not self._skipped[cause]:  # only the first image of each cause is reported
             self._events.append(("skipped", f"{title}: {detail}; it is left out"))
         self._skipped[cause] += 1
 
@@ -159,7 +160,8 @@ class EncodedImageSource:
         self._begin()
 
     def fresh_start(self, batches: int) -> None:
-        """Go on where this replica would be after ``batches`` batches; a peer's state covers other images."""
+        """Go on where this replica would be after ``batches`` batches: a peer's state is of no use here,
+        because it covers other images."""
         self._stop()
         self._order.skip_to(batches * self._settings.layout.batch)
         self._begin()
@@ -168,7 +170,7 @@ class EncodedImageSource:
         self._state, self._passes = self._order.state(), self._order.passes
 
     def _stop(self) -> None:
-        """End the processes, and drop what was decoded ahead."""
+        """End the processes, and drop the batches that were decoded ahead."""
         if self._processes is not None:
             self._processes.close()
             self._processes = None

@@ -14,8 +14,8 @@ from murmurate.errors import Refusal
 from murmurate.sources.interface import RunView, SourceConfig, SourceContext
 from murmurate.spec import Batch, derive_seed
 
-_SAMPLED = 100  # examples from which the size of all is estimated
-_INDEX_BYTES = 24  # of an example of a batch: its number, copied
+_SAMPLED = 100  # number of examples from which the size of all is estimated
+_INDEX_BYTES = 24  # bytes for each example of a batch: copies of its index
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ExampleSourceConfig(SourceConfig):
 
 
 def check_examples(run: RunView) -> None:
-    """Raise Refusal for options of a run from examples that make no sense."""
+    """Raise Refusal for options that make no sense in a run that learns from examples."""
     requires = run.learner.requires
     if run.stop_at_return is not None:
         raise Refusal(
@@ -58,7 +58,7 @@ def check_examples(run: RunView) -> None:
 
 
 def batches_of(run: RunView) -> int | None:
-    """Mini-batches of each replica in the whole run; None if only time or updates end it."""
+    """Number of mini-batches of each replica in the whole run; None if only time or updates end the run."""
     if run.env_steps is None:
         return None
     batch: int = run.learner.requires.batch
@@ -75,7 +75,7 @@ class ExampleOrder:
         self._order: NDArray[np.int64] | None = None
 
     def take(self, batch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The next examples: (their numbers [batch], the passes [batch] that they belong to)."""
+        """The next examples: (their indices [batch], the numbers [batch] of the passes they belong to)."""
         parts, passes, missing = [], [], batch
         while missing:
             order = self._current_pass()
@@ -100,7 +100,7 @@ class ExampleOrder:
 
     @property
     def passes(self) -> float:
-        """Passes so far, with the completed share of the current one."""
+        """Number of passes so far, including the completed share of the current pass."""
         return self._passes + self._position / len(self._current_pass())
 
     def state(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class ExampleOrder:
         self._passes, self._position, self._order = int(state["passes"]), int(state["place"]), None
 
     def skip_to(self, examples: int) -> None:
-        """Go on where this replica would be after so many examples."""
+        """Go on where this replica would be after ``examples`` examples."""
         self._passes, self._position = divmod(examples, len(self._current_pass()))
         self._order = None
 
@@ -144,8 +144,8 @@ class ExampleSource:
         self._order.load(state)
 
     def fresh_start(self, batches: int) -> None:
-        """Go on where this replica would be after ``batches`` batches; a peer's state covers other
-        examples."""
+        """Go on where this replica would be after ``batches`` batches: a peer's state is of no use here,
+        because it covers other examples."""
         self._order.skip_to(batches * self._batch)
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """Shared memory between a learner and the processes that decode its images. Nothing here needs torch.
 
-There are a few slots, each for a mini-batch. The learner writes into a slot which images to decode, and the
+There are a few slots, each for one mini-batch. The learner writes into a slot which images to decode, and the
 processes write the pixels into the slot: process w of W decodes the images w, w + W, w + 2 W, ... No lock is
 needed: a process only reads how many batches are assigned, and writes how many it has done.
 """
@@ -19,16 +19,17 @@ from numpy.typing import NDArray
 from murmurate.fabric.processes.fence import fence
 
 _PAGE = mmap.ALLOCATIONGRANULARITY
-_LINE = 8  # int64 in a cache line
+_LINE = 8  # int64 values in a cache line
 _LONGEST_PATH = 4096
+# of each image: its pass and number, its place in a file, and where the file's path ends in "paths"
 _TASK = np.dtype([("pass", "i8"), ("number", "i8"), ("offset", "i8"), ("size", "i8"), ("end", "i8")])
 _RESULT = np.dtype([("cause", "S40"), ("detail", "S200"), ("left_out", "?")])
 
 
 @dataclass(frozen=True)
 class Layout:
-    """slots: mini-batches in memory at once. batch: images of each. shape: (H, W, C) of an image.
-    workers: processes that decode."""
+    """slots: number of mini-batches in memory at once. batch: number of images in a mini-batch. shape:
+    (H, W, C) of an image. workers: number of processes that decode."""
 
     slots: int
     batch: int
@@ -42,7 +43,7 @@ class Layout:
     def _regions(self) -> tuple[tuple[str, tuple[int, ...], Any], ...]:
         places = (self.slots, self.batch)
         return (
-            ("marks", (1 + self.workers, _LINE), np.int64),
+            ("counters", (1 + self.workers, _LINE), np.int64),
             ("tasks", places, _TASK),
             ("paths", (self.slots, self.batch * _LONGEST_PATH), np.uint8),
             ("results", places, _RESULT),
@@ -63,13 +64,15 @@ class BatchMemory:
         self._lock = threading.Lock()
         mapped = memoryview(mmap.mmap(descriptor, layout.size_bytes, flags=mmap.MAP_SHARED))
         arrays: dict[str, NDArray[Any]] = {}
-        place = 0
+        offset = 0
         for name, shape, kind in layout._regions():
             count = math.prod(shape)
-            arrays[name] = np.frombuffer(mapped, kind, count, place).reshape(shape)
-            place += _padded(shape, kind)
-        # polled often, so read through a memoryview, which is several times as fast as numpy
-        self._marks = mapped[: (1 + layout.workers) * _LINE * 8].cast("q")
+            arrays[name] = np.frombuffer(mapped, kind, count, offset).reshape(shape)
+            offset += _padded(shape, kind)
+        # First the number of assigned batches; then, one cache line for each process, the number of batches
+        # that it has done, and 1 + position of the image that it decodes, or 0. They are polled often, so
+        # they are read through a memoryview, which is several times as fast as numpy.
+        self._counters = mapped[: (1 + layout.workers) * _LINE * 8].cast("q")
         self._tasks, self._paths, self.results = arrays["tasks"], arrays["paths"], arrays["results"]
         self.pixels: NDArray[np.uint8] = arrays["pixels"]  # [slots, batch, H, W, C]
 
@@ -78,12 +81,12 @@ class BatchMemory:
     @property
     def assigned(self) -> int:
         """Number of batches assigned to the processes so far."""
-        return self._marks[0]
+        return self._counters[0]
 
     def assign(
         self, passes: NDArray[np.int64], numbers: NDArray[np.int64], places: list[tuple[str, int, int]]
     ) -> None:
-        """Have the next batch decoded. places: (path, offset, size) of each image."""
+        """Assign the next batch; each image has a pass, a number and a place (path, offset, size)."""
         slot = self.assigned % self.layout.slots
         tasks = self._tasks[slot]
         names = [path.encode("utf-8", "surrogateescape") for path, _, _ in places]
@@ -94,28 +97,28 @@ class BatchMemory:
         self._paths[slot, : len(text)] = text
         self.results[slot] = np.zeros((), _RESULT)
         fence(self._lock)
-        self._marks[0] += 1
+        self._counters[0] += 1
 
     def is_decoded(self, batch: int) -> bool:
         """Whether all processes have decoded their parts of a batch."""
-        if any(self._marks[_LINE * (1 + w)] <= batch for w in range(self.layout.workers)):
+        if any(self._counters[_LINE * (1 + w)] <= batch for w in range(self.layout.workers)):
             return False
         fence(self._lock)
         return True
 
     def done(self, worker: int) -> int:
-        """Batches of which the process has decoded its part."""
-        return self._marks[_LINE * (1 + worker)]
+        """Number of batches of which the process has decoded its part."""
+        return self._counters[_LINE * (1 + worker)]
 
     def current(self, worker: int) -> int | None:
-        """The position of the image that the process is decoding, in batch ``done``."""
-        position = self._marks[_LINE * (1 + worker) + 1]
+        """Position, in its batch, of the image that the process is decoding; None if it decodes none."""
+        position = self._counters[_LINE * (1 + worker) + 1]
         return position - 1 if position else None
 
     # -- the decoding process's side ----------------------------------------------------------------
 
     def has_work(self, worker: int) -> bool:
-        """Whether a batch is assigned that the process has not done."""
+        """Whether a batch is assigned of which the process has not decoded its part."""
         if self.assigned <= self.done(worker):
             return False
         fence(self._lock)
@@ -130,20 +133,22 @@ class BatchMemory:
         return path, int(tasks["offset"][position]), int(tasks["size"][position])
 
     def keys(self, slot: int, positions: slice) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(passes, numbers) of images."""
+        """(passes, numbers) of the images at these positions."""
         tasks = self._tasks[slot][positions]
         return tasks["pass"], tasks["number"]
 
     def begin(self, worker: int, position: int) -> None:
-        self._marks[_LINE * (1 + worker) + 1] = position + 1
+        """Note which image the process decodes now."""
+        self._counters[_LINE * (1 + worker) + 1] = position + 1
 
     def finish(self, worker: int) -> None:
-        """The part of a batch is decoded."""
+        """Note that the process has decoded its part of a batch."""
         fence(self._lock)
-        self._marks[_LINE * (1 + worker) + 1] = 0
-        self._marks[_LINE * (1 + worker)] += 1
+        self._counters[_LINE * (1 + worker) + 1] = 0
+        self._counters[_LINE * (1 + worker)] += 1
 
 
 def _padded(shape: tuple[int, ...], kind: Any) -> int:
+    """Size of an array in bytes, rounded up to whole pages."""
     size: int = math.prod(shape) * np.dtype(kind).itemsize
     return -(-size // _PAGE) * _PAGE

@@ -29,26 +29,26 @@ _ENVIRONMENT = {
     "OPENCV_LOG_LEVEL": "SILENT",
 }
 _CHECK_SECONDS = 0.2  # between two checks of the processes
-_SILENCE_SECONDS = 60.0  # a process that decodes nothing for so long hangs
-_STOPPED_SECONDS = 10.0  # the same, where the operating system says that it is stopped
-_STARTUP_SECONDS = 300.0
+_SILENCE_SECONDS = 60.0  # a process that decodes nothing for so long counts as hung
+_STOPPED_SECONDS = 10.0  # the limit while the operating system reports the process as stopped
+_STARTUP_SECONDS = 300.0  # the limit before the first image
 _DEATHS = 5  # the run fails after so many deaths in a row, without a batch done in between
-_BLAMED = 2  # an image at which a process died so often counts as the cause
+_BLAMED = 2  # an image at which a process died so many times in a row counts as the cause
 
 
 @dataclass
 class _Decoder:
-    """One process. progress: (batches done, current position) when it was last seen to change."""
+    """One decoding process. progress: (batches done, position of the current image) at the last check."""
 
     number: int
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
     progress: tuple[int, int | None] = (0, None)
     silent_seconds: float = 0.0
-    deaths: int = 0  # in a row, without a batch done in between
-    died_at: tuple[int, int | None] = (0, None)
+    deaths: int = 0  # deaths in a row, without a batch done in between
+    died_at: tuple[int, int | None] = (0, None)  # ``progress`` at the last death
     repeats: int = 0  # deaths in a row at ``died_at``
-    has_worked: bool = False  # since it was last started
+    has_worked: bool = False  # whether it made progress since it was last started
 
     @property
     def is_hung(self) -> bool:
@@ -68,8 +68,8 @@ class _Decoder:
 class ImageProcesses:
     """The memory of a learner's mini-batches, and ``layout.workers`` processes that decode into it.
 
-    settings: settings of the processes; ``worker`` and ``memory`` are set here. rank: the learner's, for
-    messages.
+    settings: settings of the processes; ``worker`` and ``memory`` are set here. rank: rank of the learner,
+    for messages.
     """
 
     def __init__(self, settings: WorkerSettings, rank: int) -> None:
@@ -106,7 +106,7 @@ class ImageProcesses:
         """Restart each process that has died or hangs. Returns (slot, position) of an image at which
         processes die again and again: the caller must ``leave_out`` the image, or end the run.
 
-        Raises RunFailed for a process that dies again and again at no such image.
+        Raises RunFailed for a process that dies again and again without such an image.
         """
         elapsed = time.monotonic() - self._checked_at
         if elapsed < _CHECK_SECONDS:
@@ -125,7 +125,7 @@ class ImageProcesses:
             if progress[0] != decoder.progress[0]:
                 decoder.deaths = 0
             decoder.progress, decoder.silent_seconds, decoder.has_worked = progress, 0.0, True
-        elif memory.assigned > progress[0]:  # it has something to do
+        elif memory.assigned > progress[0]:  # the process has something to do
             decoder.silent_seconds += elapsed
         code = None if decoder.process is None else decoder.process.poll()
         if code is not None:
@@ -177,9 +177,9 @@ class ImageProcesses:
         decoder.has_worked, decoder.silent_seconds = False, 0.0
         if decoder.process.stdin is None:
             raise RuntimeError("the decoding process has no stdin")
-        with contextlib.suppress(BrokenPipeError):  # the next check finds it dead
+        with contextlib.suppress(BrokenPipeError):  # the next check finds the process dead
             decoder.process.stdin.write(pickle.dumps(settings))
-            decoder.process.stdin.flush()  # it stays open: the process exits when it is closed
+            decoder.process.stdin.flush()  # stdin stays open: the process exits when it is closed
 
     def close(self) -> None:
         for decoder in self._decoders:

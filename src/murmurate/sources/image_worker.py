@@ -24,8 +24,8 @@ from murmurate.sources.polling import Backoff
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """memory: descriptor of the shared file. worker: its number. shortest: as in ``centre_crop``.
-    key: key of the random numbers (``image_draws``)."""
+    """memory: file descriptor of the shared memory. worker: number of this process. shortest: see
+    ``centre_crop``. key: key of the random numbers (``image_draws``)."""
 
     memory: int
     layout: Layout
@@ -42,7 +42,7 @@ def decode_augmented(
     draws: NDArray[np.float64],
     into: NDArray[np.uint8],
 ) -> None:
-    """Write an image to ``into`` [H, W, 3], changed by its row of random numbers. Raises ImageError."""
+    """Write an image to ``into`` [H, W, 3], augmented by its random numbers ``draws``. Raises ImageError."""
     data = read_encoded(place)
     header = checked_header(data)
     crop = augment.crop_of(header.height, header.width, (into.shape[0], into.shape[1]), shortest, draws)
@@ -52,7 +52,7 @@ def decode_augmented(
 
 
 def decode_part(memory: BatchMemory, slot: int, settings: WorkerSettings) -> None:
-    """Decode the images of a slot that are this process's part."""
+    """Decode this process's part of the images in a slot."""
     part = slice(settings.worker, None, settings.layout.workers)
     passes, numbers = memory.keys(slot, part)
     draws = image_draws(settings.key, passes, numbers, DRAWS)

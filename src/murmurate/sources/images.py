@@ -22,15 +22,16 @@ from murmurate.sources.interface import RunView, SourceConfig, SourceContext
 from murmurate.spec import Batch, derive_seed
 
 _MOST_WORKERS = 64
-_WORKER_BYTES = 160 * 2**20  # Python, numpy and OpenCV, and what is freed between two images
+_WORKER_BYTES = 160 * 2**20  # Python, numpy and OpenCV, and buffers that are freed after each image
 
 
 @dataclass(frozen=True)
 class ImageSourceConfig(SourceConfig):
-    """Passes through the training images of a data set. Those in files are decoded by processes.
+    """Passes through the training images of a data set. Images in files are decoded by processes.
 
-    augment: how images are changed at random. workers: processes of each replica that decode images; none
-        means its share of the cores; with 0 the learner decodes. prefetch: mini-batches decoded ahead.
+    augment: how images are changed at random. workers: number of processes of each replica that decode
+        images; none means the replica's share of the cores; with 0 the learner decodes. prefetch: number of
+        mini-batches decoded ahead.
     """
 
     augment: Augmentation = field(default_factory=Augmentation)
@@ -42,24 +43,25 @@ class ImageSourceConfig(SourceConfig):
     def check(self, run: RunView) -> None:
         check_examples(run)
         if run.world.unit != "images":
-            raise Refusal(f"the world {run.world.name} is of {run.world.unit}, and this source is of images.")
+            raise Refusal(f"the world {run.world.name} is of {run.world.unit}, and this source needs images.")
 
     def batches(self, run: RunView) -> int | None:
         return batches_of(run)
 
     def memory_bytes(self, run: RunView) -> int:
-        """The images in memory, or the index of those in files; the mini-batches that are decoded ahead, and
-        the processes that do it. Raises Refusal for an augmentation that these images cannot have."""
+        """Memory of the images, or of the index of images in files, of the mini-batches that are decoded
+        ahead, and of the processes. Raises Refusal for an augmentation that these images cannot have."""
         shape = run.world.spec().observation_shape
         self.augment.check(shape)
         split = cast(DataSet, run.world).divided()
+        # the parts of a split may share one set of images, which is in memory once
         whole = {id(part): part for part in (getattr(part, "all_examples", part) for part in split)}
         held = sum(part.nbytes for part in whole.values())
         images = split.train.all_examples
         if images.encoded is None:
             padding = 2 * self.augment.padding
-            wide = shape[0] * (shape[1] + padding) * (shape[2] + padding)
-            return int(held + 4 * run.learner.requires.batch * wide)
+            padded_size = shape[0] * (shape[1] + padding) * (shape[2] + padding)
+            return int(held + 4 * run.learner.requires.batch * padded_size)
         layout = self._layout(run, images)
         return int(held + layout.pixel_bytes + layout.workers * _WORKER_BYTES)
 
@@ -79,13 +81,13 @@ class ImageSourceConfig(SourceConfig):
         images: Any = train.all_examples
         if images.encoded is None:
             return ImageSource(train, order, run.learner.requires.batch, self.augment, key)
-        opencv()  # raises here if the package is missing, and not in a process
+        opencv()  # if the package is missing, it raises here rather than in a process
         settings = WorkerSettings(0, self._layout(run, images), 0, self.augment, images.shortest, key)
         return EncodedImageSource(images, train.indices, order, settings, context.rank)
 
 
 class ImageSource(ExampleSource):
-    """Mini-batches without end (a ``Source``) of a set in memory; the learner's process changes the images.
+    """Mini-batches without end (a ``Source``) of a set in memory; the learner's process augments the images.
 
     key: key of the random numbers (``image_draws``).
     """

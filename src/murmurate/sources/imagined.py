@@ -1,8 +1,8 @@
 """Batches that a learner's own model of the world imagines, with a share of real transitions.
 
 Model-based policy optimisation (Janner et al. 2019, Algorithm 2) and maximum-entropy model rollouts (Zhang,
-Algorithm 2). This source has both replays and decides when the model is fitted and rolled out; the learner
-decides how (``agents.interface.ModelAgent``).
+Algorithm 2). This source holds the replays of real and of imagined transitions, and decides when the model is
+fitted and rolled out; the learner decides how (``agents.interface.ModelAgent``).
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from murmurate.worlds.interface import SimulatorWorld
 class ModelRollouts:
     """When, from where and how far the model is rolled out; the defaults are those of MBPO.
 
-    every: env steps between two rounds of rollouts. starts: real states, drawn with repetition, from which a
-        round begins.
-    length: steps of a rollout, which ends earlier where the model predicts the end of the episode. It grows
-        linearly to ``length_end`` between ``grows_after`` and ``grows_until`` env steps, which are counted
-        from the first fit; rounded down. length_end: steps of a rollout in the end.
-    grows_after, grows_until: env steps since the first fit between which the length grows.
-    kept: rounds of which the imagined transitions are kept.
-    alpha: for learners that give priorities: states are drawn in proportion to priority ** alpha (Zhang, eq.
-        3.6), and a batch and its weights come from a single round (section 3.2.3). With other learners it
-        must be 0: states are drawn uniformly.
-    beta, beta_end: exponent of the importance weights of these draws, and its final value, reached linearly
+    every: env steps between two rounds of rollouts. starts: number of real states, drawn with replacement,
+        from which the rollouts of a round begin.
+    length: steps of a rollout at first; a rollout ends earlier where the model predicts the end of the
+        episode. The length grows linearly, rounded down, to ``length_end`` between ``grows_after`` and
+        ``grows_until`` env steps after the first fit of the model. length_end: steps of a rollout in the end.
+    grows_after, grows_until: env steps after the first fit at which the length begins and ceases to grow.
+    kept: number of rounds whose imagined transitions are kept.
+    alpha: for learners that give states priorities: the states from which a round begins are drawn in
+        proportion to priority ** alpha (Zhang, eq. 3.6), and a batch and its weights come from a single round
+        (section 3.2.3). With other learners alpha must be 0, and these states are drawn uniformly.
+    beta, beta_end: exponent of the importance weights of these states, and its final value, reached linearly
         over the run.
     """
 
@@ -62,7 +62,7 @@ class ModelRollouts:
         return int(self.length + min(max(share, 0.0), 1.0) * (self.length_end - self.length))
 
     def capacity(self, length: int) -> int:
-        """Imagined transitions that are kept."""
+        """Number of imagined transitions that are kept if rollouts have ``length`` steps."""
         return self.kept * self.starts * length
 
 
@@ -72,11 +72,11 @@ class ImaginedSourceConfig(SourceConfig):
 
     simulators: number of simulators of each learner. double_buffer: act for one half of the simulators while
         the other half steps in native threads.
-    capacity: real transitions that are kept; the oldest are overwritten.
+    capacity: number of real transitions that are kept; the oldest are overwritten.
     learning_starts: env steps of each learner, with uniformly random actions, before the first fit.
-    updates_per_step: batches for each env step after ``learning_starts``.
+    updates_per_step: number of batches for each env step after ``learning_starts``.
     fit_every: env steps between two fits of the model.
-    real_share: share of a batch that is real.
+    real_share: share of real transitions in a batch.
     """
 
     simulators: PositiveInt = 1
@@ -95,7 +95,7 @@ class ImaginedSourceConfig(SourceConfig):
         requires, rollouts = run.learner.requires, self.rollouts
         if self.capacity < requires.batch:
             raise Refusal(
-                f"capacity is {self.capacity} and a batch is {requires.batch}: it would never be full. Use "
+                f"capacity is {self.capacity} and a batch is {requires.batch}: no batch could be drawn. Use "
                 f"--capacity {100 * requires.batch}."
             )
         if rollouts.grows_until <= rollouts.grows_after:
@@ -110,8 +110,8 @@ class ImaginedSourceConfig(SourceConfig):
             )
         if requires.priorities and max(rollouts.length, rollouts.length_end) > 1:
             raise Refusal(
-                f"rollouts of more than one step have states of the model, to which {run.learner.name} gives "
-                "no priorities. Use --rollouts.length 1 --rollouts.length-end 1, or an mbpo recipe."
+                f"rollouts of more than one step visit imagined states, to which {run.learner.name} gives no "
+                "priorities. Use --rollouts.length 1 --rollouts.length-end 1, or an mbpo recipe."
             )
         if run.env_steps is not None and run.env_steps // run.replicas <= self.learning_starts:
             raise Refusal(
@@ -126,10 +126,10 @@ class ImaginedSourceConfig(SourceConfig):
 
     def memory_bytes(self, run: RunView) -> int:
         batches = 2 * run.learner.requires.batch * step_bytes(run)
-        # while the model's replay is resized there are two of them
+        # while the replay of imagined transitions is resized, there are two of them
         rounds = 2 * self.rollouts.starts * max(self.rollouts.length, self.rollouts.length_end)
-        growing = rounds * step_bytes(run) * (self.rollouts.kept if self.rollouts.length_end > 1 else 1)
-        return int(self.saved_bytes(run) + batches + growing + self.simulators * SIMULATOR_BYTES)
+        resizing = rounds * step_bytes(run) * (self.rollouts.kept if self.rollouts.length_end > 1 else 1)
+        return int(self.saved_bytes(run) + batches + resizing + self.simulators * SIMULATOR_BYTES)
 
     def saved_bytes(self, run: RunView) -> int:
         requires, rollouts = run.learner.requires, self.rollouts

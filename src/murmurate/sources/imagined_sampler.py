@@ -20,19 +20,20 @@ if TYPE_CHECKING:
     from murmurate.sources.imagined import ImaginedSourceConfig
 
 WEIGHT = "weight"  # column of the importance weights of the states from which rollouts began
-_LEARNED = ("observation", "action", "reward", "next_observation")
+# columns that the model is fitted to, and that it imagines
+_MODELLED = ("observation", "action", "reward", "next_observation")
 
 
 class ImaginedSampler:
     """A ``Sampler``: before a batch is drawn, the model is fitted and rolled out if that is due.
 
-    Both are due after numbers of batches, not of env steps, so that replicas with common rounds do the same
-    at the same time. alive: called while the model is fitted, with the env steps since the last batch; True
-    requests a stop.
+    Both are due after certain numbers of batches, not of env steps, so that replicas that wait for one
+    another do them at the same time. alive: called while the model is fitted, with the env steps since the
+    last batch; True requests a stop.
 
     Attributes:
-        replay: the real transitions. model_replay: the imagined ones.
-        imagined: transitions imagined so far.
+        replay: the real transitions. model_replay: the imagined transitions. imagined: number of transitions
+            imagined so far.
     """
 
     banks = None
@@ -53,20 +54,20 @@ class ImaginedSampler:
         self.alive: Callable[[int], bool] = lambda played: False
         self.batches = self.played = self.imagined = self._drawn = 0
         self._spec, self._learner, self._seed, self._progress = spec, learner, seed, progress
-        self._sampler = self._sampler_of(config.capacity, seed)
-        self.replay = self._open(self._sampler, config.simulators)
+        self._sampler = self._new_sampler(config.capacity, seed)
+        self.replay = self._new_replay(self._sampler, config.simulators)
         self._length = self.rollouts.length
-        self.model_replay = self._open_model_replay()
+        self.model_replay = self._new_model_replay()
         per_step = config.updates_per_step
         self._fit_every = max(1, round(config.fit_every * per_step))
         self._roll_out_every = max(1, round(self.rollouts.every * per_step))
 
-    def _sampler_of(self, slots: int, seed: int) -> Prioritized | Uniform:
+    def _new_sampler(self, slots: int, seed: int) -> Prioritized | Uniform:
         if self.requires.priorities:
             return Prioritized(slots, alpha=self.rollouts.alpha, seed=seed)
         return Uniform(slots, seed=seed)
 
-    def _open(self, sampler: SlotSampler, simulators: int = 1, weighted: bool = False) -> RowReplay:
+    def _new_replay(self, sampler: SlotSampler, simulators: int = 1, weighted: bool = False) -> RowReplay:
         return RowReplay(
             sampler,
             Column(self._spec.observation_shape, self._spec.observation_dtype),
@@ -76,14 +77,14 @@ class ImaginedSampler:
             behaviour={WEIGHT: ()} if weighted else None,
         )
 
-    def _open_model_replay(self) -> RowReplay:
-        """A replay for rollouts of the present length; with priorities each round is a segment of it."""
+    def _new_model_replay(self) -> RowReplay:
+        """A replay for rollouts of the current length. If states have priorities, each round is a segment."""
         seed, starts = derive_seed(self._seed, "imagined"), self.rollouts.starts
         if not self.requires.priorities:
-            return self._open(Uniform(self.rollouts.capacity(self._length), seed=seed))
+            return self._new_replay(Uniform(self.rollouts.capacity(self._length), seed=seed))
         seeds = [derive_seed(seed, "segment", k) for k in range(self.rollouts.kept)]
         segments = [Uniform(starts, seed=each) for each in seeds]
-        return self._open(Segmented(segments, whole=True, seed=seed), weighted=True)
+        return self._new_replay(Segmented(segments, whole=True, seed=seed), weighted=True)
 
     # -- env steps ---------------------------------------------------------------------------------------
 
@@ -94,7 +95,7 @@ class ImaginedSampler:
         return self._drawn + 1 <= allowed and len(self.replay) >= self.requires.batch
 
     def before_steps(self) -> None:
-        """Nothing is drawn in advance."""
+        """Do nothing: no batch is drawn in advance."""
 
     def insert(self, first_simulator: int, steps: Steps) -> None:
         count = self.replay.observe(first_simulator, steps)
@@ -108,9 +109,9 @@ class ImaginedSampler:
     # -- batches -----------------------------------------------------------------------------------------
 
     def next(self, env_steps: int, episodes: Sequence[Episode]) -> Batch:
-        """Draw a batch. env_steps, episodes: since the last one."""
+        """Draw a batch. env_steps, episodes: number of env steps, and ended episodes, since the last one."""
         if self.batches % self._fit_every == 0:
-            transitions = {name: self.replay.rows.column(name)[: len(self.replay)] for name in _LEARNED}
+            transitions = {name: self.replay.rows.column(name)[: len(self.replay)] for name in _MODELLED}
             if not self._learner.fit(transitions, lambda: self.alive(env_steps)):
                 return Batch(None, env_steps, episodes)
         if self.batches % self._roll_out_every == 0 or not len(self.model_replay):
@@ -120,14 +121,14 @@ class ImaginedSampler:
         return Batch(on_device(self._draw(), self.device), env_steps, episodes)
 
     def _roll_out(self) -> None:
-        """A round of rollouts, from states of the real replay."""
+        """Do a round of rollouts, from states of the real replay."""
         self._resize_model_replay(self.rollouts.length_after(self.batches / self.config.updates_per_step))
         draw = self._sampler.draw_any(self.rollouts.starts, self._beta())
         observation = self.replay.rows.column("observation")[draw.indices].to(self.device)
         weights = {RECORDED + WEIGHT: draw.weights / draw.weights.max()} if self.requires.priorities else {}
         for _ in range(self._length):
             step = self._learner.imagine(observation)
-            values = {name: getattr(step, name).cpu() for name in _LEARNED}
+            values = {name: getattr(step, name).cpu() for name in _MODELLED}
             discount = torch.where(step.terminated.cpu(), 0.0, self.requires.discount)
             self.model_replay.insert({**values, "discount": discount, **weights}, len(discount))
             self.imagined += len(discount)
@@ -142,21 +143,22 @@ class ImaginedSampler:
         if length == self._length:
             return
         old, self._length = self.model_replay, length
-        self.model_replay = self._open_model_replay()
+        self.model_replay = self._new_model_replay()
+        # number of the first transition that is in the old replay and fits into the new one
         first = max(0, old.inserted - self.model_replay.sampler.capacity, old.inserted - old.sampler.capacity)
         for start in range(first, old.inserted, self.rollouts.starts):
             numbers = torch.arange(start, min(start + self.rollouts.starts, old.inserted))
             self.model_replay.insert(old.rows.read(numbers % old.sampler.capacity), len(numbers))
 
     def _draw(self) -> Sample:
-        real = int(self.requires.batch * self.config.real_share)
-        imagined = self.requires.batch - real
-        parts = [self.replay.sample(real, self._beta())] if real else []
-        if imagined:
-            part = self.model_replay.sample(imagined, 1.0)
+        real_count = int(self.requires.batch * self.config.real_share)
+        imagined_count = self.requires.batch - real_count
+        parts = [self.replay.sample(real_count, self._beta())] if real_count else []
+        if imagined_count:
+            part = self.model_replay.sample(imagined_count, 1.0)
             part.weights = part.behaviour.get(WEIGHT, part.weights)
             parts.append(part)
-        names = ("keys", "weights", *_LEARNED, "discount")
+        names = ("keys", "weights", *_MODELLED, "discount")
         joined: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
         return Sample(**joined)
 
@@ -184,7 +186,7 @@ class ImaginedSampler:
         self.imagined, self._drawn = int(state["imagined"]), int(state["drawn"])
         self._length = int(state["length"])
         self.replay.load(state["replays"]["replay"])
-        self.model_replay = self._open_model_replay()
+        self.model_replay = self._new_model_replay()
         self.model_replay.load(state["replays"]["model_replay"])
 
     def fresh_start(self, batches: int) -> None:
@@ -194,4 +196,4 @@ class ImaginedSampler:
         self.exact = False
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing has to be closed."""

@@ -39,11 +39,12 @@ class RunView(Protocol):
 
 @dataclass(frozen=True)
 class SourceContext:
-    """What a source is opened with, by one replica.
+    """What one replica gives to the source that it opens.
 
-    progress: completed share of the run, in [0, 1]. channel: opens a channel among the learners, by name and
-    with a tensor of the shape and dtype that it carries; all learners open the same ones in the same order.
-    address: at which other hosts reach this one; empty if all learners are on one host.
+    progress: returns the completed share of the run, in [0, 1]. channel: called with a name and a tensor of
+    the shape and dtype to carry, opens a channel among the learners; all learners must open the same channels
+    in the same order. address: address at which other hosts reach this host; empty if all learners are on one
+    host.
     """
 
     run: RunView
@@ -59,8 +60,8 @@ class SourceContext:
 
 
 class Source(Protocol):
-    """An endless iterator of batches. It ends early where ``alive`` returns True: the last batch may then
-    have no data.
+    """An endless iterator of batches. When ``alive`` returns True, the source stops preparing its batch, and
+    may yield it without data.
 
     alive: set by the training loop. A source calls it from time to time while it prepares a batch, with the
     env steps made since the last batch; each call is a heartbeat, and True requests a stop.
@@ -85,8 +86,8 @@ class Source(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """Between two batches only: tensors and plain values, nested. The contents of replays
-        are under ``replays``, by replay name; a checkpoint stores them in separate files."""
+        """Tensors and plain values, nested; call it between two batches only. The contents of replays are
+        under ``replays``, by replay name; a checkpoint stores them in separate files."""
         ...
 
     def load(self, state: dict[str, Any]) -> None:
@@ -94,7 +95,7 @@ class Source(Protocol):
         ...
 
     def fresh_start(self, batches: int) -> None:
-        """Begin in the middle of a run, in which each replica has learned from ``batches`` batches: with
+        """Begin in the middle of a run, in which each replica has learned from ``batches`` batches, with
         random seeds that neither a peer nor an earlier start of this replica has used."""
         ...
 
@@ -104,7 +105,7 @@ class Source(Protocol):
 class SourceConfig(Protocol):
     """A frozen dataclass whose fields are options of the run, without a prefix.
 
-    gives: the kind of requirement that it serves.
+    gives: the kind of batches, as in ``requires.kind`` of a learner.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -119,8 +120,8 @@ class SourceConfig(Protocol):
         ...
 
     def memory_bytes(self, run: RunView) -> int:
-        """Memory of one replica's source, its processes included. Raises Refusal for a config that can give
-        no batch, or where a disk that it needs is too small."""
+        """Memory of one replica's source, including its processes. Raises Refusal for a config that can give
+        no batch, or if a disk that the source needs is too small."""
         return 0
 
     def saved_bytes(self, run: RunView) -> int:

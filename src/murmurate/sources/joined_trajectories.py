@@ -16,8 +16,8 @@ _NAMES = ("observation", "action", "reward", "terminated", "truncated", "first")
 class JoinedTrajectories:
     """Tensors of a batch of ``count`` trajectories side by side, allocated once.
 
-    shape: shape of each trajectory. device: device of the batch. For a GPU the host's memory is pinned, and
-    may be written again only when the copies from it have ended.
+    shape: shape of each trajectory. device: device of the batch. For a GPU the host's memory is pinned;
+    it may be written again only when the copies to the GPU have ended.
     """
 
     def __init__(self, shape: TrajectoryShape, count: int, device: torch.device) -> None:
@@ -28,13 +28,14 @@ class JoinedTrajectories:
         self._tensors = {
             name: torch.zeros(field[0], dtype=field[1], pin_memory=pin)
             for name, field in joined.fields().items()
-            if name not in ("episodes", "about", "truncated_observation")
+            if name not in ("episodes", "header", "truncated_observation")
         }
         self._behaviour = [name for name in self._tensors if name.startswith("behaviour.")]
+        # the final observations of truncated episodes, of each trajectory
         self._finals: list[Tensor | None] = [None] * count
 
     def put(self, index: int, data: Trajectory) -> None:
-        """Copy the trajectory ``index`` of the batch."""
+        """Copy ``data`` to trajectory ``index`` of the batch."""
         part = slice(index * self._size, (index + 1) * self._size)
         for name in _NAMES:
             self._tensors[name][:, part].copy_(getattr(data, name))
@@ -47,7 +48,7 @@ class JoinedTrajectories:
         self._finals[index] = None if final is None else final.clone()
 
     def trajectory(self) -> Trajectory:
-        """All of them as one; valid until the next ``put``."""
+        """All ``count`` trajectories as one; valid until the next ``put``."""
         on_device = {name: x.to(self._device, non_blocking=True) for name, x in self._tensors.items()}
         final = row_major(self._tensors["truncated"], self._finals)
         return Trajectory(
@@ -61,8 +62,9 @@ class JoinedTrajectories:
 
 def row_major(truncated: Tensor, finals: Sequence[Tensor | None]) -> Tensor | None:
     """[K, ...]: final observations in the row-major order of ``truncated`` [T, B]; None if no step was
-    truncated. finals: for each of equal shares of the columns, its final observations in row-major order."""
-    rows = torch.full(truncated.shape, -1)
+    truncated. finals: the columns are divided into equal groups; for each group, its final observations in
+    row-major order."""
+    rows = torch.full(truncated.shape, -1)  # of each truncated step: its row in the result
     count = int(truncated.sum())
     rows[truncated] = torch.arange(count)
     joined: Tensor | None = None

@@ -11,14 +11,15 @@ _SHORTEST_SECONDS, LONGEST_SECONDS = 1e-4, 2e-3
 
 class Backoff:
     """Exponential backoff for polling: each sleep is twice as long as the one before; the first is half as
-    long as the last wait. Sleeping leaves the core and its caches to the process that is waited for."""
+    long as all sleeps of the last wait together. Sleeping leaves the core and its caches to the process that
+    is waited for."""
 
     def __init__(self, longest_seconds: float = LONGEST_SECONDS) -> None:
         self._longest = longest_seconds
         self._seconds, self._slept = _SHORTEST_SECONDS, 0.0
 
     def sleep(self) -> float:
-        """Returns the seconds slept."""
+        """Sleep; returns for how many seconds."""
         begun, seconds = time.monotonic(), self._seconds
         time.sleep(seconds)
         self._slept += seconds
@@ -34,6 +35,6 @@ class Backoff:
 def use_batch_scheduling() -> None:
     """Schedule this process as SCHED_BATCH (Linux): it does not preempt a running process when it wakes up.
     Two learners that share two cores with four actors then draw a third more batches."""
-    if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:  # the user chose no other
-        with contextlib.suppress(OSError):  # where that is forbidden
+    if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:  # not chosen by the user
+        with contextlib.suppress(OSError):  # it may be forbidden
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -36,7 +36,7 @@ class Sampler(Protocol):
 
     @property
     def replay(self) -> Any:
-        """What the steps are stored in; has ``restart(low, count)``."""
+        """The replay that stores the steps; it has a method ``restart(low, count)``."""
         ...
 
     @property
@@ -71,8 +71,8 @@ class ReplaySampler:
     """Inserts steps and draws batches, so that each transition is drawn ``samples_per_insert`` times on
     average.
 
-    progress: completed share of the run, for alpha and beta. banks: scales importance weights as if all
-    learners drew from one replay. name: the replay's, in checkpoints.
+    progress: returns the completed share of the run, on which alpha and beta depend. banks: scales importance
+    weights as if all learners drew from one replay. name: name of the replay in checkpoints.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ReplaySampler:
         self.replay, self.config, self.batch, self.device = replay, config, batch, device
         self.banks = banks
         self.batches = self._played = self._drawn = 0
-        self.exact = config.saved  # whether killed and resumed equals uninterrupted
+        self.exact = config.saved  # whether a killed and resumed run equals an uninterrupted one
         self._progress = progress
         self._weighted = replay.sampler.weighted
         self._ahead = Prefetcher(replay, batch, config.ahead, device.type == "cuda", self._weigh)
@@ -117,7 +117,7 @@ class ReplaySampler:
         self._played += len(steps.reward)
 
     def next(self, env_steps: int, episodes: Sequence[Episode]) -> Batch:
-        """Draw a batch. env_steps, episodes: since the last one."""
+        """Draw a batch. env_steps, episodes: number of env steps, and ended episodes, since the last one."""
         self._drawn += self.batch
         self.batches += 1
         if self.config.alpha_end is not None:
@@ -131,18 +131,18 @@ class ReplaySampler:
         if self.banks is not None:
             self.banks.weigh(weights, *self.replay.sampler.mass, beta)
         elif self._weighted:
-            # divided by the batch's greatest weight: the replay's greatest may belong to a transition with
-            # an error near 0, which would shrink all steps
+            # divided by the batch's greatest weight: the replay's greatest weight may belong to a transition
+            # with an error near 0, and would shrink all update steps
             weights.div_(weights.max())
 
     def _beta(self) -> float:
         return self.config.beta_at(self._progress())
 
     def fields(self) -> dict[str, Any]:
-        after = max(self._played - self.config.learning_starts, 1)
+        inserted = max(self._played - self.config.learning_starts, 1)
         return {
             "replay_transitions": len(self.replay),
-            "samples_per_insert": self._drawn / after,
+            "samples_per_insert": self._drawn / inserted,
             "beta": self._beta(),
             **({} if self.config.alpha_end is None else {"alpha": self.config.alpha_at(self._progress())}),
         }
@@ -157,7 +157,7 @@ class ReplaySampler:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from ``state``; as ``fresh_start``, if the replay's contents were not saved in it."""
+        """Go on from ``state``; do a ``fresh_start`` if it lacks the replay's contents."""
         contents = state["replays"].get(self.name)
         if contents is None:
             return self.fresh_start(int(state["batches"]))
@@ -177,7 +177,7 @@ class ReplaySampler:
 
 
 def on_device(sample: Drawn, device: torch.device) -> Drawn:
-    """A drawn batch, a dataclass of tensors and ``behaviour``, on the learner's device."""
+    """Move a drawn batch, its tensors and those in ``behaviour``, to the learner's device."""
     if device.type == "cpu":
         return sample
     fields = vars(sample).items()

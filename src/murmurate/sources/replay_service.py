@@ -27,7 +27,7 @@ from murmurate.sources.simulator_groups import SIMULATOR_BYTES, check_saved_simu
 from murmurate.spec import Transitions, derive_seed
 from murmurate.worlds.interface import SimulatorWorld
 
-SLOTS = 2  # blocks of a sampler: one that the learner uses or may use, one that is being drawn
+SLOTS = 2  # blocks of a sampler: one that the learner uses or will use, one that is being drawn
 _PROCESS_BYTES, _SAMPLER_BYTES = 150 * 2**20, 30 * 2**20
 _POLL_SECONDS = 5e-3  # the longest between two polls of an actor whose ring is full
 
@@ -37,16 +37,17 @@ class ReplayServiceSourceConfig(SourceConfig):
     """Batches of transitions from the shards of all learners, which actor processes fill.
 
     simulators: number of simulators of each learner.
-    actors: processes of each learner, which share its simulators; with 0 there is no service, and the learner
-        acts itself and has a replay of its own.
-    shards: processes of each learner, each with an equal part of its replay and of its actors.
-    samplers: processes of each learner. Each keeps two blocks of batches ready, and a batch has an equal part
-        from each shard of all learners.
-    block: batches that are drawn at once. With a larger block processes wait for one another less often, but
-        priorities are older when batches are drawn by them.
-    slack: env steps by which a shard's actors may be ahead of ``samples_per_insert``; 0: twice the least with
-        which draws and inserts never wait for each other. With more slack actors and learners alternate less
-        often, and samples per insert may deviate more.
+    actors: number of actor processes of each learner, which share its simulators; with 0 there is no service,
+        and the learner acts itself and has a replay of its own.
+    shards: number of shard processes of each learner, each with an equal part of the learner's replay and of
+        its actors.
+    samplers: number of sampler processes of each learner. Each keeps two blocks of batches ready; a batch has
+        an equal part from each shard of all learners.
+    block: number of batches that are drawn at once. With a larger block processes wait for one another less
+        often, but batches are drawn by older priorities.
+    slack: env steps by which a shard's actors may be ahead of ``samples_per_insert``; 0 means twice the least
+        slack with which draws and inserts cannot block each other. With more slack actors and learners
+        alternate less often, and samples per insert may deviate more.
     replay: size, sampling and storage of each learner's replay.
     random_env_steps: env steps of each learner, at its start, whose actions are uniformly random.
     """
@@ -97,6 +98,7 @@ class ReplayServiceSourceConfig(SourceConfig):
             )
 
     def _check_replay(self, part: int) -> None:
+        """part: rows of a batch that come from one shard."""
         replay = self.replay
         for name, default, why in (
             ("fit_every", 0, "actors never wait for a fit"),
@@ -112,8 +114,8 @@ class ReplayServiceSourceConfig(SourceConfig):
                 )
         if replay.folder and replay.saved:
             raise Refusal(
-                "replay.folder keeps a shard on a disk, and its learner would need memory for all of it to "
-                "save it. Use --replay.saved false, or leave out --replay.folder."
+                "replay.folder keeps a shard on a disk, and its learner would need memory for the whole "
+                "shard to save it. Use --replay.saved false, or leave out --replay.folder."
             )
         if replay.capacity % self.shards:
             raise Refusal(
@@ -126,20 +128,21 @@ class ReplayServiceSourceConfig(SourceConfig):
         return self._as_replay.batches(run)
 
     def _least_slack(self, run: RunView) -> int:
-        """The least slack of a shard: for the draw of a block, and until an empty replay holds a batch's
-        part."""
+        """The least slack with which a shard never blocks: enough to draw a block, and to insert a batch's
+        part into an empty replay."""
         requires: Transitions = run.learner.requires
         part = math.ceil(requires.batch / (run.replicas * self.shards))
-        of_actor, of_shard = (math.ceil(self.simulators / n) for n in (self.actors, self.shards))
-        block = least_slack(self.replay.samples_per_insert, self.block * part, of_actor)
-        return max(math.ceil(block), part + requires.n_step * (of_shard + of_actor))
+        actor_simulators = math.ceil(self.simulators / self.actors)
+        shard_simulators = math.ceil(self.simulators / self.shards)
+        block = least_slack(self.replay.samples_per_insert, self.block * part, actor_simulators)
+        return max(math.ceil(block), part + requires.n_step * (shard_simulators + actor_simulators))
 
     def memory_bytes(self, run: RunView) -> int:
         if not self.actors:
             return self._as_replay.memory_bytes(run)
         requires, step = run.learner.requires, step_bytes(run)
         stored = self._store_bytes(run)
-        # a learner has a copy while it saves
+        # while a learner saves, it has a copy of its shards' contents
         held = memory_bytes(self.replay, stored) + self.saved_bytes(run)
         batches = self.samplers * self._layout(run).size_bytes
         pending = self.simulators * (SIMULATOR_BYTES + (requires.n_step + 4) * step)
@@ -168,7 +171,7 @@ class ReplayServiceSourceConfig(SourceConfig):
         check_saved_simulators(state, self.simulators)
 
     def _actors_of_shards(self) -> list[tuple[int, int]]:
-        """(first, one after the last) for each shard."""
+        """(first actor, one after the last) of each shard."""
         return [
             (self.actors * k // self.shards, self.actors * (k + 1) // self.shards) for k in range(self.shards)
         ]
@@ -224,7 +227,7 @@ class ReplayServiceSourceConfig(SourceConfig):
 
 
 def with_service(source: ReplaySourceConfig, **fields: Any) -> ReplayServiceSourceConfig:
-    """``source`` with the service instead of a learner's own replay, for recipes."""
+    """``source`` changed to use a replay service, with ``fields``; for recipes."""
     common = {f.name for f in dataclasses.fields(ReplayServiceSourceConfig)} & {
         f.name for f in dataclasses.fields(source)
     }

@@ -42,8 +42,8 @@ class ReplaySourceConfig(SourceConfig):
     simulators: number of simulators of each learner. double_buffer: act for one half of the simulators while
         the other half steps in native threads.
     replay: size, sampling and storage of each learner's replay.
-    actors: actor processes of each learner; they share its simulators and act while it learns (Ape-X). With 0
-        the learner acts itself.
+    actors: number of actor processes of each learner; they share its simulators and act while it learns
+        (Ape-X). With 0 the learner acts itself.
     random_env_steps: env steps of each learner, at its start, whose actions are uniformly random.
     """
 
@@ -184,14 +184,13 @@ class ReplaySource:
         self._groups = SimulatorGroups(groups, policy, seed, sampler.device, self.replay.restart)
         self._assign, self._random_env_steps = assign, random_env_steps
         self._sampler, self._device = sampler, sampler.device
-        self._observations: list[
-            Tensor
-        ] = []  # the present observations of each group; empty before the start
+        # the current observations of each group; empty before the start
+        self._observations: list[Tensor] = []
 
     @property
     def exact(self) -> bool:
         self._start()
-        if self._sampler.banks is not None:  # weights depend on when the other banks were read
+        if self._sampler.banks is not None:  # weights depend on when those of the other banks were read
             return False
         return self._sampler.exact and self._groups.exact
 
@@ -250,7 +249,7 @@ class ReplaySource:
             self._observations = self._groups.start(self._sampler.batches)
 
     def state(self) -> dict[str, Any]:
-        """Between two batches only."""
+        """Call it between two batches only."""
         self._start()
         return {**self._sampler.state(), **self._groups.state(torch.cat(self._observations))}
 

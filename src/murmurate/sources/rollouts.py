@@ -48,7 +48,7 @@ class RolloutSourceConfig(SourceConfig):
         if self.simulators < requires.simulators:
             raise Refusal(
                 f"{run.learner.name} divides a rollout of {self.simulators} simulators into more minibatches "
-                f"than it has parts. Use --simulators {requires.simulators}, or fewer minibatches."
+                f"than it has simulators. Use --simulators {requires.simulators}, or fewer minibatches."
             )
 
     def batches(self, run: RunView) -> int | None:
@@ -84,9 +84,8 @@ class RolloutSource:
     """Yields ``Batch(data=Trajectory, env_steps=T*B, episodes=...)`` without end (a ``Source``).
 
     groups: opened simulators (see ``open_groups``), closed by ``close``. steps: T. device: device of the
-    batches'
-    tensors, which are reused: a batch is valid until the one after next is requested. seed: seed of actions
-    and simulators. behaviour: see ``spec.Rollouts``.
+    batches' tensors, which are reused: a batch is valid until the one after next is requested. seed: seed of
+    actions and simulators. behaviour: see ``spec.Rollouts``.
 
     Raises ``ValueError`` for T < 1, no group, or groups of different worlds.
     """
@@ -110,7 +109,7 @@ class RolloutSource:
         spec, parts, shapes = self._groups.spec, self._groups.parts, dict(behaviour or {})
         self._buffers = [_RolloutBuffers(spec, steps, parts, self._device, shapes) for _ in range(2)]
         self._batches = 0
-        self._observation: Tensor | None = None  # input of the next step; None before the start
+        self._observation: Tensor | None = None  # the observation to act on next; None before the start
 
     @property
     def exact(self) -> bool:
@@ -146,7 +145,7 @@ class RolloutSource:
         return self._groups.events()
 
     def state(self) -> dict[str, Any]:
-        """Between two batches only."""
+        """Call it between two batches only."""
         return {"batches": self._batches, **self._groups.state(self._present_observation())}
 
     def load(self, state: dict[str, Any]) -> None:
@@ -183,7 +182,7 @@ class RolloutSource:
 
 class _Before(NamedTuple):
     """Views of one group's inputs before step t (t up to T), made once: slicing at each step would cost as
-    much as the copies themselves."""
+    much as the copies themselves. stage: pinned memory, through which observations go to a GPU; else None."""
 
     observation: Tensor
     first: Tensor
@@ -204,8 +203,8 @@ class _RolloutBuffers:
     """The tensors of one batch, allocated once, time-major; ``put`` writes into slices of them.
 
     Observations go to the device step by step, because acting needs them there; the small other tensors are
-    gathered on the host and copied at the end. For a GPU the host's memory is pinned. Its reuse is safe:
-    reading the next action back waits for all copies queued before it.
+    gathered on the host and copied at the end. For a GPU the host's memory is pinned. Reusing it is safe:
+    reading the next action back waits for all copies that were queued before.
     """
 
     def __init__(
@@ -253,7 +252,7 @@ class _RolloutBuffers:
         self._truncated_observations = []
 
     def put(self, t: int, g: int, step: TimeStep) -> list[Episode]:
-        """Write the outcome of action t - 1 of group g; return its ended episodes."""
+        """Write the outcome of action t - 1 of group g; return the episodes that it ended."""
         before, after = self.before[t][g], self.after[t - 1][g]
         if before.stage is None:
             before.observation.copy_(step.observation)

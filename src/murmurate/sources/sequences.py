@@ -1,6 +1,7 @@
 """Batch mode: the policy is fixed while env steps are collected, then short sequences of them are drawn.
 
-What ARM learns from (Jin 2018, Algorithm 1 and section 2.6), on-policy or from a memory of earlier batches.
+This is what ARM learns from (Jin 2018, Algorithm 1 and section 2.6), on-policy or from a memory of earlier
+batches.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class SequenceSourceConfig(SourceConfig):
     collect_env_steps: env steps that a learner collects with one policy (one batch of env steps), rounded up
         to a multiple of ``simulators``.
     minibatches: number of minibatches drawn after each batch of env steps.
-    keep_batches: batches of env steps that minibatches are drawn from; 1 is on-policy.
+    keep_batches: number of latest batches of env steps that minibatches are drawn from; 1 is on-policy.
     saved: whether checkpoints contain these steps; otherwise a resumed run begins with a new batch.
         ``resume`` may change it.
     """
@@ -126,7 +127,7 @@ class SequenceSampler:
         return self._left > 0
 
     def before_steps(self) -> None:
-        """Nothing is drawn in advance."""
+        """Do nothing: no minibatch is drawn in advance."""
 
     def insert(self, first_simulator: int, steps: Steps) -> None:
         self.replay.observe(first_simulator, steps)
@@ -136,7 +137,7 @@ class SequenceSampler:
             self._collected, self._left = 0, self.config.minibatches
 
     def next(self, env_steps: int, episodes: Sequence[Episode]) -> Batch:
-        """Draw a minibatch. env_steps, episodes: since the last one."""
+        """Draw a minibatch. env_steps, episodes: env steps made, and episodes ended, since the last one."""
         self.batches += 1
         self._left -= 1
         requires = self._requires
@@ -157,7 +158,7 @@ class SequenceSampler:
         return {**counters, "replays": {"replay": self.replay.state()} if self.config.saved else {}}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from ``state``; with a new batch, if the steps were not saved in it."""
+        """Go on from ``state``, with a new batch of env steps if it lacks the steps."""
         contents = state["replays"].get("replay")
         if contents is None:
             return self.fresh_start(int(state["batches"]))

@@ -1,4 +1,4 @@
-"""A sampler and a shard on different hosts: both ends of a connection behave like a local socket.
+"""Connects a sampler and a shard on different hosts; to each of them it behaves like a local socket.
 
 On the shard's host there is a mirror of the sampler's slots, which the shard fills as if they were local. The
 shard's end of the bridge sends the rows along with its answer, and the sampler's end writes them into the
@@ -37,24 +37,24 @@ from murmurate.sources.service_links import (
 )
 from murmurate.sources.service_slots import BatchSlots
 
-SILENCE_SECONDS = 20.0  # a connection without a byte for so long is dead
+SILENCE_SECONDS = 20.0  # a connection without a byte for so long counts as dead
 _DIAL_SECONDS = 5.0
 _HELLO_BYTES, _LARGEST_BYTES = 1 << 16, 1 << 31
-_CONNECTIONS = 64  # members that the listener allows for, see ``Listener``
+_CONNECTIONS = 64  # number of members that the listener allows for; see ``Listener``
 _INCARNATION = bytes(16)
 _ENDED = (OSError, Closed, FrameRejected)
-Handle = Callable[[bytes], bytes]
+Convert = Callable[[bytes], bytes]
 
 
 class Bridge:
     """Carries messages between ``inner``, a local socket, and ``pipe``; when either ends, closes the other.
 
-    sent: from a message of ``inner`` to the payload to send. arrived: from a payload to the message for
-    ``inner``.
+    to_payload: turns a message from ``inner`` into the payload to send. to_message: turns a received payload
+    into the message for ``inner``.
     """
 
-    def __init__(self, pipe: Pipe, inner: socket.socket, sent: Handle, arrived: Handle) -> None:
-        self._pipe, self._inner, self._sent, self._arrived = pipe, inner, sent, arrived
+    def __init__(self, pipe: Pipe, inner: socket.socket, to_payload: Convert, to_message: Convert) -> None:
+        self._pipe, self._inner, self._to_payload, self._to_message = pipe, inner, to_payload, to_message
         inner.settimeout(SILENCE_SECONDS / 4)
         self._threads = [
             threading.Thread(target=self._until_ended, args=(work,), daemon=True)
@@ -75,17 +75,17 @@ class Bridge:
             try:
                 message = self._inner.recv(MESSAGE_BYTES)
             except TimeoutError:
-                self._pipe.writer(Frame(Kind.CONTROL)).write()  # a sign of life
+                self._pipe.writer(Frame(Kind.CONTROL)).write()  # so that the silence is not taken for death
                 continue
             if not message:
                 return
-            self._pipe.writer(Frame(Kind.MAIL, payload=self._sent(message))).write()
+            self._pipe.writer(Frame(Kind.MAIL, payload=self._to_payload(message))).write()
 
     def _receive(self) -> None:
         while True:
             frame = self._pipe.receive(_allocate)
             if frame.kind is Kind.MAIL:
-                self._inner.sendall(self._arrived(frame.payload))
+                self._inner.sendall(self._to_message(frame.payload))
 
     def close(self) -> None:
         """End both sides; afterwards nothing is written to the slots any more."""
@@ -104,19 +104,19 @@ def dial_bridge(address: ShardAddress, stream: Stream, slots: BatchSlots) -> tup
     pipe = dial(credentials, record, 0, _DIAL_SECONDS).pipe
     pipe.writer(Frame(Kind.MAIL, payload=hello(stream, slots.layout))).write()
 
-    def sent(message: bytes) -> bytes:
+    def to_payload(message: bytes) -> bytes:
         request = DrawRequest.read(message)
         if not request.has_errors:
             return message
-        return b"".join([message, *_parts(slots, "errors", request.slot, request.part)])
+        return b"".join([message, *_part_rows(slots, "errors", request.slot, request.part)])
 
-    def arrived(payload: bytes) -> bytes:
+    def to_message(payload: bytes) -> bytes:
         view = memoryview(payload)
         message = bytes(view[:REPLY_BYTES])
         reply, at = DrawReply.read(message), REPLY_BYTES
         if reply.number == slots.number(reply.slot) and not slots.is_filled(reply.slot, reply.part):
-            for name in _drawn(slots):
-                for rows in _parts(slots, name, reply.slot, reply.part):
+            for name in _drawn_columns(slots):
+                for rows in _part_rows(slots, name, reply.slot, reply.part):
                     rows[:] = view[at : at + rows.nbytes]
                     at += rows.nbytes
             slots.fill(reply.slot, reply.part, reply.number)
@@ -124,7 +124,7 @@ def dial_bridge(address: ShardAddress, stream: Stream, slots: BatchSlots) -> tup
 
     outer, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     outer.setblocking(False)
-    return outer, Bridge(pipe, inner, sent, arrived)
+    return outer, Bridge(pipe, inner, to_payload, to_message)
 
 
 class Bridges:
@@ -132,7 +132,8 @@ class Bridges:
 
     def __init__(self, address: ShardAddress) -> None:
         self._address, self._credentials = address, _credentials(address, address.rank)
-        self._mirrors: dict[tuple[int, int], tuple[str, BatchSlots]] = {}  # with the token of the slots
+        # by (rank, index) of the sampler: its token, and the mirror
+        self._mirrors: dict[tuple[int, int], tuple[str, BatchSlots]] = {}
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[tuple[socket.socket, BatchSlots]] = queue.SimpleQueue()
         self.arrived = os.eventfd(0, os.EFD_NONBLOCK)  # readable when ``accept`` has something
@@ -162,41 +163,41 @@ class Bridges:
                 slots = BatchSlots(memoryview(bytearray(layout.size_bytes)), layout)
                 self._mirrors[stream.rank, stream.index] = stream.token, slots
 
-        def sent(message: bytes) -> bytes:
+        def to_payload(message: bytes) -> bytes:
             reply = DrawReply.read(message)
-            columns = (_parts(slots, name, reply.slot, reply.part) for name in _drawn(slots))
+            columns = (_part_rows(slots, name, reply.slot, reply.part) for name in _drawn_columns(slots))
             return b"".join([message, *itertools.chain.from_iterable(columns)])
 
-        def arrived(payload: bytes) -> bytes:
+        def to_message(payload: bytes) -> bytes:
             message = bytes(payload[:REQUEST_BYTES])
             request = DrawRequest.read(message)
             if request.has_errors:
                 at = REQUEST_BYTES
-                for rows in _parts(slots, "errors", request.slot, request.part):
+                for rows in _part_rows(slots, "errors", request.slot, request.part):
                     rows[:] = memoryview(payload)[at : at + rows.nbytes]
                     at += rows.nbytes
             return message
 
         outer, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         outer.setblocking(False)
-        Bridge(pipe, inner, sent, arrived)
+        Bridge(pipe, inner, to_payload, to_message)
         self._queue.put((outer, slots))
         os.eventfd_write(self.arrived, 1)
 
 
-def _drawn(slots: BatchSlots) -> list[str]:
+def _drawn_columns(slots: BatchSlots) -> list[str]:
     """The columns that a shard writes."""
     return [name for name, _ in slots.layout.columns if name != "errors"]
 
 
-def _parts(slots: BatchSlots, column: str, slot: int, part: int) -> list[memoryview]:
-    """The rows of a part in each batch of the block."""
+def _part_rows(slots: BatchSlots, column: str, slot: int, part: int) -> list[memoryview]:
+    """The rows of a part in a column, for each batch of the block."""
     layout = slots.layout
     return [slots.bytes_of(column, slot, layout.rows(part, number)) for number in range(layout.block)]
 
 
 def _identity(address: ShardAddress) -> Identity:
-    """The key pair of both ends, derived from the shared key: knowing it authenticates a process."""
+    """The key pair that both ends derive from the shared key: knowing that key authenticates a process."""
     private = hashlib.blake2b(bytes.fromhex(address.key), digest_size=32, person=b"replay service").digest()
     return Identity(X25519PrivateKey.from_private_bytes(private), _INCARNATION)
 

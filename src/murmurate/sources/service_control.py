@@ -19,7 +19,7 @@ Field = tuple[tuple[int, ...], torch.dtype]
 
 
 def batch_fields(spec: EnvSpec, behaviour: Shapes) -> dict[str, Field]:
-    """Shapes, for one transition, and dtypes of the columns of a ``BatchSlots``."""
+    """For each column of a ``BatchSlots``, the shape of a row, which is one transition, and the dtype."""
     observation: Field = (spec.observation_shape, spec.observation_dtype)
     action: Field = ((), torch.int64) if spec.actions else (spec.action_shape, torch.float32)
     number: Field = ((), torch.float32)
@@ -61,6 +61,7 @@ class ShardCounts:
 
     @property
     def drawn(self) -> int:
+        """Number of rows drawn so far."""
         return int(self._cells[1])
 
     @property
@@ -70,7 +71,7 @@ class ShardCounts:
 
     @property
     def version(self) -> int:
-        """The version of the parameters that the newest step was made with."""
+        """Version of the parameters with which the newest step was made."""
         return int(self._cells[3])
 
     @property
@@ -80,6 +81,7 @@ class ShardCounts:
 
     @property
     def beats(self) -> int:
+        """Number of heartbeats so far."""
         return int(self._cells[5])
 
     def beat(self) -> None:
@@ -97,24 +99,24 @@ class ShardCounts:
 def send_state(connection: Connection, state: Any) -> None:
     """Send a nested state; its tensors are sent from their own memory, without a copy."""
     buffers: list[pickle.PickleBuffer] = []
-    text = io.BytesIO()
-    _TensorPickler(text, protocol=5, buffer_callback=buffers.append).dump(state)
+    pickled = io.BytesIO()
+    _TensorPickler(pickled, protocol=5, buffer_callback=buffers.append).dump(state)
     parts = [buffer.raw() for buffer in buffers]
-    connection.send(([part.nbytes for part in parts], text.getvalue()))
+    connection.send(([part.nbytes for part in parts], pickled.getvalue()))
     for part in parts:
         if part.nbytes:
             connection.send_bytes(part)
 
 
 def receive_state(connection: Connection) -> Any:
-    sizes, text = connection.recv()
+    sizes, pickled = connection.recv()
     buffers = []
     for size in sizes:
         buffer = np.empty(size, np.uint8)
         if size:
             connection.recv_bytes_into(buffer)
         buffers.append(buffer)
-    return pickle.loads(text, buffers=buffers)
+    return pickle.loads(pickled, buffers=buffers)
 
 
 class _TensorPickler(pickle.Pickler):

@@ -21,15 +21,15 @@ _REQUEST, _REPLY = struct.Struct("<IIQIdd"), struct.Struct("<IIQ")
 REQUEST_BYTES, REPLY_BYTES = _REQUEST.size, _REPLY.size
 MESSAGE_BYTES = max(REQUEST_BYTES, REPLY_BYTES)
 _HELLO_BYTES = 1 << 14
-_CREDENTIALS = struct.Struct("3i")  # of a peer: pid, uid, gid
+_CREDENTIALS = struct.Struct("3i")  # pid, uid and gid of a peer
 
 
 class DrawRequest(NamedTuple):
     """A request to draw the rows of ``part`` into ``slot``.
 
-    number: number of the slot's draw. has_errors: a bit for each batch of the block; where it is set, the
-    shard first updates its priorities by the errors of the rows that it drew before. alpha: negative to keep
-    it."""
+    number: number of the slot's draw. has_errors: a bit for each batch of the block; if it is set, the shard
+    first updates its priorities by the errors of the rows that it drew for the slot's previous batch. beta,
+    alpha: exponents; a negative alpha leaves the shard's alpha unchanged."""
 
     slot: int
     part: int
@@ -47,7 +47,7 @@ class DrawRequest(NamedTuple):
 
 
 class DrawReply(NamedTuple):
-    """The answer to an ``DrawRequest``: its rows have been written."""
+    """The answer to a ``DrawRequest``: the requested rows have been written."""
 
     slot: int
     part: int
@@ -63,10 +63,10 @@ class DrawReply(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardAddress:
-    """How samplers reach a shard; learners exchange these addresses, and all of it is secret.
+    """How samplers reach a shard; learners exchange these addresses, which are secret.
 
-    name: name of its socket, for the same host. host, port, key: for other hosts; the port is 0 if there are
-    none.
+    name: name of the shard's socket, for samplers on its host. host, port, key: for samplers on other hosts;
+    the port is 0 if there are none.
     """
 
     rank: int
@@ -82,7 +82,7 @@ class ShardAddress:
 
 @dataclass(frozen=True)
 class Stream:
-    """The draws of one sampler: its replica's rank, its index, and a token of its slots' memory."""
+    """Identifies a sampler's slots: rank of its replica, index of the sampler, token of the slots' memory."""
 
     rank: int
     index: int
@@ -102,7 +102,7 @@ def listen(name: str) -> socket.socket:
 
 
 def dial(address: ShardAddress, stream: Stream, slots: BatchSlots, descriptor: int) -> socket.socket:
-    """Raises OSError: ConnectionRefusedError where no such shard is on this host."""
+    """Connect to a shard. Raises OSError: ConnectionRefusedError if the shard is not on this host."""
     link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         link.connect("\0" + address.name)
@@ -125,17 +125,17 @@ def read_hello(message: bytes) -> tuple[Stream, SlotLayout]:
 
 
 def accept(link: socket.socket) -> BatchSlots:
-    """The slots of a new connection. Raises BlockingIOError before its hello has arrived; another OSError if
-    its process is of another user, or has ended."""
+    """The slots of a new connection. Raises BlockingIOError before its hello has arrived, and another
+    OSError if the sampler has ended or is of another user."""
     peer = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     if _CREDENTIALS.unpack(peer)[1] != os.getuid():
         raise PermissionError("a process of another user")
     message, descriptors, _, _ = socket.recv_fds(link, _HELLO_BYTES, 1)
     if not message or len(descriptors) != 1:
-        raise ConnectionError("it ended")
+        raise ConnectionError("the sampler ended")
     try:
         return BatchSlots.mapped(descriptors[0], read_hello(message)[1])
     except (ValueError, KeyError, TypeError) as problem:
-        raise ConnectionError(f"it does not follow the protocol ({problem})") from None
+        raise ConnectionError(f"the sampler does not follow the protocol ({problem})") from None
     finally:
         os.close(descriptors[0])

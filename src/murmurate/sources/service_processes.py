@@ -33,10 +33,10 @@ from murmurate.sources.service_slots import BatchSlots, SlotLayout
 from murmurate.spec import Episode
 
 _CHECK_SECONDS = 0.5
-_STARTUP_SECONDS, _SILENCE_SECONDS = 300.0, 60.0  # the longest wait for the first heartbeat, and a later one
-_STOPPED_SECONDS = 10.0  # the same, where the operating system says that the process is stopped
-_ANSWER_SECONDS = 300  # for the contents of a shard
-_DEATHS = 5  # the run fails after so many of a sampler in a row, each without a heartbeat
+_STARTUP_SECONDS, _SILENCE_SECONDS = 300.0, 60.0  # the longest wait for the first, and for a later heartbeat
+_STOPPED_SECONDS = 10.0  # the longest wait while the operating system reports the process as stopped
+_ANSWER_SECONDS = 300  # the longest wait for the contents of a shard
+_DEATHS = 5  # the run fails after so many deaths of a sampler in a row, each without a heartbeat
 
 
 def shard_config(config: ReplayConfig, shards: int, index: int) -> ReplayConfig:
@@ -48,9 +48,10 @@ def shard_config(config: ReplayConfig, shards: int, index: int) -> ReplayConfig:
 
 @dataclass
 class _Watched:
-    """A process, and its last sign of life. kind: "sampler", for example; where: which of them.
+    """A process that is watched. kind: what it is, such as "sampler". where: which process of this kind.
 
-    silent_deaths: starts in a row after which no heartbeat came."""
+    beats, seen_at: number of heartbeats, and time of the last one, as last seen. silent_deaths: number of
+    starts in a row after which no heartbeat came."""
 
     kind: str
     where: str
@@ -105,7 +106,7 @@ class ShardProcess:
         self.address = settings.address
         self.episodes: list[Episode] = []
         self.is_listening = not settings.address.host
-        self.inserted = 0  # env steps that were reported to the training loop
+        self.inserted = 0  # number of its env steps that were reported to the training loop
         self._received = 0
         self._control: Connection | None = None
 
@@ -226,10 +227,10 @@ class SamplerProcess:
 
     def _write(self, content: Any) -> None:
         process = self.watched.process
-        with contextlib.suppress(BrokenPipeError):  # the next check finds it dead
+        with contextlib.suppress(BrokenPipeError):  # the next check finds the process dead
             if process is not None and process.stdin is not None:
                 process.stdin.write(pickle.dumps(content))
-                process.stdin.flush()  # it stays open: the process exits when it is closed
+                process.stdin.flush()  # stdin stays open: the process exits when it is closed
 
     def wake(self) -> None:
         os.eventfd_write(self._wake, 1)
@@ -243,7 +244,8 @@ class SamplerProcess:
 class ServiceProcesses:
     """A learner's shards and samplers. A shard that dies ends the run; a sampler is started again.
 
-    shards: their settings, but for descriptors. rings: for each shard, the descriptors of its actors' rings.
+    shards: settings of each shard, without descriptors. rings: for each shard, the descriptors of its actors'
+    rings.
     """
 
     def __init__(
@@ -260,13 +262,13 @@ class ServiceProcesses:
         self._poll = select.poll()
         self._poll.register(self._ready, select.POLLIN)
         self.samplers = [SamplerProcess(layout, rank, index, self._ready) for index in range(samplers)]
-        self.addresses: dict[int, ShardAddress] = {}  # of all learners' shards, once they are known
+        self.addresses: dict[int, ShardAddress] = {}  # of all learners' shards by number, once known
         self.events: list[tuple[str, str]] = []
         self._checked_at = 0.0
         self.has_started = False
 
     def start(self, states: Sequence[dict[str, Any] | None]) -> None:
-        """Start the shards. states: the contents of each, or None."""
+        """Start the shards. states: of each shard its saved contents, or None."""
         self.has_started = True
         for shard, rings, state in zip(self.shards, self._rings, states, strict=True):
             shard.start(rings, state)
@@ -292,7 +294,7 @@ class ServiceProcesses:
     def check(self) -> bool:
         """Check all processes, unless the last check was a short time ago; returns whether it did.
 
-        Raises RunFailed for a shard that has died, and a sampler that dies again and again.
+        Raises RunFailed for a shard that has died, and for a sampler that dies again and again.
         """
         now = time.monotonic()
         if now < self._checked_at + _CHECK_SECONDS:

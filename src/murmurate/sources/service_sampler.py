@@ -1,8 +1,8 @@
 """A sampler of a replay service: a process that keeps batches ready for its learner.
 
 It requests parts of batches from the shards of all learners, and sends them the errors of batches that were
-used. Its whole state is in the slots (``service_slots``), so it can be killed at any time. It imports no
-torch unless shards are on other hosts.
+used. Its whole state is in the slots (``service_slots``), so it can be killed at any time. It does not
+import torch unless shards are on other hosts.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from murmurate.sources.service_slots import DRAWING, READY, BatchSlots, SlotLayo
 
 _IDLE_SECONDS = 1.0  # between two heartbeats of a sampler that waits
 _DIAL_AGAIN_SECONDS = 0.2
-_UNREACHABLE_SECONDS = 30.0  # after which a shard counts as gone; from then on it is dialled this often
+_UNREACHABLE_SECONDS = 30.0  # a shard out of reach for so long is gone, and dialled only this often
 
 
 @dataclass(frozen=True)
 class SamplerSettings:
-    """memory: descriptor of the slots. wake, ready: eventfds, written to by the learner after it has released
-    a slot or sent addresses, and by this process when a batch is ready."""
+    """memory: file descriptor of the slots. wake: eventfd to which the learner writes after it has released a
+    slot or sent addresses. ready: eventfd to which this process writes when a batch is ready."""
 
     stream: Stream
     layout: SlotLayout
@@ -41,7 +41,7 @@ class SamplerSettings:
 
 
 class _Shard:
-    """A shard, and the connection to it if there is one. is_gone: other shards serve its parts meanwhile."""
+    """A shard, and the connection to it if there is one. While ``is_gone``, other shards serve its parts."""
 
     def __init__(self, address: ShardAddress) -> None:
         self.address = address
@@ -69,7 +69,7 @@ class _Shard:
         except ConnectionRefusedError:
             self._has_ended = self.is_gone = True
             return False
-        except Exception as problem:  # it may come back
+        except Exception as problem:  # the shard may come back
             if now > self._lost_at + _UNREACHABLE_SECONDS:
                 self.is_gone = True
                 print(f"{self.address} is out of reach: {problem}", file=sys.stderr, flush=True)
@@ -89,7 +89,7 @@ class _Shard:
 
 class SamplerLoop:
     """The sampler's loop. All learners number the shards alike; part k of a batch is drawn from shard k, or
-    from another one if shard k is gone."""
+    from another shard if shard k is gone."""
 
     def __init__(self, settings: SamplerSettings) -> None:
         self.settings = settings
@@ -122,22 +122,23 @@ class SamplerLoop:
     # -- slots ------------------------------------------------------------------------------------------
 
     def _begin(self, slot: int) -> None:
-        """Request the next block of a slot, and have the errors of the last one taken."""
+        """Request the next block of a slot; shards first take the errors of its last block."""
         slots, parts = self._slots, range(self._slots.layout.parts)
         has_errors = slots.has_errors(slot)
-        former = [slots.owner(slot, part) for part in parts]
+        last_owners = [slots.owner(slot, part) for part in parts]
         owners = [self._owner(part) for part in parts]
         for part in parts:
             slots.set_owner(slot, part, owners[part])
         slots.begin(slot)
         for part in parts:
-            self._request(slot, part, has_errors if owners[part] == former[part] else 0)
+            self._request(slot, part, has_errors if owners[part] == last_owners[part] else 0)
 
     def _finish(self, slot: int) -> None:
         if self._slots.finish(slot):
             os.eventfd_write(self.settings.ready, 1)
 
     def _owner(self, part: int) -> int:
+        """The shard to draw the part from."""
         if part in self._shards and self._shards[part].link is not None:
             return part
         living = sorted(number for number, shard in self._shards.items() if shard.link is not None)
@@ -148,14 +149,14 @@ class SamplerLoop:
         if shard is None or shard.link is None:
             return
         request = DrawRequest(slot, part, self._slots.number(slot), has_errors, *self._slots.exponents)
-        with contextlib.suppress(OSError):  # the shard ended: once that is noticed, the part is asked again
+        with contextlib.suppress(OSError):  # the shard ended; the part is requested again later
             shard.link.send(request.pack())
 
     def _receive(self, number: int) -> None:
         shard = self._shards[number]
         assert shard.link is not None
         try:
-            while shard.link.recv(MESSAGE_BYTES):  # what has been drawn is marked in the slots
+            while shard.link.recv(MESSAGE_BYTES):  # replies only wake: the slots say what has been drawn
                 pass
         except BlockingIOError:
             return
@@ -171,7 +172,7 @@ class SamplerLoop:
         return bool(self._shards) and all(s.link is not None or s.is_gone for s in self._shards.values())
 
     def _connect(self) -> None:
-        """Take new addresses, and dial where there is no connection."""
+        """Take new addresses, and dial the shards to which there is no connection."""
         while not self.addresses.empty():
             for number, address in self.addresses.get().items():
                 if number not in self._shards or self._shards[number].address != address:
@@ -193,8 +194,8 @@ class SamplerLoop:
                 self._request_missing()
 
     def _request_missing(self) -> None:
-        """Request the parts that are missing: their connection or shard was lost, or an earlier process of
-        this sampler had requested them."""
+        """Request the parts that are missing because a connection or shard was lost, or because an earlier
+        process of this sampler had requested them."""
         slots = self._slots
         for slot in range(slots.layout.slots):
             if slots.state(slot) != DRAWING:

@@ -44,20 +44,20 @@ from murmurate.sources.service_slots import BatchSlots
 from murmurate.sources.shared_ring import ActorRing
 from murmurate.spec import EnvSpec, Episode, Shapes
 
-# between two polls of the rings: while a draw is waiting, and otherwise
+# time between two polls of the rings, while a draw is waiting and otherwise
 _REQUESTED_SECONDS, _POLL_SECONDS = 1e-3, 1e-2
 _IDLE_SECONDS = 1.0  # between two heartbeats of a shard that waits
-_EPISODES = 50  # in a message, at most
+_EPISODES = 50  # the most episodes in one message
 
 
 @dataclass(frozen=True)
 class ShardSettings:
     """The settings of one shard, sent to its process.
 
-    address: where samplers reach it; with a host and port 0 it chooses the port. config: config of this shard
-    alone.
-    steps, discount, behaviour: see ``open_replay``. rings: (descriptor, first simulator, simulators) of each
-    actor. listener, counts: descriptors. loads: whether the contents of a checkpoint are sent next."""
+    address: where samplers reach the shard, which chooses the port if there is a host and the port is 0.
+    config: config of this shard alone. slack: see ``RateLimiter``. steps, discount, behaviour: see
+    ``open_replay``. rings: (descriptor, first simulator, number of simulators) of each actor. listener,
+    counts: file descriptors. loads: whether the contents of a checkpoint are sent after the settings."""
 
     address: ShardAddress
     spec: EnvSpec
@@ -78,8 +78,7 @@ class ShardSettings:
 class _Feed:
     """The steps of one actor, whose simulators are ``first`` up to ``first + size``.
 
-    taken: how many records were acknowledged. incarnation: incarnation of the actor's process, at its last
-    record."""
+    taken: number of acknowledged records. incarnation: ``ActorStep.incarnation`` of the last record."""
 
     ring: ActorRing
     first: int
@@ -89,6 +88,8 @@ class _Feed:
 
 
 class _Views(NamedTuple):
+    """The rows of a part in one batch, as tensors in the memory of a slot."""
+
     keys: Tensor
     weights: Tensor
     errors: Tensor
@@ -118,7 +119,7 @@ class _Link:
 
 
 def joined(records: list[Steps]) -> Steps:
-    """The records as one step of all their simulators. Either all or none have action values."""
+    """The records as one step of all their simulators. Requires that all or none have action values."""
     if len(records) == 1:
         return records[0]
     names = [n for n in Steps._fields if n != "behaviour" and getattr(records[0], n) is not None]
@@ -129,7 +130,7 @@ def joined(records: list[Steps]) -> Steps:
 
 
 class ReplayShard:
-    """The shard's loop: take steps and serve draws, as far as the limiter allows."""
+    """The shard's loop: take steps and serve draws, as far as the rate limiter allows."""
 
     def __init__(self, settings: ShardSettings, control: Connection) -> None:
         self.settings, self.config, self._control = settings, settings.config, control
@@ -152,14 +153,14 @@ class ReplayShard:
             for ring, first, size in settings.rings
         ]
         self._next_feed = 0
-        self._least = min(feed.size for feed in self._feeds)
+        self._smallest_record = min(feed.size for feed in self._feeds)
         self._counts = ShardCounts(SharedMemoryFile(settings.counts))
         self._version = self._restarts = 0
         self._episodes: collections.deque[Episode] = collections.deque()
         self._fields = batch_fields(settings.spec, settings.behaviour)
         self._uniform = config.alpha == 0 and not config.alpha_end
         self._requests: collections.deque[tuple[_Link, DrawRequest]] = collections.deque()
-        self._draws: dict[int, Draw] = {}  # by number of rows: memory for their indices
+        self._draws: dict[int, Draw] = {}  # number of rows -> memory for their indices
         self._is_paused = False
         self._poll = select.epoll()
         self._handlers: dict[int, Callable[[], None]] = {}
@@ -180,11 +181,11 @@ class ReplayShard:
 
     def run(self) -> None:
         while True:
-            moved = not self._is_paused and (self._serve() | self._insert())
+            progressed = not self._is_paused and (self._serve() | self._insert())
             self._report_counts()
-            if moved:
+            if progressed:
                 seconds = 0.0
-            elif not self._is_paused and self.limiter.may_insert(self._least):  # waiting for actors
+            elif not self._is_paused and self.limiter.may_insert(self._smallest_record):  # waiting for actors
                 seconds = _REQUESTED_SECONDS if self._requests else _POLL_SECONDS
             else:
                 seconds = _IDLE_SECONDS
@@ -200,9 +201,9 @@ class ReplayShard:
     # -- inserts ----------------------------------------------------------------------------------------
 
     def _insert(self) -> bool:
-        """Take at most one record of each actor, in turn; returns whether there was one.
+        """Take at most one record of each actor, in turn; returns whether there was any.
 
-        The records of consecutive actors are inserted together, which costs little more than one alone.
+        The records of consecutive actors are inserted together, which costs little more than a single record.
         """
         feeds, start = self._feeds, self._next_feed
         together: list[_Feed] = []
@@ -230,7 +231,7 @@ class ReplayShard:
             record = feed.ring.oldest()
             if record.number != feed.taken:
                 raise RuntimeError(f"record {record.number} of an actor came where {feed.taken} was due")
-            if record.incarnation != feed.incarnation:  # transitions that the former process began never end
+            if record.incarnation != feed.incarnation:  # its previous process left transitions unfinished
                 feed.incarnation = record.incarnation
                 self.replay.restart(feed.first, feed.size)
             self._episodes += [
@@ -266,7 +267,7 @@ class ReplayShard:
                 link.slots = service_links.accept(link.socket)
             while True:
                 if not (message := link.socket.recv(MESSAGE_BYTES)):
-                    raise ConnectionError("it ended")
+                    raise ConnectionError("the sampler ended")
                 self._take_request(link, link.slots, DrawRequest.read(message))
         except BlockingIOError:
             pass
@@ -282,9 +283,8 @@ class ReplayShard:
         self._requests = collections.deque(pair for pair in self._requests if pair[0] is not link)
 
     def _take_request(self, link: _Link, slots: BatchSlots, request: DrawRequest) -> None:
-        if (
-            slots.mark(request.slot, request.part) != request.number
-        ):  # else the errors' rows were overwritten by the draw
+        # once this request's draw is written, the rows that the errors belong to are overwritten
+        if slots.mark(request.slot, request.part) != request.number:
             for number, views in enumerate(link.views_of(slots, request.slot, request.part)):
                 if request.has_errors >> number & 1:
                     self.replay.update(views.keys, views.errors)
@@ -297,7 +297,7 @@ class ReplayShard:
             link, request = self._requests[0]
             assert link.slots is not None
             if link.slots.mark(request.slot, request.part) == request.number:
-                self._requests.popleft()  # drawn already: the sampler restarted or reconnected
+                self._requests.popleft()  # drawn already, before the sampler restarted or reconnected
                 self._answer(link, request)
                 continue
             count = link.slots.layout.count(request.part)
@@ -326,13 +326,12 @@ class ReplayShard:
                 total, least = replay.sampler.mass
                 views.weights.mul_((count * least / total) ** -request.beta)
         slots.fill(request.slot, request.part, request.number)
-        if link.is_bridge or slots.is_complete(request.slot):  # else another shard wakes the sampler
+        if link.is_bridge or slots.is_complete(request.slot):  # else the last shard wakes the sampler
             self._answer(link, request)
 
     def _answer(self, link: _Link, request: DrawRequest) -> None:
-        with contextlib.suppress(
-            OSError
-        ):  # the sampler ended, or its buffer is full: it also reads the marks
+        # the sampler may have ended, or its socket be full: then the marks tell it what was drawn
+        with contextlib.suppress(OSError):
             link.socket.send(DrawReply(request.slot, request.part, request.number).pack())
 
     # -- the learner ------------------------------------------------------------------------------------

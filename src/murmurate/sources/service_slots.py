@@ -1,7 +1,7 @@
 """Blocks of batches of a replay service, in slots of shared memory. Nothing here needs torch.
 
 A slot's state cycles: FREE, DRAWING (shards write their parts of each batch), READY, USED (the learner has
-written the errors). What is to be done with a slot follows from the memory alone, so a sampler that is
+written the errors). What is to be done with a slot follows from the shared memory alone, so a sampler that is
 started again continues where its predecessor was killed.
 """
 
@@ -16,13 +16,13 @@ from typing import NamedTuple
 from murmurate.fabric.processes.fence import fence
 
 FREE, DRAWING, READY, USED = range(4)
-_LINE, _CELL = 64, 8  # bytes
-_STATE, _NUMBER, _HAS_ERRORS, _PARTS = range(4)  # cells of a slot; then owner and mark of each part
-_NO_OWNER = -1
+_LINE, _CELL = 64, 8  # bytes of a cache line, and of a cell (an int64)
+_STATE, _NUMBER, _HAS_ERRORS, _PARTS = range(4)  # a slot's cells; then owner and mark of each part
+_NO_OWNER = -1  # subtracted from the owner before it is stored, so that zeroed memory has no owners
 
 
 class Rows(NamedTuple):
-    """The rows from low up to but not including high of a slot."""
+    """The rows of a slot from ``low`` up to but not including ``high``."""
 
     low: int
     high: int
@@ -30,8 +30,8 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """block: batches in a slot, at most 32. parts: number of parts of each batch; each is drawn from one
-    shard. columns: (name, bytes of a row); one is called ``errors``."""
+    """block: number of batches in a slot, at most 32. parts: number of parts of each batch; each part is
+    drawn from one shard. columns: (name, bytes of a row) of each; one is called ``errors``."""
 
     slots: int
     block: int
@@ -45,7 +45,7 @@ class SlotLayout:
         return Rows(first + self.batch * part // self.parts, first + self.batch * (part + 1) // self.parts)
 
     def count(self, part: int) -> int:
-        """Rows of a part in all batches of a block."""
+        """Number of rows of a part in all batches of a block."""
         return self.block * (self.batch * (part + 1) // self.parts - self.batch * part // self.parts)
 
     @property
@@ -54,10 +54,10 @@ class SlotLayout:
         return _aligned(_CELL * (_PARTS + 2 * self.parts)) // _CELL
 
     def offsets(self) -> dict[str, int]:
-        """Where each column of all slots begins; "" is the end."""
-        begins = _LINE + _CELL * self.slots * self.slot_cells
+        """Where each column, for all slots, begins, in bytes; the entry "" is the end of the last column."""
+        first = _LINE + _CELL * self.slots * self.slot_cells
         sizes = [_aligned(size * self.block * self.batch) * self.slots for _, size in self.columns]
-        return dict(zip([*dict(self.columns), ""], itertools.accumulate(sizes, initial=begins), strict=True))
+        return dict(zip([*dict(self.columns), ""], itertools.accumulate(sizes, initial=first), strict=True))
 
     @property
     def size_bytes(self) -> int:
@@ -95,7 +95,7 @@ class BatchSlots:
 
     @property
     def exponents(self) -> tuple[float, float]:
-        """(beta, alpha) for the next draws; a negative alpha leaves the shards' unchanged."""
+        """(beta, alpha) for the next draws; a negative alpha leaves the shards' alpha unchanged."""
         return self._floats[0], self._floats[1]
 
     def set_exponents(self, beta: float, alpha: float) -> None:
@@ -113,6 +113,7 @@ class BatchSlots:
 
     @property
     def beats(self) -> float:
+        """Number of heartbeats so far."""
         return self._floats[3]
 
     def beat(self) -> None:
@@ -124,7 +125,7 @@ class BatchSlots:
         return self._cells[slot * self._width + _STATE]
 
     def number(self, slot: int) -> int:
-        """The number of the slot's present draw: 1, 2, ..."""
+        """The number of the slot's current draw: 1, 2, ..."""
         return self._cells[slot * self._width + _NUMBER]
 
     def owner(self, slot: int, part: int) -> int:
@@ -132,10 +133,11 @@ class BatchSlots:
         return self._cells[slot * self._width + _PARTS + 2 * part] + _NO_OWNER
 
     def is_filled(self, slot: int, part: int) -> bool:
-        """Whether the part of the present draw has been written."""
+        """Whether the part has been written for the current draw."""
         return self.mark(slot, part) == self.number(slot)
 
     def is_complete(self, slot: int) -> bool:
+        """Whether all parts have been written for the current draw."""
         cells, at = self._cells, slot * self._width
         number = cells[at + _NUMBER]
         return all(cells[at + _PARTS + 2 * part + 1] == number for part in range(self.layout.parts))
@@ -148,7 +150,8 @@ class BatchSlots:
         self._cells[slot * self._width + _PARTS + 2 * part] = shard - _NO_OWNER
 
     def begin(self, slot: int) -> None:
-        """DRAWING, set by the sampler after the owners are set and before any part is requested."""
+        """Begin the next draw (state DRAWING); the sampler does so after it has set the owners, and before it
+        requests any part."""
         cells, at = self._cells, slot * self._width
         cells[at + _NUMBER] += 1
         cells[at + _HAS_ERRORS] = 0
@@ -156,13 +159,13 @@ class BatchSlots:
         cells[at + _STATE] = DRAWING
 
     def fill(self, slot: int, part: int, number: int) -> None:
-        """Mark a part as filled: by the shard, or by the bridge from it, once the rows are written."""
+        """Mark a part as filled; the shard, or the bridge to it, does so once the rows are written."""
         fence(self._lock)
         self._cells[slot * self._width + _PARTS + 2 * part + 1] = number
         fence(self._lock)
 
     def finish(self, slot: int) -> bool:
-        """READY, set by the sampler if all parts are filled; returns whether they are."""
+        """Set the state READY if all parts are filled; returns whether they are. The sampler does so."""
         if not self.is_complete(slot):
             return False
         fence(self._lock)
@@ -170,13 +173,14 @@ class BatchSlots:
         return True
 
     def release(self, slot: int, has_errors: int) -> None:
-        """USED, set by the learner after it has written the errors. has_errors: a bit for each batch."""
+        """Set the state USED; the learner does so after it has written errors. has_errors: a bit for each
+        batch, set if it has errors."""
         self._cells[slot * self._width + _HAS_ERRORS] = has_errors
         fence(self._lock)
         self._cells[slot * self._width + _STATE] = USED
 
     def has_errors(self, slot: int) -> int:
-        """A bit for each batch of the former draw that has errors; cleared by ``begin``."""
+        """A bit for each batch of the last draw, set if the batch has errors; ``begin`` clears all bits."""
         return self._cells[slot * self._width + _HAS_ERRORS]
 
 

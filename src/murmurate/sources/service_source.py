@@ -26,15 +26,16 @@ from murmurate.sources.service_slots import DRAWING, READY, BatchSlots, Rows, Sl
 from murmurate.sources.shared_ring import ActorRing
 from murmurate.spec import Batch, Episode, derive_generator, derive_seed
 
-_WAIT_SECONDS = 0.05  # for a batch, between two calls of ``alive``
-_ADDRESS_BYTES = 512  # of one shard, on the channel
+_WAIT_SECONDS = 0.05  # the longest wait for a batch between two calls of ``alive``
+_ADDRESS_BYTES = 512  # size of a shard's address on the channel
 
 
 @dataclass
 class _Slot:
-    """A slot of a sampler. samples, errors: views of its memory, one of each for each batch of the block.
+    """Slot ``number`` of a sampler's ``slots``.
 
-    handed: batches of the block that were handed out. has_errors: a bit for each batch that has errors.
+    samples, errors: for each batch of the block, views of the slot's memory. handed: number of batches of the
+    block that were handed out. has_errors: a bit for each batch, set if the batch has errors.
     """
 
     sampler: SamplerProcess
@@ -51,7 +52,7 @@ class ServiceBatch(Batch):
     """A batch whose ``feedback`` goes to the shards that it was drawn from."""
 
     slot: _Slot | None = None
-    number: int = 0  # in the block
+    number: int = 0  # index of the batch in the block
 
     def feedback(self, priorities: Tensor | None) -> None:
         if priorities is not None and self.slot is not None:
@@ -62,9 +63,11 @@ class ServiceBatch(Batch):
 class ServiceSource:
     """Yields ``Batch(data=Sample)`` without end (a ``Source``); a batch is valid until the next is requested.
 
-    shards: number of shards of this learner. actors: for each shard, its first actor and one after its last.
-    A batch that was drawn is handed out once, even if the sampler that requested it dies. Batches that wait
-    when a checkpoint is taken count as drawn, and a resumed run does not have them.
+    shards: settings of this learner's shards. actors: for each shard, its first actor and one after its last.
+    samplers: number of samplers of this learner.
+
+    A batch that was drawn is handed out once, even if the sampler that requested it dies. Batches that are
+    waiting when a checkpoint is taken count as drawn, and a resumed run does not have them.
     """
 
     exact = False  # neither the state of actors nor the order of draws is saved
@@ -92,14 +95,15 @@ class ServiceSource:
             lambda memory_file, size: ActorRing(memory_file, spec, size, behaviour),
             seed=self._seed,
         )
-        self._firsts, rings, settings = [], [], []
+        # of each shard: its first simulator, its actors' rings, its settings
+        self._first_simulators, rings, settings = [], [], []
         for shard, (start, stop) in zip(shards, actors, strict=True):
-            of_shard = self._actors.actors[start:stop]
-            first = of_shard[0].first_simulator
-            self._firsts.append(first)
-            rings.append([actor.memory_file.descriptor for actor in of_shard])
-            fed = [(a.memory_file.descriptor, a.first_simulator - first, a.simulators) for a in of_shard]
-            settings.append(dataclasses.replace(shard, rings=tuple(fed)))
+            own = self._actors.actors[start:stop]
+            first = own[0].first_simulator
+            self._first_simulators.append(first)
+            rings.append([actor.memory_file.descriptor for actor in own])
+            described = [(a.memory_file.descriptor, a.first_simulator - first, a.simulators) for a in own]
+            settings.append(dataclasses.replace(shard, rings=tuple(described)))
         self._processes = ServiceProcesses(plan.rank, settings, rings, samplers, layout)
         self._fields = batch_fields(spec, behaviour)
         self._slots = [
@@ -107,12 +111,13 @@ class ServiceSource:
             for number in range(layout.slots)
             for sampler in self._processes.samplers
         ]
+        # ``_held``: the slot whose batches are being handed out
         self._next_slot, self._held = 0, cast(_Slot | None, None)
         self._peers = _Peers(context, len(shards)) if plan.replicas > 1 else None
-        self._states: list[dict[str, Any] | None] = [None] * len(shards)  # that the shards start with
+        self._states: list[dict[str, Any] | None] = [None] * len(shards)  # what the shards load
         self._is_paused = False
         self._batches = 0
-        self._shards_before = 0
+        self._connected_before = 0
         self._events: list[tuple[str, str]] = []
 
     def _slot(self, sampler: SamplerProcess, number: int) -> _Slot:
@@ -134,7 +139,7 @@ class ServiceSource:
         self._start()
         if self._held is not None and self._held.handed == self._layout.block:
             self._release(self._held)
-        while (slot := self._ready()) is None:
+        while (slot := self._next_ready()) is None:
             self._processes.wait_ready(_WAIT_SECONDS)
             self._supervise()
             if self.alive(self._inserted(report=False)):
@@ -148,8 +153,8 @@ class ServiceSource:
         data = on_device(sample, self._context.device)
         return ServiceBatch(data, self._inserted(), self._episodes(), slot=slot, number=number)
 
-    def _ready(self) -> _Slot | None:
-        """The slot with the next batch, in turn."""
+    def _next_ready(self) -> _Slot | None:
+        """The slot with the next batch: the held one, or else the next ready one in turn, if any."""
         if self._held is not None:
             return self._held
         count = len(self._slots)
@@ -161,7 +166,7 @@ class ServiceSource:
         return None
 
     def _release(self, slot: _Slot) -> None:
-        """Give a slot, whose batches were all used, back to its sampler, with their errors."""
+        """Give a slot whose batches were all used back to its sampler, with the errors of the batches."""
         slot.slots.set_exponents(*self._exponents())
         slot.slots.release(slot.number, slot.has_errors)
         slot.sampler.wake()
@@ -173,7 +178,7 @@ class ServiceSource:
         return self.config.beta_at(progress), alpha
 
     def _inserted(self, report: bool = True) -> int:
-        """Env steps inserted into this learner's shards since the last batch."""
+        """Number of env steps inserted into this learner's shards since the last call with ``report``."""
         new = 0
         for shard in self._processes.shards:
             inserted = max(shard.counts.inserted, shard.inserted)  # the count is 0 until the shard has loaded
@@ -184,7 +189,7 @@ class ServiceSource:
 
     def _episodes(self) -> list[Episode]:
         episodes = []
-        for first, shard in zip(self._firsts, self._processes.shards, strict=True):
+        for first, shard in zip(self._first_simulators, self._processes.shards, strict=True):
             shard.receive_messages()
             if shard.episodes:
                 episodes += [dataclasses.replace(e, simulator=first + e.simulator) for e in shard.episodes]
@@ -194,7 +199,7 @@ class ServiceSource:
     # -- processes --------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """Publish parameters if due; start all processes the first time; end a ``hold``."""
+        """Publish parameters if due; at the first call, start all processes; end a ``hold``."""
         processes = self._processes
         version, published = updates_of(self.learner) + 1, self._actors.parameters.version
         if not published or version >= published + self.config.publish_every:
@@ -213,7 +218,7 @@ class ServiceSource:
                 shard.send("resume")
 
     def _supervise(self) -> None:
-        """From time to time: restart processes that have died, and send samplers new shards' addresses."""
+        """From time to time, restart dead processes, and send samplers the addresses of new shards."""
         if not self._processes.check():
             return
         for actor in self._actors.actors:
@@ -231,11 +236,11 @@ class ServiceSource:
         for shard in self._processes.shards:
             shard.receive_messages()
         connected = min(sampler.slots.shards for sampler in self._processes.samplers)
-        if connected < self._shards_before:
+        if connected < self._connected_before:
             self._events.append(
                 ("replay shard gone", f"replica {self.plan.rank} draws from {connected} replay shard(s) now")
             )
-        self._shards_before = connected
+        self._connected_before = connected
 
     def fields(self) -> dict[str, Any]:
         counts = [shard.counts for shard in self._processes.shards]
@@ -305,7 +310,7 @@ class ServiceSource:
     # -- state ------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Between two batches only. The actors' unfinished episodes are lost."""
+        """Call it between two batches only. The actors' unfinished episodes are lost."""
         has_started = self._processes.has_started
         shards = [s.state() for s in self._processes.shards] if has_started else self._states
         generator = derive_generator(self._seed, f"actions after batch {self._batches}")
@@ -326,8 +331,8 @@ class ServiceSource:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Actors begin new episodes, with new seeds. Where the replay was not saved, it is empty, and the
-        learner goes on as soon as a batch can be drawn."""
+        """Go on from ``state``; actors begin new episodes, with new seeds. A replay that was not saved is
+        empty, and the learner goes on as soon as a batch can be drawn."""
         if len(state["first"]) != self.plan.simulators:
             raise ValueError(
                 f"the state is of {len(state['first'])} simulators, these are {self.plan.simulators}"
@@ -338,16 +343,19 @@ class ServiceSource:
         self._states = []
         for index, counts in enumerate(state["shards"]):
             saved = state["replays"].get(f"shard{index}")
-            self._states.append(self._empty(index) if saved is None else {**counts, "store": saved["store"]})
+            self._states.append(
+                self._empty_state(index) if saved is None else {**counts, "store": saved["store"]}
+            )
 
-    def _empty(self, index: int) -> dict[str, Any]:
+    def _empty_state(self, index: int) -> dict[str, Any]:
+        """State of a shard with an empty replay, from which batches are drawn at once."""
         starts = self._processes.shards[index].settings.config.learning_starts
         return {"inserted": starts, "drawn": 0, "store": None}
 
     def fresh_start(self, batches: int) -> None:
         """Begin with empty shards; to be called before the actors have started."""
         self._batches = batches
-        self._states = [self._empty(index) for index in range(len(self._states))]
+        self._states = [self._empty_state(index) for index in range(len(self._states))]
 
     def close(self) -> None:
         self._processes.close()
@@ -367,7 +375,8 @@ class _Peers:
         self._published: list[ShardAddress] = []
 
     def exchange(self, own: list[ShardAddress]) -> list[ShardAddress]:
-        """The addresses of all learners' shards; empty before all living learners have published theirs."""
+        """Publish the addresses of this learner's shards; returns those of all learners' shards, or none
+        before all living learners have published theirs."""
         channel = self._channel
         if own != self._published:
             self._published = own

@@ -19,7 +19,7 @@ from murmurate.replay.interface import Steps
 from murmurate.spec import EnvSpec, Episode, Shapes
 
 SLOTS = 4  # steps by which an actor may be ahead of its learner
-_LINE = 8  # int64 in a cache line
+_LINE = 8  # int64 values in a cache line
 _KINDS = (torch.uint8, torch.int64, torch.float32, torch.float64, torch.bool)
 _NUMPY = {kind: torch.empty(0, dtype=kind).numpy().dtype for kind in _KINDS}
 
@@ -28,9 +28,9 @@ class SharedParameters:
     """[N] float32 parameters with a version, for one writer and any number of readers."""
 
     def __init__(self, memory_file: SharedMemoryFile, count: int) -> None:
-        # a sequence lock: the writer raises the first number, writes, then raises the second; the third is
-        # the version
-        self._marks = memory_file.counters("marks", (3, _LINE))[:, 0]
+        # a sequence lock: the writer increments the first counter, writes, then sets the second to the same
+        # value; the third is the version
+        self._counters = memory_file.counters("counters", (3, _LINE))[:, 0]
         self._values = memory_file.tensors("parameters", (count,), torch.float32)
         self._lock = threading.Lock()
 
@@ -40,25 +40,25 @@ class SharedParameters:
     @property
     def version(self) -> int:
         """The version of the newest parameters; 0 before the first."""
-        return int(self._marks[2])
+        return int(self._counters[2])
 
     def publish(self, x: Tensor, version: int) -> None:
-        self._marks[0] += 1
+        self._counters[0] += 1
         fence(self._lock)
         self._values.copy_(x)
-        self._marks[2] = version
+        self._counters[2] = version
         fence(self._lock)
-        self._marks[1] = self._marks[0]
+        self._counters[1] = self._counters[0]
 
     def read(self, into: Tensor) -> int:
         """Copy the newest complete version into ``into`` [N]; returns the version."""
         while True:
-            seen = int(self._marks[1])
+            seen = int(self._counters[1])
             fence(self._lock)
             into.copy_(self._values)
             version = self.version
             fence(self._lock)
-            if int(self._marks[0]) == seen:
+            if int(self._counters[0]) == seen:
                 return version
 
 
@@ -66,8 +66,9 @@ class SharedParameters:
 class ActorStep:
     """One step of an actor's simulators, and the episodes that ended with it.
 
-    version: version of the parameters that the actor used. restarts: simulators replaced in this step.
-    incarnation: of the actor's process. number: number of the step, which the ring assigns: 0, 1, ...
+    version: version of the parameters that the actor used. restarts: number of simulators replaced
+    in this step. incarnation: number of earlier starts of the actor's process. number: number of the step,
+    which the ring assigns: 0, 1, ...
     """
 
     steps: Steps
@@ -84,9 +85,9 @@ class ActorRing:
     def __init__(
         self, memory_file: SharedMemoryFile, spec: EnvSpec, size: int, behaviour: Shapes | None = None
     ) -> None:
-        self._marks = memory_file.counters("marks", (2, _LINE))[:, 0]  # put, taken
+        self._counters = memory_file.counters("counters", (2, _LINE))[:, 0]  # steps put, steps taken
         recorded = {f"behaviour.{name}": shape for name, shape in (behaviour or {}).items()}
-        # a single region, because each takes a file descriptor
+        # all in one region, because each region takes a file descriptor
         fields = [
             (name, _NUMPY[kind], shape) for name, (shape, kind) in _shapes(spec, size, recorded).items()
         ]
@@ -102,17 +103,17 @@ class ActorRing:
     @property
     def waiting_records(self) -> int:
         """Number of steps that were put and not yet dropped."""
-        return int(self._marks[0] - self._marks[1])
+        return int(self._counters[0] - self._counters[1])
 
     @property
     def beats(self) -> int:
         """Number of steps that were put."""
-        return int(self._marks[0])
+        return int(self._counters[0])
 
     @property
     def taken(self) -> int:
         """Number of steps that were dropped, and so acknowledged."""
-        return int(self._marks[1])
+        return int(self._counters[1])
 
     @property
     def has_room(self) -> bool:
@@ -124,7 +125,7 @@ class ActorRing:
 
     def put(self, record: ActorStep) -> None:
         """Append a step. Requires ``has_room``."""
-        number = int(self._marks[0])
+        number = int(self._counters[0])
         slot = self._slots[number % SLOTS]
         behaviour = record.steps.behaviour
         for name, value in record.steps._replace(behaviour={})._asdict().items():
@@ -133,7 +134,7 @@ class ActorRing:
         for name, value in behaviour.items():
             slot[f"behaviour.{name}"].copy_(value)
         has_values = record.steps.action_value is not None
-        about = [
+        header = [
             record.version,
             len(record.episodes),
             has_values,
@@ -141,20 +142,20 @@ class ActorRing:
             record.incarnation,
             number,
         ]
-        slot["about"].copy_(torch.tensor(about))
+        slot["header"].copy_(torch.tensor(header))
         for k, episode in enumerate(record.episodes):
             slot["episodes"][k] = torch.tensor(
                 [episode.simulator, episode.episode_return, episode.length], dtype=torch.float64
             )
         fence(self._lock)
-        self._marks[0] += 1
+        self._counters[0] += 1
 
     def oldest(self) -> ActorStep:
         """The oldest step, as views that are valid until ``drop``. Requires ``waiting_records`` > 0."""
         fence(self._lock)
-        place = int(self._marks[1]) % SLOTS
+        place = int(self._counters[1]) % SLOTS
         slot, steps = self._slots[place], self._steps[place]
-        version, ended, has_values, restarts, incarnation, number = slot["about"].tolist()
+        version, ended, has_values, restarts, incarnation, number = slot["header"].tolist()
         if not has_values:
             steps = steps._replace(action_value=None, next_value=None)
         episodes = [Episode(int(s), r, int(n)) for s, r, n in slot["episodes"][:ended].tolist()]
@@ -163,7 +164,7 @@ class ActorRing:
     def drop(self) -> None:
         """Free the oldest step's slot."""
         fence(self._lock)
-        self._marks[1] += 1
+        self._counters[1] += 1
 
 
 def _steps_in(slot: dict[str, Tensor]) -> Steps:
@@ -187,6 +188,6 @@ def _shapes(spec: EnvSpec, size: int, recorded: Shapes) -> dict[str, tuple[tuple
         "action_value": number,
         "next_value": number,
         **{name: ((size, *shape), torch.float32) for name, shape in recorded.items()},
-        "about": ((6,), torch.int64),
+        "header": ((6,), torch.int64),  # see ``put``
         "episodes": ((size, 3), torch.float64),
     }

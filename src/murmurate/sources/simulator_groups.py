@@ -66,14 +66,13 @@ def open_groups(
 class SimulatorGroups:
     """Opened groups with the recurrent state of the agent in each, and the generator of its actions.
 
-    on_reset: called with the first simulator and the number of simulators of a group that begins new
-    episodes.
+    on_reset: called with (first simulator, number of simulators) of a group that begins new episodes.
 
     Attributes:
         parts: the slice of each group among all simulators. size: size of all groups together.
         first: [size] bool, whether the next observation begins an episode.
-        memory: memory of each group; None where the agent is not recurrent.
-        restarts: how many simulators were replaced because they had failed.
+        memory: recurrent state of the agent in each group; None if the agent is not recurrent.
+        restarts: number of simulators that were replaced because they had failed.
 
     Raises ``ValueError`` for no group, or groups of different worlds.
     """
@@ -111,7 +110,8 @@ class SimulatorGroups:
         return all(group.state() is not None for group in self.groups)
 
     def note(self, restarts: Sequence[str]) -> None:
-        """Count the replaced simulators (``TimeStep.restarts``); those of one process make one event."""
+        """Count the replaced simulators (``TimeStep.restarts``). Equal messages, which come from one process,
+        make one event."""
         self.restarts += len(restarts)
         self._events += [("simulator restarted", message) for message in dict.fromkeys(restarts)]
 
@@ -125,11 +125,11 @@ class SimulatorGroups:
         return events
 
     def start(self, batches: int) -> list[Tensor]:
-        """Begin new episodes, seeded by the number of batches so far: the observations of each group."""
+        """Begin new episodes, seeded by the number of batches so far; returns each group's observations."""
         return [self._reset(g, batches) for g in range(len(self.groups))]
 
     def fresh_start(self, batches: int) -> list[Tensor]:
-        """``start``, with actions from a new generator."""
+        """Like ``start``, but with a new generator of actions."""
         purpose = f"actions after batch {batches}"
         self.generator = derive_generator(self._seed, purpose, device=self._device)
         return self.start(batches)
@@ -144,12 +144,12 @@ class SimulatorGroups:
         return step.observation
 
     def joined_memory(self) -> Tensor | None:
-        """[size, M]: the recurrent state of all groups; None without any."""
+        """[size, M]: the recurrent state of all groups; None if the agent is not recurrent."""
         memory = [part for part in self.memory if part is not None]
         return torch.cat(memory) if memory else None
 
     def state(self, observation: Tensor) -> dict[str, Any]:
-        """The state, with the present observations; a group that cannot be saved is None in it."""
+        """The state, with the current observations; a group that cannot be saved is None in it."""
         memory = self.joined_memory()
         return {
             "groups": [group.state() for group in self.groups],
@@ -168,8 +168,8 @@ class SimulatorGroups:
             )
 
     def load(self, state: dict[str, Any], batches: int) -> list[Tensor]:
-        """Continue from ``state``: the observations of each group. Groups that could not be saved begin new
-        episodes, with new seeds."""
+        """Continue from ``state``; returns each group's observations. Groups that could not be saved begin
+        new episodes, with new seeds."""
         self.check_state(state)
         self.generator.set_state(state["generator"])
         self.first = state["first"].clone()

@@ -11,8 +11,8 @@ from murmurate.spec import EnvSpec, TimeStep
 
 
 def steps_of(observation: Tensor, action: Action, step: TimeStep) -> Steps:
-    """The transitions from ``observation`` by ``action``. Where an episode ended, the next observation is its
-    final one (for images only where the episode was truncated)."""
+    """The transitions from ``observation`` by ``action``. Where an episode ended, the next observation is the
+    episode's final one (for images, only where the episode was truncated)."""
     next_observation = step.observation
     if step.final_observation is not None:
         next_observation = next_observation.clone()
@@ -30,7 +30,7 @@ def steps_of(observation: Tensor, action: Action, step: TimeStep) -> Steps:
 
 
 def random_actions(spec: EnvSpec, size: int, generator: torch.Generator) -> Tensor:
-    """[size] or [size, D]: uniform over the actions of a world."""
+    """[size] or [size, D]: actions drawn uniformly from those of a world."""
     device = generator.device
     if spec.actions:
         return torch.randint(spec.actions, (size,), generator=generator, device=device)

@@ -1,6 +1,6 @@
 """An actor that makes trajectories (Espeholt et al. 2018, section 3).
 
-It is a process with simulators. It makes each trajectory with one version of the parameters, the newest.
+It is a process with simulators. It makes each trajectory with a single version of the parameters, the newest.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from murmurate.spec import derive_seed
 
 
 def make_trajectories(settings: ActorSettings) -> None:
-    """Wait for room, fetch the newest parameters, act for T steps, send; without end."""
+    """Without end: wait for room, fetch the newest parameters, act for T steps, send the trajectory."""
     simulators = settings.world.open(settings.simulators, training=True, first=settings.first_simulator)
-    acting = ActorAgent(settings, simulators.spec)
+    actor_agent = ActorAgent(settings, simulators.spec)
     requires = settings.agent.requires
-    memory = acting.agent.initial_memory(1)
+    memory = actor_agent.agent.initial_memory(1)
     shape = TrajectoryShape(
         simulators.spec,
         requires.steps,
@@ -29,7 +29,9 @@ def make_trajectories(settings: ActorSettings) -> None:
     )
     ring = TrajectoryRing(SharedMemoryFile(settings.ring), shape, settings.queue)
     seed = derive_seed(settings.seed, f"actor {settings.incarnation}", settings.first_simulator)
-    source = RolloutSource([simulators], acting.agent, requires.steps, seed, behaviour=requires.behaviour)
+    source = RolloutSource(
+        [simulators], actor_agent.agent, requires.steps, seed, behaviour=requires.behaviour
+    )
 
     def beat(played: int) -> bool:
         ring.beat()
@@ -38,12 +40,12 @@ def make_trajectories(settings: ActorSettings) -> None:
     source.alive = beat
     while True:
         ring.wait_for_room()
-        acting.refresh()
+        actor_agent.refresh()
         batch = next(source)
         for _, message in source.events():  # simulators that were replaced
             print(message, file=sys.stderr, flush=True)
             ring.note_restart()
-        ring.put(batch.data, batch.episodes, acting.version)
+        ring.put(batch.data, batch.episodes, actor_agent.version)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.sources.polling import Backoff
 from murmurate.spec import EnvSpec, Episode, Shapes, Trajectory
 
-_LINE = 8  # int64 in a cache line
+_LINE = 8  # int64 values in a cache line
 _ALIGNMENT = 64
 _MICROSECONDS = 1e6
 Field = tuple[tuple[int, ...], torch.dtype]
@@ -26,8 +26,8 @@ Field = tuple[tuple[int, ...], torch.dtype]
 
 @dataclass(frozen=True)
 class TrajectoryShape:
-    """steps, size: T and B. memory: size of one simulator's recurrent state; 0 for none. behaviour: see
-    ``spec.Rollouts``."""
+    """steps, size: T and B of a trajectory. memory: size of one simulator's recurrent state; 0 for none.
+    behaviour: see ``spec.Rollouts``."""
 
     spec: EnvSpec
     steps: int
@@ -46,7 +46,7 @@ class TrajectoryShape:
         return {
             "observation": ((steps, size, *seen), kind),
             "last_observation": ((size, *seen), kind),
-            "truncated_observation": ((steps * size, *seen), kind),  # the first K rows are used
+            "truncated_observation": ((steps * size, *seen), kind),  # K of the rows, see below
             "action": action,
             "reward": ((steps, size), torch.float32),
             "terminated": flag,
@@ -54,7 +54,7 @@ class TrajectoryShape:
             "first": flag,
             "memory": ((size, self.memory), torch.float32),
             "episodes": ((steps * size, 3), torch.float64),
-            "about": ((3,), torch.int64),  # version, episodes, K
+            "header": ((3,), torch.int64),  # version, episodes, K truncated steps
             **{
                 f"behaviour.{n}": ((steps, size, *shape), torch.float32)
                 for n, shape in self.behaviour.items()
@@ -79,9 +79,10 @@ class TrajectoryRing:
     """At most ``slots`` trajectories that wait for the learner."""
 
     def __init__(self, memory_file: SharedMemoryFile, shape: TrajectoryShape, slots: int) -> None:
-        # put, taken; steps of the actor; microseconds that it waited for room; simulators that it replaced
-        self._marks = memory_file.counters("marks", (5, _LINE))[:, 0]
-        # a single region, because each takes a file descriptor
+        # trajectories put, trajectories taken, steps of the actor, microseconds for which it waited for room,
+        # simulators that it replaced
+        self._counters = memory_file.counters("counters", (5, _LINE))[:, 0]
+        # all in one region, because each region takes a file descriptor
         region = memory_file.take("trajectories", slots * shape.slot_bytes)
         self._slots: list[dict[str, Tensor]] = []
         offset = 0
@@ -97,39 +98,39 @@ class TrajectoryRing:
 
     @property
     def waiting_records(self) -> int:
-        return int(self._marks[0] - self._marks[1])
+        return int(self._counters[0] - self._counters[1])
 
     @property
     def beats(self) -> int:
         """The actor's steps so far."""
-        return int(self._marks[2])
+        return int(self._counters[2])
 
     @property
     def full_seconds(self) -> float:
         """Time for which the actor waited for room, so far."""
-        return int(self._marks[3]) / _MICROSECONDS
+        return int(self._counters[3]) / _MICROSECONDS
 
     @property
     def restarts(self) -> int:
         """Simulators that the actor replaced because they had failed, so far."""
-        return int(self._marks[4])
+        return int(self._counters[4])
 
     # -- used by the actor --------------------------------------------------------------------------
 
     def beat(self) -> None:
-        self._marks[2] += 1
+        self._counters[2] += 1
 
     def note_restart(self) -> None:
-        self._marks[4] += 1
+        self._counters[4] += 1
 
     def wait_for_room(self) -> None:
         while self.waiting_records >= len(self._slots):
-            self._marks[3] += int(self._backoff.sleep() * _MICROSECONDS)
+            self._counters[3] += int(self._backoff.sleep() * _MICROSECONDS)
         self._backoff.reset()
 
     def put(self, data: Trajectory, episodes: Sequence[Episode], version: int) -> None:
-        """Append a trajectory. Requires room."""
-        slot = self._slots[int(self._marks[0]) % len(self._slots)]
+        """Append a trajectory. To be called after ``wait_for_room``."""
+        slot = self._slots[int(self._counters[0]) % len(self._slots)]
         for name, part in slot.items():
             value = getattr(data, name, None)
             if name == "truncated_observation" and value is not None:
@@ -139,20 +140,20 @@ class TrajectoryRing:
         for name, value in data.behaviour.items():
             slot[f"behaviour.{name}"].copy_(value)
         final = data.truncated_observation
-        slot["about"].copy_(torch.tensor([version, len(episodes), 0 if final is None else len(final)]))
+        slot["header"].copy_(torch.tensor([version, len(episodes), 0 if final is None else len(final)]))
         if episodes:
             rows = [[e.simulator, e.episode_return, e.length] for e in episodes]
             slot["episodes"][: len(rows)] = torch.tensor(rows, dtype=torch.float64)
         fence(self._lock)
-        self._marks[0] += 1
+        self._counters[0] += 1
 
     # -- used by the learner ------------------------------------------------------------------------
 
     def oldest(self) -> QueuedTrajectory:
-        """The oldest trajectory, as views that are valid until ``drop``. Requires one that waits."""
+        """The oldest trajectory, as views that are valid until ``drop``. Requires ``waiting_records`` > 0."""
         fence(self._lock)
-        slot = self._slots[int(self._marks[1]) % len(self._slots)]
-        version, ended, finals = slot["about"].tolist()
+        slot = self._slots[int(self._counters[1]) % len(self._slots)]
+        version, ended, finals = slot["header"].tolist()
         episodes = [Episode(int(s), r, int(n)) for s, r, n in slot["episodes"][:ended].tolist()]
         data = Trajectory(
             observation=slot["observation"],
@@ -171,7 +172,7 @@ class TrajectoryRing:
     def drop(self) -> None:
         """Free the oldest trajectory's slot."""
         fence(self._lock)
-        self._marks[1] += 1
+        self._counters[1] += 1
 
 
 def _size(field: Field) -> int:

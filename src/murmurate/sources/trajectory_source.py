@@ -30,12 +30,13 @@ _ACTOR_BYTES = 150 * 2**20
 class TrajectorySourceConfig(SourceConfig):
     """Trajectories that actor processes make while the learner learns.
 
-    simulators: number of simulators of each learner. actors: processes of each learner, with equal shares of
-        its simulators. With 0 the learner acts itself, as in rollouts.
-    trajectories: number of trajectories of a batch, the first that come from any actor; its T x B steps then
-        have B = ``trajectories * simulators / actors``. 0: as many as there are actors.
-    queue: the most trajectories of each actor that wait for the learner; then the actor waits.
-    max_lag: the most updates that the learner may have made since it published the policy that made a
+    simulators: number of simulators of each learner. actors: number of actor processes of each learner, with
+        equal shares of its simulators. With 0 the learner acts itself, as in rollouts.
+    trajectories: number of trajectories in a batch, which takes the first that come from any actor; its T x B
+        steps have B = ``trajectories * simulators / actors``. 0 means as many as there are actors.
+    queue: how many trajectories of each actor may wait for the learner; the actor waits when there are so
+        many.
+    max_lag: how many updates at most the learner may have made since it published the policy that made a
         trajectory. An older trajectory is dropped and counted.
     """
 
@@ -49,7 +50,7 @@ class TrajectorySourceConfig(SourceConfig):
 
     @property
     def batch(self) -> int:
-        """Trajectories of a batch."""
+        """Number of trajectories in a batch."""
         return self.trajectories or self.actors
 
     @property
@@ -150,7 +151,7 @@ class TrajectorySource:
         )
         self._joined = [JoinedTrajectories(shape, config.batch, context.device) for _ in range(2)]
         self._batches = self._dropped = self._lag_max = 0
-        self._lags: list[int] = []  # of the trajectories since the last record
+        self._lags: list[int] = []  # of the trajectories used since the last call of ``fields``
         self._empty_seconds = 0.0
         self._backoff = Backoff()
 
@@ -158,7 +159,7 @@ class TrajectorySource:
         return self
 
     def __next__(self) -> Batch:
-        # publishing also waits until the GPU has copied the memory that is written next
+        # publishing also waits until the GPU has copied the pinned memory that is written next
         self._processes.publish(self._batches + 1)
         self._processes.start(self._batches)
         joined, count = self._joined[self._batches % 2], 0
@@ -183,7 +184,7 @@ class TrajectorySource:
         return Batch(joined.trajectory(), played, episodes)
 
     def _next_actor(self) -> ActorProcess[TrajectoryRing] | None:
-        """The next actor with a trajectory; None after a short wait without any."""
+        """The next actor with a trajectory; None if no trajectory came within a short wait."""
         for _ in range(_POLLS):
             self._processes.check(self._batches)
             if (actor := self._processes.next_waiting()) is not None:
@@ -219,7 +220,7 @@ class TrajectorySource:
         return self._processes.taken_events()
 
     def state(self) -> dict[str, Any]:
-        """Between two batches only. The actors' unfinished episodes and waiting trajectories are lost."""
+        """Call it between two batches only. Unfinished episodes and waiting trajectories are lost."""
         generator = derive_generator(self._seed, f"actions after batch {self._batches}")
         return {
             "batches": self._batches,
@@ -229,7 +230,7 @@ class TrajectorySource:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Actors begin new episodes, with new seeds."""
+        """Go on from ``state``; actors begin new episodes, with new seeds."""
         if len(state["first"]) != self.config.simulators:
             raise ValueError(
                 f"the state is of {len(state['first'])} simulators, these are {self.config.simulators}"
@@ -237,7 +238,7 @@ class TrajectorySource:
         self._batches = int(state["batches"])
 
     def fresh_start(self, batches: int) -> None:
-        """To be called before the actors have started."""
+        """Begin in the middle of a run; to be called before the actors have started."""
         self._batches = batches
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """Convolution over the parts of a replica (Jin, section 4.3), and transposed convolution.
 
-Differs from the paper: the interior is computed while halos travel, and only the outputs that need a halo are
-computed again from it; so no padded copy of the image is made or kept. Strides, uneven sizes, and halos wider
-than a part are allowed.
+Differs from the paper: while halos are being sent, all outputs are computed from the own pixels, and
+afterwards only the outputs that need a halo are computed again; so no padded copy of the image is made or
+kept. Strides, uneven sizes, and halos wider than a part are allowed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ from murmurate.spatial.sliding import Kernel, Pair, Sliding, needed, outputs_of,
 from murmurate.spatial.tensor import SpatialTensor, arranged_evenly, spatial, window
 from murmurate.spatial.window import Pieces, add_returned, assemble, empty, format_of, received, start
 
-_MOST_REPEATED = 0.125  # share of the outputs; if more need a halo, all are computed after it has arrived
+_MOST_REPEATED = 0.125  # share of the outputs; if more need a halo, all are computed only once it has arrived
 
 
 @dataclass(frozen=True)
 class Strip:
-    """Outputs that need a halo. outputs, inputs, halo: rectangles of the whole output and input."""
+    """Outputs that need a halo.
+
+    outputs: their rectangle in the whole output. inputs: the rectangle of the whole input that they need.
+    halo: what of it other parts hold.
+    """
 
     outputs: Rect
     inputs: Rect
@@ -37,8 +41,8 @@ class Strip:
 class Geometry:
     """How one part computes its outputs.
 
-    padding: the own pixels with this padding give all outputs, of which those in ``strips`` are computed
-    again once their halos have arrived; None: the whole window is needed first.
+    padding: the padding with which the own pixels give all outputs; those in ``strips`` are computed again
+    once their halos have arrived. None: outputs are computed from the whole window, once it has arrived.
     """
 
     kernel: Kernel
@@ -98,18 +102,18 @@ class _Conv2d(torch.autograd.Function):
         x, weight, *pixels = ctx.saved_tensors
         pieces = list(zip(ctx.rects, pixels, strict=True))
         wanted = ctx.needs_input_grad[:3]
-        compute = _backward_directly if ctx.geometry.padding is not None else _backward_of_window
+        compute = _backward_with_strips if ctx.geometry.padding is not None else _backward_of_window
         gradients = compute(ctx, gradient, x, weight, pieces, wanted)
         return (*gradients, None, None, None)
 
 
-def _backward_directly(
+def _backward_with_strips(
     ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor, pieces: Pieces, wanted: tuple[bool, bool, bool]
 ) -> list[Tensor | None]:
-    """Compute the halos' gradients first, and send them while the own pixels' gradients are computed."""
+    """Compute the halos' gradients, and send them before the own pixels' gradients are computed."""
     g, parts = ctx.geometry, ctx.parts
-    to_weight: list[Tensor] = []
-    to_halo: list[tuple[Rect, Tensor]] = []
+    weight_gradients: list[Tensor] = []
+    halo_gradients: list[tuple[Rect, Tensor]] = []
     for strip in g.strips:
         halo_alone = [
             (rect.intersection(strip.halo), _crop(pixels, rect, strip.halo)) for rect, pixels in pieces
@@ -117,43 +121,46 @@ def _backward_directly(
         strip_x = assemble(strip.inputs, [p for p in halo_alone if not p[0].is_empty], g.plan.image, x)
         strip_gradient = gradient[strip.outputs.slices(g.outputs)]
         mask = (wanted[0], wanted[1], False)
-        found = _gradients(strip_gradient, strip_x, weight, g.stride, (0, 0), g.dilation, ctx.groups, mask)
-        if found[0] is not None:
-            to_halo.append((strip.halo, _crop(found[0], strip.inputs, strip.halo)))
-        if found[1] is not None:
-            to_weight.append(found[1])
+        gradients = _gradients(
+            strip_gradient, strip_x, weight, g.stride, (0, 0), g.dilation, ctx.groups, mask
+        )
+        if gradients[0] is not None:
+            halo_gradients.append((strip.halo, _crop(gradients[0], strip.inputs, strip.halo)))
+        if gradients[1] is not None:
+            weight_gradients.append(gradients[1])
     number = 0
     if wanted[0]:
         messages = []
         for q, rect in g.plan.incoming:
-            halo, pixels = next(h for h in to_halo if h[0].contains(rect))
+            halo, pixels = next(h for h in halo_gradients if h[0].contains(rect))
             messages.append((q, pixels[rect.slices(halo)]))
         number = parts.send(messages)
-    own = _gradients(gradient, x, weight, g.stride, g.padding, g.dilation, ctx.groups, wanted)
-    if own[1] is not None:
-        for addend in to_weight:
-            own[1] += addend
-    if own[0] is not None:
-        add_returned(own[0], number, g.plan, parts)
-    return own
+    own_gradients = _gradients(gradient, x, weight, g.stride, g.padding, g.dilation, ctx.groups, wanted)
+    if own_gradients[1] is not None:
+        for addend in weight_gradients:
+            own_gradients[1] += addend
+    if own_gradients[0] is not None:
+        add_returned(own_gradients[0], number, g.plan, parts)
+    return own_gradients
 
 
 def _backward_of_window(
     ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor, pieces: Pieces, wanted: tuple[bool, bool, bool]
 ) -> list[Tensor | None]:
+    """Compute the gradients of the whole window, and then send those of its halo."""
     g, parts = ctx.geometry, ctx.parts
     whole = assemble(g.plan.window, [(g.plan.own, x), *pieces], g.plan.image, x)
-    found = _gradients(gradient, whole, weight, g.stride, (0, 0), g.dilation, ctx.groups, wanted)
-    of_window = found[0]
-    if of_window is not None:
-        number = parts.send([(q, of_window[rect.slices(g.plan.window)]) for q, rect in g.plan.incoming])
-        own = empty(g.plan.own, of_window).zero_()
+    gradients = _gradients(gradient, whole, weight, g.stride, (0, 0), g.dilation, ctx.groups, wanted)
+    window_gradient = gradients[0]
+    if window_gradient is not None:
+        number = parts.send([(q, window_gradient[rect.slices(g.plan.window)]) for q, rect in g.plan.incoming])
+        own = empty(g.plan.own, window_gradient).zero_()
         shared = g.plan.own.intersection(g.plan.window)
         if not shared.is_empty:
-            own[shared.slices(g.plan.own)] = of_window[shared.slices(g.plan.window)]
+            own[shared.slices(g.plan.own)] = window_gradient[shared.slices(g.plan.window)]
         add_returned(own, number, g.plan, parts)
-        found[0] = own
-    return found
+        gradients[0] = own
+    return gradients
 
 
 def _gradients(
@@ -166,17 +173,18 @@ def _gradients(
     groups: int,
     wanted: tuple[bool, bool, bool],
 ) -> list[Tensor | None]:
-    """The gradients of input, weight and bias; None where not wanted."""
+    """The gradients with respect to input, weight and bias; None where not ``wanted``."""
     if not any(wanted):
         return [None, None, None]
     biases = [weight.shape[0]] if wanted[2] else None
-    found = torch.ops.aten.convolution_backward(
+    gradients = torch.ops.aten.convolution_backward(
         gradient, x, weight, biases, stride, padding, dilation, False, (0, 0), groups, list(wanted)
     )
-    return [one if wish else None for one, wish in zip(found, wanted, strict=True)]
+    return [each if asked else None for each, asked in zip(gradients, wanted, strict=True)]
 
 
 def _crop(pixels: Tensor, frame: Rect, rect: Rect) -> Tensor:
+    """The part in ``rect`` of the pixels of ``frame``; all of them if it is empty."""
     shared = frame.intersection(rect)
     return pixels if shared.is_empty else pixels[shared.slices(frame)]
 
@@ -186,7 +194,7 @@ def _crop(pixels: Tensor, frame: Rect, rect: Rect) -> Tensor:
 
 def _kernel(weight: Tensor, stride: Pair, padding: Any, dilation: Pair) -> Kernel:
     sizes = weight.shape[-2], weight.shape[-1]
-    if padding == "same":  # torch puts the odd pixel behind
+    if padding == "same":  # if the total is odd, torch pads one more pixel after the image
         total = [d * (k - 1) for d, k in zip(dilation, sizes, strict=True)]
         sides = [(t // 2, t - t // 2) for t in total]
     else:
@@ -214,7 +222,7 @@ def _geometry(kernel: Kernel, arrangement: Layout, outputs: Layout, part: int) -
 
 
 def _padding(axis: Sliding, outputs: Interval, own: Interval) -> int | None:
-    """The padding with which the own pixels give outputs in the right places; None if there is none."""
+    """The padding with which the own pixels give outputs in the right places; None if no padding does."""
     padding = own[0] - axis.inputs(outputs)[0]
     size = own[1] - own[0] + 2 * padding
     fits = padding >= 0 and size >= axis.reach
@@ -222,17 +230,17 @@ def _padding(axis: Sliding, outputs: Interval, own: Interval) -> int | None:
 
 
 def _strips(kernel: Kernel, outputs: Rect, wanted: Plan) -> list[Strip]:
-    """Above, below, left and right; the corners of the halo belong to the first two."""
+    """The strips above, below, left and right; the halo's corners belong to those above and below."""
     within = Rect(*(common(w, i) for w, i in zip(wanted.window, wanted.image, strict=True)))
     middle = Rect(common(wanted.own.rows, within.rows), within.columns)
     strips = []
-    for halo, some in _sides(kernel[0], outputs.rows, wanted.own.rows, within.rows):
-        strips.append((Rect(some, outputs.columns), Rect(halo, within.columns)))
-    for halo, some in _sides(kernel[1], outputs.columns, wanted.own.columns, within.columns):
-        strips.append((Rect(outputs.rows, some), Rect(middle.rows, halo)))
+    for halo, affected in _sides(kernel[0], outputs.rows, wanted.own.rows, within.rows):
+        strips.append((Rect(affected, outputs.columns), Rect(halo, within.columns)))
+    for halo, affected in _sides(kernel[1], outputs.columns, wanted.own.columns, within.columns):
+        strips.append((Rect(outputs.rows, affected), Rect(middle.rows, halo)))
     return [
-        Strip(some, Rect(kernel[0].inputs(some.rows), kernel[1].inputs(some.columns)), halo)
-        for some, halo in strips
+        Strip(affected, Rect(kernel[0].inputs(affected.rows), kernel[1].inputs(affected.columns)), halo)
+        for affected, halo in strips
     ]
 
 
@@ -266,11 +274,11 @@ def conv_transpose2d(
 ) -> SpatialTensor:
     """``torch.nn.functional.conv_transpose2d`` for x [N, C, H, W] over the parts."""
     stride, padding, dilation = pair(stride), pair(padding), pair(dilation)
-    more = pair(output_padding)
+    extras = pair(output_padding)
     kernel = [Sliding(weight.shape[2 + i], stride[i], dilation[i], padding[i], padding[i]) for i in (0, 1)]
     sizes = [
         (size - 1) * k.stride - 2 * k.before + k.reach + extra
-        for size, k, extra in zip(x.arrangement.sizes, kernel, more, strict=True)
+        for size, k, extra in zip(x.arrangement.sizes, kernel, extras, strict=True)
     ]
     outputs = arranged_evenly((sizes[0], sizes[1]), x.parts)
     needs = [
@@ -288,7 +296,7 @@ def conv_transpose2d(
 
 
 def _sources(kernel: Sliding, outputs: Interval, size: int) -> Interval:
-    """The pixels that reach some outputs of a transposed convolution; one at least."""
+    """The input pixels that ``outputs`` of a transposed convolution depend on; at least one."""
     first = -(-(outputs[0] + kernel.before - kernel.reach + 1) // kernel.stride)
     stop = (outputs[1] - 1 + kernel.before) // kernel.stride + 1
     first = min(max(first, 0), size - 1)
@@ -311,7 +319,7 @@ def _placed(y: Tensor, dim: int, first: int, outputs: Interval) -> Tensor:
 
 
 def cast(*tensors: Tensor | None) -> Any:
-    """The tensors in autocast's dtype where it is on, as torch's own convolution would take them."""
+    """``tensors`` in autocast's dtype if autocast is on, as torch's own convolution would cast them."""
     first = tensors[0]
     if first is None or not torch.is_autocast_enabled(first.device.type):
         return tensors

@@ -1,6 +1,7 @@
 """Which part holds which rectangle of an image, and which rectangles an operation needs from others.
 
-Rows and columns are the last two dimensions of a tensor. Intervals are half open, in pixels of the whole.
+Rows and columns are the last two dimensions of a tensor. Intervals are half open and count
+pixels of the whole image.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Interval = tuple[int, int]
 
 
 class Rect(NamedTuple):
-    """Some rows times some columns."""
+    """The pixels in an interval of rows and an interval of columns."""
 
     rows: Interval
     columns: Interval
@@ -32,7 +33,7 @@ class Rect(NamedTuple):
         return self.rows[1] - self.rows[0], self.columns[1] - self.columns[0]
 
     def intersection(self, other: Rect) -> Rect:
-        """What both hold; may be empty."""
+        """The pixels in both; may be empty."""
         return Rect(common(self.rows, other.rows), common(self.columns, other.columns))
 
     def contains(self, other: Rect) -> bool:
@@ -52,9 +53,10 @@ def common(a: Interval, b: Interval) -> Interval:
 
 @dataclass(frozen=True)
 class Layout:
-    """The rectangles of all parts of one tensor: every grid row's rows times every grid column's columns.
+    """The rectangles of all parts of one tensor, which form a grid; parts are numbered row by row.
 
-    rows, columns: the boundaries, from 0 to the size of the whole. Parts are numbered row by row.
+    rows, columns: boundaries, from 0 to the size of the image: the parts in row i of the grid have the
+    image's rows from ``rows[i]`` to ``rows[i + 1]``, and likewise for columns.
     """
 
     rows: tuple[int, ...]
@@ -70,14 +72,14 @@ class Layout:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """(rows, columns) of the whole."""
+        """(rows, columns) of the whole image."""
         return self.rows[-1], self.columns[-1]
 
     def rect(self, part: int) -> Rect:
         return _rects(self)[part]
 
     def intervals(self) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
-        """The rows of every grid row, and the columns of every grid column."""
+        """(the image's rows of each row of the grid, the image's columns of each column of the grid)."""
         return _intervals(self.rows), _intervals(self.columns)
 
 
@@ -95,7 +97,7 @@ def _rects(layout: Layout) -> tuple[Rect, ...]:
 def balanced(sizes: tuple[int, int], grid: tuple[int, int]) -> Layout:
     """``sizes`` (rows, columns) in ``grid`` parts of nearly equal size.
 
-    Raises Refusal with the numbers if there are more parts than rows or columns.
+    Raises Refusal if there are more parts than rows or columns.
     """
     for size, parts, what in zip(sizes, grid, ("rows", "columns"), strict=True):
         if size < parts:
@@ -113,8 +115,9 @@ def balanced(sizes: tuple[int, int], grid: tuple[int, int]) -> Layout:
 class Plan:
     """What one part sends and receives so that every part gets its window.
 
-    own: what it holds. window: what it needs; rows and columns beyond the image belong to nobody.
-    outgoing, incoming: (other part, rectangle), by ascending part.
+    own: the rectangle that it holds. window: the rectangle that it needs, which may reach beyond the image.
+    image: the whole image. outgoing, incoming: (other part, rectangle) to send and to receive, by ascending
+    part.
     is_trivial: whether every part needs exactly what it holds.
     """
 
@@ -128,7 +131,8 @@ class Plan:
 
 @functools.lru_cache(maxsize=1 << 12)
 def plan(layout: Layout, rows: tuple[Interval, ...], columns: tuple[Interval, ...], part: int) -> Plan:
-    """The plan of ``part``. rows, columns: what every grid row, and every grid column, needs."""
+    """The plan of ``part``. rows, columns: the image's rows that each row of the grid needs, and the image's
+    columns that each column of the grid needs."""
     windows = [Rect(r, c) for r in rows for c in columns]
     owned = _rects(layout)
     outgoing = [(q, owned[part].intersection(window)) for q, window in enumerate(windows) if q != part]

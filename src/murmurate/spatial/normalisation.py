@@ -1,7 +1,8 @@
 """Batch, group, layer and instance normalisation with the statistics of the whole image.
 
-Each part computes mean and squared deviations of its own pixels; one message joins them (Chan et al. 1979),
-which is stable where a difference of mean squares is not. The backward pass needs one sum over the parts.
+Each part computes mean and variance of its own pixels, and one exchange combines those of all parts (Chan et
+al. 1979), which is numerically stable where mean squares minus squared means are not. The backward pass needs
+one sum over the parts.
 """
 
 from __future__ import annotations
@@ -36,16 +37,18 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> SpatialTensor:
-    """``torch.nn.functional.batch_norm``: x [N, C, H, W]; running statistics stay equal on all parts."""
+    """``torch.nn.functional.batch_norm`` for x [N, C, H, W]; running statistics stay equal on all parts."""
     if not training and running_mean is not None:
         return x.like(
             functional.batch_norm(x.local, running_mean, running_var, weight, bias, False, momentum, eps)
         )
-    found = _moments(x.local.detach(), x.numel() // x.shape[1], x.parts)
+    statistics = _moments(x.local.detach(), x.numel() // x.shape[1], x.parts)
     if training and running_mean is not None and running_var is not None:
-        _follow(running_mean, found.mean, momentum)
-        _follow(running_var, found.variance * (found.number / max(found.number - 1, 1)), momentum)
-    return x.like(_by_channel(x.local, weight, bias, found, eps, x.parts))
+        _follow(running_mean, statistics.mean, momentum)
+        _follow(
+            running_var, statistics.variance * (statistics.number / max(statistics.number - 1, 1)), momentum
+        )
+    return x.like(_by_channel(x.local, weight, bias, statistics, eps, x.parts))
 
 
 @spatial("group_norm")
@@ -59,8 +62,8 @@ def group_norm(
     """``torch.nn.functional.group_norm`` for x [N, C, H, W]."""
     batch, channels = x.shape[:2]
     grouped = x.local.reshape(1, batch * num_groups, -1, x.local.shape[-1])
-    found = _moments(grouped.detach(), x.numel() // (batch * num_groups), x.parts)
-    y = _by_channel(grouped, None, None, found, eps, x.parts).view(batch, channels, *x.local.shape[2:])
+    statistics = _moments(grouped.detach(), x.numel() // (batch * num_groups), x.parts)
+    y = _by_channel(grouped, None, None, statistics, eps, x.parts).view(batch, channels, *x.local.shape[2:])
     shape = [1, -1, *[1] * (x.dim() - 2)]
     if weight is not None:
         y = y * weight.view(shape) if bias is None else torch.addcmul(bias.view(shape), y, weight.view(shape))
@@ -84,13 +87,13 @@ def instance_norm(
         return y
     batch, channels = x.shape[:2]
     flat = x.local.reshape(1, batch * channels, *x.local.shape[2:])
-    found = _moments(flat.detach(), math.prod(x.shape[2:]), x.parts)
+    statistics = _moments(flat.detach(), math.prod(x.shape[2:]), x.parts)
     if running_mean is not None and running_var is not None:
-        unbiased = found.variance * (found.number / max(found.number - 1, 1))
-        _follow(running_mean, found.mean.view(batch, channels).mean(0), momentum)
+        unbiased = statistics.variance * (statistics.number / max(statistics.number - 1, 1))
+        _follow(running_mean, statistics.mean.view(batch, channels).mean(0), momentum)
         _follow(running_var, unbiased.view(batch, channels).mean(0), momentum)
     repeated = [None if p is None else p.repeat(batch) for p in (weight, bias)]
-    normalised = _by_channel(flat, repeated[0], repeated[1], found, eps, x.parts)
+    normalised = _by_channel(flat, repeated[0], repeated[1], statistics, eps, x.parts)
     return x.like(normalised.view(x.local.shape))
 
 
@@ -110,20 +113,21 @@ def layer_norm(
     if len(sizes) < 2 or list(x.shape[-len(sizes) :]) != sizes:
         raise ValueError(f"layer_norm over {sizes} of an image of {list(x.shape)}: give its last dimensions")
     dims = list(range(x.dim() - len(sizes), x.dim()))
-    found = _statistics(x.local.detach(), dims, math.prod(sizes), x.parts)
+    statistics = _statistics(x.local.detach(), dims, math.prod(sizes), x.parts)
     affine = [None if p is None else aligned(x, p) for p in (weight, bias)]
-    return x.like(_normalised(x.local, dims, found, affine[0], affine[1], eps, x.parts))
+    return x.like(_normalised(x.local, dims, statistics, affine[0], affine[1], eps, x.parts))
 
 
-def _follow(running: Tensor, found: Tensor, momentum: float) -> None:
-    running.lerp_(found.to(running.dtype), momentum)
+def _follow(running: Tensor, present: Tensor, momentum: float) -> None:
+    """Move a running statistic towards the present batch's."""
+    running.lerp_(present.to(running.dtype), momentum)
 
 
 # -- statistics of channels, by torch's own kernels ------------------------------------------------------
 
 
 def _moments(x: Tensor, number: int, parts: Parts) -> Statistics:
-    """Mean and variance [C] of x [N, C, ...] on all parts. number: values of a channel on all parts."""
+    """Mean and variance [C] over all parts' x [N, C, ...]. number: values of a channel in all of them."""
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     with torch.no_grad():
         unused = torch.zeros(2, x.shape[1], dtype=wide, device=x.device)
@@ -132,14 +136,14 @@ def _moments(x: Tensor, number: int, parts: Parts) -> Statistics:
 
 
 def _by_channel(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, found: Statistics, eps: float, parts: Parts
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: Statistics, eps: float, parts: Parts
 ) -> Tensor:
-    y: Tensor = _NormaliseChannels.apply(x, weight, bias, found, eps, parts)  # type: ignore[no-untyped-call]
+    y: Tensor = _NormaliseChannels.apply(x, weight, bias, statistics, eps, parts)  # type: ignore[no-untyped-call]
     return y
 
 
 class _NormaliseChannels(torch.autograd.Function):
-    """As ``_Normalise``, for x [N, C, ...] and affine [C]."""
+    """As ``_Normalise``, but for each channel of x [N, C, ...], with weight and bias [C]."""
 
     @staticmethod
     def forward(
@@ -147,42 +151,45 @@ class _NormaliseChannels(torch.autograd.Function):
         x: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
-        found: Statistics,
+        statistics: Statistics,
         eps: float,
         parts: Parts,
     ) -> Tensor:
-        inverse = torch.rsqrt(found.variance + eps)
-        ctx.save_for_backward(x, weight, found.mean, found.variance, inverse)
-        ctx.eps, ctx.number, ctx.parts = eps, found.number, parts
+        inverse = torch.rsqrt(statistics.variance + eps)
+        ctx.save_for_backward(x, weight, statistics.mean, statistics.variance, inverse)
+        ctx.eps, ctx.number, ctx.parts = eps, statistics.number, parts
         ctx.bias_dtype = None if bias is None else bias.dtype
         scale = inverse if weight is None else inverse * weight.to(inverse.dtype)
-        shift = -found.mean * scale
+        shift = -statistics.mean * scale
         return _scaled(x, scale, shift if bias is None else shift + bias.to(shift.dtype))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         x, weight, mean, variance, inverse = ctx.saved_tensors
+        # a backward pass with fixed statistics and weights of 1, whose gradients with respect to weight and
+        # bias are the sums of gradient * normalised x and of gradient
         ones = torch.ones_like(mean)
-        _, along, total = torch.ops.aten.native_batch_norm_backward(
+        _, product, total = torch.ops.aten.native_batch_norm_backward(
             gradient, x, ones, mean, variance, None, None, False, ctx.eps, [False, True, True]
         )
-        of_weight = None if weight is None else along.to(weight.dtype)
-        of_bias = None if ctx.bias_dtype is None else total.to(ctx.bias_dtype)
+        weight_gradient = None if weight is None else product.to(weight.dtype)
+        bias_gradient = None if ctx.bias_dtype is None else total.to(ctx.bias_dtype)
         if not ctx.needs_input_grad[0]:
-            return None, of_weight, of_bias, None, None, None
-        sums = torch.stack([total, along])
-        total, along = (ctx.parts.sum(sums) if ctx.parts.size > 1 else sums) / ctx.number
+            return None, weight_gradient, bias_gradient, None, None, None
+        sums = torch.stack([total, product])
+        mean_gradient, mean_product = (ctx.parts.sum(sums) if ctx.parts.size > 1 else sums) / ctx.number
         scale = inverse if weight is None else inverse * weight.to(inverse.dtype)
-        slope = -scale * inverse * along
-        own = _scaled(x, slope, -scale * total - slope * mean)
+        slope = -scale * inverse * mean_product
+        x_gradient = _scaled(x, slope, -scale * mean_gradient - slope * mean)
         shape = [1, -1, *[1] * (x.dim() - 2)]
-        own.addcmul_(gradient, scale.to(own.dtype).view(shape))
-        return own, of_weight, of_bias, None, None, None
+        x_gradient.addcmul_(gradient, scale.to(x_gradient.dtype).view(shape))
+        return x_gradient, weight_gradient, bias_gradient, None, None, None
 
 
 def _scaled(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """scale * x + shift for each channel: batch normalisation in evaluation, one pass whatever the format."""
+    """scale * x + shift for each channel, by batch normalisation as in evaluation: it takes one pass in any
+    memory format."""
     return torch.native_batch_norm(
         x, scale, shift, torch.zeros_like(scale), torch.ones_like(scale), False, 0.0, 0.0
     )[0]
@@ -192,7 +199,8 @@ def _scaled(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
 
 def _statistics(x: Tensor, dims: list[int], count: int, parts: Parts) -> Statistics:
-    """Over ``dims``, which are kept with size 1, of all parts. count: values of a group on all parts."""
+    """The statistics of all parts' x over ``dims``, which are kept with size 1. count: values that each mean
+    is over, on all parts together."""
     wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
     with torch.no_grad():
         variance, mean = torch.var_mean(wide, dims, correction=0, keepdim=True)
@@ -200,17 +208,19 @@ def _statistics(x: Tensor, dims: list[int], count: int, parts: Parts) -> Statist
 
 
 def _joined(mean: Tensor, variance: Tensor, own: int, number: int, parts: Parts) -> Statistics:
-    """The statistics of all parts. own, number: values of a group on this part, and on all."""
+    """The statistics of all parts together, from this part's mean and variance. own, number: the number of
+    values that a mean is over on this part, and on all parts."""
     if parts.size == 1:
         return Statistics(mean, variance, number)
     gathered = parts.gather(torch.stack([mean, variance, torch.full_like(mean, own)]))
     shares = [(m, v, n / number) for m, v, n in gathered]
-    joint = _in_order([m * share for m, _, share in shares])
-    variance = _in_order([(v + (m - joint) ** 2) * share for m, v, share in shares])
+    joint = _sum_in_order([m * share for m, _, share in shares])
+    variance = _sum_in_order([(v + (m - joint) ** 2) * share for m, v, share in shares])
     return Statistics(joint, variance, number)
 
 
-def _in_order(addends: list[Tensor]) -> Tensor:
+def _sum_in_order(addends: list[Tensor]) -> Tensor:
+    """The sum, added up in the order of the parts, so that all parts get the same bits."""
     total = addends[0]
     for addend in addends[1:]:
         total = total + addend
@@ -220,13 +230,13 @@ def _in_order(addends: list[Tensor]) -> Tensor:
 def _normalised(
     x: Tensor,
     dims: list[int],
-    found: Statistics,
+    statistics: Statistics,
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
     parts: Parts,
 ) -> Tensor:
-    y: Tensor = _Normalise.apply(x, weight, bias, dims, found, eps, parts)  # type: ignore[no-untyped-call]
+    y: Tensor = _Normalise.apply(x, weight, bias, dims, statistics, eps, parts)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -240,16 +250,16 @@ class _Normalise(torch.autograd.Function):
         weight: Tensor | None,
         bias: Tensor | None,
         dims: list[int],
-        found: Statistics,
+        statistics: Statistics,
         eps: float,
         parts: Parts,
     ) -> Tensor:
-        inverse = torch.rsqrt(found.variance + eps)
-        ctx.save_for_backward(x, weight, found.mean, inverse)
-        ctx.dims, ctx.count, ctx.parts = dims, found.number, parts
+        inverse = torch.rsqrt(statistics.variance + eps)
+        ctx.save_for_backward(x, weight, statistics.mean, inverse)
+        ctx.dims, ctx.count, ctx.parts = dims, statistics.number, parts
         ctx.bias_shape = None if bias is None else bias.shape
         scale = inverse if weight is None else inverse * weight
-        shift = -found.mean * scale if bias is None else bias - found.mean * scale
+        shift = -statistics.mean * scale if bias is None else bias - statistics.mean * scale
         return torch.addcmul(shift, x, scale).to(x.dtype)
 
     @staticmethod
@@ -258,10 +268,10 @@ class _Normalise(torch.autograd.Function):
         x, weight, mean, inverse = ctx.saved_tensors
         normalised = (x - mean) * inverse
         scaled = gradient if weight is None else gradient * weight
-        of_weight = None if weight is None else (gradient * normalised).sum_to_size(weight.shape)
-        of_bias = None if ctx.bias_shape is None else gradient.sum_to_size(ctx.bias_shape)
+        weight_gradient = None if weight is None else (gradient * normalised).sum_to_size(weight.shape)
+        bias_gradient = None if ctx.bias_shape is None else gradient.sum_to_size(ctx.bias_shape)
         if not ctx.needs_input_grad[0]:
-            return None, of_weight, of_bias, None, None, None, None
+            return None, weight_gradient, bias_gradient, None, None, None, None
         sums = torch.stack(
             [
                 scaled.sum(ctx.dims, keepdim=True, dtype=mean.dtype),
@@ -269,5 +279,5 @@ class _Normalise(torch.autograd.Function):
             ]
         )
         means = ctx.parts.sum(sums) / ctx.count if ctx.parts.size > 1 else sums / ctx.count
-        own = (scaled - means[0] - normalised * means[1]) * inverse
-        return own.to(x.dtype), of_weight, of_bias, None, None, None, None
+        x_gradient = (scaled - means[0] - normalised * means[1]) * inverse
+        return x_gradient.to(x.dtype), weight_gradient, bias_gradient, None, None, None, None

@@ -1,5 +1,5 @@
-"""This package's own batch normalisation over the parts: kernels process the pixels of one part, and its sums
-over replicas also include the parts."""
+"""``nets.batch_norm.BatchNorm`` over the parts of a replica: its kernels process the pixels of one part, and
+its sums over replicas also include the parts."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from murmurate.spatial.tensor import SpatialTensor, aligned
 
 
 class NormOverParts:
-    """Makes ``norm`` normalise images that are spread over ``parts``, until ``remove``.
+    """Makes ``norm`` normalise images that are spread over ``parts``, until ``remove`` is called.
 
-    Raises Refusal for ghost batches, whose statistics are of some images of one member.
+    Raises Refusal for ghost batches, whose statistics are of a few images on one part.
     """
 
     def __init__(self, norm: BatchNorm, parts: Parts, name: str) -> None:
         if norm.ghost:
             raise Refusal(
-                f"'{name}' takes statistics of ghost batches, which has no form over parts: use local"
+                f"'{name}' takes statistics of ghost batches, which is not possible over parts: use local"
             )
         self._norm, self._parts, self._over_replicas = norm, parts, norm.sum_over
         norm.__dict__["forward"] = self._forward
 
     def remove(self) -> None:
-        """Undo."""
+        """Restore the forward pass of ``norm``."""
         del self._norm.__dict__["forward"]
 
     def _forward(self, x: Any, residual: Any = None, rectify: bool = False) -> Any:
@@ -37,7 +37,8 @@ class NormOverParts:
         if not isinstance(x, SpatialTensor):
             return BatchNorm.forward(norm, x, residual, rectify)
         try:
-            # for this call alone (its backward pass keeps it): whole images are evaluated without other parts
+            # only for this call and its backward pass: other calls, on whole images, do not involve the other
+            # parts
             norm.sum_over = self._sum_over if self._parts.size > 1 else self._over_replicas
             other = None if residual is None else aligned(x, residual)
             return x.like(BatchNorm.forward(norm, x.local, other, rectify))

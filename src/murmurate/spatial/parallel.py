@@ -39,14 +39,15 @@ def parallelize(
     *,
     in_evaluation: bool = True,
 ) -> nn.Module:
-    """``module`` itself, whose forward pass from now on computes this part's share of every image.
+    """Make the forward pass of ``module`` compute this part's share of every image; returns ``module``.
 
-    Every part passes the same whole images [N, C, H, W], or its own rectangles (``SpatialTensor``); outputs
-    that depend on all pixels (logits behind a pooling, losses) are whole on every part, and images are
-    ``SpatialTensor``. Parameters, buffers and their names stay the whole module's, so a checkpoint is the
-    whole module's. Each part computes the same loss; the gradient of a parameter is the mean over the parts.
+    Every part calls it with the same whole images [N, C, H, W], or with its own rectangles
+    (``SpatialTensor``). Outputs that depend on all pixels (logits behind a pooling, losses) are whole on
+    every part, and output images are ``SpatialTensor``. Parameters, buffers and their names stay as they
+    were, so a checkpoint is that of the ordinary module. Each part computes the same loss; the gradient of a
+    parameter is the mean over the parts.
 
-    in_evaluation: whether images are divided in evaluation mode, too, so that all parts evaluate together.
+    in_evaluation: whether images are divided in evaluation mode, too; all parts must then evaluate together.
     parts: from ``replicator.parts`` or ``Parts.open``; or a grid such as (2, 2), opened on ``fabric``.
 
     Raises Refusal that names the layers that cannot be computed in parts, here or at their first call.
@@ -54,7 +55,7 @@ def parallelize(
     if not isinstance(parts, Parts):
         if fabric is None:
             raise Refusal(
-                "parts is a grid, and there is nothing to join them: give replicator.parts in a script that "
+                "parts is a grid, and nothing connects the parts: give replicator.parts in a script that "
                 "murmurate.run(..., parts=...) started, or a fabric"
             )
         parts = Parts.open(fabric, checked_grid(parts))

@@ -17,8 +17,8 @@ from murmurate.replica.vector import Exchange, Replica
 from murmurate.spec import derive_generator
 
 _PIECE_BYTES = 1 << 20  # longer messages are sent in several pieces
-_WAIT_SECONDS = 0.5  # then look whether the awaited part has died
-_RETRY_SECONDS = 1e-3  # while a queue to another part is full
+_WAIT_SECONDS = 0.5  # longest wait at a time; after it, look whether the awaited part has died
+_RETRY_SECONDS = 1e-3  # between attempts to send while a queue to another part is full
 
 
 class PartLost(FabricError):
@@ -34,13 +34,13 @@ class Expected(NamedTuple):
 
 
 class Parts:
-    """One part's view of the parts of its replica (design, section 4: a rank is (replica, part)).
+    """One part's view of all parts of its replica.
 
     All parts make the same calls in the same order, also in backward passes.
 
     grid: parts along the rows and along the columns of an image; they are numbered row by row.
-    channel: among exactly these parts, for bytes; None for a single part.
-    replica: its number, for error messages and, with ``seed``, for the noise of dropout.
+    channel: a channel of bytes (uint8) between exactly these parts; None for a single part.
+    replica: the replica's number, for error messages and, with ``seed``, for the noise of dropout.
     deadline_seconds: how long a silent part is waited for.
     """
 
@@ -61,11 +61,11 @@ class Parts:
                 "members to hold them: give one member for each part"
             )
         self._channel = channel
-        self._open: Callable[[str, Tensor], Channel] | None = None
+        self._open_channel: Callable[[str, Tensor], Channel] | None = None
         self._vectors: list[Channel] = []
-        self._calls = 0
+        self._exchanges = 0
         self._arrived: defaultdict[int, deque[Message]] = defaultdict(deque)  # by sender
-        self._unsent: deque[tuple[int, Tensor, int]] = deque()
+        self._unsent: deque[tuple[int, Tensor, int]] = deque()  # (part, piece, number of the exchange)
         self.own_noise = derive_generator(seed, f"spatial.part {self.rank}", replica)
         self.common_noise = derive_generator(seed, "spatial.all parts", replica)  # the same on all parts
         self.layer = ""  # the module whose forward pass was entered last, for error messages
@@ -80,10 +80,10 @@ class Parts:
         deadline_seconds: float = 60.0,
         name: str = "parts",
     ) -> Parts:
-        """The parts of this member's replica; replicas are consecutive ranks of ``fabric``.
+        """The parts of this member's replica; the parts of a replica are consecutive ranks of ``fabric``.
 
-        grid: (parts along rows, along columns), or the number along rows. Every member calls it.
-        Raises Refusal for numbers below 1, and for ranks that do not make whole replicas.
+        grid: (parts along rows, parts along columns), or the number along rows alone. Every member must call
+        this. Raises Refusal for numbers below 1, and for ranks that do not make whole replicas.
         """
         rows, columns = checked_grid(grid)
         parts = rows * columns
@@ -97,7 +97,7 @@ class Parts:
             channel = fabric.channel(name, torch.zeros(_PIECE_BYTES, dtype=torch.uint8), members)
         replica = fabric.rank // parts
         made = cls(channel, (rows, columns), replica=replica, seed=seed, deadline_seconds=deadline_seconds)
-        made._open = lambda label, like: fabric.channel(f"{name} {label}", like, members)
+        made._open_channel = lambda label, like: fabric.channel(f"{name} {label}", like, members)
         return made
 
     def share(self, replica: Replica) -> SharedVector:
@@ -107,8 +107,8 @@ class Parts:
         """
         channel = None
         if self.size > 1:
-            assert self._open is not None, "made by Parts.open"
-            channel = self._open(replica.name, replica.params.detach())
+            assert self._open_channel is not None, "made by Parts.open"
+            channel = self._open_channel(replica.name, replica.params.detach())
             self._vectors.append(channel)
         return SharedVector(self, channel, replica)
 
@@ -128,26 +128,26 @@ class Parts:
     # -- messages -----------------------------------------------------------------------------------
 
     def send(self, messages: Sequence[tuple[int, Tensor]]) -> int:
-        """Begin an exchange: send (part, tensor) each; returns its number, for ``receive``.
+        """Begin an exchange: send each tensor to its part. Returns the exchange's number, for ``receive``.
 
-        Does not wait: what does not fit into a queue is sent by ``receive``.
+        This does not wait: what does not yet fit into a queue is sent by ``receive``.
         """
-        self._calls += 1
+        self._exchanges += 1
         for to, x in messages:
             data = x.detach().contiguous().reshape(-1).view(torch.uint8)
             for piece in torch.split(data, _PIECE_BYTES):
-                self._unsent.append((to, piece, self._calls))
+                self._unsent.append((to, piece, self._exchanges))
         self._flush()
-        return self._calls
+        return self._exchanges
 
     def receive(self, number: int, expected: Sequence[Expected]) -> list[Tensor]:
-        """The messages of exchange ``number``, in the order ``expected``.
+        """The messages of exchange ``number``, in the order of ``expected``.
 
         Raises PartLost if a part has died, and FabricError if one is silent or makes other calls.
         """
         tensors = [self._assembled(number, message) for message in expected]
         deadline = time.monotonic() + self.deadline_seconds
-        while self._unsent:  # the receiver may already wait for these
+        while self._unsent:  # other parts may be waiting for these
             self._progress(None, deadline)
             self._flush()
         return tensors
@@ -162,7 +162,7 @@ class Parts:
     def sum(self, x: Tensor) -> Tensor:
         """The sum of ``x`` over all parts, in the order of ranks: the same bits on every part.
 
-        Not differentiable; see ``reductions.summed``.
+        Not differentiable, unlike ``reductions.summed``.
         """
         first, *rest = self.gather(x)
         total = first.clone()
@@ -173,6 +173,7 @@ class Parts:
     # -- internals ----------------------------------------------------------------------------------
 
     def _flush(self) -> None:
+        """Send unsent pieces until a queue is full."""
         while self._unsent:
             to, piece, number = self._unsent[0]
             assert self._channel is not None
@@ -182,6 +183,7 @@ class Parts:
             self._unsent.popleft()
 
     def _assembled(self, number: int, expected: Expected) -> Tensor:
+        """The tensor of an expected message, which arrives in one or more pieces."""
         sender, shape, dtype = expected
         size = math.prod(shape) * dtype.itemsize
         pieces: list[Tensor] = []
@@ -196,7 +198,7 @@ class Parts:
             missing -= message.x.nbytes
             if int(message.note) != number or missing < 0:
                 raise FabricError(
-                    f"part {sender} of replica {self.replica} is at exchange {int(message.note)} where part "
+                    f"part {sender} of replica {self.replica} is at exchange {int(message.note)}, while part "
                     f"{self.rank} is at {number} and awaits {size} bytes{self.where}: all parts must run the "
                     "same layers on the same images, in one order"
                 )
@@ -206,7 +208,8 @@ class Parts:
         return _as(data, dtype, shape)
 
     def _progress(self, sender: int | None, deadline: float) -> None:
-        """Wait a little for a message of ``sender``, or take what has arrived of all."""
+        """Wait a little for a message from ``sender``. If it is None or messages are unsent, also take all
+        messages that have arrived from any part."""
         assert self._channel is not None
         if sender is None or self._unsent:
             for part in range(self.size):
@@ -214,16 +217,17 @@ class Parts:
                     self._arrived[part].append(message)
         if sender is not None and self._arrived[sender]:
             return
-        waited = self.rank if sender is None else sender  # nothing ever arrives from itself
-        message = self._channel.wait(f"from {waited}", _RETRY_SECONDS if self._unsent else _WAIT_SECONDS)
+        # nothing ever arrives from this part itself: then the call below only waits
+        awaited = self.rank if sender is None else sender
+        message = self._channel.wait(f"from {awaited}", _RETRY_SECONDS if self._unsent else _WAIT_SECONDS)
         if message is not None:
-            self._arrived[waited].append(message)
+            self._arrived[awaited].append(message)
             return
-        self._check_alive(waited)
+        self._check_alive(awaited)
         if time.monotonic() > deadline:
             raise FabricError(
                 f"part {self.rank} of replica {self.replica} waited {self.deadline_seconds:g} s for part "
-                f"{waited}{self.where}. It is alive but does not answer: look at its log"
+                f"{awaited}{self.where}. It is alive but does not answer: look at its log"
             )
 
     def _check_alive(self, part: int) -> None:
@@ -248,7 +252,9 @@ class Parts:
 
 
 class SharedVector:
-    """See ``replicator.replica_parts``. channel: among the parts, for the vector; None for one part alone."""
+    """A replica's vector, which all its parts hold with the values of the leader, part 0 (see
+    ``replicator.replica_parts``). channel: a channel of this vector between the parts; None for a single
+    part."""
 
     def __init__(self, parts: Parts, channel: Channel | None, replica: Replica) -> None:
         self._parts, self._channel = parts, channel
@@ -257,9 +263,10 @@ class SharedVector:
             replica.reload()
 
     def exchange(self, replica: Replica, step: Callable[[Replica], Exchange]) -> Exchange:
-        """Average the gradients over the parts; then ``step`` on the leader, whose vector the others copy.
+        """Average the gradients over the parts; then the leader runs ``step``, and the others copy its
+        parameters.
 
-        The mean is the sum of Jin's eq. 4.5, because each part computes the loss of the whole image.
+        This mean equals the sum of Jin's eq. 4.5, because each part computes the loss of the whole image.
 
         Raises PartLost if a part has died.
         """
@@ -267,7 +274,7 @@ class SharedVector:
             return step(replica)
         self._parts.require(self._channel.mean_(replica.grad) == self._parts.size)
         if replica.measure:
-            replica.own_gradient = replica.grad.clone()  # the whole replica's, instead of this part's
+            replica.own_gradient = replica.grad.clone()  # the gradient of the whole replica, not of this part
         others = range(1, self._parts.size)
         if self._parts.rank == 0:
             done = step(replica)
@@ -297,7 +304,7 @@ class SharedVector:
 
 
 def checked_grid(grid: int | Sequence[int]) -> tuple[int, int]:
-    """(parts along rows, along columns). Raises Refusal for anything else than one or two numbers from 1."""
+    """(parts along rows, along columns). Raises Refusal unless it is one or two numbers of 1 or more."""
     numbers = (grid, 1) if isinstance(grid, int) else tuple(grid)
     if len(numbers) != 2 or any(not isinstance(n, int) or n < 1 for n in numbers):
         raise Refusal(f"parts is {grid}: give the parts along rows and columns, for example (2, 2), or 2")
@@ -305,6 +312,7 @@ def checked_grid(grid: int | Sequence[int]) -> tuple[int, int]:
 
 
 def _as(data: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """``data`` (bytes) as a tensor of this dtype and shape; copied only if its alignment requires it."""
     if data.storage_offset() * data.element_size() % dtype.itemsize:
         data = data.clone()
     return data.view(dtype).view(shape)

@@ -1,4 +1,5 @@
-"""Functions of each pixel, of channels, and of shape: they need no other part, or gather the image."""
+"""Functions of single pixels, of channels and of shapes, which need no other part or gather the whole
+image."""
 
 from __future__ import annotations
 
@@ -38,39 +39,39 @@ _PIXELWISE = [
     "__neg__", "__or__", "__pow__", "__radd__", "__rdiv__", "__rmul__", "__rpow__", "__rsub__",
     "__rtruediv__", "__sub__", "__truediv__",
 ]
-# functions along dimensions, which need no other part unless those are rows or columns; ``dim`` comes second
+# functions along dimensions, which need no other part unless these are rows or columns; ``dim`` is argument 1
 _ALONG = [
     "softmax", "log_softmax", "softmin", "argmax", "argmin", "max", "min", "amax", "amin", "prod", "any",
     "all", "cumsum", "logsumexp", "unbind", "glu", "sort", "std", "var",
 ]
 # fmt: on
-_CHANNELWISE = {
+_CHANNELWISE = {  # which argument is ``dim``, counted from 0
     **dict.fromkeys(_ALONG, 1),
     **dict.fromkeys(["chunk", "split", "topk", "normalize", "norm"], 2),
 }
-_NO_DIM = {"unbind": 0, "chunk": 0, "split": 0, "normalize": 1, "glu": -1}
+_DEFAULT_DIM = {"unbind": 0, "chunk": 0, "split": 0, "normalize": 1, "glu": -1}
 
 
 def _pixelwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     image = first_of((args, kwargs))
-    found = func(*_locals(image, args), **{key: _local(image, value) for key, value in kwargs.items()})
-    return image if found is image.local else image.like(found)  # the same one where it works in place
+    result = func(*_locals(image, args), **{key: _local(image, value) for key, value in kwargs.items()})
+    return image if result is image.local else image.like(result)  # in place: the same tensor
 
 
 def _channelwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     image = first_of((args, kwargs))
     name, place = func.__name__, _CHANNELWISE[func.__name__]
-    dim = kwargs.get("dim", args[place] if len(args) > place else _NO_DIM.get(name))
+    dim = kwargs.get("dim", args[place] if len(args) > place else _DEFAULT_DIM.get(name))
     if isinstance(dim, SpatialTensor):  # the maximum of two images
         return _pixelwise(func, args, kwargs)
     dims = [dim] if isinstance(dim, int) else dim
     if not dims or any(spatial_axis(image, d) for d in dims):
         raise refuse(image, f"{name} over rows, columns or all dimensions")
-    found = func(*_locals(image, args), **{key: _local(image, value) for key, value in kwargs.items()})
-    if isinstance(found, Tensor):
-        return image.like(found)
-    wrapped = [image.like(x) for x in found]
-    return type(found)(wrapped)
+    result = func(*_locals(image, args), **{key: _local(image, value) for key, value in kwargs.items()})
+    if isinstance(result, Tensor):
+        return image.like(result)
+    wrapped = [image.like(x) for x in result]
+    return type(result)(wrapped)
 
 
 ALIKE.update(dict.fromkeys(_PIXELWISE, _pixelwise))
@@ -120,7 +121,7 @@ def stack(tensors: Sequence[Any], dim: int = 0) -> SpatialTensor:
 
 @spatial("flatten")
 def flatten(x: SpatialTensor, start_dim: int = 0, end_dim: int = -1) -> Any:
-    """Flattened, on every part whole if rows or columns are."""
+    """Flattened. If rows or columns are flattened, the result is a whole tensor on every part."""
     if end_dim % x.dim() < x.dim() - 2:
         return x.like(x.local.flatten(start_dim, end_dim))
     return x.whole().flatten(start_dim, end_dim)
@@ -128,7 +129,8 @@ def flatten(x: SpatialTensor, start_dim: int = 0, end_dim: int = -1) -> Any:
 
 @spatial("view", "reshape")
 def reshape(x: SpatialTensor, *shape: Any) -> Any:
-    """Another shape, on every part whole unless its last two dimensions are given and stay."""
+    """Another shape. Unless the last two dimensions keep their sizes, the result is a whole tensor on every
+    part."""
     sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
     if isinstance(sizes, torch.dtype):
         raise refuse(x, "view as another dtype")
@@ -148,7 +150,7 @@ def unsqueeze(x: SpatialTensor, dim: int) -> SpatialTensor:
 
 @spatial("squeeze")
 def squeeze(x: SpatialTensor, dim: Any = None) -> SpatialTensor:
-    """Without a dimension of size 1, which is not rows or columns."""
+    """``x`` without ``dim`` if its size is 1; ``dim`` must not be rows or columns."""
     if not isinstance(dim, int) or spatial_axis(x, dim):
         raise refuse(x, "squeeze of rows, columns or all dimensions")
     return x.like(x.local.squeeze(dim))
@@ -156,7 +158,8 @@ def squeeze(x: SpatialTensor, dim: Any = None) -> SpatialTensor:
 
 @spatial("__getitem__")
 def item(x: SpatialTensor, index: Any) -> SpatialTensor:
-    """Some images and channels; slices of rows and columns, with steps of 1 or more."""
+    """``x[index]``: any index of images and channels, but only slices of rows and columns, of steps 1 or
+    more."""
     given = list(index) if isinstance(index, tuple) else [index]
     if any(isinstance(entry, SpatialTensor) for entry in given):
         raise refuse(x, "indexing with an image")
@@ -168,8 +171,8 @@ def item(x: SpatialTensor, index: Any) -> SpatialTensor:
     *leading, rows, columns = given
     if not isinstance(rows, slice) or not isinstance(columns, slice):
         raise refuse(x, "indexing of rows and columns by anything but slices")
-    part = x if all(e == slice(None) for e in leading if isinstance(e, slice)) and _plain(leading) else None
-    local = x.local[(*leading, slice(None), slice(None))] if part is None else x.local
+    keeps_all = all(isinstance(entry, slice) and entry == slice(None) for entry in leading)
+    local = x.local if keeps_all else x.local[(*leading, slice(None), slice(None))]
     chosen = x.like(local)
     if rows == columns == slice(None):
         return chosen
@@ -181,16 +184,12 @@ def item(x: SpatialTensor, index: Any) -> SpatialTensor:
     return mapped(chosen, taps[0], taps[1], arranged_evenly(sizes, x.parts))
 
 
-def _plain(leading: Sequence[Any]) -> bool:
-    return all(isinstance(entry, slice) for entry in leading)
-
-
 # -- dropout --------------------------------------------------------------------------------------------
 
 
 @spatial("dropout")
 def dropout(x: SpatialTensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> SpatialTensor:
-    """Dropout with noise of each part's own."""
+    """Dropout, with independent noise on each part."""
     if not training or p == 0:
         return x
     return _dropped(x, x.local.shape, p, x.parts.own_noise)

@@ -35,7 +35,7 @@ def max_pool2d(
 
 
 class _MaxPool(torch.autograd.Function):
-    """Keeps the places of the maxima alone, not the window."""
+    """Saves for the backward pass only the positions of the maxima, not the window."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, parts: Parts, wanted: Plan, kernel: Kernel) -> Tensor:
@@ -44,29 +44,29 @@ class _MaxPool(torch.autograd.Function):
             pieces = received(start(x, wanted, parts), x, wanted, parts)
             lowest = float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
             frame = assemble(wanted.window, [(wanted.own, x), *pieces], wanted.image, x, lowest)
-        sizes, strides, dilations = _numbers(kernel)
-        y, places = functional.max_pool2d_with_indices(frame, sizes, strides, (0, 0), dilations)
-        ctx.save_for_backward(places)
+        sizes, strides, dilations = _as_pairs(kernel)
+        y, positions = functional.max_pool2d_with_indices(frame, sizes, strides, (0, 0), dilations)
+        ctx.save_for_backward(positions)
         ctx.parts, ctx.plan, ctx.kernel, ctx.shape = parts, wanted, kernel, frame.shape
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        (places,) = ctx.saved_tensors
+        (positions,) = ctx.saved_tensors
         wanted, parts = ctx.plan, ctx.parts
-        sizes, strides, dilations = _numbers(ctx.kernel)
+        sizes, strides, dilations = _as_pairs(ctx.kernel)
         like = gradient.new_empty(1).expand(ctx.shape)  # only its shape matters
-        of_window = torch.ops.aten.max_pool2d_with_indices_backward(
-            gradient.contiguous(), like, sizes, strides, (0, 0), dilations, False, places
+        window_gradient = torch.ops.aten.max_pool2d_with_indices_backward(
+            gradient.contiguous(), like, sizes, strides, (0, 0), dilations, False, positions
         )
         if wanted.is_trivial:
-            return of_window, None, None, None
-        number = parts.send([(q, of_window[rect.slices(wanted.window)]) for q, rect in wanted.incoming])
-        own = zeros(wanted.own, of_window)
+            return window_gradient, None, None, None
+        number = parts.send([(q, window_gradient[rect.slices(wanted.window)]) for q, rect in wanted.incoming])
+        own = zeros(wanted.own, window_gradient)
         shared = wanted.own.intersection(wanted.window)
         if not shared.is_empty:
-            own[shared.slices(wanted.own)] = of_window[shared.slices(wanted.window)]
+            own[shared.slices(wanted.own)] = window_gradient[shared.slices(wanted.window)]
         add_returned(own, number, wanted, parts)
         return own, None, None, None
 
@@ -85,7 +85,7 @@ def avg_pool2d(
     kernel = _kernel(x, kernel_size, stride, padding, 1, ceil_mode)
     outputs = outputs_of(kernel, x.arrangement, x.parts)
     local = window(x, *needed(kernel, outputs))
-    sizes, strides, _ = _numbers(kernel)
+    sizes, strides, _ = _as_pairs(kernel)
     y = functional.avg_pool2d(local, sizes, strides, divisor_override=1)
     if divisor_override is not None:
         return x.like(y / divisor_override, outputs)
@@ -98,7 +98,7 @@ def avg_pool2d(
 
 
 def _counts(axis: Sliding, outputs: Interval, size: int, include_padding: bool) -> list[int]:
-    """By how many pixels along one axis each output is divided."""
+    """The number of pixels along one axis by which each output is divided."""
     padding, counts = axis.before, []
     for output in range(*outputs):
         first = output * axis.stride - padding
@@ -109,7 +109,8 @@ def _counts(axis: Sliding, outputs: Interval, size: int, include_padding: bool) 
 
 @spatial("adaptive_avg_pool2d")
 def adaptive_avg_pool2d(x: SpatialTensor, output_size: Any) -> SpatialTensor | Tensor:
-    """``torch.nn.functional.adaptive_avg_pool2d``; a whole tensor where the parts outnumber the outputs."""
+    """``torch.nn.functional.adaptive_avg_pool2d``. With more parts than outputs along an axis, the result is
+    an ordinary tensor, whole on every part."""
     sizes = _output_sizes(x, output_size)
     bins = [_bins(size, count) for size, count in zip(x.arrangement.sizes, sizes, strict=True)]
     if any(count < parts for count, parts in zip(sizes, x.parts.grid, strict=True)):
@@ -126,8 +127,8 @@ def adaptive_avg_pool2d(x: SpatialTensor, output_size: Any) -> SpatialTensor | T
 def adaptive_max_pool2d(
     x: SpatialTensor, output_size: Any, return_indices: bool = False
 ) -> SpatialTensor | Tensor:
-    """``torch.nn.functional.adaptive_max_pool2d``; of the gathered image where the parts outnumber the
-    outputs."""
+    """``torch.nn.functional.adaptive_max_pool2d``. With more parts than outputs along an axis, it is computed
+    on the gathered image, and whole on every part."""
     sizes = _output_sizes(x, output_size)
     if any(count < parts for count, parts in zip(sizes, x.parts.grid, strict=True)):
         return functional.adaptive_max_pool2d(x.whole(), sizes)
@@ -160,11 +161,12 @@ def _adaptive_window(
 
 
 def _bins(size: int, count: int) -> list[Interval]:
+    """The pixels along an axis of which each of ``count`` outputs is the mean or maximum, as in torch."""
     return [(o * size // count, -(-(o + 1) * size // count)) for o in range(count)]
 
 
 def _averaging(bins: list[Interval], held: Interval, like: Tensor) -> Tensor:
-    """[bins, pixels held]: the weight of each pixel in the mean of each bin."""
+    """[bins, pixels of ``held``]: the weight of each pixel in the mean of each bin."""
     weights = torch.zeros(len(bins), held[1] - held[0], dtype=like.dtype, device=like.device)
     for row, (first, stop) in enumerate(bins):
         begin, end = max(first, held[0]), min(stop, held[1])
@@ -203,6 +205,7 @@ def _with_partial_windows(axis: Sliding, size: int) -> Sliding:
     return Sliding(axis.kernel, axis.stride, axis.dilation, axis.before, max(after, axis.after))
 
 
-def _numbers(kernel: Kernel) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+def _as_pairs(kernel: Kernel) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+    """Sizes, strides and dilations, each (along rows, along columns)."""
     rows, columns = kernel
     return (rows.kernel, columns.kernel), (rows.stride, columns.stride), (rows.dilation, columns.dilation)

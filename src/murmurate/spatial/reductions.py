@@ -1,7 +1,8 @@
 """Sums, means and losses over all pixels of an image that is spread over parts.
 
-Every part gets the result, and computes the same loss from it. The gradient of what every part holds whole
-(parameters, images) is then the mean over the parts of what each part's backward pass gives.
+Every part gets the result, and computes the same loss from it. The gradient with respect to a tensor that
+every part holds as a whole (a parameter, an image) is then the mean of the gradients from all parts' backward
+passes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from murmurate.spatial.tensor import FORMS, SpatialTensor, aligned, first_of, re
 def summed(x: Tensor, parts: Parts) -> Tensor:
     """The sum of ``x`` over the parts, on every part; differentiable once. All parts must call it.
 
-    Backward: the sum of all parts' gradients, the adjoint.
+    The backward pass is the adjoint: it sums the gradients of all parts.
     """
     if parts.size == 1:
         return x
@@ -46,13 +47,13 @@ class _Sum(torch.autograd.Function):
 
 @spatial("sum")
 def total(x: SpatialTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    """``x.sum(dim)``: a whole tensor if ``dim`` includes rows and columns, or None."""
+    """``x.sum(dim)``; an ordinary tensor on every part if ``dim`` is None or includes rows and columns."""
     return _reduced(x, "sum", dim, keepdim, dtype)
 
 
 @spatial("mean")
 def mean(x: SpatialTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    """``x.mean(dim)``: as ``total``."""
+    """``x.mean(dim)``; otherwise as ``total``."""
     return _reduced(x, "mean", dim, keepdim, dtype)
 
 
@@ -70,6 +71,7 @@ def _reduced(x: SpatialTensor, name: str, dim: Any, keepdim: bool, dtype: Any) -
 
 
 def _count(x: SpatialTensor, dims: list[int]) -> int:
+    """The number of values that a sum over ``dims`` adds up, on all parts together."""
     return math.prod(x.shape[d] for d in dims)
 
 
@@ -90,15 +92,18 @@ _POINTWISE: dict[str, Callable[..., Tensor]] = {
 
 
 def _pointwise(loss: Callable[..., Tensor]) -> Callable[..., Any]:
+    """The spatial form of a loss that is a sum or mean over single values."""
+
     def form(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         image = first_of((input, target))
         kwargs = {k: aligned(image, v) if k == "weight" else v for k, v in kwargs.items()}
         reduction = _reduction(image, kwargs)
-        each = "none" if reduction == "none" else "sum"
-        found = loss(aligned(image, input), aligned(image, target), *args, **kwargs, reduction=each)
+        local_reduction = "none" if reduction == "none" else "sum"
+        own = aligned(image, input), aligned(image, target)
+        own_loss = loss(*own, *args, **kwargs, reduction=local_reduction)
         if reduction == "none":
-            return image.like(found)
-        whole = summed(found, image.parts)
+            return image.like(own_loss)
+        whole = summed(own_loss, image.parts)
         return whole if reduction == "sum" else whole / image.numel()
 
     return form
@@ -125,10 +130,11 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Any:
-    """``torch.nn.functional.cross_entropy`` of every pixel: [N, K, H, W]; target [N, H, W] or as input."""
-    goal = aligned(input, target)
+    """``torch.nn.functional.cross_entropy`` of every pixel: input [N, K, H, W]; target [N, H, W] or like
+    input."""
+    own_target = aligned(input, target)
     options = {"weight": weight, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
-    return _of_classes(functional.cross_entropy, input, goal, options, reduction)
+    return _class_loss(functional.cross_entropy, input, own_target, options, reduction)
 
 
 @spatial("nll_loss")
@@ -143,25 +149,27 @@ def nll_loss(
 ) -> Any:
     """``torch.nn.functional.nll_loss`` of every pixel: input [N, K, H, W]; target [N, H, W]."""
     options = {"weight": weight, "ignore_index": ignore_index}
-    return _of_classes(functional.nll_loss, input, aligned(input, target), options, reduction)
+    return _class_loss(functional.nll_loss, input, aligned(input, target), options, reduction)
 
 
-def _of_classes(
-    loss: Callable[..., Tensor], x: SpatialTensor, goal: Tensor, options: dict[str, Any], reduction: str
+def _class_loss(
+    loss: Callable[..., Tensor], x: SpatialTensor, own_target: Tensor, options: dict[str, Any], reduction: str
 ) -> Any:
     if reduction == "none":
-        return x.like(loss(x.local, goal, **options, reduction="none"))
-    found = loss(x.local, goal, **options, reduction="sum")
+        return x.like(loss(x.local, own_target, **options, reduction="none"))
+    own_loss = loss(x.local, own_target, **options, reduction="sum")
     if reduction == "sum":
-        return summed(found, x.parts)
-    counted = _divisor(goal, options["weight"], options["ignore_index"]).to(found.device, torch.float64)
-    both = summed(torch.stack([found.to(torch.float64), counted]), x.parts)
-    return (both[0] / both[1].detach()).to(found.dtype)
+        return summed(own_loss, x.parts)
+    divisor = _divisor(own_target, options["weight"], options["ignore_index"]).to(
+        own_loss.device, torch.float64
+    )
+    both = summed(torch.stack([own_loss.to(torch.float64), divisor]), x.parts)
+    return (both[0] / both[1].detach()).to(own_loss.dtype)
 
 
-def _divisor(goal: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor:
-    """By what this part's share of the mean is divided: its pixels, or the sum of their weights."""
-    if goal.is_floating_point():  # probabilities [N, K, H, W]
-        return torch.tensor(goal.numel() // goal.shape[1])
-    kept = goal[goal != ignore_index]
+def _divisor(own_target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor:
+    """This part's addend to the divisor of a mean: the number of its pixels, or the sum of their weights."""
+    if own_target.is_floating_point():  # probabilities [N, K, H, W]
+        return torch.tensor(own_target.numel() // own_target.shape[1])
+    kept = own_target[own_target != ignore_index]
     return torch.tensor(kept.numel()) if weight is None else weight[kept].sum()

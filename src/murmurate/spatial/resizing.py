@@ -1,13 +1,13 @@
 """Resizing, padding and cutting images over the parts of a replica.
 
-All are maps along rows and columns: each pixel of the result is a weighted sum of a few pixels of one row of
-the source (its taps), and then the same along columns.
+All but a few special cases work along one axis after the other: along each, a pixel of the result is a
+weighted sum of a few pixels of the source, its taps.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,10 +25,6 @@ class Taps(NamedTuple):
 
     pixels: Tensor
     weights: Tensor | None
-
-
-# (size of the source, factor from result to source or None for the ratio, size of the result) -> taps
-MakeTaps = Callable[[int, float, int], Taps]
 
 
 @spatial("interpolate", "upsample")
@@ -55,7 +51,7 @@ def interpolate(
         outputs = torch.arange(new, dtype=torch.float64)
         if mode.startswith("nearest"):
             half = 0.5 if mode == "nearest-exact" else 0.0
-            single = (outputs.float() + half) * factor  # torch computes these places in single precision
+            single = (outputs.float() + half) * factor  # torch computes these positions in single precision
             taps.append(_nearest(single, old))
         else:
             if align_corners:
@@ -69,8 +65,8 @@ def interpolate(
 def _whole_factors(
     old: tuple[int, int], new: tuple[int, int], factors: tuple[float, float], mode: str
 ) -> tuple[int, int] | None:
-    """By how much rows and columns grow, if by whole numbers that torch's own function, on a part, rounds as
-    on the whole; else None."""
+    """The factors by which rows and columns grow, if they are whole numbers for which torch's own function
+    rounds on a part as on the whole image; else None."""
     times = new[0] // old[0], new[1] // old[1]
     exact = (2, 4, 8) if mode.startswith("nearest") else range(1, 17)
     if all(
@@ -81,7 +77,7 @@ def _whole_factors(
 
 
 def _enlarged(x: SpatialTensor, times: tuple[int, int], mode: str) -> SpatialTensor:
-    """Enlarged by whole factors, by torch's own function on a window."""
+    """``x`` enlarged by whole factors: torch's own function, applied to this part's window."""
     halo = {"bilinear": 1, "bicubic": 2}.get(mode, 0)
     needs = [
         [(max(0, first - halo), min(size, stop + halo)) for first, stop in intervals]
@@ -99,7 +95,8 @@ def _enlarged(x: SpatialTensor, times: tuple[int, int], mode: str) -> SpatialTen
 
 @spatial("pad")
 def pad(x: SpatialTensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Any:
-    """``torch.nn.functional.pad`` in all its modes; other dimensions than rows and columns by a constant."""
+    """``torch.nn.functional.pad`` in all its modes; dimensions other than rows and columns only by a
+    constant."""
     left, right, above, below = (*pad, 0, 0, 0, 0)[:4]
     elsewhere = list(pad[4:])
     if mode != "constant" and any(elsewhere):
@@ -131,7 +128,7 @@ def pixel_shuffle(x: SpatialTensor, upscale_factor: int) -> SpatialTensor:
 
 
 def mapped(x: SpatialTensor, rows: Taps, columns: Taps, outputs: Layout) -> SpatialTensor:
-    """The image whose pixels are sums over ``taps``, [N, C, *outputs]."""
+    """The image [N, C, *outputs] whose pixels are sums over the taps ``rows`` and then ``columns``."""
     needs, own = [], []
     for axis, (taps, intervals) in enumerate(zip((rows, columns), outputs.intervals(), strict=True)):
         spans = [taps.pixels[:, first:stop] for first, stop in intervals]
@@ -144,6 +141,7 @@ def mapped(x: SpatialTensor, rows: Taps, columns: Taps, outputs: Layout) -> Spat
 
 
 def _along(x: Tensor, dim: int, taps: Taps) -> Tensor:
+    """The weighted sums over ``taps`` along ``dim``."""
     pixels = taps.pixels.to(x.device)
     if taps.weights is None:
         same = torch.arange(x.shape[dim], device=x.device)
@@ -169,7 +167,7 @@ def _linear(source: Tensor, size: int) -> Taps:
 
 
 def _cubic(source: Tensor, size: int) -> Taps:
-    """Keys 1981 with a = -0.75, as torch's."""
+    """Cubic convolution (Keys 1981) with a = -0.75, as in torch."""
     a = -0.75
     first = source.floor()
     part = source - first
@@ -181,19 +179,20 @@ def _cubic(source: Tensor, size: int) -> Taps:
     return Taps(pixels, weights)
 
 
-def _outside(places: Tensor, size: int, mode: str) -> Tensor:
-    """The pixels that stand for places beyond an axis of ``size``."""
+def _outside(positions: Tensor, size: int, mode: str) -> Tensor:
+    """The pixels whose values padding takes for ``positions`` outside of an axis of ``size`` pixels."""
     if mode == "replicate":
-        return places.clamp(0, size - 1)
+        return positions.clamp(0, size - 1)
     if mode == "circular":
-        return places.remainder(size)
-    return size - 1 - (places.abs() - (size - 1)).abs()
+        return positions.remainder(size)
+    return size - 1 - (positions.abs() - (size - 1)).abs()
 
 
 def _sizes(
     x: SpatialTensor, size: Any, scale_factor: Any, recompute: bool
 ) -> tuple[tuple[int, int], tuple[float, float]]:
-    """(rows, columns) of the result, and the factor from its pixels to those of the source, along each."""
+    """(rows, columns) of the result, and along each the factor from its positions to positions in the
+    source."""
     old = x.arrangement.sizes
     if size is not None:
         new = (size, size) if isinstance(size, int) else tuple(size)

@@ -14,7 +14,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Sliding:
-    """A kernel along one axis. before, after: padding."""
+    """A kernel along one axis. before, after: pixels of padding on either side of the image."""
 
     kernel: int
     stride: int
@@ -24,15 +24,15 @@ class Sliding:
 
     @property
     def reach(self) -> int:
-        """Pixels from the first to the last that one output needs."""
+        """Number of pixels from the first to the last that one output needs."""
         return self.dilation * (self.kernel - 1) + 1
 
     def count(self, size: int) -> int:
-        """Outputs along an axis of ``size`` pixels; below 1 if the kernel does not fit."""
+        """Number of outputs along an axis of ``size`` pixels; below 1 if the kernel does not fit."""
         return (size + self.before + self.after - self.reach) // self.stride + 1
 
     def inputs(self, outputs: Interval) -> Interval:
-        """The pixels that some outputs need, padding included."""
+        """The pixels that ``outputs`` need, those of the padding included."""
         first, last = outputs[0], outputs[1] - 1
         return first * self.stride - self.before, last * self.stride - self.before + self.reach
 
@@ -41,7 +41,8 @@ Kernel = tuple[Sliding, Sliding]  # along rows, along columns
 
 
 def outputs_of(kernel: Kernel, arrangement: Layout, parts: Parts) -> Layout:
-    """The layout of the outputs. Raises Refusal if the kernel does not fit, or outputs are too few."""
+    """The layout of the outputs. Raises Refusal if the kernel does not fit, or if there are more parts than
+    outputs along an axis."""
     rows, columns = (axis.count(size) for axis, size in zip(kernel, arrangement.sizes, strict=True))
     if rows < 1 or columns < 1:
         raise Refusal(
@@ -52,7 +53,8 @@ def outputs_of(kernel: Kernel, arrangement: Layout, parts: Parts) -> Layout:
 
 
 def needed(kernel: Kernel, outputs: Layout) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
-    """What every grid row, and every grid column, needs for its outputs."""
+    """(the image's rows that each row of the grid needs for its outputs, the columns that each column
+    needs)."""
     rows, columns = outputs.intervals()
     return tuple(kernel[0].inputs(r) for r in rows), tuple(kernel[1].inputs(c) for c in columns)
 

@@ -37,7 +37,7 @@ _LOCAL_QUERIES = {"is_floating_point", "is_complex", "element_size", "get_device
 
 
 class SpatialTensor(Tensor):
-    """[..., H, W], of which this part holds ``local``, its rectangle of ``layout``.
+    """A tensor [..., H, W], of which this part holds ``local``, its rectangle of ``arrangement``.
 
     ``shape`` and ``size`` describe the whole tensor. ``local`` is an ordinary tensor with its autograd graph.
     """
@@ -57,8 +57,8 @@ class SpatialTensor(Tensor):
         own = arrangement.rect(parts.rank).sizes
         if tuple(local.shape[-2:]) != own:
             raise ValueError(
-                f"part {parts.rank} of {list(arrangement.sizes)} holds {list(own)} pixels, this tensor has "
-                f"{list(local.shape)}"
+                f"part {parts.rank} of {list(arrangement.sizes)} holds {list(own)} pixels, and this tensor "
+                f"has {list(local.shape)}"
             )
 
     @property
@@ -98,7 +98,7 @@ class SpatialTensor(Tensor):
         return f"SpatialTensor({list(self.shape)}, rows {rect.rows}, columns {rect.columns}, {self.dtype})"
 
     def like(self, local: Tensor, arrangement: Layout | None = None) -> SpatialTensor:
-        """Another tensor of the same parts; arrangement: its own, if not this one's."""
+        """``local`` as a tensor of the same parts. arrangement: that of ``local``; None: this tensor's."""
         return SpatialTensor(local, self.arrangement if arrangement is None else arrangement, self.parts)
 
     def arranged(self, arrangement: Layout) -> Tensor:
@@ -141,7 +141,7 @@ class SpatialTensor(Tensor):
 
 
 def spatial(*names: str) -> Callable[[Form], Form]:
-    """Register the spatial form of torch's functions and methods of these names."""
+    """A decorator that registers the spatial form of torch's functions and methods of these names."""
 
     def register(form: Form) -> Form:
         FORMS.update(dict.fromkeys(names, form))
@@ -151,15 +151,15 @@ def spatial(*names: str) -> Callable[[Form], Form]:
 
 
 def window(x: SpatialTensor, rows: Any, columns: Any, fill: float = 0.0) -> Tensor:
-    """This part's window of ``x``; rows, columns: what every grid row, and every grid column, needs."""
-    from_plan = plan(x.arrangement, tuple(rows), tuple(columns), x.parts.rank)
-    return fetch(x.local, x.arrangement, from_plan, x.parts, fill)
+    """This part's window of ``x``; rows, columns: as for ``layout.plan``."""
+    wanted = plan(x.arrangement, tuple(rows), tuple(columns), x.parts.rank)
+    return fetch(x.local, x.arrangement, wanted, x.parts, fill)
 
 
 def scatter(x: Tensor, parts: Parts) -> SpatialTensor:
     """This part's rectangle of a whole tensor [..., H, W] that every part has.
 
-    Raises Refusal with the numbers if there are more parts than rows or columns.
+    Raises Refusal if there are more parts than rows or columns.
     """
     arrangement = arranged_evenly((x.shape[-2], x.shape[-1]), parts)
     rect = arrangement.rect(parts.rank)
@@ -167,7 +167,7 @@ def scatter(x: Tensor, parts: Parts) -> SpatialTensor:
 
 
 def arranged_evenly(sizes: tuple[int, int], parts: Parts) -> Layout:
-    """The layout of all results: nearly equal parts. A refusal also says in which layer."""
+    """The layout of every result: nearly equal parts. Its Refusal also names the layer."""
     try:
         return balanced(sizes, parts.grid)
     except Refusal as refusal:
@@ -207,7 +207,7 @@ def aligned(x: SpatialTensor, other: Any) -> Any:
         if other.shape[dim] != x.shape[dim]:
             raise Refusal(
                 f"a tensor of {list(other.shape)} in one operation with an image of {list(x.shape)}"
-                f"{x.parts.where}: give it 1 or as many rows and columns"
+                f"{x.parts.where}: give it as many rows and columns, or 1"
             )
         other = other.narrow(dim, own[dim][0], own[dim][1] - own[dim][0])
     return other
@@ -231,7 +231,7 @@ def _attribute(name: str, x: SpatialTensor) -> Any:
         return getattr(x.local, name)
     if name == "is_leaf":
         return False
-    raise Refusal(f"the attribute '{name}' of an image that is spread over parts{x.parts.where}: use x.local")
+    raise Refusal(f"an image that is spread over parts has no attribute '{name}'{x.parts.where}: use x.local")
 
 
 def _by(sizes: tuple[int, int]) -> str:

@@ -1,6 +1,6 @@
 """Halo exchange: every part gets the rectangle it needs, its window (Jin, eq. 4.1, 4.2, 4.7, 4.8).
 
-Its backward pass is the adjoint: the gradient of a window goes back to the parts that hold the pixels, and is
+Its backward pass is the adjoint: the gradient of a window goes back to the parts that hold its pixels, and is
 added there, in the order of ranks.
 """
 
@@ -19,7 +19,7 @@ Pieces = Sequence[tuple[Rect, Tensor]]
 
 
 def fetch(x: Tensor, layout: Layout, window: Layout | Plan, parts: Parts, fill: float = 0.0) -> Tensor:
-    """This part's window, [..., rows, columns], from ``x``, which holds its rectangle of ``layout``.
+    """This part's window, [..., rows, columns], from ``x``, this part's rectangle of ``layout``.
 
     window: a plan, or a layout that the result is to have. fill: the value of pixels beyond the image.
     Differentiable once. All parts must call it.
@@ -52,20 +52,20 @@ class _Fetch(torch.autograd.Function):
 
 
 def start(x: Tensor, wanted: Plan, parts: Parts) -> int:
-    """Send what the others need of ``x``; returns the number of the exchange."""
+    """Send the other parts what they need of ``x``; returns the number of the exchange."""
     return parts.send([(q, x[rect.slices(wanted.own)]) for q, rect in wanted.outgoing])
 
 
 def received(number: int, x: Tensor, wanted: Plan, parts: Parts) -> list[tuple[Rect, Tensor]]:
-    """(rectangle, pixels) from every other part that holds pixels which this one needs."""
+    """(rectangle, pixels) from every other part that holds pixels which this part needs."""
     expected = [Expected(q, (*x.shape[:-2], *rect.sizes), x.dtype) for q, rect in wanted.incoming]
     tensors = parts.receive(number, expected)
     return [(rect, pixels) for (_, rect), pixels in zip(wanted.incoming, tensors, strict=True)]
 
 
 def add_returned(gradient: Tensor, number: int, wanted: Plan, parts: Parts) -> None:
-    """Add to ``gradient`` (of the own rectangle) the gradients from the parts that used its pixels (eq. 4.7,
-    4.8)."""
+    """Add to ``gradient``, which is of this part's rectangle, what the parts that used its pixels send back
+    (eq. 4.7, 4.8)."""
     leading = gradient.shape[:-2]
     expected = [Expected(q, (*leading, *rect.sizes), gradient.dtype) for q, rect in wanted.outgoing]
     for (_, rect), addend in zip(wanted.outgoing, parts.receive(number, expected), strict=True):
@@ -73,7 +73,7 @@ def add_returned(gradient: Tensor, number: int, wanted: Plan, parts: Parts) -> N
 
 
 def assemble(frame: Rect, pieces: Pieces, image: Rect, like: Tensor, fill: float = 0.0) -> Tensor:
-    """A tensor of ``frame`` with the pixels of ``pieces``, and ``fill`` where there is none."""
+    """A tensor of the rectangle ``frame`` with the pixels of ``pieces``, and ``fill`` elsewhere."""
     memory = empty(frame, like)
     covered = sum(_area(frame.intersection(rect)) for rect, _ in pieces)
     if covered != _area(frame) or not image.contains(frame):
@@ -96,7 +96,7 @@ def empty(frame: Rect, like: Tensor) -> Tensor:
 
 
 def format_of(x: Tensor) -> torch.memory_format:
-    """Channels last if ``x`` is and is not contiguous, too."""
+    """The memory format of ``x``: channels last, unless ``x`` is contiguous as well."""
     if x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last):
         return torch.channels_last
     return torch.contiguous_format

@@ -1,4 +1,5 @@
-"""Strategies, by which replicas agree. Each file, or package, holds one, found by listing this folder."""
+"""Strategies, by which replicas agree. They are found by listing the files and packages of this
+folder."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ def strategies() -> dict[str, type[Strategy]]:
 
 
 def strategy(name: str) -> type[Strategy]:
-    """Raises Refusal with the nearest name if there is none called ``name``."""
+    """The strategy called ``name``. Raises Refusal with the nearest name if there is none."""
     available = strategies()
     if name not in available:
         raise unknown("strategy", name, available)

@@ -15,10 +15,10 @@ from murmurate.strategies.interface import Behaviour, Strategy
 
 @dataclass
 class AllReduce(Strategy):
-    """Mean the gradient; update."""
+    """Average the gradient over the replicas; update."""
 
     name: ClassVar[str] = "all-reduce"
-    summary: ClassVar[str] = "mean the gradient; update"
+    summary: ClassVar[str] = "average the gradient; update"
     paper: ClassVar[str] = "TF-Replicator; A2C; Jin, Algorithm 2"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVE})
     synchronous: ClassVar[bool] = True

@@ -1,7 +1,7 @@
 """A barrier in a strategy's mail, so that a checkpoint contains each delta exactly once.
 
 Chandy and Lamport's markers (1985): before a member saves checkpoint k it sends a marker k to all members
-that it sends deltas to, and applies the deltas that its senders sent before their markers. Deltas that arrive
+that it sends deltas to, and applies the deltas that others sent it before their markers. Deltas that arrive
 after a marker are held back until the state is saved. Then no delta is in flight across the checkpoint.
 """
 
@@ -16,21 +16,21 @@ from murmurate.strategies.interface import FINAL_DRAIN, MemberEvent
 
 IDLE_SECONDS = 0.002  # how long a centre waits for the next message
 _POLL_SECONDS = 0.02
-# counted for each message, so that even an endless stream of them reaches the deadline
+# charged for each message, so that the deadline passes even if messages never cease to arrive
 _HANDLING_SECONDS = 1e-4
 
 
 class CheckpointBarrier:
     """Receives all mail under ``tag``.
 
-    A delta's note is 0 or more; that of marker k is -k, k >= 1. Deltas that arrive after a marker are held
-    back until ``drain``, so a sender must limit how many it has without a reply.
+    The note of a delta is 0 or more, and that of marker k is -k, k >= 1. Deltas that arrive after a marker
+    are held back until ``drain``, so a sender must limit how many deltas it sends without a reply.
     """
 
     def __init__(self, tag: str) -> None:
         self.tag = tag
-        self._held: list[tuple[int, Message]] = []  # each with the number of the last marker before it
-        self._markers: dict[int, int] = {}  # by sender: the number of its last one
+        self._held: list[tuple[int, Message]] = []  # with the number of its sender's last marker before it
+        self._markers: dict[int, int] = {}  # by sender: the number of its last marker
         self._next_number = 1  # of the next checkpoint
 
     def receive(self, channel: Channel, wait_seconds: float = 0.0) -> Message | None:
@@ -41,21 +41,21 @@ class CheckpointBarrier:
         return delta
 
     def has_ended(self, rank: int) -> bool:
-        """Whether ``rank`` has sent its last marker. It receives nothing sent to it after our own marker."""
+        """Whether ``rank`` has sent its last marker. It will receive no delta that we send after our own
+        marker."""
         return self._markers.get(rank, 0) >= FINAL_DRAIN
 
     def on_member(self, event: MemberEvent) -> None:
-        """A member that replaces another has sent no marker yet."""
+        """Forget the markers of a member that was replaced: its replacement has sent none yet."""
         if event.kind == "joined":
             self._markers.pop(event.rank, None)
 
     def send_markers(self, channel: Channel, number: int, to: Iterable[int], like: Tensor) -> bool:
-        """Mark that later messages to them belong after checkpoint ``number``. like: a tensor with the
-        deltas' dtype.
+        """Send marker ``number`` to the members ``to``. like: a tensor with the deltas' dtype.
 
-        False if a marker could not be sent: then the checkpoint cannot be complete.
+        Returns False if a marker could not be sent: then the checkpoint cannot be complete.
         """
-        # a short message is not compressed, so the rounding errors of deltas stay for the next delta
+        # so short a message is not compressed: the compression error of deltas is left to the next delta
         marker = like.new_zeros(1)
         awaiting = [peer for peer in to if not self.has_ended(peer) or number >= FINAL_DRAIN]
         reached = [channel.send(peer, self.tag, marker, note=-float(number)) for peer in awaiting]
@@ -69,11 +69,12 @@ class CheckpointBarrier:
         absorb: Callable[[Message], None],
         deadline_seconds: float,
     ) -> bool:
-        """Absorb all deltas that living ``senders`` sent before their marker; False at the deadline.
+        """Absorb all deltas that living ``senders`` sent before their marker; False if the deadline passed
+        first.
 
-        Afterwards, either way, deltas that were held back are delivered.
+        In both cases, ``receive`` afterwards delivers the deltas that were held back.
         """
-        # markers of skipped checkpoints do not hold deltas back any more
+        # markers of skipped checkpoints no longer hold deltas back
         self._next_number = max(self._next_number, number)
         while (delta := self._due()) is not None:
             absorb(delta)
@@ -90,6 +91,7 @@ class CheckpointBarrier:
         return complete
 
     def _silent(self, channel: Channel, awaited: set[int], number: int) -> bool:
+        """Whether a living member of ``awaited`` has not yet sent marker ``number``."""
         return any(self._markers.get(j, 0) < number for j in awaited & set(channel.living()))
 
     def _next(self, channel: Channel, wait_seconds: float) -> tuple[Message | None, bool]:

@@ -36,15 +36,14 @@ class Elastic(Strategy):
     """Every ``period`` (tau) the replica and the centre move towards each other by the same amount; update.
 
     The client sends theta_i; the centre replies with theta~ as it was and moves by beta (theta_i - theta~);
-    the client moves by as much towards the centre, so theta_i + theta~ stays. (Differs: Algorithm 4 takes two
-    messages, between which the centre may move.) The update that follows uses the gradient at theta_i before
-    the move, as in Zhang's Algorithm 1. (Differs: Jin computes it after the move.)
+    the client moves by as much towards the centre, so theta_i + theta~ stays the same. (Differs: Algorithm 4
+    takes two messages, between which the centre may move.) The update that follows uses the gradient at
+    theta_i before the move, as in Zhang's Algorithm 1. (Differs: Jin computes it after the move.)
 
     period: tau, own updates between two moves.
     moving_rate: beta; None is 0.8 / p with p replicas.
-    wait: for the reply, as in the paper; False goes on, and moves when the reply arrives.
-    deadline_seconds: longest time for sending and waiting; afterwards the replica goes on, and moves
-    later.
+    wait: whether to wait for the reply, as in the paper; else the replica goes on, and moves when it arrives.
+    deadline_seconds: longest time for sending and waiting; afterwards the replica goes on, and moves later.
     """
 
     moving_rate: UnitInterval | None = None
@@ -85,7 +84,7 @@ class Elastic(Strategy):
         deadline = self.deadline_seconds if due and self.wait else 0.0
         moved = self._awaited and self._move(replica, channel, deadline)
         replica.update()
-        # the update that follows a move belongs to it
+        # staleness does not count the update that directly follows a move
         return Exchange(self._rounds, 1 + moved, replica.clock - 1 - self._moved_at)
 
     def _push(self, replica: Replica, channel: Channel) -> None:
@@ -113,12 +112,12 @@ class Elastic(Strategy):
         """theta~ <- theta~ + beta (theta_i - theta~)"""
         message = self._pushes.receive(channel, IDLE_SECONDS)
         if message is not None:
-            self._pull(message, replica, channel)
+            self._answer(message, replica, channel)
         return message is not None
 
-    def _pull(self, message: Message, replica: Replica, channel: Channel) -> None:
+    def _answer(self, message: Message, replica: Replica, channel: Channel) -> None:
         centre = replica.params.detach()
-        # if the client is dead it will not move, so neither does the centre
+        # a dead client will not move, so neither must the centre
         if channel.send(message.sender, _REPLY, centre):
             centre.add_(message.x.sub_(centre), alpha=self._beta)
             replica.tick()
@@ -131,14 +130,14 @@ class Elastic(Strategy):
     def drain(self, replica: Replica, channel: Channel, number: int, deadline_seconds: float) -> bool:
         """No move is incomplete at the checkpoint: a client receives its reply first."""
         if channel.rank != centre_of(channel):
-            whole = not self._awaited or self._finish_move(replica, channel, deadline_seconds)
+            finished = not self._awaited or self._finish_move(replica, channel, deadline_seconds)
             marked = self._pushes.send_markers(channel, number, [centre_of(channel)], self._sent)
-            return whole and marked
+            return finished and marked
         return self._pushes.drain(
             channel,
             number,
             replicas_of(channel),
-            lambda one: self._pull(one, replica, channel),
+            lambda message: self._answer(message, replica, channel),
             deadline_seconds,
         )
 
@@ -161,7 +160,8 @@ class SynchronousElastic(Strategy):
     """Elastic averaging in common rounds: every member keeps a copy of the centre.
 
     theta~ <- theta~ + beta sum_i (theta_i - theta~);
-    theta_i <- theta_i - beta (theta_i - theta~) - eta grad f_i(theta_i), with the former theta on the right.
+    theta_i <- theta_i - beta (theta_i - theta~) - eta grad f_i(theta_i), where the right sides have theta
+    from before.
 
     period: common updates between two moves.
     moving_rate: beta; None is 0.8 / p with p replicas. Refused above 1 / p, where the centre would overshoot.
@@ -204,7 +204,7 @@ class SynchronousElastic(Strategy):
             self._centre.lerp_(mean, heard * self._beta)
             replica.params.detach().lerp_(before, self._beta)
         replica.update()
-        # the update that follows a move belongs to it
+        # staleness does not count the update that directly follows a move
         rounds, since = divmod(max(replica.clock - 1, 0), self.period)
         return Exchange(rounds, heard, since)
 

@@ -62,7 +62,7 @@ class GALA(Strategy):
             channel.wait_newer(peers, [self._seen.get(j, 0) for j in peers], self.deadline_seconds)
             self._wait_after = replica.clock + self.staleness_bound
         heard = 1
-        # a member without in-peers, alone or idle in a matching, also completes the round
+        # a member without in-peers (it is alone, or left out of a matching) also completes the round
         if all(channel.version(j) > self._seen.get(j, 0) for j in peers):  # line 6
             heard += self._average(replica.params, peers, channel)  # line 7
             self._agreed_at = replica.clock
@@ -70,7 +70,7 @@ class GALA(Strategy):
         return Exchange(round=self._round, heard=heard, staleness=replica.clock - self._agreed_at)
 
     def _average(self, x: Tensor, peers: Sequence[int], channel: Channel) -> int:
-        """x <- (x + sum_j m_j) / (1 + |N_in|), read in place; returns |N_in|."""
+        """x <- (x + sum_j m_j) / (1 + |N_in|); messages are read in place. Returns |N_in|."""
         for number, j in enumerate(peers, start=1):
             message, self._seen[j] = channel.peek(j)
             x.lerp_(message, 1 / (1 + number))  # a running mean, with one pass over x for each message
@@ -93,7 +93,7 @@ class GALA(Strategy):
         self._seen.pop(event.rank, None)
 
     def state(self) -> dict[str, Any]:
-        # ``_seen`` is left out: in a new channel versions count from 1 again; vectors in flight are dropped
+        # without ``_seen``: in the channel of a resumed run, versions count from 1 again
         return {"round": self._round, "agreed_at": self._agreed_at, "patient_until": self._wait_after}
 
     def load(self, state: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Hogwild: all replicas share one vector in memory and update it without a lock.
 
 A3C (Mnih et al. 2016); PA3C (Mohamad et al., Algorithm 5). Differs: optimizer moments are shared, as
-A3C's "shared RMSProp", and schedules follow the number of updates all replicas have made.
+A3C's "shared RMSProp", and schedules follow the number of updates that all replicas have made.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from murmurate.strategies.interface import Behaviour, Strategy
 class Hogwild(Strategy):
     """Update the vector in shared memory without a lock. Gradients stay private.
 
-    shared_moments: one set of optimizer moments and step counters for all (A3C's default), or one each.
+    shared_moments: whether all replicas share one set of optimizer moments and step counters (A3C's default);
+        else each has its own.
     """
 
     shared_moments: bool = True
@@ -48,13 +49,13 @@ class Hogwild(Strategy):
         # one cell for each replica, so that no count is lost to a race
         self._clocks = channel.shared("clocks", torch.zeros(channel.size, dtype=torch.int64))
         replica.count_steps_by(lambda: int(self._clocks.sum()))
-        if replica.row_width is not None:  # its gradients may be a few rows only
+        if replica.row_width is not None:  # gradients may consist of a few rows
             replica.scale.share(channel.shared, channel.size, channel.rank)
             replica.scale.keep()
 
     def step(self, replica: Replica, channel: Channel) -> Exchange:
         heard = len(channel.living())
-        # the updates of others since this gradient's parameters were read
+        # updates of others since the parameters were read at which this gradient was computed
         staleness = int(self._clocks.sum()) - self._last_seen
         replica.update()
         self._clocks[channel.rank] = replica.clock

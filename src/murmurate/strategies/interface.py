@@ -30,12 +30,12 @@ class MemberEvent:
 class Behaviour:
     """The properties of a strategy that ``list strategies`` prints beside its step.
 
-    carries: what messages contain: "state", so that a loss is harmless; "deltas", so that it is not; or
-        "nothing". bounded_by: what bounds staleness.
+    carries: what messages contain: "state", so that losing one is harmless; "deltas", so that it is
+        not; or "nothing". bounded_by: what bounds staleness.
     on_death, on_slow, on_join: the consequences when a peer dies, is slow, or joins.
-    needs_less: a setting with which the strategy needs fewer capabilities, for the error where one is
-        missing. pushes_after: the options for the number of updates between pushes to a centre, for the
-        warning where there was no push.
+    needs_less: a setting with which the strategy needs fewer capabilities, for the error message when one is
+        missing. pushes_after: the options that set the number of updates between pushes to a centre, for the
+        warning that there was no push.
     """
 
     carries: Literal["state", "deltas", "nothing"] = "nothing"
@@ -62,17 +62,18 @@ class Strategy:
     behaviour: ClassVar[Behaviour] = Behaviour()
     # Whether all members take part in the same rounds, so that all have the same clock at a round.
     synchronous: ClassVar[bool] = False
-    # Whether schedules follow the updates of all replicas instead of this one's.
+    # Whether schedules follow the updates of all replicas instead of this replica's.
     counts_all: ClassVar[bool] = False
-    # Whether each update follows the mean of all replicas' gradients: their batches then count as one.
+    # Whether each update uses the mean of all replicas' gradients: their batches then count as one.
     averages_gradients: ClassVar[bool] = False
-    # a step updates, publishes, and then at most replaces the vector by the plain mean of it and those peeked
+    # Whether a step updates, publishes, and then does no more than replace the vector by the plain mean of it
+    # and of vectors that peers have published.
     averages_peeked: ClassVar[bool] = False
     # Whether one more member, the last rank, keeps a centre: it does not learn, and runs ``serve``.
     centre: ClassVar[bool] = False
 
-    # deltas of this member that the centre refused as too old or that found a queue full; at the centre:
-    # deltas that it refused
+    # at a replica: its messages that were refused as too old, or not sent because a queue was full; at the
+    # centre: all deltas that it refused
     refused: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -80,7 +81,8 @@ class Strategy:
 
     @property
     def needs(self) -> frozenset[Capability]:
-        """The capabilities that the strategy needs; a class variable unless hyper-parameters decide."""
+        """The capabilities that the strategy needs; a class variable, unless they depend on
+        hyper-parameters."""
         return frozenset()
 
     @property
@@ -97,19 +99,20 @@ class Strategy:
         """
 
     def with_model_steps(self, rate: float) -> Strategy:
-        """This strategy with step sizes derived from the model's ``rate``, where its paper relates them."""
+        """This strategy with step sizes derived from the model's ``rate``, if its paper relates them."""
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled and copied by its hyper-parameters alone: its state belongs to one replica."""
+        """Pickle and copy only the hyper-parameters: the state belongs to one replica."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
         return functools.partial(type(self), **fields), ()
 
     def attach(self, replica: Replica, channel: Channel) -> None:
         """Called once before the first step, on every member, in the same order.
 
-        A strategy that reads and writes ``scale * params`` calls ``replica.scale.keep()``, so that a gradient
-        of a few rows costs only those rows (``Replica.follow``); for all others it is made dense.
+        A strategy that reads and writes ``scale * params`` calls ``replica.scale.keep()``, so that the update
+        by a gradient of a few rows touches only those rows (``Replica.follow``). For all other strategies
+        such a gradient is made dense.
         """
 
     def step(self, replica: Replica, channel: Channel) -> Exchange:
@@ -117,13 +120,13 @@ class Strategy:
         raise TypeError(f"{type(self).__name__} has no step")
 
     def serve(self, replica: Replica, channel: Channel) -> bool:
-        """Process one message at the centre, where there is one; False if none arrived."""
+        """Process one message, at the centre of a strategy that has one; False if none arrived."""
         raise TypeError(f"{type(self).__name__} has no centre")
 
     def consensus(self, replica: Replica, channel: Channel) -> Tensor:
-        """The vector [N] that represents all replicas: evaluated, saved as best, exported. A copy.
+        """A copy of the vector [N] that represents all replicas: it is evaluated, saved as best, exported.
 
-        The vector that the centre last published, where there is one; else this member's parameters.
+        By default the vector that the centre last published; without a centre, this member's parameters.
         """
         if not self.centre or channel.rank == centre_of(channel) or channel.version(centre_of(channel)) == 0:
             return replica.values().detach().clone()
@@ -144,12 +147,14 @@ class Strategy:
         pass
 
     def resumed(self, replica: Replica, channel: Channel) -> None:
-        """All members have loaded, and none has stepped yet."""
+        """Called after a resume, when all members have loaded their states, and before their first steps."""
 
     def joined(self, replica: Replica, channel: Channel) -> None:
-        """This member joined late, has loaded a living peer's state, and has not stepped yet.
+        """Called when this member has joined late and has loaded a living peer's state, before its first
+        step.
 
-        State that belongs to the peer alone (deltas that it has yet to send, random draws) is replaced here.
+        It replaces state that belongs to that peer alone (deltas that the peer has yet to send, random
+        draws).
         """
 
     def on_member(self, event: MemberEvent) -> None:
@@ -167,7 +172,7 @@ def replicas_of(channel: Channel) -> Sequence[int]:
 
 
 def mean_of_published(replica: Replica, channel: Channel) -> Tensor:
-    """[N]: the mean of this member's parameters and the vectors that other living members last published."""
+    """The mean [N] of this member's parameters and the vectors that other living members last published."""
     vectors = [replica.params.detach()]
     vectors += [channel.peek(j)[0] for j in channel.living() if j != channel.rank and channel.version(j) > 0]
     return torch.stack(vectors).mean(0)

@@ -1,7 +1,7 @@
-"""Local SGD: local updates; every H of them the mean of the parameters.
+"""Local SGD: local updates; after every H of them, replicas average their parameters.
 
 SPO (Zhang, Algorithm 5). With an outer optimizer the change of the mean since the last round is used as a
-gradient (Reddi et al. 2021, FedOpt; DiLoCo): rate 1 without momentum is the plain mean.
+gradient (Reddi et al. 2021, FedOpt; DiLoCo); with rate 1 and no momentum this gives the plain mean.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from murmurate.strategies.interface import Behaviour, Strategy
 
 @dataclass
 class LocalSGD(Strategy):
-    """Update; every ``period`` (H) updates mean the parameters.
+    """Update; every ``period`` (H) updates average the parameters over the replicas.
 
-    period: H, own updates between two means.
+    period: H, own updates between two averagings.
     outer_learning_rate: None takes the mean itself; with a number,
         ``torch.optim.SGD(lr=outer_learning_rate, momentum=outer_momentum, nesterov=outer_nesterov)``
         steps from the last agreed vector v with the gradient v - mean.
-    outer_momentum: momentum of that outer optimizer. outer_nesterov: whether it is Nesterov's.
+    outer_momentum: momentum of that outer optimizer. outer_nesterov: whether its momentum is
+        Nesterov's.
 
     Optimizer moments stay local.
     """
@@ -39,7 +40,7 @@ class LocalSGD(Strategy):
     outer_nesterov: bool = False
 
     name: ClassVar[str] = "local-sgd"
-    summary: ClassVar[str] = "update; every H updates mean the parameters"
+    summary: ClassVar[str] = "update; every H updates average the parameters"
     paper: ClassVar[str] = "SPO; Zhang, Algorithm 5"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVE})
     synchronous: ClassVar[bool] = True

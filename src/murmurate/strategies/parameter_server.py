@@ -38,10 +38,12 @@ class ParameterServer(Strategy):
     A client has at most one push without a reply; meanwhile gradients accumulate for the next.
 
     period: tau, own updates between two pushes.
-    local_steps: False does not change the parameters between pulls.
-    wait: pull right after the push, as in the paper; False goes on learning until the reply arrives.
-    delay_bound: D; the centre refuses a gradient at parameters from more than D of its updates ago, and
-        counts it in ``refused``; the client goes on from the new parameters. 0: none is refused.
+    local_steps: whether a client takes those steps; else its parameters do not change between pulls.
+    wait: whether to pull right after the push, as in the paper; else the client goes on learning until the
+        reply arrives.
+    delay_bound: D; the centre refuses a gradient that was computed at parameters from more than D of the
+        centre's updates ago, and counts it in ``refused``; the client goes on from the new parameters. 0:
+        none is refused.
     deadline_seconds: longest time for a push or a pull. Afterwards the client goes on with its own
         parameters, and takes the reply when it arrives.
     """
@@ -53,7 +55,7 @@ class ParameterServer(Strategy):
     deadline_seconds: Seconds = 10.0
 
     name: ClassVar[str] = "parameter-server"
-    summary: ClassVar[str] = "every tau push the accumulated gradient, pull; the centre updates"
+    summary: ClassVar[str] = "every tau updates push the accumulated gradient, and pull; the centre updates"
     paper: ClassVar[str] = "Jin, Algorithm 3 (Downpour); DA3C; TF-Replicator's async replicator"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.MAIL, Capability.REGISTER})
     centre: ClassVar[bool] = True
@@ -69,11 +71,11 @@ class ParameterServer(Strategy):
     _rank: int = field(default=0, init=False, repr=False, compare=False)
     _gradient: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
     _summed: int = field(default=0, init=False, repr=False, compare=False)  # number of gradients in it
-    _oldest: int = field(default=0, init=False, repr=False, compare=False)  # the version of the first one
+    # version of the parameters at which the first of them was computed
+    _oldest: int = field(default=0, init=False, repr=False, compare=False)
     _pushes: CheckpointBarrier = field(init=False, repr=False, compare=False)
-    _version: int = field(
-        default=0, init=False, repr=False, compare=False
-    )  # updates in the parameters pulled last
+    # number of the centre's updates in the parameters that were pulled last
+    _version: int = field(default=0, init=False, repr=False, compare=False)
     _awaited: bool = field(default=False, init=False, repr=False, compare=False)
     _rounds: int = field(default=0, init=False, repr=False, compare=False)
     _pulled_at: int = field(default=0, init=False, repr=False, compare=False)
@@ -81,7 +83,7 @@ class ParameterServer(Strategy):
     def attach(self, replica: Replica, channel: Channel) -> None:
         self._rank, self._pushes = channel.rank, CheckpointBarrier(_PUSH)
         self._gradient = torch.zeros_like(replica.grad)
-        # updates of all replicas so far: one of the centre counts as the ``period`` gradients summed in it
+        # schedules count an update of the centre as ``period`` updates, one for each gradient summed in it
         if channel.rank == centre_of(channel):
             replica.count_steps_by(lambda: replica.clock * self.period)
         else:
@@ -122,7 +124,7 @@ class ParameterServer(Strategy):
         self._version, self._pulled_at = abs(int(message.note)), replica.clock
         if message.note < 0:
             self.refused += 1
-            self._clear_gradient()  # gradients since that push are of the same old parameters
+            self._clear_gradient()  # gradients since that push were computed at parameters as old
         return True
 
     def _clear_gradient(self) -> None:
@@ -139,7 +141,8 @@ class ParameterServer(Strategy):
         return message is not None
 
     def _apply(self, message: Message, replica: Replica, channel: Channel) -> None:
-        """The reply's version is the centre's number of updates; negative if this gradient was refused."""
+        """Apply a gradient or refuse it, and reply. The reply's note is the centre's number of updates;
+        negative if the gradient was refused."""
         refused = 0 < self.delay_bound < replica.clock - message.note
         if refused:
             self.refused += 1
@@ -155,7 +158,8 @@ class ParameterServer(Strategy):
     # -- state --------------------------------------------------------------------------------------
 
     def drain(self, replica: Replica, channel: Channel, number: int, deadline_seconds: float) -> bool:
-        """The centre applies the gradients pushed before; a reply in flight is replaced by the next one."""
+        """The centre applies the gradients that were pushed before. A reply in flight need not be saved: the
+        next one replaces it."""
         if channel.rank != centre_of(channel):
             return self._pushes.send_markers(channel, number, [centre_of(channel)], replica.params.detach())
         return self._pushes.drain(
@@ -183,6 +187,6 @@ class ParameterServer(Strategy):
         self._pulled_at, self.refused = int(state["pulled_at"]), int(state["refused"])
         self._awaited = False
         self._clear_gradient()
-        if int(state["rank"]) == self._rank:  # else the peer pushes its gradient itself
+        if int(state["rank"]) == self._rank:  # a peer whose state was loaded pushes its gradient itself
             self._gradient.copy_(state["gradient"])
             self._summed, self._oldest = int(state["summed"]), int(state["oldest"])

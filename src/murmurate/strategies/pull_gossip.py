@@ -23,11 +23,11 @@ class PullGossip(Strategy):
 
     period: tau, own updates between two mixes.
     mixing: beta of eq. 3.5: theta_i <- (1 - beta) theta_i + beta theta_j.
-    stale: mix with the vectors from before the update (eq. 3.61) instead of after it (eq. 3.66).
+    stale: whether to mix before the update (eq. 3.61) instead of after it (eq. 3.66).
     topology: the peers that may be drawn: ``complete`` is all, as in the paper; ``ring``, ``exponential`` and
-        others limit them to the in-peers in that graph of the living members, in a time-varying graph those
-        of this member's own round.
-    with_self: a member may draw itself too, and then mixes nothing, as in the analysis.
+        others limit them to the in-peers in that graph of the living members; a time-varying graph changes
+        with this member's own rounds.
+    with_self: whether a member may also draw itself, as in the paper's analysis; then it mixes nothing.
     seed: seed of the draws; each member has its own stream.
 
     No replica waits: a peer that has published nothing yet is not mixed with.
@@ -48,7 +48,7 @@ class PullGossip(Strategy):
         carries="state",
         bounded_by="nothing: the age of the vector that a peer last published",
         on_death="draws are from the living",
-        on_slow="its last vector is mixed again",
+        on_slow="its last vector is used again",
         on_join="it may be drawn from then on",
     )
 
@@ -83,7 +83,7 @@ class PullGossip(Strategy):
         return candidates[int(torch.randint(len(candidates), (), generator=self._draws))]
 
     def _mix(self, replica: Replica, channel: Channel) -> int:
-        """theta_i <- (1 - beta) theta_i + beta theta_j; returns whether there was a theta_j."""
+        """theta_i <- (1 - beta) theta_i + beta theta_j; returns 1 if there was a theta_j, else 0."""
         peer = self.draw(channel.rank, channel.living(), replica.clock // self.period)
         heard = peer != channel.rank and channel.version(peer) > 0
         if heard:
@@ -101,7 +101,7 @@ class PullGossip(Strategy):
         channel.publish(replica.params)
 
     def joined(self, replica: Replica, channel: Channel) -> None:
-        """Use new draws instead of repeating the donor's."""
+        """Use new draws instead of repeating those of the peer whose state was loaded."""
         self._draws = derive_generator(self.seed, f"gossip from update {replica.clock}", channel.rank)
 
     def state(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from murmurate.strategies.interface import Behaviour, Strategy, mean_of_publishe
 from murmurate.topology import Topology, topology
 
 _TAG = "theta"
-_MOST_MESSAGES = 64  # of each peer in one step, so that a fast peer cannot delay the step forever
+_MOST_MESSAGES = 64  # read from each peer in one step, so that a fast peer cannot delay the step forever
 
 
 @dataclass
@@ -28,16 +28,16 @@ class PushGossip(Strategy):
     mixing: None averages the own vector and the k received ones, 1/(1 + k) each, as Algorithm 6 does; a
         number beta mixes them in one after another by ascending rank,
         theta_i <- (1 - beta) theta_i + beta theta_j.
-    stale: send and average before the update instead of after it (section 3.6).
+    stale: whether to send and average before the update instead of after it (section 3.6).
     topology: the peers that may be drawn: ``complete`` is all, as in the paper; ``ring``, ``exponential`` and
-        others limit them to the out-peers in that graph of the living members, in a time-varying graph those
-        of this member's own round.
-    with_self: a member may draw itself too, and then sends nothing.
+        others limit them to the out-peers in that graph of the living members; a time-varying graph changes
+        with this member's own rounds.
+    with_self: whether a member may also draw itself; then it sends nothing.
     seed: seed of the draws; each member has its own stream.
 
     Each peer counts once in a step (section 3.3), with its newest message: a slow member does not mix one
-    peer's queued vectors one after another. No replica waits: a vector that finds a peer's queue full is not
-    sent, and counted in ``refused``.
+    peer's queued vectors one after another. No replica waits: a vector for which a peer's queue is full is
+    not sent, but counted in ``refused``.
     """
 
     mixing: UnitInterval | None = None
@@ -90,7 +90,7 @@ class PushGossip(Strategy):
         return candidates[int(torch.randint(len(candidates), (), generator=self._draws))]
 
     def _gossip(self, replica: Replica, channel: Channel) -> int:
-        """Send to one peer and average the vectors received; returns how many."""
+        """Send to one peer, and average the vectors received; returns how many were received."""
         target = self.draw(channel.rank, channel.living(), replica.clock // self.period)
         x = replica.params.detach()
         if target != channel.rank:
@@ -112,7 +112,7 @@ class PushGossip(Strategy):
         return mean_of_published(replica, channel)
 
     def joined(self, replica: Replica, channel: Channel) -> None:
-        """Use new draws instead of repeating the donor's."""
+        """Use new draws instead of repeating those of the peer whose state was loaded."""
         self._draws = derive_generator(self.seed, f"gossip from update {replica.clock}", channel.rank)
 
     def state(self) -> dict[str, Any]:

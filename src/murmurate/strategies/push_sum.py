@@ -16,7 +16,7 @@ from murmurate.strategies.interface import Behaviour, MemberEvent, Strategy, mea
 from murmurate.topology import Topology, topology
 
 _TAG = "mass"
-_LEAST_SHARE = 0.1  # of an equal share: a smaller one is not worth a message
+_LEAST_SHARE = 0.1  # of an equal share; smaller shares are not worth a message
 
 
 @dataclass
@@ -24,7 +24,7 @@ class PushSum(Strategy):
     """Keep a sum x and a weight w; after every update send shares of both to the out-peers; train z = x / w.
 
     Whatever the graph and the delays, the totals of x and of w over replicas and messages in flight stay
-    constant, so no replica counts more than another: unweighted gossip does not guarantee that. An update
+    constant, so no replica counts more than another, which unweighted gossip does not guarantee. An update
     adds the optimizer's whole step to x, as in stochastic gradient push. Differs: SGP averages in rounds;
     here no replica waits, so three rules keep weights away from 0, where an optimizer's step d, which changes
     z by d / w, would be huge. A peer that has published nothing since its last share gets none, so a
@@ -32,9 +32,10 @@ class PushSum(Strategy):
     whose receiver has ended, or has a full queue, stays with its sender.
 
     period: own updates between two sends.
-    topology: the out-peers, among the living; time-varying graphs follow this member's own sends.
-    least_weight: the least weight that a member keeps when it sends. Where that allows it, a member keeps the
-        same share as it sends to each out-peer.
+    topology: graph of the living members that gives the out-peers; a time-varying graph changes with this
+        member's own sends.
+    least_weight: the least weight that a member keeps when it sends. If that allows it, a member keeps as
+        large a share as it sends to each out-peer.
     """
 
     topology: str = "exponential"
@@ -47,7 +48,7 @@ class PushSum(Strategy):
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.MAIL, Capability.REGISTER})
     behaviour: ClassVar[Behaviour] = Behaviour(
         carries="deltas",
-        bounded_by="the receiver's own steps: one share of each sender in each",
+        bounded_by="the receiver's own steps: each takes at most one share from each sender",
         on_death="its sum and weight are lost, and nothing else",
         on_slow="it gets no second share before it has taken a step",
         on_join="begins with a living peer's vector and weight 1",
@@ -58,6 +59,7 @@ class PushSum(Strategy):
     _weight: float = field(default=1.0, init=False, repr=False, compare=False)
     _rounds: int = field(default=0, init=False, repr=False, compare=False)
     _agreed_at: int = field(default=0, init=False, repr=False, compare=False)
+    # by peer: the version that it had published when a share was last sent to it
     _sent_version: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     _graph: Topology | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -68,7 +70,7 @@ class PushSum(Strategy):
     def step(self, replica: Replica, channel: Channel) -> Exchange:
         z = replica.params.detach()
         replica.update()
-        # x <- x + (z' - x / w): the optimizer's step, on the sum; with w = 1 it is z' to the bit
+        # x <- x + (z' - x / w): the optimizer's step z' - z, added to the sum; exactly z' if w = 1
         self._sum.mul_(1 - 1 / self._weight).add_(z)
         alone = len(self._partners(channel)) == 1
         if replica.clock % self.period == 0:
@@ -88,7 +90,7 @@ class PushSum(Strategy):
         return Exchange(self._rounds, 1 + len(heard), replica.clock - self._agreed_at)
 
     def _send(self, turn: int, channel: Channel) -> None:
-        """Send a share of (x, w) to each out-peer that has published since its last one."""
+        """Send a share of (x, w) to each out-peer that has published since it was last sent one."""
         published = {peer: channel.version(peer) for peer in self._out_peers(turn, channel)}
         peers = [peer for peer, version in published.items() if version > self._sent_version.get(peer, -1)]
         if not peers:
@@ -112,10 +114,11 @@ class PushSum(Strategy):
         return [partners[k] for k in self._graph.out_peers(position, len(partners), turn)]
 
     def _partners(self, channel: Channel) -> list[int]:
-        """The living members, without those that have ended and would receive no share."""
+        """The living members, except those that have ended and would not receive a share."""
         return [rank for rank in channel.living() if rank == channel.rank or not self._mail.has_ended(rank)]
 
     def _take(self, message: Message) -> None:
+        """Add a received share."""
         self._sum.add_(message.x)
         self._weight += message.note
 
@@ -133,7 +136,7 @@ class PushSum(Strategy):
         return marked and drained
 
     def joined(self, replica: Replica, channel: Channel) -> None:
-        """Start with weight 1: the donor keeps its own sum and weight."""
+        """Start with weight 1: the peer whose state was loaded keeps its own sum and weight."""
         self._sum.copy_(replica.params.detach())
         self._weight = 1.0
 

@@ -1,11 +1,11 @@
-"""A client's side of the exchange with a centre: whether the centre lives, and its replies."""
+"""What a client needs for the exchange with a centre: whether the centre is alive, and its replies."""
 
 from __future__ import annotations
 
 from murmurate.fabric.interface import Channel, FabricError, Message
 from murmurate.strategies.interface import centre_of
 
-_POLL_SECONDS = 0.05  # the delay in noticing a death
+_POLL_SECONDS = 0.05  # the longest delay in noticing a death
 
 
 def require_centre(channel: Channel, lost: str) -> None:
@@ -20,13 +20,15 @@ def require_centre(channel: Channel, lost: str) -> None:
 
 
 def discard_replies(channel: Channel, tag: str) -> None:
-    """Drop replies that are no longer awaited: to pushes of a former incarnation or leader."""
+    """Drop replies that are no longer awaited: to pushes of a process that this one replaced, or of a former
+    leader."""
     while channel.receive(tag) is not None:
         pass
 
 
 def wait_for_reply(channel: Channel, tag: str, deadline_seconds: float, lost: str) -> Message | None:
-    """The centre's next message under ``tag``; None at the deadline; a deadline of 0 never waits.
+    """The centre's next message under ``tag``; None if the deadline passes first. A deadline of 0 never
+    waits.
 
     Raises FabricError if the centre dies meanwhile.
     """

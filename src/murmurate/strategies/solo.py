@@ -1,4 +1,4 @@
-"""Solo: one replica, one optimizer, no exchange. The baseline of every law."""
+"""Solo: one replica, one optimizer, no exchange."""
 
 from __future__ import annotations
 

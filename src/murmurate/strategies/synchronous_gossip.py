@@ -1,4 +1,4 @@
-"""Gossip in common rounds: all members draw the same table, so each knows which peers send to which.
+"""Gossip in common rounds: all members draw the same pairs, so each knows who sends to whom.
 
 Jin, Algorithms 5 and 6 with synchronous rounds (Theorem 2).
 """
@@ -24,7 +24,7 @@ _TAG = "theta"
 
 @dataclass
 class SynchronousGossip(Strategy):
-    """Update; every ``period`` (tau) updates each draws a peer, and waits for the round's messages.
+    """Update; every ``period`` (tau) updates each member draws a peer, and waits for the round's messages.
 
     period: tau, updates between two rounds. seed: seed of the draws, the same in all members.
     deadline_seconds: longest time for the wait for a round's messages.
@@ -33,11 +33,12 @@ class SynchronousGossip(Strategy):
     mixing: beta; None is 0.5 for pull; for push it averages the own vector and the k received ones, 1/(1 + k)
         each, as Algorithm 6 does. A number for push mixes them in one after another by ascending rank,
         theta_i <- (1 - beta) theta_i + beta theta_j.
-    stale: exchange the vectors from before the update (section 3.6).
-    with_self: a member may draw itself too, from all p members as in Theorem 2; then it mixes nothing.
+    stale: whether to exchange the vectors from before the update (section 3.6).
+    with_self: whether a member may also draw itself, as one of all p members (Theorem 2); then it mixes
+    nothing.
     topology: the peers that may be drawn: ``complete`` is all, as in the paper; ``ring``, ``exponential`` and
-        others limit them to the graph's in-peers (pull) or out-peers (push), in a time-varying graph those of
-        the round. Dead members stay in the graph, as all members must draw the same peers.
+        others limit them to the graph's in-peers (pull) or out-peers (push); a time-varying graph changes
+        with the rounds. Dead members stay in the graph, as all members must draw the same peers.
     """
 
     direction: Literal["pull", "push"] = "pull"
@@ -85,14 +86,16 @@ class SynchronousGossip(Strategy):
         return Exchange(self._rounds, heard, replica.clock % self.period)
 
     def drawn(self, size: int, number: int) -> list[int]:
-        """The peers that each of ``size`` members drew in round ``number``; the same on all members."""
+        """The peer that each of ``size`` members draws in round ``number``; the same list on all members."""
         draws = derive_generator(self.seed, f"gossip round {number}")
         if self.topology != "complete":
             graph = topology(self.topology)
             peers = graph.out_peers if self.direction == "push" else graph.in_peers
             table = [sorted([*peers(i, size, number), *[i] * self.with_self]) for i in range(size)]
             numbers = torch.randint(1 << 62, (size,), generator=draws).tolist()
-            return [c[n % len(c)] if c else i for i, (c, n) in enumerate(zip(table, numbers, strict=True))]
+            return [
+                row[n % len(row)] if row else i for i, (row, n) in enumerate(zip(table, numbers, strict=True))
+            ]
         if self.with_self:
             return torch.randint(size, (size,), generator=draws).tolist()
         if size == 1:
@@ -101,6 +104,7 @@ class SynchronousGossip(Strategy):
         return [j + (j >= i) for i, j in enumerate(offsets)]
 
     def _round(self, replica: Replica, channel: Channel) -> int:
+        """Make the next round; returns the number of vectors that were mixed in."""
         self._rounds += 1
         pairs = [(i, j) for i, j in enumerate(self.drawn(channel.size, self._rounds)) if i != j]
         transfers = pairs if self.direction == "push" else [(j, i) for i, j in pairs]
@@ -125,7 +129,7 @@ class SynchronousGossip(Strategy):
             )
 
     def _await(self, senders: Sequence[int], channel: Channel) -> list[Message]:
-        """This round's messages in the order of their senders; dead ones are not waited for."""
+        """This round's messages in the order of their senders; dead senders are not waited for."""
         received = {x.sender: x for x in self._early if x.note == self._rounds}
         self._early = [x for x in self._early if x.note > self._rounds]
         waited_seconds = 0.0

@@ -1,4 +1,4 @@
-"""The process of a run's centre: it does not learn; it runs the strategy's ``serve``."""
+"""The process of a run's centre, which does not learn but runs the strategy's ``serve``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CentreServer:
         self.place = Place(context.folder)
         self.replicator = Replicator(run.strategy, context.fabric)
         self.learner: Learner = learner_of(run, context.rank, self.replicator)
-        # the same channels in the same order as in every learner
+        # opens the same channels in the same order as every learner does
         for replica in self.learner.replicas.values():
             Probe(replica, context.fabric, synchronous=False, replicas=run.replicas)
         self.barrier: Channel = context.fabric.channel("barrier", torch.zeros(4, dtype=torch.float64))
@@ -95,7 +95,7 @@ class CentreServer:
         self.timer.end_iteration()
 
     def _record(self, last: bool = False) -> None:
-        """A line of ``kind`` "centre": it has no env steps, and does not count as a replica."""
+        """Record a line of ``kind`` "centre", which has no env steps and does not count as a replica."""
         now = time.monotonic()
         if now - self._last_record < self.run.record_every_seconds and not last:
             return

@@ -1,11 +1,11 @@
 """Checkpoints: named tensors in safetensors, everything else in JSON; never pickle, never incomplete.
 
-``checkpoints/last``, ``previous`` and ``best`` each hold a ``replica-<i>.safetensors`` a replica and one
-``state.json`` with a checksum of each and of itself; files that it does not list are never read. The contents
-of a replica's replay are in ``replay-<i>.safetensors`` (``replay.<name>-<i>`` for further replays); ``best``
-is for evaluation and has none. Chunks of a replay's images are separate files; unchanged ones are hard-linked
-from one checkpoint to the next. Parts are written into a staging folder beside ``last``, which is renamed to
-``last`` when complete.
+``checkpoints/last``, ``previous`` and ``best`` each hold a ``replica-<i>.safetensors`` for each replica
+and one ``state.json`` with a checksum of each and of itself; files that it does not list are never read. The
+contents of a replica's replay are in ``replay-<i>.safetensors`` (``replay.<name>-<i>`` for further replays);
+``best`` is for evaluation and has no replays. Chunks of a replay's images are separate files; unchanged ones
+are hard-linked from one checkpoint to the next. Parts are written into a staging folder beside ``last``,
+which is renamed to ``last`` when complete.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def write_part(
 ) -> None:
     """Write one replica's nested ``state`` (tensors and plain values) into a staging folder.
 
-    replays: the state of each replay, by name; it may be many times larger.
+    replays: the state of each replay, by name, which may be many times larger than ``state``.
     The write is atomic: if this process is killed, the part does not appear. Raises RunFailed when the disk
     is full.
     """
@@ -54,7 +54,7 @@ def write_part(
 
 
 def _link_unchanged(path: Path) -> bool:
-    """Link a chunk of the checkpoint ``last`` into a staging folder; False if it cannot be."""
+    """Link a chunk of the checkpoint ``last`` into a staging folder; returns False if that fails."""
     last = path.parent.parent / "last"
     try:
         if path.name not in _listed(last):
@@ -102,7 +102,7 @@ def commit(folder: Path, staging: Path, manifest_fields: dict[str, Any]) -> None
 
 
 def complete(staging: Path, manifest_fields: dict[str, Any]) -> None:
-    """Write the manifest of the parts in ``staging``. Raises OSError, ValueError if there are none."""
+    """Write the manifest of the parts in ``staging``. Raises OSError; ValueError if there is no part."""
     parts = [staging / name for name in files(staging)]
     if not parts:
         raise ValueError(f"{staging} has no part of any replica: there is nothing to commit")
@@ -131,8 +131,8 @@ def _same_file(path: Path, other_path: Path) -> bool:
 
 
 def keep_as_best(folder: Path, source: Path | None = None, **manifest_fields: Any) -> None:
-    """Copy ``source`` (``last``, if it is None) to ``best``; a crash leaves the old one or the new one (see
-    ``restore_best``). manifest_fields: added to its manifest."""
+    """Copy ``source`` (``last``, if it is None) to ``best``; a crash leaves the old or the new ``best`` (see
+    ``restore_best``). manifest_fields: added to the manifest of ``best``."""
     fresh, best, old = folder / ".best", folder / "best", folder / ".old-best"
     restore_best(folder)
     try:
@@ -162,18 +162,18 @@ def restore_best(folder: Path) -> None:
 
 
 def newest(folder: Path, fits: Callable[[Path], object] = lambda checkpoint: None) -> Path:
-    """The newest complete checkpoint in ``folder``. Falls back, with a warning, to the one before and, where
-    only replays are damaged in both (they share unchanged chunks), to the newest without its replays.
+    """The newest complete checkpoint in ``folder``. Falls back, with a warning, to the previous checkpoint
+    or, if only replays are damaged in both (they share unchanged chunks), to the newest without its replays.
 
-    fits: raises Refusal for a checkpoint that is not of this run. Raises Refusal if there is none.
+    fits: raises Refusal for a checkpoint that is not of this run. Raises Refusal if no checkpoint is usable.
     """
     problems: list[str] = []
     for name in ("last", "previous"):
         candidate = folder / name
         problem = damage(candidate) or _unfit(candidate, fits)
         if problem is None:
-            for former in problems:
-                warnings.warn(f"{former} Going on from {candidate} instead.", stacklevel=2)
+            for earlier_problem in problems:
+                warnings.warn(f"{earlier_problem} Going on from {candidate} instead.", stacklevel=2)
             return candidate
         problems.append(problem)
     for name in ("last", "previous"):
@@ -182,8 +182,8 @@ def newest(folder: Path, fits: Callable[[Path], object] = lambda checkpoint: Non
         if not whole and (damage(candidate, replays=False) or _unfit(candidate, fits)) is None:
             _set_replays_aside(candidate)
             warnings.warn(
-                f"{problems[0]} Going on from {candidate} with empty replays; the rest of them is kept there "
-                "in damaged-*.safetensors.",
+                f"{problems[0]} Going on from {candidate} with empty replays; the rest of the replays is "
+                "kept there in damaged-*.safetensors.",
                 stacklevel=2,
             )
             return candidate
@@ -216,16 +216,16 @@ def set_aside(checkpoint: Path) -> None:
 
 
 def damage(checkpoint: Path, replays: bool = True) -> str | None:
-    """What is wrong with a checkpoint, in a sentence; None if it is complete. replays: check them too."""
+    """What is wrong with a checkpoint, in a sentence; None if it is complete. replays: check these, too."""
     try:
         listed = read_manifest(checkpoint)["parts"]
     except Refusal as refusal:
         return str(refusal)
-    for name, written in listed.items():
+    for name, expected in listed.items():
         if not replays and name.startswith("replay"):
             continue
         try:
-            if digest(checkpoint / name) == written:
+            if digest(checkpoint / name) == expected:
                 continue
         except OSError:
             pass
@@ -248,16 +248,19 @@ def read_replays(checkpoint: Path, rank: int) -> dict[str, dict[str, Any]]:
 
 
 def env_steps(checkpoint: Path, rank: int) -> int:
-    """Env steps of one replica when it wrote its part, without reading the tensors. Raises Refusal."""
+    """Env steps of one replica when it wrote its part, without reading the tensors. Raises Refusal if the
+    part is unreadable."""
     return part_file.read_count(checkpoint / f"replica-{rank}.safetensors", "env_steps")
 
 
 def updates(checkpoint: Path, rank: int) -> int:
-    """Updates of one replica when it wrote its part, without reading the tensors. Raises Refusal."""
+    """Updates of one replica when it wrote its part, without reading the tensors. Raises Refusal if the
+    part is unreadable."""
     return part_file.read_count(checkpoint / f"replica-{rank}.safetensors", "updates")
 
 
 def disk_failure(path: Path, error: Exception) -> RunFailed:
+    """The exception to raise after an ``error`` of writing to ``path``."""
     number = getattr(error, "errno", None)
     if number in _FULL or "No space" in str(error) or "File too large" in str(error):
         return RunFailed(
@@ -267,7 +270,7 @@ def disk_failure(path: Path, error: Exception) -> RunFailed:
 
 
 def kept(folder: Path) -> str:
-    """What is left of a run that has failed, in a sentence: from what lies in its folder."""
+    """What a failed run has left in its folder, in a sentence."""
     for name in ("last", "previous"):
         with contextlib.suppress(Refusal):
             steps = read_manifest(folder / "checkpoints" / name)["env_steps"]

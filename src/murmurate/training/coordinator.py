@@ -1,6 +1,6 @@
 """The launcher's side of a run: requests checkpoints, commits them, ends the run, and keeps its events.
 
-Replicas poll its requests in the run state between two steps; it never blocks them.
+Replicas poll these requests in the run state between two steps; the launcher never blocks them.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from murmurate.training.run_folder import plain
 from murmurate.training.worker_context import FINAL, Resume, staging
 
 _CHECKPOINT_DEADLINE_SECONDS = 60.0
-_EVALUATION_DEADLINE_SECONDS = 600.0  # after the last checkpoint; the evaluation of that comes next
+_EVALUATION_DEADLINE_SECONDS = 600.0  # the longest wait, at the end, for a running evaluation
 
 
 class Coordinator:
-    """The coordinator of one run, which it observes in its run state and its ``metrics.jsonl``.
+    """Coordinates one run, which it observes in the run state and in ``metrics.jsonl``.
 
-    in_process: all roles are in this process, between whose steps it evaluates the run's snapshots. What
-    depends on the clock would change the order of their steps, so no checkpoint is made by time.
+    in_process: whether all members are in this process. Snapshots are then evaluated between their steps,
+    and no checkpoint is made by time, because the order of steps must not depend on the clock.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Coordinator:
         loggers = open_loggers(run.loggers, folder, plain(run))
         self.callbacks = Callbacks([*watch.callbacks, *loggers], offset_seconds)
         self.returns: deque[float] = deque(maxlen=100)
-        self.best = float("-inf")  # training return
+        self.best = float("-inf")  # the best mean training return
         self.evaluator = Evaluator(run, in_process)
         self.best_score = best_so_far(run, self.checkpoints)
         self.dead: list[int] = []
@@ -81,10 +81,10 @@ class Coordinator:
         self.interrupted = False
         self.signal = 0
         self.failure: RunFailed | SecondInterrupt | None = None
-        self.steps_before = 0
+        self.steps_before = 0  # env steps, and below seconds, before the run was resumed
         self.seconds_before = offset_seconds
         self.stopped_because = ""
-        self.skipped = 0  # checkpoints given up because a member's deltas were in flight
+        self.skipped = 0  # number of checkpoints given up because deltas were still in flight
         self.is_admitting = False  # a replica is joining: no checkpoint meanwhile
         self._cleared = 0  # staging folders up to this checkpoint number are deleted
         self._pending = 0  # number of the checkpoint that replicas are writing; 0 if none
@@ -141,7 +141,7 @@ class Coordinator:
             self.run_state.request_stop()
 
     def died(self, rank: int, how: str, error: str = "") -> None:
-        """A worker ended unexpectedly: no member waits for it from now on. error: its last exception."""
+        """Note that a worker ended: from now on no member waits for it. error: its last exception."""
         details = {"error": error} if error else {}
         if rank in self.dead:
             if self.run_state.is_alive(rank):  # it was about to join again
@@ -164,7 +164,7 @@ class Coordinator:
         return RunFailed(message)
 
     def joined(self, rank: int, donor: int) -> None:
-        """A replica that had died is in the run again."""
+        """Note that a replica that had died has joined the run again, with the state of ``donor``."""
         self.run_state.joined(rank)
         self.dead.remove(rank)
         message = f"replica {rank} is back, with the state of replica {donor}"
@@ -188,7 +188,7 @@ class Coordinator:
         return sum(self.returns) / len(self.returns) if self.returns else float("nan")
 
     def _follow_folder(self) -> None:
-        """Stop the run if its folder was moved, and write the rest there. Raises FolderGone."""
+        """If the run folder was moved, stop the run and write the rest at the new path. Raises FolderGone."""
         now = self.place.now()
         if now != self.folder:
             self.folder, self.checkpoints = now, now / "checkpoints"
@@ -219,8 +219,8 @@ class Coordinator:
         self._requested_seconds = self.recorder.seconds
 
     def _seconds_of_next_checkpoint(self) -> float:
-        """When the next one is due by time: saving, as long as it has just taken, is to take a twentieth of
-        the time at most."""
+        """When the next checkpoint is due by time. If saving takes as long as the last time, it takes at most
+        a twentieth of the run's time."""
         every, now = self._every_seconds, self.recorder.seconds
         return math.inf if every is None else now + max(every, 20 * (now - self._requested_seconds))
 
@@ -240,7 +240,7 @@ class Coordinator:
                 self._commit(name)
         if not snapshot:
             self._next_at_seconds = self._seconds_of_next_checkpoint()
-        # of checkpoints that were given up; no replica writes to these folders any more
+        # the folders of checkpoints that were given up: no replica writes to them any more
         for number in range(self._cleared + 1, int(name)):
             shutil.rmtree(staging(self.folder, str(number)), ignore_errors=True)
         self._cleared = int(name)
@@ -248,7 +248,7 @@ class Coordinator:
     def _give_up_if_late(self) -> None:
         """Give up a checkpoint that one replica holds up; a later request replaces it.
 
-        Its parts stay until a later checkpoint is complete: another replica may still be writing one.
+        Its parts stay until a later checkpoint is complete: another replica may still be writing its part.
         """
         if self._pending and (late := self.run_state.skipped_by(self._pending)):
             self.skipped += 1
@@ -272,7 +272,7 @@ class Coordinator:
         self._pending = 0
 
     def _complete(self, name: str) -> bool:
-        """Add the final parts of replicas that had ended before the request; False if all had."""
+        """Add the final parts of replicas that had ended before the request; returns False if all had."""
         folder = staging(self.folder, name)
         if not folder.exists():
             return False
@@ -283,8 +283,8 @@ class Coordinator:
         return True
 
     def commit_final(self) -> bool:
-        """Commit the replicas' final parts; False if there are none. Raises RunFailed if the run folder was
-        moved: the user looks for it where it was."""
+        """Commit the replicas' final parts; returns False if there are none. Raises RunFailed if the run
+        folder was moved: the user looks for it at its old path."""
         self._follow_folder()
         self._read()
         self._pending = 0
@@ -302,15 +302,16 @@ class Coordinator:
         mean = self.return_mean()
         fields = self._manifest_fields(name)
         checkpoint.commit(self.checkpoints, staging(self.folder, name), fields)
-        is_better, self.best = mean > self.best, max(self.best, mean) if mean == mean else self.best
-        # where evaluations choose the best one, training returns do not
+        is_better = mean > self.best
+        self.best = mean if is_better else self.best  # also if the mean is NaN
+        # if evaluations choose the best checkpoint, training returns do not
         if is_better and not (self.run.evaluate_every_env_steps and self.run.evaluation.plays):
             checkpoint.keep_as_best(self.checkpoints)
         self.event("checkpoint", f"checkpoint at {fields['env_steps']:,} {self.run.unit}")
         self._stop_if(self.callbacks.checkpoint(self.checkpoints / "last"))
 
     def _manifest_fields(self, name: str) -> dict[str, Any]:
-        """What the manifest of the parts in a staging folder says beside their digests."""
+        """The fields, beside the digests, of the manifest of the parts in a staging folder."""
         mean = self.return_mean()
         saved = checkpoint.parts(staging(self.folder, name))
         counts = [
@@ -343,12 +344,12 @@ class Coordinator:
         self.evaluator.begin(Snapshot(folder, fields["env_steps"], updates, fields["seconds"]))
 
     def _await_evaluation(self) -> None:
-        """Let the one that is going on end, unless the user does not wait, or it hangs."""
+        """Wait for the running evaluation, unless the user interrupts, or it takes too long."""
         until = time.monotonic() + _EVALUATION_DEADLINE_SECONDS
         while self.evaluator.is_busy and not self.interrupted and time.monotonic() < until:
             self._take_evaluation(self.evaluator.wait())
         if self.evaluator.is_busy:
-            self.event("evaluation failed", "the last evaluation while the run learned was not waited for")
+            self.event("evaluation failed", "the evaluation that was running at the end was not waited for")
         self.evaluator.close()
 
     def _take_evaluation(self, ended: Evaluated | None) -> None:
@@ -379,7 +380,7 @@ class Coordinator:
 
     def _restore(self, manifest: dict[str, Any]) -> None:
         self.steps_before = int(manifest["env_steps"])
-        # the returns so far come with the first reading of metrics.jsonl
+        # the returns so far are read from metrics.jsonl
         if manifest["best"] is not None:
             self.best = float(manifest["best"])
         self._next_at = self._next_checkpoint_after(int(manifest["env_steps"]))
@@ -387,7 +388,7 @@ class Coordinator:
         self.event("resumed", f"resumed at {manifest['env_steps']:,} env steps")
 
     def close(self) -> None:
-        """Never raises: records that do not fit on a full disk can be rebuilt from ``metrics.jsonl``."""
+        """Never raises: what does not fit on a full disk can be rebuilt from ``metrics.jsonl``."""
         with contextlib.suppress(OSError, RunFailed):
             self._follow_folder()
             self._read()

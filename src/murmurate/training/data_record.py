@@ -23,7 +23,8 @@ def record_data(folder: Path, world: World) -> None:
 
 
 def read_fingerprint(folder: Path) -> dict[str, Any] | None:
-    """Of a run folder's data set; None where the run learns in simulators. Raises Refusal."""
+    """The fingerprint of a run folder's data set; None if the run learns in simulators. Raises Refusal if the
+    file cannot be read."""
     path = folder / _FILE
     try:
         return read_object(path)
@@ -36,7 +37,7 @@ def read_fingerprint(folder: Path) -> dict[str, Any] | None:
 
 
 def check_data(folder: Path, world: World, *, thorough: bool = True) -> None:
-    """Raise Refusal where ``world`` is not the data set that the run in ``folder`` began with.
+    """Raise Refusal if ``world`` is not the data set that the run in ``folder`` began with.
 
     thorough: see ``World.check_fingerprint``.
     """
@@ -53,18 +54,18 @@ def check_data(folder: Path, world: World, *, thorough: bool = True) -> None:
 
 
 def refuse_missing(world: World) -> None:
-    """Raise Refusal where a file that the run began with is not where it was."""
+    """Raise Refusal if a file that the run began with is no longer where it was."""
     for name, place in places(world):
         if isinstance(place, str) and place and name != "cache" and not _exists(place):
             option = name.replace("_", "-")
             raise Refusal(
-                f"There is no {place}, with which the run was fitted. Give its present path: murmurate "
+                f"There is no {place}, which the run began with. Give its present path: murmurate "
                 f"resume DIR --world.{option} NEW."
             )
 
 
 def _exists(place: str) -> bool:
-    """Of a pattern such as ``shards/{000..146}.tar``, its folder."""
+    """Whether a path exists; for a pattern such as ``shards/{000..146}.tar``, whether its folder does."""
     folder, brace, _ = place.partition("{")
     return Path(folder).parent.exists() if brace else Path(place).exists()
 

@@ -1,7 +1,7 @@
-"""Periodic measurement of how far apart the replicas are, and how similar their gradients.
+"""Periodic measurement of how far apart the replicas are, and how similar their gradients are.
 
-Disagreement is sqrt(mean_i ||x_i - mean||^2) / ||mean||; the cosine matrix is GALA's Fig. 2b. Probes
-have their own channel, separate from the strategies', and their messages do not count as traffic.
+Disagreement is sqrt(mean_i ||x_i - mean||^2) / ||mean||; the cosine matrix is that of GALA's Fig. 2b.
+Probes have their own channel, separate from the strategies', and their messages do not count as traffic.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def relative_spread(x: Tensor) -> float:
 
 
 class Probe:
-    """Compares one replica with its peers: [2N], parameters and gradient, through a channel.
+    """Compares one replica with its peers: each sends [2N], its parameters and gradient, through a channel.
 
-    Members of a synchronous strategy gather (so all have the same clock); others read what their peers
-    published last, without waiting. ``replicas`` counts the learners, without a centre.
+    Members of a synchronous strategy gather (so all have the same clock); other members read, without
+    waiting, what their peers published last. replicas: number of learners, without a centre.
     """
 
     def __init__(self, replica: Replica, fabric: Fabric, synchronous: bool, replicas: int) -> None:
@@ -54,6 +54,7 @@ class Probe:
         return {self.channel.rank: self._both} | {r: self.channel.peek(r)[0] for r in others}
 
     def _compare(self, seen: dict[int, tuple[Tensor, Tensor]]) -> dict[str, Any]:
+        """seen: (parameters, gradient) by rank."""
         mine, my_gradient = seen[self.channel.rank]
         cosine: list[float | None] = [None] * self.replicas
         for rank, (_, gradient) in seen.items():

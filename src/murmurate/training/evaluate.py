@@ -34,9 +34,9 @@ def figures(
 ) -> dict[str, Any]:
     """The figures of the run's evaluation of one checkpoint.
 
-    count: number of games or the like, in place of the run's own. sample: draw actions from the policy.
-    best: the folder of the best checkpoint, to evaluate beside it. Raises Refusal where the data set is gone
-    or has changed.
+    count: number of games, images or the like, in place of the number in the run's config. sample: draw
+    actions from the policy. best: folder of the best checkpoint, which is then evaluated, too. Raises Refusal
+    if the data set is gone or has changed.
     """
     folder = run_folder(checkpoint_folder)
     fingerprint = read_fingerprint(folder)
@@ -65,7 +65,7 @@ def evaluate_folder(
     """Evaluate a run's consensus parameters (games: GALA's protocol, argmax and up to 30 no-ops).
 
     which: ``last`` or ``best``. sample: draw actions from the policy, instead of the most probable ones.
-    Raises Refusal if there is no such checkpoint, and for samples where nothing acts.
+    Raises Refusal if there is no such checkpoint, or if actions shall be sampled in a run without actions.
     """
     if sample and not run.evaluation.plays:
         raise Refusal(f"{run.recipe} takes no actions that could be sampled. Leave out --sample.")
@@ -88,7 +88,7 @@ def evaluate_folder(
 
 
 def write_video(run: Run, checkpoint_folder: Path, target: Path, seed: int | None = None) -> Path:
-    """One greedy game as an mp4 (H.264), and ``frames.png`` beside it. Raises Refusal where the world
+    """Write one greedy game as an mp4 (H.264), and ``frames.png`` beside it. Raises Refusal if the world
     cannot be drawn."""
     import imageio_ffmpeg
 
@@ -110,7 +110,7 @@ def write_video(run: Run, checkpoint_folder: Path, target: Path, seed: int | Non
 
 
 def film(run: Run, checkpoint_folder: Path, seed: int | None = None) -> Frames | None:
-    """Frames [n, H, W, 3] of one greedy game on a seed not used in training; None where the world cannot be
+    """Frames [n, H, W, 3] of one greedy game on a seed not used in training; None if the world cannot be
     drawn."""
     torch.set_num_threads(run.placement.threads)
     chosen = derive_seed(run.seed, "film") if seed is None else seed
@@ -120,7 +120,7 @@ def film(run: Run, checkpoint_folder: Path, seed: int | None = None) -> Frames |
 
 
 def write_picture(run: Run, folder: Path) -> None:
-    """A strip of pictures of one game for the report, where the world can be drawn here."""
+    """Write a strip of pictures of one game for the report, if the world can be drawn on this host."""
     checkpoint_folder = folder / "checkpoints" / "last"
     if checkpoint.damage(checkpoint_folder) is None:
         with contextlib.suppress(Refusal):
@@ -129,7 +129,7 @@ def write_picture(run: Run, folder: Path) -> None:
 
 
 def write_strip(frames: Frames, target: Path) -> None:
-    """Eight frames, evenly spaced over the game, side by side."""
+    """Write eight frames, evenly spaced over the game, side by side."""
     import matplotlib.image  # slow to import, and most commands draw nothing
 
     target.parent.mkdir(exist_ok=True)

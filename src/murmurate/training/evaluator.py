@@ -1,8 +1,8 @@
-"""Evaluations while a run learns: of snapshots of its consensus parameters, one at a time.
+"""Evaluates snapshots of a run's consensus parameters while the run learns, one at a time.
 
-When one is due, the coordinator requests a snapshot (the parts of a checkpoint without what their sources
-hold), and gives it to ``Evaluator``. A process of its own evaluates it; if that is killed, or fails, the run
-goes on.
+When an evaluation is due, the coordinator requests a snapshot (the parts of a checkpoint without the state of
+their sources), and gives it to ``Evaluator``. A separate process evaluates it; if this process is killed, or
+fails, the run goes on.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _POLL_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What is evaluated. env_steps: total. updates: median over the replicas. seconds: when it was made."""
+    """What is evaluated. env_steps, updates: total, and median, over the replicas. seconds: run time when it
+    was made."""
 
     folder: Path
     env_steps: int
@@ -49,7 +50,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """An evaluation's end: figures by name, or the ``failure``."""
+    """An evaluation that has ended. figures: by name. failure: why it failed; empty if it did not."""
 
     snapshot: Snapshot
     took_seconds: float
@@ -57,7 +58,7 @@ class Evaluated:
     failure: str = ""
 
     def record(self, sentence: str, at: str) -> dict[str, Any]:
-        """The record of ``metrics.jsonl``. sentence: about the figures. at: the snapshot's env steps."""
+        """The record for ``metrics.jsonl``. sentence: about the figures. at: the snapshot's env steps."""
         return {
             "kind": "evaluation",
             **self.figures,
@@ -70,7 +71,7 @@ class Evaluated:
 
 
 class Evaluator:
-    """Evaluates a run's snapshots. in_process: at once, in this process, instead of in one of its own."""
+    """Evaluates a run's snapshots. in_process: do so at once in this process, not in a separate process."""
 
     def __init__(self, run: Run, in_process: bool) -> None:
         self.run, self._in_process = run, in_process
@@ -82,7 +83,7 @@ class Evaluator:
         self._ended: Evaluated | None = None
 
     def begin_at(self, total_env_steps: int) -> None:
-        """The run starts, or is resumed, at so many env steps: the next multiple is due first."""
+        """The run starts, or is resumed, at so many env steps: an evaluation is due at the next multiple."""
         if self._every:
             self._next_at = (total_env_steps // self._every + 1) * self._every
 
@@ -129,11 +130,11 @@ class Evaluator:
         return ended
 
     def wait(self) -> Evaluated | None:
-        """As ``poll``, after a moment."""
+        """Like ``poll``, but wait a moment for the end of the evaluation."""
         return self.poll(_POLL_SECONDS)
 
     def close(self) -> None:
-        """End the process; an evaluation that it had not ended is lost."""
+        """End the process; an unfinished evaluation is lost."""
         self._end_process()
         self._snapshot = self._ended = None
 
@@ -157,7 +158,8 @@ def best_so_far(run: Run, checkpoints: Path) -> float:
 
 
 def score(run: Run, found: dict[str, Any]) -> float:
-    """What the best checkpoint has the most of: the headline of an evaluation by games."""
+    """The figure by which the best checkpoint is chosen (the greater, the better): the headline of an
+    evaluation by games; minus infinity for other evaluations, which choose no checkpoint."""
     curve = run.evaluation.headline
     value = None if curve is None or not run.evaluation.plays else found.get(curve.metric)
     if curve is None or value is None:
@@ -166,7 +168,8 @@ def score(run: Run, found: dict[str, Any]) -> float:
 
 
 def _figures(run: Run, snapshot_folder: Path) -> dict[str, Any]:
-    """On other games than those of the run's end, which would else favour the best of these checkpoints."""
+    """The figures of a snapshot, in other games than those at the run's end: if the same games chose the best
+    checkpoint, its figures at the end would be biased."""
     found = figures(run, snapshot_folder, seed=derive_seed(run.seed, "evaluation while training"))
     found.pop("best_eval_return_mean", None)  # it compares two checkpoints
     return found
@@ -176,7 +179,7 @@ def _evaluate(worker: Worker, run: Run, snapshot_folder: Path) -> Exit:
     """The work of the evaluator's process."""
     take_signals()
     os.nice(_NICE)
-    log = os.open(_log(snapshot_folder), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    log = os.open(_log_path(snapshot_folder), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
@@ -188,7 +191,7 @@ def _evaluate(worker: Worker, run: Run, snapshot_folder: Path) -> Exit:
         return Exit(REFUSED, str(refusal))
 
 
-def _log(snapshot_folder: Path) -> Path:
+def _log_path(snapshot_folder: Path) -> Path:
     path = snapshot_folder.parents[1] / LOG
     path.parent.mkdir(exist_ok=True)
     return path

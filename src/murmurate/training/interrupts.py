@@ -1,4 +1,4 @@
-"""What Ctrl-C and SIGTERM do to a run: the first saves and stops, the second stops."""
+"""What Ctrl-C and SIGTERM do to a run: the first saves and stops it, the second stops it at once."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ class Interruptible(Protocol):
 
 @contextmanager
 def signals(coordinator: Interruptible, *, all_saved: bool = False) -> Iterator[None]:
-    """Ctrl-C or SIGTERM once: save and stop. Twice, or once if ``all_saved``: stop (raises SecondInterrupt).
+    """Handle Ctrl-C and SIGTERM: the first saves and stops the run; the second, or the first if
+    ``all_saved``, raises SecondInterrupt.
 
-    After this context, also after an exception, a signal only sets ``interrupted``: see ``signals_restored``.
+    After this context, also after an exception, a signal only sets ``interrupted`` (see
+    ``signals_restored``), and a further Ctrl-C raises KeyboardInterrupt.
     """
 
     def handle(number: int) -> None:
@@ -43,7 +45,7 @@ def signals(coordinator: Interruptible, *, all_saved: bool = False) -> Iterator[
 
     def record_signal(number: int) -> None:
         if coordinator.interrupted and number == signal.SIGINT:
-            raise KeyboardInterrupt  # the user does not wait for the cleanup
+            raise KeyboardInterrupt  # the user does not want to wait for the cleanup
         coordinator.interrupted, coordinator.signal = True, number
 
     _install(handle)
@@ -55,7 +57,7 @@ def signals(coordinator: Interruptible, *, all_saved: bool = False) -> Iterator[
 
 @contextmanager
 def signals_restored() -> Iterator[None]:
-    """Around a whole run: restores the former signal handlers at its end, and no sooner.
+    """Used around a whole run: restores the earlier signal handlers when it ends, and no sooner.
 
     Torch elastic sends SIGTERM as soon as a rank fails; rank 0 must still report and record that failure.
     """
@@ -63,15 +65,15 @@ def signals_restored() -> Iterator[None]:
     try:
         yield
     finally:
-        for number, former in before.items():
-            if signal.getsignal(number) is not former:  # only the main thread may set a handler
-                signal.signal(number, former or signal.SIG_DFL)
+        for number, earlier in before.items():
+            if signal.getsignal(number) is not earlier:  # else none was set: only the main thread may
+                signal.signal(number, earlier or signal.SIG_DFL)
 
 
 def _install(handle: Callable[[int], None]) -> None:
     def handler(number: int, frame: FrameType | None) -> None:
         handle(number)
 
-    with contextlib.suppress(ValueError):  # not in the main thread, which handles signals
+    with contextlib.suppress(ValueError):  # only the main thread may set handlers
         for number in _SIGNALS:
             signal.signal(number, handler)

@@ -21,7 +21,9 @@ class Ranks(Protocol):
     run."""
 
     @property
-    def leads(self) -> bool: ...
+    def leads(self) -> bool:
+        """Whether this process is the leader."""
+        ...
 
     def earlier_folder(self) -> Path | None:
         """The run folder that these ranks claimed before the engine restarted them; None at their first
@@ -37,10 +39,11 @@ class Ranks(Protocol):
         ...
 
     def follow(self, read: Callable[[Path], Run]) -> int:
-        """On all other ranks: execute their part of the Run that ``read`` finds in the leader's folder;
-        returns the exit code.
+        """On every other rank, execute this rank's part of the Run that ``read`` finds in the leader's
+        folder; returns the exit code.
 
-        Raises Refusal if the leader refused, or its folder cannot be seen from here; RunFailed.
+        Raises Refusal if the leader refused, or if its folder cannot be seen from here; RunFailed if the
+        run fails.
         """
         ...
 
@@ -52,13 +55,13 @@ class Launcher(ABC):
     """
 
     name: ClassVar[str]
-    offers: ClassVar[frozenset[Capability]] = frozenset(Capability)  # at best
+    offers: ClassVar[frozenset[Capability]] = frozenset(Capability)  # the most that its channels can do
     restarts: ClassVar[bool] = False  # whether it supports Run.restarts
     one_process: ClassVar[bool] = False  # whether all workers are in this process
     sends: ClassVar[bool] = False  # whether vectors may go over a network, so that Run.compression applies
 
     def capabilities(self, run: Run) -> frozenset[Capability]:
-        """What channels of ``run`` can do here and now. Raises Refusal where it cannot run at all."""
+        """What channels of ``run`` can do here and now. Raises Refusal if this cannot start here."""
         return self.offers
 
     def check(self, run: Run) -> None:
@@ -78,15 +81,15 @@ class Launcher(ABC):
 
     @abstractmethod
     def start(self, run: Run, folder: Path, resume: Resume | None) -> Coordinator:
-        """Run the workers to their end; see the coordinator's ``failure`` for how it ended.
+        """Run the workers to their end; the coordinator's ``failure`` says how the run ended.
 
         Raises Refusal if a worker refused before it began.
         """
 
     def adopt(self) -> Ranks | None:
-        """The ranks that another engine started; None where this launcher starts the workers itself."""
+        """The ranks that another engine started; None if this launcher starts the workers itself."""
         return None
 
     def dictated_replicas(self) -> int | None:
-        """The number of replicas that the engine prescribes; None where the user chooses."""
+        """The number of replicas that the engine prescribes; None if the user chooses it."""
         return None

@@ -79,8 +79,8 @@ class TrainingLoop:
         )
         self.pace = Pace()
         self.returns: deque[float] = deque(maxlen=100)
-        self.unreported: list[list[float]] = []
-        self.probed: dict[str, Any] = {}
+        self.unreported: list[list[float]] = []  # [return, length] of episodes since the last record
+        self.probed: dict[str, Any] = {}  # results of probes since the last record
         self._last_record = time.monotonic()
         self._last_steps = 0
         if context.restored is not None:
@@ -89,7 +89,7 @@ class TrainingLoop:
                 self._restore(context.restored)
             # no replica may update a shared vector that another is still restoring
             self.barrier.gather(torch.zeros(4, dtype=torch.float64))
-            if not has_own_part:  # after the others: what they restored into shared memory is kept
+            if not has_own_part:  # after the others, so that it keeps what they restored in shared memory
                 self._restore(context.restored)
             context.restored = None  # it may hold a whole replay
             self.replicator.resumed()
@@ -103,9 +103,9 @@ class TrainingLoop:
         run, rank = self.run, self.context.rank
         if self.parts is None:
             return cast(Learner, learner_of(run, rank, self.replicator))
-        of_replica = self.parts.of_replica
-        replicate = functools.partial(of_replica.replicate, self.replicator.replicate)
-        return LearnerInParts(learner_of(run, rank, self.replicator, replicate), of_replica)
+        replica_parts = self.parts.replica_parts
+        replicate = functools.partial(replica_parts.replicate, self.replicator.replicate)
+        return LearnerInParts(learner_of(run, rank, self.replicator, replicate), replica_parts)
 
     def run_to_end(self) -> None:
         """Train until the run's end or a request to stop; write this replica's part of the final
@@ -113,7 +113,7 @@ class TrainingLoop:
         self.context.run_state.heartbeat(self.context.rank)  # the first reset may hang
         self.replicator.publish()
         outcome: Outcome | None = None
-        # a joiner begins where its peers have just agreed on the requests
+        # a replica that joins begins where its peers have just agreed on the requests
         if self.context.joins or not self._is_over(self._agree_on_requests()):
             for batch in self.source:
                 self.timer.lap("collect")
@@ -159,31 +159,32 @@ class TrainingLoop:
         Synchronous members stop together, at the end of a round.
         """
         self.context.run_state.advance(self.context.rank, self.env_steps + env_steps, self.updates)
-        self.context.between()  # the first batch of a replay may take as long as the run
+        self.context.between()  # filling a replay for the first batch may take long
         return self.context.run_state.stop_requested and not self.synchronous
 
     def _probe(self, before: int) -> None:
-        """Compare the replicas when the number of updates, which was ``before``, crosses a multiple."""
+        """Compare the replicas if that became due since the number of updates was ``before``."""
         if not self.run.probe_every_updates or self.run.replicas == 1:
             return
-        if self._crosses(before, self.updates):
+        if self._becomes_due(before, self.updates):
             for probe in self.probes:
                 self.probed |= probe.measure()
                 if probe.replica.update_norm is not None:
                     self.probed["update_norm"] = float(probe.replica.update_norm)
         self._prepare_probe(self.updates - before)
 
-    def _crosses(self, before: int, after: int) -> bool:
-        """Whether a comparison is due.
+    def _becomes_due(self, before: int, after: int) -> bool:
+        """Whether a comparison becomes due between these two numbers of updates.
 
-        It is, one update before each multiple: periodic averaging has not just made the replicas equal.
+        It is due one update before each multiple of ``probe_every_updates``, when periodic averaging has not
+        just made the replicas equal.
         """
         every = self.run.probe_every_updates
         return bool(every) and (after + 1) // every > (before + 1) // every
 
     def _prepare_probe(self, step: int = 1) -> None:
-        """If the next batch, of ``step`` updates, leads to a comparison: measure the norm of its update."""
-        if self._crosses(self.updates, self.updates + step):
+        """Have the norm of the next update measured, if the next ``step`` updates lead to a comparison."""
+        if self._becomes_due(self.updates, self.updates + step):
             for probe in self.probes:
                 probe.replica.measure = True
 
@@ -221,8 +222,8 @@ class TrainingLoop:
     # -- agreeing on when to stop and save ----------------------------------------------------------
 
     def _round_ended(self) -> bool:
-        """Synchronous members may decide only where all have the same clock: at the end of a round, or after
-        the run's last update."""
+        """Whether this member may decide to stop or save. Synchronous members may do so only where all have
+        the same clock: at the end of a round, or after the run's last update."""
         if not self.synchronous or self.updates >= (self.run.updates or math.inf):
             return True
         return self.replicator.between_rounds
@@ -256,11 +257,11 @@ class TrainingLoop:
         return requests
 
     def _meet_at_barrier(self) -> list[int]:
-        """The ranks that took part in one more round."""
+        """Make one more round; returns the ranks that took part."""
         return sorted(self.barrier.gather(torch.zeros(4, dtype=torch.float64)))
 
     def _state_to_transfer(self) -> dict[str, Any]:
-        """The state that a joiner takes over: parameters, moments, clock, strategy."""
+        """The state that a joining replica takes over: parameters, moments, clock, strategy."""
         return {
             "replicas": self.replicator.state(),
             "learner": self.learner.state(),
@@ -320,7 +321,7 @@ class TrainingLoop:
         deadline = time.monotonic() + _FINISH_DEADLINE_SECONDS
         # all final vectors should be published before the mean of them is taken
         while not self.synchronous and not run_state.finished_all() and time.monotonic() < deadline:
-            # no such message comes: this lets time pass, on a simulated fabric too
+            # no such message ever comes: the wait lets time pass, also on a simulated fabric
             self.barrier.wait("finished", 0.002)
         self._save(FINAL)
         run_state.saved(self.context.rank, FINAL_REQUEST)
@@ -334,7 +335,7 @@ class TrainingLoop:
     # -- state --------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Everything that resuming needs; collective where the strategy is synchronous."""
+        """Everything that resuming needs; a collective operation if the strategy is synchronous."""
         return self._counts_and_parameters() | {
             "waiting_seconds": self.timer.waiting_seconds,
             "learner": self.learner.state(),
@@ -347,7 +348,7 @@ class TrainingLoop:
         }
 
     def _counts_and_parameters(self) -> dict[str, Any]:
-        """What an evaluation needs; collective where the strategy is synchronous."""
+        """What an evaluation needs; a collective operation if the strategy is synchronous."""
         return member_state(self.replicator, self.recorder.seconds) | {
             "env_steps": self.env_steps,
             "updates": self.updates,
@@ -357,13 +358,14 @@ class TrainingLoop:
     def _restore(self, restored: Restored) -> None:
         state = restored.state
         saved = state["replicas"]
-        loading = contextlib.nullcontext() if restored.own else self._sending_heartbeats()
-        with loading:  # of a peer's state, after which a reset that hangs must show
+        # loading a peer's state may take long; without heartbeats after it, a reset that hangs is noticed
+        heartbeats = contextlib.nullcontext() if restored.own else self._sending_heartbeats()
+        with heartbeats:
             self.replicator.load(saved if restored.own else state_to_load(self.replicator, saved))
             self.learner.load(state["learner"])
         self.env_steps = self._last_steps = restored.env_steps
         self.updates = updates_of(self.learner)
-        # checkpoints of the first format do not count batches; learners made one update a batch then
+        # checkpoints of the first format do not count batches; learners then made one update per batch
         self.batches = int(state.get("batches", self.updates))
         if restored.own:
             self.source.load(state["source"])

@@ -15,7 +15,7 @@ from murmurate.errors import Refusal
 from murmurate.record.stored import FORMAT, read_object
 
 NAME = "state.json"
-# no separator, so that a manifest names files of its own folder alone
+# without path separators, so that a manifest names only files of its own folder
 _PART = re.compile(r"(?P<kind>replica|replay(\.[^-/]+)?)-(?P<rank>\d{1,9})(-[^/]+)?\.safetensors")
 
 
@@ -59,12 +59,12 @@ def files(checkpoint: Path) -> dict[str, str]:
 
 
 def is_part(name: str, kind: str, rank: int) -> bool:
-    """Whether a file is of ``kind`` (replica, replay, replay.<name>) and of ``rank``, and no chunk."""
+    """Whether a file, not a chunk, is of ``kind`` (replica, replay, replay.<name>) and of ``rank``."""
     return name == f"{kind}-{rank}.safetensors"
 
 
 def ranks(checkpoint: Path) -> list[int]:
-    """Ranks that have a part."""
+    """Ranks that have a part in a checkpoint."""
     found = [match for name in files(checkpoint) if (match := _PART.fullmatch(name))]
     return sorted(int(match["rank"]) for match in found if is_part(match[0], "replica", int(match["rank"])))
 
@@ -80,7 +80,7 @@ def replay_files(checkpoint: Path, rank: int) -> dict[str, str]:
 
 
 def digest(path: Path) -> str:
-    """Of a file's contents. Raises OSError, also for a link and for what is no file."""
+    """Digest of a file's contents. Raises OSError, also for anything but a regular file."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise FileNotFoundError(path)

@@ -29,7 +29,7 @@ def build_learner(
     *,
     with_examples: bool = True,
 ) -> Any:
-    """The learner of one replica, or of the centre, which has the same vectors."""
+    """The learner of one replica, or of the centre, which has the same parameter vectors."""
     planned = run.planned_updates()
     if planned is not None and run.strategy.counts_all:
         planned *= run.replicas
@@ -53,9 +53,9 @@ def build_learner(
 
 
 def learner_of(run: Run, rank: int, replicator: Replicator, replicate: Replicate | None = None) -> Any:
-    """As ``build_learner``, with collectives among the replicas where they wait for one another.
+    """Like ``build_learner``, with collectives among the replicas if these wait for one another.
 
-    replicate: instead of the replicator's.
+    replicate: used instead of the replicator's ``replicate``.
     """
     open_group = group_opener(run, replicator.fabric, range(run.replicas))
     return build_learner(run, rank, replicate or replicator.replicate, open_group)
@@ -86,7 +86,7 @@ def open_only_source(run: Run, learner: Any) -> Source:
 
 
 def open_source(run: Run, rank: int, learner: Any, fabric: Fabric) -> Source:
-    """Open the source of one replica. ``fabric``: for channels among the sources of several learners."""
+    """Open the source of one replica. fabric: opens channels among the sources of several learners."""
     planned = run.planned_updates()
 
     def progress() -> float:
@@ -97,5 +97,5 @@ def open_source(run: Run, rank: int, learner: Any, fabric: Fabric) -> Source:
 
     simulators = run.replicas * getattr(run.source, "simulators", 1)
     shared = dataclasses.replace(run, world=run.world.shared_by(simulators))
-    address = getattr(fabric, "address", "")  # of a fabric between hosts
+    address = getattr(fabric, "address", "")  # only a fabric between hosts has one
     return run.source.open(SourceContext(shared, rank, learner, progress, channel, address))

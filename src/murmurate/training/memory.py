@@ -12,27 +12,28 @@ from murmurate.training.run import Run
 
 
 def refuse_too_small(run: Run, vector_bytes: int) -> None:
-    """Raise Refusal if there is too little memory for sources, and replicas with vectors of so many bytes."""
+    """Raise Refusal if there is too little memory for the sources and for replicas with vectors of
+    ``vector_bytes`` bytes."""
     source_bytes = run.source.memory_bytes(run)
-    sources = (
+    sources_note = (
         f" (sources take {run.replicas * source_bytes // 2**20:,} MiB of it: --simulators, "
         "--replay.capacity, --replay.folder, --actors, --agent.batch)"
         if source_bytes > 2**20
         else ""
     )
-    # per replica: its process, optimizer state, and at most three slots, which all map,
-    # in each of two registers; each further part: its process, vector, gradient and slots of messages
-    further = run.grid[0] * run.grid[1] - 1
-    parts_bytes = further * (150 * 2**20 + 6 * vector_bytes)
+    # per replica: its process, optimizer state, and, in each of two registers, at most three slots, which all
+    # processes map; per further part: its process, vector, gradient and slots of messages
+    further_parts = run.grid[0] * run.grid[1] - 1
+    parts_bytes = further_parts * (150 * 2**20 + 6 * vector_bytes)
     refuse_if_small(
         run.replicas * (150 * 2**20 + 16 * vector_bytes + source_bytes + parts_bytes),
-        f"{run.recipe} with {run.replicas} replica(s){sources}",
+        f"{run.recipe} with {run.replicas} replica(s){sources_note}",
         (16 + 6 * (run.members - 1)) * vector_bytes + source_bytes,
     )
 
 
 def planned_bytes(run: Run) -> int | None:
-    """Bytes of the learner's vectors, without memory for them; None if it cannot be built without memory."""
+    """Bytes of the learner's vectors, found without allocating them; None if that is not possible."""
     spec, meta = run.world.spec(), torch.device("meta")
     planned = run.learner.vector_bytes(spec)
     if planned is not None:
@@ -42,13 +43,14 @@ def planned_bytes(run: Run) -> int | None:
             return bytes_of(run.learner.build(Context(spec, Replica, run.seed, meta)))
     except Refusal:
         raise
-    except Exception as error:  # of code that computes with its values: the real building says what is wrong
+    except Exception as error:  # some code needs real values: building on a real device says what is wrong
         if exceeds_memory(error):
             raise too_large(run, error) from error
         return None
 
 
 def bytes_of(learner: Learner) -> int:
+    """Bytes of the learner's vectors."""
     vectors = [replica.params for replica in learner.replicas.values()]
     return sum(vector.numel() * vector.element_size() for vector in vectors)
 
@@ -56,10 +58,10 @@ def bytes_of(learner: Learner) -> int:
 def exceeds_memory(error: Exception) -> bool:
     """Whether torch or numpy had too little memory, or could not even compute how much they need."""
     words = ("overflow", "allocate", "not enough memory", "dimension is too large")
-    named = isinstance(error, (RuntimeError, ValueError)) and any(
+    says_so = isinstance(error, (RuntimeError, ValueError)) and any(
         word in str(error).lower() for word in words
     )
-    return named or isinstance(error, (MemoryError, OverflowError))
+    return says_so or isinstance(error, (MemoryError, OverflowError))
 
 
 def too_large(run: Run, error: Exception) -> Refusal:

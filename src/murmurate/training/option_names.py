@@ -1,5 +1,5 @@
-"""Names of config fields on the command line and in files. Imports nothing, so that the command line starts
-quickly."""
+"""Names of config fields on the command line and in files. This module imports little, so that the command
+line starts quickly."""
 
 from __future__ import annotations
 

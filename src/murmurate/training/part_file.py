@@ -24,7 +24,7 @@ UNREADABLE = (OSError, SafetensorError, *UNSOUND)
 def write(folder: Path, name: str, state: dict[str, Any], link: Callable[[Path], bool]) -> None:
     """Write nested ``state`` as ``<name>.safetensors``, each chunk in it as a file beside it.
 
-    link: links the file of an unchanged chunk to its path, or returns False.
+    link: hard-links an unchanged chunk's file to the given path, or returns False.
     """
     tensors: dict[str, torch.Tensor] = {}
     chunks: list[Chunk] = []
@@ -38,7 +38,7 @@ def write(folder: Path, name: str, state: dict[str, Any], link: Callable[[Path],
 
 
 def read(path: Path, listed: dict[str, str]) -> dict[str, Any]:
-    """The nested state in a part. listed: the files of its checkpoint. Raises Refusal if it is unreadable."""
+    """The nested state in a part. listed: files that its checkpoint lists. Raises Refusal if unreadable."""
     try:
         if path.name not in listed:
             raise LookupError("the checkpoint's state.json does not list it")
@@ -51,7 +51,7 @@ def read(path: Path, listed: dict[str, str]) -> dict[str, Any]:
 
 
 def read_count(path: Path, name: str) -> int:
-    """A whole number of a part, without reading the tensors. Raises Refusal."""
+    """An integer in a part, without reading the tensors. Raises Refusal if the part is unreadable."""
     try:
         value = _plain(path)["d"][name]["v"]
         if not isinstance(value, int) or value < 0:
@@ -62,6 +62,7 @@ def read_count(path: Path, name: str) -> int:
 
 
 def chunk_file(name: str, chunk: str) -> str:
+    """File name of a chunk of part ``name``."""
     return f"{name}-{chunk}.safetensors"
 
 
@@ -73,14 +74,15 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _save(path: Path, tensors: dict[str, torch.Tensor], about: dict[str, str] | None = None) -> None:
+def _save(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> None:
     fresh = path.with_name(f".{path.stem}.new")
-    save_file(tensors, fresh, metadata=about)
+    save_file(tensors, fresh, metadata=metadata)
     sync(fresh)
     fresh.rename(path)
 
 
 def _plain(path: Path) -> Any:
+    """The state in a part without its tensors, as ``_split`` returned it."""
     with safe_open(path, framework="pt") as file:
         return parse(file.metadata()["plain"])
 
@@ -90,7 +92,10 @@ def _key(path: tuple[str, ...]) -> str:
 
 
 def _split(value: Any, path: tuple[str, ...], tensors: dict[str, torch.Tensor], chunks: list[Chunk]) -> Any:
-    """``value`` without its tensors, which go to ``tensors`` under their path, and without its chunks."""
+    """``value`` without its tensors, which go to ``tensors`` under their path, and without its chunks.
+
+    Each value is in a dictionary that says what it is: "c"hunk, "d"ictionary, "l"ist or other "v"alue.
+    """
     if isinstance(value, Chunk):
         chunks.append(value)
         return {"c": value.name}
@@ -109,6 +114,7 @@ def _split(value: Any, path: tuple[str, ...], tensors: dict[str, torch.Tensor], 
 def _join(
     value: Any, path: tuple[str, ...], tensors: dict[str, torch.Tensor], file: Path, listed: dict[str, str]
 ) -> Any:
+    """The inverse of ``_split``."""
     if value == _TENSOR:
         return tensors[_key(path)]
     ((kind, inner),) = value.items()

@@ -20,16 +20,16 @@ from murmurate.training.part_processes import PartSettings, PartsOfReplica
 
 
 def learn_along(settings: PartSettings) -> None:
-    """Until part 0 has ended."""
+    """Learn from the batches of part 0 until this process is ended."""
     run = settings.run
     torch.set_num_threads(run.placement.threads)
     torch.set_flush_denormal(True)
     memory_file = SharedMemoryFile(settings.memory)
-    of_replica = PartsOfReplica(run, settings.rank, settings.part, memory_file)
-    replicate = functools.partial(of_replica.replicate, Replica)
+    replica_parts = PartsOfReplica(run, settings.rank, settings.part, memory_file)
+    replicate = functools.partial(replica_parts.replicate, Replica)
     learner = build_learner(run, settings.rank, replicate, with_examples=False)
     while True:
-        learner.learn(Batch(of_replica.receive()))
+        learner.learn(Batch(replica_parts.receive()))
 
 
 def _exit_with_part_0() -> None:

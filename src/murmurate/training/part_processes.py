@@ -1,8 +1,8 @@
 """The parts of a replica in a run: processes of its learner, which learn from the same batches.
 
-The learner's own process is part 0. It sends every batch to the others, and all make the same learner and the
-same step on it: each net computes its part's share of the images (``murmurate.spatial``), gradients are
-averaged over the parts, and the strategy's step is that of part 0 (docs/decisions/0029).
+The learner's own process is part 0. It sends every batch to the others, and all build the same learner and
+make the same step of it: each net computes its part's share of the images (``murmurate.spatial``), gradients
+are averaged over the parts, and the strategy's step is that of part 0 (docs/decisions/0029).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from murmurate.spec import Batch, Outcome
 from murmurate.training.run import Run
 
 _MODULE = "murmurate.training.part_process"
-_HEADER = 2  # int64: bytes of the batch, updates so far
+_HEADER = 2  # int64 values before a batch: its size in bytes, updates so far
 
 
 @dataclass(frozen=True)
 class PartSettings:
-    """What a part's process gets. memory: descriptor of the shared memory of the replica's parts."""
+    """What a part's process gets. memory: file descriptor of the shared memory of the replica's parts."""
 
     run: Run
     rank: int
@@ -62,7 +62,7 @@ class PartsOfReplica:
     def replicate(
         self, inner: Replicate, name: str, module: nn.Module, make_optimizer: MakeOptimizer, **options: Any
     ) -> Replica:
-        """As ``inner``, for a module that computes this part's share of every training image."""
+        """Like ``inner``, for a module that computes this part's share of every training image."""
         if self._shared:
             raise Refusal("replicas of several parts have one optimizer: leave out --parts for this learner")
         replica = inner(name, module, make_optimizer, **options)
@@ -73,13 +73,16 @@ class PartsOfReplica:
         return replica
 
     def died(self, part: int) -> None:
-        """Nobody waits for ``part`` from now on."""
+        """From now on no part waits for ``part``."""
         self._state.mark_dead(part)
 
     # -- batches ------------------------------------------------------------------------------------
 
     def send(self, data: Any, clock: int) -> None:
-        """Part 0: give the others a batch, and the present parameters, which a resume may have changed."""
+        """Called by part 0: send the others a batch, and the parameters, which a resume may have changed.
+
+        clock: number of updates so far.
+        """
         packed = torch.frombuffer(bytearray(pickle.dumps(data)), dtype=torch.uint8)
         header = torch.tensor([len(packed), clock], dtype=torch.int64)
         others = range(1, self.parts.size)
@@ -88,18 +91,18 @@ class PartsOfReplica:
         self._share_vectors()
 
     def receive(self) -> Any:
-        """The other parts: the next batch of part 0."""
+        """Called by the other parts: the next batch from part 0, which may take any time to prepare it."""
         deadline, self.parts.deadline_seconds = self.parts.deadline_seconds, float("inf")
-        size, clock = (int(n) for n in self._next(_HEADER, torch.int64))
+        size, clock = (int(n) for n in self._receive_from_part_0(_HEADER, torch.int64))
         self.parts.deadline_seconds = deadline
-        data = pickle.loads(bytes(self._next(size, torch.uint8).numpy()))
+        data = pickle.loads(bytes(self._receive_from_part_0(size, torch.uint8).numpy()))
         self._share_vectors()
         for replica, _ in self._shared.values():
             while replica.clock < clock:
                 replica.tick()
         return data
 
-    def _next(self, count: int, dtype: torch.dtype) -> Tensor:
+    def _receive_from_part_0(self, count: int, dtype: torch.dtype) -> Tensor:
         return self.parts.receive(self.parts.send([]), [Expected(0, (count,), dtype)])[0]
 
     def _share_vectors(self) -> None:
@@ -112,8 +115,8 @@ class PartsOfReplica:
 class LearnerInParts:
     """Part 0's learner, whose other parts learn from the same batches (see ``Learner``)."""
 
-    def __init__(self, learner: Learner, of_replica: PartsOfReplica) -> None:
-        self._learner, self._parts = learner, of_replica
+    def __init__(self, learner: Learner, replica_parts: PartsOfReplica) -> None:
+        self._learner, self._parts = learner, replica_parts
 
     @property
     def replicas(self) -> dict[str, Replica]:
@@ -136,9 +139,9 @@ class PartProcesses:
 
     def __init__(self, run: Run, rank: int) -> None:
         self._memory_file = SharedMemoryFile.create()
-        self.of_replica = PartsOfReplica(run, rank, 0, self._memory_file)
+        self.replica_parts = PartsOfReplica(run, rank, 0, self._memory_file)
         self._processes: list[subprocess.Popen[bytes]] = []
-        for part in range(1, self.of_replica.parts.size):
+        for part in range(1, self.replica_parts.parts.size):
             process = subprocess.Popen(
                 [sys.executable, "-m", _MODULE],
                 stdin=subprocess.PIPE,
@@ -148,12 +151,12 @@ class PartProcesses:
             self._processes.append(process)
             assert process.stdin is not None
             process.stdin.write(pickle.dumps(PartSettings(run, rank, part, self._memory_file.descriptor)))
-            process.stdin.flush()  # it stays open: the part exits when it is closed
+            process.stdin.flush()  # stdin stays open: the part exits when it is closed
             threading.Thread(target=self._watch, args=(process, part), daemon=True).start()
 
     def _watch(self, process: subprocess.Popen[bytes], part: int) -> None:
         process.wait()
-        self.of_replica.died(part)
+        self.replica_parts.died(part)
 
     def close(self) -> None:
         for process in self._processes:

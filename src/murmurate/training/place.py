@@ -1,4 +1,4 @@
-"""Where the folder of a run that is going on is: it may be moved or removed at any time."""
+"""Finds the folder of a run that is going on, although it may be moved or removed at any time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class FolderGone(RunFailed):
 class Place:
     """A run folder that is followed when it is moved within its file system.
 
-    It holds the folder's ``checkpoints`` open: what has its path later is not taken for it.
+    It holds the folder's ``checkpoints`` open, so another folder that has its path later is not mistaken for
+    it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -23,7 +24,7 @@ class Place:
         self._descriptor = os.open(folder / "checkpoints", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def close(self) -> None:
-        """After the last write."""
+        """To be called after the last write."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -33,7 +34,7 @@ class Place:
             self.close()
 
     def now(self) -> Path:
-        """The folder's present path. Raises FolderGone."""
+        """The folder's current path. Raises FolderGone."""
         if self._is_at(self.given):
             return self.given
         try:

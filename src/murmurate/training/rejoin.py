@@ -2,7 +2,8 @@
 
 The launcher requests a transfer from a donor to a joiner in the run state (``TransferRequest``). The donor
 writes its state between two of its steps; the joiner, already constructed, waits for it and loads it. Members
-with common rounds all admit the joiner at the same round; the others when they see that it has entered.
+with common rounds all admit the joiner at the same round; other members admit it when they see that it has
+entered.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from murmurate.replicator.replicator import BoundReplica, Replicator
 from murmurate.training.checkpoint import read_part, write_part
 
 _POLL_SECONDS = 0.002
-_KEPT, _EVERY = 128, 8
-_QUANTILE = 0.95
+# of round times: how many are kept, rounds between two results, and which quantile is the result
+_KEPT, _EVERY, _QUANTILE = 128, 8, 0.95
 
 
 class JoinCancelled(Exception):
@@ -52,14 +53,14 @@ class StateTransfer:
         self.served = 0  # the newest request already served, packed
 
     def admit_joined(self) -> None:
-        """Between two steps of members without common rounds: admit those that have entered."""
+        """Called by members without common rounds between two steps: admit the members that have entered."""
         for rank in self.membership.newcomers():
             self.admission.admit(rank, self.run_state.incarnation(rank))
             self.replicator.joined(rank)
 
     def serve_request(self, read_state: Callable[[], dict[str, Any]]) -> None:
-        """As ``admit_joined``; and if this member is the donor of a new request, send ``read_state()`` to the
-        joiner.
+        """Do ``admit_joined``; then, if this member is the donor of a new request, send ``read_state()`` to
+        the joiner.
 
         Raises RunFailed when the disk is full.
         """
@@ -79,7 +80,7 @@ class StateTransfer:
             return
         self.served = packed
         request = TransferRequest.unpack(packed)
-        # after this barrier the joiner's former incarnation cannot take part in any round
+        # after this barrier the joiner's previous incarnation cannot take part in any round
         partners = barrier()
         if request.donor == self.rank:
             self._send(request, read_state(), partners)
@@ -114,7 +115,7 @@ class StateTransfer:
         raise JoinCancelled
 
     def complete(self, transferred: dict[str, Any]) -> None:
-        """After the transferred state is loaded: take part from now on, and publish the parameters."""
+        """Called after the transferred state is loaded: take part from now on, and publish the parameters."""
         self.admission.enter(transferred["position"])
         self.replicator.rejoined()
         self.replicator.publish()
@@ -128,11 +129,11 @@ def _folder_of(folder: Path, number: int) -> Path:
 
 
 def state_to_load(replicator: Replicator, peer_state: dict[str, Any]) -> dict[str, Any]:
-    """A peer's ``Replicator.state()``, changed as this member must load it when it joins or resumes from a
-    peer's part.
+    """A peer's ``Replicator.state()``, changed to what this member must load when it joins, or resumes from
+    a peer's part.
 
-    State in shared memory has changed since the peer wrote its own, and is kept. The clock is then this
-    rank's own count in ``clocks``, which the other members add up.
+    State in shared memory, which has changed since the peer wrote its state, is kept. The clock is then this
+    rank's entry of ``clocks``, the counts that members add up.
     """
     if Capability.SHARED_MEMORY not in replicator.strategy.needs:
         return peer_state
@@ -143,12 +144,12 @@ def _keep_shared(bound: BoundReplica, peer_state: dict[str, Any]) -> dict[str, A
     replica = bound.replica
     shared_state = {
         f"{index}.{key}": value
-        for index, (_, memory) in enumerate(entries(replica.optimizer))
-        for key, value in memory.items()
+        for index, (_, state) in enumerate(entries(replica.optimizer))
+        for key, value in state.items()
     }
     kept_state = {
         "params": None,
-        # before the first step moments exist only where they are shared; all zeros mean a restarted node
+        # moments exist before the first step only if they are shared; all zeros: their node was restarted
         "optimizer": shared_state
         if any(map(_is_set, shared_state.values()))
         else peer_state["replica"]["optimizer"],
@@ -157,8 +158,8 @@ def _keep_shared(bound: BoundReplica, peer_state: dict[str, Any]) -> dict[str, A
     return {**peer_state, "replica": {**peer_state["replica"], **kept_state}}
 
 
-def _is_set(memory: Any) -> bool:
-    return bool(memory.any()) if torch.is_tensor(memory) else bool(memory)
+def _is_set(value: Any) -> bool:
+    return bool(value.any()) if torch.is_tensor(value) else bool(value)
 
 
 class Pace:

@@ -21,7 +21,7 @@ from murmurate.training.run import Run
 
 @contextlib.contextmanager
 def fitting(saved: Path | str) -> Iterator[None]:
-    """Around code that loads ``saved``: raises Refusal where that does not fit this run."""
+    """Used around code that loads ``saved``: raises Refusal if ``saved`` does not fit this run."""
     try:
         yield
     except Refusal as refusal:
@@ -34,18 +34,18 @@ def fitting(saved: Path | str) -> Iterator[None]:
 
 
 def load_agent(run: Run, folder: Path) -> Any:
-    """The learner (an agent, where it acts) with the consensus parameters of a checkpoint folder
-    (``checkpoints/last``, say).
+    """The learner (an agent, if it acts) with the consensus parameters of a checkpoint folder, such as
+    ``checkpoints/last``.
 
-    Floating-point buffers are the mean over the replicas saved in it. A data set is not read: the run
-    folder stores its spec. Raises Refusal if the checkpoint is damaged, or not of this run.
+    Floating-point buffers are the mean over the replicas saved in the checkpoint. A data set is not read: the
+    run folder stores its spec. Raises Refusal if the checkpoint is damaged, or not of this run.
     """
     torch.set_num_threads(run.placement.threads)
     fingerprint = read_fingerprint(run_folder(folder))
     with fitting(folder):
         agent = run.learner.build(Context(run.world.spec(fingerprint), Replica, run.seed))
         states = [checkpoint.read_part(folder, rank) for rank in learners(run, folder)]
-        # the part saved last has the newest state of the others
+        # the part that was saved last has the newest consensus
         latest = max(states, key=lambda state: state["seconds"])
         if (centre := run.replicas) in checkpoint.parts(folder):
             latest = checkpoint.read_part(folder, centre)
@@ -63,7 +63,7 @@ def load_agent(run: Run, folder: Path) -> Any:
 
 def _copy(values: Tensor, saved: Tensor, name: str) -> None:
     if saved.shape != values.shape:
-        raise ValueError(f"{name} is of shape {list(saved.shape)}, and of this run {list(values.shape)}")
+        raise ValueError(f"{name} has shape {list(saved.shape)}, and in this run {list(values.shape)}")
     refuse_not_finite(saved, name)
     values.copy_(saved)
 

@@ -27,41 +27,43 @@ class Run:
     """The complete configuration of a run. A recipe is a function that returns one.
 
     The fields of ``source`` and ``evaluation`` are options without a prefix (``flat``), those of ``learner``
-    begin with ``agent``; so they are called in ``run.json`` too. ``movable`` fields, and those marked as a
+    begin with ``agent``; they have the same names in ``run.json``. ``movable`` fields, and those marked as a
     place anywhere inside, may change on resume.
 
     world: simulators or a data set. learner: model, losses and optimizers. strategy: how the replicas agree.
-    source: provides the batches. evaluation: at the end of the run, and for ``murmurate eval``.
-    replicas: learners that train together.
-    parts: processes of each replica, along rows and along columns of its images, of which each computes a
-        rectangle (``murmurate.spatial``). For learners of images with one optimizer.
-    env_steps: total over the replicas at which the run ends (examples, where it learns from those).
+    source: provides the batches. evaluation: how the learner is evaluated at the end of the run, and by
+        ``murmurate eval``.
+    replicas: number of learners that train together.
+    parts: number of processes of each replica along the rows, and along the columns, of its images; each
+        computes a rectangle (``murmurate.spatial``). For learners of images with one optimizer.
+    env_steps: total env steps of the replicas at which the run ends (examples, if it learns from examples).
     updates: number of updates of each replica, after which the run ends. minutes: minutes of wall time, after
         which it ends. Of these three the first one reached ends the run; at least one is given.
     stop_at_return: also end once the mean return of the last 100 training episodes reaches this.
     seed: everything random derives from it.
     launcher: ``local`` (processes of this host), ``inline`` (one thread at a time, on a simulated fabric),
         ``torchrun`` or ``ray``.
-    checkpoint_every_env_steps: total over the replicas between checkpoints.
-    checkpoint_every_seconds: seconds of wall time between checkpoints, too; none: by env steps alone. Longer
-        where saving takes more than a twentieth of the time, as it may with a large replay. Not under
-        ``inline``.
-    evaluate_every_env_steps: total over the replicas between evaluations while the run learns; 0: only at its
-        end. Each is made of the consensus parameters at that moment, in a process of its own (launcher
-        ``inline``: between two steps), one at a time: what comes due meanwhile is evaluated after it.
+    checkpoint_every_env_steps: total env steps of the replicas between two checkpoints.
+    checkpoint_every_seconds: seconds of wall time after which the next checkpoint is made at the latest;
+        none: only env steps count. The time is longer if saving would otherwise take more than a twentieth of
+        it, as with a large replay. Without effect under ``inline``.
+    evaluate_every_env_steps: total env steps of the replicas between two evaluations while the run learns; 0:
+        only at its end. The consensus parameters at that moment are evaluated in a separate process (launcher
+        ``inline``: between two steps). An evaluation that comes due during another begins after it.
         Evaluations by games then also choose the best checkpoint, in place of the training returns.
-    probe_every_updates: own updates between measurements of disagreement and gradient cosines; 0: none.
-    record_every_seconds: between two lines of a replica in ``metrics.jsonl``.
+    probe_every_updates: updates of a replica between two measurements of disagreement and gradient cosines;
+        0: none.
+    record_every_seconds: seconds between two lines of a replica in ``metrics.jsonl``.
     restarts: how often each replica that died is started again, with a living peer's state (launcher
         ``local``). With 0 the run goes on without it: what killed it, for example too little memory, may kill
         it again.
     hang_after_seconds: a replica without a sign of life for so long, as when its environment hangs, is ended
         and started again with a living peer's state (launcher ``local``), at most three times; the run fails
         if there is no such peer. Raise it for environments whose single step or reset takes longer.
-    compression: compression of vectors that go between hosts (launchers ``torchrun`` and ``ray``) by register
+    compression: compression of vectors sent between hosts (launchers ``torchrun`` and ``ray``) by register
         and mail: ``bfloat16``, or ``int8`` with error feedback. Refused under a strategy that uses neither;
         where all members turn out to share one host's memory it has no effect, and an event says so.
-    loggers: beside TensorBoard: ``wandb`` (Weights & Biases), ``mlflow`` (MLflow).
+    loggers: loggers beside TensorBoard: ``wandb`` (Weights & Biases), ``mlflow`` (MLflow).
     """
 
     recipe: str
@@ -98,7 +100,7 @@ class Run:
     )
 
     def validate(self) -> None:
-        """Raise Refusal for a number outside its range (``ranges``), and for what makes no sense together."""
+        """Raise Refusal for a number outside its range (``ranges``), and for contradictory fields."""
         check_ranges(self)
         if self.env_steps is None and self.updates is None and self.minutes is None:
             raise Refusal("the run has no end: give --env-steps, --updates or --minutes.")
@@ -131,13 +133,13 @@ class Run:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Parts of a replica along rows and along columns."""
+        """Number of parts of a replica along the rows and along the columns of its images."""
         rows, *columns = self.parts
         return checked_grid((rows, *(columns or [1])))
 
     @property
     def members(self) -> int:
-        """Replicas, and the centre where the strategy has one: it is the last."""
+        """Number of replicas, plus one if the strategy has a centre, which is then the last member."""
         return self.replicas + self.strategy.centre
 
     @property
@@ -146,15 +148,15 @@ class Run:
         return self.world.unit
 
     def planned_updates(self) -> int | None:
-        """Updates per replica over the whole run, for schedules; None if only time ends it."""
+        """Updates per replica over the whole run, for schedules; None if only time ends the run."""
         if self.updates is not None:
             return self.updates
         batches = self.source.batches(self)
         return None if batches is None else self.learner.updates(batches)
 
     def device(self, rank: int) -> torch.device:
-        """The device of ``rank``: a replica's as in the placement; the CPU for a centre, whose messages
-        arrive there."""
+        """The device of ``rank``: for a replica, that of the placement; for a centre the CPU, where messages
+        arrive."""
         return self.placement.device(rank) if rank < self.replicas else torch.device("cpu")
 
     def saving_seconds(self) -> float:

@@ -1,4 +1,4 @@
-"""The run folder: what is written once, and reading it back."""
+"""The run folder: writes the files that are written once, and reads them back."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from murmurate.worlds.modules import search
 _BESIDE = frozenset(
     {"format", "unit", "curves", "headline", "versions", "hardware", "command", "simulated", "imports"}
 )
-_LARGEST = 2**1000  # of an integer: a float can be made of it
+_LARGEST = 2**1000  # the largest integer: it can still be converted to float
 
 
 def claim(folder: Path) -> None:
-    """Make the folder of a new run. Raises Refusal if it holds one, or anything else."""
+    """Make the folder of a new run. Raises Refusal if it already holds a run, or anything else."""
     if (folder / "run.json").exists():
         raise Refusal(
             f"{folder} already holds a run. Go on with it: murmurate resume {folder}; "
@@ -66,7 +66,7 @@ def claim(folder: Path) -> None:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold a run folder against a second process. Raises Refusal if another holds it.
+    """Lock a run folder against other processes. Raises Refusal if another process has locked it.
 
     The kernel releases the lock when the process ends, however it ends.
     """
@@ -108,8 +108,8 @@ def has_begun(folder: Path) -> bool:
 
 
 def new_folder(name: str) -> Path:
-    """A folder below ``runs`` that does not exist yet, for a recipe of that name: without the slashes and
-    colons of environments, nor the folders of their files."""
+    """A folder below ``runs`` that does not exist yet, named after a recipe: without slashes and colons, and
+    without the folder of an environment's file."""
     short = re.sub("[^A-Za-z0-9._+-]", "-", re.sub("^env:(.*/)?", "", name))[-100:].lstrip("-.")
     stem = f"{short}-{time.strftime('%Y%m%d-%H%M%S')}"
     numbered = (Path("runs") / (stem if n == 1 else f"{stem}-{n}") for n in itertools.count(1))
@@ -142,8 +142,8 @@ def read_run(folder: Path, recipe: Callable[[str], Run]) -> Run:
 
     ``run.json`` must be as it was written (see ``stored``). A field that no part of the Run has is refused. A
     field that is missing is refused, too, unless it is younger than the file: ``since`` in its metadata is
-    the ``format`` that first has it. Files of before format 2 have no checksum and name no format: there
-    missing fields have their defaults, with a warning that names them.
+    the ``format`` that first has it. Files from before format 2 have no checksum and name no format: their
+    missing fields get the defaults, with a warning that names them.
     """
     path = folder / "run.json"
     refuse_foreign(folder)
@@ -216,8 +216,8 @@ def restore(
     """``stored`` in the shape of ``like``: dataclasses and tuples as they were.
 
     number: the format of the file. missing: filled with the fields that a file of an earlier format lacks.
-    beside: names in ``stored`` that are not fields. Raises TypeError for a value of another type than a field
-    has, a name that is no field's, or a field that the format has and ``stored`` has not.
+    beside: names in ``stored`` that are not fields. Raises TypeError for a value of a type other than its
+    field's, for a name that is not a field's, or for a field of the format that ``stored`` lacks.
     """
     if not isinstance(stored, dict):
         raise TypeError(f"there is {reprlib.repr(stored)} for the fields of {type(like).__name__}")
@@ -233,8 +233,8 @@ def restore(
             continue
         name, inner = option_name(field), getattr(like, field.name)
         if field.metadata.get("flat"):
-            own = {key: value for key, value in stored.items() if key in _names(inner)}
-            changes[field.name] = restore(inner, own, number, missing)
+            stored_inner = {key: value for key, value in stored.items() if key in _names(inner)}
+            changes[field.name] = restore(inner, stored_inner, number, missing)
         elif name not in stored:
             if number > 1 and number >= field.metadata.get("since", 0):
                 raise TypeError(f"{name} is missing")
@@ -283,7 +283,7 @@ def is_valid(kind: Any, value: Any) -> bool:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write ``value``, with its checksum, so that a reader sees the old file or the new one."""
+    """Write ``value``, with its checksum, atomically: a reader sees the old file or the new one."""
     fresh = path.with_name(path.name + ".new")
     try:
         with fresh.open("w") as file:
@@ -299,8 +299,8 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 def _command() -> list[str]:
     """What started this process: the command line, or a script or notebook of the user's."""
     called, *words = sys.argv or [""]
-    own = Path(called).stem == "murmurate" or Path(called).parent.name == "murmurate"
-    return ["murmurate", *words] if own else ["python", called, *words]
+    is_murmurate = Path(called).stem == "murmurate" or Path(called).parent.name == "murmurate"
+    return ["murmurate", *words] if is_murmurate else ["python", called, *words]
 
 
 def versions() -> dict[str, str]:
@@ -326,9 +326,9 @@ def hardware(run: Run | None = None) -> dict[str, Any]:
 def write_roles(
     folder: Path, pids: dict[int, int | None], replicas: int, hosts: Mapping[int, str] | None = None
 ) -> None:
-    """``roles.jsonl``: which process on which host is which role (None: a thread of the launcher).
+    """``roles.jsonl``: the process and host of each role. pids: by rank; None for a thread of the launcher.
 
-    hosts: names by rank; the others are on this one.
+    hosts: names by rank; ranks without a name are on this host.
     """
     lines = [
         {

@@ -38,8 +38,8 @@ FINISHED, FAILED, REFUSED = 0, 1, 2
 class Finish:
     """How a run ended: the exit code of the command line, and ``summary.json``.
 
-    summary: None where another process leads the run and reports it. folder: where it is not the requested
-    one. run: the run that ended. error: what a callback raised, if that ended it.
+    summary: None if another process leads the run and reports it. folder: the run folder, if it is not the
+    requested one. run: the run that ended. error: what a callback raised, if that ended the run.
     """
 
     code: int
@@ -56,7 +56,7 @@ class Finish:
 
 @signals_restored()
 def train(run: Run, folder: Path, launcher: Launcher, read: Callable[[Path], Run]) -> Finish:
-    """Check all that can be checked in advance, then run. Raises Refusal with nothing changed.
+    """Check all that can be checked in advance, then run. Raises Refusal before anything is changed.
 
     read: returns the Run of a run folder (``recipes.stored``).
     """
@@ -101,7 +101,7 @@ def _begin(run: Run, folder: Path, launcher: Launcher, ranks: Ranks | None) -> F
 
 @contextlib.contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Around a new run, whose folder is made, and held. A run that fails before it has recorded or saved
+    """Used around a new run: makes its folder, and locks it. A run that fails before it has recorded or saved
     anything leaves nothing behind. Raises Refusal if the folder cannot be made or written."""
     existed = folder.exists()
     claim(folder)
@@ -162,7 +162,7 @@ def resume(
         return Finish(ranks.follow(read), None)
     with contextlib.nullcontext() if ranks is None else _refuse_all_ranks(ranks):
         with held(folder):
-            check_data(folder, run.world)  # first: of other data a checkpoint may not fit either
+            check_data(folder, run.world)  # first, because with other data a checkpoint may not fit either
             newest = checkpoint.newest(folder / "checkpoints", lambda found: _check_fits(run, folder, found))
             return _continue(run, stored, folder, newest, launcher)
 
@@ -170,20 +170,23 @@ def resume(
 def _continue(run: Run, stored: Run, folder: Path, newest: Path, launcher: Launcher) -> Finish:
     manifest = checkpoint.read_manifest(newest)
     saved = checkpoint.parts(newest)
-    # a replica that had died resumes from a living one's part
+    # a replica that had died resumes from a living replica's part
     learned = [rank for rank in saved if rank < run.replicas]
     parts = {rank: rank if rank in saved else learned[rank % len(learned)] for rank in range(run.replicas)}
     if run.strategy.centre:
         parts[run.replicas] = run.replicas
-    movable = {f.name: getattr(stored, f.name) for f in dataclasses.fields(run) if f.metadata.get("movable")}
+    # all but the movable fields must be as they were stored
+    stored_movable = {
+        f.name: getattr(stored, f.name) for f in dataclasses.fields(run) if f.metadata.get("movable")
+    }
     stored_fields, new_fields = (
         plain(without_places(stored)),
-        plain(without_places(dataclasses.replace(run, **movable))),
+        plain(without_places(dataclasses.replace(run, **stored_movable))),
     )
-    fixed = [name for name, value in new_fields.items() if value != stored_fields[name]]
-    if fixed:
+    changed = [name for name, value in new_fields.items() if value != stored_fields[name]]
+    if changed:
         raise Refusal(
-            f"{' and '.join(fixed)} cannot change on resume: what was learned so far depends on it. "
+            f"{' and '.join(changed)} cannot change on resume: what was learned so far depends on it. "
             "Train anew: murmurate train, with --out."
         )
     if run != stored:
@@ -238,8 +241,8 @@ def _devices(run: Run) -> set[str]:
 
 
 def _build_once(run: Run) -> Learner:
-    """Build the learner on a simulated fabric, so that errors of it or its strategy show before workers
-    start.
+    """Build the learner on a simulated fabric, so that errors of the learner or the strategy show before
+    workers start.
 
     Raises Refusal.
     """
@@ -267,8 +270,8 @@ def _build_once(run: Run) -> Learner:
 
 
 def _check_fits(run: Run, folder: Path, found: Path) -> None:
-    """Raise Refusal if a checkpoint is of another network or of another source, or if it is damaged in what
-    its digests do not show."""
+    """Raise Refusal if a checkpoint is of another network or source, or is damaged in a way that its digests
+    do not show."""
     saved, count = checkpoint.parts(found), checkpoint.read_manifest(found)["replicas"]
     if run.replicas != count:
         raise Refusal(f"{folder} was made with {count} replicas; resume with the same number.")
@@ -287,7 +290,7 @@ def _check_fits(run: Run, folder: Path, found: Path) -> None:
                 if replica.state()["optimizer"].keys() != saved_state["optimizer"].keys():
                     raise ValueError("it was made with another optimizer")
             run.source.check_state(state["source"])
-    load_agent(run, found)  # what of the centre's part is used, too
+    load_agent(run, found)  # also checks what is used of the centre's part
 
 
 def _carry_out(run: Run, folder: Path, launcher: Launcher, resume: Resume | None) -> Finish:

@@ -21,7 +21,7 @@ from murmurate.training.run_folder import write_json
 
 
 def disagreement(folder: Path, ranks: Sequence[int]) -> float | None:
-    """The relative spread of the parameters in the parts of a checkpoint; None with one part."""
+    """The relative spread of the parameters in the parts of a checkpoint; None with fewer than two."""
     if len(ranks) < 2:
         return None
     vectors = []
@@ -60,7 +60,7 @@ def summarize(
         "wall_seconds": seconds,
         "env_steps_per_second": (run_state.total_env_steps() - coordinator.steps_before)
         / max(seconds - coordinator.seconds_before, 1e-9),
-        "train_return_mean": _number(coordinator.return_mean()),
+        "train_return_mean": _none_if_nan(coordinator.return_mean()),
         "dead_replicas": coordinator.dead,
         "checkpoints_skipped": coordinator.skipped,
         "events": coordinator.events,
@@ -86,7 +86,7 @@ def _from_checkpoint(run: Run, last: Path, best: Path, evaluated: bool) -> dict[
     ranks = checkpoint.parts(last)
     states = [checkpoint.read_part(last, rank) for rank in ranks]
     evaluation = figures(run, last, best=best) if evaluated else {}
-    evaluation.pop("returns", None)  # of each game: murmurate eval prints them
+    evaluation.pop("returns", None)  # the return of each game, which only murmurate eval prints
     return {
         **empty,
         **evaluation,
@@ -98,5 +98,5 @@ def _from_checkpoint(run: Run, last: Path, best: Path, evaluated: bool) -> dict[
     }
 
 
-def _number(x: float) -> float | None:
+def _none_if_nan(x: float) -> float | None:
     return None if x != x else x

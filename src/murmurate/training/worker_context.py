@@ -1,4 +1,4 @@
-"""What a launcher gives to a member of a run, what it resumes from, and its part of a checkpoint."""
+"""What a launcher gives to a member of a run, what the member resumes from, and its part of a checkpoint."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from murmurate.training.rejoin import Admission
 FINAL = "final"
 FINAL_REQUEST = FINAL_DRAIN
 _HEARTBEAT_SECONDS = 1.0
-DRAIN_SECONDS = 10.0  # for deltas in flight to arrive before a checkpoint
+DRAIN_SECONDS = 10.0  # the longest wait for deltas in flight before a checkpoint
 
 
 @dataclass
 class Restored:
     """What a replica resumes from: its own part of a checkpoint or, if it had died, that of a living replica
-    (``own`` is False), with its own count of env steps and new episodes."""
+    (``own`` is False), but with its own count of env steps, and with new episodes."""
 
     state: dict[str, Any]
     env_steps: int
@@ -36,7 +36,7 @@ class Restored:
 
     @classmethod
     def read(cls, checkpoint: Path, rank: int, source: int) -> Restored:
-        """Replica ``rank``, from the part of replica ``source``. Raises Refusal if it is unreadable."""
+        """What replica ``rank`` resumes from: the part of replica ``source``. Raises Refusal."""
         state = read_part(checkpoint, source)
         if rank == source and "source" in state:
             state["source"]["replays"] = read_replays(checkpoint, rank)
@@ -66,8 +66,8 @@ class Resume:
 class WorkerContext:
     """What a launcher gives to one member: fabric, run state, run folder, and what to resume from.
 
-    between: called between two steps, and while a source prepares a batch. admission: the fabric again, where
-    it supports state transfers. joins: this process replaces one that died, and begins with a state transfer.
+    between: called between two steps, and while a source prepares a batch. admission: the fabric again, if it
+    supports state transfers. joins: this process replaces one that died, and begins with a state transfer.
     """
 
     rank: int

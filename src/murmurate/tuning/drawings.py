@@ -1,4 +1,4 @@
-"""The figures of a study's page: functions that draw one axes each."""
+"""The figures of a study's page: each function here returns one that draws on matplotlib axes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def history(trials: Sequence[Any], objective: Objective) -> Draw:
 
     def draw(axes: Axes) -> None:
         done = [trial for trial in trials if trial.state.name == "COMPLETE"]
-        ended = [trial for trial in trials if trial.state.name == "PRUNED" and trial.value is not None]
+        pruned = [trial for trial in trials if trial.state.name == "PRUNED" and trial.value is not None]
         axes.plot(
-            [t.number for t in ended], [t.value for t in ended], "x", color=COLOURS["muted"], markersize=5
+            [t.number for t in pruned], [t.value for t in pruned], "x", color=COLOURS["muted"], markersize=5
         )
         x, y = [t.number for t in done], np.array([t.value for t in done])
         axes.plot(x, y, "o", color=COLOURS["accent"], markersize=5, alpha=0.8)
@@ -55,39 +55,43 @@ def bars(rows: Sequence[tuple[str, float]]) -> Draw:
     return draw
 
 
-def slice_of(finished: Sequence[Any], objective: Objective, one: Dimension) -> Draw:
-    """The objective against one field; the best trial as a ring."""
+def slice_of(finished: Sequence[Any], objective: Objective, dimension: Dimension) -> Draw:
+    """The objective against one field; a ring marks the best trial."""
 
     def draw(axes: Axes) -> None:
-        values = [trial.params[one.name] for trial in finished]
-        x = [one.choices.index(value) for value in values] if one.choices else [float(v) for v in values]
+        values = [trial.params[dimension.name] for trial in finished]
+        x = (
+            [dimension.choices.index(value) for value in values]
+            if dimension.choices
+            else [float(v) for v in values]
+        )
         y = [trial.value for trial in finished]
         axes.plot(x, y, "o", color=COLOURS["accent"], markersize=4.5, alpha=0.6)
         best = (np.argmin if objective.minimize else np.argmax)(y)
         axes.plot(
             x[best], y[best], "o", color=COLOURS["warm"], markersize=9, fillstyle="none", markeredgewidth=1.6
         )
-        tidy(axes, one.name, "")
-        if one.choices:
-            axes.set_xticks(range(len(one.choices)), one.choices)
-            axes.set_xlim(-0.5, len(one.choices) - 0.5)
-        elif one.log:
+        tidy(axes, dimension.name, "")
+        if dimension.choices:
+            axes.set_xticks(range(len(dimension.choices)), dimension.choices)
+            axes.set_xlim(-0.5, len(dimension.choices) - 0.5)
+        elif dimension.log:
             axes.set_xscale("log")
-            subs = (1.0, 2.0, 5.0) if one.high < 30 * one.low else (1.0,)
+            subs = (1.0, 2.0, 5.0) if dimension.high < 30 * dimension.low else (1.0,)
             axes.xaxis.set_major_locator(ticker.LogLocator(subs=subs, numticks=8))
             axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: short(value)))
             axes.xaxis.set_minor_formatter(ticker.NullFormatter())
-            axes.set_xlim(one.low / 1.15, one.high * 1.15)
+            axes.set_xlim(dimension.low / 1.15, dimension.high * 1.15)
         else:
             axes.xaxis.set_major_locator(ticker.MaxNLocator(4))
-            margin = 0.04 * (one.high - one.low)
-            axes.set_xlim(one.low - margin, one.high + margin)
+            margin = 0.04 * (dimension.high - dimension.low)
+            axes.set_xlim(dimension.low - margin, dimension.high + margin)
 
     return draw
 
 
 def coordinates(finished: Sequence[Any], objective: Objective, space: Sequence[Dimension]) -> Draw:
-    """An axis for each field, and the objective's; a line for each trial, stronger the better it is."""
+    """An axis for each field, and one for the objective; a line for each trial, stronger the better it is."""
 
     def draw(axes: Axes) -> None:
         y = np.array([trial.value for trial in finished], dtype=float)
@@ -96,7 +100,7 @@ def coordinates(finished: Sequence[Any], objective: Objective, space: Sequence[D
         quality[order] = np.linspace(0, 1, len(y))
         low, high = float(y.min()), float(y.max())
         for i in order:  # the best is drawn last
-            heights = [_height(one, finished[i].params[one.name]) for one in space]
+            heights = [_height(dimension, finished[i].params[dimension.name]) for dimension in space]
             heights.append((y[i] - low) / (high - low) if high > low else 0.5)
             best = i == order[-1]
             axes.plot(
@@ -106,16 +110,16 @@ def coordinates(finished: Sequence[Any], objective: Objective, space: Sequence[D
                 linewidth=2.0 if best else 1.1,
                 alpha=1.0 if best else 0.08 + 0.6 * float(quality[i]) ** 2,
             )
-        names = [one.name.rpartition(".")[2] for one in space]
+        names = [dimension.name.rpartition(".")[2] for dimension in space]
         tidy(axes, "", "")
         axes.grid(visible=False)
         axes.set_xticks(range(len(space) + 1), [*names, objective.name])
         axes.tick_params(axis="x", labelcolor=COLOURS["ink"])
         axes.set(yticks=[], ylim=(-0.1, 1.1), xlim=(-0.25, len(space) + 0.4))
         axes.spines["bottom"].set_visible(False)
-        for k, one in enumerate(space):
+        for k, dimension in enumerate(space):
             axes.axvline(k, color=COLOURS["muted"], linewidth=0.8)
-            for height, text in _ticks(one):
+            for height, text in _ticks(dimension):
                 axes.text(k + 0.03, height, text, va="center", color=COLOURS["muted"], fontsize="small")
         axes.axvline(len(space), color=COLOURS["muted"], linewidth=0.8)
         for height, value in ((0.0, low), (1.0, high)):
@@ -126,15 +130,19 @@ def coordinates(finished: Sequence[Any], objective: Objective, space: Sequence[D
     return draw
 
 
-def _height(one: Dimension, value: Any) -> float:
+def _height(dimension: Dimension, value: Any) -> float:
     """Where a field's value is on its axis, from 0 to 1."""
-    if one.choices:
-        return one.choices.index(value) / (len(one.choices) - 1) if len(one.choices) > 1 else 0.5
-    low, high, at = (np.log(x) if one.log else x for x in (one.low, one.high, float(value)))
+    if dimension.choices:
+        return (
+            dimension.choices.index(value) / (len(dimension.choices) - 1)
+            if len(dimension.choices) > 1
+            else 0.5
+        )
+    low, high, at = (np.log(x) if dimension.log else x for x in (dimension.low, dimension.high, float(value)))
     return float((at - low) / (high - low))
 
 
-def _ticks(one: Dimension) -> list[tuple[float, str]]:
-    if one.choices:
-        return [(_height(one, choice), choice) for choice in one.choices]
-    return [(0.0, short(one.low)), (1.0, short(one.high))]
+def _ticks(dimension: Dimension) -> list[tuple[float, str]]:
+    if dimension.choices:
+        return [(_height(dimension, choice), choice) for choice in dimension.choices]
+    return [(0.0, short(dimension.low)), (1.0, short(dimension.high))]

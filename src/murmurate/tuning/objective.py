@@ -1,4 +1,4 @@
-"""The figure that a study improves, and how it develops while a trial trains."""
+"""The figure that a study optimises, and how it develops while a trial trains."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _RETURNS = ("eval_return_mean", "train_return_mean", "best_eval_return_mean")
 
 @dataclass(frozen=True)
 class Objective:
-    """name: name of a figure of ``summary.json``. recorded: the field of ``metrics.jsonl`` that stands for it
-    while a trial trains."""
+    """The figure that a study optimises. name: its name in ``summary.json``. recorded: the field of
+    ``metrics.jsonl`` that stands for it while a trial trains."""
 
     name: str
     minimize: bool = False
@@ -35,7 +35,7 @@ class Objective:
         return "return_mean" if self.name in _RETURNS else self.name
 
     def of(self, summary: Mapping[str, Any]) -> float | None:
-        """The finite figure of a finished run, else None. Raises RunFailed where runs have no such figure."""
+        """The figure in a run's summary; None if it is not finite. Raises RunFailed if it is missing."""
         if self.name not in summary:
             figures = sorted(k for k, v in summary.items() if isinstance(v, (int, float)) and k != "seed")
             raise RunFailed(
@@ -50,8 +50,7 @@ class Objective:
 def read_objective(text: str | None, run: Run) -> Objective:
     """``NAME``, ``NAME:max`` or ``NAME:min``; None: the figure that the run's evaluation is about.
 
-    Without a direction a figure is as good as its curve says, and otherwise the larger the better. Raises
-    Refusal.
+    Without a direction, lower is better if the curve of the figure says so, else higher. Raises Refusal.
     """
     headline = run.evaluation.headline
     curves = {c.metric: c for c in (*(() if headline is None else (headline,)), *run.evaluation.curves)}
@@ -67,7 +66,7 @@ def read_objective(text: str | None, run: Run) -> Objective:
 class Progress:
     """Follows a trial's ``metrics.jsonl``: the objective at each tenth of the run's budget.
 
-    run: with its end; folder: the trial's, which need not exist yet.
+    run: the trial's run, whose end is the budget. folder: the trial's folder, which need not exist yet.
     """
 
     objective: Objective
@@ -83,7 +82,7 @@ class Progress:
 
     def poll(self) -> list[tuple[int, float]]:
         """(tenth of the budget, mean of the replicas' newest values) for the tenths passed since the last
-        call. Between records the value is linear: a fast run has few, and must not look better for it."""
+        call. Between records the value is interpolated: a fast run, with few, must not look better for it."""
         passed: list[tuple[int, float]] = []
         for record in self._tail.poll():
             if record["replica"] is None or record.get("kind"):
@@ -91,8 +90,8 @@ class Progress:
             self._latest[record["replica"]] = record
             known = [
                 float(value)
-                for one in self._latest.values()
-                if isinstance(value := one.get(self.objective.recorded), (int, float))
+                for latest in self._latest.values()
+                if isinstance(value := latest.get(self.objective.recorded), (int, float))
             ]
             if known:
                 passed += self._tenths(self._share(), sum(known) / len(known))
@@ -103,7 +102,7 @@ class Progress:
         last = min(STEPS, int(STEPS * share))
         steps = range(self._step + 1, last + 1)
         self._step = max(self._step, last)
-        if before is None:  # how it came here is not known
+        if before is None:  # there is no value from which to interpolate
             return [(last, value)] if steps else []
         return [(s, float(np.interp(s / STEPS, (before[0], share), (before[1], value)))) for s in steps]
 

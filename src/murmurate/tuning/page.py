@@ -15,8 +15,8 @@ from murmurate.tuning import drawings
 from murmurate.tuning.objective import Objective
 from murmurate.tuning.space import Dimension
 
-MOST_ROWS = 200
-LEAST_TRIALS = 10  # finished ones, of which importances are computed
+MOST_ROWS = 200  # of the table of trials
+LEAST_TRIALS = 10  # finished trials from which importances are computed
 
 
 def write_page(
@@ -29,8 +29,8 @@ def write_page(
 ) -> Path:
     """Write ``report.html`` in the study's folder and return its path.
 
-    study: study of Optuna, with at least one finished trial. command: trains the best setting. Raises Refusal
-    where the page cannot be written.
+    study: Optuna's, with at least one finished trial. command: the command that trains the best setting.
+    Raises Refusal where the page cannot be written.
     """
     trials = study.get_trials(deepcopy=False)
     finished = [trial for trial in trials if trial.state.name == "COMPLETE"]
@@ -90,7 +90,7 @@ def _history(trials: Sequence[Any], objective: Objective) -> Section:
 
 
 def _importances(study: Any, space: Sequence[Dimension]) -> Section:
-    """Shares of the variance among the better trials (PED-ANOVA, Watanabe et al. 2023)."""
+    """The importance of each field for the better trials (PED-ANOVA, Watanabe et al. 2023)."""
     from optuna import importance
 
     title = "What mattered"
@@ -116,8 +116,8 @@ def _importances(study: Any, space: Sequence[Dimension]) -> Section:
 
 def _slices(finished: Sequence[Any], objective: Objective, space: Sequence[Dimension]) -> Section:
     drawn = [
-        svg(drawings.slice_of(finished, objective, one), 3.2, 2.4, name=f"slice of {one.name}")
-        for one in space
+        svg(drawings.slice_of(finished, objective, dimension), 3.2, 2.4, name=f"slice of {dimension.name}")
+        for dimension in space
     ]
     text = f"{objective.name} of every finished trial against each field; the best trial is marked."
     return Section("Slices", text, figures=drawn, layout="four")
@@ -143,11 +143,11 @@ def _table(trials: Sequence[Any], objective: Objective, space: Sequence[Dimensio
             str(trial.number),
             "" if trial.state.name != "COMPLETE" else number(trial.value),
             {"COMPLETE": "finished", "PRUNED": "pruned"}.get(trial.state.name, trial.state.name.lower()),
-            *(drawings.short_word(trial.params.get(one.name, "")) for one in space),
+            *(drawings.short_word(trial.params.get(dimension.name, "")) for dimension in space),
         ]
         for trial in ordered[:MOST_ROWS]
     ]
-    heads = ["trial", objective.name, "end", *(one.name for one in space)]
+    heads = ["trial", objective.name, "end", *(dimension.name for dimension in space)]
     left_out = len(ordered) - MOST_ROWS
     return Section(
         "Trials", table=(heads, rows), note=f"{left_out} more are in study.db." if left_out > 0 else ""

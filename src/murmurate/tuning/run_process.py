@@ -1,4 +1,4 @@
-"""A run as a process of its own, and what becomes of such processes at Ctrl-C and SIGTERM."""
+"""Runs in processes of their own, and how they end at Ctrl-C and SIGTERM."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _POLL_SECONDS = 0.1
 
 
 class RunProcess:
-    """``murmurate WORDS`` in a process group of its own, so that it is signalled once.
+    """``murmurate WORDS`` in a process group of its own, so that a Ctrl-C reaches it only through ``signal``.
 
     output: the file to which its output is appended; None: this process's output.
     threads: number of threads of torch and of libraries for linear algebra, where the environment does not
-    say; None: theirs.
+    set it; None: their default.
     """
 
     def __init__(self, words: Sequence[str], output: Path | None = None, threads: int | None = None) -> None:
@@ -48,7 +48,7 @@ class RunProcess:
                 file.close()
 
     def code(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """The process's exit code; None while it runs."""
         return self._process.poll()
 
     def signal(self, number: int) -> None:
@@ -56,7 +56,7 @@ class RunProcess:
             self._process.send_signal(number)
 
     def end(self) -> None:
-        """Kill it if it still runs: after an error in this process."""
+        """Kill the process, if it still runs, after an error in this one."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
@@ -73,10 +73,10 @@ class HeldRun:
         return None if is_held(self._folder) else int(not has_finished(self._folder))
 
     def signal(self, number: int) -> None:
-        """Whoever started it stops it."""
+        """Do nothing: whoever started the run stops it."""
 
     def end(self) -> None:
-        """Whoever started it ends it."""
+        """Do nothing: whoever started the run ends it."""
 
 
 Running = RunProcess | HeldRun
@@ -123,10 +123,10 @@ def run_all(
     watch: Callable[[Any, Running], None] = lambda key, process: None,
 ) -> int:
     """Start processes, at most ``jobs`` at once, until ``start`` returns None and all have ended; returns the
-    first signal received, or 0. After a signal none is started, and those that run are sent it and awaited.
+    first signal received, or 0. After a signal no process is started; those that run are sent it and awaited.
 
-    ended: called with what ``start`` returned beside the process, and its exit code; then ``start`` is asked
-    again. watch: called with both now and then while the process runs.
+    start: returns a key and its process. ended: called with a key and the exit code of its process; then
+    ``start`` is called again. watch: called with a key and its process now and then while the process runs.
     """
     running: list[tuple[Any, Running]] = []
     exhausted = False
@@ -138,7 +138,7 @@ def run_all(
                         exhausted = True
                     else:
                         running.append(begun)
-                if signals.number:  # a run of somebody else is not awaited
+                if signals.number:  # runs that other processes train are not awaited
                     running = [(key, process) for key, process in running if isinstance(process, RunProcess)]
                 if not running:
                     return signals.number
@@ -173,12 +173,12 @@ def has_finished(folder: Path) -> bool:
 
 
 def can_resume(folder: Path) -> bool:
-    """Whether there is an intact checkpoint."""
+    """Whether ``folder`` has an intact checkpoint."""
     return any(checkpoint.damage(folder / "checkpoints" / name) is None for name in ("last", "previous"))
 
 
 def is_held(folder: Path) -> bool:
-    """Whether another process trains in it."""
+    """Whether another process trains in ``folder``."""
     if not (folder / "checkpoints").is_dir():
         return False
     try:
@@ -189,6 +189,6 @@ def is_held(folder: Path) -> bool:
 
 
 def set_aside(folder: Path) -> None:
-    """Rename what a killed run that has no checkpoint left in ``folder``, if there is anything."""
+    """Rename ``folder``, if it exists: a killed run left it, without a checkpoint."""
     if folder.exists():
         folder.rename(folder.with_name(f"{folder.name}-cut-off-{folder.stat().st_mtime_ns}"))

@@ -52,4 +52,8 @@ class Dimension:
 
 def words(space: Sequence[Dimension], values: Mapping[str, Any]) -> list[str]:
     """The options of ``murmurate train`` that set the fields of ``space`` to drawn values."""
-    return [word for one in space for word in (f"--{one.name}", one.word(values[one.name]))]
+    return [
+        word
+        for dimension in space
+        for word in (f"--{dimension.name}", dimension.word(values[dimension.name]))
+    ]

@@ -25,18 +25,18 @@ from murmurate.tuning.space import Dimension, words
 from murmurate.tuning.trials import Held, Trials
 
 FILE = "study.json"
-_HOPELESS = 3  # so many failures before any success end the study
+_MOST_FAILURES = 3  # so many, before any trial has finished, end the study
 
 
 @dataclass
 class Study:
     """``murmurate tune``.
 
-    run: the run of the trials, without what is searched. words: ``murmurate train`` and its arguments, which
-    make ``run``. options: those of ``murmurate tune`` alone, to say how to go on. folder: holds
-    ``study.json``, ``study.db``, ``trial-<n>/`` (a run folder) and ``.log`` of each trial, and
-    ``report.html``. trials: in all, those of earlier commands included. minutes: no trial is started later.
-    jobs: trials at once.
+    run: the trials' run, before the searched fields are set. words: ``train`` and its arguments, as in the
+    command that would train ``run``. options: options that only ``murmurate tune`` has, for the command that
+    continues the study. folder: holds ``study.json``, ``study.db``, ``trial-<n>/`` (a run folder) and
+    ``trial-<n>.log`` of each trial, and ``report.html``. trials: number of trials, those of earlier commands
+    included. minutes: after which no trial is started. jobs: number of trials at once.
     """
 
     run: Run
@@ -63,7 +63,7 @@ class Study:
         self._end = None if self.minutes is None else time.monotonic() + 60 * self.minutes
         stopped = run_process.run_all(self._start, self._ended, self.jobs, self._watch)
         if self._is_hopeless():
-            raise RunFailed(f"The first {_HOPELESS} trials failed. The last one: {self._failures[-1]}")
+            raise RunFailed(f"The first {_MOST_FAILURES} trials failed. The last one: {self._failures[-1]}")
         if stopped:
             done = sum(trial.state.is_finished() for trial in self._trials.all())
             if self._trials.best() is not None:
@@ -76,14 +76,15 @@ class Study:
 
     @property
     def command(self) -> str:
-        """The command that goes on with this study."""
+        """The command that continues this study."""
         return shlex.join(["murmurate", "tune", *self.words[1:], *self.options, "--out", str(self.folder)])
 
     def _claim(self) -> None:
+        """Write ``study.json``. Raises Refusal if the folder holds anything but this study."""
         path = self.folder / FILE
         settings = {
             "run": plain(self.run),
-            "space": [one.plain() for one in self.space],
+            "space": [dimension.plain() for dimension in self.space],
             "objective": [self.objective.name, self.objective.direction],
         }
         if path.exists():
@@ -118,7 +119,7 @@ class Study:
         chosen = words(self.space, held.trial.params)
         run = dataclasses.replace(self.run)
         trial = _Trial(held, folder, Progress(self.objective, run, folder))
-        if run_process.has_finished(folder):  # the command was killed before it told the study
+        if run_process.has_finished(folder):  # an earlier command was killed before it told Optuna
             return trial, HeldRun(folder)
         if run_process.is_held(folder):
             self.say(f"trial {held.number}: another process trains it; waiting for its end")
@@ -161,7 +162,7 @@ class Study:
                 self._trials.pruned(held)
                 self.say(f"{name}: pruned ({chosen})")
             elif trial.foreign or code in (INTERRUPTED, run_process.TERMINATED):
-                pass  # it stays unfinished, and goes on with the next start
+                pass  # the trial stays unfinished, and the next command continues it
             else:
                 self._fail(held, _last_line(trial.folder.with_suffix(".log")) or f"exit code {code}")
         finally:
@@ -173,7 +174,7 @@ class Study:
         self.say(f"trial {held.number}: failed: {why}")
 
     def _is_hopeless(self) -> bool:
-        return len(self._failures) >= _HOPELESS and self._trials.best() is None
+        return len(self._failures) >= _MOST_FAILURES and self._trials.best() is None
 
     def _best_so_far(self) -> str:
         best = self._trials.best()
@@ -202,10 +203,10 @@ class Study:
 
 def rewrite_page(folder: Path) -> tuple[Path, str]:
     """Write the page of the study in ``folder`` anew; returns its path and the command that trains the best
-    setting. Raises Refusal for a damaged study, or one of which no trial has finished."""
+    setting. Raises Refusal for a damaged study, and for one without a finished trial."""
     try:
         stored = read_object(folder / FILE)
-        space = [Dimension(**{**one, "choices": tuple(one["choices"])}) for one in stored["space"]]
+        space = [Dimension(**{**fields, "choices": tuple(fields["choices"])}) for fields in stored["space"]]
         objective = Objective(stored["objective"][0], stored["objective"][1] == "minimize")
         recipe, begun = str(stored["run"]["recipe"]), [str(word) for word in stored["train"]]
     except (OSError, *UNSOUND) as error:
@@ -220,7 +221,8 @@ def rewrite_page(folder: Path) -> tuple[Path, str]:
 
 @dataclass
 class _Trial:
-    """pruned: it was told to end. foreign: another process, left by a killed command, trains it."""
+    """A trial in progress. pruned: whether it was told to end. foreign: whether another process, left by a
+    killed command, trains it."""
 
     held: Held
     folder: Path

@@ -30,9 +30,9 @@ MOST_SEEDS = 10_000
 class Sweep:
     """The runs of one recipe with several seeds.
 
-    run: with any seed. words: ``murmurate train`` and its arguments, without the seed and the folder.
-    folder: holds ``sweep.json``, a run folder ``seed-<k>`` for each seed, and ``report.html``. jobs: runs at
-    once. With more than one the output of each is in ``seed-<k>.log``.
+    run: the run to train; its own seed is not used. words: ``train`` and its arguments, without the seed and
+    the folder. folder: holds ``sweep.json``, a run folder ``seed-<k>`` for each seed, and ``report.html``.
+    jobs: number of runs at once. If it is more than one, the output of each is in ``seed-<k>.log``.
     """
 
     run: Run
@@ -73,12 +73,13 @@ class Sweep:
 
     @property
     def command(self) -> str:
-        """The command that makes this sweep, and goes on with it."""
+        """The command that begins or continues this sweep."""
         jobs = ["--jobs", str(self.jobs)] if self.jobs > 1 else []
         words = ["murmurate", *self.words, "--seeds", seed_text(self.seeds), *jobs, "--out", str(self.folder)]
         return shlex.join(words)
 
     def _claim(self) -> None:
+        """Write ``sweep.json``. Raises Refusal if the folder holds anything but a sweep of this run."""
         settings = plain(dataclasses.replace(self.run, seed=0))
         path, seeds = self.folder / FILE, set(self.seeds)
         if path.exists():
@@ -124,10 +125,10 @@ class Sweep:
             self.say(f"seed {seed}: {ends.get(code, f'ended with exit code {code}')}{output}")
 
     def _conclude(self, paths: dict[int, Path]) -> None:
-        """The report, the statistics, and what failed."""
-        bad = [seed for seed in paths if self.codes.get(seed)]
-        if bad:
-            self.say(f"not finished: {_seeds(bad)}. Try these again with: {self.command}")
+        """Write the report; print the statistics, and which seeds failed."""
+        failed = [seed for seed in paths if self.codes.get(seed)]
+        if failed:
+            self.say(f"not finished: {_seeds(failed)}. Try these again with: {self.command}")
         finished = [path for path in paths.values() if run_process.has_finished(path)]
         if finished:
             self.say(
@@ -137,8 +138,7 @@ class Sweep:
             self.say(f"The runs are in {self.folder}, their report is {written}")
 
     def _code(self) -> int:
-        bad = [code for code in self.codes.values() if code]
-        if not bad:
+        if not any(self.codes.values()):
             return 0
         return REFUSED if all(code == REFUSED for code in self.codes.values()) else FAILED
 

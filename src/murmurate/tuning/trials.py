@@ -1,8 +1,8 @@
-"""The trials of a study on disk, which several processes and a killed one share.
+"""The trials of a study on disk, which several processes may share, and continue after one was killed.
 
-``study.db`` (SQLite) has every trial's parameters and values. Who trains a trial holds the kernel's lock of
-its file in ``locks/``, which is free again when the process ends, however it ends: a running trial whose lock
-is free was cut off, and whoever finds it continues its run.
+``study.db`` (SQLite) has every trial's parameters and values. The process that trains a trial holds a lock
+(flock) of the trial's file in ``locks/``, which the kernel frees when the process ends, however it ends: a
+running trial whose lock is free was cut off, and the process that finds it continues its run.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ PRUNERS = ("median", "halving", "hyperband", "none")
 
 @dataclass
 class Held:
-    """A trial that this process trains. lock: the descriptor that holds it. reported: steps whose values the
-    study knows."""
+    """A trial that this process trains. lock: descriptor of the file whose lock it holds. reported: steps
+    whose values Optuna knows."""
 
     trial: Any
     lock: int
@@ -40,7 +40,7 @@ class Held:
 
 
 class Trials:
-    """The study in ``folder``, made if it is not there.
+    """The study in ``folder``, created if it does not exist.
 
     Raises MissingExtra without Optuna, Refusal for an unknown sampler or pruner, or a damaged database.
     """
@@ -60,7 +60,7 @@ class Trials:
                 self.study = optuna.create_study(
                     storage=storage, study_name="study", direction=direction, load_if_exists=True
                 )
-        except Exception as error:  # of SQLite, SQLAlchemy or Optuna
+        except Exception as error:  # an exception of SQLite, SQLAlchemy or Optuna
             raise Refusal(
                 f"{folder / 'study.db'} cannot be opened ({type(error).__name__}). Choose another with --out."
             ) from error
@@ -78,7 +78,7 @@ class Trials:
             return None
 
     def values(self) -> list[float]:
-        """Of the finished trials."""
+        """The values of the finished trials."""
         return [float(trial.value) for trial in self.all() if trial.state.name == "COMPLETE"]
 
     def next(self, most: int) -> Held | None:
@@ -90,16 +90,18 @@ class Trials:
                 if frozen.state.name != "RUNNING" or (lock := self._lock(frozen.number)) is None:
                     continue
                 trial = optuna.trial.Trial(self.study, frozen._trial_id)
-                if frozen.params.keys() == {one.name for one in self._space}:
+                if frozen.params.keys() == {dimension.name for dimension in self._space}:
                     return Held(trial, lock, set(frozen.intermediate_values))
-                self.study.tell(trial, state=optuna.trial.TrialState.FAIL)  # cut off while it was drawn
+                self.study.tell(
+                    trial, state=optuna.trial.TrialState.FAIL
+                )  # cut off while its parameters were drawn
                 os.close(lock)
-            # one that was cut off while it was drawn has no parameters, and does not count
+            # a trial that was cut off while its parameters were drawn lacks some, and does not count
             if sum(len(trial.params) == len(self._space) for trial in trials) >= most:
                 return None
-            # by the trial's number: processes that share the study would else draw the same
+            # seeded by the trial's number: else processes that share the study would draw the same
             self.study.sampler = _sampler(self._sampler, self._seed + len(trials))
-            trial = self.study.ask({one.name: one.distribution() for one in self._space})
+            trial = self.study.ask({dimension.name: dimension.distribution() for dimension in self._space})
             lock = self._lock(trial.number)
             if lock is None:
                 raise Refusal(f"{self._folder / 'locks'} belongs to another study. Choose another --out.")
@@ -171,7 +173,7 @@ def _sampler(name: str, seed: int) -> Any:
 def _pruner(name: str) -> Any:
     pruners = _optuna().pruners
     if name == "median":
-        return pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=3)  # in tenths
+        return pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=3)  # steps are tenths of the budget
     if name == "halving":
         return pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
     if name == "hyperband":

@@ -1,13 +1,14 @@
 """Conjugate-exponential models by stochastic variational inference, and their common learner.
 
 Mohamad et al., section 7, equations 38 to 52; Hoffman et al. 2013, section 2. The posterior has the natural
-parameters lambda = zeta + x: those of the prior, plus the expected sufficient statistics of the examples.
-A natural-gradient step on the evidence lower bound of a mini-batch of G of n examples is
+parameters lambda = zeta + x, where zeta are the natural parameters of the prior, and x approximates the
+expected sufficient statistics E[t] of all n examples. A natural-gradient step on the evidence lower bound of
+a mini-batch of G examples is
 
     lambda <- lambda + eta (zeta + n / G sum E[t] - lambda),   that is,   x <- x + eta (n / G sum E[t] - x)
 
 (equations 50 and 52), which is plain SGD along ``x - n / G sum E[t]``. So replicas exchange x as they would
-the parameters of a net. x is a table of rows; a mini-batch may touch only a few of them (``Rows``).
+exchange the parameters of a net. x is a table; a mini-batch may touch only a few of its rows (``Rows``).
 """
 
 from __future__ import annotations
@@ -28,35 +29,37 @@ Estimate = TypeVar("Estimate", covariant=True)
 
 StepRule = Literal["robbins-monro", "average", "paper"]
 StepSize = Annotated[float, Range(0, 1, above=True, below=True)]
-StepDelay = Annotated[float, Range(1, 1e30)]  # from 1 the first step does not go beyond lambda-hat
-_REFRESH_UPDATES = 1_000  # between two recomputations of the redundant part of a table
-_VALIDATION = 500  # validation examples, at most
+StepDelay = Annotated[float, Range(1, 1e30)]  # below 1 the first step would go beyond lambda-hat
+_REFRESH_UPDATES = 1_000  # updates between two calls of ``ConjugateModel.refresh``
+_VALIDATION = 500  # most validation examples that are evaluated
 
 
 class ConjugateModel(Protocol[Estimate]):
-    """A module whose one parameter is the table x [R, W] (see above)."""
+    """A module whose only parameter is the table x [R, W] (see the top of this file)."""
 
-    label: str  # of its replica: a key of checkpoints
+    label: str  # name of its replica, which is a key of checkpoints
 
     @property
     def width(self) -> int:
-        """W."""
+        """W, the number of columns of x."""
         ...
 
     def expected(self, x: Tensor, scale: float, examples: Any, /) -> Any:
         """The expectations under lambda = zeta + scale x that the E-step on ``examples`` needs, such as
-        E[log beta] (equation 44). It is a copy, because other replicas may write to ``x``."""
+        E[log beta] (equation 44). The result shares no memory with ``x``, to which other replicas may
+        write."""
         ...
 
     def statistics(
         self, expected: Any, examples: Any, weight: float, /
     ) -> tuple[Rows, dict[str, Tensor | float]]:
-        """The E-step: (``weight`` sum E[t] over the examples, as the rows they touch; metrics by name)."""
+        """The E-step: (``weight`` times the sum of E[t] over the examples, in the rows that they touch;
+        metrics by name)."""
         ...
 
     def bound(self, x: Tensor, examples: Any, /) -> tuple[Tensor, float]:
-        """(each example's terms of the evidence lower bound at its best local parameters [G] float64, the
-        global parameters' own: E[log p(beta) - log q(beta)]), at lambda = zeta + x."""
+        """The terms of the evidence lower bound at lambda = zeta + x: (the terms of each example [G] float64,
+        at its optimal local parameters; the term of the global parameters, E[log p(beta) - log q(beta)])."""
         ...
 
     def refresh(self, x: Tensor, /) -> None:
@@ -68,7 +71,7 @@ class ConjugateModel(Protocol[Estimate]):
         ...
 
     def validation_metrics(self, x: Tensor, examples: Any, /) -> dict[str, float]:
-        """How well that posterior predicts validation examples, by the metric's name."""
+        """Metrics, by name, of how well the posterior lambda = zeta + x predicts validation examples."""
         ...
 
 
@@ -76,9 +79,11 @@ class ConjugateLearner(Generic[Estimate]):
     """One replica of a model (see ``Learner``).
 
     Args:
-        model: on its device, with its initial parameters, which are the same for all replicas.
+        model: the model on its device, with its initial parameters, which are the same for all replicas.
+        replicate: makes the model's replica (``Context.replicate``).
         examples: n. eta: step size as a function of the number of updates, before a strategy scales it.
-        validation: held-out examples, evaluated every ``validate_every`` own updates; 0: never.
+        validation: held-out examples, which are evaluated after every ``validate_every`` updates of this
+            replica; 0: never.
     """
 
     def __init__(
@@ -111,7 +116,7 @@ class ConjugateLearner(Generic[Estimate]):
 
     def learn(self, batch: Batch) -> Outcome:
         if self.clock % _REFRESH_UPDATES == _REFRESH_UPDATES - 1:
-            # excludes a concurrent fold of the scale, which would leave rows in different units
+            # ``rewriting`` keeps others from folding the scale into x meanwhile: rows would differ in scale
             with torch.no_grad(), self.replica.scale.rewriting():
                 self.model.refresh(self._table())
         model_metrics = self.step(batch.data)
@@ -125,7 +130,7 @@ class ConjugateLearner(Generic[Estimate]):
         return Outcome(metrics)
 
     def step(self, examples: Any) -> dict[str, Tensor | float]:
-        """One step along x - n / G sum E[t]; returns the model's metrics."""
+        """Make one step along x - n / G sum E[t]. Returns the model's metrics."""
         x = self._table()
         expected = self.replica.scale.read_consistently(lambda scale: self.model.expected(x, scale, examples))
         rows, metrics = self.model.statistics(expected, examples, self.examples / max(len(examples), 1))
@@ -133,7 +138,7 @@ class ConjugateLearner(Generic[Estimate]):
         return metrics
 
     def elbo(self, examples: Any) -> float:
-        """The evidence lower bound of all n examples, of which these are a sample (equation 51)."""
+        """The evidence lower bound of all n examples, estimated from a sample of them (equation 51)."""
         local_terms, global_term = self.model.bound(self.values(), examples)
         return float(local_terms.sum()) * self.examples / len(examples) + global_term
 
@@ -142,7 +147,7 @@ class ConjugateLearner(Generic[Estimate]):
         return self.model.estimate(self.values())
 
     def values(self) -> Tensor:
-        """[R, W] x, with its scale multiplied out."""
+        """[R, W] x, multiplied by its scale."""
         return self.replica.values().detach().view(-1, self.model.width)
 
     def _table(self) -> Tensor:
@@ -158,5 +163,6 @@ class ConjugateLearner(Generic[Estimate]):
 
 
 def step_size(t: int, rule: StepRule, *, rate: float, delay: float, forgetting: float) -> float:
-    """eta after ``t`` updates: (delay + t) ** -forgetting under the Robbins-Monro rule, else ``rate``."""
+    """The step size eta after ``t`` updates: (delay + t) ** -forgetting under the Robbins-Monro rule, else
+    ``rate``."""
     return float((delay + t) ** -forgetting) if rule == "robbins-monro" else rate

@@ -26,8 +26,8 @@ from murmurate.spec import Batch, EnvSpec, Examples, Outcome, derive_generator, 
 
 Net = Literal["resnet18", "resnet20", "resnet32", "resnet34", "resnet50", "resnet56"]
 
-_EVALUATED = 250  # images at a time
-_RECORDED = {"accuracy": "accuracy", "validation_loss": "loss"}
+_EVALUATED = 250  # images that are evaluated at a time
+_RECORDED = {"accuracy": "accuracy", "validation_loss": "loss"}  # metric -> key of ``figures``
 
 
 @dataclass(frozen=True)
@@ -35,26 +35,29 @@ class ImageClassifier(LearnerConfig):
     """Hyper-parameters; the defaults are those of ResNets on CIFAR-10 (He et al. 2016, section 4.2), with
     Nesterov momentum.
 
-    net: resnet18, 34, 50; 20, 32, 56 for small images. width: channels of the first stage; 0: the net's own.
-    batch: images of an update of one replica.
-    learning_rate: for ``rate_batch`` images an update; for another number it is scaled in proportion (Goyal
-        et al., section 2.1), counting the images of all replicas whose gradients are averaged.
-    rate_batch: images of an update for which learning_rate is meant; 0: no scaling.
-    momentum: momentum of Nesterov's kind. weight_decay: weight decay of filters and the last layer's weights;
-        biases and normalisations have none.
-    schedule: cosine to 0, step (times step_factor at the milestones, shares of the run), or constant. Runs
-        that only time ends have a constant rate. milestones: shares of the run after which the rate falls.
-        step_factor: factor by which the learning rate is then multiplied.
+    net: ResNet-18, 34 or 50; or ResNet-20, 32 or 56, for small images. width: number of channels of the first
+        stage; 0: as in the papers.
+    batch: number of images in an update of one replica.
+    learning_rate: learning rate where an update has ``rate_batch`` images; for another number of images it is
+        scaled in proportion (Goyal et al., section 2.1), counting the images of all replicas whose gradients
+        are averaged.
+    rate_batch: number of images in an update for which learning_rate is meant; 0: no scaling.
+    momentum: Nesterov momentum. weight_decay: weight decay of filters and of the last layer's weights; biases
+        and normalisations have none.
+    schedule: ``cosine``: the learning rate falls to 0 along a cosine; ``step``: it is multiplied by
+        step_factor at each milestone; ``constant``. In runs that only a time limit ends it is constant.
+    milestones: for ``step``, shares of the run after which the learning rate falls.
+    step_factor: for ``step``, factor by which the learning rate is then multiplied.
     warmup: share of the run over which the rate rises linearly from 0 (Goyal et al., section 2.2).
-    label_smoothing: share of each label spread over all classes. mixup: alpha of the Beta distribution of the
-        shares in which pairs of images are mixed; 0: no mixing.
-    batch_norm: statistics of the own batch (local), of all replicas' batches (replicas), or of ``ghost``
-        images at a time (ghost). ghost: the number of images.
-    pixel_mean, pixel_std: mean and deviation of each channel, or one for all, of pixels from 0 to 1; images
-        are normalised by them.
-    precision: ``bfloat16`` computes convolutions in bfloat16 on a copy of the float32 vector; ``auto`` is
-        bfloat16 where the device has native bfloat16 arithmetic, else float32.
-    validate_every: own updates between measurements of the validation accuracy; 0: never.
+    label_smoothing: share of each label that is spread over all classes. mixup: alpha of the Beta
+        distribution of the shares with which pairs of images are mixed; 0: no mixing.
+    batch_norm: statistics are of the replica's own batch (local), of all replicas' batches (replicas), or of
+        ``ghost`` images of the own batch at a time (ghost). ghost: number of images for batch_norm ghost.
+    pixel_mean, pixel_std: mean and standard deviation by which pixels, scaled to 0 to 1, are normalised; one
+        number for each channel, or one for all.
+    precision: ``bfloat16`` computes convolutions in bfloat16, from a copy of the float32 parameters; ``auto``
+        is bfloat16 where the device has native bfloat16 arithmetic, else float32.
+    validate_every: updates of a replica between measurements of the validation accuracy; 0: never.
     """
 
     name: ClassVar[str] = "image-classifier"
@@ -89,7 +92,7 @@ class ImageClassifier(LearnerConfig):
         return self.batch_norm == "replicas"
 
     def resolved(self, spec: EnvSpec, device: torch.device) -> ImageClassifier:
-        """This config without an ``auto`` in it."""
+        """This config with ``auto`` replaced by the precision that it means on the device."""
         if self.precision != "auto":
             return self
         return dataclasses.replace(self, precision="bfloat16" if native_bfloat16(device) else "float32")
@@ -98,24 +101,27 @@ class ImageClassifier(LearnerConfig):
         return ClassifierLearner(self, context)
 
     def rate(self, averaged: int) -> float:
-        """The learning rate where the gradients of so many replicas are averaged."""
+        """The learning rate where the gradients of ``averaged`` replicas are averaged."""
         if not self.rate_batch:
             return self.learning_rate
         return self.learning_rate * self.batch * averaged / self.rate_batch
 
     def rate_factor(self, updates: int | None) -> Callable[[int], float]:
-        """The factor of the learning rate as a function of the number of updates, of ``updates`` in all."""
+        """The factor of the learning rate as a function of the number of updates made so far.
+
+        updates: number of updates of the whole run; None if only a time limit ends it.
+        """
 
         def factor(done: int) -> float:
             if updates is None:
                 return 1.0
             share = min(done / updates, 1.0)
-            rising = min(1.0, (done + 1) / (self.warmup * updates)) if self.warmup else 1.0
+            warmup_factor = min(1.0, (done + 1) / (self.warmup * updates)) if self.warmup else 1.0
             if self.schedule == "cosine":
-                return rising * (1 + math.cos(math.pi * share)) / 2
+                return warmup_factor * (1 + math.cos(math.pi * share)) / 2
             if self.schedule == "step":
-                return rising * float(self.step_factor ** sum(share >= m for m in self.milestones))
-            return rising
+                return warmup_factor * float(self.step_factor ** sum(share >= m for m in self.milestones))
+            return warmup_factor
 
         return factor
 
@@ -157,7 +163,7 @@ class ClassifierLearner:
 
     def _optimizer(self, rate: float) -> Callable[[list[Any]], torch.optim.Optimizer]:
         momentum = self.config.momentum
-        fused = self.device.type in ("cpu", "cuda")  # one pass over memory
+        fused = self.device.type in ("cpu", "cuda")  # faster: one pass over memory
         return lambda parameters: torch.optim.SGD(
             parameters, lr=rate, momentum=momentum, nesterov=momentum > 0, fused=fused
         )
@@ -191,12 +197,13 @@ class ClassifierLearner:
         return Outcome(metrics)
 
     def _normalised(self, images: Tensor) -> Tensor:
-        """uint8 [B, C, H, W] to float32 (float64, for a net in that)."""
+        """uint8 images [B, C, H, W], normalised, in the dtype of the net's normalisation constants."""
         x = images.to(self.device).to(self._scale.dtype, memory_format=torch.channels_last)
         return torch.addcmul(self._shift, x, self._scale)
 
     def _mixed(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None, float]:
-        """(images, labels of the second ones, share of the first ones) after mixup, if there is any."""
+        """(images, other labels, share) after mixup: each image is mixed with another one, which has the
+        other label; share is the weight of the first. Without mixup other labels are None."""
         if not self.config.mixup:
             return images, None, 1.0
         random = np.random.default_rng(derive_seed(self.seed, f"mixup {self.rank}", self.clock))
@@ -206,7 +213,7 @@ class ClassifierLearner:
 
     @torch.no_grad()
     def logits(self, images: Tensor) -> Tensor:
-        """[B, K] of uint8 images [B, C, H, W], with the running statistics."""
+        """The logits [B, K] of uint8 images [B, C, H, W], with batch normalisation's running statistics."""
         self.net.eval()
         try:
             out: Tensor = self.net(self._normalised(images))
@@ -215,7 +222,8 @@ class ClassifierLearner:
         return out
 
     def figures(self, examples: ExampleSet[ImageBatch], count: int | None = None) -> dict[str, float]:
-        """accuracy, top5_accuracy (shares) and loss (nats) on the first ``count`` examples (None: all)."""
+        """accuracy and top5_accuracy (from 0 to 1) and loss (nats) on the first ``count`` examples (None:
+        all)."""
         number = len(examples) if count is None else min(count, len(examples))
         sums = torch.zeros(3, dtype=torch.float64)
         for first in range(0, number, _EVALUATED):
@@ -240,7 +248,7 @@ class ClassifierLearner:
         return _Probabilities(self.net, self._scale, self._shift).cpu().float().eval()
 
     def state(self) -> dict[str, Any]:
-        """The figures on validation images that were measured last."""
+        """The last measurements on validation images."""
         return {"validated": dict(self._validated)}
 
     def load(self, state: dict[str, Any]) -> None:
@@ -248,7 +256,7 @@ class ClassifierLearner:
 
 
 class _Probabilities(nn.Module):
-    """Normalisation, net and softmax in one module, of copies."""
+    """Copies of normalisation and net, with a softmax, in one module."""
 
     def __init__(self, net: ResNet, scale: Tensor, shift: Tensor) -> None:
         super().__init__()
@@ -279,7 +287,8 @@ def _normalisation(config: ImageClassifier, channels: int, device: torch.device)
 
 
 def _decay_groups(weight_decay: float) -> Callable[[nn.Module], Sequence[dict[str, Any]]]:
-    """Two groups of parameters: filters and matrices with decay, vectors without."""
+    """A function that makes two groups of a module's parameters: filters and matrices with weight decay,
+    vectors without."""
 
     def groups(module: nn.Module) -> Sequence[dict[str, Any]]:
         parameters = list(module.parameters())
@@ -292,5 +301,5 @@ def _decay_groups(weight_decay: float) -> Callable[[nn.Module], Sequence[dict[st
 
 
 def _filters(net: nn.Module) -> frozenset[str]:
-    """Names of the filters."""
+    """Names of the parameters that are filters of convolutions."""
     return frozenset(name for name, p in net.named_parameters() if p.dim() == 4)

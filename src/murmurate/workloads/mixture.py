@@ -1,4 +1,4 @@
-"""The estimate of a Gaussian mixture, with its predictions."""
+"""A fitted Gaussian mixture and its predictions."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 from murmurate.datasets.table import Table
 from murmurate.losses.mixture import Posterior, log_joint, log_predictive
 
-_ROWS = 1_024  # evaluated at a time
+_ROWS = 1_024  # rows that are evaluated at a time
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """The posterior of a Bayesian Gaussian mixture of K components, for data from which ``centre`` [D] was
-    subtracted."""
+    """The posterior of a Bayesian Gaussian mixture of K components. ``posterior`` is for data from which
+    ``centre`` [D] is subtracted; methods take the original data."""
 
     posterior: Posterior
     centre: Tensor
@@ -44,7 +44,7 @@ class Mixture:
         return torch.softmax(self._in_batches(table, log_joint), 1)
 
     def log_likelihood(self, table: Table) -> Tensor:
-        """[rows] log predictive density of each row (nats, in the data's units)."""
+        """[rows] log posterior predictive density of each row, in nats."""
         return self._in_batches(table, log_predictive)
 
     def elbo_per_row(self, table: Table) -> Tensor:
@@ -52,7 +52,7 @@ class Mixture:
         return torch.logsumexp(self._in_batches(table, log_joint), 1)
 
     def _in_batches(self, table: Table, function: Callable[[Tensor, Posterior], Tensor]) -> Tensor:
-        """``function`` of all rows [rows, ...] float64, computed for a few rows at a time."""
+        """[rows, ...] float64, ``function`` of all rows, computed for ``_ROWS`` rows at a time."""
         batches = centred(table, self.centre).chunk(max(1, -(-len(table) // _ROWS)))
         return torch.cat([function(batch, self.posterior) for batch in batches])
 

@@ -1,7 +1,7 @@
 """A Bayesian Gaussian mixture by stochastic variational inference, under any strategy.
 
-Mohamad et al., section 7, of which it is an example; Hoffman et al. 2013, section 2. The learner is in
-``workloads.conjugate``, the formulas are in ``losses.mixture``.
+It is an example of the models of Mohamad et al., section 7, and Hoffman et al. 2013, section 2. The learner
+is in ``workloads.conjugate``, the formulas are in ``losses.mixture``.
 """
 
 from __future__ import annotations
@@ -39,20 +39,22 @@ _LLOYD_STEPS = 10
 class MixtureModel(LearnerConfig):
     """Hyper-parameters of the model and of its inference.
 
-    components: their number, K; superfluous ones get weights near 0. batch: rows of an update, G.
-    covariance: covariance of a component: ``full``, or ``diagonal``.
-    concentration: alpha_0 of the Dirichlet prior of the weights; none is 1 / K. precision: beta_0, the weight
-        in rows of the prior's mean, which is the mean of the data. freedom: nu_0 of the Wishart prior of a
-        component's precision matrix; none is the number of columns. The prior's scatter W_0^-1 is the
-        covariance of the data.
-    step_rule: for the local step size eta at update t, and the weight rho of a pushed step.
+    components: number of components, K; superfluous components get weights near 0. batch: number of rows in
+        an update, G.
+    covariance: form of a component's covariance matrix: ``full`` or ``diagonal``.
+    concentration: alpha_0 of the Dirichlet prior of the weights; none is 1 / K. precision: beta_0, the number
+        of rows whose weight the prior's mean has; this mean is that of the data. freedom: nu_0 of the Wishart
+        prior of a component's precision matrix; none is the number of columns. The prior's scatter W_0^-1 is
+        the covariance of the data.
+    step_rule: rule for the local step size eta at update t, and for the weight rho of a pushed step.
         ``robbins-monro``: eta = (delay + t) ** -forgetting; ``average``: eta is the constant ``rate``; with
         either of these, rho averages the steps of several replicas. ``paper``: eta = rho =
         rate / (p B M) ** 0.25 (Mohamad et al., equation 13), so a step has the size eta rho.
     rate: parameter of ``average`` and ``paper``. delay, forgetting: parameters of ``robbins-monro``.
-    init: ``k-means`` begins with the k-means clusters of a sample of rows, ``random`` assigns these to the
-        nearest of K random rows.
-    validate_every: own updates between evaluations of the likelihood of some validation rows; 0: never.
+    init: ``k-means`` begins with the k-means clusters of a sample of rows, ``random`` assigns each row of the
+        sample to the nearest of K random rows.
+    validate_every: updates of a replica between evaluations of the likelihood of some validation rows; 0:
+        never.
     """
 
     name: ClassVar[str] = "gmm"
@@ -113,8 +115,8 @@ class MixtureModel(LearnerConfig):
 class GaussianMixture(nn.Module):
     """The table x [K, W] float64, which is lambda minus the prior (``losses.mixture`` describes its rows).
 
-    The prior is computed from the data, so it is stored with the parameters: ``centre`` [D] is its mean,
-    which is subtracted from all data, and ``scatter`` [D, D] or [D].
+    The prior is computed from the data, so it is stored with the parameters: its mean ``centre`` [D], which
+    is subtracted from all data, and its ``scatter`` [D, D] or [D].
     """
 
     label = "mixture"
@@ -171,8 +173,8 @@ class GaussianMixture(nn.Module):
     # -- initialisation -----------------------------------------------------------------------------
 
     def initialise(self, rows: Table, total: int, random: np.random.Generator) -> None:
-        """Set the prior, and parameters with the weight of ``total`` rows, from a sample of rows. Raises
-        Refusal for a constant column."""
+        """Set the prior and the initial parameters from a sample of ``total`` rows, scaled up to all of them.
+        Raises Refusal for a constant column."""
         y = torch.from_numpy(rows.values.astype(np.float64))
         variance, mean = torch.var_mean(y, 0, correction=0)
         constant = (variance <= 1e-20 * (1 + mean.square())).nonzero().flatten().tolist()
@@ -191,16 +193,16 @@ class GaussianMixture(nn.Module):
 
 
 def _clusters(y: Tensor, count: int, init: str, random: np.random.Generator) -> Tensor:
-    """[n] the cluster of each row [n, D]: by k-means++ (Arthur and Vassilvitskii 2007) and a few of Lloyd's
-    iterations, or by the nearest of random rows."""
+    """[n] the cluster of each row of y [n, D]: by k-means++ (Arthur and Vassilvitskii 2007) and a few of
+    Lloyd's iterations or, with init "random", by the nearest of random rows."""
     if init == "random":
         centres = y[random.choice(len(y), size=count, replace=len(y) < count)]
         return torch.cdist(y, centres).argmin(1)
     chosen = [int(random.integers(len(y)))]
     nearest = (y - y[chosen[0]]).square().sum(1)
     while len(chosen) < count:
-        chance = nearest.numpy() / float(nearest.sum()) if float(nearest.sum()) > 0 else None
-        chosen.append(int(random.choice(len(y), p=chance)))
+        probability = nearest.numpy() / float(nearest.sum()) if float(nearest.sum()) > 0 else None
+        chosen.append(int(random.choice(len(y), p=probability)))
         nearest = torch.minimum(nearest, (y - y[chosen[-1]]).square().sum(1))
     centres = y[chosen].clone()
     for _ in range(_LLOYD_STEPS):

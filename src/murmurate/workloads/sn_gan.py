@@ -25,7 +25,8 @@ from murmurate.replicator.collectives import Group
 from murmurate.replicator.learner import Context, LearnerConfig
 from murmurate.spec import Batch, EnvSpec, Examples, Outcome, derive_generator, native_bfloat16
 
-_STANDING_BATCHES, _STANDING_BATCH = 8, 256  # from which the sampler's batch statistics are computed
+# number and size of the batches from which the sampler's fixed batch-norm statistics are computed
+_STANDING_BATCHES, _STANDING_BATCH = 8, 256
 _SAMPLED = 256  # images that the sampler makes at a time
 
 
@@ -33,17 +34,18 @@ _SAMPLED = 256  # images that the sampler makes at a time
 class SNGAN(LearnerConfig):
     """Hyper-parameters; the defaults are those of Zhang et al. 2018, without attention.
 
-    batch: real images of an update, of one replica; as many are generated.
+    batch: number of real images in an update of one replica; the same number is generated.
     channels: number of channels of the generator's feature maps; 256 gives the papers' nets
         (``nets.sn_gan.layout``), 64 a sixteenth of their work. latent: size of the noise.
-    discriminator_steps: the discriminator's updates for one of the generator (Miyato et al.: 5).
-    generator_rate, discriminator_rate: learning rates of Adam. beta1, beta2: of both.
-    average_decay: decay of the moving average of the generator's parameters, which samples are made with.
+    discriminator_steps: updates of the discriminator for each update of the generator (Miyato et al.: 5).
+    generator_rate, discriminator_rate: learning rates of Adam. beta1, beta2: Adam's betas, for both nets.
+    average_decay: decay of the moving average of the generator's parameters, with which samples are made.
     generator_norm: whether the generator is spectrally normalised too.
-    batch_norm: statistics over the own batch (``local``), or over the batches of all ``replicas``. ``auto``
-        is the latter where gradients are averaged over the replicas, as under all-reduce.
+    batch_norm: statistics over the replica's own batch (``local``), or over the batches of all replicas
+        (``replicas``). ``auto`` is ``replicas`` where gradients are averaged over the replicas, as under
+        all-reduce, else ``local``.
     precision: precision of feature maps; ``auto`` is bfloat16 where the device has native bfloat16
-    arithmetic.
+        arithmetic, else float32.
     """
 
     name: ClassVar[str] = "sn-gan"
@@ -76,7 +78,8 @@ class SNGAN(LearnerConfig):
         return dataclasses.replace(self, precision="bfloat16" if native_bfloat16(device) else "float32")
 
     def build(self, context: Context) -> SNGANLearner:
-        """The learner. Raises ValueError for images that are not uint8, or of sides that do not fit."""
+        """The learner. Raises ValueError for examples that are not uint8 images with classes, or whose sides
+        the nets cannot generate."""
         return SNGANLearner(self, context)
 
 
@@ -96,10 +99,10 @@ class Sampler:
 
 
 class SNGANLearner:
-    """One replica's learner: the replicas ``generator`` and ``discriminator``.
+    """One replica's learner, whose two parameter vectors are ``generator`` and ``discriminator``.
 
     Its random numbers depend only on the run's seed, its rank and the number of the discriminator's updates,
-    so no generator's state must be saved.
+    so no state of a random generator must be saved.
     """
 
     def __init__(self, config: SNGAN, context: Context) -> None:
@@ -141,7 +144,7 @@ class SNGANLearner:
     # -- learning -----------------------------------------------------------------------------------
 
     def learn(self, batch: Batch) -> Outcome:
-        """One update of the discriminator, and after every ``discriminator_steps`` one of the generator."""
+        """Update the discriminator, and after every ``discriminator_steps`` of its updates the generator."""
         data: ImageBatch = batch.data
         random = derive_generator(self._seed, f"noise of {self._rank}", self._discriminator.clock)
         metrics = self._update_discriminator(data, random)
@@ -190,8 +193,8 @@ class SNGANLearner:
     # -- sampling -----------------------------------------------------------------------------------
 
     def sampler(self) -> Sampler:
-        """Samples with the moving average of the generator, as it is now: ``sampler().net`` is a plain module
-        in float32, to keep or to export."""
+        """Makes images with a copy of the generator's present moving average: ``sampler().net`` is a plain
+        module in float32, to keep or to export."""
         random = derive_generator(self._seed, "standing statistics")
         batches = [self._draw(_STANDING_BATCH, random) for _ in range(_STANDING_BATCHES)]
         return Sampler(self.generator.average.frozen(batches))
@@ -204,19 +207,19 @@ class SNGANLearner:
 
 
 def to_values(images: Tensor, random: torch.Generator) -> Tensor:
-    """uint8 [B, C, H, W] to values in [-1, 1): the pixels with uniform noise of one grey level, as Miyato et
-    al. add it."""
+    """Values in [-1, 1) of uint8 images [B, C, H, W], with uniform noise of one grey level added, as in
+    Miyato et al."""
     noise = torch.empty(images.shape, memory_format=torch.channels_last).uniform_(generator=random)
     return (images + noise) / 128 - 1
 
 
 def to_pixels(values: Tensor) -> Tensor:
-    """The inverse: values in (-1, 1) to uint8."""
+    """The inverse of ``to_values``: uint8 images from values in (-1, 1)."""
     return ((values.float() + 1) * 128).clamp(0, 255).to(torch.uint8)
 
 
 def _group(config: SNGAN, context: Context) -> Group | None:
-    """The replicas that have common batch statistics; None: each its own."""
+    """The replicas that share batch statistics; None if each replica has its own."""
     if config.batch_norm == "local" or (config.batch_norm == "auto" and context.averaged == 1):
         return None
     group = context.group()

@@ -1,8 +1,8 @@
 """Latent Dirichlet allocation by stochastic variational inference, under any strategy (DPSVI).
 
-Mohamad et al., Algorithms 3 and 4; alone it is Hoffman et al. 2013, figure 6. The natural gradient of a
-mini-batch is lambda - lambda-hat (equations 50 to 52), so inference is plain SGD, and
-replicas exchange the parameters of the topics as they would those of a net.
+Mohamad et al., Algorithms 3 and 4; with one replica it is Hoffman et al. 2013, figure 6. The natural gradient
+of a mini-batch is lambda - lambda-hat (equations 50 to 52), so inference is plain SGD, and replicas exchange
+the parameters of the topics as they would exchange the parameters of a net.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from murmurate.spec import EnvSpec, Examples, derive_seed
 from murmurate.workloads.conjugate import ConjugateLearner, StepDelay, StepRule, StepSize, step_size
 from murmurate.workloads.topics import Topics
 
-# documents from which each topic is initialised, and their share of its words (init "documents")
+# with init "documents", how many documents each topic is initialised from, and their share of its words
 _SEED_DOCUMENTS, _SEED_SHARE = 2, 0.1
 
 
@@ -41,21 +41,22 @@ _SEED_DOCUMENTS, _SEED_SHARE = 2, 0.1
 class TopicModel(LearnerConfig):
     """Hyper-parameters of the model and of its inference.
 
-    topics: number of topics, K. batch: documents of an update, G.
-    alpha: parameter of the Dirichlet prior of a document's topics, the same for each; none is 1 / K.
+    topics: number of topics, K. batch: number of documents in an update, G.
+    alpha: parameter of the Dirichlet prior of a document's topics, the same for all topics; none is 1 / K.
     prior: parameter of the Dirichlet prior of a topic's words (zeta); none is 1 / K.
-    iterations: maximum for a document's E-step. tolerance: mean change of the gammas at which the E-step
-    ends.
-    step_rule: for the local step size eta at update t, and the weight rho of a pushed step.
+    iterations: most iterations of a document's E-step. tolerance: the E-step ends when the mean change of the
+        gammas (parameters of the Dirichlet over the document's topics) is below this.
+    step_rule: rule for the local step size eta at update t, and for the weight rho of a pushed step.
         ``robbins-monro``: eta = (delay + t) ** -forgetting; ``average``: eta is the constant ``rate``; with
-        both, the steps of several replicas are averaged. ``paper``: eta = rho = rate / (p B M) ** 0.25
-        (Mohamad et al., equation 13); the two multiply.
+        either of these, rho averages the steps of several replicas. ``paper``: eta = rho =
+        rate / (p B M) ** 0.25 (Mohamad et al., equation 13), so a step has the size eta rho.
     rate: parameter of ``average`` and ``paper``. delay, forgetting: parameters of ``robbins-monro``.
-    init: ``documents`` begins each topic with the words of a few documents, ``random`` with gamma draws
-        (where training with the paper's step sizes gets stuck), ``svi`` with one pass of this algorithm on
-        one replica. After ``svi`` long first steps do harm: perplexity with a delay of 10 ends 1% (of another
-        corpus 5%) above that with 30.
-    validate_every: own updates between evaluations of the perplexity of some validation documents; 0: never.
+    init: ``documents`` begins each topic with the words of a few documents, ``random`` with draws from a
+        gamma distribution (with which training by the paper's step sizes gets stuck), ``svi`` with one pass
+        of this algorithm on one replica. After ``svi`` large first steps do harm: with a delay of 10 the
+        final perplexity is 1% (on another corpus 5%) higher than with 30.
+    validate_every: updates of a replica between evaluations of the perplexity of some validation documents;
+        0: never.
     """
 
     name: ClassVar[str] = "lda"
@@ -83,14 +84,16 @@ class TopicModel(LearnerConfig):
         return step_size(t, self.step_rule, rate=self.rate, delay=self.delay, forgetting=self.forgetting)
 
     def adapted(self, strategy: Any) -> Any:
-        """Under ``paper`` a strategy with a step size of its own (DPSGD's rho) takes it from this config."""
+        """Under the step rule ``paper``, a strategy with its own step size (DPSGD's rho) takes it from this
+        config."""
         return strategy.with_model_steps(self.rate) if self.step_rule == "paper" else strategy
 
     def vector_bytes(self, spec: EnvSpec) -> int:
         return 4 * (spec.observation_shape[0] + 1) * width_for(self.topics)
 
     def build(self, context: Context, start: Tensor | None = None) -> ConjugateLearner[Topics]:
-        """The learner. ``init`` uses ``context.examples``; without these the initial parameters are random.
+        """The learner. ``init`` uses ``context.examples``; without examples the initial parameters are
+        random.
 
         start: lambda [V, K] to continue from, in place of ``init``.
         """
@@ -111,10 +114,10 @@ class TopicModel(LearnerConfig):
 
 
 class _BatchTopics(NamedTuple):
-    """The topics' expectations for the words of a mini-batch.
+    """The topics' expectations for the words of a mini-batch with N entries.
 
-    row: [R] int64, the distinct words. word: [N] int32, the index in ``row`` of each entry's word. beta: [R,
-    W] exp(E[log beta]), up to a factor for each word.
+    row: [R] int64, ids of the distinct words. word: [N] int32, the index in ``row`` of each entry's word.
+    beta: [R, W] exp(E[log beta]), up to a factor for each word.
     """
 
     row: Tensor
@@ -125,9 +128,9 @@ class _BatchTopics(NamedTuple):
 class LatentTopics(nn.Module):
     """The table x [V + 1, W]: lambda minus the prior and, in the last row, the sum of all other rows.
 
-    The sum is the denominator of exp(E[log beta]), and no update has to add up all words for it: means,
-    differences and sums of such tables also have the sum in the last row, whatever the strategy. ``initial``:
-    [V, W].
+    The sum is the denominator of exp(E[log beta]). It is kept in the table, so that no update has to add up
+    all words: means, differences and sums of such tables, which strategies compute, also have the sum of
+    their other rows in the last row. initial: the other rows [V, W].
     """
 
     label = "topics"
@@ -136,7 +139,7 @@ class LatentTopics(nn.Module):
         super().__init__()
         self.config, self.words, self.prior = config, len(initial), _prior(config)
         self.topics = nn.Parameter(torch.cat([initial, initial.double().sum(0, keepdim=True).float()]))
-        self.alpha = torch.ones(self.width)  # from column K on any positive number
+        self.alpha = torch.ones(self.width)  # columns from K on are padding, with any positive number
         self.alpha[: config.topics] = 1 / config.topics if config.alpha is None else config.alpha
 
     @property
@@ -147,8 +150,9 @@ class LatentTopics(nn.Module):
         row, word = self._compact(examples.words)
         index = row.to(x.device)
         if scale == 1.0:
-            # under strategies that exchange whole vectors, v' + (u - u at the push) may be negative: then the
-            # word counts as absent from the topic until further steps have raised it
+            # Strategies that exchange whole vectors may make a number negative (they add the change since a
+            # push to the vector received): then the word counts as absent from the topic until the number has
+            # risen again.
             x = torch.cat([x.index_select(0, index), x[-1:]]).clamp_(min=0.0)
             index = torch.arange(len(row), device=x.device)
         total = self.words * self.prior + scale * x[-1].double()
@@ -175,7 +179,8 @@ class LatentTopics(nn.Module):
         return Rows(row, values), {"iterations_per_document": result.iterations / max(len(examples), 1)}
 
     def _compact(self, words: Any) -> tuple[Tensor, Tensor]:
-        """(distinct words [R] int64, the index among them of each word [N] int32): a faster ``np.unique``."""
+        """(ids of the distinct words [R] int64, the index among them of each word [N] int32), as
+        ``np.unique`` returns them, but faster."""
         present = np.zeros(self.words, np.bool_)
         present[words] = True
         row = np.flatnonzero(present)
@@ -188,7 +193,8 @@ class LatentTopics(nn.Module):
         return topics.document_bounds(examples), topics.topic_bound(self.prior)
 
     def refresh(self, x: Tensor, /) -> None:
-        """Recompute the last row: sums of many float32 updates drift, and concurrent writes lose some."""
+        """Recompute the last row: rounding errors of float32 updates add up, and concurrent writes lose some
+        updates."""
         x[-1] = x[:-1].sum(0, dtype=torch.float64)
 
     def estimate(self, x: Tensor, /) -> Topics:
@@ -218,7 +224,7 @@ def _initial(
 
 
 def _minus_prior(config: TopicModel, words: int, matrix: Tensor) -> Tensor:
-    """[V, W] from lambda [V, K]. Raises ValueError for another shape."""
+    """The initial parameters [V, W] for lambda = ``matrix`` [V, K]. Raises ValueError for another shape."""
     check_shape(torch.Size((words, config.topics)), "words and topics", start=matrix)
     initial = torch.zeros(words, width_for(config.topics))
     initial[:, : config.topics] = matrix - _prior(config)
@@ -236,11 +242,12 @@ def _random(config: TopicModel, words: int, random: np.random.Generator) -> Tens
 def _from_documents(
     config: TopicModel, words: int, documents: int, random: np.random.Generator, corpus: ExampleSet[Corpus]
 ) -> Tensor:
-    """Each topic's words: a small share from a few documents, the rest as in the whole corpus.
+    """Each topic has a small share of its words from a few documents, the rest as in the whole corpus.
 
-    Topics begun with few documents differ more, and a small share leaves the first steps free. Against 20
-    documents with a share of one half, perplexity after five passes is 4% lower on generated documents and
-    14% lower on the standard library's (the corpora of ``bench topics``, means of three seeds).
+    Topics that begin with fewer documents differ more, and with a smaller share the first steps change them
+    more. Compared with 20 documents and a share of one half, perplexity after five passes is 4% lower on
+    generated documents and 14% lower on the standard library's (the corpora of ``bench topics``, means of
+    three seeds).
     """
     k, few = config.topics, min(_SEED_DOCUMENTS, max(1, len(corpus) // config.topics))
     chosen = random.choice(len(corpus), size=k * few, replace=len(corpus) < k * few)
@@ -263,8 +270,8 @@ def _after_one_pass(
 ) -> Tensor:
     """The parameters after one pass of stochastic variational inference on one replica.
 
-    The sizes of mini-batches differ by at most one document, because a small last one would represent the
-    whole corpus badly.
+    The sizes of mini-batches differ by at most one document, because a small last mini-batch would represent
+    the whole corpus badly.
     """
     learner = ConjugateLearner(
         LatentTopics(config, initial),

@@ -25,7 +25,7 @@ from murmurate.losses.topics import (
     width_for,
 )
 
-_DOCUMENTS = 1_024  # processed at a time
+_DOCUMENTS = 1_024  # documents that are processed at a time
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Topics:
     """The posterior of the topics.
 
     matrix: lambda [V, K] float32, parameters of each topic's Dirichlet over words. alpha: [K], parameters of
-    the prior of a document's topics. iterations, tolerance: when to end a document's E-step; may be stricter
-    than in training.
+    the Dirichlet prior of a document's topics. iterations, tolerance: when a document's E-step ends (see
+    ``TopicModel``); may be stricter than in training.
     """
 
     matrix: Tensor
@@ -44,11 +44,11 @@ class Topics:
 
     @property
     def count(self) -> int:
-        """K."""
+        """K, the number of topics."""
         return self.matrix.shape[1]
 
     def word_shares(self) -> Tensor:
-        """[V, K] float64, the mean of each topic's distribution over words: columns sum to 1."""
+        """[V, K] float64, the posterior mean of each topic's distribution over words: columns sum to 1."""
         matrix = self.matrix.double()
         return matrix / matrix.sum(0)
 
@@ -58,23 +58,24 @@ class Topics:
         return total / total.sum()
 
     def top_words(self, number: int) -> list[list[tuple[int, float]]]:
-        """For each topic its likeliest words as (word, share), the likeliest first."""
+        """For each topic its ``number`` likeliest words as (word id, probability), the likeliest first."""
         share, word = self.word_shares().topk(min(number, len(self.matrix)), dim=0)
         return [list(zip(word[:, k].tolist(), share[:, k].tolist(), strict=True)) for k in range(self.count)]
 
     def diversity(self, number: int = 25) -> float:
-        """The share of distinct words among the topics' ``number`` likeliest: 1 if no two topics have one in
-        common, 1 / K if all have the same (Dieng et al. 2020, section 5). With a small vocabulary only V / 4
-        K words of each topic are used."""
+        """The share of distinct words among all topics' ``number`` likeliest words: 1 if no two topics have a
+        word in common, 1 / K if all have the same words (Dieng et al. 2020, section 5). At most V / (4 K)
+        words of each topic are used."""
         number = max(1, min(number, len(self.matrix) // (4 * self.count)))
         words = [word for tops in self.top_words(number) for word, _ in tops]
         return len(set(words)) / len(words)
 
     def plane(self) -> tuple[NDArray[np.float64], float]:
-        """([K, 2] coordinates of the topics, the share of their variance that two axes show).
+        """(coordinates [K, 2] of the topics in a plane, the share of their variance that it shows).
 
-        They are the principal components of the square roots of the topics' distributions over words, which
-        is classical scaling of Hellinger distances: topics with the same words are near one another.
+        The coordinates are the first two principal components of the square roots of the topics'
+        distributions over words, which is classical scaling of Hellinger distances: topics with similar
+        distributions are near one another.
         """
         roots = self.word_shares().sqrt_().T
         roots -= roots.mean(0)
@@ -86,13 +87,13 @@ class Topics:
         return plane, float(variance[-2:].sum() / variance.sum()) if variance.sum() > 0 else 1.0
 
     def transform(self, corpus: Corpus | RemappedCorpus) -> NDArray[np.float32]:
-        """[D, K] the mean of each document's topics: rows sum to 1."""
+        """[D, K] float32, the posterior mean of each document's distribution over topics: rows sum to 1."""
         expected = self._expected()
         shares = [_shares(self._gammas(part, *expected)) for part in _batches(corpus)]
         return np.concatenate([np.empty((0, self.count), np.float32), *shares])
 
     def gammas(self, corpus: Corpus | RemappedCorpus) -> NDArray[np.float64]:
-        """[D, K] parameters of the Dirichlet over topics that stands for each document."""
+        """[D, K] float64, parameters of each document's posterior Dirichlet over topics."""
         expected = self._expected()
         gammas = [self._gammas(part, *expected) for part in _batches(corpus)]
         return np.concatenate([np.empty((0, self.count)), *gammas])
@@ -102,52 +103,55 @@ class Topics:
     def completion_perplexity(
         self, corpus: Corpus | RemappedCorpus, *, seed: int = 0, observed: float = 0.5
     ) -> float:
-        """Of words that were kept back, given the others of their document (document completion).
+        """Perplexity of held-out tokens, given the other tokens of their document (document completion).
 
         Each token is observed with probability ``observed``; a document's topics are inferred from its
-        observed tokens, and the others have probability sum_k E[theta_k] E[beta_kw]. Lower is better; V if
-        nothing was learned. Raises ValueError if no token is left to predict.
+        observed tokens, and a held-out token of word w has probability sum_k E[theta_k] E[beta_kw]. Lower is
+        better; V if nothing was learned. Raises ValueError if no token is held out.
         """
         random = np.random.default_rng(seed)
         share, expected = self.word_shares(), self._expected()
-        log, tokens = 0.0, 0
+        log_likelihood, tokens = 0.0, 0
         for part in _batches(corpus):
             seen, held_out = split_tokens(part, observed, random)
             theta = torch.from_numpy(_shares(self._gammas(seen, *expected))).double()
             document = torch.from_numpy(np.repeat(np.arange(len(held_out)), held_out.lengths))
             word = torch.from_numpy(held_out.words.astype(np.int64))
             counts = torch.from_numpy(held_out.counts.astype(np.float64))
-            for k in pieces(len(word)):
-                log += float((counts[k] * torch.log((theta[document[k]] * share[word[k]]).sum(1))).sum())
+            for piece in pieces(len(word)):
+                probability = (theta[document[piece]] * share[word[piece]]).sum(1)
+                log_likelihood += float((counts[piece] * torch.log(probability)).sum())
             tokens += int(counts.sum())
         if not tokens:
             raise ValueError("no word was held out: the documents are too short, or there are none")
-        return _perplexity(-log / tokens)
+        return _perplexity(-log_likelihood / tokens)
 
     def bound_perplexity(self, corpus: Corpus | RemappedCorpus) -> float:
-        """exp(-bound / tokens) with the documents' terms of the evidence lower bound alone, so that it does
-        not depend on how many documents there are. Raises ValueError for a corpus without a token."""
+        """exp(-bound / tokens), where the bound has only the documents' terms of the evidence lower bound, so
+        that the result does not depend on the number of documents. Raises ValueError for a corpus without a
+        token."""
         return _perplexity(-self.document_bound(corpus) / _tokens(corpus))
 
     def full_bound_perplexity(
         self, corpus: Corpus | RemappedCorpus, *, prior: float, documents: int | None = None
     ) -> float:
-        """exp(-bound / tokens) including the topics' terms, as gensim and scikit-learn compute it.
+        """exp(-bound / tokens), where the bound includes the topics' terms, as gensim and scikit-learn
+        compute it.
 
-        documents: size of the corpus of which ``corpus`` is a sample; the documents' terms are scaled up to
-        it (scikit-learn's ``total_samples`` and ``sub_sampling``, gensim's ``subsample_ratio``). None: no
-        sample.
+        prior: zeta of ``TopicModel``. documents: size of the corpus of which ``corpus`` is a sample; the
+        documents' terms are scaled up to it (scikit-learn's ``total_samples`` and ``sub_sampling``, gensim's
+        ``subsample_ratio``). None: ``corpus`` is no sample.
         """
         scale = 1.0 if documents is None else documents / len(corpus)
         bound = scale * self.document_bound(corpus) + self.topic_bound(prior)
         return _perplexity(-bound / (scale * _tokens(corpus)))
 
     def document_bound(self, corpus: Corpus | RemappedCorpus) -> float:
-        """The documents' terms of the evidence lower bound."""
+        """The sum of the documents' terms of the evidence lower bound."""
         return float(self.document_bounds(corpus).sum())
 
     def document_bounds(self, corpus: Corpus | RemappedCorpus) -> Tensor:
-        """[D] float64: of each document."""
+        """[D] float64, each document's terms of the evidence lower bound."""
         (beta, alpha), log_beta = self._expected(), self._log_beta()
         parts = [torch.zeros(0, dtype=torch.float64)]
         for part in _batches(corpus):
@@ -165,12 +169,12 @@ class Topics:
         return float(((prior - x) * self._log_beta()).sum()) + prior_normaliser - float(normaliser)
 
     def _log_beta(self) -> Tensor:
-        """E[log beta] [V, K] float64."""
+        """[V, K] float64, E[log beta]."""
         x = self.matrix.double()
         return torch.digamma(x) - torch.digamma(x.sum(0))
 
     def _expected(self) -> tuple[Tensor, Tensor]:
-        """(exp E[log beta] [V, W], alpha [W]), the arguments of ``fold_in``."""
+        """(exp E[log beta] [V, W], alpha [W]), arguments of ``fold_in``; W is K, padded to ``width_for``."""
         width = width_for(self.count)
         x = torch.zeros(len(self.matrix), width)
         x[:, : self.count] = self.matrix
@@ -201,9 +205,10 @@ class Topics:
         return gamma
 
     def coherence(self, corpus: Corpus, number: int = 10) -> NDArray[np.float64]:
-        """[K] mean normalised pointwise mutual information of each topic's top words over documents (Bouma
-        2009; Lau et al. 2014 with documents as windows): 1 if they always occur together, 0 if independently,
-        -1 if never together. A word that is not in the corpus never occurs together with another."""
+        """[K] mean normalised pointwise mutual information of pairs of each topic's ``number`` top words
+        (Bouma 2009; Lau et al. 2014 with documents as windows): 1 if they always occur in the same documents,
+        0 if they occur independently, -1 if they never occur together. A word that is not in the corpus
+        counts as never occurring together with another."""
         tops = [[word for word, _ in top] for top in self.top_words(number)]
         relevant = np.unique(np.concatenate([np.asarray(top) for top in tops]))
         index = np.full(len(self.matrix), -1)
@@ -220,7 +225,8 @@ class Topics:
 
 
 def _npmi(together: NDArray[np.float64]) -> float:
-    """Mean over pairs of words. together: [n, n] shares of documents with both words; diagonal: with each."""
+    """The mean over pairs of n words. together: [n, n], the share of documents that have both words; on the
+    diagonal, that have the word."""
     alone = np.diag(together)
     values = []
     for i in range(len(together)):
@@ -238,8 +244,8 @@ def _npmi(together: NDArray[np.float64]) -> float:
 def split_tokens(corpus: Corpus, observed: float, seed: int | np.random.Generator) -> tuple[Corpus, Corpus]:
     """Put each token into the first corpus with probability ``observed``, else into the second.
 
-    Splitting the parts of a corpus one after another with the same generator gives the same result as
-    splitting the whole.
+    Splitting consecutive parts of a corpus with the same random generator gives the same result as splitting
+    the whole corpus.
     """
     if not 0 < observed < 1:
         raise ValueError(f"observed is {observed}; it must lie between 0 and 1")
@@ -262,7 +268,7 @@ def _with_counts(corpus: Corpus, counts: NDArray[np.int32]) -> Corpus:
 
 
 def _batches(corpus: Corpus | RemappedCorpus) -> Iterator[Corpus]:
-    """All documents, copied a few at a time, which bounds the memory of results."""
+    """Copies of all documents, ``_DOCUMENTS`` at a time, which bounds the memory of results."""
     for first in range(0, len(corpus), _DOCUMENTS):
         yield corpus.select(np.arange(first, min(first + _DOCUMENTS, len(corpus))))
 
@@ -279,5 +285,6 @@ def _tokens(corpus: Corpus | RemappedCorpus) -> int:
 
 
 def _perplexity(nats: float) -> float:
-    """exp of the nats of a word; at most e^700, near the largest float (a prior near 0 exceeds it)."""
+    """exp(nats), with nats a token; at most e^700, near the largest float, which a prior near 0 would
+    exceed."""
     return math.exp(min(nats, 700.0))

@@ -14,17 +14,17 @@ from murmurate import errors
 from murmurate.worlds.env_state import quiet_models
 from murmurate.worlds.modules import import_triton
 
-# by task: gymnasium-robotics' name, and the steps at the goal that an episode needs to be a success
+# task -> (gymnasium-robotics' name, steps at the goal that a successful episode exceeds)
 TASKS = {"door": ("Door", 25), "hammer": ("Hammer", 25), "pen": ("Pen", 20), "relocate": ("Relocate", 25)}
-_SHARE = 0.1  # of the distance, in the reward
-_LIFT = 0.05  # m
+_SHARE = 0.1  # factor of the distance in the reward, without its sign
+_LIFT = 0.05  # m by which the palm's marker is moved to measure that factor
 
 
 class CorrectedHand(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """factor: factor of the distance from palm to object that is added to the reward.
+    """Adds ``factor`` times the distance from palm to object to the reward, and tells which episodes succeed.
 
-    An episode is a success if the task's goal is reached in more than ``needed`` of its steps, as Rajeswaran
-    et al. 2018 count it.
+    An episode is a success if the task's goal is reached in more than ``needed`` of its steps, as in
+    Rajeswaran et al. 2018.
     """
 
     def __init__(self, env: Any, task: str, needed: int, factor: float) -> None:
@@ -53,7 +53,7 @@ def make(task: str, max_episode_steps: int, picture: bool = False) -> Any:
 
 
 def palm_distance(task: str, env: Any) -> float:
-    """From the palm to what it must take: the door's handle, the hammer, the ball."""
+    """The distance in m from the palm to what it must take: the door's handle, the hammer or the ball."""
     data = env.data
     if task == "door":
         palm, target = env.grasp_site_id, data.site_xpos[env.handle_site_id]
@@ -64,26 +64,27 @@ def palm_distance(task: str, env: Any) -> float:
 
 @functools.cache
 def factor(task: str) -> float:
-    """What must be added to the installed version's reward, by distance from palm to object.
+    """The factor of the distance from palm to object that must be added to the installed version's reward.
 
-    The dense rewards of door, hammer and relocate were published with -0.1 of that distance (Rajeswaran et
-    al. 2018, and version 0 of the environments). gymnasium-robotics 1.4.2 has +0.1 instead. Which it is shows
-    in one step that is made twice, with the palm's marker, on which no physics depends, at two places.
+    The dense rewards of door, hammer and relocate were published with -0.1 times that distance (Rajeswaran et
+    al. 2018, and version 0 of the environments). gymnasium-robotics 1.4.2 has +0.1 instead. To find out which
+    sign is installed, one step is made twice from the same state, with the palm's marker at two heights; no
+    physics depends on the marker.
 
-    Raises ``Refusal`` for a reward that does neither.
+    Raises ``Refusal`` for a reward with another factor.
     """
     if task == "pen":
         return 0.0
     env = _plain(TASKS[task][0])
     palm = env.grasp_site_id if task == "door" else env.S_grasp_site_id
-    seen = []
+    measured = []
     for lift in (0.0, _LIFT):
         env.model.site_pos[palm, 2] += lift
         env.reset(seed=0)
         reward = float(env.step(np.zeros(env.action_space.shape, np.float32))[1])
-        seen.append((reward, palm_distance(task, env)))
+        measured.append((reward, palm_distance(task, env)))
     env.close()
-    (reward, distance), (other_reward, other_distance) = seen
+    (reward, distance), (other_reward, other_distance) = measured
     slope = (other_reward - reward) / (other_distance - distance)
     for sign, missing in ((-1, 0.0), (1, -2 * _SHARE)):
         if abs(slope - sign * _SHARE) < 1e-6:
@@ -95,10 +96,11 @@ def factor(task: str) -> float:
 
 
 def _plain(name: str, picture: bool = False) -> Any:
-    """The environment alone."""
+    """The environment without wrappers."""
     import_triton()
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # it tells of the sign that ``factor`` puts right
+        # the import warns about the sign that ``factor`` corrects
+        with contextlib.redirect_stderr(io.StringIO()):
             import gymnasium_robotics
     except ImportError as problem:
         raise errors.MissingExtra("gymnasium-robotics", "adroit", "An Adroit hand") from problem

@@ -17,10 +17,10 @@ from murmurate.worlds.env_state import Unsavable
 from murmurate.worlds.modules import import_triton
 
 _LIBRARIES = "libegl1 libegl-mesa0 libgl1-mesa-dri"
-# As good as the suite's own picture at 84 x 84, and several times faster without a GPU.
+# Almost the suite's own picture at 84 x 84, and several times faster without a GPU.
 _SHADOW_TEXELS, _SAMPLES = 512, 0
-SCREEN = (240, 320, 3)  # of a picture for people
-# fields of the models that episodes begin with at random
+SCREEN = (240, 320, 3)  # shape of a picture for people
+# fields of MuJoCo's model that tasks draw at random when an episode begins
 _DRAWN = ("body_pos", "body_quat", "geom_pos", "site_pos", "light_pos", "wrap_prm", "hfield_data")
 
 
@@ -29,10 +29,10 @@ def is_installed() -> bool:
 
 
 def suite(pictures: bool) -> ModuleType:
-    """dm_control's suite. pictures: whether it must be able to draw.
+    """The module ``dm_control.suite``. pictures: whether it must be able to draw.
 
     It draws by EGL, on a GPU or by software, unless the environment variable MUJOCO_GL says otherwise.
-    Raises ``MissingExtra`` without dm_control, and ``Refusal`` where nothing draws.
+    Raises ``MissingExtra`` without dm_control, and ``Refusal`` if it must draw and cannot.
     """
     if not is_installed():
         raise errors.MissingExtra("dm_control", "control", "The DeepMind Control Suite")
@@ -40,7 +40,7 @@ def suite(pictures: bool) -> ModuleType:
     import_triton()
     try:
         importlib.import_module("dm_control._render")
-    except Exception as problem:  # of the library that draws; there is no common type
+    except Exception as problem:  # the libraries that draw have no common type of error
         if pictures:
             raise cannot_draw(problem) from problem
         os.environ["MUJOCO_GL"] = "disabled"
@@ -60,10 +60,10 @@ def cannot_draw(problem: Exception) -> errors.Refusal:
 
 
 class DmcEnv(gymnasium.Env[Any, Any]):
-    """Observations are the suite's, one after the other in float32, or [3, size, size] pictures in uint8.
+    """Observations are the suite's, concatenated in float32, or [3, size, size] pictures in uint8.
 
-    An action is repeated ``action_repeat`` times, or until the episode ends; the reward is the sum. A time
-    limit truncates.
+    An action is repeated ``action_repeat`` times, or until the episode ends; the reward is the sum. The
+    task's time limit truncates an episode.
     """
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
@@ -76,12 +76,13 @@ class DmcEnv(gymnasium.Env[Any, Any]):
         self.physics = self.env.physics
         self._repeat, self._size, self._camera, self._pixels = action_repeat, size, camera, pixels
         self.render_mode = "rgb_array" if drawn else None
-        quality = self.physics.model.vis.quality  # read once, before the first picture
+        # must be set here: the renderer reads these once, before the first picture
+        quality = self.physics.model.vis.quality
         quality.shadowsize, quality.offsamples = _SHADOW_TEXELS, _SAMPLES
         if pixels or drawn:
             try:
                 self._draw(size, size)
-            except Exception as problem:  # of the library that draws
+            except Exception as problem:  # the libraries that draw have no common type of error
                 raise cannot_draw(problem) from problem
         bounds = self.env.action_spec()
         self.action_space = gymnasium.spaces.Box(
@@ -133,15 +134,16 @@ class DmcEnv(gymnasium.Env[Any, Any]):
 
 
 class DmcSaver:
-    """The integration state of MuJoCo, from which the rest follows, what an episode began with, and the
-    task's generator."""
+    """Saves MuJoCo's integration state, from which the other quantities are computed, the model's fields that
+    the episode began with, and the task's generator."""
 
     def __init__(self, env: DmcEnv) -> None:
         self._env = env
         self._mujoco = importlib.import_module("mujoco")
 
     def save(self) -> dict[str, Any]:
-        """Raises ``Unsavable`` for pictures of a landscape, which the renderer keeps to itself."""
+        """The present state. Raises ``Unsavable`` for pictures of a height field, of which the renderer keeps
+        its own copy."""
         env, physics = self._env, self._env.physics
         if env._pixels and physics.model.nhfield:
             raise Unsavable("the height field of a picture")
@@ -163,7 +165,7 @@ class DmcSaver:
         for name, value in state["model"].items():
             getattr(physics.model, name)[...] = value
         physics.set_state(state["integration"], sig=self._sig)
-        # what a step of dm_control expects; and it is what the last one left
+        # dm_control's steps end with mj_step1 and begin with mj_step2, which needs its results
         self._mujoco.mj_step1(physics.model.ptr, physics.data.ptr)
         env.env._step_count, env.env._reset_next_step = state["steps"], False
         saved = dict(state["generator"])

@@ -1,4 +1,4 @@
-"""One game of ViZDoom, for the server of games. Imports no torch."""
+"""One game of ViZDoom, for the game server. Imports no torch."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from murmurate.worlds._game_server import Frame, Unusable
 
 cv2.setNumThreads(1)  # the server's own threads share the cores
 SCREEN = (120, 160, 3)  # rows, columns, colours as rendered
-SIDE = 84  # pixels of a frame
-_NAMES_OF_MEMORY = ("SM", "MQCtr", "MQDoom")  # as ViZDoom calls what the two processes share
+SIDE = 84  # pixels of a frame, in each direction
+_NAMES_OF_MEMORY = ("SM", "MQCtr", "MQDoom")  # ViZDoom's names of the memory that the two processes share
 _REINSTALL = "Run: pip install --force-reinstall vizdoom"
 
 
 def presses(buttons: int, combine: bool) -> list[list[bool]]:
-    """The buttons that each action presses: all 2^n combinations (button k is bit k of the action's number),
-    or none and then each alone."""
+    """For each action, whether each of the n buttons is pressed. With ``combine`` there are 2^n actions
+    (button k is bit k of the action's number); otherwise n + 1: none, then each button alone."""
     if combine:
         return [list(reversed(held)) for held in itertools.product((False, True), repeat=buttons)]
     return [[k == held for k in range(buttons)] for held in range(-1, buttons)]
 
 
 class DoomGame:
-    """See ``Game``. It runs in a process of its own, which ViZDoom starts.
+    """See ``Game``. The game runs in its own process, which ViZDoom starts.
 
-    file: the scenario's, without its ending. The others: see ``DoomWorld``.
+    file: name of the scenario's file, without its ending. The other arguments: see ``DoomWorld``.
     """
 
     success: bool | None = None
@@ -56,7 +56,7 @@ class DoomGame:
         self._frame_skip, self._occlude, self._occlude_colour = frame_skip, occlude, occlude_colour
         self._presses = presses(len(buttons), combine)
         self._game = game = vizdoom.DoomGame()
-        self._process: int | None = None
+        self._process: int | None = None  # id of the game's process
         self._tics = 0  # in this episode
         self._load(Path(vizdoom.scenarios_path) / f"{file}.cfg")
         self._timeout = timeout or game.get_episode_timeout()
@@ -71,8 +71,8 @@ class DoomGame:
         game.set_screen_format(vizdoom.ScreenFormat.RGB24)
         game.set_window_visible(False)
         game.set_mode(vizdoom.Mode.PLAYER)
-        game.set_doom_config_path(f"game-{id(self)}.ini")  # it writes its settings there
-        Path("_vizdoom").mkdir(exist_ok=True)  # two processes that make it at once crash
+        game.set_doom_config_path(f"game-{id(self)}.ini")  # ViZDoom writes its settings there
+        Path("_vizdoom").mkdir(exist_ok=True)  # processes of ViZDoom that make it at once crash
         if (launcher := _ends_with_parent()) is not None:
             game.set_vizdoom_path(str(launcher))
 
@@ -109,7 +109,7 @@ class DoomGame:
         return True
 
     def state(self) -> None:
-        """ViZDoom's saved games do not hold its random numbers."""
+        """None, because ViZDoom's saved games lack the state of its random number generator."""
         return None
 
     def load(self, state: dict[str, Any]) -> None:
@@ -123,19 +123,20 @@ class DoomGame:
             raise Unusable(f"The scenario file {config} is missing from the package vizdoom. {_REINSTALL}")
         self._game.load_config(str(config))
         for path in (self._game.get_doom_scenario_path(), self._game.get_doom_game_path()):
-            if path and not Path(path).is_file():  # none: the game of the package
+            if path and not Path(path).is_file():  # an empty path means the package's own file
                 raise Unusable(f"The file {path} is missing from the package vizdoom. {_REINSTALL}")
 
     def _start(self) -> None:
         game = self._game
         game.init()
         identifier, self._process = game.get_instance_id(), self._find()
-        # both processes have opened what they share: without names nothing is left if they are killed
+        # both processes have opened the shared memory by now: without names, nothing is left over if they are
+        # killed
         for name in _NAMES_OF_MEMORY:
             Path(f"/dev/shm/ViZDoom{name}{identifier}").unlink(missing_ok=True)
 
     def _find(self) -> int | None:
-        """The process of this game, which has the game's identifier among its arguments."""
+        """The id of this game's process, which has the game's identifier among its arguments."""
         identifier = self._game.get_instance_id()
         for child in psutil.Process().children():
             with contextlib.suppress(psutil.Error):
@@ -144,7 +145,7 @@ class DoomGame:
         return None
 
     def _frame(self) -> Frame:
-        """[3, 84, 84]: the screen reduced by averaging over areas, as DeepMind's preprocessing of Atari."""
+        """The screen as [3, 84, 84], reduced by averaging over areas, as DeepMind reduces Atari's."""
         screen = self._game.get_state().screen_buffer
         if screen.shape != SCREEN:
             raise ValueError(f"it gave a screen of {list(screen.shape)}")
@@ -165,8 +166,8 @@ def _button(name: str) -> vizdoom.Button:
 
 
 def _ends_with_parent() -> Path | None:
-    """A program that starts the game's, so that the kernel kills it when this process ends; None where the
-    system has no such thing."""
+    """A script that starts the game's program, so that the kernel kills it when this process ends; None where
+    the system has no ``setpriv``."""
     setpriv = shutil.which("setpriv")
     if setpriv is None:
         return None

@@ -1,4 +1,4 @@
-"""A gymnasium environment in a process of its own, for the server of games. Imports no torch."""
+"""A gymnasium environment as a ``Game`` of the game server. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from murmurate.worlds.env_state import Unsavable, load_generators, save_generato
 
 
 class EnvGame:
-    """make: "module:function" that makes the environment with ``options``; its import imports no torch.
+    """One gymnasium environment.
+
+    make: "module:function" that makes the environment with ``options``; its import must not import torch.
     observe, joint_actions: see ``_spaces.observed`` and ``acted``.
 
-    Nothing can end a call that hangs, so the server ends, and all of its environments are replaced.
+    Nothing can end a call that hangs, so the whole server ends, and all of its environments are replaced.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class EnvGame:
     def load(self, state: dict[str, Any]) -> None:
         if self._saver is None:
             raise ValueError("it cannot be saved, so there is no state to load")
-        self._env.reset()  # some environments create attributes only then
+        self._env.reset()  # some environments create attributes only in reset
         self._saver.load(state["physics"])
         self._env.unwrapped.np_random = load_generators([state["generator"]], 1)[0]
 

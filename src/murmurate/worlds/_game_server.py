@@ -1,9 +1,9 @@
-"""The process in which games run: ``python -m murmurate.worlds._game_server``, with a socket as its standard
-input. ``served.py`` is the other end.
+"""The game server, a process in which simulators run: ``python -m murmurate.worlds._game_server``, with a
+socket as its standard input. ``served.py`` is the other end.
 
-A game is one simulator of any kind. The process imports no torch. Several threads may step games that wait
-most of the time for processes of their own. A game that raises, hangs or returns something that is not a
-frame is replaced by a new one.
+A game is one simulator of any kind. The process imports no torch. Several threads may step the games, which
+helps where a game itself waits for another process. A game that raises, hangs or returns something that is
+not a frame is replaced by a new one.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ import numpy.typing as npt
 
 from murmurate.errors import Refusal, library_advice
 
-Frame = npt.NDArray[Any]  # what is seen: an image [C, H, W] in uint8, or any array of float32
+Frame = npt.NDArray[Any]  # one observation: an image [C, H, W] in uint8, or any array of float32
 
 OPEN, RESET, STEP, SAVE, LOAD = b"o", b"r", b"s", b"g", b"l"  # requests
 DONE, REFUSED, FAILED = b"d", b"n", b"f"  # answers
-_HEADER = struct.Struct("<cI")  # kind, bytes that follow
-FAILURES = 5  # most failures of one game in a row, with fewer than ``WORKS`` steps between any two
-WORKS = 10
-_CHECK_SECONDS = 0.5
+_HEADER = struct.Struct("<cI")  # kind, length of the payload in bytes
+FAILURES = 5  # most consecutive failures of one game; one more ends the run
+WORKS = 10  # steps without a failure after which failures are counted from 0 again
+_CHECK_SECONDS = 0.5  # interval of the checks for games that hang
 _CLOSE_SECONDS = 4.0
-_START_SECONDS = 60.0  # to start a game
+_START_SECONDS = 60.0  # time allowed to start a game
 
 
 class Unusable(Refusal):
@@ -48,30 +48,27 @@ class Unusable(Refusal):
 class Game(Protocol):
     """One game.
 
-    success: whether the episode that ended last reached the goal, where the game says so.
+    success: whether the episode that ended last reached the goal; None where the game does not say.
     """
 
     success: bool | None
 
     def begin(self, seed: int | None, steps: int) -> Frame:
-        """Begin an episode: its first frame. seed: seed of this and the following ones. steps: number of
-        steps of this simulator so far in the whole run."""
+        """Begin an episode; returns its first frame. seed: seed of this and the following episodes; None: go
+        on with the generator. steps: steps of this simulator so far in the whole run."""
         ...
 
     def step(self, action: Any) -> tuple[Frame, float, bool, bool]:
-        """action: a number, or an array of float32 within its bounds.
-
-        Returns (frame, reward, terminated, truncated). The frame is ignored where terminated, if it is an
-        image.
-        """
+        """Returns (frame, reward, terminated, truncated); the frame is ignored if it is an image and the
+        episode terminated. action: a number, or an array of float32 within its bounds."""
         ...
 
     def picture(self) -> Frame:
-        """What is seen now, in the size of the screen [H, W, 3]."""
+        """A picture of the present state for people, in the size of the screen [H, W, 3]."""
         ...
 
     def kill(self) -> bool:
-        """Called by another thread while ``begin`` or ``step`` hangs: make it raise. False: nothing can."""
+        """Make a ``begin`` or ``step`` that hangs raise; called by another thread. False: impossible."""
         ...
 
     def state(self) -> dict[str, Any] | None:
@@ -88,7 +85,8 @@ class Settings:
     """What a server is opened with.
 
     game: "module:Class" of a ``Game``, made with ``options``; its import must not import torch.
-    first: number of the first game, for messages. frame: its shape. dtype: dtype of frames, uint8 or float32.
+    first: number of the first game, for messages. frame: shape of a frame. dtype: dtype of frames, uint8 or
+    float32.
     action: shape of an action; () where it is a number.
     screen: shape of a picture of game 0, if one is wanted. threads: number of threads that step games.
     hang_seconds: time after which a game counts as hung. folder: the working directory, removed at the end.
@@ -110,7 +108,7 @@ class Settings:
     folder: str = ""
 
     def make(self) -> Game:
-        """Raises ``Refusal``."""
+        """One new game. Raises ``Refusal`` if what it needs cannot be imported."""
         module, _, kind = self.game.partition(":")
         try:
             made: Game = getattr(importlib.import_module(module), kind)(**self.options)
@@ -123,7 +121,8 @@ class Settings:
 class Shared:
     """The results of a step, in memory that both processes map.
 
-    frame: [B, ...], newest of each game. final: [B, ...], last frames of truncated episodes.
+    frame: [B, ...], the newest frame of each game. final: [B, ...], last frames of truncated episodes, and in
+    float32 of terminated ones.
     reward, terminated, truncated: [B]. lost: [B], whether the episode ended because its game was replaced.
     success: [B], 1 or 0 where the game says whether its episode reached the goal, else -1.
     screen: a picture of game 0, or None.
@@ -141,9 +140,9 @@ class Shared:
             ("success", np.int8, (size,)),
             ("screen", np.uint8, screen or (1,)),
         ]
-        kind = np.dtype(fields, align=True)
-        os.ftruncate(settings.descriptor, kind.itemsize)
-        whole = np.frombuffer(mmap.mmap(settings.descriptor, kind.itemsize), kind)
+        layout = np.dtype(fields, align=True)
+        os.ftruncate(settings.descriptor, layout.itemsize)
+        whole = np.frombuffer(mmap.mmap(settings.descriptor, layout.itemsize), layout)
         views: list[Any] = [whole[name][0] for name, *_ in fields]
         self.frame, self.final, self.reward, self.terminated, self.truncated, self.lost = views[:6]
         self.success = views[6]
@@ -156,11 +155,11 @@ def send(connection: socket.socket, kind: bytes, payload: bytes = b"") -> None:
 
 def receive(connection: socket.socket) -> tuple[bytes, bytes]:
     """(kind, payload). Raises EOFError where the other end is closed."""
-    kind, length = _HEADER.unpack(_exactly(connection, _HEADER.size))
-    return kind, _exactly(connection, length)
+    kind, length = _HEADER.unpack(_receive_exactly(connection, _HEADER.size))
+    return kind, _receive_exactly(connection, length)
 
 
-def _exactly(connection: socket.socket, count: int) -> bytes:
+def _receive_exactly(connection: socket.socket, count: int) -> bytes:
     parts = bytearray()
     while len(parts) < count:
         part = connection.recv(count - len(parts))
@@ -176,10 +175,10 @@ class _Slot:
     def __init__(self, settings: Settings, shared: Shared, index: int) -> None:
         self._settings, self._shared, self._index = settings, shared, index
         self._game: Game | None = None
-        self._seed, self._failures, self._steps_since, self._replaced = 0, 0, 0, 0
-        self.steps = 0  # in the whole run
-        self._since: float | None = None  # when the present call began
-        self._allowed_seconds = 0.0
+        self._seed, self._failures, self._steps_since_failure, self._replaced = 0, 0, 0, 0
+        self.steps = 0  # of this simulator in the whole run
+        self._call_began: float | None = None  # None: no call of the game is running
+        self._allowed_seconds = 0.0  # for the call of the game that is running
         self.messages: list[str] = []
 
     @property
@@ -187,14 +186,14 @@ class _Slot:
         return f"{self._settings.name} (simulator {self._settings.first + self._index})"
 
     def begin(self, seed: int) -> None:
-        self._seed, self._failures, self._steps_since = seed, 0, 0
+        self._seed, self._failures, self._steps_since_failure = seed, 0, 0
         try:
             self._begin(seed)
         except Refusal:
             raise
         except Exception as problem:
             self._replace(problem)
-        self._end(0.0, False, False)
+        self._write_result(0.0, False, False)
 
     def step(self, action: Any) -> None:
         index, shared = self._index, self._shared
@@ -212,7 +211,7 @@ class _Slot:
         except Exception as problem:
             shared.final[index] = shared.frame[index]  # the last frame before the failure
             self._replace(problem)
-            self._end(0.0, False, True, lost=True)
+            self._write_result(0.0, False, True, lost=True)
             return
         if terminated or truncated:
             shared.success[index] = -1 if self._game.success is None else self._game.success
@@ -220,14 +219,14 @@ class _Slot:
                 self._begin(None)
             except Exception as problem:
                 self._replace(problem)
-        self._steps_since += 1
-        if self._steps_since == WORKS:
+        self._steps_since_failure += 1
+        if self._steps_since_failure == WORKS:
             self._failures = 0
-        self._end(reward, terminated, truncated)
+        self._write_result(reward, terminated, truncated)
 
     def hangs(self) -> bool:
         """Kill the game if its call takes too long. Returns True if the call cannot be ended."""
-        began, game = self._since, self._game
+        began, game = self._call_began, self._game
         seconds = 0.0 if began is None else time.monotonic() - began
         if seconds < self._allowed_seconds or began is None:
             return False
@@ -257,9 +256,9 @@ class _Slot:
             _copy(self._game.begin(seed, self.steps), self._shared.frame[self._index])
 
     def _replace(self, problem: Exception) -> None:
-        """Begin an episode of a new game, with a seed of its own."""
+        """Replace the game, which raised ``problem``, by a new one with another seed; begin an episode."""
         while True:
-            self._failures, self._steps_since = self._failures + 1, 0
+            self._failures, self._steps_since_failure = self._failures + 1, 0
             cause = f"{type(problem).__name__}: {problem}"
             if self._failures > FAILURES:
                 raise RuntimeError(f"{self.name} failed {self._failures} times in a row, at last by {cause}")
@@ -274,7 +273,7 @@ class _Slot:
             except Exception as another:
                 problem = another
 
-    def _end(self, reward: float, terminated: bool, truncated: bool, lost: bool = False) -> None:
+    def _write_result(self, reward: float, terminated: bool, truncated: bool, lost: bool = False) -> None:
         index, shared = self._index, self._shared
         shared.lost[index] = lost
         shared.reward[index] = reward
@@ -285,11 +284,11 @@ class _Slot:
 
     @contextlib.contextmanager
     def _watched(self, seconds: float) -> Iterator[None]:
-        self._allowed_seconds, self._since = seconds, time.monotonic()
+        self._allowed_seconds, self._call_began = seconds, time.monotonic()
         try:
             yield
         finally:
-            self._since = None
+            self._call_began = None
 
 
 def _copy(frame: Frame, to: Frame) -> None:
@@ -311,24 +310,24 @@ class _Server:
         self._pool = ThreadPoolExecutor(self._threads)  # some games accept only the thread that made them
 
     def answer(self, kind: bytes, payload: bytes) -> bytes:
-        """Do what is asked. The answer, pickled: states for SAVE, else messages about replaced games."""
+        """Do what is asked. Returns a pickled answer: states for SAVE, else messages about replaced games."""
         if kind == SAVE:
             saved: list[Any] = [None] * len(self._slots)
 
             def save(slot: _Slot, index: int) -> None:
                 saved[index] = slot.save()
 
-            self._all(save, range(len(saved)))
+            self._call_all(save, range(len(saved)))
             return pickle.dumps(saved)
         if kind == STEP and self._action:
-            self._all(_Slot.step, list(np.frombuffer(payload, np.float32).reshape(-1, *self._action)))
+            self._call_all(_Slot.step, list(np.frombuffer(payload, np.float32).reshape(-1, *self._action)))
         elif kind == STEP:
-            self._all(_Slot.step, np.frombuffer(payload, np.int64).tolist())
+            self._call_all(_Slot.step, np.frombuffer(payload, np.int64).tolist())
         else:
             steps, values = pickle.loads(payload)
             for slot in self._slots:
                 slot.steps = steps
-            self._all(_Slot.begin if kind == RESET else _Slot.load, values)
+            self._call_all(_Slot.begin if kind == RESET else _Slot.load, values)
         messages = [message for slot in self._slots for message in slot.messages]
         for slot in self._slots:
             slot.messages.clear()
@@ -341,9 +340,10 @@ class _Server:
         for slot in self._slots:
             slot.close()
 
-    def _all(self, call: Callable[[_Slot, Any], None], values: Sequence[Any]) -> None:
-        """``call`` for each slot with its value, each thread taking the next slot."""
-        order = iter(list(zip(self._slots, values, strict=True)))  # a list's ``next`` is atomic
+    def _call_all(self, call: Callable[[_Slot, Any], None], values: Sequence[Any]) -> None:
+        """Run ``call(slot, value)`` for each slot; each idle thread takes the next slot."""
+        # the threads share this iterator: ``next`` of a list's iterator is atomic
+        order = iter(list(zip(self._slots, values, strict=True)))
 
         def work() -> None:
             for slot, value in order:
@@ -361,7 +361,7 @@ class _Server:
 def main() -> None:
     connection = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)  # what games print belongs to the log
+    os.dup2(2, 1)  # what games print goes to the log
     kind, payload = receive(connection)
     settings: Settings = pickle.loads(payload)
     server: _Server | None = None
@@ -376,11 +376,8 @@ def main() -> None:
                 send(connection, REFUSED, str(problem).encode())
             except RuntimeError as problem:
                 send(connection, FAILED, str(problem).encode())
-            except (
-                LookupError,
-                TypeError,
-                ValueError,
-            ) as problem:  # raised by a state that this process did not save
+            except (LookupError, TypeError, ValueError) as problem:
+                # raised by LOAD for a state that does not fit the games
                 send(connection, FAILED, f"{type(problem).__name__}: {problem}".encode())
     except (EOFError, ConnectionError):
         pass
@@ -394,6 +391,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from murmurate.worlds import _game_server  # under its name, so that games raise the same ``Unusable``
+    from murmurate.worlds import _game_server  # games raise this module's ``Unusable``, not ``__main__``'s
 
     _game_server.main()

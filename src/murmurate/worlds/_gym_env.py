@@ -1,6 +1,6 @@
 """Makes gymnasium's environments by their ids.
 
-Imports no torch, so that a server can use it (``_game_server.py``).
+Imports no torch, so that the game server (``_game_server.py``) can use it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from murmurate.worlds.env_state import quiet_models
 from murmurate.worlds.modules import import_module, import_triton
 
 PREFIX = "gym:"
-_WITHOUT_MESA = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text", "ale_py")  # they draw by SDL
+# modules whose environments draw by SDL, so that Mesa is not loaded (see ``import_triton``)
+_WITHOUT_MESA = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text", "ale_py")
 
 
 def registered(ident: str, folder: str = "") -> Any:
@@ -48,7 +49,7 @@ def make(
 ) -> Any:
     """The environment with all its wrappers. name: name of the world, for messages.
 
-    Raises ``Refusal`` for one that cannot be opened, ``MissingExtra`` without MuJoCo where it is needed.
+    Raises ``Refusal`` if it cannot be opened, ``MissingExtra`` if it needs MuJoCo and that is not installed.
     """
     spec = registered(ident, folder)
     kwargs: dict[str, Any] = {"render_mode": "rgb_array"} if picture else {}
@@ -72,8 +73,8 @@ def make(
 
 
 def without_checks(made: Any) -> tuple[Any, int]:
-    """(the environment without wrappers, its time limit) if these are only gymnasium's checks and limits;
-    else (``made``, no limit), as it limits itself."""
+    """(the environment without wrappers, its time limit) if its only wrappers are gymnasium's checks and time
+    limits; else (``made``, a limit that is never reached), as ``made`` has its own."""
     inner, limit = made, sys.maxsize
     while type(inner) in (OrderEnforcing, PassiveEnvChecker, TimeLimit):
         if type(inner) is TimeLimit:

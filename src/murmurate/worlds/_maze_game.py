@@ -1,7 +1,7 @@
-"""One game of the maze curriculum, in miniworld, for the server of games. Imports no torch.
+"""One game of the maze curriculum, in miniworld, for the game server. Imports no torch.
 
-Lengths are in metres, which stand for Minecraft's blocks: rooms of 7 x 7 with obstacles of 1 between them, as
-in Matiisen et al. 2017. A frame is a tick of Minecraft's, of which there are 20 a second.
+Lengths are in metres; one metre stands for one block of Minecraft: obstacles of thickness 1 separate rooms of
+7 x 7, as in Matiisen et al. 2017. A frame lasts as long as a tick of Minecraft, 1/20 s.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _no_opengl(problem: Exception) -> Unusable:
     )
 
 
-pyglet.options["headless"] = True  # before anything of OpenGL is imported
+pyglet.options["headless"] = True  # must be set before OpenGL is imported
 try:
     from miniworld.entity import Box, Entity
     from miniworld.math import intersect_circle_segs
@@ -38,16 +38,16 @@ try:
 except Exception as problem:  # the import opens a window; pyglet's errors have no common type
     raise _no_opengl(problem) from problem
 
-SIDE = 84  # pixels of a frame
-SCREEN = (240, 320, 3)  # of a picture
+SIDE = 84  # pixels of a frame, in each direction
+SCREEN = (240, 320, 3)  # shape of a picture
 TICKS_PER_SECOND = 20
 GOAL, DEATH, COMMAND = 1000.0, -1000.0, -1.0  # rewards
-_SPEED, _TURN = 4.317, math.pi  # a walk in Minecraft, m/s; Matiisen's 180 degrees a second
+_SPEED, _TURN = 4.317, math.pi  # m/s, as a player of Minecraft walks; rad/s, as in Matiisen et al.
 _ROOM, _WALL = 7.0, 1.0
 _GAP, _BRIDGE = 1.5, 1.5  # width of an opening, and of a bridge
-_TOUCH = 0.25  # from the surface of the gold block
+_TOUCH = 0.25  # distance between agent and gold block at which they touch
 _ASPECT = SCREEN[1] / SCREEN[0]
-# the last is of ceilings, which no room has
+# ``concrete_tiles`` is for ceilings: no room has one, but miniworld loads its texture
 _TEXTURES = ("brick_wall", "cinder_blocks", "lava", "wood_planks", "concrete_tiles")
 _LAYOUTS = {2: ("bridge",), 3: ("gap",), 4: ("bridge", "gap")}  # obstacles of a corridor
 _WALL_TEXTURE, _FLOOR_TEXTURE, _LAVA_TEXTURE, _BRIDGE_TEXTURE = _TEXTURES[:4]
@@ -55,7 +55,7 @@ Rectangle = tuple[float, float, float, float]  # least x, greatest x, least z, g
 
 
 def _load_textures() -> None:
-    """Into miniworld's cache, because it takes seconds to convert each by itself."""
+    """Load the textures into miniworld's cache, because miniworld's own loading takes seconds for each."""
     for name in _TEXTURES:
         path = get_file_path("textures", f"{name}_1", "png")
         if path not in Texture.tex_cache:
@@ -68,7 +68,7 @@ def _load_textures() -> None:
 
 
 class _Floor(Entity):  # type: ignore[misc]
-    """A rectangle of the floor with a texture of its own. Nothing collides with it."""
+    """A rectangle on the floor with its own texture. Nothing collides with it."""
 
     def __init__(self, texture: str, where: Rectangle, height: float) -> None:
         super().__init__()
@@ -114,13 +114,14 @@ class _Maze(MiniWorldEnv):  # type: ignore[misc]
     level = 1
 
     def __init__(self, picture: bool) -> None:
-        self._list = 0  # OpenGL's number of what does not move; miniworld's own is the same in all games
+        # OpenGL's number of the display list of all that does not move; miniworld uses one for all games
+        self._list = 0
         height, width = SCREEN[:2] if picture else (16, 16)
         super().__init__(obs_width=SIDE, obs_height=SIDE, window_width=width, window_height=height)
 
     def reset(self, **options: Any) -> tuple[Frame, dict[str, Any]]:
         self.shadow_window.switch_to()
-        _load_textures()  # a list of OpenGL's, when it is made, cannot hold that
+        _load_textures()  # before the display list is recorded, which cannot include loading
         return super().reset(**options)  # type: ignore[no-any-return]
 
     # -- layout ---------------------------------------------------------------------------------------
@@ -136,17 +137,18 @@ class _Maze(MiniWorldEnv):  # type: ignore[misc]
             self.place_agent(room=rooms[0])
 
     def _corridor(self, obstacles: tuple[str, ...]) -> list[Room]:
-        """Rooms in a row, with these obstacles between them in random order."""
+        """Make rooms in a row, with ``obstacles`` between them in random order."""
         rooms = [self._room(0, row) for row in range(len(obstacles) + 1)]
         for k, which in enumerate(self.np_random.permutation(len(obstacles))):
             self._separate(rooms[k], rooms[k + 1], obstacles[which])
         return rooms
 
     def _square(self) -> list[Room]:
-        """2 x 2 rooms: a path through all four, with a random obstacle at each of its three steps."""
+        """Make 2 x 2 rooms on a path through all four, with a random obstacle between consecutive rooms.
+        Returns them in the order of the path."""
         ring = [(0, 0), (1, 0), (1, 1), (0, 1)]
-        start, way = int(self.np_random.integers(4)), 1 if self.np_random.integers(2) else -1
-        rooms = [self._room(*ring[(start + way * k) % 4]) for k in range(4)]
+        start, direction = int(self.np_random.integers(4)), 1 if self.np_random.integers(2) else -1
+        rooms = [self._room(*ring[(start + direction * k) % 4]) for k in range(4)]
         for before, after in itertools.pairwise(rooms):
             self._separate(before, after, "bridge" if self.np_random.integers(2) else "gap")
         return rooms
@@ -164,26 +166,28 @@ class _Maze(MiniWorldEnv):  # type: ignore[misc]
         )
 
     def _separate(self, one: Room, other: Room, obstacle: str) -> None:
-        """Join two rooms by an opening of a wall, or by a bridge over lava along the whole wall."""
-        across = "x" if one.min_x == other.min_x else "z"  # the axis along the wall between them
-        least = getattr(one, f"min_{across}")
+        """Join two adjacent rooms, at a random place: by an opening in the wall between them, or by a bridge
+        over a strip of lava that replaces the whole wall."""
+        along = "x" if one.min_x == other.min_x else "z"  # the axis along the wall between them
+        least = getattr(one, f"min_{along}")
         width = _GAP if obstacle == "gap" else _BRIDGE
-        at = least + float(self.np_random.uniform(0.5, _ROOM - width - 0.5))
+        start = least + float(self.np_random.uniform(0.5, _ROOM - width - 0.5))
         if obstacle == "gap":
-            self.connect_rooms(one, other, **{f"min_{across}": at, f"max_{across}": at + width})
+            self.connect_rooms(one, other, **{f"min_{along}": start, f"max_{along}": start + width})
             return
-        self.connect_rooms(one, other, **{f"min_{across}": least, f"max_{across}": least + _ROOM})
-        between = self.rooms[-1]
-        whole = (between.min_x, between.max_x, between.min_z, between.max_z)
-        bridge = (at, at + width, *whole[2:]) if across == "x" else (*whole[:2], at, at + width)
-        self.lava.append(_Floor(_LAVA_TEXTURE, whole, 0.01))
+        self.connect_rooms(one, other, **{f"min_{along}": least, f"max_{along}": least + _ROOM})
+        between = self.rooms[-1]  # miniworld makes the connection a room too
+        strip = (between.min_x, between.max_x, between.min_z, between.max_z)
+        bridge = (start, start + width, *strip[2:]) if along == "x" else (*strip[:2], start, start + width)
+        self.lava.append(_Floor(_LAVA_TEXTURE, strip, 0.01))
         self.bridges.append(_Floor(_BRIDGE_TEXTURE, bridge, 0.02))
         self.entities += [self.lava[-1], self.bridges[-1]]
 
     # -- one tick -------------------------------------------------------------------------------------
 
     def move(self, metres: float) -> None:
-        """Forward; back for negative ones. It slides along walls, as Minecraft's player does."""
+        """Move the agent forward, or back where ``metres`` is negative. It slides along walls, as a player of
+        Minecraft does."""
         agent, step = self.agent, self.agent.dir_vec * metres
         for part in (step, step * (1, 0, 0), step * (0, 0, 1)):
             if not intersect_circle_segs(agent.pos + part, agent.radius, self.wall_segs):
@@ -192,14 +196,15 @@ class _Maze(MiniWorldEnv):  # type: ignore[misc]
 
     @property
     def burns(self) -> bool:
+        """Whether the agent is on lava and not on a bridge."""
         x, _, z = self.agent.pos
         return any(f.contains(x, z) for f in self.lava) and not any(f.contains(x, z) for f in self.bridges)
 
     @property
     def touches_gold(self) -> bool:
-        """The block is a square of side 1, and does not stop the agent before this."""
+        """Whether the agent is within ``_TOUCH`` of the gold block, whose base is a square of side 1."""
         offset = self.agent.pos - self.gold.pos
-        turn = self.gold.dir
+        turn = self.gold.dir  # x and z below are the offset along the sides of the square
         x = offset[0] * math.cos(turn) - offset[2] * math.sin(turn)
         z = offset[0] * math.sin(turn) + offset[2] * math.cos(turn)
         outside = math.hypot(max(abs(x) - 0.5, 0.0), max(abs(z) - 0.5, 0.0))
@@ -227,7 +232,7 @@ class _Maze(MiniWorldEnv):  # type: ignore[misc]
         gl.glEndList()
 
     def render_obs(self, frame_buffer: Any = None) -> Frame:
-        """A screen of 4 : 3, whatever the shape of the buffer."""
+        """The agent's view with an aspect ratio of 4 : 3, whatever the shape of the buffer."""
         buffer = self.obs_fb if frame_buffer is None else frame_buffer
         self.shadow_window.switch_to()
         buffer.bind()
@@ -257,17 +262,17 @@ class MazeGame:
         self._level, self._advance_every, self._skip = level, advance_every, frame_skip
         self._seconds = seconds
         try:
-            with contextlib.redirect_stdout(io.StringIO()):  # miniworld tells how many samples it takes
+            with contextlib.redirect_stdout(io.StringIO()):  # miniworld prints how many samples a pixel has
                 self._maze = _Maze(picture)
         except Exception as problem:
             raise _no_opengl(problem) from problem
-        self._ticks = 0
-        self._began: dict[str, Any] = {}
+        self._ticks = 0  # of the present episode
+        self._generator_at_begin: dict[str, Any] = {}  # state from which the present episode's maze follows
 
     def begin(self, seed: int | None, steps: int) -> Frame:
         if seed is not None:
             self._maze.np_random = np.random.Generator(np.random.PCG64(seed))
-        self._began = dict(self._maze.np_random.bit_generator.state)
+        self._generator_at_begin = dict(self._maze.np_random.bit_generator.state)
         self._maze.level = self._level or min(5, 1 + steps // self._advance_every)
         self._ticks = 0
         return self._seen(self._maze.reset()[0])
@@ -299,24 +304,24 @@ class MazeGame:
         maze = self._maze
         x, _, z = maze.agent.pos
         return {
-            "generator": self._began,
+            "generator": self._generator_at_begin,
             "level": maze.level,
             "ticks": self._ticks,
             "place": [float(x), float(z), float(maze.agent.dir)],
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """The level is made again, and the agent put where it was."""
+        """Make the level again from the generator's state, and put the agent where it was."""
         maze = self._maze
         maze.np_random = np.random.Generator(np.random.PCG64(0))
-        maze.np_random.bit_generator.state = self._began = state["generator"]
+        maze.np_random.bit_generator.state = self._generator_at_begin = state["generator"]
         maze.level, self._ticks = state["level"], state["ticks"]
         maze.reset()
         x, z, turn = state["place"]
         maze.agent.pos, maze.agent.dir = np.array([x, 0.0, z]), turn
 
     def _act(self, action: int) -> None:
-        """0, 1: turn left, right. 2, 3: move forward, back."""
+        """Do one tick of an action: 0 and 1 turn left and right, 2 and 3 move forward and back."""
         maze = self._maze
         if action < 2:
             maze.agent.dir += (1 - 2 * action) * _TURN / TICKS_PER_SECOND

@@ -1,6 +1,6 @@
-"""Environments made by a class or function of a user's own.
+"""Environments made by a user's own class or function.
 
-Imports no torch, so that a server can use it (``_game_server.py``).
+Imports no torch, so that the game server (``_game_server.py``) can use it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from murmurate.worlds._gym_env import without_checks
 
 PREFIX = "env:"
 UNNAMED = "unnamed:"
-# callables of this process, and the folders of their modules, by their targets
+# target -> (callable of this process, folder of its module)
 _here: dict[str, tuple[Callable[..., Any], str]] = {}
 _VECTOR_ADVICE = "To make several at once, let it take their number: def {0}(num_envs)."
 
 
 def named(function: Callable[..., Any]) -> tuple[str, str]:
-    """(the target that names ``function`` in any process, the folder of its module, if it is not installed).
+    """(target, folder): the target names ``function`` in any process; the folder is that of its module, empty
+    if the module is installed.
 
     The target is ``FILE.py:NAME`` or ``module:NAME``; or, for a lambda, a nested function or the like,
     ``unnamed:...``, which is known in this process only.
@@ -37,7 +38,7 @@ def named(function: Callable[..., Any]) -> tuple[str, str]:
     target = folder = ""
     if path and "<" not in path and source is not None:
         file, spec = getattr(source, "__file__", None) or "", getattr(source, "__spec__", None)
-        if module == "__main__" and spec is not None:  # of python -m
+        if module == "__main__" and spec is not None:  # started by python -m
             module = spec.name
             target, folder = f"{module}:{path}", modules.folder_of(module, source)
         elif module == "__main__" or module.startswith(modules.FILE):
@@ -59,14 +60,14 @@ def absolute(target: str) -> str:
 
 
 def provide(target: str, function: Callable[..., Any]) -> None:
-    """In this process ``target`` is ``function``, wherever it was when it was named."""
+    """Let ``target`` mean ``function`` in this process, whatever it meant where the target was recorded."""
     _here[target] = function, ""
 
 
 def found(target: str, folder: str, name: str) -> tuple[Callable[..., Any], str]:
     """(the class or function called ``target``, the folder of its module: see ``modules.import_module``).
 
-    name: name of the world, for the ``Refusal`` if it is not there.
+    name: name of the world, for the message of the ``Refusal`` if there is no such class or function.
     """
     modules.import_triton()
     if target in _here:
@@ -86,6 +87,7 @@ def found(target: str, folder: str, name: str) -> tuple[Callable[..., Any], str]
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:
+    """Whether ``function`` has a parameter ``name``."""
     try:
         return name in inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -101,7 +103,7 @@ def make(
 ) -> Any:
     """The environment as the user made it, with a time limit around it if one is given.
 
-    Raises ``Refusal`` for one that cannot be made, or is no environment.
+    Raises ``Refusal`` if it cannot be made or is not a ``gymnasium.Env``.
     """
     function, _ = found(target, folder, name)
     made = called(function, name, picture)
@@ -120,7 +122,8 @@ def make(
 
 
 def called(function: Callable[..., Any], name: str, picture: bool, **arguments: Any) -> Any:
-    """What ``function`` returns, called with ``render_mode`` too, if it takes that and ``picture``."""
+    """What ``function(**arguments)`` returns; with ``picture`` it also gets ``render_mode``, if it takes
+    that."""
     if picture and takes(function, "render_mode"):
         arguments["render_mode"] = "rgb_array"
     try:
@@ -135,7 +138,7 @@ def called(function: Callable[..., Any], name: str, picture: bool, **arguments: 
 
 
 def make_limited(**options: Any) -> tuple[Any, int]:
-    """``make``, without gymnasium's checks: see ``without_checks``."""
+    """What ``make`` returns, freed of gymnasium's checks: see ``without_checks``."""
     return without_checks(make(**options))
 
 

@@ -1,6 +1,6 @@
-"""Gymnasium's spaces as agents know them: an observation is one array, an action a number or a vector.
+"""Converts gymnasium's spaces to what agents use: one array as observation, a number or vector as action.
 
-Imports no torch, so that a server can use it (``_game_server.py``).
+Imports no torch, so that the game server (``_game_server.py``) can use it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from gymnasium.spaces.utils import flatten, flatten_space
 from murmurate.errors import Refusal
 
 spaces = gymnasium.spaces
-JOINT_ACTIONS = 1024
+JOINT_ACTIONS = 1024  # default of ``joint`` in ``acted``
 
 
 @dataclass(frozen=True)
 class Observed:
-    """Observations of a space. shape: shape of one. uint8: whether they stay bytes; else they are float32.
+    """How observations of a space reach an agent.
 
-    arrange: gives an observation of the space that shape. It raises ``ValueError`` for another one.
+    shape: shape of one observation. uint8: whether its dtype is uint8; otherwise float32.
+    arrange: converts an observation of the space to that shape; raises ``ValueError`` for one that does not
+    fit.
     """
 
     shape: tuple[int, ...]
@@ -39,12 +41,13 @@ class Observed:
 
 @dataclass(frozen=True)
 class Acted:
-    """Actions of a space: ``actions`` numbers, or vectors of ``shape`` between ``low`` and ``high``.
+    """An agent's actions in a space: numbers from 0 to ``actions`` - 1, or vectors of ``shape`` between
+    ``low`` and ``high``.
 
-    factors: numbers of values of each part of an action, if these are chosen each for itself; an action is
+    factors: how many values each part of an action has, where each part is chosen independently; an action is
     then a vector of whole numbers.
-    choose: the space's own actions for [B] int64 or [B, *shape] float32; vectors are clipped. It raises
-    ``ValueError`` for a number that is no action.
+    choose: converts an agent's actions, [B] int64 or [B, *shape] float32, to B actions of the space. Vectors
+    are clipped; a number that is no action raises ``ValueError``.
     """
 
     actions: int
@@ -58,15 +61,16 @@ class Acted:
 def observed(space: Any, name: str, observe: Sequence[str] = ()) -> Observed:
     """How observations of ``space`` reach an agent.
 
-    Images with their colours last become [C, H, W]; other arrays stay as they are; all else is flattened to
-    a vector, as by gymnasium's ``flatten``.
+    Images [H, W, C] become [C, H, W]; other arrays stay as they are; all other observations are flattened to
+    a vector by gymnasium's ``flatten``.
 
     Args:
         name: name of the world, for messages.
-        observe: keys of a Dict (``outer.inner`` of nested ones); the others are left out.
+        observe: keys of a Dict space (``outer.inner`` in a nested one); other keys are left out; empty for
+            all.
 
     Raises:
-        Refusal: for an image among other values, what has no fixed size, and a key that is not there.
+        Refusal: for an image among other values, a space without a fixed size, or a key that is not there.
     """
     chosen, pick = _selected(space, name, observe)
     if isinstance(chosen, spaces.Box) and chosen.shape:
@@ -106,28 +110,28 @@ def holds_image(space: Any) -> bool:
 
 
 def acted(space: Any, name: str, joint: int = JOINT_ACTIONS) -> Acted:
-    """How an agent's actions become those of ``space``.
+    """How an agent's actions become actions of ``space``.
 
-    MultiDiscrete, MultiBinary, and Dict or Tuple of discrete spaces are one number where they have at most
-    ``joint`` combinations; else each part is chosen for itself (``Acted.factors``). Dict and Tuple of Box
-    are one vector.
+    In MultiDiscrete, MultiBinary, and a Dict or Tuple of discrete spaces, an action is one number if there
+    are at most ``joint`` combinations; otherwise each part is chosen independently (``Acted.factors``). In a
+    Dict or Tuple of Box spaces it is one vector.
 
     Raises:
-        Refusal: for other spaces, and discrete parts beside vectors.
+        Refusal: for other spaces, and for discrete parts beside vectors.
     """
     if isinstance(space, spaces.Discrete):
-        return _numbered(space, name)
+        return _discrete_actions(space, name)
     if isinstance(space, spaces.Box) and space.shape:
         low, high = space.low, space.high
-        return _vectors(low, high, tuple(space.shape), lambda action: np.clip(action, low, high))
+        return _vector_actions(low, high, tuple(space.shape), lambda action: np.clip(action, low, high))
     leaves = [leaf for _, leaf in _leaves(space)]
     if leaves and all(isinstance(leaf, spaces.Box) for leaf in leaves):
         low, high = (np.concatenate([np.ravel(x) for x in bound]) for bound in _bounds(leaves))
-        return _vectors(
+        return _vector_actions(
             low,
             high,
             low.shape,
-            lambda action: [_built(space, iter(row)) for row in np.clip(action, low, high)],
+            lambda action: [_take_action(space, iter(row)) for row in np.clip(action, low, high)],
         )
     counts = [count for leaf in leaves for count in _counts(leaf)]
     if not counts or not all(isinstance(leaf, _DISCRETE) for leaf in leaves):
@@ -141,22 +145,23 @@ def acted(space: Any, name: str, joint: int = JOINT_ACTIONS) -> Acted:
         def joined(action: npt.NDArray[Any]) -> Sequence[Any]:
             _check_range(action, total, name)
             rows = np.stack(np.unravel_index(action, counts), -1)
-            return [_built(space, iter(row)) for row in rows]
+            return [_take_action(space, iter(row)) for row in rows]
 
         return Acted(total, (), (), (), (), joined)
     largest = np.array(counts) - 1
 
     def factored(action: npt.NDArray[Any]) -> Sequence[Any]:
         rows = np.clip(np.rint(action), 0, largest).astype(np.int64)
-        return [_built(space, iter(row)) for row in rows]
+        return [_take_action(space, iter(row)) for row in rows]
 
     lowest, highest = (0.0,) * len(counts), tuple(float(count - 1) for count in counts)
     return Acted(0, tuple(counts), (len(counts),), lowest, highest, factored)
 
 
 def arranger(space: Any) -> Callable[[Any], Any]:
-    """A function that gives an observation of a Box the spec's shape: colours first, the images of a stack
-    one after the other. It raises ``ValueError`` for another shape, which numpy might broadcast."""
+    """A function that converts an observation of a Box to ``arranged_shape``: channels first, the channels of
+    stacked images one after the other. It raises ``ValueError`` for a shape other than the Box's, which numpy
+    might broadcast."""
     shape, last = tuple(space.shape), _colours_last(space)
     arranged = arranged_shape(space)
 
@@ -195,7 +200,7 @@ def _is_fixed(space: Any) -> bool:
 
 
 def _leaves(space: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The spaces in a Dict or a Tuple with their paths, nested ones too; else ``space`` itself."""
+    """(path, space) of each innermost space of a Dict or Tuple, in order; else of ``space`` itself."""
     if isinstance(space, spaces.Dict):
         parts = list(space.spaces.items())
     elif isinstance(space, spaces.Tuple):
@@ -208,7 +213,8 @@ def _leaves(space: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _selected(space: Any, name: str, observe: Sequence[str]) -> tuple[Any, Callable[[Any], Any] | None]:
-    """The space of the chosen keys, and what picks them; one key is not a Dict any more."""
+    """(the space of the keys in ``observe``, a function that picks these from an observation); without
+    ``observe``, (``space``, None). A single key gives that key's own space, not a Dict."""
     if not observe:
         return space, None
     paths = {key: _path(space, name, key) for key in observe}
@@ -220,7 +226,7 @@ def _selected(space: Any, name: str, observe: Sequence[str]) -> tuple[Any, Calla
 
 
 def _path(space: Any, name: str, key: str) -> tuple[str, ...]:
-    """Of the keys that lead to ``key``. Raises ``Refusal``."""
+    """The keys of nested Dicts that lead to ``key`` ("outer.inner"). Raises ``Refusal`` if there are none."""
     path: list[str] = []
     rest = key
     while rest:
@@ -240,12 +246,13 @@ def _path(space: Any, name: str, key: str) -> tuple[str, ...]:
 
 
 def _at(tree: Any, path: Sequence[str]) -> Any:
+    """What nested dicts hold at the end of ``path``."""
     for key in path:
         tree = tree[key]
     return tree
 
 
-def _numbered(space: Any, name: str) -> Acted:
+def _discrete_actions(space: Any, name: str) -> Acted:
     count, start = int(space.n), int(space.start)
 
     def choose(action: npt.NDArray[Any]) -> Sequence[Any]:
@@ -261,7 +268,7 @@ def _check_range(action: npt.NDArray[Any], count: int, name: str) -> None:
         raise ValueError(f"{name} has actions 0 to {count - 1}, got {action.tolist()}")
 
 
-def _vectors(low: Any, high: Any, shape: tuple[int, ...], choose: Callable[[Any], Any]) -> Acted:
+def _vector_actions(low: Any, high: Any, shape: tuple[int, ...], choose: Callable[[Any], Any]) -> Acted:
     return Acted(0, (), shape, tuple(map(float, low.flat)), tuple(map(float, high.flat)), choose)
 
 
@@ -270,7 +277,7 @@ def _bounds(leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def _counts(leaf: Any) -> list[int]:
-    """Numbers of values of the parts of a discrete space."""
+    """How many values each part of a discrete space has; empty for another space."""
     if isinstance(leaf, spaces.Discrete):
         return [int(leaf.n)]
     if isinstance(leaf, spaces.MultiDiscrete):
@@ -278,15 +285,15 @@ def _counts(leaf: Any) -> list[int]:
     return [2] * int(np.prod(leaf.shape)) if isinstance(leaf, spaces.MultiBinary) else []
 
 
-def _built(space: Any, values: Iterator[Any]) -> Any:
-    """The action of ``space`` whose numbers, in the order of ``_leaves``, are the next of ``values``."""
+def _take_action(space: Any, values: Iterator[Any]) -> Any:
+    """The action of ``space`` made of the next numbers of ``values``, in the order of ``_leaves``."""
     if isinstance(space, spaces.Dict):
-        return {key: _built(part, values) for key, part in space.spaces.items()}
+        return {key: _take_action(part, values) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(_built(part, values) for part in space.spaces)
+        return tuple(_take_action(part, values) for part in space.spaces)
     if isinstance(space, spaces.Discrete):
         return int(next(values)) + int(space.start)
-    own = np.array([next(values) for _ in range(int(np.prod(space.shape)))]).reshape(space.shape)
+    action = np.array([next(values) for _ in range(int(np.prod(space.shape)))]).reshape(space.shape)
     if isinstance(space, spaces.MultiDiscrete):
-        own = own + getattr(space, "start", 0)
-    return own.astype(space.dtype)
+        action = action + getattr(space, "start", 0)
+    return action.astype(space.dtype)

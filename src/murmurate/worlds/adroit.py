@@ -27,7 +27,7 @@ def names() -> list[str]:
 
 
 def vector_names() -> list[str]:
-    """Those of ``names`` whose actions are vectors: all."""
+    """The worlds of ``names`` whose actions are vectors: all of them."""
     return names()
 
 
@@ -41,13 +41,13 @@ def world(name: str) -> AdroitWorld | None:
 class AdroitWorld(SimulatorWorld):
     """One task of gymnasium-robotics, version 1.
 
-    max_episode_steps: after which an episode is truncated; nothing else ends one.
-    frame_stack: the last so many observations are one.
-    rescale_actions: actions are from -1 to 1, and scaled to their bounds.
-    served: simulators run in a process of their own, where one that hangs is noticed too.
+    max_episode_steps: steps after which an episode is truncated; nothing else ends an episode.
+    frame_stack: number of latest observations that the agent sees as one.
+    rescale_actions: the agent's actions are from -1 to 1, and are scaled to the task's bounds.
+    served: simulators run in a separate process, where one that hangs is detected too.
 
-    Differs: where the installed version rewards a hand that is far from the door's handle, the hammer or the
-    ball, that term is put right (``_adroit_env.factor``).
+    Differs: where the installed version rewards the hand for being far from the door's handle, the hammer or
+    the ball, the sign of that term is corrected (``_adroit_env.factor``).
     """
 
     task: str = field(metadata={"in_name": True})

@@ -1,4 +1,4 @@
-"""Dicts and lists of plain values with arrays in them, as checkpoints hold them: with tensors, and back."""
+"""Converts the arrays in nested dicts and lists to tensors, as checkpoints hold them, and back."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _JINS_OCCLUSIONS = {"pong": ((55, 105, 34, 194), (144, 72, 17))}
 
 
 def names() -> list[str]:
-    """Every game, and those of which Jin has an occluded variant; none without ale-py."""
+    """Every game, and the occluded variants of Jin; none without ale-py."""
     try:
         return [*games(), *(game + _OCCLUDED for game in _JINS_OCCLUSIONS)]
     except errors.MissingExtra:
@@ -40,7 +40,7 @@ def names() -> list[str]:
 
 
 def world(name: str) -> AtariWorld | None:
-    """The game called ``name`` (in hyphens), or None. Raises ``MissingExtra`` without ale-py."""
+    """The game called ``name`` (with hyphens), or None. Raises ``MissingExtra`` without ale-py."""
     game = name.removesuffix(_OCCLUDED)
     if game not in games():
         return None
@@ -53,14 +53,14 @@ def world(name: str) -> AtariWorld | None:
 
 
 def games() -> list[str]:
-    """Every game of the Arcade Learning Environment in hyphens. Raises ``MissingExtra``."""
+    """Every game of the Arcade Learning Environment, named with hyphens. Raises ``MissingExtra``."""
     return sorted(game.replace("_", "-") for game in _roms().get_all_rom_ids())
 
 
 def game_name(hyphenated: str) -> str:
-    """ALE's name (``space_invaders``) of a game in hyphens (``space-invaders``).
+    """ALE's name (``space_invaders``) of a game named with hyphens (``space-invaders``).
 
-    Raises ``Refusal`` with the nearest game's name for an unknown one, ``MissingExtra`` without ale-py.
+    Raises ``Refusal`` with the nearest name for an unknown game, ``MissingExtra`` without ale-py.
     """
     known = games()
     if hyphenated not in known:
@@ -72,14 +72,14 @@ def game_name(hyphenated: str) -> str:
 class AtariWorld(SimulatorWorld):
     """One Atari game under DeepMind's preprocessing. ``game`` is ALE's name: ``space_invaders``.
 
-    frame_skip: frames of the emulator that an action lasts. stack: images of an observation.
+    frame_skip: frames of the emulator that an action lasts. stack: number of latest images in an observation.
     noop_max: largest random number of frames without an action at a game's beginning.
     sticky: probability that a frame repeats the action of the frame before (Machado et al. 2018, section 5.2,
         advise 0.25; DeepMind's protocol has 0).
     max_frames_per_episode: number of frames after which a game is truncated, not terminated (108,000 are 30
     minutes).
-    clip_rewards: clip rewards to -1, 0 and 1, in training. life_loss: a lost life ends an episode, in
-    training.
+    clip_rewards: in training, clip rewards to -1, 0 and 1. life_loss: in training, a lost life ends an
+    episode.
     fire_reset: press FIRE at a game's beginning, where the game has that action.
     occlude: left, right, top and bottom of a rectangle of the screen of 160 x 210 that is hidden: columns
         left to right - 1, rows top to bottom - 1; empty for none. occlude_colour: red, green, blue.
@@ -133,7 +133,7 @@ class AtariWorld(SimulatorWorld):
             use_fire_reset=self.fire_reset,
             # episodic_life would restart the whole game at each lost life; this only reports the loss
             life_loss_info=life_loss,
-            # clipped in receive, because returns are summed from raw scores
+            # ``receive`` clips, because returns are summed from raw scores
             reward_clipping=False,
             autoreset_mode="SameStep",
             **settings,
@@ -141,10 +141,11 @@ class AtariWorld(SimulatorWorld):
 
 
 class AtariSimulators:
-    """``B`` games of one ``AtariWorld``. Observations are [B, stack, 84, 84] uint8. With a hidden rectangle
-    ale-py gives whole screens, after its maximum over two, which are hidden, reduced and stacked here.
+    """``B`` games of one ``AtariWorld``. Observations are [B, stack, 84, 84] uint8. With a hidden rectangle,
+    ale-py gives whole screens (after the maximum over two frames); the rectangle is hidden, and screens are
+    reduced and stacked, here.
 
-    They cannot be saved, because ale-py's vector environment does not expose its state.
+    The games cannot be saved, because ale-py's vector environment does not expose its state.
     """
 
     def __init__(
@@ -199,7 +200,7 @@ class AtariSimulators:
 
     def send(self, action: Tensor) -> None:
         chosen = action.numpy()
-        # ALE's worker thread would die of it silently, and receive would never return.
+        # An invalid action would silently end ALE's worker thread, and ``receive`` would never return.
         if chosen.min() < 0 or chosen.max() >= self._spec.actions:
             raise ValueError(
                 f"{self._spec.name} has actions 0 to {self._spec.actions - 1}, got {action.tolist()}"
@@ -213,9 +214,9 @@ class AtariSimulators:
         if self._picture_env is not None:
             self._picture = self._hidden(self._picture_env.recv()[0][0, 0])
         self._counter.tick(score)
-        # The number of frames in earlier games changes exactly when a new game has begun. Neither
-        # `terminated` (life losses), `lives` (Pong has none) nor a decrease of the frame number (a game may
-        # be shorter than the next one's no-ops) shows this.
+        # The number of frames in earlier games changes exactly when a new game has begun. This cannot be seen
+        # from `terminated` (life losses), `lives` (Pong has none) or a decrease of the frame number (a game
+        # may be shorter than the next game's no-ops).
         games_before = info["frame_number"] - info["episode_frame_number"]
         over = games_before != self._games_before
         self._games_before = games_before

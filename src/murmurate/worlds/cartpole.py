@@ -1,6 +1,6 @@
-"""CartPole for many simulators at once, bit for bit as gymnasium's ``CartPole-v1``.
+"""CartPole for many simulators at once, equal bit for bit to gymnasium's ``CartPole-v1``.
 
-One step of gymnasium's costs about as much as a step of all of these together.
+A step of all simulators costs about as much as a step of one ``CartPole-v1``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from murmurate.worlds.interface import Picture, first_step
 
 _GRAVITY = 9.8  # m / s^2
 _CART, _POLE = 0.1 + 1.0, 0.1  # kg: cart with pole, pole alone
-_HALF_LENGTH = 0.5  # m
+_HALF_LENGTH = 0.5  # m, of the pole
 _FORCE = 10.0  # N
-_TAU = 0.02  # s
-_FALLEN = 12 * 2 * math.pi / 360  # rad
-_EDGE = 2.4  # m
+_TAU = 0.02  # s, of one step
+_FALLEN = 12 * 2 * math.pi / 360  # rad, of the pole from upright, beyond which an episode terminates
+_EDGE = 2.4  # m, of the cart from the centre, beyond which an episode terminates
 
 
 class CartPoleSimulators:

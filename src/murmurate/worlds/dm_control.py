@@ -1,8 +1,8 @@
-"""The DeepMind Control Suite (Tassa et al. 2018): from states, or from pixels.
+"""The DeepMind Control Suite (Tassa et al. 2018): observations are states, or pixels.
 
-A picture is drawn by EGL, which needs no display, with a shadow map of 512 texels and without multisampling:
-several times faster by software, with a mean error of less than one grey level. Simulators that draw run in a
-process of their own.
+A picture is drawn by EGL, which needs no display, with a shadow map of 512 texels and without multisampling.
+Without a GPU this is several times faster than the suite's own settings; the mean difference is less than one
+grey level. Simulators that draw run in a separate process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from murmurate.worlds.viewed import viewed, viewed_spec
 
 _PREFIX, _PIXELS = "dmc-", "-pixels"
 _MAKE = "murmurate.worlds._dmc_env:make"
-# the suite's "benchmarking" tasks, which are listed
+# domain -> tasks that ``names`` lists: the suite's "benchmarking" tasks
 _TASKS = {
     "acrobot": ("swingup", "swingup_sparse"),
     "ball_in_cup": ("catch",),
@@ -45,13 +45,14 @@ _TASKS = {
     "swimmer": ("swimmer6", "swimmer15"),
     "walker": ("stand", "walk", "run"),
 }
-# from pixels, as Hafner et al. 2019 (PlaNet) and Yarats et al. 2021 (DrQ) repeat actions; others twice
+# how often an action is repeated from pixels, as in Hafner et al. 2019 (PlaNet) and Yarats et al. 2021 (DrQ);
+# twice in other domains
 _REPEATS = {"ball_in_cup": 4, "cartpole": 8, "cheetah": 4, "reacher": 4}
-_CAMERAS = {"quadruped": 2}  # that sees the task best; elsewhere the first
+_CAMERAS = {"quadruped": 2}  # number of the camera that sees the task best; 0 in other domains
 
 
 def names() -> list[str]:
-    """The tasks that the suite calls its benchmark, each from states and from pixels; none without it."""
+    """The suite's "benchmarking" tasks, each from states and from pixels; none without dm_control."""
     if not is_installed():
         return []
     listed = [_name(domain, task) for domain, tasks in _TASKS.items() for task in tasks]
@@ -59,7 +60,7 @@ def names() -> list[str]:
 
 
 def vector_names() -> list[str]:
-    """Those of ``names`` whose actions are vectors: all."""
+    """The worlds of ``names`` whose actions are vectors: all of them."""
     return names()
 
 
@@ -86,14 +87,14 @@ def world(name: str) -> DmcWorld | None:
 class DmcWorld(SimulatorWorld):
     """One task of the suite. Its time limit truncates an episode.
 
-    pixels: observations are pictures, of ``size`` x ``size``, the last ``stack`` of them.
-    size: size of a picture, in pixels a side. stack: pictures of an observation.
+    pixels: an observation is the last ``stack`` pictures of ``size`` x ``size``; otherwise it is a state.
+    size: width and height of a picture, in pixels. stack: number of latest pictures in an observation.
     action_repeat: steps of the task that an action lasts; rewards are summed.
     camera: number of the task's camera.
-    max_episode_steps: truncates episodes, if that is before the task's time limit.
-    frame_stack: from states, the last so many observations are one.
-    rescale_actions: actions are from -1 to 1, and scaled to their bounds.
-    served: simulators run in a process of their own, where one that hangs is noticed too; those that draw
+    max_episode_steps: steps after which an episode is truncated, unless the task's time limit is lower.
+    frame_stack: from states, number of latest observations that the agent sees as one.
+    rescale_actions: the agent's actions are from -1 to 1, and are scaled to the task's bounds.
+    served: simulators run in a separate process, where one that hangs is detected too; simulators that draw
         always do.
     """
 

@@ -1,7 +1,7 @@
 """Saves and restores the state of a gymnasium environment with its wrappers, bit for bit.
 
-States are arrays and plain JSON values, nested in dicts and lists. Imports no torch, so that a server can
-(``_game_server.py``); ``array_trees.py`` makes tensors of the arrays.
+States are arrays and plain JSON values, nested in dicts and lists; ``array_trees.py`` converts the arrays to
+tensors. Imports no torch, so that the game server (``_game_server.py``) can use it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from typing import Any, Protocol
 import gymnasium
 import numpy as np
 
-# A step reads these before it recomputes them. MuJoCo leaves their values of the beginning of the last
-# substep, so they do not follow from the integration state (Ant and Humanoid measure their speed from them).
+# A step reads these derived quantities before it recomputes them. After a step they still have their values
+# of the beginning of its last substep, so they cannot be computed from the integration state (Ant and
+# Humanoid measure their speed from them).
 _LAGGING = ("xpos", "xipos", "site_xpos", "geom_xpos", "cinert", "cvel", "cfrc_ext", "qfrc_actuator")
 
-# fields of the model that a reset of the Adroit hand's tasks changes
+# fields of MuJoCo's model that a reset changes in the Adroit hand's tasks
 _MOVED = ("body_pos", "body_quat", "site_pos")
 
-# attributes of a wrapper that no step changes; the last is a cache
+# attributes of every wrapper that no step changes (``_cached_spec`` is a cache)
 _FIXED = frozenset({"env", "_metadata", "_saved_kwargs", "_cached_spec"})
+# types whose objects no step changes
 _CONSTANT = (gymnasium.Space, type, types.ModuleType, types.BuiltinFunctionType, np.ufunc)
 _SEQUENCES = {"list": list, "tuple": tuple, "deque": deque}
 
@@ -55,17 +57,17 @@ def quiet_models(entry_point: object) -> Iterator[None]:
 
 
 class Saver(Protocol):
-    """Saves one environment as arrays and plain values."""
+    """Saves and restores one environment's state, as arrays and plain values."""
 
     def save(self) -> dict[str, Any]:
-        """Raises ``Unsavable``."""
+        """The present state. Raises ``Unsavable``."""
         ...
 
     def load(self, state: dict[str, Any]) -> None: ...
 
 
 def saver(env: Any) -> Saver | None:
-    """The saver for ``env``; None if there is none."""
+    """The saver for ``env``; None if its state cannot be saved."""
     if isinstance(env, gymnasium.Wrapper):
         inner = saver(env.unwrapped)
         return None if inner is None else WrappersSaver(env, inner)
@@ -86,8 +88,9 @@ def saver(env: Any) -> Saver | None:
 
 
 class OwnSaver:
-    """An environment that offers ``save_state() -> state`` and ``load_state(state)``; its ``np_random`` is
-    saved apart. A state is made of numbers, strings, arrays, NumPy generators and containers of those."""
+    """For an environment that offers ``save_state() -> state`` and ``load_state(state)``; its ``np_random``
+    is saved by the caller. A state is made of numbers, strings, arrays, NumPy generators and containers of
+    these."""
 
     def __init__(self, env: Any) -> None:
         self._env = env
@@ -100,7 +103,7 @@ class OwnSaver:
 
 
 class ClassicSaver:
-    """Classic control: the state is one array, ``env.state``, whose dtype matters."""
+    """For classic control: the state is one array, ``env.state``, whose dtype matters."""
 
     def __init__(self, env: Any) -> None:
         self._env = env
@@ -116,9 +119,10 @@ class ClassicSaver:
 
 
 class MujocoSaver:
-    """MuJoCo: the integration state, and the derived quantities of a substep before.
+    """For MuJoCo: saves the integration state, and the derived quantities of ``_LAGGING``.
 
-    in_model: fields of the model, and in_env: numbers of the environment, that a reset changes.
+    in_model: names of the model's arrays that a reset changes. in_env: names of the environment's numbers
+    that a reset changes.
     """
 
     def __init__(self, env: Any, in_model: tuple[str, ...] = (), in_env: tuple[str, ...] = ()) -> None:
@@ -147,11 +151,11 @@ class MujocoSaver:
 
 
 class WrappersSaver:
-    """An environment in wrappers: besides its own state, the attributes of each wrapper.
+    """For an environment with wrappers: saves its own state, and the attributes of each wrapper.
 
     Numbers, strings, arrays, generators and containers of these are saved. Spaces, classes and functions
-    without a closure count as constants. Anything else (a file, an object of unknown kind) makes the
-    environment ``Unsavable``.
+    without a closure count as constants and are left out. Anything else (a file, an object of unknown kind)
+    raises ``Unsavable``.
     """
 
     def __init__(self, env: Any, inner: Saver) -> None:
@@ -176,7 +180,7 @@ def _attributes(holder: Any, stack: list[Any]) -> dict[str, Any]:
     for name, value in vars(holder).items():
         if name in _FIXED or _is_constant(value) or any(value is env for env in stack):
             continue
-        if type(value).__module__.startswith("gymnasium.wrappers."):  # running means
+        if type(value).__module__.startswith("gymnasium.wrappers."):  # an object with running means
             saved[name] = {"object": _attributes(value, stack)}
         else:
             saved[name] = _encode(value)
@@ -185,13 +189,13 @@ def _attributes(holder: Any, stack: list[Any]) -> dict[str, Any]:
 
 def _is_constant(value: Any) -> bool:
     if isinstance(value, types.FunctionType):
-        # the closures of gymnasium's own hold bounds, which they do not change
+        # functions of gymnasium itself hold bounds in their closures, and do not change them
         return value.__closure__ is None or value.__module__.startswith("gymnasium.")
     return isinstance(value, _CONSTANT)
 
 
 def _encode(value: Any) -> Any:
-    """``value`` as tensors and plain JSON values. Raises ``Unsavable``."""
+    """``value`` as arrays and plain JSON values. Raises ``Unsavable``."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
@@ -231,12 +235,12 @@ def _restore(holder: Any, saved: dict[str, Any]) -> None:
 
 
 def save_generators(generators: list[np.random.Generator]) -> list[dict[str, Any]]:
-    """Plain JSON values (the integers have up to 128 bits, which Python's json keeps)."""
+    """The generators' states as plain JSON values (integers of up to 128 bits, which Python's json keeps)."""
     return [dict(generator.bit_generator.state) for generator in generators]
 
 
 def load_generators(states: list[dict[str, Any]], size: int) -> list[np.random.Generator]:
-    """Raises ``ValueError`` for anything but ``size`` PCG64 states."""
+    """The generators with these states. Raises ``ValueError`` unless they are ``size`` PCG64 states."""
     if len(states) != size:
         raise ValueError(f"there are {len(states)} saved generators for {size} simulators")
     loaded = [np.random.Generator(np.random.PCG64(0)) for _ in states]

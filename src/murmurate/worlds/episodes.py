@@ -14,7 +14,7 @@ from murmurate.spec import Episode
 
 
 class EpisodeCounter:
-    """Returns and lengths of the present episodes of ``B`` simulators (in Atari, of whole games)."""
+    """Returns and lengths of the present episodes of ``B`` simulators (in Atari, of the present games)."""
 
     def __init__(self, size: int) -> None:
         self.episode_return = np.zeros(size, np.float64)
@@ -32,7 +32,8 @@ class EpisodeCounter:
     def finish(
         self, over: npt.NDArray[np.bool_], successes: Sequence[bool | None] | None = None
     ) -> Sequence[Episode]:
-        """The episodes of the simulators in ``over`` [B] bool, whose counts restart from zero.
+        """The episodes that have ended, in the simulators where ``over`` [B] is true; their counts restart
+        from zero.
 
         successes: whether each simulator's episode reached its goal; None where the world does not say so.
         """
@@ -50,7 +51,7 @@ class EpisodeCounter:
         return ended
 
     def forget(self, lost: npt.NDArray[np.bool_]) -> None:
-        """Restart the counts of the simulators in ``lost`` [B] bool."""
+        """Restart the counts of the simulators where ``lost`` [B] is true, without an episode."""
         self.episode_return[lost] = 0
         self.length[lost] = 0
 
@@ -61,7 +62,7 @@ class EpisodeCounter:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Raises ValueError for another number of simulators."""
+        """Restore a ``state``. Raises ValueError for another number of simulators."""
         restore(self.episode_return, state["episode_return"], "episode_return")
         restore(self.length, state["length"], "length")
 

@@ -1,4 +1,4 @@
-"""Random generators, one for each simulator, seeded as by gymnasium."""
+"""Random generators, one for each simulator, seeded in the same way as gymnasium's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from murmurate.spec import derive_seed
 
 
 def simulator_seed(seed: int, index: int) -> int:
-    """The 63-bit seed of simulator ``index`` (counted over all groups)."""
+    """The 63-bit seed of a simulator. index: ``first`` + b of simulator b (see ``SimulatorWorld.open``)."""
     return derive_seed(seed, "simulator", index)
 
 

@@ -1,7 +1,7 @@
 """Gymnasium's environments.
 
-Where gymnasium's argument checks, order checks and time limit are the only wrappers of an environment, they
-are removed, and the time limit is counted here. With any other wrapper all of them remain.
+Where gymnasium's own checks and time limit are the only wrappers of an environment, they are removed for
+speed, and the simulators count the time limit. If there is any other wrapper, all remain.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def names() -> list[str]:
 
 
 def vector_names() -> list[str]:
-    """Those of ``names`` whose actions are vectors."""
+    """The worlds of ``names`` whose actions are vectors."""
     return list(_VECTORS)
 
 
@@ -85,14 +85,15 @@ class GymWorld(SimulatorWorld):
     id: as registered; ``my_module:MyEnv-v0`` imports ``my_module`` first, which registers it.
     folder: where the module was found, if it is not installed.
     max_episode_steps: replaces the registered time limit.
-    served: simulators run in a process of their own, where one that hangs is noticed too.
-    observe: keys of a Dict that are observed (``outer.inner`` of nested ones); empty for all.
-    frame_stack: the last so many observations are one.
-    rescale_actions: vector actions are from -1 to 1, and scaled to their bounds.
-    joint_actions: MultiDiscrete and MultiBinary are one number up to so many combinations; else their parts
-        are chosen each for itself, which a2c, ppo, trpo and impala can.
-    vectorization: ``async`` steps the simulators in processes of their own, at the same time;
-        ``vector_entry_point`` uses the vector environment that is registered for the id. Neither is saved.
+    served: simulators run in a separate process, where one that hangs is detected too.
+    observe: keys of a Dict that are observed (``outer.inner`` in a nested one); empty for all.
+    frame_stack: number of latest observations that the agent sees as one.
+    rescale_actions: the agent's vector actions are from -1 to 1, and are scaled to the environment's bounds.
+    joint_actions: a MultiDiscrete or MultiBinary action is one number if there are at most this many
+        combinations; otherwise its parts are chosen independently, which a2c, ppo, trpo and impala can do.
+    vectorization: ``async`` steps the simulators at the same time, each in its own process;
+        ``vector_entry_point`` uses the vector environment that is registered for the id. With either, the
+        state of the simulators cannot be saved.
     """
 
     id: str = field(metadata={"in_name": True})
@@ -116,7 +117,7 @@ class GymWorld(SimulatorWorld):
 
     @functools.cached_property
     def images(self) -> bool:
-        """Also of a Dict with an image in it, until ``observe`` chooses other keys."""
+        """Also true for a Dict that holds an image, until ``observe`` chooses other keys."""
         if self.id in _NAMES:
             return False
         if self.observe or _gym_env.registered(self.id, self.folder).entry_point is None:
@@ -164,7 +165,7 @@ class GymWorld(SimulatorWorld):
             mode = "vector_entry_point"
         if mode != "none":
             if self.served:
-                raise Refusal("served and vectorization are two homes of the same simulators: leave one out.")
+                raise Refusal("served and vectorization both say where the simulators run: leave one out.")
             limit = self.max_episode_steps
 
             def make_vector() -> Any:

@@ -1,4 +1,4 @@
-"""Gymnasium's environments, several of them stepped in turn in one process."""
+"""Several gymnasium environments, stepped one after the other in this process."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ from murmurate.worlds.interface import Picture, first_step
 
 
 class GymSimulators:
-    """``B`` gymnasium environments, one after the other.
+    """``B`` gymnasium environments.
 
     Observations are [B, ...] float32 or uint8, and actions numbers or vectors, as ``_spaces.py`` says.
-    Classic control and MuJoCo are exactly resumable, also in wrappers that hold only numbers; for others
-    ``state()`` is None.
+    Environments for which ``env_state.saver`` has a saver are exactly resumable, also in wrappers that hold
+    only numbers; for others ``state()`` is None. An environment that raises, or returns an invalid
+    observation or a number that is not finite, is replaced by a new one: its episode ends truncated, with its
+    last observation and a reward of 0, and is not among ``TimeStep.episodes``.
 
     name: name of the world; or its spec, where the environment does not tell all of it.
-    make: simulator ``b``, and the number of steps after which its episodes are truncated. One that raises, or
-    gives what is no observation or not finite, is replaced by a new one: its episode ends truncated with its
-    last observation and without a reward, and is not among ``TimeStep.episodes``.
+    make: ``make(b)`` returns the environment of simulator ``b``, and the number of steps after which its
+    episodes are truncated.
     observe, joint_actions: see ``_spaces.observed`` and ``acted``.
     """
 
@@ -52,18 +53,18 @@ class GymSimulators:
         made = [make(b) for b in range(size)]
         self._envs, self._limit = [env for env, _ in made], made[0][1]
         self._first = first
-        called = name if isinstance(name, str) else name.name
-        seen = observed(self._envs[0].observation_space, called, observe)
-        self._acted = acted(self._envs[0].action_space, called, joint_actions)
+        world_name = name if isinstance(name, str) else name.name
+        seen = observed(self._envs[0].observation_space, world_name, observe)
+        self._acted = acted(self._envs[0].action_space, world_name, joint_actions)
         self._spec = name if isinstance(name, EnvSpec) else spec_of(name, seen, self._acted)
-        self._arranged = seen.arrange
+        self._arrange = seen.arrange
         self._savers: list[Saver | None] = [saver(env) for env in self._envs]
         self._counter = EpisodeCounter(size)
         self._dtype = np.uint8 if self._spec.observation_dtype == torch.uint8 else np.float32
         self._observation: npt.NDArray[Any] = self._blank()
         self._actions: Any = None
-        # of each in a row, and steps since the last one
-        self._failures, self._steps_since = np.zeros(size, np.int64), np.zeros(size, np.int64)
+        self._failures = np.zeros(size, np.int64)  # failures in a row of each environment
+        self._steps_since_failure = np.zeros(size, np.int64)
 
     @property
     def spec(self) -> EnvSpec:
@@ -75,7 +76,7 @@ class GymSimulators:
 
     def reset(self, seed: int) -> TimeStep:
         self._counter.clear()
-        self._failures[:] = self._steps_since[:] = 0
+        self._failures[:] = self._steps_since_failure[:] = 0
         self._observation = self._blank()
         restarts: list[str] = []
         for b in range(self.size):
@@ -97,23 +98,23 @@ class GymSimulators:
         for b, (env, action) in enumerate(zip(self._envs, self._actions, strict=True)):
             try:
                 raw, reward[b], terminated[b], truncated[b], infos[b] = env.step(action)
-                observation[b] = self._arranged(raw)
+                observation[b] = self._arrange(raw)
             except (Exception, SystemExit) as problem:
-                failed[b] = self._raised(b, "step", problem)
-        with np.errstate(over="ignore"):
-            given = reward.astype(np.float32)
-        self._note_not_finite(failed, observation, given)
-        self._steps_since += 1
+                failed[b] = self._exception_message(b, "step", problem)
+        with np.errstate(over="ignore"):  # a reward that overflows is noted as not finite
+            reward_float32 = reward.astype(np.float32)
+        self._note_not_finite(failed, observation, reward_float32)
+        self._steps_since_failure += 1
         lost = np.zeros(self.size, np.bool_)
         for b in failed:
             lost[b], terminated[b], truncated[b] = True, False, True
-            observation[b], reward[b], given[b] = self._observation[b], 0.0, 0.0
+            observation[b], reward[b], reward_float32[b] = self._observation[b], 0.0, 0.0
         self._counter.tick(reward)
         truncated = (truncated | (self._counter.length >= self._limit)) & ~terminated
         over = terminated | truncated
         step = TimeStep(
             observation=torch.from_numpy(observation),
-            reward=torch.from_numpy(given),
+            reward=torch.from_numpy(reward_float32),
             terminated=torch.from_numpy(terminated),
             truncated=torch.from_numpy(truncated),
         )
@@ -131,7 +132,7 @@ class GymSimulators:
 
     def state(self) -> dict[str, Any] | None:
         try:
-            physics = [None if each is None else each.save() for each in self._savers]
+            physics = [None if env_saver is None else env_saver.save() for env_saver in self._savers]
         except Unsavable:
             return None
         if None in physics:
@@ -144,16 +145,16 @@ class GymSimulators:
         }
 
     def load(self, state: dict[str, Any]) -> TimeStep:
-        sources = load_generators(state["generators"], len(self._envs))
-        for env, each, physics, source in zip(
-            self._envs, self._savers, to_arrays(state["physics"]), sources, strict=True
+        generators = load_generators(state["generators"], len(self._envs))
+        for env, env_saver, physics, generator in zip(
+            self._envs, self._savers, to_arrays(state["physics"]), generators, strict=True
         ):
-            if each is None:
+            if env_saver is None:
                 raise ValueError(f"{self._spec.name} cannot be saved, so there is no state to load: reset it")
             # some environments create attributes only in reset
             env.reset()
-            each.load(physics)
-            env.unwrapped.np_random = source
+            env_saver.load(physics)
+            env.unwrapped.np_random = generator
         self._counter.load(state["episodes"])
         restore(self._observation, state["observation"], "observation")
         return first_step(torch.from_numpy(self._observation))
@@ -176,10 +177,12 @@ class GymSimulators:
             env.close()
 
     def _begin(self, b: int, observation: npt.NDArray[Any], seed: int | None, cause: str = "") -> list[str]:
-        """Begin an episode of simulator ``b``, whose first observation goes to its row. cause: what ended the
-        one before; then a new environment takes its place, as it does where ``reset`` fails.
+        """Begin an episode of simulator ``b`` and write its first observation to row ``b`` of
+        ``observation``.
 
-        Returns a sentence for each one replaced. Raises ``RunFailed`` for too many in a row.
+        cause: the failure that ended the previous episode, if any; then the environment is replaced first, as
+        it is if ``reset`` fails. Returns a sentence for each replacement. Raises ``RunFailed`` after too many
+        failures in a row.
         """
         restarts: list[str] = []
         while True:
@@ -191,19 +194,19 @@ class GymSimulators:
                 self._envs[b], _ = self._make(b)
                 self._savers[b] = saver(self._envs[b])
             try:
-                observation[b] = self._arranged(self._envs[b].reset(seed=seed)[0])
+                observation[b] = self._arrange(self._envs[b].reset(seed=seed)[0])
             except (Exception, SystemExit) as problem:
-                cause = self._raised(b, "reset", problem)
+                cause = self._exception_message(b, "reset", problem)
                 continue
             if self._dtype == np.uint8 or np.isfinite(observation[b]).all():
                 return restarts
-            cause = f"{self._where(b)} gave {_wrong(observation[b])} as its observation"
+            cause = f"{self._place(b)} gave {_first_not_finite(observation[b])} as its observation"
 
     def _note_failure(self, b: int, cause: str) -> str:
-        if self._steps_since[b] >= WORKS:
+        if self._steps_since_failure[b] >= WORKS:
             self._failures[b] = 0
         self._failures[b] += 1
-        self._steps_since[b] = 0
+        self._steps_since_failure[b] = 0
         if self._failures[b] > FAILURES:
             raise errors.RunFailed(
                 f"{cause}. It failed {self._failures[b]} times in a row. Mend the environment, or register "
@@ -214,18 +217,19 @@ class GymSimulators:
     def _note_not_finite(
         self, failed: dict[int, str], observation: npt.NDArray[Any], reward: npt.NDArray[Any]
     ) -> None:
-        """Add the simulators that gave numbers that are not finite, with a sentence for each."""
+        """Add to ``failed`` each simulator whose observation or reward is not finite, with a sentence."""
         for name, values in (("observation", observation), ("reward", reward)):
             if values.dtype == np.uint8 or np.isfinite(values).all():
                 continue
             rows = ~np.isfinite(values.reshape(self.size, -1)).all(1)
             for b in set(np.flatnonzero(rows).tolist()) - set(failed):
-                failed[b] = f"{self._where(b)} gave {_wrong(values[b])} as its {name}"
+                failed[b] = f"{self._place(b)} gave {_first_not_finite(values[b])} as its {name}"
 
-    def _raised(self, b: int, call: str, problem: BaseException) -> str:
-        return f"{self._where(b)} raised {type(problem).__name__} in {call}: {problem}"
+    def _exception_message(self, b: int, call: str, problem: BaseException) -> str:
+        return f"{self._place(b)} raised {type(problem).__name__} in {call}: {problem}"
 
-    def _where(self, b: int) -> str:
+    def _place(self, b: int) -> str:
+        """Environment, simulator and step, for messages."""
         step = int(self._counter.length[b]) + 1
         return f"the environment {self._spec.name} (simulator {self._first + b}, step {step} of its episode)"
 
@@ -233,12 +237,12 @@ class GymSimulators:
         return np.empty((self.size, *self._spec.observation_shape), self._dtype)
 
 
-def _wrong(values: npt.NDArray[Any]) -> Any:
+def _first_not_finite(values: npt.NDArray[Any]) -> Any:
     return np.ravel(values)[~np.isfinite(np.ravel(values))][0]
 
 
 def spec_of(name: str, seen: Observed, taken: Acted) -> EnvSpec:
-    """The spec of a world from how its observations and its actions reach an agent."""
+    """The spec of the world ``name`` with these observations and actions."""
     return EnvSpec(
         name,
         seen.shape,

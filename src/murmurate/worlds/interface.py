@@ -3,12 +3,13 @@
 A module of this folder, or one that joins it by an entry point of the group ``murmurate.worlds``, offers its
 worlds by name with two functions::
 
-    def names() -> list[str]: ...  # of the worlds that can be opened here, for listings
-    def world(name: str) -> SimulatorWorld | None: ...  # None for the name of no world of this module
+    def names() -> list[str]: ...  # names of the worlds that can be opened here, for listings
+    def world(name: str) -> SimulatorWorld | None: ...  # None where this module has no world of that name
 
 Neither opens a simulator. ``world`` raises ``MissingExtra`` where the name may belong to a package that is
 not installed. A field of the world that its name determines has the metadata ``{"in_name": True}``; every
-other field is an option ``--world.FIELD``. Recipes choose settings by ``images`` and ``first_person``.
+other field is an option ``--world.FIELD``. Recipes choose settings by the world's ``images`` and
+``first_person``.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ Picture = npt.NDArray[np.uint8]  # [H, W, 3], RGB
 
 @dataclass(frozen=True)
 class Formats:
-    """How what a user's environment gives and takes becomes an agent's.
+    """How a user's environment's observations and actions are converted to and from those of an agent.
 
     shape: shape of one observation for the agent, before several are stacked along their first dimension, the
-    newest last. observe: an environment's observation as an array of that shape; it raises ``ValueError`` for
-    another one.
-    act: the environment's own actions, one for each row of an agent's, [B] or [B, *action_shape].
-    low, high: bounds [*action_shape] to which actions from -1 to 1 are scaled; None: they are not.
+    newest last.
+    observe: converts an environment's observation to an array of that shape; raises ``ValueError`` for one
+    that does not fit.
+    act: converts an agent's actions, [B] or [B, *action_shape], to B actions of the environment.
+    low, high: bounds [*action_shape] to which actions from -1 to 1 are scaled; None: they are not scaled.
     """
 
     shape: tuple[int, ...]
@@ -54,7 +56,7 @@ class Simulators(Protocol):
     def spec(self) -> EnvSpec: ...
     @property
     def size(self) -> int:
-        """B."""
+        """B, the number of simulators."""
         ...
 
     def reset(self, seed: int) -> TimeStep:
@@ -62,7 +64,8 @@ class Simulators(Protocol):
         ...
 
     def send(self, action: Tensor) -> None:
-        """Begin a step with one action each, [B] int64 or [B, D] float32, possibly in native threads.
+        """Begin a step with one action for each simulator, [B] int64 or [B, D] float32. It may go on in
+        native threads after this returns.
 
         Raises ``ValueError`` for an action that does not exist; vectors are clipped to their bounds.
         """
@@ -92,10 +95,10 @@ class Simulators(Protocol):
 
 
 class SimulatorWorld(World, Protocol):
-    """A frozen config that opens simulators: picklable, so that any process can."""
+    """A frozen config that opens simulators. It is picklable, so that any process can open them."""
 
     def spec(self, fingerprint: object = None) -> EnvSpec:
-        """The first call opens a simulator for a moment; the result is cached."""
+        """The spec of the simulators. The first call opens a simulator for a moment; the result is cached."""
         return self._spec
 
     @functools.cached_property
@@ -104,7 +107,7 @@ class SimulatorWorld(World, Protocol):
         simulators.close()
         return simulators.spec
 
-    # whether observations are images in colour of a first-person view
+    # whether observations are colour images of a first-person view
     first_person: ClassVar[bool] = False
 
     @property
@@ -113,24 +116,24 @@ class SimulatorWorld(World, Protocol):
         ...
 
     def formats(self) -> Formats | None:
-        """How observations and actions of the environment itself become the agent's; None where an agent sees
-        and does what ``open`` gives and takes."""
+        """Converts between the user's own environment and an agent; None for a world that is not made of
+        users' environments."""
         return None
 
     def open(
         self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False
     ) -> Simulators:
-        """Open ``simulators`` of them.
+        """Open that many simulators.
 
-        training: enables what only serves learning (reward clipping, episodes that end with a life). first:
-        index of the first one, for its seed: two halves opened with first 0 and B/2 play the same games as
-        all B opened together. picture: whether simulator 0 can be drawn. Raises ``MissingExtra`` if a package
-        is not installed.
+        training: enables what only serves learning (reward clipping, episodes that end when a life is lost).
+        first: index of the first simulator, from which seeds are derived: two halves opened with first 0 and
+        B/2 play the same games as all B opened together. picture: whether simulator 0 can be drawn. Raises
+        ``MissingExtra`` if a package is not installed.
         """
         ...
 
 
 def first_step(observation: Tensor) -> TimeStep:
-    """The result of a reset: observations [B, ...] without rewards and ends."""
-    no = torch.zeros(len(observation), dtype=torch.bool)
-    return TimeStep(observation, torch.zeros(len(observation)), no, no.clone())
+    """The result of a reset: observations [B, ...] with rewards of 0, and no episode ended."""
+    ended = torch.zeros(len(observation), dtype=torch.bool)
+    return TimeStep(observation, torch.zeros(len(observation)), ended, ended.clone())

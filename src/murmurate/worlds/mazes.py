@@ -1,13 +1,13 @@
-"""First-person mazes of five levels, which stand for the Minecraft tasks of Jin (2.4, 2.5), in miniworld.
+"""First-person mazes of five levels in miniworld, in place of the Minecraft tasks of Jin (2.4, 2.5).
 
-Those are the levels of Matiisen et al. 2017 ("Teacher-Student Curriculum Learning", section 4): a room (L1);
-corridors of rooms with a bridge over lava (L2), a gap in a wall (L3) and both (L4); and 2 x 2 rooms (L5). An
-agent walks and turns to a block of gold. It sees RGB images of 84 x 84, every 5th of 20 a second, the last 4
-of them stacked.
+Jin's tasks are the levels of Matiisen et al. 2017 ("Teacher-Student Curriculum Learning", section 4): a room
+(L1); corridors of rooms with a bridge over lava (L2), a gap in a wall (L3) and both (L4); and 2 x 2 rooms
+(L5). An agent walks and turns to a block of gold. Of 20 frames a second it sees every 5th, an RGB image of
+84 x 84; the last 4 that it sees are stacked.
 
 Differs: Minecraft is not simulated. Walls, lava, bridge and gold look as miniworld draws them, and the agent
-moves as ``_maze_game.py`` says: 4.3 m/s and 180 degrees a second, in rooms of 7 m x 7 m. Frames are rendered
-in their final size with four samples a pixel, and not reduced from 320 x 240.
+moves as in ``_maze_game.py``: 4.3 m/s and 180 degrees a second, in rooms of 7 m x 7 m. Frames are rendered
+in their final size with four samples a pixel, instead of being reduced from 320 x 240.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ def world(name: str) -> MazeWorld | None:
 class MazeWorld(SimulatorWorld):
     """One level (1 to 5), or all in turn (0).
 
-    A command costs 1, gold gives 1,000, lava and (except on L5) a time-out cost 1,000. Gold and lava
-    terminate an episode, a time-out truncates it.
+    Every action costs 1, gold gives 1,000, and lava costs 1,000, as does a time-out, except on L5. Gold and
+    lava terminate an episode, a time-out truncates it.
 
     advance_every: env steps of the whole run after which the curriculum goes on to the next level: 62500 is
-        Jin's fast schedule, 93750 the slow one. An episode stays on the level on which it began. Evaluation
-        is on L5.
-    seconds: seconds of game time until an episode is truncated; on L5 last_seconds.
-    last_seconds: seconds of game time on L5 until an episode is truncated.
-    frame_skip: frames (1/20 s) that an action lasts. stack: images of an observation.
-    reward_scale: factor of the rewards that an agent learns from; returns are unscaled.
+        Jin's fast schedule, 93750 the slow one. An episode stays on the level on which it began. The
+        curriculum is evaluated on L5.
+    seconds: seconds of game time until an episode is truncated, except on L5.
+    last_seconds: seconds of game time until an episode is truncated on L5.
+    frame_skip: frames (1/20 s) that an action lasts. stack: number of latest images in an observation.
+    reward_scale: factor of the rewards that an agent learns from; reported returns are unscaled.
     """
 
     level: Annotated[int, Range(0, 5)] = field(metadata={"in_name": True})

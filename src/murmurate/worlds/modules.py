@@ -1,6 +1,6 @@
-"""Modules of a user's own: found in the working folder too, and found again from other folders.
+"""Imports a user's own modules, also from the working folder, and later also from another working folder.
 
-Imports no torch, so that a server can use it (``_game_server.py``).
+Imports no torch, so that the game server (``_game_server.py``) can use it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any
 
 from murmurate.errors import Refusal
 
-FILE = "murmurate_file_"  # begins the names of modules that are loaded from files
-_loading: list[str] = []  # files that are being executed
-_searched: list[str] = []  # folders of ``search``
+FILE = "murmurate_file_"  # prefix of the names of modules that are loaded from files
+_loading: list[str] = []  # files that are being executed, the innermost last
+_searched: list[str] = []  # folders of the enclosing ``search`` contexts
 
 
 def import_triton() -> None:
-    """Import Triton, if it is installed, in a process with torch. To be called before an environment is made.
+    """Import Triton, if it is installed and torch is imported. Must be called before an environment is made.
 
-    An environment that draws by software loads Mesa, which brings another LLVM than Triton. If Triton is
-    imported after it, as by torch's compiler, the process crashes.
+    An environment that draws by software loads Mesa, which contains another version of LLVM than Triton. If
+    Triton is imported after Mesa, as torch's compiler would do, the process crashes.
     """
     if "torch" in sys.modules:
         with contextlib.suppress(ImportError):
@@ -38,8 +38,8 @@ def import_triton() -> None:
 
 @contextlib.contextmanager
 def search(folder: object) -> Iterator[None]:
-    """Within this context modules are also looked for in ``folder``, if that is one: as a run folder has
-    recorded it."""
+    """Within this context, modules are also looked for in ``folder``, which a run folder has recorded;
+    anything that is no folder here is ignored."""
     if not isinstance(folder, str) or not os.path.isdir(folder):
         yield
         return
@@ -53,8 +53,8 @@ def search(folder: object) -> Iterator[None]:
 def import_module(name: str, folder: str, purpose: str) -> tuple[ModuleType, str]:
     """(the module called ``name``, the folder where it was found; "" where it is installed).
 
-    It is looked for where Python looks, then in ``folder``, where ``search`` says, and in the working
-    folder. purpose: what needs it, for the ``Refusal`` if it cannot be imported.
+    It is looked for where Python looks, then in ``folder``, in the folders of ``search``, and in the working
+    folder. purpose: what needs the module, for the message of the ``Refusal`` if it cannot be imported.
     """
     missing: ModuleNotFoundError | None = None
     for place in ("", folder, *_searched, os.getcwd()):
@@ -78,9 +78,10 @@ def import_module(name: str, folder: str, purpose: str) -> tuple[ModuleType, str
 
 
 def load_file(file: str, purpose: str) -> ModuleType:
-    """The module in ``file``, executed once; its folder is on the path, so that it finds its neighbours.
+    """The module in ``file``, executed once; its folder is added to ``sys.path``, so that it can import the
+    modules beside it.
 
-    Raises ``Refusal`` where there is no such file, or it raises.
+    Raises ``Refusal`` if there is no such file, or if it raises.
     """
     if not os.path.isfile(file):
         raise Refusal(
@@ -92,13 +93,16 @@ def load_file(file: str, purpose: str) -> ModuleType:
 
 @functools.lru_cache(maxsize=64)
 def _executed(file: str, written: int, purpose: str) -> ModuleType:
+    """The module in ``file``. written: time of its last change, for the cache: a changed file is executed
+    again."""
     name = FILE + Path(file).stem
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise Refusal(f"{purpose} needs the file {file}, which Python cannot load. Give it the ending .py.")
     if (folder := os.path.dirname(file)) not in sys.path:
         sys.path.append(folder)
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # where dataclasses look for it
+    # in sys.modules, because dataclasses look up their module there
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     _loading.append(file)
     try:
         spec.loader.exec_module(module)
@@ -114,13 +118,13 @@ def _executed(file: str, written: int, purpose: str) -> ModuleType:
 
 
 def being_loaded() -> str:
-    """The file that is being executed for an environment in it; "" for none."""
+    """The file that ``load_file`` is executing at present; "" for none."""
     return _loading[-1] if _loading else ""
 
 
 def attribute(module: ModuleType, path: str, purpose: str) -> Callable[..., Any]:
-    """What ``module`` calls ``path`` ("make_env", "Outer.Inner"). Raises ``Refusal`` if it cannot be
-    called."""
+    """The callable at ``path`` ("make_env", "Outer.Inner") in ``module``. Raises ``Refusal`` if there is
+    none."""
     found: Any = module
     for name in path.split("."):
         found = getattr(found, name, None)
@@ -132,7 +136,7 @@ def attribute(module: ModuleType, path: str, purpose: str) -> Callable[..., Any]
 
 
 def folder_of(name: str, module: ModuleType) -> str:
-    """The folder from which ``module`` was imported, if that is not one of Python's or of its packages."""
+    """The folder that must be on ``sys.path`` to import ``module``; "" if the module is installed."""
     file = getattr(module, "__file__", None)
     if file is None:
         return ""

@@ -1,4 +1,4 @@
-"""A rectangle of the screen that an agent does not see."""
+"""Hides a rectangle of the screen from an agent."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ def check_rectangle(rectangle: Sequence[int], colour: Sequence[int], width: int,
 
 
 class OccludedStacks:
-    """Stacks of small grey images in which a rectangle of the screen is hidden, made as ale-py makes those
-    without one: reduced by averaging over areas; at the beginning of a game earlier images are 0.
+    """Stacks of small grey images in which a rectangle of the screen is hidden. Apart from that they equal
+    ale-py's stacks: images are reduced by averaging over areas; at the beginning of a game earlier images are
+    0.
 
     rectangle: left, right, top, bottom of the screen. colour: red, green, blue.
     """
@@ -48,11 +49,12 @@ class OccludedStacks:
         self._stacks: Images = np.zeros((size, stack, side, side), np.uint8)
 
     def first(self, screens: Images) -> Images:
-        """[B, 210, 160] of games that begin, to [B, stack, side, side]."""
+        """The stacks [B, stack, side, side] of games that begin with ``screens`` [B, 210, 160]."""
         return self.next(screens, np.ones(len(screens), np.bool_))
 
     def next(self, screens: Images, over: npt.NDArray[np.bool_]) -> Images:
-        """[B, 210, 160] to [B, stack, side, side]. over: [B], games that begin with this screen."""
+        """The stacks [B, stack, side, side] after the next ``screens`` [B, 210, 160]. over: [B], which games
+        begin with this screen."""
         stacks = self.shifted(screens)
         if over.any():
             stacks[over, :-1] = 0
@@ -60,7 +62,8 @@ class OccludedStacks:
         return stacks
 
     def shifted(self, screens: Images) -> Images:
-        """The stacks with ``screens`` as their newest; what the next ones are made of does not change."""
+        """The stacks with ``screens`` as their newest images, without a change of what ``next`` goes on
+        from."""
         stacks = np.empty_like(self._stacks)
         stacks[:, :-1] = self._stacks[:, 1:]
         for screen, into in zip(screens, stacks[:, -1], strict=True):

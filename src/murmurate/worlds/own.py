@@ -1,7 +1,8 @@
 """Environments of your own: ``env:my_module:make_env`` or ``env:path/to/file.py:make_env``, a class or a
 function that makes a gymnasium environment with whatever wrappers.
 
-With a parameter ``num_envs`` it returns a ``gymnasium.vector.VectorEnv`` of so many instead.
+If it has a parameter ``num_envs``, it must return a ``gymnasium.vector.VectorEnv`` of that many environments
+instead.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _instead: list[Callable[..., Any]] = []  # the innermost ``instead`` is the last
 
 
 def names() -> list[str]:
-    """None: they are found by their names alone."""
+    """No names to list: the name of an environment of your own says where it is found."""
     return []
 
 
@@ -55,7 +56,7 @@ def world(name: str) -> OwnWorld | None:
 
 
 def lasting(name: str) -> str:
-    """``name`` of any world, with an absolute path where it has a file in it."""
+    """``name`` of any world, with the path of a file in it made absolute."""
     if not name.startswith(PREFIX):
         return name
     return PREFIX + _own_env.absolute(name.removeprefix(PREFIX))
@@ -63,7 +64,10 @@ def lasting(name: str) -> str:
 
 def world_name(env: str) -> str:
     """The name of the world that ``env`` means: a registered id, ``module:Id``, ``module:callable``,
-    ``FILE.py:callable``, or a world's name already. Raises ``Refusal`` for a module without it."""
+    ``FILE.py:callable``, or already the name of a world.
+
+    Raises ``Refusal`` for a module that neither has such a callable nor registers such an id.
+    """
     module, _, last = env.rpartition(":")
     if env.startswith((PREFIX, _gym_env.PREFIX)):
         return lasting(env)
@@ -96,13 +100,13 @@ def world_of(env: str | Callable[..., Any]) -> SimulatorWorld:
 
     Args:
         env: a class or function that returns a ``gymnasium.Env`` (or, given ``num_envs``, a
-            ``gymnasium.vector.VectorEnv``), or a name as ``world_name`` reads it. A callable that cannot be
-            named again (a lambda, a nested function, an object) makes a world for this process alone: for
-            the launcher ``inline``.
+            ``gymnasium.vector.VectorEnv``), or a name as ``world_name`` reads it. A callable that other
+            processes cannot import by name (a lambda, a nested function, an object) makes a world for this
+            process alone: for the launcher ``inline``.
 
     Raises:
-        Refusal: for a name of nothing, and in a script that is being loaded for its environment and starts
-            a run itself.
+        Refusal: for a name of nothing; and when a script that is being imported for its environment calls
+            this to start a run.
     """
     from murmurate.worlds import registry
 
@@ -124,8 +128,8 @@ def world_of(env: str | Callable[..., Any]) -> SimulatorWorld:
 
 @contextlib.contextmanager
 def instead(env: str | Callable[..., Any] | None) -> Iterator[None]:
-    """Within this context, worlds of callables are made by ``env``, from then on and in this process, for a
-    run folder whose own cannot be found here; None changes nothing."""
+    """For a run folder whose own class or function cannot be found here: every world that ``world`` returns
+    within this context is made by ``env``, also later in this process. None changes nothing."""
     if env is None:
         yield
         return
@@ -143,17 +147,17 @@ def instead(env: str | Callable[..., Any] | None) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class OwnWorld(SimulatorWorld):
-    """Environments that a class or function of the user's makes, with their wrappers.
+    """Environments that a user's own class or function makes, with their wrappers.
 
     target: ``module:NAME``, or ``FILE.py:NAME`` with an absolute path.
     folder: where the module was found, if it is not installed.
-    max_episode_steps: truncates episodes, also where the environment has a longer limit of its own.
-    observe: keys of a Dict that are observed (``outer.inner`` of nested ones); empty for all.
-    frame_stack: the last so many observations are one.
-    rescale_actions: vector actions are from -1 to 1, and scaled to their bounds.
-    joint_actions: MultiDiscrete and MultiBinary are one number up to so many combinations; else their parts
-        are chosen each for itself, which a2c, ppo, trpo and impala can.
-    served: simulators run in a process of their own, where one that hangs is noticed too.
+    max_episode_steps: steps after which an episode is truncated, unless the environment's own limit is lower.
+    observe: keys of a Dict that are observed (``outer.inner`` in a nested one); empty for all.
+    frame_stack: number of latest observations that the agent sees as one.
+    rescale_actions: the agent's vector actions are from -1 to 1, and are scaled to the environment's bounds.
+    joint_actions: a MultiDiscrete or MultiBinary action is one number if there are at most this many
+        combinations; otherwise its parts are chosen independently, which a2c, ppo, trpo and impala can do.
+    served: simulators run in a separate process, where one that hangs is detected too.
     """
 
     target: str = field(metadata={"in_name": True})
@@ -179,7 +183,7 @@ class OwnWorld(SimulatorWorld):
 
     @functools.cached_property
     def images(self) -> bool:
-        """Also of a Dict with an image in it, until ``observe`` chooses other keys."""
+        """Also true for a Dict that holds an image, until ``observe`` chooses other keys."""
         function, _ = _own_env.found(self.target, self.folder, self.name)
         if self.observe or _own_env.takes(function, "num_envs"):
             return self.spec().images
@@ -188,7 +192,7 @@ class OwnWorld(SimulatorWorld):
         return holds_image(env.observation_space)
 
     def bound_to_process(self) -> str | None:
-        """See ``World``."""
+        """See ``World.bound_to_process``."""
         if not self.target.startswith(_own_env.UNNAMED):
             return None
         return (
@@ -243,7 +247,7 @@ class OwnWorld(SimulatorWorld):
         return GymSimulators(self.name, make, simulators, first, **spaces)
 
     def _check_vector(self) -> None:
-        """Raise ``Refusal`` for options that a vector environment cannot have."""
+        """Raise ``Refusal`` if an option is set that has no meaning for a vector environment."""
         for option in ("max_episode_steps", "served"):
             if getattr(self, option):
                 raise Refusal(

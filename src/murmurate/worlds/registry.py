@@ -15,7 +15,7 @@ from murmurate.worlds.interface import SimulatorWorld
 def world(name: str) -> SimulatorWorld:
     """The world of that name.
 
-    Raises ``Refusal`` with the nearest name for an unknown one; ``MissingExtra`` if it may be a world of a
+    Raises ``Refusal`` with the nearest name for an unknown name; ``MissingExtra`` if it may be a world of a
     package that is not installed.
     """
     missing: errors.MissingExtra | None = None
@@ -45,7 +45,7 @@ def families() -> dict[str, list[str]]:
 
 
 def vector_worlds() -> tuple[str, ...]:
-    """Those of ``world_names`` whose actions are vectors: a module's ``vector_names``."""
+    """The worlds of ``world_names`` whose actions are vectors: what each module's ``vector_names`` lists."""
     named = (module.vector_names() for module in _modules() if hasattr(module, "vector_names"))
     return tuple(sorted(name for names in named for name in names))
 

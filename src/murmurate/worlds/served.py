@@ -1,8 +1,8 @@
-"""Simulators that run in a process of their own (``_game_server.py``).
+"""Simulators that run in a separate process, the game server (``_game_server.py``).
 
-That process ends with this one, however this one ends, and takes what a game starts with it. A game that
-crashes, hangs or gives what is no frame is replaced by a new one: its episode ends truncated, with its last
-frame and without a reward, and is not among ``TimeStep.episodes``.
+When this process ends, for whatever reason, so do the server and the processes that its games have started. A
+game that crashes, hangs or returns something that is not a frame is replaced by a new one: its episode ends
+truncated, with its last frame and a reward of 0, and is not among ``TimeStep.episodes``.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from murmurate.worlds.generators import simulator_seed
 from murmurate.worlds.interface import Picture, first_step
 
 HANG_SECONDS = 10.0
-_SERVER_SECONDS = 90.0  # without an answer; the server itself replaces games that hang
-_FAILURES = 3  # of the server in a row, each without ``_WORKS`` steps in between
-_WORKS = 10
+_SERVER_SECONDS = 90.0  # longest wait for an answer; long, as the server itself replaces games that hang
+_FAILURES = 3  # most consecutive failures of the server; one more ends the run
+_WORKS = 10  # steps without a failure after which failures are counted from 0 again
 _CLOSE_SECONDS = 5.0
 
 
@@ -47,11 +47,11 @@ class ServedSimulators:
     """``B`` games of one world. Observations are [B, ...] in float32 or uint8; where the spec is ``stacked``,
     [B, stack * C, H, W], the newest frame last. Vector actions are clipped to their bounds.
 
-    game: "module:Class" of a ``Game``, made with ``options``. scale: factor of the rewards that
-    an agent learns from; episodes have the unscaled ones. threads: number of threads of the server. screen:
-    shape [H, W, 3] of pictures of simulator 0, if they are wanted.
+    game: "module:Class" of a ``Game``, made with ``options``. scale: factor of the rewards that an agent
+    learns from; returns of episodes are unscaled. threads: number of threads of the server that step games.
+    screen: shape [H, W, 3] of pictures of simulator 0, if they are wanted.
 
-    savable: whether the games have a state. If not, a resumed run begins new episodes.
+    savable: whether the games' states can be saved. If not, a resumed run begins new episodes.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class ServedSimulators:
         self._folder = ""
         self._savable = savable
         self._steps = 0  # of each simulator in the whole run
-        self._seed, self._failures, self._steps_since = 0, 0, 0
+        self._seed, self._failures, self._steps_since_failure = 0, 0, 0
 
     @property
     def spec(self) -> EnvSpec:
@@ -109,7 +109,7 @@ class ServedSimulators:
         return self._size
 
     def reset(self, seed: int) -> TimeStep:
-        self._seed, self._failures, self._steps_since = seed, 0, 0
+        self._seed, self._failures, self._steps_since_failure = seed, 0, 0
         self._counter.clear()
         messages = self._begin()
         step = first_step(self._first_stacks())
@@ -117,10 +117,11 @@ class ServedSimulators:
         return step
 
     def send(self, action: Tensor) -> None:
-        with contextlib.suppress(OSError):  # receive notices a server that is gone
-            self._request(server.STEP, self._chosen(action).tobytes())
+        with contextlib.suppress(OSError):  # a server that is gone is noticed by ``receive``
+            self._request(server.STEP, self._checked_action(action).tobytes())
 
-    def _chosen(self, action: Tensor) -> npt.NDArray[Any]:
+    def _checked_action(self, action: Tensor) -> npt.NDArray[Any]:
+        """The actions as the server takes them: clipped vectors in float32, or numbers in int64."""
         chosen = action.numpy()
         if not self._spec.actions:
             flat = chosen.reshape(self._size, -1)
@@ -138,9 +139,9 @@ class ServedSimulators:
         try:
             messages = tuple(self._answer())
         except (OSError, EOFError) as problem:
-            return self._all_lost(problem)
-        self._steps_since += 1
-        if self._steps_since == _WORKS:
+            return self._replace_server(problem)
+        self._steps_since_failure += 1
+        if self._steps_since_failure == _WORKS:
             self._failures = 0
         before, observation = self._observation, self._empty()
         stacks, old = self._stacks(observation), self._stacks(before)
@@ -156,10 +157,10 @@ class ServedSimulators:
         )
         over = terminated | truncated
         if over.any():
-            seen = over if observation.is_floating_point() else truncated
-            if seen.any():
+            rows = over if observation.is_floating_point() else truncated  # valid: see ``TimeStep``
+            if rows.any():
                 step.final_observation = observation.clone()
-                self._stacks(step.final_observation)[seen, -1] = shared.final[seen]
+                self._stacks(step.final_observation)[rows, -1] = shared.final[rows]
             stacks[over] = shared.frame[over, None]
             self._counter.forget(shared.lost)
             successes = [None if said < 0 else bool(said) for said in shared.success.tolist()]
@@ -215,7 +216,7 @@ class ServedSimulators:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_CLOSE_SECONDS)
         _kill(process)
-        shutil.rmtree(self._folder, ignore_errors=True)  # a server that was killed did not
+        shutil.rmtree(self._folder, ignore_errors=True)  # a server that was killed has left it
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
@@ -223,7 +224,8 @@ class ServedSimulators:
             os.close(self._memory)
 
     def _begin(self) -> tuple[str, ...]:
-        """Begin new episodes in all games; messages about what was replaced on the way."""
+        """Begin new episodes in all games. Returns messages about games and servers that were replaced on the
+        way."""
         messages: tuple[str, ...] = ()
         while True:
             try:
@@ -236,11 +238,14 @@ class ServedSimulators:
                 messages += self._note_failure(problem)
 
     def _note_failure(self, problem: Exception) -> tuple[str, ...]:
-        """Close what is left of the server. Raises RunFailed where it fails again and again."""
-        self._failures, self._steps_since = self._failures + 1, 0
+        """Close what is left of the failed server. Returns a message for each simulator.
+
+        Raises RunFailed if the server has failed more than ``_FAILURES`` times in a row.
+        """
+        self._failures, self._steps_since_failure = self._failures + 1, 0
         how = "gave no answer"
         if self._process is not None:
-            if not isinstance(problem, TimeoutError):  # it closed its end, so it is about to end
+            if not isinstance(problem, TimeoutError):  # the server closed the socket, so it is about to end
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     how = f"ended with code {self._process.wait(_CLOSE_SECONDS)}"
             _kill(self._process)
@@ -250,15 +255,15 @@ class ServedSimulators:
             raise errors.RunFailed(f"{cause}, {self._failures} times in a row. See logs/ in the run folder.")
         return tuple([f"{cause} and is started again"] * self._size)
 
-    def _all_lost(self, problem: Exception) -> TimeStep:
-        """The step in which the server failed: all episodes end."""
+    def _replace_server(self, problem: Exception) -> TimeStep:
+        """Replace the server, which failed by ``problem``. Returns a step that truncates all episodes."""
         messages = self._note_failure(problem)
-        # other seeds than those that may have led here
+        # new seeds, because with the old ones the new server might fail in the same way
         self._seed = derive_seed(self._seed, "replaced games", self._failures)
         messages += self._begin()
         final = self._observation.clone()
         stacks, old = self._stacks(final), self._stacks(self._observation)
-        stacks[:, :-1], stacks[:, -1] = old[:, 1:], old[:, -1]
+        stacks[:, :-1], stacks[:, -1] = old[:, 1:], old[:, -1]  # the lost step has no frame of its own
         self._counter.clear()
         step = first_step(self._first_stacks())
         step.truncated, step.final_observation, step.restarts = ~step.truncated, final, messages
@@ -278,7 +283,7 @@ class ServedSimulators:
                 [sys.executable, "-m", "murmurate.worlds._game_server"],
                 stdin=there.fileno(),
                 pass_fds=(self._memory,),
-                start_new_session=True,  # what the games start is killed with it
+                start_new_session=True,  # a process group, so that the processes of the games are killed too
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
         self._connection = here
@@ -291,7 +296,10 @@ class ServedSimulators:
         server.send(self._connection, kind, payload)
 
     def _answer(self) -> list[Any]:
-        """Messages about replaced games, or their states. Raises Refusal and RunFailed as the server says."""
+        """The server's answer: messages about replaced games, or the games' states.
+
+        Raises Refusal or RunFailed if the server answers with a failure.
+        """
         if self._connection is None:
             raise EOFError("it is not open")
         kind, payload = server.receive(self._connection)
@@ -310,10 +318,11 @@ class ServedSimulators:
         return as_tensor(self._pool.take(math.prod(shape) * dtype.itemsize), dtype).view(shape)
 
     def _stacks(self, observation: Tensor) -> npt.NDArray[Any]:
-        """[B, stack, ...] in the observation's memory."""
+        """A view of ``observation`` as [B, stack, *shape of a frame]."""
         return observation.numpy().reshape(self._size, self._stack, *self._frame)
 
     def _first_stacks(self) -> Tensor:
+        """Observations in which the first frame of an episode is repeated."""
         self._observation = self._empty()
         self._stacks(self._observation)[:] = self._shared.frame[:, None]
         return self._observation
@@ -328,9 +337,10 @@ def served_environments(
     screen: tuple[int, int, int] | None = None,
     **spaces: Any,
 ) -> ServedSimulators:
-    """Gymnasium environments, made in a server by ``make`` ("module:function") with ``options``.
+    """Gymnasium environments, made in a game server by ``make`` ("module:function") with ``options``.
 
-    spaces: ``observe`` and ``joint_actions`` (``_spaces.py``)."""
+    spaces: ``observe`` and ``joint_actions`` (``_spaces.py``).
+    """
     game = {"make": make, "options": options, **spaces}
     return ServedSimulators(
         spec, "murmurate.worlds._env_game:EnvGame", game, size, first=first, screen=screen, savable=True
@@ -338,14 +348,14 @@ def served_environments(
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """With all that it started."""
+    """Kill the process and all processes that it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def _memory_file() -> int:
-    """The descriptor of a file without a name."""
+    """The descriptor of an unnamed file, which the server's process maps too."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("murmurate-games")
     with tempfile.TemporaryFile() as file:

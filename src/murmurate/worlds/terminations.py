@@ -1,10 +1,10 @@
-"""Where episodes end, as functions of the observations after a step: for models, which predict these.
+"""Whether an episode terminates, as a function of the observation after a step, which models predict.
 
 A module of this folder, or one that joins it by an entry point of the group ``murmurate.worlds``, offers such
 functions in ``TERMINATIONS``, by the name of their world. A function in a file of your own is named
 ``path/to/file.py:function``. It takes observations [B, ...] as the world gives them and returns [B] bool.
 
-Those of MuJoCo follow gymnasium's environments of version 5 with their default arguments.
+The functions of MuJoCo's worlds follow gymnasium's environments of version 5 with their default arguments.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ AUTO = "auto"
 
 
 def terminations() -> dict[str, Termination]:
-    """All functions by their world."""
+    """All functions by the name of their world."""
     known: dict[str, Termination] = {}
     for module in plugins.modules("murmurate.worlds"):
         known.update(getattr(module, "TERMINATIONS", {}))
@@ -30,9 +30,10 @@ def terminations() -> dict[str, Termination]:
 
 
 def termination(world: str, name: str = AUTO) -> Termination:
-    """The function of the world, or the one called ``FILE.py:FUNCTION``.
+    """The function that ``TERMINATIONS`` has for the world or, if ``name`` is not ``AUTO``, the function
+    called ``name`` (``FILE.py:FUNCTION``).
 
-    Raises Refusal for a world that has none, ValueError for a function that does not exist.
+    Raises Refusal for a world without such a function, ValueError for a function that does not exist.
     """
     if name != AUTO:
         return plugins.function_in_file(name, "termination function", "--agent.termination")
@@ -51,10 +52,10 @@ def never(observation: Tensor) -> Tensor:
 
 
 def hopper(observation: Tensor) -> Tensor:
-    """Too low, bent by more than 0.2 rad, or thrown out of all bounds."""
+    """Too low, bent by more than 0.2 rad, or with an observed number of at least 100."""
     height, angle = observation[:, 0], observation[:, 1]
-    wild = (observation[:, 1:].abs() >= 100).any(1)
-    return ~((height > 0.7) & (angle.abs() < 0.2)) | wild
+    out_of_bounds = (observation[:, 1:].abs() >= 100).any(1)
+    return ~((height > 0.7) & (angle.abs() < 0.2)) | out_of_bounds
 
 
 def walker2d(observation: Tensor) -> Tensor:
@@ -77,8 +78,8 @@ def inverted_pendulum(observation: Tensor) -> Tensor:
 
 
 def inverted_double_pendulum(observation: Tensor) -> Tensor:
-    """The tip of two poles of 0.6 m at or below 1 m; an observation has sines, then cosines, of two angles,
-    the second relative to the first."""
+    """The tip of the two poles, of 0.6 m each, at or below 1 m; observations hold the sines and then the
+    cosines of their two angles, of which the second is relative to the first."""
     sin, cos = observation[:, 1:3].unbind(1), observation[:, 3:5].unbind(1)
     height = 0.6 * (cos[0] + cos[0] * cos[1] - sin[0] * sin[1])
     return ~(height > 1.0)

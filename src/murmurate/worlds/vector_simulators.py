@@ -1,4 +1,4 @@
-"""Gymnasium's vector environments, of which one object steps all simulators."""
+"""Gymnasium's vector environments: one object steps all simulators."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _ADVICE = "Make it with autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
 class VectorSimulators:
     """One ``gymnasium.vector.VectorEnv`` with ``size`` environments.
 
-    Its autoreset mode may be SAME_STEP; or DISABLED, where episodes are begun here by ``reset_mask``; or
-    NEXT_STEP of gymnasium's own ``SyncVectorEnv`` and ``AsyncVectorEnv``, which obey ``reset_mask`` too, so
-    that no step is lost. They cannot be saved. One that raises, or gives what is not finite, ends the run:
-    nothing can replace one of them.
+    Its autoreset mode may be SAME_STEP; or DISABLED, where this class resets environments by ``reset_mask``;
+    or, for gymnasium's own ``SyncVectorEnv`` and ``AsyncVectorEnv``, NEXT_STEP: these obey ``reset_mask``
+    too, so that no step is lost. Vector environments cannot be saved. An environment that raises or returns
+    numbers that are not finite ends the run, because a single one cannot be replaced.
 
     observe, joint_actions: see ``_spaces.observed`` and ``acted``.
     """
@@ -48,6 +48,7 @@ class VectorSimulators:
         self._env = made = _checked(make(), name, size)
         self._first = first
         self._resets_itself = _mode(made) == AutoresetMode.SAME_STEP
+        # other vector environments may not accept one seed for each environment
         self._seeds_each = isinstance(made.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         self._seen = observed(made.single_observation_space, name, observe)
         self._acted = acted(made.single_action_space, name, joint_actions)
@@ -67,7 +68,7 @@ class VectorSimulators:
     def reset(self, seed: int) -> TimeStep:
         seeds = [simulator_seed(seed, self._first + b) for b in range(self.size)]
         self._counter.clear()
-        raw, _ = self._called("reset", lambda: self._env.reset(seed=seeds if self._seeds_each else seeds[0]))
+        raw, _ = self._guarded("reset", lambda: self._env.reset(seed=seeds if self._seeds_each else seeds[0]))
         return first_step(torch.from_numpy(self._arranged(raw)))
 
     def send(self, action: Tensor) -> None:
@@ -77,9 +78,9 @@ class VectorSimulators:
         self._action = concatenate(space, chosen, empty)
 
     def receive(self) -> TimeStep:
-        raw, given, ended, cut, info = self._called("step", lambda: self._env.step(self._action))
-        reward, terminated = np.asarray(given, np.float64), np.array(ended, np.bool_)
-        truncated = np.array(cut, np.bool_) & ~terminated
+        raw, reward, terminated, truncated, info = self._guarded("step", lambda: self._env.step(self._action))
+        reward, terminated = np.asarray(reward, np.float64), np.array(terminated, np.bool_)
+        truncated = np.array(truncated, np.bool_) & ~terminated
         observation = self._arranged(raw)
         self._counter.tick(reward)
         over = terminated | truncated
@@ -90,10 +91,10 @@ class VectorSimulators:
             else:
                 final = observation
                 mask = {"reset_mask": over.copy()}
-                begun, _ = self._called("reset", lambda: self._env.reset(options=mask))
+                begun, _ = self._guarded("reset", lambda: self._env.reset(options=mask))
                 observation = np.where(_rows(over, observation), self._arranged(begun), observation)
         if not np.isfinite(reward).all():
-            raise RunFailed(f"{self._where} gave a reward that is not finite. Mend the environment.")
+            raise RunFailed(f"{self._place} gave a reward that is not finite. Mend the environment.")
         return TimeStep(
             observation=torch.from_numpy(observation),
             reward=torch.from_numpy(reward.astype(np.float32)),
@@ -122,42 +123,44 @@ class VectorSimulators:
         self._env.close()
 
     @property
-    def _where(self) -> str:
+    def _place(self) -> str:
+        """Environment and simulators, for messages."""
         return f"the environment {self._spec.name} (simulators {self._first} and up)"
 
-    def _called(self, what: str, call: Callable[[], Any]) -> Any:
+    def _guarded(self, what: str, call: Callable[[], Any]) -> Any:
+        """What ``call`` returns. Raises ``RunFailed`` if it raises."""
         try:
             return call()
         except Exception as problem:
             raise RunFailed(
-                f"{self._where} raised {type(problem).__name__} in {what}: {problem}. Mend the environment, "
+                f"{self._place} raised {type(problem).__name__} in {what}: {problem}. Mend the environment, "
                 "or make its parts one by one: then one that fails is replaced."
             ) from problem
 
     def _arranged(self, raw: Any) -> npt.NDArray[Any]:
-        """[B, *spec.observation_shape]"""
+        """The environment's observations as [B, *spec.observation_shape]."""
         rows = [self._seen.arrange(row) for row in iterate(self._batch, raw)]
-        return self._checked_rows(np.stack(rows).astype(self._seen.dtype))  # copies
+        return self._checked_finite(np.stack(rows).astype(self._seen.dtype))  # stack copies
 
-    def _checked_rows(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _checked_finite(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if rows.dtype != np.uint8 and not np.isfinite(rows).all():
-            raise RunFailed(f"{self._where} gave an observation that is not finite. Mend the environment.")
+            raise RunFailed(f"{self._place} gave an observation that is not finite. Mend the environment.")
         return rows
 
     def _final(
         self, observation: npt.NDArray[Any], info: dict[str, Any], over: npt.NDArray[np.bool_]
     ) -> npt.NDArray[Any]:
-        """The last observations of the episodes that ended, in their rows."""
+        """``observation`` with the last observation of its episode in each row of ``over``."""
         finals = info.get("final_obs")
         final = observation.copy()
         for b in np.flatnonzero(over).tolist():
             if finals is None or (row := _row(finals, b)) is None:
                 raise RunFailed(
-                    f"{self._where} ended an episode without its last observation: with SAME_STEP the info "
+                    f"{self._place} ended an episode without its last observation: with SAME_STEP the info "
                     "holds 'final_obs'. Add it, or use autoreset_mode DISABLED."
                 )
             final[b] = self._seen.arrange(row)
-        return self._checked_rows(final)
+        return self._checked_finite(final)
 
     def _successes(self, info: dict[str, Any], over: npt.NDArray[np.bool_]) -> list[bool | None]:
         source = info.get("final_info", info) if self._resets_itself else info
@@ -176,7 +179,8 @@ class VectorSimulators:
 
 
 def _checked(made: Any, name: str, size: int) -> Any:
-    """``made``, if it is a vector environment of the size and of a mode that can be used."""
+    """``made``, if it is a vector environment of that size with a usable autoreset mode; else raises
+    ``Refusal``."""
     if not isinstance(made, VectorEnv):
         raise Refusal(
             f"The world {name} takes num_envs and is a {type(made).__name__}: return a "
@@ -201,7 +205,7 @@ def _mode(env: Any) -> AutoresetMode | None:
 
 
 def _row(values: Any, b: int) -> Any:
-    """Simulator b's part of values that gymnasium gathered: in an array, or a dict or tuple of arrays."""
+    """Simulator b's part of values that gymnasium has batched: an array, or a dict or tuple of arrays."""
     if isinstance(values, dict):
         return {key: _row(part, b) for key, part in values.items() if not str(key).startswith("_")}
     if isinstance(values, tuple):
@@ -210,4 +214,5 @@ def _row(values: Any, b: int) -> Any:
 
 
 def _rows(chosen: npt.NDArray[np.bool_], like: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """``chosen`` [B] in a shape that broadcasts against ``like`` [B, ...]."""
     return chosen.reshape(-1, *(1,) * (like.ndim - 1))

@@ -1,6 +1,6 @@
-"""Simulators of any world with a history of observations, or with actions on another scale.
+"""Wraps the simulators of any world to stack their observations, or to rescale their actions.
 
-A world's ``open`` passes its simulators and its own fields to ``viewed``. The stacked observations are saved
+A world's ``open`` passes its simulators and its own options to ``viewed``. The stacked observations are saved
 and loaded with the state of the simulators.
 """
 
@@ -19,8 +19,8 @@ from murmurate.worlds.interface import Picture, Simulators
 
 
 def viewed(simulators: Simulators, *, frame_stack: int = 1, rescale_actions: bool = False) -> Simulators:
-    """``simulators`` with the last ``frame_stack`` observations of an episode as one, and with actions from
-    -1 to 1, if ``rescale_actions``.
+    """``simulators``, whose observations are then stacks of the last ``frame_stack`` observations of an
+    episode, and whose actions are from -1 to 1, if ``rescale_actions``.
 
     Raises ``Refusal`` for discrete actions or bounds that are not finite, which cannot be rescaled.
     """
@@ -35,7 +35,7 @@ def viewed(simulators: Simulators, *, frame_stack: int = 1, rescale_actions: boo
 
 
 def viewed_spec(spec: EnvSpec, *, frame_stack: int = 1, rescale_actions: bool = False) -> EnvSpec:
-    """The spec of ``viewed`` simulators of this one. Raises ``Refusal`` as ``viewed`` does."""
+    """The spec that simulators with ``spec`` have after ``viewed``. Raises ``Refusal`` as ``viewed`` does."""
     if rescale_actions:
         vectors = bool(spec.action_shape) and not spec.factors
         if not vectors or not all(map(math.isfinite, (*spec.action_low, *spec.action_high))):
@@ -57,7 +57,7 @@ def viewed_spec(spec: EnvSpec, *, frame_stack: int = 1, rescale_actions: bool = 
     return spec
 
 
-class _Around:
+class _Wrapper:
     """A ``Simulators`` that passes every call to the simulators ``inside``."""
 
     def __init__(self, inside: Simulators, spec: EnvSpec) -> None:
@@ -94,8 +94,8 @@ class _Around:
         self.inside.close()
 
 
-class RescaledActions(_Around):
-    """Vector actions from -1 to 1 become those from their lower to their upper bound, linearly."""
+class RescaledActions(_Wrapper):
+    """Scales vector actions linearly from [-1, 1] to the bounds of the simulators ``inside``."""
 
     def __init__(self, inside: Simulators) -> None:
         spec = inside.spec
@@ -107,9 +107,9 @@ class RescaledActions(_Around):
         self.inside.send(self._low + (action.clamp(-1.0, 1.0) + 1.0) / 2.0 * self._span)
 
 
-class StackedObservations(_Around):
-    """The last ``count`` observations of an episode, one after the other, the newest last; at its beginning
-    the first one is repeated. Vectors [D] become [count * D], images [C, H, W] [count * C, H, W]."""
+class StackedObservations(_Wrapper):
+    """Concatenates the last ``count`` observations of an episode, the newest last; at its beginning the first
+    one is repeated. Vectors [D] become [count * D], images [C, H, W] become [count * C, H, W]."""
 
     def __init__(self, inside: Simulators, count: int) -> None:
         super().__init__(inside, viewed_spec(inside.spec, frame_stack=count))

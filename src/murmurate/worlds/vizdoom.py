@@ -1,8 +1,8 @@
-"""First-person worlds in Doom's engine (ViZDoom, Kempka et al. 2016), seen as by Jin (2.5, "Doom").
+"""First-person worlds in Doom's engine (ViZDoom, Kempka et al. 2016); observations as in Jin (2.5, "Doom").
 
-The screen is rendered in 160 x 120 RGB and reduced to 84 x 84; an action is repeated for 4 tics, and only the
-last is rendered; the last 4 frames are stacked, which makes 12 channels. An agent sees nothing else: neither
-its health nor the time that has passed.
+The screen is rendered in 160 x 120 RGB and reduced to 84 x 84; an action is repeated for 4 tics, of which
+only the last is rendered; the last 4 frames are stacked, which makes 12 channels. An agent sees nothing else:
+neither its health nor the time that has passed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from murmurate.worlds.served import ServedSimulators
 _PREFIX, _OCCLUDED = "doom-", "-occluded"
 _SCREEN, _SIDE = (120, 160, 3), 84
 _SHOOT, _TURN = ("move-left", "move-right", "attack"), ("turn-left", "turn-right")
-# by name: ViZDoom's file, and how the world differs from the defaults of DoomWorld
+# name -> (ViZDoom's scenario file, fields of ``DoomWorld`` that differ from their defaults)
 _WORLDS: dict[str, tuple[str, dict[str, Any]]] = {
     "my-way-home": ("my_way_home", {"buttons": (*_TURN, "move-forward"), "combine": True}),
     "corridor-plus": (
@@ -41,12 +41,12 @@ _WORLDS: dict[str, tuple[str, dict[str, Any]]] = {
     "predict-position": ("predict_position", {"buttons": (*_TURN, "attack")}),
     "take-cover": ("take_cover", {"buttons": ("move-left", "move-right")}),
 }
-_THREADS = 2  # games that are stepped at once: each waits for a process of its own
-_JINS_RECTANGLES = {"corridor-plus": (30, 130, 10, 110)}
+_THREADS = 2  # threads that step games: a thread mostly waits for its game's own process
+_JINS_RECTANGLES = {"corridor-plus": (30, 130, 10, 110)}  # hidden by Jin: left, right, top, bottom
 
 
 def names() -> list[str]:
-    """Every scenario, and those of which Jin has an occluded variant; none without vizdoom."""
+    """Every scenario, and the occluded variants of Jin; none without vizdoom."""
     if importlib.util.find_spec("vizdoom") is None:
         return []
     return [_PREFIX + name for name in (*_WORLDS, *(name + _OCCLUDED for name in _JINS_RECTANGLES))]
@@ -67,11 +67,12 @@ def world(name: str) -> DoomWorld | None:
 class DoomWorld(SimulatorWorld):
     """One scenario of ViZDoom.
 
-    buttons: buttons of ViZDoom, in hyphens. combine: an action is any combination of them (2^n actions;
-        button k is bit k of the action's number); otherwise none or one of them (n + 1).
+    buttons: ViZDoom's names of the buttons, with hyphens. combine: an action presses any combination of the n
+        buttons (2^n actions; button k is bit k of the action's number); otherwise none or one of them (n + 1
+        actions).
     skill: difficulty, from 1 to 5; none: the scenario's.
-    frame_skip: tics (1/35 s) that an action lasts. stack: frames of an observation.
-    reward_scale: factor of the rewards that an agent learns from; returns are unscaled.
+    frame_skip: tics (1/35 s) that an action lasts. stack: number of latest frames in an observation.
+    reward_scale: factor of the rewards that an agent learns from; reported returns are unscaled.
     timeout: tics after which an episode is truncated; none: the scenario's.
     occlude: left, right, top and bottom of a hidden rectangle of the 160 x 120 screen: columns left to
         right - 1, rows top to bottom - 1; empty for none. occlude_colour: red, green, blue.

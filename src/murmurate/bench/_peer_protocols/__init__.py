@@ -1,1 +1,1 @@
-"""What runs in a peer's own environment too: modules of the standard library and numpy alone."""
+"""Modules that also run in the peers' own environments: they import only numpy and the standard library."""

@@ -1,14 +1,14 @@
-"""Times a replay's calls on request: one JSON request a line on stdin, one JSON answer a line on stdout.
+"""Times calls of a replay on request: one JSON request per line of stdin, one JSON answer per line of stdout.
 
 A request is ``{"task", "capacity", "batch", "calls", "cold"}`` or ``{"forget": true}``. The tasks:
 
-    sample          indices and importance weights (beta 0.4) of ``batch`` prioritized draws, new outputs
+    sample          indices and importance weights (beta 0.4) of ``batch`` prioritized draws, in new arrays
     sample_reused   the same, into preallocated outputs, where the library supports them
     update          new priorities for ``batch`` indices from their errors: |error| + eps, power alpha 0.6
-    find            the raw tree alone: from ``batch`` masses to indices
+    find            the tree alone: the indices of ``batch`` masses (sums of the priorities up to an index)
     rows            a prioritized batch of transitions with s of 17 and a of 6 float32, all fields
     atari           a prioritized batch of transitions with s and s' of 4 x 84 x 84 uint8, all fields
-    insert          ``batch`` transitions as in ``rows``, at the priority of new ones
+    insert          ``batch`` transitions as in ``rows``, with the priority of new items
 
 Before its first call a task's replay is full: ``capacity`` items with priorities (U + 0.001) ** 0.6, U
 uniform in [0, 1) (see ``priorities``). Each call has other indices.
@@ -84,7 +84,7 @@ def serve(name: str, version: str, make: Callable[[str, int, int], Call | None])
 
 
 def _hot(call: Call, calls: int) -> float:
-    """Seconds of a call, back to back; the median over blocks. Slow calls are made less often."""
+    """Median seconds of a call, over blocks of calls back to back; slow calls have shorter blocks."""
     began = time.perf_counter()
     for _ in range(3):
         call()
@@ -103,10 +103,11 @@ def _hot(call: Call, calls: int) -> float:
 
 
 def _cold(call: Call, calls: int, other: np.ndarray) -> float:
-    single = []
+    """Median seconds of a call after ``other`` memory has been written."""
+    times = []
     for _ in range(calls):
         other += 1
         began = time.perf_counter()
         call()
-        single.append(time.perf_counter() - began)
-    return statistics.median(single)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)

@@ -1,11 +1,12 @@
-"""Fits topic models on request: one JSON request a line on stdin, one JSON answer a line on stdout.
+"""Fits topic models on request: one JSON request per line of stdin, one JSON answer per line of stdout.
 
 A request is ``{"corpus", "options", "marks", "out"}``: a file of documents (see ``read``), options of the
-model, numbers of documents, and a folder. When a library has seen such a number of documents, its lambda
-[V, K] float32 is saved there as a ``.npy``; the caller evaluates all of them with the same code.
+model, numbers of documents, and a folder. Each time a library has seen one of these numbers of documents, its
+lambda [V, K] float32 is saved in the folder as ``.npy``; the caller evaluates them with the same code for all
+libraries.
 
-CPU seconds are those of the whole process (``time.process_time``) once the documents are in the library's own
-form: importing, reading and converting are not counted, nor is saving lambda.
+CPU seconds are those of the whole process (``time.process_time``) from when the documents are in the
+library's own form: importing, reading and converting are not counted, nor is saving lambda.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class DocumentRows(NamedTuple):
 
 
 def write(path: Path, rows: Any) -> None:
-    """``rows``: anything with the fields of ``DocumentRows``."""
+    """Write ``rows``, any object with the fields of ``DocumentRows``."""
     arrays = {name: getattr(rows, name) for name in ("starts", "words", "counts")}
     np.savez(path, **arrays, vocabulary_size=rows.vocabulary_size)
 
@@ -51,8 +52,8 @@ class Enough(Exception):
 
 
 class Snapshots:
-    """Saves lambda at each mark. Call it after each step with the documents seen so far and lambda's
-    function."""
+    """Saves lambda at each mark (a number of documents). Call it after each step with the number of documents
+    seen so far and a function that returns lambda."""
 
     def __init__(self, marks: list[int], out: Path) -> None:
         self.curve: list[dict[str, Any]] = []
@@ -71,10 +72,10 @@ class Snapshots:
         self.curve.append({"documents": documents, "cpu_seconds": now - self._began, "topics": str(path)})
         if not self._marks:
             raise Enough
-        self._began += time.process_time() - now
+        self._began += time.process_time() - now  # saving lambda is not counted
 
 
-# the part that is timed
+# fits a model; this part is timed
 Fit = Callable[[Snapshots], None]
 
 

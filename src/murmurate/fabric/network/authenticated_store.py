@@ -1,8 +1,9 @@
 """Values in a c10d store that only members who share a secret can write.
 
-The store itself is open: whoever reaches its port reads, writes and deletes. So each value carries a keyed
-BLAKE2b digest of its place (run, epoch and key), a sequence number that only rises, and its content. What was
-made without the secret, moved from another place, or brought back after a newer value, is not believed.
+The store itself is open: whoever can connect to its port can read, write and delete. So each value carries a
+keyed BLAKE2b digest of its place (run, epoch and key), of a sequence number that only rises, and of its
+content. A value is rejected if it was made without the secret, copied from another place, or is older than
+one that was read before.
 """
 
 from __future__ import annotations
@@ -25,28 +26,29 @@ _HEAD_BYTES = _DIGEST_BYTES + _SEQUENCE.size
 
 
 class Unauthentic(FabricError):
-    """A value was not written by a member. ``content``: what it claims; not to be believed."""
+    """A value was not written by a member. ``content``: its content, which must not be trusted."""
 
     def __init__(self, place: str, problem: str, content: bytes) -> None:
         super().__init__(f"'{place}' in the run's store {problem}")
         self.content = content
-        self._given = place, problem, content
+        self._arguments = place, problem, content
 
     def __reduce__(self) -> tuple[type[Unauthentic], tuple[str, str, bytes]]:
-        return Unauthentic, self._given
+        return Unauthentic, self._arguments
 
 
 class AuthenticatedStore:
-    """The part of ``store`` below ``place``, which names run and epoch. Each key has one writer.
+    """The part of ``store`` whose keys begin with ``place`` (run and epoch). Each key has one writer.
 
-    secret: b"" where the members have none; then anyone can write, but members with a secret do not believe
-    members without.
+    secret: b"" if the members have none; then anyone can write, but members with a secret reject what members
+    without one write.
     """
 
     def __init__(self, store: Any, place: str, secret: bytes) -> None:
         self._store, self._place, self._secret = store, place, secret
         self._key = hashlib.blake2b(secret, digest_size=64, person=b"murmurate store").digest()
-        self._written: dict[str, int] = {}  # sequence numbers
+        # by key: the sequence number of the value last written here, and of the value last read
+        self._written: dict[str, int] = {}
         self._read: dict[str, int] = {}
         self.refused = 0
 
@@ -54,30 +56,31 @@ class AuthenticatedStore:
         return AuthenticatedStore(self._store, f"{self._place}/{name}", self._secret)
 
     def clone(self) -> AuthenticatedStore:
-        """The same over a connection of its own."""
+        """The same part of the store, over a connection of its own."""
         return AuthenticatedStore(self._store.clone(), self._place, self._secret)
 
     def set(self, key: str, content: bytes) -> None:
-        if key not in self._written:  # an earlier process may have written it
+        if key not in self._written:  # an earlier process of this writer may have written it
             with contextlib.suppress(Unauthentic):
                 self._written[key] = self._sequence_of(key) if self.check(key) else 0
         number = self._written[key] = self._written.get(key, 0) + 1
         head = _SEQUENCE.pack(number)
-        self._store.set(self._at(key), self._digest(key, head + content) + head + content)
+        self._store.set(self._full_key(key), self._digest(key, head + content) + head + content)
 
     def check(self, key: str) -> bool:
-        return bool(self._store.check([self._at(key)]))
+        """Whether there is a value, authentic or not."""
+        return bool(self._store.check([self._full_key(key)]))
 
     def wait(self, key: str, timeout: Any) -> None:
-        """Raises RuntimeError at the timeout."""
-        self._store.wait([self._at(key)], timeout)
+        """Wait until there is a value. Raises RuntimeError at the timeout."""
+        self._store.wait([self._full_key(key)], timeout)
 
     def get(self, key: str) -> bytes:
-        """Raises Unauthentic."""
-        return self.opened(key, self._store.get(self._at(key)))
+        """The content of the value of ``key``. Raises Unauthentic."""
+        return self.authenticated(key, self._store.get(self._full_key(key)))
 
     def find(self, key: str) -> bytes | None:
-        """None where no member has written it."""
+        """The content of the value of ``key``; None if no member has written one."""
         try:
             return self.get(key) if self.check(key) else None
         except Unauthentic as problem:
@@ -85,39 +88,39 @@ class AuthenticatedStore:
             return None
 
     def refuse(self, problem: Unauthentic) -> None:
-        """Count it; log the 1st, 2nd, 4th, 8th ..., so that the log stays short."""
+        """Count a refused value; log the 1st, 2nd, 4th, 8th ... of them, so that the log stays short."""
         self.refused += 1
         if self.refused & (self.refused - 1) == 0:
             log.warning("refused [store, no. %d]: %s", self.refused, problem)
 
     def values(self, keys: Sequence[str]) -> list[bytes]:
-        """The stored values, read in one request and not authenticated yet (see ``opened``)."""
-        return list(self._store.multi_get([self._at(key) for key in keys]))
+        """The stored values, read in one request and not authenticated yet (see ``authenticated``)."""
+        return list(self._store.multi_get([self._full_key(key) for key in keys]))
 
-    def opened(self, key: str, value: bytes) -> bytes:
-        """The content of a value of ``key``. Raises Unauthentic."""
-        number, content = self._authenticated(key, value)
+    def authenticated(self, key: str, value: bytes) -> bytes:
+        """The content of ``value``, which was stored as ``key``. Raises Unauthentic."""
+        number, content = self._split(key, value)
         if number < self._read.get(key, 0):
-            raise Unauthentic(self._at(key), "is older than one that was there before", content)
+            raise Unauthentic(self._full_key(key), "is older than one that was there before", content)
         self._read[key] = number
         return content
 
-    def _authenticated(self, key: str, value: bytes) -> tuple[int, bytes]:
-        """(sequence number, content). Raises Unauthentic."""
+    def _split(self, key: str, value: bytes) -> tuple[int, bytes]:
+        """(sequence number, content) of a value whose digest is right. Raises Unauthentic."""
         signed, content = value[_DIGEST_BYTES:], value[_HEAD_BYTES:]
         if len(value) < _HEAD_BYTES or not hmac.compare_digest(
             value[:_DIGEST_BYTES], self._digest(key, signed)
         ):
-            raise Unauthentic(self._at(key), "was not written with this run's secret", content)
+            raise Unauthentic(self._full_key(key), "was not written with this run's secret", content)
         return _SEQUENCE.unpack_from(signed)[0], content
 
     def _sequence_of(self, key: str) -> int:
-        return self._authenticated(key, self._store.get(self._at(key)))[0]
+        return self._split(key, self._store.get(self._full_key(key)))[0]
 
-    def _at(self, key: str) -> str:
+    def _full_key(self, key: str) -> str:
         return f"{self._place}/{key}"
 
     def _digest(self, key: str, signed: bytes) -> bytes:
-        place = self._at(key).encode()
-        text = len(place).to_bytes(8, "little") + place + signed
+        full_key = self._full_key(key).encode()
+        text = len(full_key).to_bytes(8, "little") + full_key + signed
         return hashlib.blake2b(text, key=self._key, digest_size=_DIGEST_BYTES).digest()

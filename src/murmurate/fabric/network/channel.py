@@ -1,4 +1,4 @@
-"""One channel of the network fabric: register, mail and collectives over the member's connections."""
+"""One channel of the network fabric: register, mail and collectives over one member's connections."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from murmurate.fabric.network.shm_channel import ShmChannel
 
 
 class NetworkChannel:
-    """One channel (see ``Channel``) for vectors shaped like ``like`` [N]; all but shared memory.
+    """One channel (see ``Channel``), without shared memory, for vectors shaped like ``like`` [N].
 
-    Connections, and the objects below this class, use ranks of the fabric instead of positions in ``group``.
+    Methods that strategies call take positions in ``group``; all other code of the network fabric uses ranks
+    of the fabric.
     """
 
     capabilities: ClassVar[frozenset[Capability]] = OFFERED
@@ -190,7 +191,8 @@ class NetworkChannel:
         if sender not in self._position:
             raise FrameRejected("channel", f"a frame for '{self.name}' from a rank that is not in its group")
         if frame.payload is not None:
-            self._check_length(frame, frame.length)  # of a frame that arrived early it was not checked yet
+            # not checked before if the frame arrived before this channel was made
+            self._check_length(frame, frame.length)
         if frame.kind is Kind.REGISTER:
             self._register.deliver(sender, frame)
         elif frame.kind is Kind.MAIL:
@@ -230,11 +232,11 @@ class NetworkChannel:
             return
         offered = self._shm.offer(peer)
         if offered is not None:
-            self._register.offered()
+            self._register.on_register_offered()
             self._endpoint.connections[peer].announce(("shm", self._identity.hex()), offered)
 
     def _map(self, sender: int, offered: Any) -> None:
-        """Map the memory that a local peer offers; if that fails, it has to send everything."""
+        """Map the memory that a local peer offers; if that fails, the peer has to send everything."""
         connection = self._endpoint.connections[sender]
         register, lane = (int(start) for start in offered)
         if self._mismatch:
@@ -243,18 +245,19 @@ class NetworkChannel:
             if connection.local_peer is None:
                 raise OSError("the peer is not on this host")
             if self._shm.map(sender, connection.local_peer, (register, lane)):
-                self._register.mapped(sender)
+                self._register.on_peer_mapped(sender)
         except OSError as problem:
             self._endpoint.refuse("memory", f"shared memory that cannot be mapped ({problem})", sender)
             connection.announce(("unmapped", self._identity.hex()), True)
         self._endpoint.notify()
 
     def _withdraw_lane(self, sender: int) -> None:
+        """A local peer could not map the lane to it: use the connection instead."""
         lane = self._shm.lanes.pop(sender, None)
         if lane is not None:
             lane.withdrawn = True
-            self._mailbox.unmapped(sender, lane)
-            self._register.unmapped(sender)
+            self._mailbox.on_mapping_failed(sender, lane)
+            self._register.on_mapping_failed(sender)
 
     def peer_restarted(self, peer: int) -> None:
         if peer not in self._position:
@@ -268,15 +271,17 @@ class NetworkChannel:
     # -- internals ----------------------------------------------------------------------------------
 
     def _shaped(self, x: Tensor) -> Tensor:
+        """``x`` in the channel's shape, on the replica's device."""
         if x.shape != self._shape:
             x = x.view(self._shape)
         return x if self._device.type == "cpu" else x.to(self._device)
 
     def _fabric_rank(self, rank: int) -> int:
-        """The fabric's rank of a rank of this channel."""
+        """The rank in the fabric of the member that has ``rank`` in this channel."""
         return self._group[checked_rank(rank, self.size)]
 
     def _check(self, x: Tensor | None = None, shorter: bool = False) -> None:
+        """Raise an error if the members' channels do not match, or ``x`` does not fit this one."""
         if self._mismatch:
             raise FabricError(self._mismatch)
         if x is not None and (x.numel() > self._count or not shorter):

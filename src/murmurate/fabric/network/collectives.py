@@ -1,15 +1,16 @@
-"""Collectives: engines carry the rounds in which no member is lost; a leader carries all other rounds.
+"""Collectives. A *round* is one collective call by all members. Engines execute rounds in which no member is
+lost; a leader executes all other rounds.
 
-An engine (``reduce_scatter``, ``process_group``) gives all members the same bits, but when one is lost some
-members may have a result and others not. So each member keeps the last result that it got. A member without
-one asks all others to repeat the round: those that have the result send it; the others leave the engine and
-send their vectors to the leader, the lowest living member. The leader waits for all living members, decides
-which took part, and sends the result to all. When the leader dies, each member sends its last result, and its
-own vector of the present round, to the next leader: so the result is not lost if any living member has it.
+An engine (``reduce_scatter``, ``process_group``) gives all members bitwise the same result, but if a member
+is lost, some may get a result and others none. So each member keeps its last result. A member that gets none
+asks all others to repeat the round: those that have the result send it; the others leave the engine and send
+their vectors to the leader, the lowest living member. The leader waits for all living members, decides who
+took part, and sends the result to all. When the leader dies, each member sends its last result, and its
+vector of the present round, to the next leader: so a result is not lost while any living member has it.
 
-A member that was frozen may wake up and compute a result from vectors that have arrived, although the others
-have excluded it. So a member accepts an engine's result only for ``_lease_seconds`` from the start of the
-round: before these have passed, no other member can have excluded it.
+A frozen member may wake up and compute a result from vectors that have arrived, although the others have
+excluded it. So a member accepts an engine's result only for ``_lease_seconds`` from the start of the round:
+until these have passed, no other member can have excluded it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from murmurate.fabric.network.reduce_scatter import ACTS, ReduceScatter
 from murmurate.fabric.network.round import Result, RoundInput, RoundState, member_ranks
 
 _MIN_ENGINE_BYTES = 256 << 10  # smaller vectors go through the leader, which needs fewer messages
-# to wait for the leader's result after the own deadline, and for frames in flight once a member has finished
+# wait for the leader's result after the deadline, and for frames in flight once a member has finished
 _GRACE_SECONDS = 1.0
 
 
@@ -57,7 +58,7 @@ class NetworkCollectives:
         self._state = RoundState(set(group))
         self._mismatch = ""
         self._reduce_scatter = ReduceScatter(endpoint, identity, count, dtype, traffic)
-        # others leave this member out after half of the deadline, counted from when they last heard of it
+        # the others exclude this member after half of the deadline, counted from its last sign of life
         self._lease_seconds = endpoint.deadline_seconds / 2 - endpoint.credentials.silence_seconds
         self._groups: ProcessGroups | None = None
         if not endpoint.credentials.encrypt and dtype in DTYPES and self._lease_seconds > 0:
@@ -84,12 +85,12 @@ class NetworkCollectives:
         return result
 
     def _by_engine(self, number: int, call: str, x: Tensor | None, members: list[int]) -> Result | None:
-        """The result; None if the leader must carry the round: all members have then been notified."""
+        """The result; None if the leader must execute the round: all members have then been notified."""
         endpoint, state = self._endpoint, self._state
         end = time.monotonic() + self._lease_seconds
 
         def is_void() -> bool:
-            oldest = (self._groups and self._groups.since) or number  # round since the group was made
+            oldest = (self._groups and self._groups.since) or number  # the round that made the process group
             repeated = any(state.repeat.get(rank, 0) >= oldest for rank in members)
             late = time.monotonic() > end
             return repeated or late or bool(self._mismatch) or not state.members.issuperset(members)
@@ -101,12 +102,12 @@ class NetworkCollectives:
                 return True
             if any(self._is_gone(rank) for rank in members):
                 finished_at.append(time.monotonic())
-            # a member that finishes may have taken part in this round, with its last frames still in flight
+            # a member that has finished may have taken part in this round, with its last frames in flight
             return bool(finished_at) and time.monotonic() - finished_at[0] > _GRACE_SECONDS
 
         attempt = Attempt(endpoint.rank, number, call, members, x, self._version(), should_abort)
         carried = None
-        with contextlib.suppress(RuntimeError):  # gloo's
+        with contextlib.suppress(RuntimeError):  # raised by gloo
             groups = self._groups
             by_group = groups is not None and groups.make(attempt)
             engine: Engine = self._reduce_scatter
@@ -135,7 +136,7 @@ class NetworkCollectives:
         endpoint, state = self._endpoint, self._state
         with endpoint.lock:
             part = RoundInput(call, own, self._version())
-            leaders: list[int] = []  # that our part was sent to
+            leaders: list[int] = []  # those to which our part was sent
 
             def done() -> bool:
                 self._advance(number, part, leaders)
@@ -155,7 +156,7 @@ class NetworkCollectives:
             return state.last
 
     def fail_all_rounds(self, sentence: str) -> None:
-        """Let every round fail from now on, with this error: the members' channels do not match."""
+        """Let every round fail from now on, with this message: the members' channels do not match."""
         self._mismatch = sentence
         self._endpoint.notify()
 
@@ -168,8 +169,8 @@ class NetworkCollectives:
         return min(rank for rank in self._state.members if not self._is_excluded(rank))
 
     def _is_excluded(self, rank: int) -> bool:
-        """Whether ``rank`` is gone, or long out of reach while we reach a majority of the members. Of two
-        halves, the one with the lowest rank counts as the majority.
+        """Whether ``rank`` is gone, or has long been out of reach while we reach a majority of the members.
+        Of two halves, the one with the lowest rank counts as the majority.
 
         So at most one side of a partition continues without the other.
         """
@@ -183,7 +184,7 @@ class NetworkCollectives:
         return len(here) > len(there) or (len(here) == len(there) and min(here) < min(there))
 
     def _is_gone(self, rank: int) -> bool:
-        """Whether ``rank`` cannot send the round's result any more: it is dead, or has finished. A finished
+        """Whether ``rank`` cannot send the round's result any more, as it is dead or has finished. A finished
         member that we asked for the result is gone once it answers that it has none, or is disconnected."""
         endpoint, state = self._endpoint, self._state
         if not endpoint.gone(rank) or state.asked < state.round or endpoint.dead(rank):
@@ -191,7 +192,7 @@ class NetworkCollectives:
         return state.not_reached.get(rank) == state.round or not endpoint.connections[rank].connected
 
     def _advance(self, number: int, part: RoundInput, leaders: list[int]) -> None:
-        """Send our part to the present leader, unless it was the last of ``leaders`` to get it; or as the
+        """Send our part to the present leader, unless that was done (it is the last of ``leaders``); as the
         leader, complete the round once all parts have arrived."""
         state, endpoint = self._state, self._endpoint
         if self._has_result(number):
@@ -202,7 +203,7 @@ class NetworkCollectives:
                 state.contributions.setdefault(number, {})[endpoint.rank] = part
             else:
                 if state.leader not in (None, leader) and state.last is not None:
-                    self._send_result(leader, state.last)  # the former leader may have sent it only to us
+                    self._send_result(leader, state.last)  # the former leader may have sent it to us alone
                 self._contribute(leader, number, part)
             leaders.append(leader)
             state.leader = leader
@@ -235,8 +236,8 @@ class NetworkCollectives:
         )
 
     def _expire(self, number: int) -> None:
-        """At the deadline: the leader tells all contributors which members are missing. (A contributor waits
-        for its message.)"""
+        """At the deadline: the leader tells all contributors which members are missing. (Contributors wait
+        for that message.)"""
         state = self._state
         if state.leader == self._endpoint.rank and not self._has_result(number):
             state.failed[number] = self._missing_message(number, self._silent(number))
@@ -312,13 +313,13 @@ class NetworkCollectives:
     # -- incoming -----------------------------------------------------------------------------------
 
     def receive_announcement(self, key: tuple[str, ...], value: str) -> None:
-        """A member's entry for the rendezvous of a process group."""
+        """A member's entry for the rendezvous of a process group arrived."""
         if self._groups is not None:
             self._groups.receive_announcement(key, value)
         self._endpoint.notify()
 
     def check_length(self, frame: Frame, length: int) -> None:
-        """Raises FrameRejected."""
+        """Raises FrameRejected if a frame of this kind cannot have a payload of ``length`` bytes."""
         fits = length == self._bytes or (frame.meta.get("act") in ACTS and length < self._bytes)
         if frame.meta.get("act") == "result" and frame.meta.get("call") == "gather":
             fits = length == self._bytes * len(member_ranks(frame.meta.get("members"), self._endpoint.size))
@@ -375,7 +376,7 @@ class NetworkCollectives:
             self._state.repeat[sender] = number  # the leader will report the difference
 
     def _receive_repeat_request(self, sender: int, number: int) -> None:
-        """``sender`` got no result of that round from an engine."""
+        """``sender`` asks us to repeat the round ``number``, as an engine gave it no result."""
         state, groups = self._state, self._groups
         if sender not in state.members:
             self._tell_failed(sender, number, self._left_out_message(sender))
@@ -390,7 +391,7 @@ class NetworkCollectives:
             self._notify(sender, number, "behind")
 
     def peer_restarted(self, peer: int) -> None:
-        """A restarted member does not know the rounds, and takes no further part in them."""
+        """A restarted member does not know the state of rounds, so it takes no further part in them."""
         self._state.members.discard(peer)
         for parts in self._state.contributions.values():
             parts.pop(peer, None)

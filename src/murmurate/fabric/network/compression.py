@@ -1,7 +1,7 @@
-"""Wire formats of a vector: unchanged, in bfloat16, or in 8 bits a number.
+"""Formats in which vectors are sent: unchanged, in bfloat16, or with 8 bits per number.
 
-Only floating-point vectors of mail and register are compressed: collectives promise all members the same
-bits, and a broadcast the root's.
+Only floating-point vectors of mail and register are compressed: the result of a collective must be bitwise
+the same for all members, and that of a broadcast equal to the root's vector.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from murmurate.buffers import Bytes, as_tensor
 
 Compression = Literal["none", "bfloat16", "int8"]
 BLOCK = 1024  # numbers that share one scale
-_CHUNK_BYTES = 1 << 20  # copied at a time, while another thread sends what is already copied
+_CHUNK_BYTES = 1 << 20  # copied at a time; meanwhile another thread can send what is already copied
 
 
 class Encoder(Protocol):
-    """Writes vectors [N] of ``dtype`` into buffers. exact: the buffer then holds the unchanged bytes."""
+    """Writes vectors [N] of ``dtype`` into buffers. exact: whether it writes their bytes unchanged."""
 
     exact: bool
     dtype: torch.dtype
@@ -31,20 +31,20 @@ class Encoder(Protocol):
 
 
 class Codec(Encoder, Protocol):
-    """Writes vectors [N] into ``wire_bytes`` bytes each, and reads them."""
+    """Writes vectors [N] into buffers of ``wire_bytes`` bytes, and reads them from there."""
 
     wire_bytes: int
 
     def decode(self, wire: Bytes) -> Tensor:
-        """[N] on the CPU; a view of ``wire`` where nothing has to be computed."""
+        """The vector [N], on the CPU; a view of ``wire`` if nothing has to be computed."""
         ...
 
 
 class WireCopy:
-    """A vector that is being copied into its buffer ``wire``; ``source`` is None if it is already there.
+    """A vector that is being copied from ``source`` into the buffer ``wire``, or was copied (None as source).
 
-    It may be sent straight from the source and copied afterwards, or be sent from the buffer by another
-    thread while it is copied. After ``finish`` the whole vector is in the buffer, and the source may change.
+    It may be sent directly from the source and copied afterwards, or another thread may send it from the
+    buffer while it is copied. After ``finish`` the whole vector is in the buffer, and the source may change.
     """
 
     def __init__(self, wire: Bytes, source: Tensor | None = None) -> None:
@@ -55,11 +55,11 @@ class WireCopy:
         self._progress = threading.Condition()
 
     def read(self, start: int, stop: int) -> memoryview:
-        """The content's bytes, from the memory that holds them now."""
+        """Bytes of the content, in the source if there still is one, else in the buffer."""
         return (self._target if self._source is None else self._source)[start:stop].numpy().data
 
     def copy_up_to(self, stop: int) -> None:
-        """Copy the first ``stop`` bytes."""
+        """Copy the first ``stop`` bytes, unless that is done."""
         if self._source is not None and stop > self._copied:
             self._target[self._copied : stop].copy_(self._source[self._copied : stop])
             with self._progress:
@@ -96,11 +96,12 @@ class CopyReader:
         return self._copy.wire[start:stop].data
 
     def copy_up_to(self, stop: int) -> None:
-        """Nothing: the copying thread does that."""
+        """Does nothing, as the copying thread copies."""
 
 
 def begin_copy(encoder: Encoder, x: Tensor, wire: Bytes) -> WireCopy:
-    """Write ``x`` into ``wire``: now if it must be converted, else later, while it is sent."""
+    """Begin to write ``x`` into ``wire``: if it must be converted, the whole of it now; else it is left to be
+    copied while it is sent."""
     if encoder.exact and x.device.type == "cpu":
         return WireCopy(wire, x.detach().reshape(-1).to(encoder.dtype))
     encoder.encode(x, wire)
@@ -108,7 +109,7 @@ def begin_copy(encoder: Encoder, x: Tensor, wire: Bytes) -> WireCopy:
 
 
 class ExactCodec:
-    """The numbers as they are in memory (all members have the same byte order)."""
+    """Sends the numbers as they are in memory (all members have the same byte order)."""
 
     exact = True
 
@@ -123,7 +124,7 @@ class ExactCodec:
 
 
 class Bfloat16Codec:
-    """bfloat16: the upper half of a float32, rounded to nearest even."""
+    """Sends bfloat16: the upper half of a float32, rounded to nearest even."""
 
     exact = False
 
@@ -138,10 +139,11 @@ class Bfloat16Codec:
 
 
 class Int8Codec:
-    """Integers from -127 to 127, with one float32 scale for each block of 1024.
+    """Sends integers from -127 to 127, with one float32 scale for each block of 1024.
 
-    The scale is the block's largest magnitude over 127, so nothing is clipped and each number is off by
-    at most half a scale. A block that is not finite arrives as NaN throughout: it must not look healthy.
+    The scale is the block's largest magnitude divided by 127, so nothing is clipped and the error of each
+    number is at most half a scale. If any number of a block is not finite, the whole block arrives as NaN, so
+    that the problem is not hidden.
     """
 
     exact = False
@@ -186,10 +188,10 @@ def codec(compression: Compression, count: int, dtype: torch.dtype) -> Codec:
 
 
 class ErrorFeedback:
-    """An encoder of one stream that adds the compression error of each message to the next.
+    """An encoder of one stream that adds the compression error of each message to the next message.
 
-    So the decoded messages and the residual add up to all that was sent, up to the rounding of the
-    additions (Seide et al. 2014; Karimireddy et al. 2019, Algorithm 1).
+    So the sum of all vectors sent equals that of the decoded messages and the residual, up to the rounding of
+    the additions (Seide et al. 2014; Karimireddy et al. 2019, Algorithm 1).
     """
 
     def __init__(self, codec: Codec) -> None:
@@ -206,5 +208,5 @@ class ErrorFeedback:
             whole += self.residual
         self._codec.encode(whole, wire)
         rest = whole.sub_(self._codec.decode(wire))
-        # a delta that is not finite must not spoil all later ones
+        # the residual of a delta that is not finite would make all later messages so
         self.residual = rest if bool(torch.isfinite(rest).all()) else None

@@ -1,4 +1,4 @@
-"""The connection to one peer: it reconnects by itself, and loses or repeats no message.
+"""The connection to one peer, which reconnects by itself, and neither loses nor repeats a message.
 
 Two kinds of data are sent. *Numbered frames* (mail, parts of collectives) are kept until the peer has
 acknowledged them; on a new connection each side reports how many it has received, and the other continues
@@ -31,15 +31,15 @@ from murmurate.fabric.network.shm_peer import ShmPeer
 
 log = logging.getLogger("murmurate.fabric.network.fabric")
 
-_HEARTBEATS = 6  # sent in ``silence_seconds``, after which the peer closes a silent connection
+_HEARTBEATS = 6  # sent within ``silence_seconds``; without a byte for that long, the peer closes a connection
 _DIAL_SECONDS = 2.0
 _DIRECT_BYTES = 2 << 20  # the largest frame that the posting thread sends itself (see ``claim``)
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.02, 1.0
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.02, 1.0  # between attempts to reconnect
 _GRACE_SECONDS = 1.0  # how long a lost connection may take to come back before its peer counts as silent
 
 
 class ConnectionOwner(Protocol):
-    """What a connection needs of its member; called with ``lock`` held unless stated otherwise."""
+    """What a connection needs from its member. Methods are called with ``lock`` held unless they say so."""
 
     lock: threading.RLock
     credentials: Credentials
@@ -52,7 +52,7 @@ class ConnectionOwner(Protocol):
     def deliver(self, connection: PeerConnection, frame: Frame) -> None: ...
     def receive_announcement(self, connection: PeerConnection, key: tuple[str, ...], value: Any) -> None: ...
     def due(self, connection: PeerConnection) -> Frame | None:
-        """The newest version of some vector that this peer has requested."""
+        """A frame with the newest version of a vector that this peer has requested; None if there is none."""
         ...
 
     def refuse(self, cause: str, sentence: str, rank: int | None = None) -> None: ...
@@ -72,7 +72,7 @@ class ConnectionOwner(Protocol):
 
 
 class PeerConnection:
-    """One end. ``post`` and ``announce`` never wait; two threads send and receive.
+    """One end of a connection. ``post`` and ``announce`` never wait; two threads send and receive.
 
     While the connection is idle, a thread with a small frame may ``claim`` it and send the frame itself, so
     that no thread has to be woken; the sending thread writes what the socket's buffer does not take. A large
@@ -82,9 +82,9 @@ class PeerConnection:
     def __init__(self, owner: ConnectionOwner, record: PeerRecord) -> None:
         self.record = record
         self.peer = record.rank
-        self.dead = False  # its host says that no process listens there any more
-        self.finished = False  # it will take no further part
-        self.received = 0
+        self.dead = False  # the peer's host says that no process listens there any more
+        self.finished = False  # the peer will take no further part
+        self.received = 0  # number of the last numbered frame that has arrived
         self.times_connected = 0
         self.local_peer: ShmPeer | None = None  # decided once for each incarnation: see ``adopt``
         self._owner = owner
@@ -95,12 +95,12 @@ class PeerConnection:
         self._half_open = False  # sending failed; frames that the peer sent before may still be read
         self._lost_at = time.monotonic()
         self.queue = SendQueue()  # to be used with the lock held
-        self._register_next = False
-        self._has_met = False  # this incarnation of the peer
+        self._register_next = False  # whether it is the turn of a register's vector to be sent
+        self._has_connected = False  # to this incarnation of the peer
         self._claimed = False  # a thread other than the sending thread is writing
         self._writing = False  # the sending thread is writing
         self._nudged = False
-        self._unfinished: tuple[Pipe, FrameWriter] | None = None  # begun by a thread that claimed
+        self._unfinished: tuple[Pipe, FrameWriter] | None = None  # a frame begun in ``send_claimed``
         self._sender = threading.Thread(target=self._send, name=f"connection-{self.peer}", daemon=True)
         self._readers: list[threading.Thread] = []
 
@@ -123,13 +123,13 @@ class PeerConnection:
         return self.silent_seconds > _GRACE_SECONDS
 
     def post(self, frame: Frame) -> None:
-        """Send exactly once, in order, across reconnects; the payload must not change."""
+        """Send a numbered frame exactly once, in order, across reconnects; its payload must not change."""
         self.queue.keep(frame)
         self._work.notify()
 
     def claim(self, frame: Frame) -> Pipe | None:
-        """Reserve the connection for a small frame, numbered as by ``post``; the caller must then call
-        ``send_claimed``. None if the connection is busy, or the frame large: then ``post`` it.
+        """Reserve the connection for a small frame, which is numbered as by ``post``; the caller must then
+        call ``send_claimed``. None if the connection is busy or the frame large: then it must be posted.
         """
         if (
             frame.length > _DIRECT_BYTES
@@ -168,9 +168,9 @@ class PeerConnection:
                     self._work.notify()
 
     def announce(self, key: tuple[str, ...], value: Any, soon: bool = True) -> None:
-        """Set the newest ``value`` of ``key`` for the peer; older ones may never be sent.
+        """Set the newest ``value`` of ``key`` for the peer; older values may never be sent.
 
-        soon: send it now; else together with the next frame, a heartbeat at the latest.
+        soon: whether to send it now, or with the next frame (a heartbeat at the latest).
         """
         self.queue.announce(key, value)
         if soon:
@@ -184,10 +184,10 @@ class PeerConnection:
     # -- connections --------------------------------------------------------------------------------
 
     def adopt(self, handshake: Handshake) -> None:
-        """Continue over a new connection; the newest one wins.
+        """Continue over a new connection, which replaces any older one.
 
-        The first connection to an incarnation decides for all of it whether the peer is local, so a reconnect
-        changes nothing about shared memory.
+        The first connection to an incarnation of the peer decides whether that incarnation is local, so a
+        reconnect changes nothing about shared memory.
         """
         with self._owner.lock:
             old, self._pipe = self._pipe, handshake.pipe
@@ -204,8 +204,8 @@ class PeerConnection:
             if self.dead or self.times_connected > 1:
                 log.warning("rank %d is back (connection %d)", self.peer, self.times_connected)
             self.dead = False
-            if not self._has_met:
-                self._has_met = True
+            if not self._has_connected:
+                self._has_connected = True
                 self.local_peer = handshake.pipe.local_peer if handshake.pipe.peer_reads else None
                 if self.local_peer is not None:
                     self._owner.local_peer_found(self)
@@ -227,7 +227,7 @@ class PeerConnection:
             )
             old, self._pipe = self._pipe, None
             self.record, self.dead, self.finished = record, False, False
-            self.local_peer, self._has_met = None, False
+            self.local_peer, self._has_connected = None, False
             self.received = 0
             self.queue.clear()
             self._owner.peer_restarted(self)
@@ -276,14 +276,14 @@ class PeerConnection:
         try:
             writer.write()
         except OSError:
-            with self._owner.lock:  # frames that have arrived can still be read; then the reader closes it
+            with self._owner.lock:  # the reader can still read what has arrived, and then closes ``pipe``
                 self._half_open = self._pipe is pipe
         finally:
             with self._owner.lock:
                 self._writing = False
 
     def _next_writer(self, pipe: Pipe) -> FrameWriter | None:
-        """The writer of the next frame: first of one that another thread has begun on this connection."""
+        """The writer of the next frame; before that, of a frame that another thread has begun on ``pipe``."""
         rest, self._unfinished = self._unfinished, None
         if rest is not None and rest[0] is pipe:
             return rest[1]
@@ -301,7 +301,7 @@ class PeerConnection:
         return vector or self.queue.next_frame() or self._owner.due(self)
 
     def _reconnect(self) -> None:
-        """Dial, if this side is the one that dials; else test whether the peer's process still exists."""
+        """Dial, if this is the side that dials; else test whether the peer's process still listens."""
         if not self._dials:
             if self.times_connected and not self.dead:  # a restarted peer dials us
                 self._note_alive(is_listening(self.record, _DIAL_SECONDS) is not False)
@@ -315,7 +315,7 @@ class PeerConnection:
             with self._owner.lock:
                 self._owner.refuse(refusal.cause, str(refusal), self.peer)
             self._replace_if_restarted()
-        except Closed:  # it is not ready, or is another process now, which cannot read our handshake
+        except Closed:  # the peer is not ready, or is another process now, which cannot read our handshake
             self._replace_if_restarted()
         except OSError:
             pass
@@ -382,7 +382,7 @@ class PeerConnection:
                 return
             if frame.number != self.received + 1:
                 raise FrameRejected("number", f"message {frame.number} arrived after {self.received}")
-        self._owner.deliver(self, frame)  # may refuse: then it was not received
+        self._owner.deliver(self, frame)  # may raise FrameRejected; the frame then counts as not received
         if frame.kind in NUMBERED:
             self.received = frame.number
             # the peer's queue is bounded by other means, so only the last frame is acknowledged at once

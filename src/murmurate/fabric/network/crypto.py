@@ -1,7 +1,8 @@
-"""Keys of members, what they publish at the rendezvous, and sealed pieces of a connection's stream.
+"""Members' keys, the records that they publish at the rendezvous, and the encryption of their connections.
 
-Pieces are sealed with an AEAD whose nonce is a counter: a piece that was changed, left out, repeated or moved
-is not accepted. The keys come from the handshake (see ``noise``).
+What a connection sends is divided into pieces. Each is sealed with an AEAD whose nonce is a counter, so a
+piece that was changed, left out, repeated or moved is not accepted. The keys come from the handshake
+(``noise``).
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 
 TAG_BYTES = 16
-REKEY_PIECES = 1 << 16  # of at most 1 MiB: NIST and TLS allow AES-GCM some hundred GB under one key
+# pieces, of at most 1 MiB, under one key: NIST and TLS allow AES-GCM some hundred GB
+REKEY_PIECES = 1 << 16
 _LAST_COUNT = 2**64 - 1
-# by name: the class; the byte order and shift with which Noise makes a 12-byte nonce of a count
+# by name: the class, and the byte order and shift with which Noise turns a counter into a 12-byte nonce
 CIPHERS: dict[str, Any] = {
     "aes-256-gcm": (AESGCM, "big", 0),
     "chacha20-poly1305": (ChaCha20Poly1305, "little", 32),
@@ -29,7 +31,10 @@ __all__ = ["CIPHERS", "TAG_BYTES", "AeadStream", "Identity", "InvalidTag", "Peer
 
 @dataclass(frozen=True)
 class PeerRecord:
-    """What a member publishes at the rendezvous: where it listens, and its public key [32 bytes]."""
+    """What a member publishes at the rendezvous: where it listens, and its public key [32 bytes].
+
+    incarnation: random bytes [16] that identify the member's process.
+    """
 
     rank: int
     address: str
@@ -44,7 +49,7 @@ class PeerRecord:
 
     @staticmethod
     def read(text: bytes) -> PeerRecord:
-        """Raises ValueError if it is not a record."""
+        """The record that ``pack`` has written as ``text``. Raises ValueError if it is not a record."""
         try:
             body = json.loads(text)
             key, incarnation = bytes.fromhex(body["key"]), bytes.fromhex(body["incarnation"])
@@ -58,7 +63,7 @@ class PeerRecord:
 
 @dataclass
 class Identity:
-    """A member's own key pair, generated in each process."""
+    """A member's own key pair, and its incarnation, both generated anew in each process."""
 
     private: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate, repr=False)
     incarnation: bytes = field(default_factory=lambda: os.urandom(16))
@@ -69,11 +74,11 @@ class Identity:
 
 
 class AeadStream:
-    """One direction of one connection, sealing or opening pieces in order: Noise's CipherState, with another
-    key after each ``REKEY_PIECES``.
+    """One direction of one connection, which seals or opens pieces in order: Noise's CipherState, with a new
+    key after every ``REKEY_PIECES`` pieces.
 
-    encrypt: seal by ``cipher``; False leaves the pieces readable and only adds a tag that authenticates them
-    (AES-GMAC).
+    encrypt: whether to encrypt pieces, by ``cipher``; False leaves them readable and only adds a tag that
+    authenticates them (AES-GMAC).
     """
 
     def __init__(self, key: bytes, encrypt: bool = True, cipher: str = "aes-256-gcm") -> None:
@@ -83,7 +88,7 @@ class AeadStream:
         self._count = 0
 
     def _nonce(self) -> bytes:
-        """The next piece's nonce; changes the key when that is due."""
+        """The nonce of the next piece. Changes the key when that is due."""
         count = self._count
         if not count % REKEY_PIECES and count:
             last = (_LAST_COUNT << self._shift).to_bytes(12, self._byteorder)
@@ -97,26 +102,26 @@ class AeadStream:
         return self._aead.encrypt(nonce, text, context)  # type: ignore[no-any-return]
 
     def open(self, sealed: bytes, context: bytes) -> bytes:
-        """Raises InvalidTag."""
+        """The piece that ``seal`` has sealed. Raises InvalidTag."""
         nonce = self._nonce()
         return self._aead.decrypt(nonce, sealed, context)  # type: ignore[no-any-return]
 
     def tag(self, piece: Any) -> bytes:
-        """[16] authenticates a piece that stays readable."""
+        """A tag [16 bytes] that authenticates a piece which stays readable."""
         nonce = self._nonce()
         return self._aead.encrypt(nonce, b"", piece)  # type: ignore[no-any-return]
 
     def check(self, piece: Any, tag: Any) -> None:
-        """Raises InvalidTag if the piece is not the one that was sent."""
+        """Raises InvalidTag if the piece is not the one for which the peer made ``tag``."""
         nonce = self._nonce()
         self._aead.decrypt(nonce, tag, piece)
 
     def seal_into(self, piece: Any, out: Any) -> None:
-        """out: room for the piece and 16 bytes more."""
+        """Seal a piece into ``out``, which is longer than it by 16 bytes."""
         nonce = self._nonce()
         self._aead.encrypt_into(nonce, piece, None, out)
 
     def open_into(self, sealed: Any, out: Any) -> None:
-        """Raises InvalidTag; the content of ``out`` must then not be used."""
+        """Open a piece into ``out``. Raises InvalidTag; the content of ``out`` must then not be used."""
         nonce = self._nonce()
         self._aead.decrypt_into(nonce, sealed, None, out)

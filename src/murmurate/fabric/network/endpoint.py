@@ -1,4 +1,4 @@
-"""All connections of a member: the rendezvous, the listener, and the routing of frames to channels."""
+"""All connections of one member: the rendezvous, the listener, and the routing of frames to channels."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("murmurate.fabric.network.fabric")
 
 _JOIN_SECONDS = 2.0
-_REFUSED_SECONDS = 5.0  # to wait for a valid record to replace one with another secret (an old process's)
-_FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 20e-6, 500e-6  # of shared memory
+# how long to wait for a valid record in place of one made with another secret, perhaps by an earlier process
+_REFUSED_SECONDS = 5.0
+_FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 20e-6, 500e-6  # between two looks into shared memory
 
 
 class Receiver(Protocol):
-    """A channel, as the endpoint uses it; called with the lock held."""
+    """A channel, as the endpoint uses it. All methods are called with the endpoint's lock held."""
 
     def allocate_payload(self, frame: Frame, length: int) -> Any: ...
     def deliver(self, sender: int, frame: Frame) -> None: ...
@@ -46,7 +47,7 @@ class Receiver(Protocol):
 
 
 class Endpoint:
-    """All connections of one member, under one lock."""
+    """All connections of one member, with one lock for them all."""
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class Endpoint:
     # -- the rendezvous -----------------------------------------------------------------------------
 
     def _rendezvous(self, address: str) -> None:
-        """Publish our record, wait for those of all others, and then for the connections."""
+        """Publish our record, wait for the records of all others, and then for the connections."""
         me = self.credentials
         record = PeerRecord(self.rank, address, self.port, me.identity.public, me.identity.incarnation)
         self._store.set(str(self.rank), record.pack())
@@ -99,7 +100,7 @@ class Endpoint:
                 self.connections[rank] = PeerConnection(self, theirs)
             for connection in self.connections.values():
                 connection.start()
-            # a connection that is missing after this is treated as a silent one
+            # a peer to which there is no connection after this wait counts as silent
             self.wait(
                 lambda: all(x.connected for x in self.connections.values()), min(self.deadline_seconds, 10.0)
             )
@@ -127,7 +128,7 @@ class Endpoint:
         try:
             record = PeerRecord.read(self._store.get(str(rank)))
             if record.rank != rank:
-                raise ValueError(f"it is that of rank {record.rank}")
+                raise ValueError(f"it is the record of rank {record.rank}")
         except (Unauthentic, ValueError) as problem:
             with self.lock:
                 self.refuse("key", f"the record of rank {rank} is refused: {problem}", rank)
@@ -161,10 +162,11 @@ class Endpoint:
             sock.close()
 
     def _record_of(self, rank: int, incarnation: bytes) -> PeerRecord | None:
-        """The record that ``rank`` must prove to own; read from the store again if the member restarted."""
+        """The record that belongs to ``rank`` and ``incarnation``, whose key the member must prove to have;
+        it is read from the store again if the member has restarted. None if there is none."""
         connection = self.connections.get(rank)
         if connection is None:
-            raise Closed  # our own connections are not made yet, or the rank is unknown: it will try again
+            raise Closed  # our connections are not made yet (the peer will try again), or the rank is unknown
         if connection.record.incarnation == incarnation:
             return connection.record
         record = self.current_record(rank)
@@ -238,10 +240,10 @@ class Endpoint:
     # -- called by channels -----------------------------------------------------------------------
 
     def add_channel(self, identity: bytes, channel: Receiver) -> None:
-        """Deliver to ``channel`` all frames for it from now on, beginning with those that arrived early."""
+        """Deliver to ``channel`` all its frames from now on, and those that arrived before it was made."""
         with self.lock:
             if identity in self._channels:
-                raise FabricError("a channel of that name exists already: give each its own")
+                raise FabricError("a channel of that name exists already: give each channel its own name")
             self._channels[identity] = channel
             for peer, frame in self.pending.take(identity):
                 with self._refusing(peer):
@@ -252,7 +254,7 @@ class Endpoint:
 
     @contextlib.contextmanager
     def _refusing(self, rank: int) -> Iterator[None]:
-        """Count a ``FrameRejected`` raised within, which otherwise the thread that read the frame does."""
+        """Count a ``FrameRejected`` raised within, as the thread that reads frames does for others."""
         try:
             yield
         except FrameRejected as refusal:
@@ -265,9 +267,10 @@ class Endpoint:
             raise FrameRejected("meta", "a control message without a channel") from None
 
     def wait(self, condition: Any, deadline_seconds: float, in_memory: bool = False) -> bool:
-        """Wait with the lock released; a death marked in the run state is noticed within 50 ms.
+        """Wait for ``condition()``, with the lock released meanwhile; False at the deadline. A death marked
+        in the run state is noticed within 50 ms.
 
-        in_memory: a local peer may make the condition true in shared memory, without waking this thread.
+        in_memory: whether a local peer may make the condition true through shared memory, which wakes nobody.
         """
         if condition():
             return True
@@ -288,7 +291,7 @@ class Endpoint:
         return connection.dead or (self._is_marked_dead(rank) and not connection.connected)
 
     def gone(self, rank: int) -> bool:
-        """Whether ``rank`` is dead or finished: there is no use in waiting for it."""
+        """Whether ``rank`` is dead or has finished, so that there is no use in waiting for it."""
         if rank == self.rank:
             return False
         connection, state = self.connections[rank], self._run_state
@@ -318,6 +321,7 @@ class Endpoint:
     # -- the end ------------------------------------------------------------------------------------
 
     def close(self, linger_seconds: float) -> None:
+        """See ``NetworkFabric.close``."""
         with self.lock:
             if self.closed:
                 return
@@ -348,6 +352,6 @@ class Endpoint:
 
 
 def digest(*names: object, size_bytes: int = 8) -> bytes:
-    """A digest that identifies a channel or a run, of fixed length."""
+    """A digest of fixed length, by which a channel or a run is identified in messages."""
     text = "\0".join(str(name) for name in names).encode()
     return hashlib.blake2b(text, digest_size=size_bytes).digest()

@@ -1,4 +1,4 @@
-"""The protocol of engines, which carry the collectives in which no member is lost."""
+"""The protocol of engines, which execute collectives in which no member is lost."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Attempt:
-    """One member's part in a round that an engine tries to carry.
+    """One member's part in a round (a collective call) that an engine tries to execute.
 
-    round, call: the same on all members. members: ranks of the fabric, ascending, this one among them.
-    x: [N] on the CPU, not to be changed; None where the call needs no vector of this member. published: the
-    newest version of this member's register. should_abort: called with the lock held.
+    round, call: the round's number, and the name of the collective; the same on all members. members: ranks
+    of the fabric, ascending, with this member's. x: [N] on the CPU, not to be changed; None if the call needs
+    no vector of this member. published: the newest version of this member's register. should_abort: whether
+    to give up; called with the lock held.
     """
 
     rank: int
@@ -33,8 +34,8 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Carried:
-    """The result of an attempt. data: a buffer of vectors, still to be divided by ``divisor``. versions: of
-    each member's register before the round."""
+    """The result of an attempt. data: a buffer of vectors, still to be divided by ``divisor``. versions: by
+    rank, the newest version in the member's register before the round."""
 
     data: Any
     versions: dict[int, int]

@@ -3,14 +3,15 @@
 *Register*: a reader has at most one request pending, so it gets the newest version whenever the connection is
 free, and a publisher sends nothing to members that do not read (``register``).
 
-*Mail*: numbered, acknowledged, and sent again over a new connection; a message that ``send`` accepted arrives
-once, however often the connection breaks, as long as both processes live (``connection``, ``mailbox``).
+*Mail*: messages are numbered, acknowledged, and sent again over a new connection. A message that ``send``
+accepted arrives once, however often the connection breaks, as long as both processes live (``connection``,
+``mailbox``).
 
-*Local peers*, members on one host, exchange both in shared memory, as on the processes fabric
-(``shm_channel``).
+*Local peers* (members on the same host) exchange versions and mail in shared memory, as on the processes
+fabric (``shm_channel``).
 
-*Collectives*: directly between the members, or by gloo where nothing has to be encrypted; through the lowest
-living member when one is lost (``collectives``). Shared memory is not offered to strategies.
+*Collectives* are executed directly between the members, or by gloo where nothing has to be encrypted; when a
+member is lost, through the lowest living one (``collectives``). Strategies cannot use shared memory.
 
 Messages from outside this run and epoch, and messages that were changed on their way, are refused, counted by
 cause in ``NetworkFabric.refused``, and logged to ``murmurate.fabric.network.fabric``.
@@ -53,18 +54,20 @@ OFFERED = frozenset({Capability.COLLECTIVE, Capability.MAIL, Capability.REGISTER
 class NetworkFabric:
     """One member's fabric (see ``Fabric``); constructing it waits for all other members.
 
-    store: through which members exchange their addresses and public keys, and nothing else.
+    store: c10d store, used only to exchange the members' addresses and public keys.
     run_id, epoch: messages of another run or epoch are refused.
-    secret: known to the members alone. Without it, anyone who can write to the store can be a member.
-    address: at which this member listens and is reached; by default only from this host.
-    encrypt: False sends vectors in clear, and means by gloo; all other traffic is still authenticated.
-    run_state: of the launcher on this host, if any: a member that it marks dead is dead at once.
-    deadline_seconds: for the rendezvous, collectives, and sends into a full queue.
-    compression: compression of register and mail.
+    secret: known to the members alone. Without it, anyone who can write to the store can become a member.
+    address: the address on which this member listens and at which the others reach it; the default can be
+        reached only from this host.
+    encrypt: False sends vectors unencrypted, and means by gloo; all other traffic is still authenticated.
+    run_state: the launcher's run state, if it can be read on this host: a member marked dead there counts as
+        dead at once.
+    deadline_seconds: the deadline of the rendezvous, of collectives, and of sends into a full queue.
+    compression: how vectors of register and mail are compressed.
     cipher: "aes-256-gcm", or "chacha20-poly1305" for processors without instructions for AES.
-    silence_seconds: a connection without a heartbeat for so long is closed and made again.
-    shared_memory: vectors for members on the same host, started by the same user, stay in memory that both
-        map, and are not encrypted; the connection carries their address. False sends everything.
+    silence_seconds: a connection on which nothing arrived for so long is closed and made again.
+    shared_memory: whether vectors for members on the same host, started by the same user, stay in memory that
+        both map, unencrypted, with only their address sent. False sends everything.
 
     Raises MissingExtra without the package cryptography, FabricError if a member does not arrive.
     """
@@ -144,7 +147,7 @@ def run_members(
 ) -> list[Any]:
     """As ``murmurate.fabric.processes.fabric.run_members``, with connections over loopback.
 
-    options: further ones of ``NetworkFabric``.
+    options: further arguments of ``NetworkFabric``.
     """
     with tempfile.TemporaryDirectory(prefix="murmurate-") as folder:
         start = functools.partial(

@@ -1,7 +1,7 @@
-"""Frames on a connection: a header, a little JSON and a vector, in authenticated pieces.
+"""Frames, the messages on a connection: a header, a little JSON and a vector, in authenticated pieces.
 
-Nothing in a frame is trusted before its piece has been authenticated, and no memory is allocated before the
-receiving channel has accepted the length in the header.
+Nothing is trusted before the piece that contains it has been authenticated, and no memory is allocated for a
+vector before the receiving channel has accepted the length in the header.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from murmurate.buffers import Bytes
 from murmurate.fabric.network.crypto import TAG_BYTES, AeadStream, InvalidTag
 from murmurate.fabric.network.shm_peer import ADDRESS, RegionAddress, ShmPeer
 
-PIECE_BYTES = 1 << 20  # large enough for little overhead of Python, small enough for a core's cache
-META_LIMIT_BYTES = 1 << 18
-_SHARED = 1  # flag of a frame whose payload is not sent, but read in its sender's shared memory
-_READ_BYTES = 1 << 18  # at a time, so that the sender reuses the kernel's pages while they are in the cache
-_TRICKLE_BYTES_PER_SECOND = 1 << 10
+PIECE_BYTES = 1 << 20  # large enough that Python's overhead is small, small enough for a core's cache
+META_LIMIT_BYTES = 1 << 18  # longest JSON
+_SHARED = 1  # flag of a frame whose payload is not sent, but read from its sender's shared memory
+_READ_BYTES = 1 << 18  # read at a time, so that the sender reuses the kernel's pages while they are cached
+_TRICKLE_BYTES_PER_SECOND = 1 << 10  # a connection that sends less counts as silent
 _MAGIC = b"mu"
 _HEADER = struct.Struct("<2sBB8sQ8sQQdIQ")
 
@@ -36,16 +36,17 @@ class Kind(enum.IntEnum):
 
     CONTROL = 1  # newest values of control state: acknowledgements, requests, heartbeats
     REGISTER = 2  # a version of a published vector
-    MAIL = 3
+    MAIL = 3  # a message of ``Mail``
     ROUND = 4  # a part of a collective, or its result
     FINISHED = 5  # the sender takes no further part, but still answers requests
 
 
+# these are numbered, acknowledged, and sent again over a new connection (see ``connection``)
 NUMBERED = frozenset({Kind.MAIL, Kind.ROUND, Kind.FINISHED})
 
 
 class FrameRejected(Exception):
-    """A peer's message or connection is rejected; rejections are counted by ``cause``."""
+    """A peer's message, or a connection, is rejected; rejections are counted by ``cause``."""
 
     def __init__(self, cause: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -71,9 +72,10 @@ class PayloadSource(Protocol):
 class Frame:
     """One message on a connection.
 
-    number: sequence number of the frame; 0 for frames that are not numbered. version: the register's; in
-    frames of collectives the round.
-    payload: anything with a buffer of ``length`` bytes. source: where a payload is still being copied from.
+    number: sequence number of the frame; 0 for frames that are not numbered. version: the version of a
+    register; in frames of collectives the number of the round.
+    payload: any object with a buffer of ``length`` bytes. source: from where the payload is still being
+    copied; None if it is complete.
     """
 
     kind: Kind
@@ -106,9 +108,10 @@ class FrameWriter:
         self._unwritten: list[memoryview] = []
 
     def write(self, wait: bool = True) -> bool:
-        """Write the rest. wait: for room in the socket's buffer; else return False when there is none.
+        """Write what is left of the frame; returns whether all of it is written.
 
-        Raises OSError.
+        wait: whether to wait for room in the socket's buffer, or return False when there is none. Raises
+        OSError.
         """
         flags = 0 if wait else socket.MSG_DONTWAIT
         while True:
@@ -130,8 +133,8 @@ class FrameWriter:
 class Pipe:
     """One connection after its handshake. One thread sends, one receives.
 
-    peer_reads: the peer reads payloads in our shared memory by itself. local_peer: its shared memory, if we
-    can read it.
+    peer_reads: whether the peer can read payloads in our shared memory. local_peer: the peer's shared memory,
+    if we can read it.
     """
 
     def __init__(
@@ -164,7 +167,10 @@ class Pipe:
         origin: Origin | None = None,
         length: int | None = None,
     ) -> FrameWriter:
-        """source: replaces the frame's own. origin, length: forged ones for the header, in tests."""
+        """A writer of ``frame``.
+
+        source: replaces the frame's own source. origin, length: replace those in the header, in tests.
+        """
         return FrameWriter(self._socket, self._pieces(frame, source or frame.source, origin, length))
 
     def _pieces(
@@ -189,7 +195,7 @@ class Pipe:
             len(meta),
             frame.length if length is None else length,
         )
-        # sent together with the first piece of the vector: the receiver wakes up once less
+        # sent together with the first piece of the vector, so that the receiver wakes up only once for both
         parts = self._sealed_copy(header) + (self._sealed_copy(meta) if meta else [])
         if shared is not None:
             parts += self._sealed_copy(shared.pack())
@@ -206,6 +212,7 @@ class Pipe:
                 source.copy_up_to(stop)
 
     def _sealed_copy(self, content: bytes) -> list[Any]:
+        """Buffers with the sealed content, which stay valid."""
         if not self._sends.encrypt:
             return [content, self._sends.tag(content)]
         sealed = bytearray(len(content) + TAG_BYTES)
@@ -213,7 +220,7 @@ class Pipe:
         return [sealed]
 
     def _sealed_in_buffer(self, piece: memoryview) -> list[Any]:
-        """The result must be written before the next piece is sealed."""
+        """Buffers with the sealed piece, which must be written before the next piece is sealed."""
         if not self._sends.encrypt:
             return [piece, self._sends.tag(piece)]
         sealed = self._sealed[: len(piece) + TAG_BYTES]
@@ -223,10 +230,10 @@ class Pipe:
     # -- receiving ----------------------------------------------------------------------------------
 
     def receive(self, allocate: Callable[[Frame, int], Any]) -> Frame:
-        """The next frame.
+        """Wait for the next frame.
 
         allocate: (frame without payload, length) -> a writable buffer of that length; raises FrameRejected.
-        Raises Closed, FrameRejected or OSError; the connection cannot be used afterwards.
+        Raises Closed, FrameRejected or OSError, after which the connection cannot be used any more.
         """
         header = bytearray(_HEADER.size)
         self._receive_piece(memoryview(header), first=True)
@@ -260,7 +267,7 @@ class Pipe:
         return frame
 
     def _shared_payload(self, length: int) -> Bytes:
-        """The payload in its sender's shared memory."""
+        """The payload of a frame, in the shared memory of its sender."""
         packed = bytearray(ADDRESS.size)
         self._receive_piece(memoryview(packed))
         address = RegionAddress(*ADDRESS.unpack(packed))
@@ -274,7 +281,7 @@ class Pipe:
             ) from None
 
     def _receive_piece(self, piece: memoryview, first: bool = False) -> None:
-        """Fill ``piece`` from its sealed form, once that is authenticated."""
+        """Receive a sealed piece, authenticate it, and write its content into ``piece``."""
         length = len(piece)
         try:
             if self._receives.encrypt:
@@ -302,9 +309,9 @@ def _parsed(meta: bytearray) -> dict[str, Any]:
 def read_whole(sock: socket.socket, buffers: list[memoryview], first: bool = False) -> None:
     """Fill the buffers, usually in one system call.
 
-    first: a frame begins here. Raises Closed if the connection ends before a frame, FrameRejected if it ends
-    within one, and SilenceTimeout after too long a silence or below one kilobyte a second: otherwise, after
-    lost bytes, heartbeats would fill the gap very slowly.
+    first: whether a frame begins here. Raises Closed if the connection ends before a frame, FrameRejected if
+    it ends within one. Raises SilenceTimeout if nothing arrives for too long, or less than a kilobyte a
+    second: otherwise, after lost bytes, the peer's heartbeats would slowly be read as the rest of the frame.
     """
     begun = not first
     while buffers:
@@ -328,7 +335,7 @@ def read_whole(sock: socket.socket, buffers: list[memoryview], first: bool = Fal
 
 
 def _drop(buffers: list[memoryview], count: int) -> None:
-    """Forget the first ``count`` bytes of the buffers."""
+    """Remove the first ``count`` bytes from the list of buffers."""
     while buffers and count >= len(buffers[0]):
         count -= len(buffers.pop(0))
     if count:

@@ -25,17 +25,17 @@ from murmurate.fabric.network.shm_peer import ShmOwner, ShmPeer
 _HELLO = struct.Struct("<4sB16sQI16s")
 _MAGIC = b"MRM3"
 _CIPHER_NUMBERS = {"aes-256-gcm": 1, "chacha20-poly1305": 2}
-_COUNT = struct.Struct("<Q")  # how many numbered frames have arrived
+_COUNT = struct.Struct("<Q")  # how many numbered frames of the receiver have arrived at the sender
 _ANSWER = struct.Struct("<QIi")  # the same count; pid and descriptor of the sender's shared-memory file
-_LOCAL = struct.Struct("<Ii?")  # pid and descriptor; whether the sender can read the receiver's memory
+_LOCAL = struct.Struct("<Ii?")  # that pid and descriptor; whether the sender can read the receiver's memory
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """A member's part of every handshake; members of a run differ only in rank, keys and memory.
+    """What a member needs for every handshake. Members of a run differ only in rank, keys and shared memory.
 
-    run: 16 bytes derived from the run's id. silence_seconds: a connection without a byte for so long is dead.
-    shm: this member's shared memory; None if it has no local peers.
+    run: 16 bytes derived from the run's id. silence_seconds: a connection on which no byte arrives for so
+    long is dead. shm: this member's shared memory; None if it is not to have local peers.
     """
 
     rank: int
@@ -59,12 +59,12 @@ class Credentials:
 
     @property
     def cipher_number(self) -> int:
-        """0 without encryption."""
+        """The number of the cipher in messages; 0 without encryption."""
         return _CIPHER_NUMBERS[self.cipher] if self.encrypt else 0
 
 
 class Hello(NamedTuple):
-    """What the dialling side sends first, in clear. It is also the prologue of the Noise handshake, whose
+    """What the dialling side sends first, unencrypted. It is also the prologue of the Noise handshake, whose
     first message authenticates it.
     """
 
@@ -96,7 +96,7 @@ class Hello(NamedTuple):
 
 @dataclass(frozen=True)
 class Handshake:
-    """A finished handshake. received: how many of this member's numbered frames the peer has."""
+    """A finished handshake. received: how many of this member's numbered frames the peer has received."""
 
     pipe: Pipe
     rank: int
@@ -107,7 +107,7 @@ class Handshake:
 def dial(credentials: Credentials, record: PeerRecord, received: int, seconds: float) -> Handshake:
     """Connect to a peer that listens. Raises OSError, Closed or FrameRejected.
 
-    received: how many numbered frames of this peer's incarnation we have.
+    received: how many numbered frames of the peer's present incarnation have arrived here.
     """
     sock = socket.create_connection((record.address, record.port), timeout=seconds)
     try:
@@ -126,8 +126,8 @@ def dial(credentials: Credentials, record: PeerRecord, received: int, seconds: f
         peer_received, *memory = _ANSWER.unpack(answer)
         sends, receives = _streams(credentials, noise)
         local_peer = _local_peer(credentials, memory, record)
-        # without this message the listener could be answering a replayed handshake
-        _send(sock, sends, _LOCAL.pack(*_memory(credentials), local_peer is not None))
+        # without this message, the listener could not exclude that the handshake was a replayed one
+        _send(sock, sends, _LOCAL.pack(*_own_memory(credentials), local_peer is not None))
         (peer_reads,) = struct.unpack("?", _read(sock, receives, 1))
         return _finished(sock, credentials, record, peer_received, sends, receives, local_peer, peer_reads)
     except BaseException:
@@ -142,7 +142,11 @@ def answer(
     received_of: Callable[[int], int],
     seconds: float,
 ) -> Handshake:
-    """The listener's side. record_of: by rank and incarnation. received_of: by rank. Raises as ``dial``."""
+    """The listener's side of ``dial``, which raises the same exceptions.
+
+    record_of: returns the record of a member, by rank and incarnation, or None. received_of: returns how many
+    numbered frames of a member have arrived, by rank.
+    """
     set_timeouts(sock, seconds)
     theirs = Hello.read(sock, credentials)
     record = record_of(theirs.rank, theirs.incarnation)
@@ -154,7 +158,7 @@ def answer(
         noise = _noise(credentials, theirs.pack(), record, initiates=False)
         (peer_received,) = _COUNT.unpack(noise.read(_received(sock, message_bytes(_COUNT.size))))
         received = received_of(theirs.rank)
-        sock.sendall(noise.write(_ANSWER.pack(received, *_memory(credentials))))
+        sock.sendall(noise.write(_ANSWER.pack(received, *_own_memory(credentials))))
     sends, receives = _streams(credentials, noise)
     *memory, peer_reads = _LOCAL.unpack(_read(sock, receives, _LOCAL.size))
     local_peer = _local_peer(credentials, memory, record)
@@ -166,7 +170,7 @@ def answer(
 def _refusing(sentence: str) -> Iterator[None]:
     try:
         yield
-    except (InvalidTag, ValueError):  # ValueError: a public key of small order
+    except (InvalidTag, ValueError):  # ValueError is raised for a public key of small order
         raise FrameRejected("key", sentence) from None
 
 
@@ -184,13 +188,13 @@ def _streams(credentials: Credentials, noise: Noise) -> tuple[AeadStream, AeadSt
     return sends, receives
 
 
-def _memory(credentials: Credentials) -> tuple[int, int]:
-    """Our process, and the descriptor of its shared-memory file; -1 if it has none."""
+def _own_memory(credentials: Credentials) -> tuple[int, int]:
+    """The pid of our process, and the descriptor of its shared-memory file (-1 if it has none)."""
     return os.getpid(), -1 if credentials.shm is None else credentials.shm.descriptor
 
 
 def _local_peer(credentials: Credentials, memory: list[int], record: PeerRecord) -> ShmPeer | None:
-    """The authenticated peer's memory, if it can be read here."""
+    """The shared memory of the authenticated peer; None if it cannot be read here."""
     pid, descriptor = memory
     shm = credentials.shm
     return None if shm is None else shm.open_peer(pid, descriptor, record.incarnation)
@@ -207,8 +211,8 @@ def _finished(
     peer_reads: bool,
 ) -> Handshake:
     set_timeouts(sock, credentials.silence_seconds)
-    reads = peer_reads and credentials.shm is not None
-    pipe = Pipe(sock, credentials.origin, sends, receives, reads, local_peer)
+    peer_reads = peer_reads and credentials.shm is not None
+    pipe = Pipe(sock, credentials.origin, sends, receives, peer_reads, local_peer)
     return Handshake(pipe, record.rank, record.incarnation, peer_received)
 
 
@@ -217,7 +221,7 @@ def _send(sock: socket.socket, sends: AeadStream, text: bytes) -> None:
 
 
 def _read(sock: socket.socket, receives: AeadStream, length: int) -> bytes:
-    """The first text under the new keys."""
+    """Receive and authenticate the first message under the new keys."""
     text = _received(sock, length + TAG_BYTES)
     with _refusing("a message in the handshake was changed on its way, or it does not have the keys"):
         receives.check(text[:length], text[length:])
@@ -231,7 +235,8 @@ def _received(sock: socket.socket, length: int) -> bytes:
 
 
 def set_timeouts(sock: socket.socket, seconds: float) -> None:
-    """Make calls blocking (one system call a piece), with a timeout of ``seconds`` without a byte."""
+    """Make the socket's calls blocking (one system call for each piece), with a timeout of ``seconds``
+    without a byte."""
     sock.setblocking(True)
     limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
@@ -240,7 +245,7 @@ def set_timeouts(sock: socket.socket, seconds: float) -> None:
 
 
 def is_listening(record: PeerRecord, seconds: float) -> bool | None:
-    """Whether a process listens at that address: True, False (its host says no), None (no answer)."""
+    """Whether a process listens at the record's address: True, False (its host says no), None (no answer)."""
     try:
         socket.create_connection((record.address, record.port), timeout=seconds).close()
     except ConnectionRefusedError:

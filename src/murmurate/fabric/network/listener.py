@@ -1,7 +1,8 @@
 """The port at which a member listens. Strangers can neither close it nor keep other members from connecting.
 
-Half-open connections, those whose handshake has not ended, are bounded in time, and in number for each
-address and for all. A member's handshake takes milliseconds, so where there are too many the oldest is ended.
+A connection is half-open until its handshake has ended. Half-open connections are limited in duration, and in
+number, in all and from each address. A member's handshake takes milliseconds, so if there are too many the
+oldest is closed.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from collections import Counter
 from collections.abc import Callable
 
 _HANDSHAKE_SECONDS = 5.0
-_SPARE_OF_ADDRESS, _SPARE = 4, 16  # half-open connections, beyond one for each member
-_SWEEP_SECONDS = 0.25
+# half-open connections that are allowed, beyond one for each member: from one address, and in all
+_SPARE_OF_ADDRESS, _SPARE = 4, 16
+_SWEEP_SECONDS = 0.25  # between two checks of the limits
 
 
 class Listener:
-    """Accepts connections and lets ``authenticate`` take each, in a thread of its own, until ``close``.
+    """Accepts connections until ``close``, and calls ``authenticate`` for each in a thread of its own.
 
-    members: number of members of the run. refuse: called with a cause and a sentence, from any thread.
+    members: number of members of the run. refuse: called with a cause and a sentence, from any thread, when a
+    connection is closed or has to wait.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class Listener:
                 threading.Thread(target=self._take, args=(sock,), daemon=True).start()
             except TimeoutError:
                 pass
-            except (OSError, RuntimeError) as problem:  # no descriptor or no thread is left: others may end
+            except (OSError, RuntimeError) as problem:  # no file descriptor or no thread is free at present
                 if not self._closing.wait(_SWEEP_SECONDS):
                     self._refuse(
                         "resources", f"connections have to wait, as none can be accepted ({problem})"
@@ -67,7 +70,7 @@ class Listener:
                 self._half_open.pop(sock, None)
 
     def _make_room(self) -> None:
-        """End half-open connections that take too long and, where there are too many, the oldest of the
+        """Close half-open connections that take too long and, while there are too many, the oldest from the
         address with the most."""
         oldest = time.monotonic() - _HANDSHAKE_SECONDS
         crowded = 0
@@ -88,7 +91,7 @@ class Listener:
             self._refuse("crowd", "too many connections that have not authenticated yet")
 
     def close(self, seconds: float) -> None:
-        """End the thread, within ``seconds``, and all connections that are half open."""
+        """Close all half-open connections, and end the thread, for which this waits at most ``seconds``."""
         self._closing.set()
         _shut_down(self._socket)  # closing alone does not wake an accept
         self._socket.close()

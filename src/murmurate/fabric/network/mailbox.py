@@ -1,9 +1,9 @@
-"""Mail between members: bounded queues; each message is delivered once, in its sender's order.
+"""Mail between members: bounded queues, in which each message is delivered once, in the order of its sender.
 
-Messages to a local peer go through shared memory (``shm_channel``), others over the connection. Whether a
-peer is local is decided once for each of its incarnations. Messages sent before that go over the connection,
-and must arrive before shared memory is used. If a local peer then cannot map our memory, the messages in it
-are sent over the connection.
+Messages to a local peer (a member on the same host) go through shared memory (``shm_channel``), all others
+over the connection. Whether a peer is local is decided once for each of its incarnations. Messages sent
+before that go over the connection, and must arrive before shared memory is used. If a local peer then cannot
+map our memory, the messages in it are sent over the connection.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_MESSAGES, _LEAST_MESSAGES, _QUEUE_BYTES = 64, 2, 64 << 20
 
 @dataclass
 class _Outgoing:
-    """A stream (the messages under one tag to one peer): how many were sent, how many the peer has read."""
+    """A stream (the messages under one tag to one peer): how many were sent, how many the peer has taken."""
 
     feedback: ErrorFeedback
     sent: int = 0
@@ -38,20 +38,20 @@ class _Outgoing:
 
 @dataclass
 class _Incoming:
-    """A stream (the messages under one tag from one peer): how many are unread, how many were read."""
+    """A stream (the messages under one tag from one peer)."""
 
-    waiting: int = 0
-    taken: int = 0
-    announced: int = 0
-    incarnation: int = 0  # of the sender; older incarnations' messages are not counted
-    number: int = STREAMS  # the number of the stream in a local peer's lane
+    waiting: int = 0  # messages that arrived and are unread
+    taken: int = 0  # messages read
+    announced: int = 0  # the value of ``taken`` that was last reported to the sender at once
+    incarnation: int = 0  # counts the sender's incarnations; messages of earlier ones are not counted above
+    number: int = STREAMS  # the stream's number in the lane from a local peer
 
 
 class NetworkMailbox:
     """One channel's mail at one member; all methods but ``send`` need the lock.
 
-    shaped: gives a decoded vector the replica's shape, on its device. like: a vector of the channel; a
-        message with fewer numbers is called short, and is sent uncompressed.
+    shaped: function that puts a decoded vector into the channel's shape, on the replica's device. like: a
+        vector of the channel; a message of fewer numbers is called *short*, and is sent uncompressed.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class NetworkMailbox:
     ) -> None:
         self._endpoint, self._identity, self._codec, self._traffic = endpoint, identity, codec, traffic
         self._shaped, self._shm = shaped, shm
-        # both ends may hold a full queue, so large vectors get a shorter one
+        # sender and receiver may each hold a full queue, so the queue is shorter for large vectors
         self.capacity = max(_LEAST_MESSAGES, min(_MOST_MESSAGES, _QUEUE_BYTES // max(codec.wire_bytes, 1)))
         self._outgoing: dict[tuple[int, str], _Outgoing] = {}
         self._incoming: dict[tuple[int, str], _Incoming] = {}
@@ -74,7 +74,7 @@ class NetworkMailbox:
         self._dtype, self._count, self._device = like.dtype, like.numel(), like.device
         self._item_bytes = like.element_size()
         self._tags: dict[str, bytes] = {}
-        self._posted: dict[int, int] = {}  # by peer: the number of the last message on the connection
+        self._posted: dict[int, int] = {}  # by peer: the frame number of the last message on the connection
 
     def _stream_to(self, to: int, tag: str) -> _Outgoing:
         key = to, tag
@@ -85,7 +85,7 @@ class NetworkMailbox:
     # -- sending ------------------------------------------------------------------------------------
 
     def send(self, to: int, tag: str, x: Tensor, note: float, deadline_seconds: float) -> bool:
-        """To be called without the lock, by one thread for each (to, tag)."""
+        """See ``Mail.send``. To be called without the lock, and by only one thread for each (to, tag)."""
         endpoint = self._endpoint
         encode_tag(self._tags, tag)
         check_message(x, self._count, self._dtype)
@@ -121,7 +121,7 @@ class NetworkMailbox:
         return True
 
     def _free_slot(self, lane: Lane, to: int, tag: str, stream: _Outgoing) -> int | None:
-        """A slot for the next message; None if it has to wait."""
+        """A slot for the next message; None if the message has to wait."""
         number = lane.number(tag)
         if number < STREAMS:
             stream.taken = max(stream.taken, lane.counts[number])
@@ -143,7 +143,7 @@ class NetworkMailbox:
                 as_tensor(buffer, self._dtype).copy_(x.detach())
             else:
                 stream.feedback.encode(x, buffer)
-        except BaseException:  # the message was not announced yet
+        except BaseException:  # the message is not in the ring yet: give up its slot
             with self._endpoint.lock:
                 lane.claimed.discard(slot)
             raise
@@ -188,7 +188,7 @@ class NetworkMailbox:
         copy.finish()
 
     def _forward(self, to: int, tag: str, note: float, wire: Bytes, short: bool) -> None:
-        """Send a message that is in shared memory over the connection."""
+        """Send a message that is in shared memory over the connection instead."""
         connection = self._endpoint.connections[to]
         connection.post(self._frame(tag, note, wire.copy(), short))
         self._posted[to] = connection.queue.posted
@@ -226,7 +226,7 @@ class NetworkMailbox:
         return bool(self._messages.get(tag))
 
     def _collect(self) -> None:
-        """Take in all messages in the lanes of local peers."""
+        """Queue the messages that are in the lanes from local peers."""
         for sender, (_, lane) in self._shm.mapped.items():
             while lane.ring.has_news:
                 tag, note, number, x = lane.ring.take(self._decoded)
@@ -246,7 +246,7 @@ class NetworkMailbox:
         self._enqueue(sender, tag, stream, x, frame.note)
 
     def fits(self, length: int, short: bool) -> bool:
-        """Whether a message may have so many bytes."""
+        """Whether a message may have a payload of ``length`` bytes."""
         if short:
             return length < self._count * self._item_bytes and length % self._item_bytes == 0
         return length == self._codec.wire_bytes
@@ -263,14 +263,16 @@ class NetworkMailbox:
         self._messages[tag].append((Message(sender, x, note), stream.incarnation))
 
     def receive_announcement(self, sender: int, tag: str, value: Any) -> None:
+        """``sender`` reports how many messages under ``tag`` it has read."""
         stream = self._stream_to(sender, tag)
         stream.taken = max(stream.taken, min(int(value), stream.sent))
         self._endpoint.notify()
 
     # -- local peers --------------------------------------------------------------------------------
 
-    def unmapped(self, peer: int, lane: Lane) -> None:
-        """A local peer could not map that lane, so has read nothing: send its messages on the connection."""
+    def on_mapping_failed(self, peer: int, lane: Lane) -> None:
+        """A local peer could not map ``lane``, and has read nothing there: send its messages by
+        connection."""
         while lane.ring.has_news:
             shorts: list[bool] = []
 
@@ -283,7 +285,7 @@ class NetworkMailbox:
                 self._forward(peer, tag, note, x.numpy(), shorts[0])
 
     def peer_restarted(self, peer: int) -> None:
-        """The queues to ``peer`` are empty again; messages that it had sent before can still be read."""
+        """Empty the queues to ``peer``; messages that it sent before the restart can still be read."""
         self._collect()
         self._posted.pop(peer, None)
         for (to, _), outgoing in self._outgoing.items():

@@ -1,7 +1,7 @@
 """The handshake of two members: Noise_KKpsk0_25519_AESGCM_SHA256, or ChaChaPoly instead of AESGCM.
 
-After the Noise Protocol Framework (Perrin, revision 34), sections 5, 7 and 9, with its names: each side knows
-the other's static key from the rendezvous, and both the run's secret as a pre-shared key.
+It follows the Noise Protocol Framework (Perrin, revision 34), sections 5, 7 and 9, and uses its names. Each
+side knows the other's static key from the rendezvous; the run's secret is the pre-shared key.
 
     -> s                    both in the transcript before the first message
     <- s
@@ -10,7 +10,7 @@ the other's static key from the rendezvous, and both the run's secret as a pre-s
     <- e, ee, se
 
 So only members that have the secret and their own static key get the keys of the connection. These are
-forward-secret: static keys and a secret that leak later do not reveal what was sent before.
+forward-secret: if static keys and the secret leak later, what was sent before stays unreadable.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ _NAMES = {"aes-256-gcm": "AESGCM", "chacha20-poly1305": "ChaChaPoly"}
 
 
 def message_bytes(payload_bytes: int) -> int:
-    """The length of either message: an ephemeral key, and the sealed payload."""
+    """The length of each of the two messages: an ephemeral key, and the sealed payload."""
     return KEY_BYTES + payload_bytes + TAG_BYTES
 
 
 class Noise:
     """One side of a handshake: the initiator writes, then reads; the responder reads, then writes.
 
-    psk: [32]. prologue: bytes that must be the same on both sides. static: our own; their_static: [32].
-    ephemeral: given in tests only, else generated.
+    psk: pre-shared key [32]. prologue: bytes that must be the same on both sides. static: our own static key;
+    their_static: the peer's public one [32]. ephemeral: our ephemeral key, given only in tests, else
+    generated.
     """
 
     def __init__(
@@ -92,8 +93,8 @@ class Noise:
                 self._stream = AeadStream(key, cipher=self._cipher)
             elif token == "e":
                 self._mix_hash(public)
-                self._mix_key(public)  # as always where there is a pre-shared key
-            else:  # the initiator's key, then the responder's
+                self._mix_key(public)  # Noise requires this in handshakes with a pre-shared key
+            else:  # "es", "ee", "ss" or "se": the initiator's key, then the responder's
                 mine, theirs = (token[0], token[1]) if self._initiates else (token[1], token[0])
                 self._mix_key(self._mine[mine].exchange(self._theirs[theirs]))
 

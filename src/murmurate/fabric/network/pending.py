@@ -1,4 +1,4 @@
-"""Frames and announcements that arrived for channels that this member has not made yet."""
+"""Frames and announcements that arrived for channels which this member has not made yet."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _MAX_BYTES = 64 << 20
 
 
 class PendingMessages:
-    """Frames by channel, in the order of arrival, and announcements: metadata that peers announced about
-    channels. All methods need the endpoint's lock."""
+    """Frames by channel, in the order of arrival, and announcements: newest values that peers have announced
+    about channels. All methods must be called with the endpoint's lock held."""
 
     def __init__(self, members: int) -> None:
         self.frames: dict[bytes, list[tuple[int, Frame]]] = {}  # by channel: (sender, frame)
@@ -22,13 +22,13 @@ class PendingMessages:
         self._max_announcements = 1000 * members
 
     def allocate_payload(self, length: int) -> Any:
-        """A buffer for a payload. Raises FrameRejected beyond the limit."""
+        """A buffer for a payload. Raises FrameRejected if the payloads kept would exceed the limit."""
         if length + self.bytes > _MAX_BYTES:
             raise FrameRejected("length", f"{length} bytes for a channel that this member has not made")
         return np.empty(length, dtype=np.uint8)
 
     def keep(self, peer: int, frame: Frame) -> None:
-        # latest-value frames are dropped: the sender will publish a newer one
+        # a version of a register is dropped: the sender will publish a newer one
         if frame.kind is not Kind.REGISTER:
             self.bytes += frame.length
             self.frames.setdefault(frame.channel, []).append((peer, frame))

@@ -1,7 +1,7 @@
-"""Means by torch's process groups (gloo), where connections need not be encrypted: gloo sends in clear.
+"""Means by torch's process groups (gloo), where connections need not be encrypted: gloo does not encrypt.
 
-A round makes a group if there is none; the group is used until a round fails in it. Its addresses travel over
-our authenticated connections; its vectors do not.
+A round makes a group if there is none; the group is used until a round fails in it. Its members exchange
+their addresses over our authenticated connections, but vectors over gloo's own.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from murmurate.fabric.network.engine import Attempt, Carried
 
 _POLL_SECONDS = 0.05  # how often a member that waits for gloo checks its connections
 _MOST_BUCKET_BYTES, _LEAST_BUCKET_BYTES = 16 << 20, 1 << 20
-_IN_FLIGHT = 2
-_THREADS = 2
-_MOST_FAILURES = 3  # after so many groups in a row that carried no round, gloo is given up
-_DIGITS, _BASE = 9, 128  # of a version, as digits that even bfloat16 adds exactly
+_IN_FLIGHT = 2  # buckets that are reduced at a time
+_THREADS = 2  # of gloo
+_MOST_FAILURES = 3  # after so many groups in a row in which no round succeeded, gloo is given up
+_DIGITS, _BASE = 9, 128  # versions are sent as digits in this base, which even bfloat16 adds exactly
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -48,20 +48,20 @@ class ProcessGroups:
         self._group: Any = None
         self._members: Sequence[int] = ()
         self._failures = 0
-        self._heard: dict[str, bytes] = {}  # entries of the members for the rendezvous of a group
+        self._entries: dict[str, bytes] = {}  # what members have written for the rendezvous of a group
 
     def receive_announcement(self, key: tuple[str, ...], value: str) -> None:
-        """A member's entry under (number of the group, key); with the lock held."""
-        self._heard["/".join(key)] = bytes.fromhex(value)
+        """A member's entry under (number of the group, key) has arrived. To be called with the lock held."""
+        self._entries["/".join(key)] = bytes.fromhex(value)
 
     def drop(self) -> None:
-        """A round failed in the present group: the next round makes another."""
+        """Give up the present group, as a round has failed in it: the next round makes another."""
         self.since, self._group = 0, None
 
     def make(self, attempt: Attempt) -> bool:
-        """Make the group of this round if there is none; False if the connections have to carry the round.
+        """Make a group for this round if there is none; False if the round must use our connections instead.
 
-        The answer is the same on all members. Raises RuntimeError if the round should be aborted, or gloo
+        The result is the same on all members. Raises RuntimeError if the round should be aborted, or if gloo
         cannot connect.
         """
         with self._endpoint.lock:
@@ -70,7 +70,7 @@ class ProcessGroups:
             self.since, self._members, self._group = attempt.round, attempt.members, None
             connections = self._endpoint.connections
             all_local = all(connections[rank].local_peer is not None for rank in attempt.others)
-        store = _ConnectionStore(self._endpoint, self._identity, attempt, self._heard)
+        store = _ConnectionStore(self._endpoint, self._identity, attempt, self._entries)
         store.set(f"wants/{attempt.rank}", bytes([all_local, self._failures >= _MOST_FAILURES]))
         wants = [store.get(f"wants/{rank}") for rank in attempt.members]
         # shared memory is faster if all are local peers; a member on which gloo keeps failing decides for all
@@ -80,7 +80,7 @@ class ProcessGroups:
         options._timeout, options._threads = self._timeout, _THREADS
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._endpoint.address)]
         position = list(attempt.members).index(attempt.rank)
-        self._failures += 1  # until it has carried a round
+        self._failures += 1  # reset to 0 once a round has succeeded
         self._group = dist.ProcessGroupGloo(store, position, len(attempt.members), options)
         return True
 
@@ -88,14 +88,15 @@ class ProcessGroups:
         group, members, x = self._group, attempt.members, attempt.x
         if x is None:
             raise ValueError("a mean needs the vector of every member")
-        # behind the vector, the version that each member had published: a row of digits for each
+        # after the vector come the members' versions: a row of digits for each, of which only the member
+        # itself writes one that is not 0, so that their sum contains all
         rows = len(members) * _DIGITS
         total = as_tensor(self._endpoint.wires.take((x.numel() + rows) * self._dtype.itemsize), self._dtype)
         digits = total[x.numel() :].view(len(members), _DIGITS).zero_()
         if attempt.published:
             digits[members.index(attempt.rank)] = _digits(attempt.published, self._dtype)
         in_flight: list[Any] = []
-        # two at least, so that one is copied while the other is on its way
+        # at least two buckets, so that one is copied while the other is being reduced
         size = min(max(x.nbytes // 2, _LEAST_BUCKET_BYTES), _MOST_BUCKET_BYTES) // self._dtype.itemsize + 1
         for start in range(0, x.numel(), size):
             stop = min(start + size, x.numel())
@@ -112,7 +113,7 @@ class ProcessGroups:
         return Carried(total[: x.numel()].view(torch.uint8).numpy(), versions, len(members))
 
     def _done(self, in_flight: list[Any], attempt: Attempt) -> bool:
-        """Wait for the first operation; False if it failed, or the attempt should be aborted."""
+        """Wait for the first operation in flight; False if it failed, or the attempt should be aborted."""
         lost = False
         while not lost:
             try:
@@ -138,16 +139,18 @@ def _wait_for_end(group: Any, in_flight: list[Any]) -> None:
 
 
 class _ConnectionStore(Store):
-    """A store for one group's rendezvous: each entry is sent to all other members over our connections."""
+    """The c10d store of one group's rendezvous: it sends each entry to the members over our connections."""
 
-    def __init__(self, endpoint: Endpoint, identity: str, attempt: Attempt, heard: dict[str, bytes]) -> None:
+    def __init__(
+        self, endpoint: Endpoint, identity: str, attempt: Attempt, entries: dict[str, bytes]
+    ) -> None:
         super().__init__()
-        self._endpoint, self._identity, self._attempt, self._heard = endpoint, identity, attempt, heard
+        self._endpoint, self._identity, self._attempt, self._entries = endpoint, identity, attempt, entries
         self._number = str(attempt.round)
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
         with self._endpoint.lock:
-            self._heard[f"{self._number}/{key}"] = value
+            self._entries[f"{self._number}/{key}"] = value
             for rank in self._attempt.members:
                 if rank != self._attempt.rank:
                     self._endpoint.connections[rank].announce(
@@ -162,11 +165,11 @@ class _ConnectionStore(Store):
         name, endpoint = f"{self._number}/{key}", self._endpoint
         with endpoint.lock:
             endpoint.wait(
-                lambda: name in self._heard or self._attempt.should_abort(), endpoint.deadline_seconds
+                lambda: name in self._entries or self._attempt.should_abort(), endpoint.deadline_seconds
             )
-            if name not in self._heard:
+            if name not in self._entries:
                 raise RuntimeError(f"no process group: '{key}' did not arrive")
-            return self._heard[name]
+            return self._entries[name]
 
 
 def _digits(number: int, dtype: torch.dtype) -> Tensor:

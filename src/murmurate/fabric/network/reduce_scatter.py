@@ -1,9 +1,9 @@
-"""Collectives directly between the members, over their connections, encrypted where these are.
+"""Collectives directly between the members, over their connections, and encrypted if these are.
 
 Mean: member j receives the j-th share of every member's vector, takes the mean in the order of ranks, and
-sends it to all. So a member sends 2 (n - 1) / n vectors and receives as many, whatever n is. A vector is
-divided into buckets, so that one is added while others are in flight. Local peers read their shares in one
-another's shared memory.
+sends it to all. So each of n members sends 2 (n - 1) / n vectors, and receives as many. A vector is divided
+into buckets, so that one can be added while others are in flight. Local peers (members on the same host) read
+their shares in one another's shared memory.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from murmurate.fabric.network.engine import Attempt, Carried
 from murmurate.fabric.network.frames import Frame, Kind
 
 _LEAST_BUCKET_BYTES, _MOST_BUCKETS = 4 << 20, 8  # each bucket needs a region of shared memory for each peer
+# Kinds of message, called pieces: a member's share of a bucket, the mean of one, a whole bucket.
 ACTS = ("share", "mean", "whole")
 
 
 @dataclass
 class _Progress:
-    """One member's state of a round that is being carried.
+    """One member's state of a round that is being executed.
 
-    out: [k, N], the result. pieces: how many messages of other members are still awaited.
+    out: the result: [1, N], or for a gather one row for each member. pieces: how many messages from other
+    members are still awaited. versions: by rank, the newest version of the member's register.
     """
 
     attempt: Attempt
@@ -76,10 +78,11 @@ class ReduceScatter:
         return Carried(parts, round.versions)
 
     def arrived(self, sender: int, frame: Frame) -> None:
-        """A piece of this member's present or next round arrived; with the lock held."""
+        """A piece of this member's present or next round has arrived. To be called with the lock held."""
         self._arrived.setdefault(frame.version, deque()).append((sender, frame))
 
     def _next(self, attempt: Attempt) -> tuple[int, Frame] | None:
+        """Wait for the next piece: (sender, frame); None if the attempt should be aborted."""
         with self._endpoint.lock:
             waiting = self._arrived.setdefault(attempt.round, deque())
             self._endpoint.wait(
@@ -135,7 +138,7 @@ class ReduceScatter:
         return True
 
     def _add(self, round: _Progress, bucket: int, shares: dict[int, Tensor], own: tuple[int, int]) -> None:
-        """All shares of this member's range ``own`` have arrived: average them, and send all the mean."""
+        """All members' shares of this member's range ``own`` have arrived: send their mean to all others."""
         mean = round.out[0, own[0] : own[1]]
         first, *rest = (shares.pop(rank) for rank in sorted(shares))
         torch.add(first, rest[0], out=mean)
@@ -159,6 +162,6 @@ class ReduceScatter:
 
 
 def _split(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
-    """``parts`` ranges of about equal length."""
+    """Divide a range into ``parts`` ranges of about equal length."""
     ends = [start + (stop - start) * k // parts for k in range(parts + 1)]
     return list(itertools.pairwise(ends))

@@ -1,11 +1,11 @@
-"""The register between members: the newest version of each vector, for the members that read it.
+"""The register between members: each publishes versions of a vector, of which the others read the newest.
 
-A local peer reads it in shared memory (``shm_channel``); nothing is sent for that.
+A local peer (a member on the same host) reads it in shared memory (``shm_channel``), so nothing is sent.
 
 Over a connection, a reader requests a version newer than the one that it has, and the publisher answers as
 soon as there is one. So at most one version is in flight on each connection; versions published meanwhile
-are skipped. After ``UNREAD_LIMIT`` versions without a read, the reader requests no more until the next read:
-a member that never reads costs nothing.
+are skipped. After ``UNREAD_LIMIT`` versions that were received but not read, the reader requests no more
+until the next read: nothing is sent to a member that never reads.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from murmurate.fabric.network.shm_channel import Lane, ShmChannel
 from murmurate.fabric.processes.register import BufferedRegister
 
 UNREAD_LIMIT = 8
-_REPLY_SECONDS = 1.0
-_PEEKED, _COPIED = range(2)  # our own pins: the buffer that we peek at, and one being copied to send
+_REPLY_SECONDS = 1.0  # longest wait for the reply to a request
+_PEEKED, _COPIED = range(2)  # our own pins: for the buffer that we peek at, and for one being copied to send
 
 
 @dataclass
 class _Subscription:
-    """A reader's view of one publisher. Versions continue to count when the publisher restarts."""
+    """A reader's view of one publisher, whose versions are counted on when it restarts."""
 
-    x: Tensor | None = None
-    received: int = 0
-    mapped: tuple[BufferedRegister[Bytes], Lane] | None = None  # a local peer's register
+    x: Tensor | None = None  # the newest vector received
+    received: int = 0  # its version
+    mapped: tuple[BufferedRegister[Bytes], Lane] | None = None  # a local peer's register, in shared memory
     promised: int = 0  # a version that a collective's result reported: older ones must not be read any more
     before: int = 0  # how many versions the publisher's former incarnations had
-    requested: bool = False  # the next newer version will be sent to us
+    requested: bool = False  # whether we have requested the next newer version
     question: int = 0  # number of the last request that asks for a reply
     answered: int = 0  # number of the last request that was replied to
-    unread: int = 0
+    unread: int = 0  # versions received since the last read
 
     @property
     def version(self) -> int:
-        """The newest that can be read."""
+        """The newest version that can be read."""
         return self.received if self.mapped is None else self.mapped[0].version + self.before
 
 
@@ -67,11 +67,13 @@ class NetworkRegister:
         self._endpoint, self._name, self._identity, self._codec = endpoint, name, identity, codec
         self._traffic, self._shm = traffic, shm
         self.published = 0
-        self._newest: tuple[int, WireCopy] | None = None  # to be sent; shared memory may hold a newer one
-        self._requests: dict[int, tuple[int, int]] = {}  # by peer: the version it has, its ``question``
+        # the newest version to be sent over connections; shared memory may hold a newer one
+        self._newest: tuple[int, WireCopy] | None = None
+        self._requests: dict[int, tuple[int, int]] = {}  # by peer: the version that it has, its ``question``
         self._subscriptions = {rank: _Subscription() for rank in peers}
         self._pins = np.zeros(2, dtype=np.int64).data
-        self._writing = threading.Lock()  # for the register in memory; its holder takes no other lock
+        # held while the register in shared memory is written; a thread that holds it takes no other lock
+        self._writing = threading.Lock()
 
     # -- publishing ---------------------------------------------------------------------------------
 
@@ -87,7 +89,7 @@ class NetworkRegister:
         return version
 
     def _publish_in_memory(self, version: int, store: Callable[[Bytes], None]) -> None:
-        """Write that version into shared memory, unless there is no local peer or it is there already."""
+        """Write that version into shared memory, unless there is no local peer or it was written already."""
         with self._writing:
             register = self._shm.register
             if register is not None and register.version < version:
@@ -120,6 +122,7 @@ class NetworkRegister:
         return copy
 
     def due(self, peer: int) -> Frame | None:
+        """A frame with the newest version, if ``peer`` has requested a newer one than it has."""
         if peer in self._shm.lanes or peer not in self._requests:
             return None
         if self.published <= self._requests[peer][0]:
@@ -183,7 +186,7 @@ class NetworkRegister:
         return newest
 
     def _peek_mapped(self, held: _Subscription) -> tuple[Tensor, int] | None:
-        """The newest vector of a local peer, in shared memory."""
+        """(newest vector, version) of a local peer, from shared memory; None if there is none."""
         mapped, before = held.mapped, held.before
         newest = None if mapped is None else mapped[0].peek(mapped[1].pin, 0)
         if newest is None:
@@ -191,7 +194,7 @@ class NetworkRegister:
         self._traffic.bytes += self._codec.wire_bytes
         return self._codec.decode(newest[0]), newest[1] + before
 
-    # The lock must be held from here on.
+    # All methods below must be called with the endpoint's lock held.
 
     def wait_newer(self, peers: Sequence[int], seen: Sequence[int], deadline_seconds: float) -> bool:
         def version(peer: int) -> int:
@@ -214,8 +217,8 @@ class NetworkRegister:
     def _refresh(self, peer: int) -> None:
         """Before a read: request the newest version.
 
-        Waits for a promised version. Otherwise, if no request was pending (at the first read, and after a
-        while without reads), waits one round trip.
+        Waits for a promised version. Else, if no request was pending (before the first read, and after a
+        while without reads), waits for the reply to this one.
         """
         held, endpoint = self._subscriptions[peer], self._endpoint
         held.unread = 0
@@ -238,7 +241,7 @@ class NetworkRegister:
             )
 
     def _request_with_reply(self, peer: int) -> None:
-        """Request the next version; the peer is to reply if there is none yet."""
+        """Request the next version; if there is none yet, the peer is to say so in a reply."""
         held = self._subscriptions[peer]
         if not held.requested and held.mapped is None:
             held.question += 1
@@ -250,7 +253,7 @@ class NetworkRegister:
         self._endpoint.connections[peer].announce(("want", self._identity.hex()), request)
 
     def promise(self, peer: int, version: int) -> None:
-        """That version exists: from now on no older one is read."""
+        """``peer`` has published that version: from now on, no older one must be read."""
         if peer != self._endpoint.rank:
             held = self._subscriptions[peer]
             held.promised = max(held.promised, version + held.before)
@@ -278,6 +281,7 @@ class NetworkRegister:
             self._serve_request(sender)
 
     def _serve_request(self, peer: int) -> None:
+        """Send ``peer`` a newer version than it has, or reply that there is none yet."""
         had, question = self._requests[peer]
         connection = self._endpoint.connections[peer]
         if self.published > had:
@@ -287,18 +291,18 @@ class NetworkRegister:
 
     # -- local peers --------------------------------------------------------------------------------
 
-    def offered(self) -> None:
+    def on_register_offered(self) -> None:
         """A local peer was offered the register in shared memory: write the newest version into it."""
         newest = self._newest
-        if newest is not None and newest[1].complete:  # else the publishing thread will write it
+        if newest is not None and newest[1].complete:  # else the publishing thread will write it there
             self._publish_in_memory(newest[0], lambda buffer: np.copyto(buffer, newest[1].wire))
 
-    def mapped(self, peer: int) -> None:
-        """A local peer's register can be read; that also answers our requests."""
+    def on_peer_mapped(self, peer: int) -> None:
+        """A local peer's register can be read in shared memory, so our requests to it need no more answer."""
         held = self._subscriptions[peer]
         held.mapped, held.requested, held.answered = self._shm.mapped[peer], False, held.question
 
-    def unmapped(self, peer: int) -> None:
+    def on_mapping_failed(self, peer: int) -> None:
         """A local peer could not map our memory after all: serve it over the connection."""
         if peer in self._requests:
             self._serve_request(peer)
@@ -306,7 +310,7 @@ class NetworkRegister:
     def peer_restarted(self, peer: int) -> None:
         self._requests.pop(peer, None)
         held = self._subscriptions[peer]
-        newest = self._peek_mapped(held)  # the last vector of its former incarnation stays readable
+        newest = self._peek_mapped(held)  # the last vector of the peer's former incarnation stays readable
         if newest is not None:
             held.x, held.received = newest
         held.mapped = None

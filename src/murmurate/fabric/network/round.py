@@ -1,4 +1,4 @@
-"""A member's state of the rounds of one channel's collectives."""
+"""One member's state of the rounds of one channel: a round is one collective call by all members."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from murmurate.fabric.network.frames import FrameRejected
 class Result:
     """The result of one round.
 
-    members: those that took part. data: a buffer of one vector [N], or of one for each member, still to be
-    divided by ``divisor``; None if no vector came. versions: of each member's register before the round.
+    members: the members that took part. data: a buffer with one vector [N], or with one for each member,
+    still to be divided by ``divisor``; None if no member sent a vector. versions: by rank, the newest version
+    in the member's register before the round.
     """
 
     round: int
@@ -27,7 +28,7 @@ class Result:
     divisor: int = 1
 
     def divide(self, dtype: torch.dtype) -> None:
-        """To be called before the result is shared."""
+        """Divide the data by the divisor, which must be done before the result is sent to others."""
         if self.divisor > 1:
             as_tensor(self.data, dtype).div_(self.divisor)
             self.divisor = 1
@@ -35,7 +36,7 @@ class Result:
 
 @dataclass
 class RoundInput:
-    """One member's contribution to a round that the leader carries."""
+    """A member's contribution to a round that the leader executes. version: newest one of its register."""
 
     call: str
     x: Bytes | None
@@ -46,9 +47,10 @@ class RoundInput:
 class RoundState:
     """One member's state of the rounds of one channel.
 
-    asked: the newest round that an engine could not carry here, so that the others were asked to repeat it.
-    repeat: the newest round that another member asked to repeat, by rank. not_reached: a round that a member
-    had not reached when it was asked, by rank. contributions: as leader, by round and rank.
+    last: the last result. failed: by round, the message with which it failed. asked: the newest round that
+    this member asked the others to repeat, as it had no result from an engine. repeat: by rank, the newest
+    round that another member asked to repeat. not_reached: by rank, the round that another member had not
+    reached when it was asked to repeat it. contributions: if this member leads, by round and rank.
     """
 
     members: set[int]

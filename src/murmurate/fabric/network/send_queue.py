@@ -1,6 +1,6 @@
 """The frames and the state that a connection has to send, and to send again after a reconnect.
 
-All methods need the endpoint's lock.
+All methods must be called with the endpoint's lock held.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 
 from murmurate.fabric.network.frames import Frame, FrameRejected, Kind
 
-_STATE_ITEMS = 500  # in one frame, so that it stays small
+_STATE_ITEMS = 500  # most keys of state in one frame, so that the frame stays small
 
 
 class SendQueue:
-    """Keeps numbered frames until the peer has acknowledged them, and the newest value of each key."""
+    """Keeps numbered frames until the peer has acknowledged them, and the newest values of the state."""
 
     def __init__(self) -> None:
-        self.posted = 0
+        self.posted = 0  # number of the last frame
         self._unacknowledged: deque[Frame] = deque()
         self._unsent = 0  # how many at the end of ``_unacknowledged`` were not sent on this connection yet
         self._state: dict[tuple[str, ...], Any] = {}
@@ -29,11 +29,12 @@ class SendQueue:
         return len(self._unacknowledged)
 
     def has_acknowledged(self, number: int) -> bool:
-        """Whether the peer has received the frame of that number."""
+        """Whether the peer has acknowledged the frame of that number."""
         return number <= self.posted - len(self)
 
     @property
     def has_frames(self) -> bool:
+        """Whether frames are yet to be sent on this connection."""
         return self._unsent > 0
 
     @property
@@ -42,7 +43,7 @@ class SendQueue:
         return self._unsent > 0 or bool(self._changed)
 
     def keep(self, frame: Frame, sent: bool = False) -> None:
-        """Number a frame. sent: the caller sends it at once; else ``next_frame`` will return it."""
+        """Number a frame, and keep it. sent: the caller sends it at once, so ``next_frame`` must not."""
         self.posted += 1
         frame.number = self.posted
         self._unacknowledged.append(frame)
@@ -53,7 +54,7 @@ class SendQueue:
         self._changed[key] = None
 
     def next_state(self) -> Frame | None:
-        """The values that have changed, as many as fit into a frame."""
+        """A frame with values that have changed, as many as fit into it; None if none has changed."""
         if not self._changed:
             return None
         keys = list(itertools.islice(self._changed, _STATE_ITEMS))
@@ -87,7 +88,7 @@ class SendQueue:
 
 
 def state_of(frame: Frame) -> list[tuple[tuple[str, ...], Any]]:
-    """((key parts), value) of a control frame. Raises FrameRejected for a malformed one."""
+    """The (key, value) pairs in a control frame. Raises FrameRejected if it is malformed."""
     items = frame.meta.get("state", [])
     try:
         pairs = [(tuple(str(part) for part in item[:-1]), item[-1]) for item in items]

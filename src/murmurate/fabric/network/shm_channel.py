@@ -1,9 +1,9 @@
-"""One channel's shared memory among local peers: what a member offers, and what it maps of its peers.
+"""One channel's shared memory among local peers (members on the same host).
 
-A member offers one register and, for each local peer, a *lane*: cells that only these two use (which buffer
-of the register is being read, messages, how many were read), and the slots of its messages. A lane belongs to
-one incarnation of the peer: a restarted peer gets a new one, so nothing that the former incarnation wrote, or
-did not clear, matters any more.
+A member offers one register and, for each local peer, a *lane*: memory that only these two use, with the
+slots of its messages to the peer, and with cells that say which buffer of the register the peer is reading,
+which messages there are, and how many the peer has read. A lane belongs to one incarnation of the peer: a
+restarted peer gets a new one, so what the former incarnation wrote, or did not clear, does not matter.
 """
 
 from __future__ import annotations
@@ -15,22 +15,24 @@ from murmurate.fabric.network.shm_peer import MemoryRange, ShmOwner, ShmPeer
 from murmurate.fabric.processes.register import BufferedRegister
 from murmurate.fabric.processes.spsc_ring import HEADER, MessageRing, RingCells
 
-STREAMS = 64  # streams counted in a lane; the counts of further ones are sent over the connection
+STREAMS = 64  # streams whose messages are counted in a lane; counts of others are sent over the connection
 _MOST_SLOTS, _LEAST_SLOTS, _MAIL_BYTES = 64, 4, 64 << 20
 _LINE_BYTES = 64  # a cache line: cells of different writers should not share one
-_LINE = _LINE_BYTES // 8
-_CELLS = (_LINE, _MOST_SLOTS, _LINE, _MOST_SLOTS, STREAMS)  # sent, order; pin and taken, in use, counts
+_LINE = _LINE_BYTES // 8  # cells in a cache line
+# numbers of cells: the sender writes ``sent`` and ``order``, the reader the pin and ``taken`` (which share a
+# line), ``in_use`` and ``counts``
+_CELLS = (_LINE, _MOST_SLOTS, _LINE, _MOST_SLOTS, STREAMS)
 _CELLS_BYTES = 8 * sum(_CELLS)
 _LANE_HEADER_BYTES = _CELLS_BYTES + _MOST_SLOTS * HEADER.size
 
 
 class Lane:
-    """Memory from one member to one local peer.
+    """The memory through which one member sends to one local peer.
 
     pin, counts: int64 [1] and [STREAMS], written by the reader: which buffer of the register it reads, and
     how many messages of each stream it has read.
-    claimed: slots into which the sender is copying. numbers: message numbers of the sender's streams, by tag.
-    withdrawn: the peer could not map this lane.
+    claimed: slots into which the sender is copying. numbers: the number of each of the sender's streams, by
+    tag. withdrawn: whether the peer could not map this lane.
     """
 
     def __init__(self, memory: Bytes, message_bytes: int, wire_bytes: int, pool: Pool) -> None:
@@ -48,15 +50,15 @@ class Lane:
         self.withdrawn = False
 
     def number(self, tag: str) -> int:
-        """The number of the stream under that tag; a stream from STREAMS up is not counted here."""
+        """The number of the stream with that tag; if it is STREAMS or more, ``counts`` has no cell for it."""
         return self.numbers.setdefault(tag, len(self.numbers))
 
 
 class ShmChannel:
-    """One channel's shared memory at one member. All methods need the endpoint's lock.
+    """One channel's shared memory at one member. All methods must be called with the endpoint's lock held.
 
-    register: the register of this member, once it has had a local peer. lanes: lanes to local peers. mapped:
-    of local peers, their register and their lane to this member.
+    register: this member's own register; None before it has a local peer. lanes: lanes to local peers.
+    mapped: by local peer, the peer's register and its lane to this member.
     """
 
     def __init__(
@@ -64,7 +66,8 @@ class ShmChannel:
     ) -> None:
         self._owner, self._pool = owner, pool
         self._message_bytes, self._wire_bytes = message_bytes, wire_bytes
-        self._buffers = size + 3  # one for each of size - 1 readers, two of our own, the newest, the next
+        # buffers of a register: one for each of size - 1 readers, two for our own pins, the newest, the next
+        self._buffers = size + 3
         self.register: BufferedRegister[Bytes] | None = None
         self.lanes: dict[int, Lane] = {}
         self.mapped: dict[int, tuple[BufferedRegister[Bytes], Lane]] = {}
@@ -73,7 +76,8 @@ class ShmChannel:
         self._lane_ranges: dict[int, MemoryRange] = {}
 
     def offer(self, peer: int) -> tuple[int, int] | None:
-        """Make a lane to a local peer; returns where the register and the lane begin, None without memory."""
+        """Make a lane to a local peer; returns where in the shared memory the register and the lane begin;
+        None if there is no memory for them."""
         if self._owner is None or self._buffers > 256:
             return None
         try:
@@ -87,7 +91,8 @@ class ShmChannel:
         return self._register_range.start, where.start
 
     def map(self, peer: int, memory: ShmPeer, offered: tuple[int, int]) -> bool:
-        """Map what a local peer offers; False if that was tried before. Raises OSError."""
+        """Map the register and the lane that a local peer offers; False if that was tried before. Raises
+        OSError."""
         if self._offered.get(peer) == offered:
             return False
         register, lane = self._offered[peer] = offered

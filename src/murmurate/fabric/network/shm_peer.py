@@ -1,14 +1,14 @@
-"""Shared memory between members of one host, under the network fabric.
+"""Shared memory between members of the network fabric that are on one host.
 
 A connection over loopback copies a vector into the kernel and out of it again. So each member has one
-anonymous, sparse shared-memory file that a *local peer* (on the same host, started by the same user) opens
-through ``/proc`` and maps in parts: registers and mail are stored there (``shm_channel``). Each vector of a
-collective has a file of its own; the connection carries its header and address. Addresses are sent over
-authenticated connections, so only members learn of them.
+anonymous, sparse shared-memory file that a *local peer* (a member on the same host, started by the same user)
+opens through ``/proc`` and maps in parts: registers and mail are stored there (``shm_channel``). Each vector
+of a collective has a file of its own; the connection carries only its header and address. Addresses are sent
+over authenticated connections, so only members learn of them.
 
-The handshake finds out whether two members are local peers, by trying: each file begins with its member's
-incarnation, which no other process has. A peer keeps the file open, so it can read what a member left there
-even after that member has ended.
+The handshake finds out whether two members are local peers, by trying to read the file: it begins with its
+member's incarnation, which no other process has. A peer keeps the file open, so it can read what a member
+left there even after that member has ended.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from murmurate.buffers import Bytes
 from murmurate.fabric.processes.shared_memory import open_memory
 
 _MIN_REGION_BYTES = 64 << 10  # sending fewer bytes is faster than mapping them
-_MAX_REGIONS = 64  # of one member; each needs two file descriptors (Python's mmap keeps one of its own)
-_MAX_CACHED_REGIONS = 32  # that stay mapped, of one peer
-_POPULATE = getattr(mmap, "MAP_POPULATE", 0)  # map all pages at once instead of by one fault each
+_MAX_REGIONS = 64  # of one member; each needs two file descriptors, as mmap duplicates the one it gets
+_MAX_CACHED_REGIONS = 32  # regions of one peer that stay mapped
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0)  # map all pages at once instead of each by a page fault
 
 _MEMORY, _VECTOR = "murmurate-memory", "murmurate-vector"  # names of our files in /proc
 _MEMORY_BYTES = 1 << 40
@@ -40,7 +40,7 @@ _PAGE = mmap.ALLOCATIONGRANULARITY
 
 
 class RegionAddress(NamedTuple):
-    """Where another process finds a region: descriptor in the owner, inode number, and length."""
+    """Where another process finds a region: its descriptor in the owner's process, inode and length."""
 
     descriptor: int
     inode: int
@@ -54,7 +54,8 @@ ADDRESS = struct.Struct("<IQQ")
 
 
 class Region(np.ndarray[Any, Any]):
-    """[N] uint8: a whole shared-memory file that holds one vector (see ``MemoryRange`` for the other kind).
+    """An array [N] of uint8 over a whole shared-memory file, which contains one vector of a collective (for
+    registers and mail see ``MemoryRange``).
 
     ``address``: address of the whole region; None for a slice of it.
     """
@@ -82,7 +83,7 @@ class ShmOwner:
     def __init__(self, incarnation: bytes) -> None:
         self._regions: set[int] = set()  # descriptors
         self._unreadable: set[bytes] = set()  # incarnations whose memory could not be mapped after all
-        # ids of the ranges mapped now, own and peers'; each takes a file descriptor
+        # ids of the ranges that are mapped now, of this member and of peers; each takes a file descriptor
         self._mapped_ranges: set[int] = set()
         self._max_mapped_ranges = _descriptor_limit() // 2
         self._lock = threading.Lock()
@@ -95,7 +96,7 @@ class ShmOwner:
             weakref.finalize(self, os.close, self.descriptor).atexit = False
 
     def allocate(self, size_bytes: int) -> tuple[Bytes, MemoryRange]:
-        """[size_bytes] zeros that local peers can map, and their range in the file. Raises OSError."""
+        """Zeros [size_bytes] that local peers can map, and their range in the file. Raises OSError."""
         with self._lock:
             where = MemoryRange(self._end, size_bytes)
             self._end += -(-size_bytes // _PAGE) * _PAGE
@@ -108,7 +109,7 @@ class ShmOwner:
                 memory.madvise(mmap.MADV_REMOVE)
 
     def map(self, descriptor: int, where: MemoryRange) -> Bytes:
-        """[where.size_bytes] of a member's file, writable. Raises OSError."""
+        """Map a range of a member's file, [where.size_bytes], writable. Raises OSError."""
         start, size_bytes = where
         if start < _PAGE or start % _PAGE or not 0 < size_bytes <= _MEMORY_BYTES - start:
             raise OSError(
@@ -124,7 +125,7 @@ class ShmOwner:
         return np.frombuffer(memory, dtype=np.uint8)
 
     def new_buffer(self, size_bytes: int) -> Bytes:
-        """A ``Region`` if the system grants one, else an ordinary array."""
+        """A ``Region`` if the size is worth one and the system provides it, else an ordinary array."""
         if self.descriptor < 0 or size_bytes < _MIN_REGION_BYTES or len(self._regions) >= _MAX_REGIONS:
             return np.empty(size_bytes, dtype=np.uint8)
         try:
@@ -176,12 +177,13 @@ class ShmPeer:
         weakref.finalize(self, os.close, memory).atexit = False
 
     def map(self, where: MemoryRange) -> Bytes:
-        """[where.size_bytes] of its file, even after the peer has ended. Raises OSError."""
+        """Map a range of the peer's file, [where.size_bytes], even after the peer has ended. Raises
+        OSError."""
         return self._owner.map(self._memory, where)
 
     def region(self, address: RegionAddress) -> Bytes:
-        """[size_bytes] a region of the peer, read-only. Raises OSError; after reconnecting, this peer's
-        vectors are sent over TCP."""
+        """A region of the peer, read-only, [address.size_bytes]. Raises OSError if it cannot be mapped; after
+        the next reconnect, the peer's vectors are then sent over TCP."""
         known, memory = self._cached_regions.get(address.descriptor, (None, None))
         if known != address or memory is None:  # the peer reused the descriptor for another region
             memory = self._map_region(address)
@@ -210,6 +212,6 @@ class ShmPeer:
 
 
 def _descriptor_limit() -> int:
-    """The most descriptors that this process may have."""
+    """The largest number of file descriptors that this process may have."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 1 << 20 if allowed == resource.RLIM_INFINITY else allowed

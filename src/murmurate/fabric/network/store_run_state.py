@@ -2,8 +2,9 @@
 
 Every cell has one writer, so there are no conflicts: a thread pushes this process's columns when they have
 changed, and pulls all others in one request. A copy is late by a cycle or two, which the users of a run state
-tolerate: they act on a request when they see it. Each push carries a heartbeat, which tells a silent process
-from an idle one. A value that was not signed by its member is ignored, so the member then counts as silent.
+tolerate: they act on a request when they see it. Each push carries a heartbeat, which distinguishes an idle
+process from a silent one. A value that was not signed by its member is ignored, so the member then counts as
+silent.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from murmurate.fabric.interface import FabricError
 from murmurate.fabric.network.authenticated_store import AuthenticatedStore, Unauthentic
 from murmurate.fabric.processes.run_state import LAUNCHER_ROWS, MEMBER_ROWS, RunState
 
-_CYCLE_SECONDS = 0.05
+_CYCLE_SECONDS = 0.05  # between two pushes
 _HEARTBEAT_SECONDS = 1.0
-_REFUSED_SECONDS = 3.0  # after which a leader with another secret is given up
+_REFUSED_SECONDS = 3.0  # how long to wait for a valid value of a leader that seems to have another secret
 
 
 class StoreRunState(RunState):
-    """The run state of ``size`` members in the process that writes the columns ``mine``.
+    """The run state of ``size`` members in one process, which writes the columns of the ranks ``mine``.
 
-    leads: this process also writes the launcher's cells (stop, checkpoint, which members live).
-    store: must have a connection of its own (``store.clone()``): a wait on it would delay the run state.
-    Raises FabricError if the leader has not opened the run state within ``deadline_seconds``, Unauthentic if
-    it was opened with another secret.
+    leads: this process also writes the launcher's cells (stop, checkpoint, which members are alive).
+    store: must have a connection of its own (``store.clone()``), as other waits on the same connection would
+    delay the run state. Raises FabricError if the leader has not opened the run state within
+    ``deadline_seconds``, Unauthentic if it was opened with another secret.
     """
 
     def __init__(
@@ -47,8 +48,9 @@ class StoreRunState(RunState):
         self._pushed: dict[str, bytes] = {}
         self._keys = [_column(rank) for rank in self._theirs] + ([] if leads else [_HEADER_KEY])
         self._pulled: dict[str, bytes] = {}
+        # the last heartbeat under each key, and when it arrived
         self._beats = dict.fromkeys(self._keys, (0, time.monotonic()))
-        self._beat, self._beat_at = 0, 0.0
+        self._beat, self._beat_at = 0, 0.0  # this process's heartbeat
         self.lost = False  # the store has failed: nothing is pushed or pulled any more
         self._closing = threading.Event()
         self._cycle = threading.Lock()
@@ -69,15 +71,15 @@ class StoreRunState(RunState):
 
     @property
     def refused(self) -> int:
-        """How many values were not written by their member."""
+        """How many values were refused, as their member had not written them."""
         return self._store.refused
 
     def silent_seconds(self, rank: int) -> float:
-        """Time since the last heartbeat of the process that writes column ``rank``; 0 for this one's."""
+        """Time since the last heartbeat of the process that writes column ``rank``; 0 if this one does."""
         return self._silence(_column(rank))
 
     def leader_silent_seconds(self) -> float:
-        """Time since the last heartbeat of the process that leads; 0 for this one."""
+        """Time since the last heartbeat of the process that leads; 0 if this one does."""
         return self._silence(_HEADER_KEY)
 
     def _silence(self, key: str) -> float:
@@ -118,7 +120,8 @@ class StoreRunState(RunState):
                 if self._store.check(_HEADER_KEY):
                     self._store.get(_HEADER_KEY)
                     return self._start()
-            except Unauthentic as problem:  # a stranger's, which the leader replaces; or our secret is wrong
+            except Unauthentic as problem:
+                # a stranger wrote the value, which the leader will replace; or our secret is not the leader's
                 until = min(until, time.monotonic() + _REFUSED_SECONDS) if refused is None else until
                 refused = problem
             if time.monotonic() > until:
@@ -152,7 +155,7 @@ class StoreRunState(RunState):
                 continue
             self._pulled[key] = value
             try:
-                content = np.frombuffer(self._store.opened(key, value), dtype=np.int64)
+                content = np.frombuffer(self._store.authenticated(key, value), dtype=np.int64)
             except Unauthentic as problem:
                 self._store.refuse(problem)
                 continue
@@ -166,7 +169,7 @@ class StoreRunState(RunState):
                 self._beats[key] = beat, now
 
 
-_COLUMN = len(MEMBER_ROWS) + 1  # with the heartbeat
+_COLUMN = len(MEMBER_ROWS) + 1  # the number of cells in a column, and one for the heartbeat
 _HEADER_KEY = "run_state/launcher"
 
 

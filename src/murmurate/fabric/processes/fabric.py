@@ -1,15 +1,16 @@
 """The fabric between processes of one host: slots and counters in shared memory, without locks.
 
-*Register*: a reader mixes directly from the publisher's buffer (``register``).
+*Register*: a reader reads the publisher's buffer directly, without a copy (``register``).
 
-*Collective*: two sets of slots used in turn. A member writes its slot, raises its round counter and waits for
-the others' counters; as no member can be two rounds ahead, slots being read are never overwritten. Each
-member reduces for itself, in the order of ranks, so all get the same bits. A death needs no vote: a member
-that is dead and has not raised its counter is out of the round, for all others alike. For that a member is
-marked dead only after its process has ended (docs/decisions/0010), and a restarted one takes part only from
-the round at which all others admit it (``admit``).
+*Collective*: there are two sets of slots, with one slot for each member; rounds (successive collective calls)
+use the sets in turn. A member writes its slot, raises its round counter and waits for the others' counters;
+as no member can be two rounds ahead, slots being read are never overwritten. Each member reduces for itself,
+in the order of ranks, so the result is bitwise the same for all. The members need not vote on a death: a
+member that is dead and has not raised its counter takes no part in the round, and all others see the same.
+For that, a member is marked dead only after its process has ended (docs/decisions/0010), and a restarted
+member takes part only from the round at which all others admit it (``admit``).
 
-*Mail*: slots for each ordered pair, read in position (``spsc_ring``, ``mailbox``).
+*Mail*: each ordered pair of members has slots, whose messages are read in place (``spsc_ring``, ``mailbox``).
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ __all__ = ["Died", "ProcessChannel", "ProcessFabric", "run_members"]
 class ProcessFabric:
     """One member's fabric: makes channels in the shared memory (see ``Fabric``).
 
-    joins: this process replaces one that died. Until ``enter`` its collectives involve no other member.
-    by_agreement: members have common rounds, and admit joiners at one of them (see ``Membership``).
+    joins: this process replaces one that died. Until ``enter``, its collectives involve no other member.
+    by_agreement: all members run the same rounds, and admit a joiner at the same one (see ``Membership``).
     """
 
     capabilities = frozenset(Capability)
@@ -76,7 +77,7 @@ class ProcessFabric:
         group = checked_group(members, self.rank, self.size)
         whole = len(group) == self.size
         label = name if whole else f"{name} of {list(group)}"
-        # non-members do not make a group's channel, so its memory must not depend on the order of all
+        # only the group's members make its channel, so its memory must not shift that of other channels
         memory_file = self.memory_file if whole else self.memory_file.zone(label)
         membership = ChannelMembership(self.membership, group)
         channel = ProcessChannel(memory_file, membership, label, like, self.deadline_seconds)
@@ -88,16 +89,17 @@ class ProcessFabric:
     def admit(self, rank: int, incarnation: int) -> None:
         """Include ``rank``, in its new ``incarnation``, from the next round of every channel on.
 
-        Members whose strategy has common rounds call this at the same round.
+        If the strategy makes all members run the same rounds, all must call this at the same round.
         """
         self.membership.admit(rank, incarnation)
         for channel in self._channels.values():
             channel.expect([rank])
 
     def position(self, partners: Sequence[int]) -> dict[str, Any]:
-        """This member's rounds by channel, and the members that take part, for a joiner to continue from.
+        """The state that a joiner needs to continue: this member's rounds by channel, and who takes part.
 
-        partners: with common rounds, the members of the last one, which all agree on; ``living`` may differ.
+        partners: the members that take part. Where all run the same rounds, these are the members of the last
+            round, on which all agree (the result of ``living`` may differ between members).
         """
         return {
             "rounds": {name: channel.round for name, channel in self._channels.items()},
@@ -106,7 +108,7 @@ class ProcessFabric:
         }
 
     def enter(self, position: dict[str, Any]) -> None:
-        """Take part from a peer's ``position`` on."""
+        """Take part in collectives, continuing from a peer's ``position``."""
         self.membership.incarnations[:] = position["incarnations"]
         self.membership.incarnations[self.rank] = self._run_state.incarnation(self.rank)
         self.membership.admitted = True
@@ -120,7 +122,7 @@ class ProcessFabric:
 
 
 class ProcessChannel:
-    """One channel (see ``Channel``): all four protocols for vectors shaped like ``like`` [N]."""
+    """One channel (see ``Channel``), with all four protocols, for vectors shaped like ``like`` [N]."""
 
     def __init__(
         self,
@@ -142,7 +144,7 @@ class ProcessChannel:
         if like.device.type != "cpu":  # a vector in GPU memory cannot be in the shared memory
             self.capabilities -= {Capability.SHARED_MEMORY}
         n, shape = self.size, (like.numel(),)
-        # register: pins[p, reader]
+        # register; pins[publisher, reader]: see ``BufferedRegister``
         newest = memory_file.counters(f"{name}.newest", (n,))
         pins = memory_file.counters(f"{name}.pins", (n, n))
         self._buffers = memory_file.tensors(f"{name}.register", (n, n + 2, *shape), like.dtype)
@@ -151,7 +153,7 @@ class ProcessChannel:
         # collective
         self._rounds = memory_file.counters(f"{name}.rounds", (n,))
         self.round = int(self._rounds[rank])
-        self._partners = np.ones(n, dtype=np.bool_)  # the members that take part
+        self._partners = np.ones(n, dtype=np.bool_)  # whether each member takes part in rounds
         self._slots = memory_file.tensors(f"{name}.collective", (2, n, *shape), like.dtype)
         self._on_device: dict[int, Tensor] = {}
         self._page_locked: set[int] = set()
@@ -161,7 +163,7 @@ class ProcessChannel:
             memory_file, membership, name, like, self.traffic, self._store, self._wait
         )
         if not membership.admitted:
-            pins[:, rank] = 0  # left by the former incarnation
+            pins[:, rank] = 0  # pins that the former incarnation of this rank left
 
     def living(self) -> Sequence[int]:
         return self._membership.living()
@@ -170,7 +172,7 @@ class ProcessChannel:
         return not self._membership.is_alive(rank)
 
     def expect(self, ranks: Sequence[int]) -> None:
-        """See ``ProcessFabric.admit``. ranks: ranks of the fabric that take part."""
+        """Include these members in rounds (see ``ProcessFabric.admit``). ranks: ranks of the fabric."""
         self._partners |= np.isin(self._membership.ranks, ranks)
 
     def enter(self, round: int, partners: Sequence[int]) -> None:
@@ -246,7 +248,7 @@ class ProcessChannel:
         return self.size == 1 or not self._membership.admitted
 
     def _run_round(self, x: Tensor | None) -> tuple[Tensor, list[int]]:
-        """Contribute ``x`` and wait for the others: (slots of the round [n, N], members that took part)."""
+        """Contribute ``x`` and wait for the others; returns (slots of the round [n, N], who took part)."""
         self.round += 1
         number = self.round
         slots = self._slots[number & 1]
@@ -256,7 +258,7 @@ class ProcessChannel:
         self._rounds[self.rank] = number
 
         def complete() -> bool:
-            # liveness first: a member that is dead by then cannot raise its counter any more
+            # read who is alive before the counters: a member that is dead cannot raise its counter any more
             awaited = self._partners & self._membership.alive()
             return bool((self._rounds[awaited] >= number).all())
 
@@ -266,7 +268,7 @@ class ProcessChannel:
                 f"rank {self.rank} waited {self.deadline_seconds:g} s for rank(s) {silent} in round {number} "
                 f"of channel '{self.name}'. They are alive but do not answer: look at their logs."
             )
-        # a member that did not take part has died, and is out until it is admitted again
+        # a member that did not take part has died, and is left out until it is admitted again
         self._partners &= self._rounds >= number
         return slots, [int(rank) for rank in np.flatnonzero(self._partners)]
 
@@ -305,7 +307,7 @@ class ProcessChannel:
                 f"rank {self.living()[0]} did not fill '{key}' of channel '{self.name}' within "
                 f"{self.deadline_seconds:g} s. It is alive but does not answer: look at its log."
             )
-        if not ready[0]:  # once filled it stays: a later lowest rank must not write over it
+        if not ready[0]:  # filled only once: a member that later becomes the lowest must not overwrite it
             tensor.copy_(like)
             self._fence()
             ready[0] = 1
@@ -321,7 +323,7 @@ class ProcessChannel:
             torch.cuda.current_stream(x.device).synchronize()
 
     def _to_device(self, peer: int, slot: Tensor) -> Tensor:
-        """The slot itself on a CPU; a copy of it in device memory where the replica is on a GPU."""
+        """The slot itself if the replica is on a CPU; else a copy of it in the memory of the GPU."""
         if self._device.type == "cpu":
             return slot
         self._lock_pages(peer)
@@ -362,8 +364,8 @@ def run_members(
 ) -> list[Any]:
     """Run each member's function in a process of its own; returns their results, by rank.
 
-    Functions and results are pickled, so functions must be at module level. A member that raises or dies is
-    dead to the others, which go on without it; a death gives ``Died``. Raises the first error of a function,
-    once all others have ended too.
+    Functions and results are pickled, so functions must be at module level. When a member raises an error or
+    its process dies, the others go on without it. ``Died`` stands for the result of a process that died; the
+    first error is raised again here, once all members have ended.
     """
     return run(size, functions, ProcessFabric, deadline_seconds)

@@ -1,4 +1,4 @@
-"""The fork server: the process that all workers of this host are forked from, so that torch is imported once.
+"""The fork server: the process from which all workers of a host are forked, so torch is imported only once.
 
 The command line, which has imported nothing yet, imports what workers need and forks the server from itself.
 Elsewhere the server is a new interpreter.
@@ -28,32 +28,32 @@ from murmurate.fabric.processes import socket_folder
 from murmurate.fabric.processes.process_handle import is_stopped
 
 PRELOADED_BY_RUNS = ("murmurate.launch._preloaded",)
-_started_early: int | None = None  # pid of a fork server that was started early and is not in use yet
+_early_pid: int | None = None  # pid of a fork server that was started early and is not in use yet
 
 
 def fork_server(preload: Sequence[str] = PRELOADED_BY_RUNS) -> ForkServerContext:
     """The context of the fork server, started if necessary. Raises Refusal where that fails.
 
-    preload: modules that it imports before the first fork; without effect if it runs already.
+    preload: modules that it imports before the first fork; no effect if it is running already.
     """
-    global _started_early
-    context = _running(preload)
-    _started_early = None
+    global _early_pid
+    context = _ensure_running(preload)
+    _early_pid = None
     return context
 
 
 def begin_fork_server(arguments: Sequence[str]) -> None:
-    """Start the fork server early, for a command that starts workers on this host, unless its arguments name
-    another launcher. Errors are raised later, by ``fork_server``."""
-    global _started_early
+    """Start the fork server early, for a command that starts workers on this host; not if the command's
+    arguments name a launcher. Errors are raised later, by ``fork_server``."""
+    global _early_pid
     if any(argument.startswith("--launcher") for argument in arguments):
         return
     threads, before = os.environ.get("OMP_NUM_THREADS"), _pid()
     forks = _may_fork()
     with contextlib.suppress(Refusal):
-        _running(PRELOADED_BY_RUNS, forks)
+        _ensure_running(PRELOADED_BY_RUNS, forks)
     if _pid() != before:
-        _started_early = _pid()
+        _early_pid = _pid()
     if threads is None:  # this process itself may use more threads
         os.environ.pop("OMP_NUM_THREADS", None)
         if forks and (torch := sys.modules.get("torch")):
@@ -61,17 +61,17 @@ def begin_fork_server(arguments: Sequence[str]) -> None:
 
 
 def end_fork_server() -> None:
-    """End a fork server that was started early and not used: until its imports are done it would hold the
-    command's output open."""
-    global _started_early
-    if _started_early is not None and _started_early == _pid():
+    """End a fork server that was started early and not used: otherwise it would hold the command's output
+    open until its imports are done."""
+    global _early_pid
+    if _early_pid is not None and _early_pid == _pid():
         _kill()
-    _started_early = None
+    _early_pid = None
 
 
 def end_stopped_fork_server() -> None:
-    """End a fork server that SIGSTOP has stopped: a start of a worker would wait for it, and it would remain
-    after the run. The next start of a worker starts another one."""
+    """End a fork server that SIGSTOP has stopped: starting a worker would wait for it, and it would remain
+    after the run. The next start of a worker starts another fork server."""
     if _pid() is not None and is_stopped(_pid()):
         _kill()
 
@@ -80,7 +80,7 @@ def _kill() -> None:
     with contextlib.suppress(ProcessLookupError, TypeError):
         os.kill(_pid(), signal.SIGKILL)  # type: ignore[arg-type]
     with contextlib.suppress(OSError, AttributeError):
-        _server()._stop()  # reaps it
+        _server()._stop()  # waits for the killed process, so that it is no zombie
 
 
 def _may_fork() -> bool:
@@ -95,20 +95,21 @@ def _may_fork() -> bool:
     )
 
 
-def _running(preload: Sequence[str], forks: bool = False) -> ForkServerContext:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch makes its pools in the fork server
+def _ensure_running(preload: Sequence[str], forks: bool = False) -> ForkServerContext:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch makes its thread pools in the fork server
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([socket_folder.__name__, *preload])
     # A scheduler sends SIGTERM to every process, and without the fork server the launcher would not learn how
-    # its workers end: so the fork server inherits blocked SIGINT and SIGTERM. Signals that arrive meanwhile
-    # reach the launcher right after. The resource tracker's start would unblock them, so it comes first.
+    # its workers end: so SIGINT and SIGTERM are blocked while the fork server starts, which inherits that.
+    # The launcher gets those that arrive meanwhile right after. Starting the resource tracker would unblock
+    # them, so that comes first.
     resource_tracker.ensure_running()
     if forks:
         for module in preload:
             importlib.import_module(module)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
-        if multiprocessing.parent_process() is None:  # else it is the parent's folder, which still needs it
+        if multiprocessing.parent_process() is None:  # else the folder is the parent's, which still needs it
             os.environ[socket_folder.VARIABLE] = get_temp_dir()
         if forks:
             _fork()

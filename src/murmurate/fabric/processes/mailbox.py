@@ -1,7 +1,7 @@
-"""Mail between processes of one host: a ring (``spsc_ring``) for each ordered pair.
+"""Mail between processes of one host: a ring of messages (``spsc_ring``) for each ordered pair of members.
 
-Each message carries the incarnations of both its ends; if either has restarted since, it is refused and
-counted.
+Each message carries the incarnations of its sender and its reader; if either has restarted since, the message
+is refused and counted.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from murmurate.fabric.processes.membership import ChannelMembership
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.fabric.processes.spsc_ring import HEADER, MessageRing, RingCells, check_message, encode_tag
 
-_MAIL_SLOTS = 8
+_MAIL_SLOTS = 8  # of each ring
 _INCARNATION_MASK = (1 << 32) - 1
 
 
 class ProcessMailbox:
-    """One channel's mail at one member. store: copies a vector into a slot. wait: for a condition, at most so
-    many seconds."""
+    """One channel's mail at one member.
+
+    store: function that copies a vector (second argument) into a slot (first). wait: function that waits for
+    a condition, for at most the given number of seconds; returns whether it was met.
+    """
 
     def __init__(
         self,
@@ -42,23 +45,23 @@ class ProcessMailbox:
         self._bytes = like.numel() * like.element_size()
         self._device, self._dtype = like.device, like.dtype
         n, shape = membership.size, (like.numel(),)
-        # [reader, sender]: the cells that one reader polls are adjacent
+        # counters are indexed [reader, sender], so that the cells that one reader polls are adjacent
         sent = memory_file.counters(f"{name}.sent", (n, n))
         taken = memory_file.counters(f"{name}.taken", (n, n))
         order = memory_file.counters(f"{name}.order", (n, n, _MAIL_SLOTS))
         in_use = memory_file.counters(f"{name}.in_use", (n, n, _MAIL_SLOTS))
         headers = memory_file.take(f"{name}.headers", n * n * _MAIL_SLOTS * HEADER.size)
         messages = memory_file.tensors(f"{name}.mail", (n, n, _MAIL_SLOTS, *shape), like.dtype)
-        whole = messages.view(torch.uint8).numpy()
+        as_bytes = messages.view(torch.uint8).numpy()
         pool = Pool()
 
         def make_ring(sender: int, to: int) -> MessageRing:
-            here, length = (sender, to), _MAIL_SLOTS * HEADER.size
+            pair, length = (sender, to), _MAIL_SLOTS * HEADER.size
             start = (sender * n + to) * length
-            own = headers[start : start + length]
+            ring_headers = headers[start : start + length]
             counts = sent[to, sender : sender + 1].data, taken[to, sender : sender + 1].data
-            cells = RingCells(*counts, order[here].data, in_use[here].data, own)
-            return MessageRing(cells, list(whole[here]), pool, self._bytes)
+            cells = RingCells(*counts, order[pair].data, in_use[pair].data, ring_headers)
+            return MessageRing(cells, list(as_bytes[pair]), pool, self._bytes)
 
         self._outgoing = [make_ring(rank, to) for to in range(n)]
         self._incoming = [make_ring(sender, rank) for sender in range(n)]
@@ -79,7 +82,7 @@ class ProcessMailbox:
 
         def has_room() -> bool:
             nonlocal slot
-            slot = ring.free(counts=reader_lives)
+            slot = ring.free(is_held=reader_lives)
             return slot is not None or not membership.is_alive(to)
 
         if not self._wait(has_room, deadline_seconds) or not membership.is_alive(to) or slot is None:
@@ -116,10 +119,10 @@ class ProcessMailbox:
                     self.traffic.bytes += x.nbytes
 
     def _decoded(self, wire: Bytes, short: bool) -> Tensor:
-        """[N] or fewer, in place or in the memory of the replica's device."""
+        """The vector of a message: a view of ``wire``, or a copy in the memory of the replica's GPU."""
         x = as_tensor(wire, self._dtype)
         return x if self._device.type == "cpu" else x.to(self._device)
 
     def _incarnations(self, sender: int, to: int) -> int:
-        """The mark of a message: the incarnations of both ends."""
+        """The mark of a message: the incarnations of its sender and of its reader."""
         return self._membership.incarnation(sender) << 32 | self._membership.incarnation(to)

@@ -1,7 +1,7 @@
-"""The members that take part, as one member sees it: alive in the incarnation that this member admitted.
+"""The members that take part, from one member's view: those alive in the incarnation that it has admitted.
 
-The run state knows which ranks are alive. A rank that was restarted is alive there before its peers have
-agreed on when it takes part again, and here only from ``admit`` on.
+The run state shows which ranks are alive. There, a restarted rank is alive before its peers have agreed on
+when it takes part again; here, only after ``admit``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class Membership:
     """One member's view of all members.
 
     admitted: False while this member itself waits to be admitted.
-    by_agreement: all members admit a joiner at one common round, and send it nothing before; otherwise they
-        communicate with a joiner as soon as it has entered, and strategies hear of it between two steps.
+    by_agreement: all members admit a joiner at the same round, and send it nothing before. Otherwise they
+        communicate with a joiner as soon as it has entered, and strategies are told of it between two steps.
     """
 
     def __init__(
@@ -28,12 +28,12 @@ class Membership:
         self.run_state, self.rank, self.admitted, self.by_agreement = run_state, rank, admitted, by_agreement
         self.incarnations = run_state.incarnations()
         if not self.incarnations[rank]:
-            # this member was there from the start, so it begins with the first incarnation of all others: one
-            # that restarted while this member was being built has to be admitted like any joiner
+            # this member was there from the start, so it has admitted the first incarnation of all others: a
+            # member that restarted while this one was being built must be admitted like any joiner
             self.incarnations[:] = 0
 
     def alive(self) -> npt.NDArray[np.bool_]:
-        """[size]"""
+        """Whether each member takes part, [size]."""
         alive = self.run_state.alive_in(self.incarnations)
         alive[self.rank] = True
         return alive
@@ -55,7 +55,7 @@ class Membership:
         self.incarnations[rank] = incarnation
 
     def newcomers(self) -> list[int]:
-        """Ranks that have entered in an incarnation that this member has not admitted yet."""
+        """The ranks that have entered with an incarnation that this member has not admitted yet."""
         changed = np.flatnonzero(self.run_state.incarnations() != self.incarnations)
         return [
             int(r) for r in changed if self.run_state.is_alive(int(r)) and self.run_state.has_entered(int(r))
@@ -63,7 +63,7 @@ class Membership:
 
 
 class ChannelMembership:
-    """The members of one channel, by their positions among its ``ranks``."""
+    """The members of one channel. Its methods take and return positions in ``ranks`` (the fabric's ranks)."""
 
     def __init__(self, membership: Membership, ranks: Sequence[int]) -> None:
         self._membership, self._run_state = membership, membership.run_state
@@ -76,7 +76,7 @@ class ChannelMembership:
         return self._membership.admitted
 
     def alive(self) -> npt.NDArray[np.bool_]:
-        """[size]"""
+        """Whether each member of the channel takes part, [size]."""
         alive: npt.NDArray[np.bool_] = self._membership.alive()[self.ranks]
         return alive
 

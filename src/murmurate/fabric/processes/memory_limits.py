@@ -1,4 +1,4 @@
-"""How much memory this host, this process's control groups and its limits leave."""
+"""How much more memory the host, this process's control groups and its limits allow."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ import psutil
 from murmurate.errors import Refusal
 
 GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-# of cgroups v2 and v1: the files with the limit and the use, and the folder below ``GROUPS``
+# for cgroups v2 and v1: names of the files with the limit and the usage, and the folder below ``GROUPS``
 _FILES = (("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory"))
-_RECLAIMABLE = ("inactive_file ", "total_inactive_file ")  # in memory.stat: what the kernel can free at once
+# entries of memory.stat that count memory which the kernel can free at once
+_RECLAIMABLE = ("inactive_file ", "total_inactive_file ")
 
 
 def available_bytes() -> int:
-    """The memory that all processes of this run may take together: on the host, and in each of this process's
-    control groups."""
+    """The memory that all processes of this run together may still take: the least that the host and each of
+    this process's control groups allow."""
     return min(int(psutil.virtual_memory().available), *_left_in_groups(), 2**63)
 
 
 def address_space_bytes() -> int:
-    """What one process may still map, if it has mapped as much as this one (``ulimit -v``)."""
+    """The address space (``ulimit -v``) left to a process that has mapped as much as this one."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     return 2**63 if limit == resource.RLIM_INFINITY else max(0, limit - psutil.Process().memory_info().vms)
 
 
 def refuse_if_small(needed_bytes: int, what: str, each_bytes: int = 0) -> None:
-    """Raise Refusal when the host cannot hold ``needed_bytes``, or one of the processes ``each_bytes``."""
-    left, of = available_bytes(), "of memory"
+    """Raise Refusal if the host has no room for ``needed_bytes`` in all, or a process for ``each_bytes``."""
+    left, kind = available_bytes(), "of memory"
     if needed_bytes <= left:
-        needed_bytes, left, of = each_bytes, address_space_bytes(), "of address space (ulimit -v)"
+        needed_bytes, left, kind = each_bytes, address_space_bytes(), "of address space (ulimit -v)"
     if needed_bytes > left:
         raise Refusal(
-            f"{what} needs {_mebibytes(needed_bytes)} {of} and {_mebibytes(left)} are free. Use fewer "
+            f"{what} needs {_mebibytes(needed_bytes)} {kind} and {_mebibytes(left)} are free. Use fewer "
             "replicas or a smaller network, or give it more memory."
         )
 
@@ -46,7 +47,7 @@ def _mebibytes(count: int) -> str:
 
 
 def _left_in_groups() -> Iterator[int]:
-    """What the memory limit of each of this process's control groups leaves."""
+    """The memory that each of this process's control groups still allows."""
     try:
         lines = OWN_GROUPS.read_text().splitlines()
     except OSError:
@@ -65,11 +66,11 @@ def _left_in_groups() -> Iterator[int]:
 
 
 def _left(group: Path, limit: str, used: str) -> int | None:
-    """What the group's limit leaves; None if it has no limit, or is not visible from here."""
+    """The memory that the group still allows; None if it has no limit, or is not visible from here."""
     try:
         most, now = int((group / limit).read_text()), int((group / used).read_text())
         stat = (group / "memory.stat").read_text().splitlines()
-    except (OSError, ValueError):  # "max" is no limit
+    except (OSError, ValueError):  # the limit is "max", for example: there is none
         return None
     reclaimable = max((int(line.split()[1]) for line in stat if line.startswith(_RECLAIMABLE)), default=0)
     return max(0, most - now + reclaimable)

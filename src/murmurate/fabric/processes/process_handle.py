@@ -1,4 +1,4 @@
-"""Processes that this one observes and ends without being their parent."""
+"""Handles of processes that this one observes and ends without being their parent."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def is_stopped(pid: int | None) -> bool:
 
 
 class ProcessHandle:
-    """A handle of one process (a pidfd of Linux 5.3): it never means a later process with the same pid.
+    """A handle of one process (a pidfd, Linux 5.3), which never refers to a later process with the same pid.
 
-    It can be waited for, as by ``multiprocessing.connection.wait``.
+    ``multiprocessing.connection.wait`` can wait for it.
     """
 
     def __init__(self, pid: int) -> None:
         try:
             self._descriptor: int | None = os.pidfd_open(pid)
-        except ProcessLookupError:  # it has ended and was waited for
+        except ProcessLookupError:  # the process has ended; a null device is always ready, as if it had ended
             self._descriptor = os.open(os.devnull, os.O_RDONLY)
 
     def fileno(self) -> int:
@@ -43,7 +43,7 @@ class ProcessHandle:
             wait([self._descriptor])
 
     def send(self, number: signal.Signals) -> None:
-        """No effect on a process that has ended."""
+        """Send a signal; no effect if the process has ended."""
         if self._descriptor is not None:
             with contextlib.suppress(ProcessLookupError, OSError):
                 signal.pidfd_send_signal(self._descriptor, number)

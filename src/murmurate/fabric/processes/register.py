@@ -1,8 +1,9 @@
-"""One publisher's vectors in memory shared with its readers: newest wins, no call blocks, no vector is torn.
+"""One publisher's vectors in memory shared with its readers, who get the newest version, always a whole one;
+neither publishing nor reading blocks.
 
-There is one buffer more than could ever be in use: one for each reader, the newest, and the next to be
-written. A reader pins the newest buffer and then checks that it still is the newest, so it reads in place: a
-publish costs one copy, a peek none.
+There are enough buffers that one is always free: one for each reader to pin, one for the newest version, and
+one for the next. A reader pins the newest buffer and then checks that it is still the newest, so it can read
+in place: a publish costs one copy, a peek none.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ Buffer = TypeVar("Buffer")
 class BufferedRegister(Generic[Buffer]):
     """One publisher's register.
 
-    newest: int64[1], version << 8 | buffer, which only the publisher writes; 0 before its first version.
-    buffers: at most 256, and two more than there are pins. A pin is an int64 that one reader writes and the
-    publisher reads: buffer + 1; 0 for none.
+    newest: int64[1], the version number and the index of its buffer, as version << 8 | buffer; 0 before the
+    first version. Only the publisher writes it. buffers: at most 256, and two more than there are pins.
+
+    A pin is an int64 that one reader writes and the publisher reads: the index of the buffer being read plus
+    1; 0 for none.
     """
 
     def __init__(self, newest: memoryview, buffers: Sequence[Buffer]) -> None:
@@ -30,12 +33,12 @@ class BufferedRegister(Generic[Buffer]):
 
     @property
     def version(self) -> int:
-        """0 before the first is published."""
+        """The newest version; 0 before the first."""
         return int(self._newest[0]) >> 8
 
     def publish(self, version: int, pins: Iterable[int], store: Callable[[Buffer], None]) -> None:
-        """Have ``store`` write a vector into a free buffer, and make it the newest (one thread at a time)."""
-        fence(self._barrier)  # the last version must be visible before the pins are read
+        """Let ``store`` write into a free buffer, and make that the newest. For one thread at a time."""
+        fence(self._barrier)  # readers must see the previous version before the pins are read here
         newest = self._newest[0]
         taken = {pin - 1 for pin in pins}
         if newest:
@@ -46,10 +49,11 @@ class BufferedRegister(Generic[Buffer]):
         self._newest[0] = version << 8 | buffer
 
     def peek(self, pins: memoryview, reader: int) -> tuple[Buffer, int] | None:
-        """(newest buffer, its version), unchanged until ``pins[reader]`` changes; None before the first."""
+        """(newest buffer, its version); None before the first version. The buffer stays unchanged until
+        ``pins[reader]`` changes."""
         while newest := self._newest[0]:
             pins[reader] = (newest & 255) + 1
-            fence(self._barrier)  # the pin must be visible before the check that it was in time
+            fence(self._barrier)  # the publisher must see the pin before the check below
             if self._newest[0] == newest:
                 return self._buffers[newest & 255], newest >> 8
         return None

@@ -1,7 +1,7 @@
 """A small table of counters that the launcher and all members share: liveness, progress and requests.
 
-Every cell has one writer (a member its own column, the launcher the rest), so there is no lock that a dead
-process could hold. It works on any int64 buffer: shared memory, or a plain array.
+Every cell has one writer (a member writes its own column, the launcher all other cells), so there is no lock
+that a dead process could hold. The table can be in any int64 buffer: shared memory, or a plain array.
 
 A restarted rank has another *incarnation*: a number that the launcher raises while no process of that rank
 exists. Every change of membership raises the *epoch*.
@@ -15,22 +15,23 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-_STOP, _CHECKPOINT, _EPOCH, _TRANSFER, _SNAPSHOT = range(5)
-_HEADER = 8
+_STOP, _CHECKPOINT, _EPOCH, _TRANSFER, _SNAPSHOT = range(5)  # cells of the header, which the launcher writes
+_HEADER = 8  # cells reserved for the header
+# rows of the table, which has one column for each rank
 _ALIVE, _ENV_STEPS, _CLOCK, _SAVED, _FINISHED, _INCARNATION = range(6)
 _HEARTBEAT, _PACE, _READY, _SENT, _ENTERED, _SKIPPED = range(6, 12)
 _ROWS = 12
 LAUNCHER_ROWS = (_ALIVE, _INCARNATION)
 MEMBER_ROWS = tuple(row for row in range(_ROWS) if row not in LAUNCHER_ROWS)
-_BITS = 11
+_BITS = 11  # of each field of a packed ``TransferRequest``
 _MASK = (1 << _BITS) - 1
 
 
 class TransferRequest(NamedTuple):
-    """Request ``number``: ``donor`` is to send its state to ``joiner``, in its present ``incarnation``.
+    """Request ``number``: ``donor`` is to send its state to ``joiner``, whose incarnation is ``incarnation``.
 
-    It is packed into one integer below 2**53, which is read atomically and exact in a float64; later requests
-    are larger integers.
+    It is packed into one integer below 2**53, which is read atomically and is exact in a float64; a later
+    request is a larger integer.
     """
 
     number: int
@@ -63,13 +64,13 @@ class RunState:
         return _HEADER + _ROWS * size
 
     def open(self) -> None:
-        """All members are alive and at zero (called by the launcher before it starts workers)."""
+        """Mark all members as alive, with zero counts (called by the launcher before it starts workers)."""
         self._header[:] = 0
         self._rows[:] = 0
         self._rows[_ALIVE] = 1
 
     def detach(self) -> None:
-        """Keep the present counts in memory of this process alone, so that shared memory can be released."""
+        """Copy the counts to memory of this process alone, so that the shared memory can be released."""
         self._header, self._rows = self._header.copy(), self._rows.copy()
 
     # -- written by members, each in its own column
@@ -81,15 +82,15 @@ class RunState:
         self.heartbeat(rank)
 
     def heartbeat(self, rank: int) -> None:
-        """To be called while working and while waiting; a stopped or stuck process does not."""
+        """Show that this process is neither stopped nor stuck: call it while working and while waiting."""
         self._rows[_HEARTBEAT, rank] += 1
 
     def set_pace(self, rank: int, seconds: float) -> None:
-        """seconds: a high quantile of this member's round times."""
+        """Publish how long this member's rounds take: ``seconds`` is a high quantile."""
         self._rows[_PACE, rank] = int(seconds * 1e6)
 
     def ready(self, rank: int) -> None:
-        """This joiner is constructed, and waits for a peer's state."""
+        """This joiner has been built, and waits for a peer's state."""
         self._rows[_READY, rank] = self._rows[_INCARNATION, rank]
 
     def transferred(self, rank: int, number: int) -> None:
@@ -101,10 +102,11 @@ class RunState:
         self._rows[_ENTERED, rank] = self._rows[_INCARNATION, rank]
 
     def saved(self, rank: int, request: int) -> None:
+        """This member has written its part of checkpoint ``request``."""
         self._rows[_SAVED, rank] = request
 
     def skipped(self, rank: int, request: int) -> None:
-        """This member will write no part of checkpoint ``request``: deltas were in flight at its deadline."""
+        """This member will write no part of checkpoint ``request``, as deltas were in flight too long."""
         self._rows[_SKIPPED, rank] = request
 
     def finished(self, rank: int) -> None:
@@ -114,12 +116,12 @@ class RunState:
     # -- written by the launcher
 
     def mark_dead(self, rank: int) -> None:
-        """Its process has ended: members no longer wait for it."""
+        """The process of ``rank`` has ended: members no longer wait for it."""
         self._rows[_ALIVE, rank] = 0
         self._header[_EPOCH] += 1
 
     def begin_incarnation(self, rank: int) -> int:
-        """Called before a dead rank is restarted; the number of its new incarnation."""
+        """Called before a dead rank is restarted; returns the number of its new incarnation."""
         if self._rows[_ALIVE, rank]:
             raise ValueError(f"rank {rank} is alive: mark it dead before it begins another incarnation")
         self._rows[_INCARNATION, rank] += 1
@@ -127,12 +129,12 @@ class RunState:
         return int(self._rows[_INCARNATION, rank])
 
     def revive(self, rank: int) -> None:
-        """Its new process is ready; members admit it when they notice."""
+        """The new process of ``rank`` is ready; members admit it when they notice."""
         self._rows[_ALIVE, rank] = 1
         self._header[_EPOCH] += 1
 
     def joined(self, rank: int) -> None:
-        """It has entered: members without common rounds notice by the raised epoch."""
+        """``rank`` has entered; where members do not run the same rounds, they notice by the raised epoch."""
         self._header[_EPOCH] += 1
 
     def request_transfer(self, joiner: int, donor: int) -> TransferRequest:
@@ -145,10 +147,11 @@ class RunState:
         self._header[_STOP] = 1
 
     def request_checkpoint(self, snapshot: bool = False) -> int:
-        """snapshot: parts that hold what an evaluation needs, and nothing of the source."""
+        """Returns the request's number. snapshot: parts are to hold only what an evaluation needs, not the
+        state of the source."""
         number = self.checkpoint_requested + 1
         if snapshot:
-            self._header[_SNAPSHOT] = number  # before the request, which members read first
+            self._header[_SNAPSHOT] = number  # written before the request, as members read the request first
         self._header[_CHECKPOINT] = number
         return number
 
@@ -164,12 +167,12 @@ class RunState:
         return int(self._rows[_INCARNATION, rank])
 
     def incarnations(self) -> npt.NDArray[np.int64]:
-        """[size]: a copy."""
+        """A copy of all incarnations, [size]."""
         copied: npt.NDArray[np.int64] = self._rows[_INCARNATION].copy()
         return copied
 
     def alive_in(self, incarnations: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """[size]: whether each is alive in the given incarnation."""
+        """Whether each rank is alive in its given incarnation, [size]."""
         alive: npt.NDArray[np.bool_] = (self._rows[_ALIVE] == 1) & (self._rows[_INCARNATION] == incarnations)
         return alive
 
@@ -183,7 +186,7 @@ class RunState:
         return int(self._rows[_HEARTBEAT, rank])
 
     def pace(self, rank: int) -> float:
-        """Seconds; 0 before it is known."""
+        """What ``set_pace`` has published, in seconds; 0 before."""
         return float(self._rows[_PACE, rank]) * 1e-6
 
     @property
@@ -204,15 +207,15 @@ class RunState:
 
     @property
     def checkpoint_requested(self) -> int:
-        """Number of the newest checkpoint request; 0 before the first."""
+        """The number of the newest checkpoint request; 0 before the first."""
         return int(self._header[_CHECKPOINT])
 
     def is_snapshot(self, request: int) -> bool:
-        """Whether checkpoint ``request`` is a snapshot; False of one that a later snapshot has replaced."""
+        """Whether checkpoint ``request`` is a snapshot; False if a later snapshot has replaced it."""
         return bool(self._header[_SNAPSHOT] == request)
 
     def total_env_steps(self) -> int:
-        """Over all replicas, dead ones included."""
+        """The sum over all replicas, dead ones included."""
         return int(self._rows[_ENV_STEPS].sum())
 
     def env_steps(self, rank: int) -> int:
@@ -235,7 +238,7 @@ class RunState:
         return [int(i) for i in np.flatnonzero((self._rows[_ALIVE] == 1) & (self._rows[_SKIPPED] == request))]
 
     def finished_all(self, first: int | None = None) -> bool:
-        """Whether all living members have finished; first: only those of the first so many ranks."""
+        """Whether all living members have finished; with ``first``, all among the first so many ranks."""
         alive = self._rows[_ALIVE, :first] == 1
         return bool((self._rows[_FINISHED, :first][alive] == 1).all())
 

@@ -1,8 +1,9 @@
 """Memory that the processes of one host share, in a file without a name, so that nothing is left behind.
 
-One anonymous sparse file (``memfd``, or an unlinked temporary file where there is none) is inherited by
-every worker. The kernel frees it with the last process that holds it, however that one ends. ``/dev/shm`` is
-not used, so a container's 64 MB default does not matter. Pages take memory only once they are written.
+All workers inherit one anonymous sparse file (``memfd``, or an unlinked temporary file where that does not
+exist). The kernel frees it when the last process that holds it ends, in whatever way. ``/dev/shm`` is not
+used, so its default limit of 64 MB in containers does not matter. Pages take memory only once they are
+written.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from torch import Tensor
 
 from murmurate.fabric.interface import FabricError
 
-MEMORY_NAME = "murmurate"  # of the file, in /proc
+MEMORY_NAME = "murmurate"  # name of the file in /proc
 _PAGE = mmap.ALLOCATIONGRANULARITY
-_COMMON_BYTES = 1 << 40  # the regions that all members take; the zones of groups come after them
+_COMMON_BYTES = 1 << 40  # for regions that all members take; after them come zones for groups of members
 _ZONE_BYTES = 1 << 38
 _ZONES = 1 << 22
 
@@ -31,8 +32,8 @@ _ZONES = 1 << 22
 class SharedMemoryFile:
     """Allocates regions of the shared file, one after another.
 
-    All members take the same regions in the same order, so they agree on the offsets without communication; a
-    label in each region's header detects a member that does not.
+    All members take the same regions in the same order, so they agree on the offsets without communication. A
+    label in each region's header detects a member that takes other regions.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -69,7 +70,8 @@ class SharedMemoryFile:
         return region[_PAGE : _PAGE + size_bytes]
 
     def zone(self, label: str) -> SharedMemoryFile:
-        """A separate part of the file for the members that use this label, independent of earlier regions."""
+        """A separate part of the file for the members that call this with the same label; its place does not
+        depend on the regions taken before."""
         digest = hashlib.blake2b(label.encode(), digest_size=8).digest()
         expected = np.frombuffer(digest, dtype=np.int64)[0] | 1
         number = int(expected) % _ZONES
@@ -82,7 +84,7 @@ class SharedMemoryFile:
             if header[0] == expected:
                 zone._offset += _PAGE
                 return zone
-            number = (number + 1) % _ZONES  # another label has that zone
+            number = (number + 1) % _ZONES  # another label has taken that zone
 
     def tensors(self, label: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A region as a tensor of zeros that all members share."""
@@ -100,7 +102,8 @@ class SharedMemoryFile:
         os.close(self.descriptor)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Can be sent to a process that is being started, which then takes the regions again, in order."""
+        """Allows this object to be sent to a process that is being started; there, regions are taken again
+        from the first on."""
         return _unpickled, (DupFd(self.descriptor),)
 
 
@@ -109,8 +112,9 @@ def _unpickled(duplicate: Any) -> SharedMemoryFile:
 
 
 def open_memory(pid: int, descriptor: int, name: str, access: int = os.O_RDWR) -> int:
-    """Open a ``memfd`` of another process, only if it has that name: opening or reading a pipe or a device
-    could block or take data from it. Raises OSError."""
+    """Open a ``memfd`` of another process by its descriptor there. Raises OSError, also if the file has
+    another
+    name: opening or reading a pipe or a device could block, or take data from it."""
     path = f"/proc/{pid}/fd/{descriptor}"
     if not os.readlink(path).startswith(f"/memfd:{name} "):
         raise OSError(f"descriptor {descriptor} of process {pid} is another file")

@@ -1,6 +1,7 @@
-"""Imported first by the fork server: removes the folder of its socket when it ends.
+"""Removes the folder of the fork server's socket when the fork server, which imports this first, ends.
 
-That is once all processes that use it have ended, also where the launcher was killed before it had a worker.
+The fork server ends once all processes that use it have ended, even if the launcher was killed before it had
+any worker.
 """
 
 import atexit

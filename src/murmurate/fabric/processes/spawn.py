@@ -1,8 +1,8 @@
 """Workers: processes of this host that share memory. This module starts them and reports how each ended; when
 the process that started them (here called the launcher) ends, they end too.
 
-Runs, scripts and ``run_members`` start their workers here. A worker is no daemon, so it may start processes
-of its own, as a data loader does; those that it forked end with it, however it ends.
+Runs, scripts and ``run_members`` start their workers here. A worker is not a daemonic process, so it may
+start processes of its own, as a data loader does; those that it forked end with it, however it ends.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 
 FINISHED, FAILED, REFUSED, LATE, LEFT, DIED = "finished", "failed", "refused", "late", "left", "died"
-_IMPORTED_CODE = 74  # of a process in which the user's script, imported, started a run
+_IMPORTED_CODE = 74  # exit code of a worker in which the import of the user's script started a run
 _UNKNOWN_CODE = 255  # multiprocessing's exit code of a process whose fork server has ended
-_REPORT_SECONDS = 2.0  # for the fork server to report an exit code; it may be stopped, or killed
-_LINGER_SECONDS = 60.0  # at most; the launcher ends members once it has all their results
-# the last is imported by an optimizer's first step, which would take each process a second
+_REPORT_SECONDS = 2.0  # to wait for the fork server to report an exit code; it may be stopped, or killed
+# how long a member answers the others after its result; the launcher ends it once it has all results
+_LINGER_SECONDS = 60.0
+# an optimizer's first step imports the last of these, which would take each process a second
 _PRELOADED = ("murmurate.fabric.processes.fabric", "murmurate.fabric.network.channel", "torch._dynamo")
 
 
@@ -53,10 +54,11 @@ IMPORTED = (
 
 @dataclass(frozen=True)
 class Exit:
-    """How a worker ended, by ``how``.
+    """How a worker ended. The values of ``how``:
 
-    FINISHED: with ``result``. FAILED: ``error`` is its last error (type and message), ``trace`` the
-    traceback. REFUSED: before it began; ``error`` is the refusal. LATE: it was restarted when the run was
+    FINISHED: with ``result``. FAILED: by an error; ``error`` is its type and message, ``trace`` the
+    traceback.
+    REFUSED: before it began; ``error`` is the message of the Refusal. LATE: it was restarted when the run was
     over. LEFT: it could not go on without another member; ``error`` says why. DIED: without reporting its
     end; ``error`` is the signal or exit code.
     """
@@ -72,13 +74,13 @@ class Exit:
 
 
 def describe(error: BaseException) -> str:
-    """Type and message."""
+    """The error's type and message."""
     return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
 @dataclass(frozen=True)
 class Died:
-    """In place of the result of a member whose process ended without one (by SIGKILL, for example)."""
+    """Stands for the result of a member whose process ended without one (by SIGKILL, for example)."""
 
     rank: int
     exit_code: int | None
@@ -109,9 +111,9 @@ def open_run_state(memory_file: SharedMemoryFile, size: int) -> RunState:
 
 
 class WorkerProcess:
-    """One worker, in the launcher. exit: how it ended; None until then.
+    """The launcher's view of one worker. exit: how it ended; None until then.
 
-    joins: it replaces a worker that died. killed_because: why the launcher killed it.
+    joins: the worker replaces one that died. killed_because: why the launcher killed it; else empty.
     """
 
     def __init__(self, rank: int, process: ForkServerProcess, pipe: Connection, joins: bool = False) -> None:
@@ -132,22 +134,22 @@ class WorkerProcess:
         return is_stopped(self.process.pid)
 
     def dump_stacks(self) -> None:
-        """Let it write the stacks of its threads to its log (see ``role.keep_log``)."""
+        """Make the worker write the stacks of its threads to its log (see ``role.keep_log``)."""
         self._handle.send(signal.SIGUSR1)
 
     def kill(self, because: str = "") -> None:
-        """SIGKILL: afterwards even a process that was stopped or stuck writes nothing any more."""
+        """Send SIGKILL, after which even a stopped or stuck process writes nothing any more."""
         self.killed_because = because
         self._handle.send(signal.SIGKILL)
 
     @property
     def awaited(self) -> list[Any]:
-        """Objects that become ready when it reports its end, or dies."""
+        """Objects, for ``wait``, of which one becomes ready when the worker reports its end, or dies."""
         return [self._pipe, self._handle]
 
     def poll(self) -> bool:
-        """Whether it has ended; then sets ``exit``."""
-        with contextlib.suppress(EOFError):  # a dying worker closes the pipe, too
+        """Whether the worker has ended; if so, sets ``exit``."""
+        with contextlib.suppress(EOFError):  # the pipe is also closed when a worker dies without a report
             if self._pipe.poll():
                 self.exit = pickle.loads(self._pipe.recv_bytes())
                 if self.exit is not None and self.exit.how != FINISHED:
@@ -178,9 +180,9 @@ class WorkerProcess:
 
 
 class WorkerProcesses:
-    """The workers of one run or script, and their shared memory with the run state in it.
+    """The workers of one run or script, and their shared memory, which contains the run state.
 
-    A context manager that leaves no worker behind. preload: see ``fork_server``. Raises Refusal where no
+    A context manager, which ends all workers at exit. preload: see ``fork_server``. Raises Refusal where no
     process can be started.
     """
 
@@ -200,7 +202,7 @@ class WorkerProcesses:
         self.close()
 
     def start(self, rank: int, work: Work, joins: bool = False) -> None:
-        """Start a process that does ``work``, which is pickled. joins: it replaces an ended one."""
+        """Start a process that executes ``work``, which is pickled. joins: it replaces one that has ended."""
         if rank in self.by_rank:
             self.by_rank[rank].close()
         end_stopped_fork_server()
@@ -221,12 +223,12 @@ class WorkerProcesses:
         return [worker for worker in self.by_rank.values() if not worker.ended]
 
     def wait(self, timeout_seconds: float) -> list[WorkerProcess]:
-        """Workers that have ended since the last call; returns as soon as there is one."""
-        wait([one for worker in self.alive for one in worker.awaited], timeout_seconds)
+        """The workers that have ended since the last call; returns as soon as there is one."""
+        wait([awaited for worker in self.alive for awaited in worker.awaited], timeout_seconds)
         return [worker for worker in self.alive if worker.poll()]
 
     def kill(self) -> None:
-        """End all of them."""
+        """End all workers."""
         for worker in self.by_rank.values():
             worker.close()
 
@@ -246,7 +248,7 @@ def _run_worker(
 ) -> None:
     """The entry point of a worker process."""
     # A data loader's workers start as they would in the launcher, by default as children of this process.
-    # Otherwise they would come from a fork server of this worker, which would outlive it.
+    # Otherwise this worker would start a fork server of its own for them, which would outlive it.
     multiprocessing.set_start_method(method, force=True)
     faulthandler.enable()
     threading.Thread(target=_exit_with_launcher, daemon=True).start()
@@ -269,7 +271,7 @@ def _run_worker(
 def _pickled(end: Exit) -> bytes:
     try:
         pickled = pickle.dumps(end)
-        pickle.loads(pickled)  # fails for an exception whose arguments are not its message, for example
+        pickle.loads(pickled)  # can fail, as for an exception whose constructor does not take its message
         return pickled
     except Exception as error:
         reason = f"its result cannot be sent back ({error}): return tensors and plain values"
@@ -277,21 +279,22 @@ def _pickled(end: Exit) -> bytes:
 
 
 def refuse_import() -> None:
-    """End this process if it is importing the script in order to be a worker: the script starts a run when it
-    is imported, and would do so in each worker. The launcher raises Refusal."""
+    """End this process if it is a worker that is importing the user's script: the script starts a run when it
+    is imported, and would do so in each worker. The launcher then raises Refusal."""
     if getattr(multiprocessing.process.current_process(), "_inheriting", False):
         os._exit(_IMPORTED_CODE)
 
 
 def take_signals(on_sigterm: Any = signal.SIG_DFL) -> None:
-    """In a worker, which inherits blocked SIGINT and SIGTERM: the launcher handles Ctrl-C."""
+    """Set a worker's signal handlers, and unblock SIGINT and SIGTERM, which it inherits blocked. SIGINT is
+    ignored, as the launcher handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, on_sigterm)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
 
 
 def exit_now(code: int) -> NoReturn:
-    """End this process at once, with the processes that it started (a data loader's workers, for example)."""
+    """End this process at once, and the processes that it has started (a data loader's, for example)."""
     for child in multiprocessing.active_children():
         child.kill()
     os._exit(code)
@@ -307,7 +310,7 @@ def _exit_with_launcher() -> None:
 
 
 def _end_forked_processes_with_this_one() -> None:
-    # A data loader's worker looks for its parent once it has started, so it would miss an earlier death.
+    # A data loader's worker watches for its parent's death only once it has started, so could miss it.
     worker = ProcessHandle(os.getpid())
 
     def exit_with_worker() -> None:
@@ -366,6 +369,7 @@ def _member(
         result = function(fabric)
     except BaseException as error:
         return Exit.failed(error, result=error)
-    if hasattr(fabric, "close"):  # after the result, as others may still read what this one published
+    # closed only after the result is sent, as the others may still read what this member published
+    if hasattr(fabric, "close"):
         worker.afterwards.callback(fabric.close, _LINGER_SECONDS)
     return Exit(FINISHED, result=result)

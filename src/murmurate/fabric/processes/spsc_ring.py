@@ -1,8 +1,9 @@
 """Mail in memory shared by one sender and one reader.
 
-There are slots for each ordered pair of members, and a ring of the slot numbers of the next messages. A
-message is read in place: its slot stays in use until the reader drops the message. Once half of the slots are
-in use, further messages are copied out, so a reader never blocks a sender.
+Each ordered pair of members has slots for messages, and a ring with the slot numbers of the messages that are
+still to be read. A message is read in place: its slot stays in use until the reader drops the message. Once
+half of the slots are in use, further messages are copied out of their slots, so a reader that keeps messages
+never blocks the sender.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from murmurate.buffers import Bytes, Pool
 from murmurate.fabric.processes.fence import fence
 
 _TAG_BYTES = 64
-# a message's tag, note and mark (the ring's user chooses it: a stream's number, or the incarnations of both
-# ends), and its size in bytes if it is a short one (else 0)
+# A message's tag, note, mark and size. The mark is chosen by the ring's user: the number of a stream, or the
+# incarnations of sender and reader. The size, in bytes, is that of a short message; 0 for any other.
 HEADER = struct.Struct(f"<{_TAG_BYTES}sdQQ")
 
 
@@ -30,8 +31,9 @@ class RingCells(NamedTuple):
     """A ring's memory: int64, except ``headers``. The reader writes ``taken`` and ``in_use``, the sender the
     rest.
 
-    sent, taken: [1], numbers of messages. order: [slots], at k % slots the slot of message k. in_use:
-    [slots], whether the reader still holds the message in each. headers: slots times ``HEADER.size`` bytes.
+    sent, taken: [1], how many messages were sent, and taken by the reader. order: [slots], the slot of
+    message k at k % slots. in_use: [slots], whether the reader still holds the message in that slot. headers:
+    ``HEADER.size`` bytes for each slot.
     """
 
     sent: memoryview
@@ -42,13 +44,16 @@ class RingCells(NamedTuple):
 
 
 class MessageRing:
-    """The messages of one member to another. slots: one for each message, which fills ``whole`` bytes unless
-    it is short."""
+    """The messages of one member to another.
 
-    def __init__(self, cells: RingCells, slots: Sequence[Bytes], pool: Pool, whole: int) -> None:
+    slots: buffers of one message each. message_bytes: the size of a message, unless it is a short one. pool:
+    buffers for messages that are copied out of their slots.
+    """
+
+    def __init__(self, cells: RingCells, slots: Sequence[Bytes], pool: Pool, message_bytes: int) -> None:
         self._sent, self._taken, self._order, self._in_use, self._headers = cells
-        self.slots, self._whole = slots, whole
-        self._count, self._most_held = len(slots), len(slots) // 2
+        self.slots, self._message_bytes = slots, message_bytes
+        self._slot_count, self._most_held = len(slots), len(slots) // 2
         self._held: dict[int, weakref.ref[Bytes]] = {}  # by slot: messages that the reader holds
         self._pool = pool
         self._read = int(self._taken[0])
@@ -56,26 +61,26 @@ class MessageRing:
 
     # -- the sender's side --------------------------------------------------------------------------
 
-    def free(self, claimed: Container[int] = (), counts: Callable[[int], bool] | None = None) -> int | None:
+    def free(self, claimed: Container[int] = (), is_held: Callable[[int], bool] | None = None) -> int | None:
         """The lowest slot (most likely in the cache) that is not pending, in use or ``claimed``; or None.
 
-        counts: whether a slot in use by a message with that mark is really in use (its reader may be dead).
+        is_held: by the mark of a message, whether its reader can still hold it; it may have died.
         """
         taken, sent = self._taken[0], self._sent[0]
         fence(self._barrier)  # a reader marks a slot as in use before it counts the message as taken
-        pending = {self._order[number % self._count] for number in range(taken, sent)}
-        for slot in range(self._count):
+        pending = {self._order[number % self._slot_count] for number in range(taken, sent)}
+        for slot in range(self._slot_count):
             if slot in pending or slot in claimed:
                 continue
-            if not self._in_use[slot] or (counts is not None and not counts(self._header(slot)[2])):
+            if not self._in_use[slot] or (is_held is not None and not is_held(self._header(slot)[2])):
                 return slot
         return None
 
     def send(self, slot: int, tag: bytes, note: float, mark: int, short: int = 0) -> None:
-        """Append the message in the slot. tag: encoded. short: the size of a short message, or 0."""
+        """Append the message in the slot. tag: as encoded. short: the size of a short message, else 0."""
         number = self._sent[0]
         HEADER.pack_into(self._headers, slot * HEADER.size, tag, note, mark, short)
-        self._order[number % self._count] = slot
+        self._order[number % self._slot_count] = slot
         fence(self._barrier)
         self._sent[0] = number + 1
 
@@ -88,14 +93,14 @@ class MessageRing:
     def take(
         self, decode: Callable[[Bytes, bool], Tensor], mark: int | None = None
     ) -> tuple[str, float, int, Tensor | None]:
-        """(tag, note, mark, vector) of the next message, which must exist; without the vector if the message
-        has another mark than ``mark``.
+        """(tag, note, mark, vector) of the next message, which must exist. If ``mark`` is given and the
+        message has another one, None is returned instead of its vector.
 
-        decode: (bytes, whether it is a short message) -> vector. If that is a view, the slot stays in use
-        until the vector is dropped.
+        decode: (bytes, whether it is a short message) -> vector. If the vector is a view of the bytes, the
+        slot stays in use until the vector is dropped.
         """
-        fence(self._barrier)  # no part of the message may be read before its number
-        slot = self._order[self._read % self._count]
+        fence(self._barrier)  # no part of the message may be read before the count of messages sent
+        slot = self._order[self._read % self._slot_count]
         tag, note, written, short = self._header(slot)
         self._in_use[slot] = 0
         x = decode(self._view(slot, short), short > 0) if mark is None or written == mark else None
@@ -109,7 +114,7 @@ class MessageRing:
 
     def _view(self, slot: int, short: int) -> Bytes:
         """A view of the slot, which stays in use until the view is dropped; a copy if too many are in use."""
-        message = self.slots[slot][: short or self._whole]
+        message = self.slots[slot][: short or self._message_bytes]
         if len(self._held) >= self._most_held:
             copy = self._pool.take(message.nbytes) if not short else np.empty(short, dtype=np.uint8)
             np.copyto(copy, message)
@@ -117,7 +122,7 @@ class MessageRing:
         in_use, held = self._in_use, self._held
 
         def release(_: object) -> None:
-            """May run in any thread at any time, so its fence needs a lock of its own."""
+            """Free the slot. May run in any thread at any time, so its fence needs a lock of its own."""
             del held[slot]
             fence(threading.Lock())
             in_use[slot] = 0

@@ -22,7 +22,7 @@ from murmurate.fabric.simulated.scheduler import Wait
 
 @dataclass(eq=False)
 class ChannelState:
-    """The state that all members of one channel share. group: ranks of the fabric."""
+    """The state that all members of one channel share. group: the members' ranks in the fabric."""
 
     name: str
     shape: torch.Size
@@ -34,9 +34,9 @@ class ChannelState:
 
 
 class ChannelOwner(Protocol):
-    """The member that owns a channel. While it is ``alone``, its collectives have no other members.
+    """The member that owns a channel. While it is ``alone``, its collectives involve no other member.
 
-    exchanging_seconds: virtual time for moving bytes, without waits for others.
+    exchanging_seconds: virtual time spent on transfers, without the time spent waiting for other members.
     """
 
     alone: bool
@@ -47,7 +47,8 @@ class ChannelOwner(Protocol):
 
 
 class SimulatedChannel:
-    """One member's ``Channel``. Other members may run before each method, and none during it."""
+    """One member's ``Channel``. At the start of each method other members may run, but none while it is
+    executed, except where it waits."""
 
     def __init__(
         self,
@@ -145,7 +146,7 @@ class SimulatedChannel:
         return message._replace(sender=self._position[message.sender])
 
     def _count_message(self, x: Tensor) -> None:
-        """Count a message sent or received, and the core's work for it."""
+        """Count the bytes of a message sent or received, and add the time that a CPU core needs for it."""
         self.traffic.bytes += x.nbytes
         network = self._fabric.links.network
         work = 0.0 if network is None else network.work_seconds(x.nbytes)
@@ -211,12 +212,12 @@ class SimulatedChannel:
         memory, topic = self._state.memory, (self._state.name, "memory")
         wait = Wait(
             topics=(topic,),
-            ready=lambda: key in memory or self._lowest() == self.rank,
-            describe=lambda: f"rank {self._lowest()} to share '{key}'",
+            ready=lambda: key in memory or self._lowest_living() == self.rank,
+            describe=lambda: f"rank {self._lowest_living()} to share '{key}'",
             deadline_seconds=self._deadline,
         )
         if not self._wait(wait):
-            raise FabricError(f"Rank {self._lowest()} did not share '{key}' in time.")
+            raise FabricError(f"Rank {self._lowest_living()} did not share '{key}' in time.")
         if key not in memory:
             memory[key] = like.detach().clone()
             self._scheduler.notify(topic)
@@ -248,10 +249,10 @@ class SimulatedChannel:
         yield
         self.traffic.waiting_seconds += self._scheduler.now - start
 
-    def _lowest(self) -> int:
+    def _lowest_living(self) -> int:
         """The lowest living rank of the channel."""
         return next(i for i, rank in enumerate(self._group) if rank not in self._scheduler.dead)
 
     def _fabric_rank(self, rank: int) -> int:
-        """The fabric's rank of a rank of this channel."""
+        """The rank in the fabric of the member that has ``rank`` in this channel."""
         return self._group[checked_rank(rank, self.size)]

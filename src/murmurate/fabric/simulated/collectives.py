@@ -1,4 +1,5 @@
-"""Collectives of the simulated fabric: matched calls, complete once all living members have called."""
+"""Collectives of the simulated fabric: calls that members make in the same order, each complete once all
+living members have made it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,10 @@ from murmurate.fabric.simulated.scheduler import Wait
 
 @dataclass(eq=False)
 class Round:
-    """One matched call: each member's input and, once a mean or gather is complete, its members."""
+    """One collective call: each member's input and, once a mean or gather is complete, who took part.
+
+    left: members that have continued after it.
+    """
 
     kind: str
     root: int | None
@@ -28,7 +32,7 @@ class Round:
 
 
 class SimulatedCollectives:
-    """All collectives of one channel, numbered from 1 up by each member's own calls."""
+    """All collectives of one channel: the k-th calls of all its members (k from 1 up) are matched."""
 
     def __init__(
         self, state: FabricState, channel: str, deadline_seconds: float, group: tuple[int, ...]
@@ -47,7 +51,8 @@ class SimulatedCollectives:
         self._calls[rank] += 1
         number = self._calls[rank]
         call = self._rounds.setdefault(number, Round(kind, root))
-        for other, first in itertools.islice(call.inputs.items(), 1):  # the others were compared with it
+        # comparing with the first input is enough, as the others were compared with it
+        for other, first in itertools.islice(call.inputs.items(), 1):
             if (call.kind, call.root, first.shape) != (kind, root, x.shape):
                 raise FabricError(
                     f"Rank {rank} calls {kind} #{number} of {list(x.shape)} on '{self._channel}', rank "
@@ -83,14 +88,14 @@ class SimulatedCollectives:
         return living if len(self._group) == self._state.size else [r for r in living if r in self._group]
 
     def _count(self) -> int:
-        """The number of living members."""
+        """The number of living members of the channel."""
         return len(self._group) - len(self._group & self._state.scheduler.dead)
 
     def _expected(self, call: Round) -> list[int]:
         return self._living() if call.root is None else [call.root]
 
     def _can_leave(self, rank: int, call: Round) -> bool:
-        """Whether ``rank`` can continue; the first check after the last input fixes the members."""
+        """Whether ``rank`` can continue. The first check after the last input determines who takes part."""
         scheduler = self._state.scheduler
         if call.root is not None:
             reachable = self._state.links.departure(call.root, rank, scheduler.now) == scheduler.now
@@ -108,14 +113,14 @@ class SimulatedCollectives:
         call.complete_seconds = call.end_seconds = self._state.scheduler.now
         if links.network is not None:
             call.end_seconds += links.network.collective_seconds(size, len(call.members), links.generator)
-            self._state.scheduler.notify((self._channel, "collective"))  # they can set their alarms now
+            self._state.scheduler.notify((self._channel, "collective"))  # waiting members can set alarms now
 
     def _is_partitioned(self, ranks: set[int]) -> bool:
         now, cuts = self._state.scheduler.now, self._state.links.partitions
         return any(cut.divides(ranks, now) for cut in cuts)
 
     def on_revival(self, rank: int, like: int) -> None:
-        """The first collective that ``rank`` calls is the one that ``like`` calls next."""
+        """Match the first collective that ``rank`` calls with the one that rank ``like`` calls next."""
         if rank in self._group:
             self._calls[rank] = self._calls.get(like, max(self._calls.values()))
 

@@ -1,7 +1,8 @@
 """Two kinds of coroutines for the scheduler: greenlets of one thread, or threads of which one runs at a time.
 
-Greenlets are cheaper (docs/decisions/0013). But autograd's engine keeps its state by thread, so a greenlet
-must not yield inside a backward pass; where collectives are differentiated, each coroutine must be a thread.
+Greenlets are cheaper (docs/decisions/0013). But autograd's engine keeps its state for each thread, so a
+greenlet must not yield inside a backward pass; where collectives are differentiated, each coroutine must be a
+thread.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ CoroutineKind = Literal["greenlets", "threads"]
 
 
 class Coroutine(Protocol):
-    """A coroutine; at its end its hub continues."""
+    """A coroutine. When it ends, its hub (the coroutine that runs the scheduler) continues."""
 
     def has_begun(self) -> bool: ...
     def switch_from(self, current: Any) -> None:
-        """Run this one; ``current``, the running one of the same kind, continues when it is switched to."""
+        """Run this coroutine instead of ``current``, the running one (of the same kind), which continues when
+        it is switched to."""
         ...
 
 
 class GreenletCoroutine:
-    """A greenlet of the thread that makes it. Without ``act``: the running one."""
+    """A greenlet of the thread that makes it. Without ``act`` it represents the running greenlet."""
 
     def __init__(self, act: Callable[[], None] | None = None, hub: GreenletCoroutine | None = None) -> None:
         if act is None or hub is None:
@@ -41,9 +43,9 @@ class GreenletCoroutine:
 
 
 class ThreadCoroutine:
-    """A thread that runs only while it has control. Without ``act``: the running one.
+    """A thread that runs only while it has control. Without ``act`` it represents the running thread.
 
-    A thread that calls the fabric for a member must have that member's control.
+    Only the thread that has a member's control may call the fabric for that member.
     """
 
     def __init__(self, act: Callable[[], None] | None = None, hub: ThreadCoroutine | None = None) -> None:

@@ -1,7 +1,7 @@
 """The simulated fabric: all members in one process, with repeatable asynchrony, virtual time and faults.
 
-For unit tests, for laws under hundreds of schedules, and for clusters larger than the machine. A run is a
-function of the schedule seed alone, bit for bit.
+It serves unit tests, tests of invariants under hundreds of schedules, and simulations of clusters larger than
+the machine. The schedule's seed alone determines a run, bit for bit.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ T = TypeVar("T")
 class SimulatedFabric:
     """``size`` members in one process; ``seed`` determines the schedule, the delays and the faults.
 
-    All seconds are virtual. ``crashes`` ends a rank at its k-th fabric call (from 1 up), ``crash_seconds`` at
-    a time; ``absent`` ranks are dead until ``revive``. ``call_seconds`` is what every fabric call adds to all
-    members' clock, or with ``own_clocks`` to the caller's (see ``Scheduler``), so that polling makes time
-    pass. ``keep_log=False`` saves memory in long runs. ``coroutines`` are greenlets, or threads (of which one
-    runs at a time) where collectives are called inside a backward pass.
+    All seconds are virtual. ``crashes`` gives, by rank, the fabric call (from 1 up) at which the rank dies;
+    ``crash_seconds`` the time. ``absent`` ranks are dead until ``revive``. Every fabric call adds
+    ``call_seconds`` to the clock of all members, or with ``own_clocks`` to the caller's (see ``Scheduler``),
+    so that polling makes time pass. ``keep_log=False`` saves memory in long runs. ``coroutines`` are
+    greenlets; or threads, of which one runs at a time, if collectives are called inside a backward pass.
 
     Without a ``network``, messages take the ``latency`` alone, and collectives take no time. Shared memory
-    takes none in either case. Partitions delay collectives. The network's loss applies to the register and to
-    collectives, ``mail_faults`` to mail. Raises ``ValueError`` for a size below 1, for ranks that are not
-    members, and for own clocks that calls do not advance.
+    takes no time in either case. Partitions delay collectives. The network's loss applies to the register and
+    to collectives, ``mail_faults`` to mail. Raises ``ValueError`` for a size below 1, for ranks that are not
+    members, and for ``own_clocks`` with ``call_seconds`` of 0.
     """
 
     size: int
@@ -81,7 +81,10 @@ class SimulatedFabric:
         cut = {rank for partition in self.partitions for rank in partition.ranks}
         named = {*self.crashes, *self.crash_seconds, *self.absent} | cut
         if self.size < 1 or not named <= set(range(self.size)):
-            raise ValueError(f"Ranks {sorted(named)} of {self.size} members: need size >= 1, ranks below it.")
+            raise ValueError(
+                f"The size is {self.size}, and ranks {sorted(named)} are named: the size must be at least 1, "
+                "and ranks from 0 to below it."
+            )
         if self.own_clocks and not self.call_seconds > 0:
             raise ValueError("With own clocks a call must take time: give call_seconds above 0.")
         schedule, links = (np.random.default_rng(s) for s in np.random.SeedSequence(self.seed).spawn(2))
@@ -110,14 +113,14 @@ class SimulatedFabric:
         return self._scheduler.now
 
     def member(self, rank: int) -> Member:
-        """The fabric of one rank; to be used inside ``run`` only."""
+        """The fabric of one rank, which may be used only inside ``run``."""
         return Member(self, checked_rank(rank, self.size))
 
     def run(self, functions: Sequence[Callable[[Member], T]]) -> list[T | Crashed]:
-        """Run ``functions[rank]`` as rank ``rank``, all to their end; their results by rank.
+        """Run ``functions[rank]`` as rank ``rank``, all to their end; returns their results by rank.
 
-        A crashed rank's result is its ``Crashed``. Raises the first other error of a function after stopping
-        the rest, and ``FabricError`` at a deadlock, with what each member waits for.
+        The result of a rank that crashed is its ``Crashed``. Any other error of a function stops the rest,
+        and is raised here; so is ``FabricError`` at a deadlock, with what each member waits for.
         """
         if len(functions) != self.size:
             raise ValueError(f"{len(functions)} functions for {self.size} members: give one each.")
@@ -128,27 +131,27 @@ class SimulatedFabric:
     # -- events, caused from outside or by any member -----------------------------------------------
 
     def at(self, seconds: float, act: Callable[[], None]) -> None:
-        """Call ``act`` at a virtual time, if any member still runs then. It must not call the fabric."""
+        """Call ``act`` at a virtual time, if any member still runs then. ``act`` must not call the fabric."""
         self._scheduler.at(seconds, act)
 
     def crash(self, rank: int) -> None:
-        """End ``rank`` as SIGKILL would, unless it has ended."""
+        """End ``rank`` as SIGKILL would, unless it has ended already."""
         self._scheduler.kill(rank)
 
     def pause(self, rank: int, seconds: float) -> None:
-        """Stop ``rank`` for so long, from its next wait or work on, as SIGSTOP would."""
+        """Stop ``rank``, as SIGSTOP would, for ``seconds`` from its next wait or ``compute`` on."""
         self._scheduler.add_work(rank, seconds)
 
     def cut(self, partition: Partition) -> None:
-        """Add a partition."""
+        """Cut links as ``partition`` says."""
         self._state.links.partitions.append(partition)
 
     def revive(self, rank: int, role: Callable[[Member], Any], like: int) -> None:
-        """Start a dead or absent rank, alone (see ``ChannelOwner``) until ``Member.join``.
+        """Start a dead or absent rank, which is alone (see ``ChannelOwner``) until ``Member.join``.
 
-        Collectives include it from now on: the first that it calls is matched with the next one of rank
-        ``like``. So, under strategies that use collectives, call this when all living members have called
-        equally many. Raises ``ValueError`` if the rank lives.
+        Collectives include it from now on: the first one that it calls is matched with the next one of rank
+        ``like``. So, under strategies that use collectives, call this when all living members have called the
+        same number of collectives. Raises ``ValueError`` if the rank is alive.
         """
         member = self.member(rank)
         self._scheduler.revive(rank, functools.partial(role, member))
@@ -163,7 +166,7 @@ class SimulatedFabric:
         return self._scheduler.living()
 
     def _open(self, name: str, shape: torch.Size, group: tuple[int, ...]) -> ChannelState:
-        # the label also names the topics of the scheduler
+        # the label also distinguishes the scheduler's topics (see ``Wait``), so each group needs its own
         label = name if len(group) == self.size else f"{name} of {list(group)}"
         mailbox = SimulatedMailbox(
             self._state, label, self.mail_faults, self.mail_capacity, self.mail_deadline_seconds
@@ -180,7 +183,7 @@ class SimulatedFabric:
 
 
 class Member:
-    """One member's ``Fabric``, which can also let virtual time pass and write into the log."""
+    """One member's ``Fabric``, which can also let virtual time pass and write into the fabric's log."""
 
     def __init__(self, fabric: SimulatedFabric, rank: int) -> None:
         self._fabric, self.rank, self.size, self.capabilities = fabric, rank, fabric.size, fabric.capabilities
@@ -193,11 +196,11 @@ class Member:
 
     @property
     def now(self) -> float:
-        """The virtual time; not a fabric call."""
+        """The virtual time; reading it is not a fabric call."""
         return self._fabric.virtual_seconds
 
     def join(self) -> None:
-        """From now on collectives are with all members."""
+        """From now on, this member's collectives are with all members."""
         self.alone = False
 
     def channel(self, name: str, like: Tensor, members: Sequence[int] | None = None) -> SimulatedChannel:
@@ -215,20 +218,20 @@ class Member:
         )
 
     def compute(self, seconds: float) -> None:
-        """Be busy for ``seconds`` of virtual time, while others run. Counts as a fabric call."""
+        """Be busy for ``seconds`` of virtual time, while other members run. It counts as a fabric call."""
         scheduler = self._fabric._scheduler
         scheduler.turn(self.rank)
         scheduler.sleep(self.rank, seconds)
 
     def note(self, kind: str, value: Any = None) -> None:
-        """Write an event (an update, a mix) into the log; not a fabric call."""
+        """Write an event (an update, a mix) into the log; it is not a fabric call."""
         self._fabric._state.record(self.rank, kind, detail=value)
 
 
 def run_members(
     size: int, functions: Sequence[Callable[[Fabric], Any]], deadline_seconds: float = 60.0
 ) -> list[Any]:
-    """Run each member's function on a fabric without delays or faults; their results, by rank."""
+    """Run each member's function on a fabric without delays or faults; returns their results, by rank."""
     fabric = SimulatedFabric(
         size, seed=0, mail_deadline_seconds=deadline_seconds, collective_deadline_seconds=deadline_seconds
     )

@@ -1,6 +1,7 @@
 """Models of how long a member's steps and the network's messages take on a simulated cluster.
 
-Every model is a frozen value that draws from the generator in its arguments. All seconds are virtual.
+Every model is an immutable value; its random draws are from the generator that its methods are given. All
+seconds are virtual.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-_DRAWN_AT_ONCE = 64
+_DRAWN_AT_ONCE = 64  # random numbers
 
 
 class Compute(Protocol):
     """A model of the duration of steps (a batch, a gradient, an update)."""
 
     def steps(self, rank: int, generator: np.random.Generator) -> Iterator[tuple[float, float]]:
-        """For each step of ``rank``, endlessly: (seconds busy, seconds asleep after it)."""
+        """An endless sequence with, for each step of ``rank``: (seconds busy, seconds asleep after it)."""
         ...
 
 
 @dataclass(frozen=True)
 class LogNormal:
-    """exp(log(median) + spread x N(0, 1)), drawn for each step; with spread 0 always the median."""
+    """Each step takes exp(log(median) + spread x N(0, 1)), drawn anew; with spread 0 always the median."""
 
     median_seconds: float
     spread: float = 0.0
@@ -47,8 +48,8 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class Straggler:
-    """Equal steps, except that rank 0's take ``times`` as long; or, with ``sleeps``, rank 0 sleeps for
-    ``times`` its step's duration after each step."""
+    """All steps take ``seconds``, but those of rank 0 ``times`` as long; or, with ``sleeps``, rank 0 sleeps
+    after each step for ``times`` the step's duration."""
 
     seconds: float
     times: float
@@ -67,7 +68,7 @@ class Straggler:
 
 @dataclass(frozen=True)
 class Trace:
-    """Measured seconds of successive steps; each member begins at a random one and repeats the cycle."""
+    """Measured ``seconds`` of successive steps, which each member repeats cyclically from a random start."""
 
     seconds: tuple[float, ...]
 
@@ -87,16 +88,16 @@ class Trace:
 class Network:
     """The time that a message takes between two members, and a collective among many.
 
-    A message takes (latency + bytes / bandwidth) x exp(spread x N(0, 1)); the latency may be drawn from
-    ``trace_seconds``. bandwidth: bytes a second, each way, of a member's port. ports: whether a port carries
-    only one message of mail at a time each way, so that senders queue for a centre's port. loss: share of
-    messages that are lost; mail and collectives send again after ``resend_seconds``, a register's reader
-    waits for the next version. handling_seconds: work of the core for each message sent or received;
-    handling_bandwidth: bytes a second that it processes.
+    A message takes (latency + bytes / bandwidth) x exp(spread x N(0, 1)); if ``trace_seconds`` is given, the
+    latency is drawn from it. bandwidth: bytes per second, in each direction, of a member's port. ports:
+    whether a port carries only one message of mail at a time in each direction, so that many senders to one
+    member queue for its port. loss: probability that a message is lost; mail and collectives send it again
+    after ``resend_seconds``, a register's reader waits for the next version. handling_seconds: time that a
+    CPU core needs for each message sent or received, beside size / handling_bandwidth (bytes per second).
 
-    collective: ``ring`` takes 2(n-1) steps of messages of 1/n of the bytes (Patarasuk and Yuan 2009);
-    ``tree`` 2 ceil(log2 n) steps of all bytes; ``fastest`` is the one that takes less without spread or
-    loss. Each step takes as long as the slowest of its n messages.
+    collective: ``ring`` takes 2(n-1) steps with messages of 1/n of the bytes (Patarasuk and Yuan 2009);
+    ``tree`` takes 2 ceil(log2 n) steps with messages of all bytes; ``fastest`` is the one of these that would
+    take less time without spread or loss. Each step takes as long as the slowest of its n messages.
     """
 
     latency_seconds: float = 0.0
@@ -128,20 +129,21 @@ class Network:
         return not (self.spread or self.loss or self.trace_seconds)
 
     def transfer_seconds(self, size_bytes: float) -> float:
-        """How long the bytes occupy a port."""
+        """How long a message of that size occupies a port."""
         return size_bytes / self.bandwidth
 
     def work_seconds(self, size_bytes: float) -> float:
-        """How long a message occupies the core of its sender or receiver."""
+        """How long a message of that size occupies a CPU core of its sender, and of its receiver."""
         return self.handling_seconds + size_bytes / self.handling_bandwidth
 
     def delays(self, count: int, size_bytes: float, generator: np.random.Generator) -> NDArray[np.float64]:
-        """[count]: the time of each of so many messages, lost or not."""
+        """The time that each of ``count`` messages takes if it is not lost, [count]."""
         if not self.spread and not self.trace_seconds:
             return np.full(count, self.latency_seconds + self.transfer_seconds(size_bytes))
         return self._quantiles(generator.random(count), size_bytes)
 
     def _quantiles(self, u: NDArray[np.float64], size_bytes: float) -> NDArray[np.float64]:
+        """The quantiles ``u`` of the time that a message takes, in seconds."""
         transfer = self.transfer_seconds(size_bytes)
         latency: NDArray[np.float64] | float = self.latency_seconds
         if self.trace_seconds:
@@ -150,32 +152,35 @@ class Network:
         if not self.spread:
             return np.array(seconds)
         if self.trace_seconds:
-            return seconds * np.exp(self.spread * _normal(1 - u))  # an independent enough second draw
-        return seconds * np.exp(self.spread * _normal(u))
+            # one draw serves for latency and spread; 1 - u pairs long latencies with small factors
+            return seconds * np.exp(self.spread * _normal_quantiles(1 - u))
+        return seconds * np.exp(self.spread * _normal_quantiles(u))
 
     def collective_seconds(self, size_bytes: int, members: int, generator: np.random.Generator) -> float:
-        """From the last member's call to the result, which all members have at the same time."""
+        """The time from the last member's call to the result, which all members have at the same time."""
         if members < 2:
             return 0.0
         steps, piece = self._shape(size_bytes, members)
         if self.constant:
             return steps * (self.latency_seconds + self.transfer_seconds(piece))
+        # the maximum of n uniform numbers, distributed as u ** (1 / n), gives the slowest message
         slowest = self._quantiles(generator.random(steps) ** (1 / members), piece)
         if self.loss:
             u = generator.random(steps) ** (1 / members)
-            again = np.floor(np.log1p(-np.minimum(u, 1 - 1e-16)) / math.log(self.loss))
-            slowest = slowest + again * self.resend_seconds
+            # how often the unluckiest message is lost: the quantile u of a geometric distribution
+            times_lost = np.floor(np.log1p(-np.minimum(u, 1 - 1e-16)) / math.log(self.loss))
+            slowest = slowest + times_lost * self.resend_seconds
         return float(slowest.sum())
 
     def collective_bytes(self, size_bytes: int, members: int) -> float:
-        """The bytes that each member sends, and also receives."""
+        """The number of bytes that each member sends, and also receives."""
         steps, piece = self._shape(size_bytes, members)
         return (
             steps * piece if self._is_ring(size_bytes, members) else 2 * size_bytes * (members - 1) / members
         )
 
     def _shape(self, size_bytes: int, members: int) -> tuple[int, float]:
-        """(successive steps, bytes of each message)"""
+        """(number of successive steps, bytes of each message)"""
         if self._is_ring(size_bytes, members):
             return 2 * (members - 1), size_bytes / members
         return 2 * math.ceil(math.log2(members)), float(size_bytes)
@@ -190,8 +195,9 @@ class Network:
 
 
 def compute_model(name: str, numbers: Sequence[float]) -> Compute:
-    """``constant`` (seconds), ``lognormal`` (median seconds, spread), ``straggler`` and ``sleeper`` (seconds,
-    times), ``trace`` (the seconds of each step). Raises ValueError for another name or too few numbers."""
+    """The model of that name, made from ``numbers``: ``constant`` (seconds), ``lognormal`` (median seconds,
+    spread), ``straggler`` and ``sleeper`` (seconds, times), ``trace`` (the seconds of each step). Raises
+    ValueError for another name or a wrong number of numbers."""
     if name == "trace":
         return Trace(tuple(numbers))
     counts = {"constant": 1, "lognormal": 2, "straggler": 2, "sleeper": 2}
@@ -206,7 +212,7 @@ def compute_model(name: str, numbers: Sequence[float]) -> Compute:
     return Straggler(numbers[0], numbers[1], sleeps=name == "sleeper")
 
 
-def _normal(u: NDArray[np.float64]) -> NDArray[np.float64]:
+def _normal_quantiles(u: NDArray[np.float64]) -> NDArray[np.float64]:
     inverse = NormalDist().inv_cdf
     return np.array([inverse(min(max(p, 1e-15), 1 - 1e-15)) for p in u.tolist()])
 

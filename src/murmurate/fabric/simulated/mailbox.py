@@ -1,4 +1,4 @@
-"""Mail of the simulated fabric: messages arrive once, though packets are lost, duplicated and reordered."""
+"""Mail of the simulated fabric: each message arrives once, though packets are lost, doubled and reordered."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from murmurate.fabric.simulated.scheduler import Wait
 class MailFaults:
     """The probabilities of faults of each packet of mail, and whether the mailbox hides them.
 
-    ``reliable``, as ``Mail`` promises: a lost packet is sent again after ``resend_seconds``, a duplicate is
-    dropped by its number, and a packet waits for those sent before it. ``reliable=False`` breaks that promise
-    on purpose: strategies see the faults. A reordered packet is late by up to ``resend_seconds``. Raises
-    ``ValueError`` for an invalid probability, and where resending would never succeed.
+    With ``reliable``, as ``Mail`` promises, a lost packet is sent again after ``resend_seconds``, a duplicate
+    is recognized by its number and dropped, and a packet waits for those sent before it. ``reliable=False``
+    breaks that promise on purpose: strategies see the faults. A reordered packet is late by up to
+    ``resend_seconds``. Raises ``ValueError`` for an invalid probability, and if resending would never
+    succeed.
     """
 
     loss: float = 0.0
@@ -51,7 +52,8 @@ class _Packet:
 
 
 class SimulatedMailbox:
-    """All mail of one channel. A stream is one (sender, receiver, tag); each has its own bound."""
+    """All mail of one channel. A stream is the messages of one (sender, receiver, tag); ``capacity`` bounds
+    the unread messages of each stream."""
 
     def __init__(
         self, state: FabricState, channel: str, faults: MailFaults, capacity: int, deadline_seconds: float
@@ -130,7 +132,7 @@ class SimulatedMailbox:
                 messages.clear()
 
     def on_revival(self, rank: int) -> None:
-        """Expect the messages to ``rank`` that follow those lost at its crash."""
+        """Expect, in each stream to ``rank``, the message after those lost at its crash."""
         for stream, number in self._sent.items():
             if stream[1] == rank:
                 self._delivered[stream] = number
@@ -142,7 +144,7 @@ class SimulatedMailbox:
         self._state.record(sender, "lost", self._channel, to, number, detail=tag)
 
     def _arrival_times(self, sender: int, to: int, size_bytes: int) -> list[float]:
-        """When the packet arrives: once, twice if duplicated, never if it is lost for good."""
+        """The times at which a packet arrives: one, two if it is duplicated, or none if it is lost."""
         faults, links = self._faults, self._state.links
         now = self._state.scheduler.now
         leaves = links.departure(sender, to, now)

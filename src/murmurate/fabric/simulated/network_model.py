@@ -20,14 +20,14 @@ Latency = float | tuple[float, float] | Callable[[int, int, np.random.Generator]
 
 @dataclass(frozen=True)
 class Event:
-    """One line of the log, in the order of events.
+    """One entry of the log, which is in the order of events.
 
     kind: ``publish``, ``peek``, ``mean``, ``broadcast``, ``gather``, ``send``, ``receive``, ``lost`` (mail
         that will never be received), ``crash``, ``return``, or the kind given to ``Member.note``.
-    peer: the publisher of a peek, the receiver of a send or loss, the sender of a receive, the root of a
-        broadcast. version: version of the register, or the number of the message or collective, all from 1
-        up.
-    members: whose vectors a mean or gather contains. detail: the tag of mail, the value of a note.
+    peer: the publisher of a peek, the receiver of a message sent or lost, the sender of a message received,
+        the root of a broadcast. version: the register's version, or the number of the message or collective,
+        all from 1 up.
+    members: those whose vectors a mean or gather contains. detail: the tag of mail, the value of a note.
     """
 
     time_seconds: float
@@ -42,11 +42,11 @@ class Event:
 
 @dataclass(frozen=True)
 class Partition:
-    """Links are cut, both ways, from ``start_seconds`` up to ``end_seconds`` (virtual).
+    """Links that are cut, in both directions, from ``start_seconds`` up to ``end_seconds`` (virtual).
 
-    The links of ``pairs`` are cut, and those between the members of ``island`` and all others. Messages sent
-    meanwhile leave when the cut ends, as from a socket that retries; those in flight arrive. A collective
-    among separated members waits.
+    These are the links between ``pairs`` of members, and those between the members of ``island`` and all
+    others. Messages sent meanwhile leave when the cut ends, as from a socket that retries; messages in flight
+    at its start arrive. A collective among separated members waits.
     """
 
     pairs: tuple[tuple[int, int], ...] = ()
@@ -58,11 +58,12 @@ class Partition:
     def between(
         some: Iterable[int], others: Iterable[int], start_seconds: float = 0.0, end_seconds: float = math.inf
     ) -> Partition:
-        """No links between two groups."""
+        """A partition that cuts all links between two groups."""
         far = tuple(others)
         return Partition(tuple((i, j) for i in some for j in far), start_seconds, end_seconds)
 
-    def holds(self, one: int, other: int, time: float) -> bool:
+    def cuts(self, one: int, other: int, time: float) -> bool:
+        """Whether the link between two ranks is cut at ``time``."""
         if not self.start_seconds <= time < self.end_seconds:
             return False
         if (one in self.island) != (other in self.island):
@@ -83,9 +84,9 @@ class Partition:
 
 @dataclass(eq=False)
 class Links:
-    """When messages arrive; all draws are from ``generator``.
+    """The links between members: when messages arrive over them. All random draws are from ``generator``.
 
-    network: how long bytes take; without it, messages take the ``latency`` alone.
+    network: how long messages take by their size; without it, they take the ``latency`` alone.
     """
 
     size: int
@@ -99,24 +100,25 @@ class Links:
         self._can_send_at, self._can_receive_at = [0.0] * self.size, [0.0] * self.size
 
     def departure(self, one: int, other: int, now: float) -> float:
-        """The first time from ``now`` on when the link is not cut."""
+        """The first time from ``now`` on at which the link between two ranks is not cut."""
         time = now
-        while cuts := [p.end_seconds for p in self.partitions if p.holds(one, other, time)]:
-            time = max(cuts)
+        while ends := [p.end_seconds for p in self.partitions if p.cuts(one, other, time)]:
+            time = max(ends)
             if math.isinf(time):
                 break
         return time
 
     def delay(self, sender: int, receiver: int) -> float:
+        """A draw of ``latency``, in seconds."""
         if isinstance(self.latency, tuple):
             return float(self.generator.uniform(*self.latency))
         seconds = self.latency(sender, receiver, self.generator) if callable(self.latency) else self.latency
         if seconds < 0:
-            raise ValueError(f"A latency of {seconds} s is in the past: give one of at least 0.")
+            raise ValueError(f"A latency of {seconds} s is in the past: it must be at least 0.")
         return seconds
 
     def arrival(self, sender: int, receiver: int, leaves: float, size_bytes: int) -> float:
-        """When a message that is ready at ``leaves`` arrives, after those that the ports carry first."""
+        """When a message that is ready at ``leaves`` arrives; it queues behind earlier ones at both ports."""
         network = self.network
         if network is None or sender == receiver:
             return leaves + (self.delay(sender, receiver) if network is None else 0.0)
@@ -131,9 +133,9 @@ class Links:
         return there
 
     def arrivals(self, sender: int, now: float, size_bytes: int) -> NDArray[np.float64] | float:
-        """When each member sees a vector that ``sender`` publishes now: [n], or one time for all others.
+        """The times at which members see a vector that ``sender`` publishes now: [n], or one time for all.
 
-        Infinity where it is lost.
+        The time is infinite for a member that never sees it, as the message is lost.
         """
         if any(cut.end_seconds <= now for cut in self.partitions):
             self.partitions[:] = [cut for cut in self.partitions if cut.end_seconds > now]
@@ -158,17 +160,17 @@ class Links:
         return now + delays
 
     def _departures(self, sender: int, now: float) -> NDArray[np.float64]:
-        """[n]: ``departure`` to each member."""
+        """The result of ``departure`` for the link to each member, [n]."""
         if any(cut.pairs for cut in self.partitions):
             return np.array([self.departure(sender, j, now) for j in range(self.size)])
         times, cuts = np.full(self.size, now), sorted(self.partitions, key=lambda cut: cut.start_seconds)
         for cut in cuts + cuts[::-1] if len(cuts) > 1 else cuts:
             inside = np.zeros(self.size, dtype=bool)
             inside[list(cut.island)] = True
-            held = (
+            delayed = (
                 (inside != (sender in cut.island)) & (times >= cut.start_seconds) & (times < cut.end_seconds)
             )
-            times[held] = cut.end_seconds
+            times[delayed] = cut.end_seconds
         return times
 
 

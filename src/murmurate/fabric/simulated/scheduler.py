@@ -1,8 +1,8 @@
-"""One scheduler, many coroutines, a virtual clock: repeatable asynchrony for the simulated fabric.
+"""The scheduler of the simulated fabric: it runs members as coroutines, on a virtual clock, repeatably.
 
-A member runs until it calls the fabric; a seeded generator then picks the member that runs next. So a
-schedule is a function of its seed, to the bit. Time is virtual: each fabric call advances it by
-``call_seconds``, and it jumps to the next alarm when no member can run.
+A member runs until it calls the fabric; a seeded generator then picks the member that runs next. So the seed
+alone determines the schedule. Time is virtual: each fabric call advances it by ``call_seconds``, and it jumps
+to the next alarm when no member can run.
 
 Coroutines are greenlets of one thread, or threads (docs/decisions/0013).
 """
@@ -29,16 +29,16 @@ class Crashed(BaseException):
 
 
 class Stopped(BaseException):
-    """Unwinds the other members after one has raised an error, or after a deadlock."""
+    """Ends the other members' coroutines after one has raised an error, or after a deadlock."""
 
 
 @dataclass(eq=False)
 class Wait:
-    """A member's wait for a condition. ``ready`` may be called any number of times.
+    """A member's wait until ``ready()``, which may be called any number of times, returns True.
 
-    ``wake_at`` gives the next virtual time at which ``ready`` may change by itself (a message arrives),
-    infinity if none; changes by other members are reported by ``Scheduler.notify`` on one of ``topics``.
-    ``describe`` says what is missing, for the report of a deadlock.
+    ``wake_at`` gives the next virtual time at which ``ready`` may change by itself (when a message arrives),
+    infinity if there is none; changes by other members are reported by ``Scheduler.notify`` on one of
+    ``topics``. ``describe`` says what is awaited, for the report of a deadlock.
     """
 
     topics: tuple[Hashable, ...]
@@ -50,18 +50,18 @@ class Wait:
     _alarm: float = math.inf
 
 
-# With ``own_clocks``, members yield after so many calls, so that polling makes time pass.
+# With ``own_clocks``, a member lets others run after so many calls, so that polling makes time pass.
 _CALLS_BEFORE_YIELD = 100
 
 
 class Scheduler:
-    """Runs ``size`` coroutines in turn; picks by ``generator`` among those that can run.
+    """Runs ``size`` coroutines, one at a time, and picks the next by ``generator`` among those that can run.
 
     ``crash_calls`` and ``crash_seconds``: by rank, the fabric call (from 1 up) or the virtual time at which
-    it dies. ``on_crash`` is called at once, by the running coroutine. ``absent`` ranks count as dead until
-    they are revived.
+    the rank dies. ``on_crash`` is called at once, in the coroutine that is running then. ``absent`` ranks
+    count as dead until they are revived.
 
-    Every fabric call takes ``call_seconds``. By default that much passes for all members, and any other
+    Every fabric call takes ``call_seconds``. By default this time passes for all members, and any other
     member may run before the call. With ``own_clocks`` it passes for the caller alone, when it next waits:
     each member has a processor of its own, and all that it does between two waits happens at one instant.
     """
@@ -105,7 +105,8 @@ class Scheduler:
     # -- called by the running member -----------------------------------------------------------
 
     def turn(self, rank: int) -> None:
-        """The start of every fabric call: others may run first. Raises ``Crashed`` or ``Stopped``."""
+        """To be called at the start of every fabric call: lets other members run first. Raises ``Crashed`` or
+        ``Stopped``."""
         self._check(rank)
         self._calls[rank] += 1
         if self._calls[rank] == self._crash_calls.get(rank):
@@ -122,16 +123,16 @@ class Scheduler:
         self._switch(rank)
 
     def add_work(self, rank: int, seconds: float) -> None:
-        """Add time that ``rank`` needs, and that passes before its next wait begins."""
+        """Add time that ``rank`` needs for its work; it passes before the rank's next wait begins."""
         self._pending_seconds[rank] += seconds
 
     def finish_work(self, rank: int) -> None:
-        """Let the time pass that was added for ``rank``."""
+        """Let the time pass that ``add_work`` has added for ``rank``."""
         if self._pending_seconds[rank]:
             self.sleep(rank, 0.0)
 
     def sleep(self, rank: int, seconds: float) -> None:
-        """Let others run for ``seconds``, and for the time that was added for ``rank``."""
+        """Let others run for ``seconds``, and for the time that ``add_work`` has added for ``rank``."""
         self._calls_left[rank] = _CALLS_BEFORE_YIELD
         end = self.now + seconds
         while self._pending_seconds[rank] or self.now < end:  # more may be added meanwhile, by a pause
@@ -160,7 +161,7 @@ class Scheduler:
         return wait.ready()
 
     def notify(self, topic: Hashable) -> None:
-        """Check again the waits on ``topic``."""
+        """Check again whether the waits on ``topic`` are over."""
         for rank in list(self._waiters.get(topic, ())):
             self._recheck(rank)
 
@@ -171,10 +172,11 @@ class Scheduler:
     # -- the scheduler ----------------------------------------------------------------------------
 
     def run(self, roles: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Run each member's role to its end; a crashed member's result is its ``Crashed``.
+        """Run each member's role (its function) to its end, and return the results by rank.
 
-        Absent members do not run, with None as result, until they are revived. Raises the first other error
-        of a role, or the ``FabricError`` of a deadlock.
+        The result of a member that crashed is its ``Crashed``. Absent members do not run until they are
+        revived; if they never are, their result is None. Raises the first other error of a role, or
+        ``FabricError`` at a deadlock.
         """
         self._failure, self._results, self._chosen = None, [None] * self._size, None
         self._hub, self._grad_mode = running(self._kind), torch.is_grad_enabled()
@@ -184,7 +186,7 @@ class Scheduler:
             try:
                 chosen, self._chosen = self._chosen, None
                 self._resume(self._choose() if chosen is None else chosen, self._hub)
-            except BaseException as error:  # Ctrl-C in here: all coroutines unwind, one after another
+            except BaseException as error:  # Ctrl-C in this loop: it ends all coroutines, one after another
                 self._failure = self._failure or error
         torch.set_grad_enabled(self._grad_mode)
         if self._failure is not None:
@@ -192,11 +194,11 @@ class Scheduler:
         return self._results
 
     def at(self, seconds: float, act: Callable[[], None]) -> None:
-        """Have the running coroutine call ``act`` at that virtual time, if any still runs then."""
+        """Have the running coroutine call ``act`` at that virtual time, if any member still runs then."""
         heapq.heappush(self._alarms, (seconds, next(self._ticket), -1, act))
 
     def revive(self, rank: int, role: Callable[[], Any]) -> None:
-        """Start ``role`` as a dead rank. Raises ValueError for a rank that lives or still unwinds."""
+        """Start ``role`` as a dead rank. Raises ValueError if the rank's coroutine has not ended."""
         if rank not in self.dead or rank in self._unfinished:
             raise ValueError(f"Rank {rank} has not ended: it cannot be revived now.")
         self.dead.discard(rank)
@@ -227,7 +229,7 @@ class Scheduler:
         if chosen is None:
             raise RuntimeError(f"rank {rank} was chosen and has no coroutine")
         if not chosen.has_begun() and current is not self._hub:
-            # ``run``'s own coroutine (the hub) starts it: started from here, coroutines would nest too deeply
+            # the hub (the coroutine of ``run``) starts it: coroutines started from here would nest too deeply
             self._chosen, chosen = rank, self._hub
         chosen.switch_from(current)
 
@@ -241,7 +243,7 @@ class Scheduler:
                     "cannot take turns: autograd would wait for itself. Make the fabric with "
                     "coroutines='threads'."
                 )
-            # torch keeps this by thread, and all greenlets share one
+            # torch keeps the grad mode for each thread, and all greenlets share one thread
             grad_mode = torch.is_grad_enabled()
             self._resume(chosen, own)
             torch.set_grad_enabled(grad_mode)
@@ -254,7 +256,8 @@ class Scheduler:
             raise Crashed(f"rank {rank} crashed at its fabric call {self._calls[rank]}, {self.now:g} s")
 
     def _choose(self) -> int:
-        """The rank that runs next; advances the clock when none can. After a failure, one still to unwind."""
+        """The rank that runs next; advances the clock when none can run. After a failure, a rank whose
+        coroutine has not ended yet."""
         try:
             while self._failure is None:
                 self._fire_alarms(self.now)
@@ -265,14 +268,14 @@ class Scheduler:
                 if not self._alarms:
                     raise FabricError(self._deadlock())
                 self._fire_alarms(self._alarms[0][0])
-        except Exception as error:  # ``run`` raises it: it is not the fault of the running member
+        except Exception as error:  # kept for ``run`` to raise, as the running member is not to blame
             self._failure = error
         self._waiting.clear()
         self._waiters.clear()
         return next(iter(self._unfinished))
 
     def _fire_alarms(self, until: float) -> None:
-        """Fire every alarm up to ``until``, in order, and set the clock to it."""
+        """Fire every alarm up to the time ``until``, in order, and advance the clock to ``until``."""
         while self._alarms and self._alarms[0][0] <= until:
             time, _, rank, alarm = heapq.heappop(self._alarms)
             self.now = max(self.now, time)
@@ -289,7 +292,7 @@ class Scheduler:
             return
         over = wait.ready() or self.now >= wait._deadline
         if self._waiting.get(rank) is not wait:
-            return  # the check itself has woken it
+            return  # ``ready`` itself has woken the member
         if over:
             self._wake(rank)
         else:
@@ -314,7 +317,7 @@ class Scheduler:
         self._runnable.append(rank)
 
     def kill(self, rank: int) -> None:
-        """End ``rank`` now, unless it has ended."""
+        """End ``rank`` now, unless it has ended already."""
         if rank in self.dead or rank not in self._unfinished:
             return
         self.dead.add(rank)

@@ -1,4 +1,4 @@
-"""The master of DPSGD: v, and the pushes that are yet to be applied to it (Algorithm 1)."""
+"""The master of DPSGD: v, and the pushes that have yet to be applied to it (Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from murmurate.strategies.dpsgd.node import REPLY, leader_of
 
 
 class Master:
-    """The master. optimizer: updates v; its learning rate is rho. nodes: their ranks. batch: M. delay_bound:
-    D, or 0."""
+    """The master. optimizer: updates v; its learning rate is rho. nodes: the ranks of each node. batch: M.
+    delay_bound: D, or 0."""
 
     def __init__(
         self,
@@ -60,14 +60,14 @@ class Master:
         self.replica.tick()
 
     def reply_to(self, push: Tensor) -> Tensor:
-        """[n] the vector that brings the node of this push to the present v."""
+        """The reply [n] from which the node of this push gets the present v."""
         return self.replica.params.detach()
 
     def replied(self, rank: int, living: Sequence[int]) -> None:
-        """The node of ``rank`` has been sent the present v."""
+        """Called when the present v has been sent to the node of ``rank``."""
 
     def resumed(self, channel: Channel) -> None:
-        """All members have loaded: send v to each node."""
+        """When all members have loaded their states, send v to each node."""
         for leader in (leader_of(ranks, channel) for ranks in self.nodes):
             if leader is not None:
                 channel.send(leader, REPLY, self.replica.values().detach(), note=self.replica.clock)

@@ -27,10 +27,10 @@ def leader_of(ranks: Sequence[int], channel: Channel) -> int | None:
 
 
 def _memory(channel: Channel, nodes: Sequence[Sequence[int]]) -> Memory:
-    """A function that returns memory shared by the threads of this member's node, by key and initial value.
+    """A function from a key and an initial value to memory that the threads of this member's node share.
 
-    Every member takes the memory of all nodes, in the same order, and uses its own node's; nodes of one
-    thread share none.
+    Every member requests the memory of all nodes, in the same order, and uses that of its own node. Nodes of
+    one thread share no memory.
     """
 
     def shared(key: str, like: Tensor) -> Tensor:
@@ -50,16 +50,18 @@ def _shared_counter(cell: int) -> Any:
 
 
 class Node:
-    """u, the ``base`` v from which it was trained, and counts, in memory that the threads of a node share.
+    """u, the v from which it was trained (``base``), and counters, in memory that the threads of a node
+    share.
 
-    ranks: ranks of its replicas, at most ``threads``. rank: rank of this one.
+    A thread is a replica. ranks: ranks of the node's replicas, at most ``threads``. rank: rank of this
+    replica.
     clocks: [members] int64, updates by rank, in separate cells, so that no count is lost to a race.
     """
 
     pushed_at = _shared_counter(0)  # updates of all its threads at the last push
     awaited = _shared_counter(1)  # 1 + the rank whose push has no reply yet, or 0
-    version = _shared_counter(2)  # of v in the base
-    oldest = _shared_counter(3)  # the version that the oldest update since the last push was made from
+    version = _shared_counter(2)  # version of the v in ``base``
+    oldest = _shared_counter(3)  # version of v from which the oldest update since the last push was made
     pulls = _shared_counter(4)  # number of pulls of v
 
     def __init__(
@@ -76,13 +78,13 @@ class Node:
         self.base = shared("base", replica.params.detach().clone())
         self.marks = shared("marks", torch.zeros(5, dtype=torch.int64))
         self.clocks = torch.zeros(max(ranks) + 1, dtype=torch.int64) if clocks is None else clocks
-        self.reply: Message | None = None  # one that could not be applied yet
+        self.reply: Message | None = None  # a reply that could not be applied yet
         self._rounds = self._pulled_at = 0
         self._saved: dict[str, Any] = {}
 
     @classmethod
     def join(cls, replica: Replica, channel: Channel, nodes: Sequence[Sequence[int]]) -> Self:
-        """The node of this member's rank; the master, which is in none, gets its own."""
+        """The node of this member's rank; the master, which is in no node, gets one of its own."""
         shared = _memory(channel, nodes)
         # optimizer moments are shared in a node, as in Hogwild
         threads, clocks = len(nodes[0]), torch.zeros(channel.size, dtype=torch.int64)
@@ -102,7 +104,7 @@ class Node:
         return False
 
     def difference(self) -> Tensor | None:
-        """[n] what to push: u - v; None if it cannot be computed yet."""
+        """What to push, u - v [n]; None if it cannot be computed yet."""
         return self.replica.params.detach() - self.base
 
     def pushed(self, difference: Tensor, done: int) -> None:
@@ -136,12 +138,12 @@ class Node:
         """The result of this thread's last update. living: number of threads that update this vector."""
         pulled = self.pulls > self._rounds
         if pulled:
-            self._rounds += 1  # one at a time: a round counts when this thread sees it
+            self._rounds += 1  # a thread counts one round in each of its updates
             self._pulled_at = self.replica.clock
         return Exchange(self._rounds, living + pulled, self.replica.clock - self._pulled_at)
 
     def _is_idle(self) -> bool:
-        """Whether no update was made since the last push."""
+        """Whether surely no update was made since the last push, which only a single thread can know."""
         return len(self.ranks) == 1 and self.done() == self.pushed_at
 
     def _advance(self, difference: Tensor) -> None:
@@ -170,13 +172,14 @@ class Node:
         self._rounds, self._pulled_at = int(state["rounds"]), int(state["pulled_at"])
 
     def resumed(self, channel: Channel) -> None:
-        """All members have loaded: continue from the leader's u and base; the master sends a reply."""
+        """When all members have loaded their states, continue from the leader's u and base; the master sends
+        a reply."""
         if self.rank == leader_of(self.ranks, channel):
             self._restore()
         self._saved = {}
 
     def joined(self) -> None:
-        """Continue from a donor's state: the former incarnation is dead, and will get no reply."""
+        """Continue from a peer's state. The process that this one replaces is dead, and will get no reply."""
         if self._saved and len(self.ranks) == 1:
             self._restore()
         if self._saved and self.awaited == self.rank + 1:
@@ -188,7 +191,7 @@ class Node:
         saved, saved_rank = self._saved, int(self._saved["rank"])
         is_own = saved_rank in self.ranks
         self._set_vectors(saved, is_own)
-        if len(self.ranks) == 1:  # no other member counts its updates, so schedules continue from the donor's
+        if len(self.ranks) == 1:  # no other member counts its updates, so schedules continue from the peer's
             self.clocks[self.rank] = max(self.clocks[self.rank], saved["clocks"][saved_rank])
         self.marks.copy_(saved["marks"])
         self.pushed_at = min(self.pushed_at, self.done()) if is_own else self.done()
@@ -198,6 +201,7 @@ class Node:
         return {"params": self.replica.params.detach().clone(), "base": self.base.clone()}
 
     def _set_vectors(self, saved: dict[str, Any], is_own: bool) -> None:
-        """Restore u and the base. is_own: ``saved`` is this node's; another node pushes its own updates."""
+        """Restore u and the base. is_own: whether ``saved`` is this node's; another node pushes its updates
+        itself."""
         self.replica.params.detach().copy_(saved["params"])
         self.base.copy_(saved["base"] if is_own else saved["params"])

@@ -5,10 +5,11 @@ Since the last pull a node has shrunk its vector by some factor s_m and moved a 
 
     v <- (1 - rho sum_m (1 - s_m)) v + rho sum_m increments_m
 
-which is Algorithm 1, line 4, with the shrink of the present v, or of the pulled one (``sparse_master``). Its
-reply is the factor by which v has shrunk since the node's version, and the rows that have changed since. Both
-keep their vectors scaled, so no operation touches all rows. A message is never longer than the vector: where
-too many rows have moved, those that have moved least wait for the next push (``sparse_node``).
+which is Algorithm 1, line 4, and shrinks the present v, or the v that was pulled (``sparse_master``). Its
+reply is the factor by which v has shrunk since the node's version, and the rows that have changed since. Node
+and master store each vector as a scale times a tensor, so no operation touches all rows. A message is never
+longer than the vector: where too many rows have moved, those that have moved least wait for the next push
+(``sparse_node``).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class SparseDelta(NamedTuple):
     values: Tensor
 
     def pack(self) -> Tensor:
-        """[H + R + R W] in the values' dtype: header and row numbers as bits, then the values."""
+        """One tensor of the values' dtype: the bits of the header and of the row numbers, then the values."""
         width, dtype = self.values.shape[1], self.values.dtype
         message, values = blank(self.factor, self.version, self.row, width, dtype)
         values.copy_(self.values)
@@ -40,8 +41,8 @@ class SparseDelta(NamedTuple):
 
     @classmethod
     def unpack(cls, x: Tensor, width: int) -> SparseDelta:
-        """Raises ValueError for a malformed message."""
-        head, number = _lengths(x.dtype)
+        """The delta from which ``x`` was packed. Raises ValueError for a malformed message."""
+        head, index_length = _lengths(x.dtype)
         factor, version, rows = (
             x[:head].clone().view(torch.float64).tolist() if len(x) >= head else (0, 0, -1)
         )
@@ -49,22 +50,24 @@ class SparseDelta(NamedTuple):
             0 < factor < math.inf
             and math.isfinite(version)
             and rows >= 0
-            and len(x) == head + rows * (width + number)
+            and len(x) == head + rows * (width + index_length)
         ):
-            raise ValueError(f"a message of {len(x)} numbers is not a sparse delta of rows of {width}")
-        end = head + int(rows) * number
+            raise ValueError(
+                f"a message of {len(x)} numbers is not a sparse delta with rows of {width} numbers"
+            )
+        end = head + int(rows) * index_length
         row = x[head:end].clone().view(_integer_type(x.dtype)).long()
         values = x[end:].reshape(-1, width)
-        # the sum is four times as fast to check, and finite unless a number is not or all are huge
+        # the sum is four times as fast to check; it can be infinite although all values are finite
         if not bool(values.sum().isfinite()) and not bool(values.isfinite().all()):
-            raise ValueError("rows that are not finite")
+            raise ValueError("the rows of a sparse delta are not finite")
         return cls(factor, int(version), row, values)
 
 
 def blank(factor: float, version: int, row: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """A packed delta, and a view of its values [R, W] to be filled in."""
-    head, number = _lengths(dtype)
-    end = head + len(row) * number
+    """(a packed delta, a view of its values [R, W], which have yet to be written)."""
+    head, index_length = _lengths(dtype)
+    end = head + len(row) * index_length
     message = torch.empty(end + len(row) * width, dtype=dtype)
     message[:head].copy_(torch.tensor([factor, version, len(row)], dtype=torch.float64).view(dtype))
     message[head:end].copy_(row.to(_integer_type(dtype)).view(dtype))
@@ -77,11 +80,11 @@ def _integer_type(dtype: torch.dtype) -> torch.dtype:
 
 
 def _lengths(dtype: torch.dtype) -> tuple[int, int]:
-    """The sizes of the header and of a row number, in numbers of ``dtype``."""
+    """The lengths of the header and of a row number, in elements of ``dtype``."""
     return _HEAD_BYTES // dtype.itemsize, _integer_type(dtype).itemsize // dtype.itemsize
 
 
 def most_rows(width: int, vector: Tensor) -> int:
-    """The most rows of a message that is shorter than ``vector`` [N]."""
-    head, number = _lengths(vector.dtype)
-    return max(0, (len(vector) - head - 1) // (width + number))
+    """The largest number of rows with which a message is shorter than ``vector`` [N]."""
+    head, index_length = _lengths(vector.dtype)
+    return max(0, (len(vector) - head - 1) // (width + index_length))

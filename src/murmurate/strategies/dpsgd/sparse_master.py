@@ -1,12 +1,13 @@
 """The master of DPSGD where pushes are a few rows (``sparse_delta``).
 
-A push multiplies all of v by s_m. Algorithm 1, line 4, applies this to the v_m that its node m had pulled,
+A push multiplies all of v by s_m. Algorithm 1, line 4, applies this to the v_m that node m had pulled,
 
     v <- v + rho sum_m ((s_m - 1) v_m + increments_m)
 
-and v may have been updated since. Rows that were only scaled since satisfy v_m = f v, with one factor f for
-all of them; of the other rows the master keeps the values in v_m while a node may push from that version.
-Shrinking the present v instead keeps counts positive: a share of an old, larger v may exceed the present v.
+and v may have been updated since. Rows that were only scaled since then satisfy v_m = f v, with one factor f
+for all of them; of the other rows the master keeps the values in v_m as long as a node may push from that
+version. If a push shrinks the present v instead, counts stay positive; a share of an old, larger v may exceed
+the present v.
 
 Nodes that go on learning until their reply arrives push more updates at once, so s_m is smaller, and
 rho sum_m (1 - s_m) may be 1 or more although it is not with immediate replies. Such pushes are applied with a
@@ -30,10 +31,10 @@ from murmurate.replica.vector import Replica
 from murmurate.strategies.dpsgd.master import Master
 from murmurate.strategies.dpsgd.sparse_delta import SparseDelta, blank, most_rows
 
-_VERSIONS = 10_000  # of v whose scale is kept
-_UNPACKED = 8  # pushes that are kept unpacked
-_UPDATES_KEPT = 100  # of v, with the rows that they changed
-_MOST_SHRINK = 0.99  # of v in one update
+_VERSIONS = 10_000  # number of versions of v whose scale is kept
+_UNPACKED = 8  # number of pushes that are kept unpacked
+_UPDATES_KEPT = 100  # number of updates of v for which former values of rows are kept
+_MOST_SHRINK = 0.99  # the largest share of v that one update takes away
 
 
 class _Pulled(NamedTuple):
@@ -47,7 +48,8 @@ class _Pulled(NamedTuple):
 class SparseMaster(Master):
     """v, the version at which each row changed last, the scale at each version, and former values of rows.
 
-    shrinks: the v that a node had ``pulled``, or the ``present`` one; for the latter no rows are kept.
+    shrinks: whether a push shrinks the v that its node had ``pulled``, or the ``present`` v; then no former
+    rows are kept.
     """
 
     def __init__(
@@ -64,21 +66,22 @@ class SparseMaster(Master):
         self._keeps_rows = shrinks == "pulled"
         self.width = replica.row_width or 1
         self._changed = torch.zeros(len(replica) // self.width, dtype=torch.int64)
-        self._shrunk = 0.0  # logarithm of the product of all shrinks of v so far
+        self._shrunk = 0.0  # logarithm of the factor by which v has shrunk so far
         self._logs: OrderedDict[int, float] = OrderedDict()  # ``_shrunk`` by version
-        self._former: OrderedDict[int, Rows] = OrderedDict()  # by version: the rows that its update changed
+        # by version: the rows that the next update changed, with their values before it
+        self._former: OrderedDict[int, Rows] = OrderedDict()
         self._unpacked: deque[tuple[Tensor, SparseDelta]] = deque(maxlen=_UNPACKED)
-        self._latest_version: dict[int, int] = {}  # by node: the newest version that it was sent
+        self._latest_version: dict[int, int] = {}  # by node: the newest version that was sent to it
         self._record_scale()
 
     def _record_scale(self) -> None:
-        """Keep the logarithm of the present version."""
+        """Keep ``_shrunk`` of the present version."""
         self._logs[self.replica.clock] = self._shrunk
         if len(self._logs) > _VERSIONS:
             self._logs.popitem(last=False)
 
     def _read(self, x: Tensor) -> SparseDelta:
-        """A push, unpacked; needed when it arrives, when it is applied and for the reply.
+        """The push ``x``, unpacked. It is kept, as it is needed on arrival, when applied and for the reply.
 
         Raises ValueError if it is malformed.
         """
@@ -115,9 +118,10 @@ class SparseMaster(Master):
         self._record_scale()
 
     def _apply_rows(self, pushes: Sequence[SparseDelta], rho: float) -> None:
-        """v <- v + rho sum ((s_m - 1) v_m + increments_m), with a smaller rho where v would vanish.
+        """v <- v + rho sum ((s_m - 1) v_m + increments_m), with a smaller rho if v would vanish.
 
-        With a ``pulled`` v a smaller rho would not keep counts positive: there StepTooLarge is raised.
+        If the ``pulled`` v is shrunk, a smaller rho would not keep counts positive: then StepTooLarge is
+        raised.
         """
         pulled = [self._pulled(push.version) for push in pushes]
         shrink = rho * sum((1 - s.factor) * v.factor for s, v in zip(pushes, pulled, strict=True))
@@ -154,13 +158,13 @@ class SparseMaster(Master):
         return difference
 
     def _change_all(self) -> None:
-        """Before a dense update of v."""
+        """Note that the next update changes all rows."""
         if self._keeps_rows:
             self._keep(torch.arange(len(self._changed)))
         self._changed.fill_(self.replica.clock + 1)
 
     def reply_to(self, push: Tensor) -> Tensor:
-        """The changed rows, or all of v where that is shorter."""
+        """The rows that have changed since the push's version, or all of v if that is shorter."""
         rows = self._reply_rows(push) if self._is_sparse(push) and self.is_valid(push) else None
         return self.replica.values().detach() if rows is None else rows
 
@@ -182,7 +186,7 @@ class SparseMaster(Master):
         """Forget the versions that no living node pushes from, unless pushes are still pending. (A node whose
         leader dies pushes from no version.)"""
         if not self.pending:
-            self._unpacked.clear()  # frees the slots of their messages
+            self._unpacked.clear()  # frees their messages' slots in the queues
         if not self._keeps_rows:
             return
         living_ranks = set(living)
@@ -210,17 +214,17 @@ class SparseMaster(Master):
         super().resumed(channel)
 
     def _values(self, row: Tensor, out: Tensor | None = None) -> Tensor:
-        """[R, W] the values of these rows, written to ``out`` if given."""
+        """The values [R, W] of these rows of v, written to ``out`` if given."""
         v = self.replica.params.detach().view(-1, self.width)
         return torch.index_select(v, 0, row, out=out).mul_(self.replica.scale.value)
 
     def _keep(self, row: Tensor) -> None:
-        """Keep the values of these rows, which the next update changes."""
+        """Keep the present values of these rows, which the next update will change."""
         row = torch.unique(row)
         self._former[self.replica.clock] = Rows(row, self._values(row))
 
     def _pulled(self, version: int) -> _Pulled:
-        """The v of ``version``; the present one if it is too old to be known."""
+        """The v of ``version``; the present v if ``version`` is too old to be known."""
         no_excess = torch.empty(0, self.width, dtype=self.replica.params.dtype)
         steps = [at for at in self._former if at >= version]
         is_known = len(steps) == self.replica.clock - version and version in self._logs
@@ -232,7 +236,7 @@ class SparseMaster(Master):
             [math.exp(log_at_version - self._logs[at]) * self._former[at].values for at in steps]
         )
         row, row_index = torch.unique(rows, return_inverse=True)
-        # the first update that changed a row has its former value
+        # a row's value in ``version`` is that before the first update that changed it
         first = torch.full_like(row, len(rows)).scatter_reduce_(0, row_index, torch.arange(len(rows)), "amin")
         factor = math.exp(log_at_version - self._shrunk)
         return _Pulled(factor, row, values[first] - factor * self._values(row))

@@ -1,4 +1,5 @@
-"""A node of DPSGD whose gradients are a few rows: u and the base are scaled; pushes and pulls are rows."""
+"""A node of DPSGD whose gradients are a few rows: u and the base are scales times tensors; pushes and pulls
+are rows."""
 
 from __future__ import annotations
 
@@ -16,17 +17,18 @@ from murmurate.replica.vector import Replica
 from murmurate.strategies.dpsgd.node import Memory, Node
 from murmurate.strategies.dpsgd.sparse_delta import SparseDelta, most_rows
 
-_LEAST_LOGARITHM = -25.0  # of a scale; beyond it the scaled numbers lose their digits
-_LEAST_SHARE = 0.9  # of the moved rows that fits into a message; else the whole vector is sent
-_BASE, _PUSHED, _USED = range(3)
+_LEAST_LOGARITHM = -25.0  # of a scale; below it the scaled numbers lose their digits
+_LEAST_SHARE = 0.9  # of the moved rows must fit into a message; else the whole vector is sent
+_BASE, _PUSHED, _USED = range(3)  # positions in ``scales``
 
 
 class SparseNode(Node):
     """A node of sparse gradients; while gradients are dense it behaves as a ``Node``.
 
-    scales: [3] float64, shared: the logarithms of the base's scale and of s_m of the last push, and whether
-    gradients were sparse at all. touched: [N / W] uint8, shared: 1 for rows moved since the last push, 2 for
-    rows of a push that may not have arrived. An extra row only makes a message longer: pushes are u - v.
+    scales: [3] float64, shared: the logarithm of the base's scale, that of s_m of the last push, and whether
+    any gradient was sparse. touched: [N / W] uint8, shared: 1 for rows moved since the last push, 2 for
+    rows of a push that may not have arrived. A row that is marked needlessly only makes a message
+    longer, as pushes are u - v.
     torn: [1] int64, shared: 1 while u and the base are changed together. If it stays 1, a thread has died
     during a change; then the node restarts from the whole of v and loses its updates since the last push.
     """
@@ -54,13 +56,14 @@ class SparseNode(Node):
     @property
     def must_push(self) -> bool:
         """Whether u is torn, or has shrunk so far since the last push that hardly any of v is left in it."""
-        with self.replica.scale.writing():  # so no thread is changing it
+        with self.replica.scale.writing():  # so that no thread is in the middle of a change
             if self._torn[0]:
                 return True
         return self.replica.scale.logarithm - float(self._scales[_BASE]) < _LEAST_LOGARITHM
 
     @property
     def used(self) -> bool:
+        """Whether any gradient was sparse."""
         return bool(self._scales[_USED]) or self.replica.scale.logarithm != 0.0
 
     # -- push -----------------------------------------------------------------------------------------
@@ -70,17 +73,18 @@ class SparseNode(Node):
             return super().difference()
         with self.replica.scale.exclusive() as alone:
             if not alone:
-                return None  # a thread was stopped in the middle of a write
+                return None  # a thread has been stopped in the middle of a write
             self._taken = self.take(self.version)
         if len(self._taken.row) <= most_rows(self.width, self.replica.params):
             return self._taken.pack()
         return self.dense(self._taken)
 
     def take(self, version: int) -> SparseDelta:
-        """The next push, while no thread writes. version: version of v in the base.
+        """The next push; to be called while no thread writes. version: version of the v in the base.
 
-        The push's version is -1 (none) for the first push of a joiner, for the push after one whose reply
-        went to a dead leader, and for a torn node, which requests the whole of v by an empty push.
+        The push's version is -1 (unknown) for the first push of a member that joined, for the push after one
+        whose reply went to a dead leader, and for a torn node, which requests the whole of v by an empty
+        push.
         """
         u, base = self._views()
         self._scales[_USED] = 1
@@ -93,13 +97,13 @@ class SparseNode(Node):
         increments = u.index_select(0, row).sub_(base.index_select(0, row)).mul_(math.exp(logarithm))
         most = most_rows(self.width, self.replica.params)
         if _LEAST_SHARE * len(row) <= most < len(row):
-            far = increments.abs().sum(1).topk(most, sorted=False).indices.sort().values
-            row, increments = row[far], increments[far]
+            farthest = increments.abs().sum(1).topk(most, sorted=False).indices.sort().values
+            row, increments = row[farthest], increments[farthest]
         self.touched[row] = 2
         return SparseDelta(math.exp(logarithm - float(self._scales[_BASE])), version, row, increments)
 
     def dense(self, delta: SparseDelta) -> Tensor:
-        """[N] a push as a whole vector."""
+        """A push as a whole vector [N]."""
         difference = self.values().mul_(delta.factor - 1)
         add_rows(difference, Rows(delta.row, delta.values), 1.0)
         return difference
@@ -113,7 +117,8 @@ class SparseNode(Node):
             self.advance(delta, alone)
 
     def advance(self, delta: SparseDelta, alone: bool) -> None:
-        """``delta`` was sent: set the base to what u was then. alone: no thread writes."""
+        """After ``delta`` was sent, set the base to the u from which it was taken. alone: whether no thread
+        writes."""
         with self._changing():
             self._scales[_BASE] += math.log(delta.factor)
             self._scales[_PUSHED] = math.log(delta.factor)
@@ -132,13 +137,14 @@ class SparseNode(Node):
         return alone
 
     def replace(self, x: Tensor, *, afresh: bool) -> None:
-        """u <- s v' + the updates since the push, and the base v', while no thread writes.
+        """u <- s v' + the updates since the push, and base <- v'; to be called while no thread writes.
 
-        s: the factor by which u has shrunk since then. afresh: drop the updates since.
+        x: the reply. s: the factor by which u has shrunk since the push. afresh: whether to drop the updates
+        since the push.
         """
         whole = len(x) == len(self.base)
         if self._torn[0] and not whole:
-            return  # rows of v cannot repair it; the next push requests all of them
+            return  # rows of v cannot repair a torn node; its next push requests all of v
         afresh = afresh or bool(self._torn[0])
         u, base = self._views()
         before, base_logarithm = self.replica.scale.logarithm, float(self._scales[_BASE])
@@ -157,8 +163,8 @@ class SparseNode(Node):
                 [delta.values * math.exp(-new_logarithm), base.index_select(0, other_rows)]
             )
         sums = reply_rows
-        if not afresh and moved_here.any():  # else no update was made since the push
-            # in units of the new u; rows that were not moved here have no updates
+        if not afresh and moved_here.any():  # else there are no updates to keep
+            # in units of the new u's scale; 0 for rows that were not moved here
             own_updates = u.index_select(0, row).sub_(base.index_select(0, row))
             sums = (
                 own_updates.mul_(math.exp(before - new_logarithm - since))
@@ -178,7 +184,10 @@ class SparseNode(Node):
 
     @contextlib.contextmanager
     def _changing(self, repairs: bool = False) -> Iterator[None]:
-        """A thread that dies within leaves the node torn. repairs: all of u and the base is written."""
+        """While u and the base are changed: a thread that dies within this context leaves the node torn.
+
+        repairs: whether all of u and the base is written, after which the node is not torn.
+        """
         torn, self._torn[0] = int(self._torn[0]), 1
         yield
         self._torn[0] = 0 if repairs else torn
@@ -186,27 +195,27 @@ class SparseNode(Node):
     # -- the scale ------------------------------------------------------------------------------------
 
     def fold_if_small(self) -> None:
-        """``fold`` while no thread writes, unless another thread has done so."""
+        """``fold`` while no thread writes, unless another thread has just done so."""
         with self.replica.scale.exclusive() as alone:
             if alone and self.replica.scale.value < LEAST_SCALE:
                 self.fold()
 
     def fold(self) -> None:
-        """Multiply the scale into u, and the same into the base, so that untouched rows stay equal."""
+        """Multiply u's tensor by the scale, and the base's by the same, so that untouched rows stay equal in
+        both."""
         factor = self.replica.scale.logarithm
         with self._changing():
             self.replica.scale.fold()
             self.base.mul_(math.exp(factor))
             self._scales[_BASE] -= factor
-            if (
-                abs(float(self._scales[_BASE])) > -2 * _LEAST_LOGARITHM
-            ):  # rare: afterwards all rows are pushed
+            # rare, and afterwards all rows are pushed
+            if abs(float(self._scales[_BASE])) > -2 * _LEAST_LOGARITHM:
                 self.base.mul_(math.exp(float(self._scales[_BASE])))
                 self._scales[_BASE] = 0.0
                 self.touched.fill_(1)
 
     def values(self) -> Tensor:
-        """[N] the base."""
+        """The base [N]."""
         return self.base * math.exp(float(self._scales[_BASE]))
 
     def _views(self) -> tuple[Tensor, Tensor]:
@@ -215,7 +224,7 @@ class SparseNode(Node):
     # -- state ----------------------------------------------------------------------------------------
 
     def _vectors(self) -> dict[str, Any]:
-        with self.replica.scale.writing():  # so that all of them are of one moment
+        with self.replica.scale.writing():  # so that all are of the same moment
             u = self.replica.params.detach() * self.replica.scale.value
             return {"params": u, "base": self.values(), "torn": int(self._torn[0])}
 

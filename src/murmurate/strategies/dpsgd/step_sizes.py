@@ -6,7 +6,8 @@ from murmurate.errors import Refusal
 
 
 def scaled_rate(rate: float, p: int, B: int, M: int, reference: tuple[int, int, int] = (1, 1, 1)) -> float:
-    """rho' = rho (pBM / p'B'M')^(1/4) (Corollary 1): from ``reference``'s p, B, M to these.
+    """rho' = rho (pBM / p'B'M')^(1/4) (Corollary 1): p, B, M are those of ``reference``, and p', B', M' the
+    arguments.
 
     It holds for eta and for rho alike; a pushed gradient moves v by their product.
     """
@@ -18,11 +19,11 @@ def refuse_shrinking(eta: float, rho: float, p: int, B: int, M: int) -> None:
     """Raise Refusal where parameters that must stay above 0 may fall below it.
 
     eta: the share of them that an update takes away. The p B updates of a push leave s = (1 - eta)^(pB) of v,
-    so M pushes take rho M (1 - s) of it. (The master itself limits late pushes, which hold more updates.)
+    so M pushes take rho M (1 - s) of it. (Late pushes contain more updates; the master itself limits those.)
     """
     kept_share = max(1 - eta, 0.0) ** (p * B)
     removed_share = rho * M * (1 - kept_share)
-    if removed_share < 1 or rho * M <= 1:  # the latter is a mean of the nodes' vectors
+    if removed_share < 1 or rho * M <= 1:  # with rho M <= 1 the result is a mean of v and the nodes' vectors
         return
     max_rate = 0.99 / (M * (1 - kept_share))
     raise Refusal(

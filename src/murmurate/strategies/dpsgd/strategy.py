@@ -30,7 +30,7 @@ _PUSH, _LOST = "update", "v"
 
 
 class _Sizes(NamedTuple):
-    """p, M, the factor of Corollary 1 for eta and rho, and rho."""
+    """p; batch: M; rate_factor: the factor of Corollary 1 for eta and rho; rho."""
 
     p: int
     batch: int
@@ -42,25 +42,27 @@ class _Sizes(NamedTuple):
 class DPSGD(Strategy):
     """Update a node's vector u without a lock; every B updates push u - v; the master applies M pushes.
 
-    The lowest living replica of a node communicates with the master for it. The master replies to each push
-    at once with the present v (Algorithm 2, line 3, waits for no update of v), and a node has at most one
-    push without a reply.
+    The leader of a node, its living replica of the lowest rank, communicates with the master. The master
+    replies to each push at once with the present v (Algorithm 2, line 3, waits for no update of v), and a
+    node has at most one push without a reply.
 
     threads: p, replicas of a node: ranks 0..p-1, p..2p-1, ... share memory. 0: all are one node.
     local_updates: B, updates between two pushes of a node; see ``counted``.
-    counted: whose updates B counts: of each ``replica`` (B~ = pB of the node), or of the ``node`` on a
-        counter that its replicas share (Algorithm 9, lines 29 and 30). Its leader pushes after an own update.
-    batch: M, pushes that the master joins in one update of v. 0 is the number of nodes.
+    counted: whose updates B counts: each ``replica``'s (so that a node pushes after B~ = pB updates), or the
+        ``node``'s, on a counter that its replicas share (Algorithm 9, lines 29 and 30). The leader pushes
+        after an update of its own.
+    batch: M, pushes that the master combines in one update of v. 0 is the number of nodes.
     global_learning_rate: rho of Algorithm 1, line 4; a gradient moves v by rho times the optimizer's own rate
         eta. None is 1 over the number of nodes: then v moves by the mean of the nodes' movements.
     global_momentum: momentum of the master's step.
-    scale_rates: scale eta and rho by Corollary 1, taking the given ones as valid for p = B = M = 1.
-    wait: for the master's reply, as if line 3 followed line 10; False goes on learning until it arrives. The
-        updates made meanwhile are kept: u <- v' + (u - u at the push). Without any, that is u <- v'.
+    scale_rates: whether to scale eta and rho by Corollary 1, as values that are meant for p = B = M = 1.
+    wait: whether to wait for the master's reply after a push, as if line 3 followed line 10. Else the node
+        goes on learning until the reply v' arrives, and keeps the updates made meanwhile: u <- v' + (u - u at
+        the push).
     delay_bound: D; the master refuses a push made from a v more than D of its own updates old, and the node
         goes on from the new v. 0: none is refused.
-    shrinks: where gradients shrink all of v, the v that a push takes a share of: the one that the node had
-        ``pulled`` (line 4), or the ``present`` one, with which counts stay positive (``sparse_master``).
+    shrinks: if gradients shrink all of v, which v a push takes a share of: the v that the node had ``pulled``
+        (line 4), or the ``present`` v, with which counts stay positive (``sparse_master``).
     deadline_seconds: longest time for a push or a wait. Afterwards the node goes on, and pushes or pulls
     later.
     """
@@ -115,11 +117,11 @@ class DPSGD(Strategy):
         return dataclasses.replace(self, global_learning_rate=rate, scale_rates=True)
 
     def _sizes(self, replicas: int) -> _Sizes:
-        """For so many replicas."""
+        """The sizes in a run of so many replicas."""
         p = min(self.threads or replicas, replicas)
         nodes = -(-replicas // p)
         batch = self.batch or nodes
-        pushed = p if self.counted == "replica" else 1  # times B: the updates of a push
+        pushed = p if self.counted == "replica" else 1  # a push contains so many times B updates
         rate_factor = scaled_rate(1.0, pushed, self.local_updates, batch) if self.scale_rates else 1.0
         return _Sizes(p, batch, rate_factor, rate_factor * (self.global_learning_rate or 1 / nodes))
 
@@ -154,6 +156,7 @@ class DPSGD(Strategy):
         return node.exchange(len(living))
 
     def _lead(self, node: Node, channel: Channel, p: int) -> None:
+        """Pull and push, where these are due. p: living replicas of the node."""
         if node.awaited == channel.rank + 1:
             self._pull(node, channel, wait=node.must_push)
         elif node.awaited:
@@ -201,7 +204,7 @@ class DPSGD(Strategy):
     def drain(self, replica: Replica, channel: Channel, number: int, deadline_seconds: float) -> bool:
         """The master receives all earlier pushes, applied or not; replies are sent again later."""
         centre = centre_of(channel)
-        if channel.rank != centre:  # each thread, as each may have to lead
+        if channel.rank != centre:  # each replica, as each may be the leader
             return self._pushes.send_markers(channel, number, [centre], replica.params.detach())
         return self._pushes.drain(
             channel, number, replicas_of(channel), lambda push: self._take(push, channel), deadline_seconds
