@@ -219,11 +219,14 @@ def test_a_collective_takes_what_the_model_says(size, shape):
         assert exchanged == pytest.approx(expected)
 
 
-def test_the_slowest_message_of_a_step_is_drawn_as_the_largest_of_so_many():
-    network = Network(latency_seconds=1.0, spread=0.7, collective="ring")
+@pytest.mark.parametrize("trace", [(), (0.5, 0.5, 4.0)])
+def test_the_slowest_message_of_a_step_is_drawn_as_the_largest_of_so_many(trace):
+    network = Network(latency_seconds=1.0, spread=0.7, trace_seconds=trace, collective="ring")
     n, generator, oracle = 50, np.random.default_rng(1), np.random.default_rng(2)
     ours = [network.collective_seconds(0, n, generator) for _ in range(300)]
-    theirs = np.exp(0.7 * oracle.standard_normal((300, 2 * (n - 1), n))).max(2).sum(1)
+    shape = 300, 2 * (n - 1), n
+    theirs = oracle.choice(trace or (1.0,), shape) * np.exp(0.7 * oracle.standard_normal(shape))
+    theirs = theirs.max(2).sum(1)
     error = math.hypot(np.std(ours), np.std(theirs)) / math.sqrt(300)
     assert np.mean(ours) == pytest.approx(theirs.mean(), abs=4 * error)
 

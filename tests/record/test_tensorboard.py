@@ -38,12 +38,12 @@ def record(t: float, replica: int, steps: int, **fields):
 def test_one_writer_a_replica_with_own_env_steps_as_step(tmp_path: Path) -> None:
     with TensorBoard(tmp_path, started_at_unix=1_000_000.0) as run_state:
         run_state.feed([record(2.5, 0, 80, loss=0.5, return_mean=-21.0), record(2.75, 1, 160, loss=0.25)])
-        run_state.feed([record(5.0, 0, 240, loss=0.125, episode_returns=[[3.0, 10], [5.0, 30]])])
+        run_state.feed([record(5.0, 0, 240, loss=0.125, episode_returns=[[3.0, 10], [5.0, 30], [None, 50]])])
     first, second = points(tmp_path / "replica-0"), points(tmp_path / "replica-1")
     assert first["learning/loss"] == [(80, 0.5, 1_000_002.5), (240, 0.125, 1_000_005.0)]
     assert first["return/return_mean"] == [(80, -21.0, 1_000_002.5)]
     assert first["return/episode_return"] == [(240, 4.0, 1_000_005.0)]
-    assert first["return/episode_length"] == [(240, 20.0, 1_000_005.0)]
+    assert first["return/episode_length"] == [(240, 30.0, 1_000_005.0)]
     assert second["learning/loss"] == [(160, 0.25, 1_000_002.75)]
     assert "return/return_mean" not in second
 

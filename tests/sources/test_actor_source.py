@@ -16,6 +16,7 @@ import torch
 
 from murmurate.agents.dqn import DQN, DQNAgent
 from murmurate.errors import RunFailed
+from murmurate.fabric.processes.fork_server import fork_server
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.replay.config import ReplayConfig, open_replay
 from murmurate.replay.interface import Steps
@@ -256,7 +257,8 @@ def test_actors_that_die_or_hang_are_started_again_and_told_of(monkeypatch: pyte
         assert not set(stopped) & set(pids(source))
 
 
-def test_actors_end_with_a_learner_that_is_killed() -> None:
+@pytest.mark.parametrize("daemon", [False, True])  # whose actors are forked from a fork server, or are not
+def test_actors_end_with_a_learner_that_is_killed(daemon: bool) -> None:
     """They hear the end of a pipe that only the learner holds."""
     read, write = os.pipe()
 
@@ -267,7 +269,8 @@ def test_actors_end_with_a_learner_that_is_killed() -> None:
             os.write(write, b" ".join(str(pid).encode() for pid in pids(source)) + b"\n")
             signal.pause()
 
-    process = multiprocessing.get_context("fork").Process(target=learn, daemon=True)
+    process = multiprocessing.get_context("fork").Process(target=learn, daemon=daemon)
+    fork_server()
     process.start()
     result = [int(word) for word in os.read(read, 1000).split()]
     assert all(alive(pid) for pid in result)

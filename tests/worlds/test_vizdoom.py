@@ -268,8 +268,8 @@ def test_a_crash_of_vizdoom_itself_replaces_all_games(request: pytest.FixtureReq
     simulators = opened(request, "doom-my-way-home", 2)
     with ThreadPoolExecutor() as pool:
         started = pool.submit(simulators.reset, 0)
-        until(lambda: simulators._process is not None and games_of(simulators), "a game that starts")
-        games_of(simulators)[0].kill()
+        found = until(lambda: simulators._process is not None and games_of(simulators), "a game that starts")
+        found[0].kill()
         step = started.result()
     assert step.restarts
     assert "is started again" in step.restarts[0]

@@ -146,7 +146,7 @@ def planned(plan: ParityPlan, batch: int, seed: int, images: int, precision: str
     base = recipe(f"{plan.world}-{plan.net}")
     learner = dataclasses.replace(
         cast(ImageClassifier, base.learner),
-        batch=plan.batch,
+        batch=batch,
         precision=cast(Any, precision),
         validate_every=0,
     )

@@ -49,7 +49,7 @@ def run(request: Any, tmp_path: Path) -> Run:
     return shortest(request.param, tmp_path)
 
 
-def learn(run: Run, learner: Any, source: Any, batches: int) -> None:
+def learn(learner: Any, source: Any, batches: int) -> None:
     for _, batch in zip(range(batches), source, strict=False):
         outcome = learner.learn(batch)
         batch.feedback(outcome.priorities)
@@ -92,7 +92,7 @@ def test_the_size_of_its_vectors_is_planned_without_allocating_them(run: Run) ->
 def test_a_learner_makes_as_many_updates_as_it_says(run: Run) -> None:
     learner = build_learner(run, 0, Replica)
     source = open_only_source(run, learner)
-    learn(run, learner, source, 5)
+    learn(learner, source, 5)
     assert updates_of(learner) == run.learner.updates(5)
     source.close()
 
@@ -100,7 +100,7 @@ def test_a_learner_makes_as_many_updates_as_it_says(run: Run) -> None:
 def test_saved_and_loaded_equals_uninterrupted(run: Run) -> None:
     one = build_learner(run, 0, Replica)
     source = open_only_source(run, one)
-    learn(run, one, source, 6)
+    learn(one, source, 6)
     assert source.exact or not type(run.source).__module__.startswith("murmurate.")
     saved = through_a_checkpoint(
         {
@@ -111,14 +111,14 @@ def test_saved_and_loaded_equals_uninterrupted(run: Run) -> None:
     )
     json.dumps(source.fields())
     run.source.check_state(saved["source"])
-    learn(run, one, source, 4)
+    learn(one, source, 4)
     other = build_learner(run, 0, Replica)
     again = open_only_source(run, other)
     for name, replica in other.replicas.items():
         replica.load(saved["replicas"][name])
     other.load(saved["learner"])
     again.load(saved["source"])
-    learn(run, other, again, 4)
+    learn(other, again, 4)
     assert updates_of(one) == updates_of(other)
     assert same(values(one), values(other)) or not source.exact
     source.close()

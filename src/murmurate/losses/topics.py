@@ -79,7 +79,8 @@ def expected_topics(
     check_shape(x.shape[1:], "a row", total=total)
     check_kind(torch.int64, row=row)
     if len(row) and not 0 <= int(row.min()) <= int(row.max()) < len(x):
-        raise ValueError(f"there is no word {int(row.max())}: x has {len(x)} words")
+        wrong = int(row.min()) if int(row.min()) < 0 else int(row.max())
+        raise ValueError(f"there is no word {wrong}: x has {len(x)} words")
     prior = max(prior, _TINY)
     log_total = torch.digamma(total[:topics])
     if kernels is None or not _plain(x):

@@ -96,17 +96,18 @@ def scalars(record: Mapping[str, Any]) -> list[tuple[str, float]]:
 
     Tags are ``<group>/<field>``, for an entry of a list ``<group>/<field>/<index>``; finished episodes become
     the means of their returns and lengths. A value that was not finite is NaN, which TensorBoard marks; null
-    entries of a list are unknown and left out.
+    entries of a list, and returns that were not finite, are left out.
     """
     values: list[tuple[str, float]] = []
     for key, value in record.items():
         if key in _NOT_SCALARS:
             continue
         if key == "episode_returns":
-            episodes = list(value or ())
-            if episodes:
-                values.append((_tag("episode_return"), sum(e[0] for e in episodes) / len(episodes)))
-                values.append((_tag("episode_length"), sum(e[1] for e in episodes) / len(episodes)))
+            returns, lengths = zip(*value, strict=True) if value else ((), ())
+            for name, numbers in (("episode_return", returns), ("episode_length", lengths)):
+                finite = [number for number in numbers if number is not None]
+                if finite:
+                    values.append((_tag(name), sum(finite) / len(finite)))
         elif isinstance(value, (int, float)):
             values.append((_tag(key), float(value)))
         elif isinstance(value, list):

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from murmurate.errors import RunFailed
-from murmurate.fabric.processes.module_process import Inherited, ModuleProcess, start_module
 from murmurate.fabric.processes.process_handle import is_stopped
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.replay.config import ReplayConfig
@@ -55,7 +54,7 @@ class _Watched:
 
     kind: str
     where: str
-    process: ModuleProcess | None = None
+    process: subprocess.Popen[bytes] | None = None
     beats: float = 0
     seen_at: float = 0.0
     starts: int = 0
@@ -65,7 +64,7 @@ class _Watched:
     def name(self) -> str:
         return f"{self.kind} {self.where}"
 
-    def began(self, process: ModuleProcess, beats: float) -> None:
+    def began(self, process: subprocess.Popen[bytes], beats: float) -> None:
         self.process, self.beats, self.seen_at = process, beats, time.monotonic()
         self.starts += 1
         self.silent_deaths += 1  # until its first heartbeat
@@ -211,13 +210,16 @@ class SamplerProcess:
         self.slots = BatchSlots.mapped(self._descriptor, layout)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         stream = Stream(rank, index, secrets.token_hex(8))
-        descriptors = [Inherited(number) for number in (self._descriptor, self._wake, ready)]
-        self._settings = SamplerSettings(stream, layout, *descriptors)
+        self._settings = SamplerSettings(stream, layout, self._descriptor, self._wake, ready)
 
     def start(self, addresses: dict[int, ShardAddress]) -> None:
         settings = self._settings
-        descriptors = settings.memory, settings.wake, settings.ready
-        process = start_module("murmurate.sources.service_sampler", descriptors)
+        process = subprocess.Popen(  # no fork of the fork server, which has imported torch
+            [sys.executable, "-m", "murmurate.sources.service_sampler"],
+            stdin=subprocess.PIPE,
+            pass_fds=(settings.memory, settings.wake, settings.ready),
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
         self.watched.began(process, self.slots.beats)
         self._write(settings)
         self.send(addresses)

@@ -225,13 +225,8 @@ def _listen(pipe: BinaryIO, loop: SamplerLoop) -> None:
     os._exit(0)
 
 
-def main() -> None:
-    """The process's ``main``."""
+if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
     sampler = SamplerLoop(pickle.load(sys.stdin.buffer))
     threading.Thread(target=_listen, args=(sys.stdin.buffer, sampler), daemon=True).start()
     sampler.run()
-
-
-if __name__ == "__main__":
-    main()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from murmurate.agents.interface import Agent
+from murmurate.fabric.processes.module_process import ModuleProcess
 from murmurate.replay.config import ReplayConfig
 from murmurate.replay.interface import Sample
 from murmurate.replicator.learner import updates_of
@@ -269,7 +270,7 @@ class ServiceSource:
     @property
     def pids(self) -> dict[str, list[int]]:
         """The process ids of the living processes, by kind."""
-        watched = {
+        watched: dict[str, list[ModuleProcess | None]] = {
             "shards": [shard.watched.process for shard in self._processes.shards],
             "samplers": [sampler.watched.process for sampler in self._processes.samplers],
             "actors": [actor.process for actor in self._actors.actors],

@@ -49,7 +49,7 @@ def world(name: str) -> AtariWorld | None:
     if game not in _JINS_OCCLUSIONS:
         return None
     rectangle, colour = _JINS_OCCLUSIONS[game]
-    return AtariWorld(game, occlude=rectangle, occlude_colour=colour)
+    return AtariWorld(game.replace("-", "_"), occlude=rectangle, occlude_colour=colour)
 
 
 def games() -> list[str]:

@@ -67,9 +67,12 @@ def start_module(module: str, descriptors: Sequence[int]) -> ModuleProcess:
 
 
 def _fork_server() -> int | None:
-    """The pid of the fork server that this process has started, or was forked from."""
+    """The pid of the fork server that this process has started, or was forked from; None if it may not use
+    one, as a daemon of ``multiprocessing``."""
     server: Any = getattr(forkserver, "_forkserver", None)
-    if sys.version_info >= (3, 14) or getattr(server, "_forkserver_address", None) is None:
+    if sys.version_info >= (3, 14) or multiprocessing.process.current_process().daemon:
+        return None
+    if getattr(server, "_forkserver_address", None) is None:
         return None
     return server._forkserver_pid or os.getppid()
 

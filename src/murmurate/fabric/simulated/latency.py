@@ -140,10 +140,23 @@ class Network:
         """The time that each of ``count`` messages takes if it is not lost, [count]."""
         if not self.spread and not self.trace_seconds:
             return np.full(count, self.latency_seconds + self.transfer_seconds(size_bytes))
+        if self.spread and self.trace_seconds:
+            return self._draws((count,), size_bytes, generator)
         return self._quantiles(generator.random(count), size_bytes)
 
+    def _draws(
+        self, shape: tuple[int, ...], size_bytes: float, generator: np.random.Generator
+    ) -> NDArray[np.float64]:
+        """Times of messages whose latency is drawn from ``trace_seconds``, and their spread beside it, in
+        seconds: their quantiles have no closed form."""
+        latency = generator.choice(self.trace_seconds, shape)
+        factor = np.exp(self.spread * generator.standard_normal(shape))
+        drawn: NDArray[np.float64] = (latency + self.transfer_seconds(size_bytes)) * factor
+        return drawn
+
     def _quantiles(self, u: NDArray[np.float64], size_bytes: float) -> NDArray[np.float64]:
-        """The quantiles ``u`` of the time that a message takes, in seconds."""
+        """The quantiles ``u`` of the time that a message takes, in seconds; not for ``trace_seconds`` with a
+        spread."""
         transfer = self.transfer_seconds(size_bytes)
         latency: NDArray[np.float64] | float = self.latency_seconds
         if self.trace_seconds:
@@ -151,9 +164,6 @@ class Network:
         seconds = np.broadcast_to(latency + transfer, u.shape)
         if not self.spread:
             return np.array(seconds)
-        if self.trace_seconds:
-            # one draw serves for latency and spread; 1 - u pairs long latencies with small factors
-            return seconds * np.exp(self.spread * _normal_quantiles(1 - u))
         return seconds * np.exp(self.spread * _normal_quantiles(u))
 
     def collective_seconds(self, size_bytes: int, members: int, generator: np.random.Generator) -> float:
@@ -163,8 +173,10 @@ class Network:
         steps, piece = self._shape(size_bytes, members)
         if self.constant:
             return steps * (self.latency_seconds + self.transfer_seconds(piece))
-        # the maximum of n uniform numbers, distributed as u ** (1 / n), gives the slowest message
-        slowest = self._quantiles(generator.random(steps) ** (1 / members), piece)
+        if self.spread and self.trace_seconds:
+            slowest = self._draws((steps, members), piece, generator).max(1)
+        else:  # the maximum of n uniform numbers, distributed as u ** (1 / n), gives the slowest message
+            slowest = self._quantiles(generator.random(steps) ** (1 / members), piece)
         if self.loss:
             u = generator.random(steps) ** (1 / members)
             # how often the unluckiest message is lost: the quantile u of a geometric distribution
