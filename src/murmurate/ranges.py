@@ -58,6 +58,8 @@ class Range:
 PositiveInt = Annotated[int, Range(1)]
 NonNegativeInt = Annotated[int, Range(0)]
 StackLength = Annotated[int, Range(1, 1000)]  # observations in a stack
+ReturnSteps = Annotated[int, Range(1, 1000)]  # n of n-step returns
+RepeatCount = Annotated[int, Range(1, 10_000)]  # times that an update repeats something
 Seed = Annotated[int, Range(0, 2**63 - 1)]
 UnitInterval = Annotated[float, Range(0, 1)]
 PositiveFloat = Annotated[float, Range(0, _LARGEST_NUMBER, above=True)]

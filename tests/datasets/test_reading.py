@@ -256,7 +256,7 @@ def test_text_a_document_a_line_or_a_file(tmp_path):
 def test_words_that_no_text_can_have_are_told(tmp_path):
     path = put(tmp_path / "zoo.txt", "Dog COVID-19 c++ new_york\n")
     words = put(tmp_path / "words.txt", "dog\nCOVID\ncovid\nmp3\nnew_york\nc++\n")
-    with pytest.warns(UserWarning, match="4 of the 6 words of the vocabulary are in no text"):
+    with pytest.warns(UserWarning, match="4 of the 6 words of the vocabulary cannot be found"):
         made = read(path, vocabulary=words)
     assert dense(made).tolist() == [[1, 0, 1, 0, 0, 0]]
 

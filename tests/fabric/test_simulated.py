@@ -261,9 +261,9 @@ def test_an_error_inside_an_injected_latency_comes_out():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: SimulatedFabric(0, 0), "size >= 1"),
-        (lambda: SimulatedFabric(2, 0, crashes={2: 1}), "Ranks"),
-        (lambda: SimulatedFabric(2, 0, partitions=[Partition(((0, 5),))]), "Ranks"),
+        (lambda: SimulatedFabric(0, 0), "size must be at least 1"),
+        (lambda: SimulatedFabric(2, 0, crashes={2: 1}), "ranks from 0 to below"),
+        (lambda: SimulatedFabric(2, 0, partitions=[Partition(((0, 5),))]), "ranks from 0 to below"),
         (lambda: SimulatedFabric(2, 0).member(2), "no rank 2"),
         (lambda: SimulatedFabric(2, 0).run([print]), "1 functions for 2 members"),
         (lambda: MailFaults(loss=1.5), "not a probability"),

@@ -124,9 +124,9 @@ def test_a_refusal_of_the_leader_is_one_for_all(server: TCPStore) -> None:
 
 def test_members_that_do_not_arrive_are_named(server: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "_GATHER_SECONDS", 0.1)
-    with pytest.raises(Refusal, match=r"ranks \[1, 2\] did not come"):
+    with pytest.raises(Refusal, match=r"ranks \[1, 2\] did not register"):
         Rendezvous(around(server, 0, size=3)).gather()
-    with pytest.raises(Refusal, match="rank 0 did not call"):
+    with pytest.raises(Refusal, match="rank 0 did not announce"):
         Rendezvous(Environment(1, 2, 1, "127.0.0.1", server.port, 0, "other", True)).join()
 
 

@@ -44,7 +44,7 @@ PONG = EnvSpec("pong", (4, 84, 84), torch.uint8, actions=6, stacked=True)
         ("--env-steps 1000", "begins to learn after 1,000"),
         ("--replay.folder /dev/null", "/dev/null is no folder to write to"),
         ("--replay.folder /dev/null/inside", "/dev/null is no folder to write to"),
-        ("--agent.n-step 1000000000000", "sources take"),
+        ("--agent.n-step 1000000000000", "it must be from 1 to 1000"),
         ("--simulators 1000000000", "sources take"),
         ("--agent.batch 0", "agent.batch is 0"),
         ("--actors 9", "9 actors share 8 simulators"),

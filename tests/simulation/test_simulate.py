@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -265,3 +266,15 @@ def test_what_makes_no_sense_is_refused_with_nothing_changed(tmp_path, cluster, 
 def test_a_wrong_option_names_the_nearest(capsys):
     words = ["simulate", "cartpole-gala", "--crash-every-second", "3"]
     assert "Did you mean --crash-every-seconds?" in refused(capsys, *words)
+
+
+def test_a_replica_that_is_stopped_is_not_stopped_again(tmp_path):
+    """Else short times between long pauses would add up, and no replica would ever go on."""
+    cluster = Cluster(compute=f"constant:{STEP}", pause_every_seconds=0.002, pause_seconds=0.1)
+    result(tmp_path / "run", run_of("gala", replicas=2, updates=3), cluster)
+    lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    begins = [(line["member"], line["time_seconds"]) for line in lines if line.get("event") == "paused"]
+    assert begins
+    for rank in (0, 1):
+        times = [seconds for member, seconds in begins if member == rank]
+        assert all(later >= earlier + 0.1 for earlier, later in itertools.pairwise(times))

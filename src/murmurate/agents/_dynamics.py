@@ -19,7 +19,7 @@ from murmurate.agents._ensemble_gradient import EnsembleGradient
 from murmurate.agents._running import statistics_group
 from murmurate.losses.gaussian_nll import soft_bounds
 from murmurate.nets.dynamics import DynamicsEnsemble
-from murmurate.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, Range, UnitInterval
+from murmurate.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, Range, RepeatCount, UnitInterval
 from murmurate.replica.adam import Adam
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
@@ -53,7 +53,7 @@ class ModelConfig:
     weight_decay: NonNegativeFloat = 1e-4
     held_out: Annotated[float, Range(0, 1, above=True, below=True)] = 0.2
     held_out_most: PositiveInt = 5_000
-    patience: PositiveInt = 5
+    patience: RepeatCount = 5
     improvement: UnitInterval = 0.01
     precision: Literal["float32", "bfloat16", "auto"] = "auto"
 

@@ -26,7 +26,7 @@ from murmurate.losses.regret import (
 from murmurate.nets.actor_critic import actor_critic
 from murmurate.nets.target import TargetNetwork
 from murmurate.nets.torso import AUTO, checked_torso
-from murmurate.ranges import NonNegativeFloat, PositiveInt, Range, UnitInterval
+from murmurate.ranges import NonNegativeFloat, PositiveInt, Range, ReturnSteps, UnitInterval
 from murmurate.replica.adam import Adam
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context, LearnerConfig
@@ -60,7 +60,7 @@ class ARM(LearnerConfig):
     summary: ClassVar[str] = "advantage-based regret minimization, for partial observability"
 
     batch: PositiveInt = 32
-    n_step: PositiveInt = 1
+    n_step: ReturnSteps = 1
     discount: UnitInterval = 0.99
     learning_rate: NonNegativeFloat = 1e-4
     learning_rate_end: NonNegativeFloat = 1.0

@@ -20,7 +20,15 @@ from murmurate.nets.control import ControlPolicy
 from murmurate.nets.d4pg import CategoricalCritic, PixelEncoder, random_shift
 from murmurate.nets.target import TargetNetwork
 from murmurate.nets.torso import AUTO, checked_torso, usual_torso
-from murmurate.ranges import AnyFloat, NonNegativeFloat, NonNegativeInt, PositiveInt, Range, UnitInterval
+from murmurate.ranges import (
+    AnyFloat,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    Range,
+    ReturnSteps,
+    UnitInterval,
+)
 from murmurate.replay.interface import Sample
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context, LearnerConfig
@@ -57,7 +65,7 @@ class D4PG(LearnerConfig):
     )
 
     batch: PositiveInt = 256
-    n_step: PositiveInt = 5
+    n_step: ReturnSteps = 5
     discount: UnitInterval = 0.99
     policy_rate: NonNegativeFloat = 1e-4
     critic_rate: NonNegativeFloat = 1e-4

@@ -10,7 +10,7 @@ import torch
 
 from murmurate.agents._auto import resolve_precision
 from murmurate.agents._deterministic import DeterministicAgent
-from murmurate.ranges import NonNegativeFloat, PositiveInt, Range, UnitInterval
+from murmurate.ranges import NonNegativeFloat, PositiveInt, Range, ReturnSteps, UnitInterval
 from murmurate.replicator.learner import Context, LearnerConfig
 from murmurate.spec import EnvSpec, Transitions
 
@@ -40,7 +40,7 @@ class DDPG(LearnerConfig):
     summary: ClassVar[str] = "deterministic policy and one critic, from replay; vector actions"
 
     batch: PositiveInt = 256
-    n_step: PositiveInt = 1
+    n_step: ReturnSteps = 1
     discount: UnitInterval = 0.99
     policy_rate: NonNegativeFloat = 3e-4
     critic_rate: NonNegativeFloat = 3e-4

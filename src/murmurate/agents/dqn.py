@@ -17,7 +17,7 @@ from murmurate.losses.q_learning import q_step
 from murmurate.nets.own_network import action_value_net, checked_network, refuse_low_precision
 from murmurate.nets.target import TargetNetwork
 from murmurate.nets.torso import AUTO, checked_torso
-from murmurate.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Range, UnitInterval
+from murmurate.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Range, ReturnSteps, UnitInterval
 from murmurate.replay.interface import Sample
 from murmurate.replica.adam import Adam
 from murmurate.replica.vector import Replica
@@ -61,7 +61,7 @@ class DQN(LearnerConfig):
     summary: ClassVar[str] = "Q-learning from replay: double, dueling, n-step, prioritized"
 
     batch: PositiveInt = 32
-    n_step: PositiveInt = 1
+    n_step: ReturnSteps = 1
     discount: UnitInterval = 0.99
     learning_rate: NonNegativeFloat = 1e-4
     learning_rate_end: NonNegativeFloat = 1.0

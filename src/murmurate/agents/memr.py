@@ -25,7 +25,7 @@ from murmurate.agents.interface import Imagined
 from murmurate.losses.gaussian_nll import entropy_priority, gaussian_nll
 from murmurate.nets.batched_mlp import BatchedMLP
 from murmurate.nets.control import ActionBounds, limited_log_std
-from murmurate.ranges import NonNegativeFloat, PositiveInt
+from murmurate.ranges import NonNegativeFloat, RepeatCount
 from murmurate.replica.adam import Adam
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context, LearnerConfig
@@ -53,7 +53,7 @@ class MEMR(LearnerConfig):
     policy: PolicySettings = field(default_factory=PolicySettings)
     model: ModelConfig = field(default_factory=ModelConfig)
     rollout_rate: NonNegativeFloat = 3e-4
-    rollout_epochs: PositiveInt = 1
+    rollout_epochs: RepeatCount = 1
     termination: str = AUTO
 
     def __post_init__(self) -> None:

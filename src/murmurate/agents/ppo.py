@@ -26,7 +26,15 @@ from murmurate.losses.surrogate import clipped_surrogate, clipped_value_loss
 from murmurate.losses.value import value_loss
 from murmurate.nets.own_network import checked_network, policy_value_net, refuse_low_precision
 from murmurate.nets.torso import AUTO, checked_torso
-from murmurate.ranges import AnyFloat, NonNegativeFloat, NonNegativeInt, PositiveInt, Range, UnitInterval
+from murmurate.ranges import (
+    AnyFloat,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    Range,
+    RepeatCount,
+    UnitInterval,
+)
 from murmurate.replica.adam import Adam
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context, LearnerConfig
@@ -63,7 +71,7 @@ class PPO(LearnerConfig):
     summary: ClassVar[str] = "clipped policy gradients, several epochs from each rollout"
 
     steps: PositiveInt = 128
-    epochs: PositiveInt = 4
+    epochs: RepeatCount = 4
     minibatches: PositiveInt = 4
     discount: UnitInterval = 0.99
     gae_lambda: UnitInterval = 0.95

@@ -13,7 +13,15 @@ from murmurate.agents._auto import resolve_precision
 from murmurate.agents._off_policy import ActsByPolicy
 from murmurate.agents._soft_actor_critic import SoftActorCritic
 from murmurate.agents.interface import Action
-from murmurate.ranges import AnyFloat, NonNegativeFloat, PositiveFloat, PositiveInt, Range, UnitInterval
+from murmurate.ranges import (
+    AnyFloat,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Range,
+    ReturnSteps,
+    UnitInterval,
+)
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context, LearnerConfig
 from murmurate.spec import Batch, EnvSpec, Outcome, Transitions
@@ -46,7 +54,7 @@ class SAC(LearnerConfig):
     summary: ClassVar[str] = "maximum entropy policy, twin critics, automatic temperature; vector actions"
 
     batch: PositiveInt = 256
-    n_step: PositiveInt = 1
+    n_step: ReturnSteps = 1
     discount: UnitInterval = 0.99
     policy_rate: NonNegativeFloat = 3e-4
     critic_rate: NonNegativeFloat = 3e-4

@@ -10,7 +10,7 @@ import torch
 
 from murmurate.agents._auto import resolve_precision
 from murmurate.agents._deterministic import DeterministicAgent
-from murmurate.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Range, UnitInterval
+from murmurate.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Range, ReturnSteps, UnitInterval
 from murmurate.replicator.learner import Context, LearnerConfig
 from murmurate.spec import EnvSpec, Transitions
 
@@ -43,7 +43,7 @@ class TD3(LearnerConfig):
     summary: ClassVar[str] = "deterministic policy, twin critics, delayed policy updates; vector actions"
 
     batch: PositiveInt = 256
-    n_step: PositiveInt = 1
+    n_step: ReturnSteps = 1
     discount: UnitInterval = 0.99
     policy_rate: NonNegativeFloat = 3e-4
     critic_rate: NonNegativeFloat = 3e-4

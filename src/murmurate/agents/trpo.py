@@ -28,7 +28,7 @@ from murmurate.losses.value import value_loss
 from murmurate.nets.moments import ObservationNormalizer
 from murmurate.nets.single_head import policy_net, value_net
 from murmurate.nets.torso import AUTO, checked_torso, usual_torso
-from murmurate.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, Range, UnitInterval
+from murmurate.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, Range, RepeatCount, UnitInterval
 from murmurate.replica.adam import Adam
 from murmurate.replica.clipping import check_loss
 from murmurate.replica.vector import Replica
@@ -68,12 +68,12 @@ class TRPO(LearnerConfig):
     gae_lambda: UnitInterval = 0.97
     max_kl: PositiveFloat = 0.01
     damping: NonNegativeFloat = 0.1
-    cg_iterations: PositiveInt = 10
+    cg_iterations: RepeatCount = 10
     curvature_every: PositiveInt = 1
-    backtracks: PositiveInt = 10
+    backtracks: RepeatCount = 10
     shrink: Annotated[float, Range(0, 1, above=True, below=True)] = 0.8
     value_learning_rate: NonNegativeFloat = 1e-3
-    value_epochs: PositiveInt = 10
+    value_epochs: RepeatCount = 10
     value_minibatches: PositiveInt = 16
     learning_rate_end: NonNegativeFloat = 1.0
     normalize_observations: bool = False

@@ -30,7 +30,7 @@ _EXPLORE_STEPS = 10_000
 _TARGET_EVERY = 200
 _CHECK_EVERY = 2_500
 # seeds of environments: training, evaluations for stopping, and the final evaluation share none
-_CHOICE_SEED, _FINAL_SEED = 1_000_000, 2_000_000
+_STOPPING_SEED, _FINAL_SEED = 1_000_000, 2_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +121,7 @@ def train(plan: FpgaLearnerPlan, seed: int) -> dict[str, Any]:
         if step % _TARGET_EVERY == 0:
             target = learner.weights
         if step % _CHECK_EVERY == 0:
-            found = evaluate(learner, 30, _CHOICE_SEED + seed * 1_000)
+            found = evaluate(learner, 30, _STOPPING_SEED + seed * 1_000)
             if found > best:
                 best, masters = found, [master.clone() for master in learner.masters]
     learner.masters = masters

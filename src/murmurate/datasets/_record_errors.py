@@ -53,7 +53,7 @@ class RecordErrors:
         skipped."""
         if not self.skip:
             raise self.refusal(
-                where, detail, f"Correct the file, or leave out what is wrong with {SKIP_BAD}."
+                where, detail, f"Correct the file, or use {SKIP_BAD} to leave out such records."
             )
         self.causes[cause] += count
         if self.causes.total() > _MOST_SKIPPED:

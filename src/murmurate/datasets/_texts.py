@@ -104,8 +104,8 @@ def corpus(
         counter = WordCounter(tokens, vocabulary, bigrams=bigrams)
         if lost := counter.unreachable():
             warnings.warn(
-                f"{lost:,} of the {len(vocabulary):,} words of the vocabulary are in no text, where words "
-                "are runs of letters in lower case: they count as never there",
+                f"{lost:,} of the {len(vocabulary):,} words of the vocabulary cannot be found, because "
+                "words of a text are runs of letters in lower case: their counts are 0",
                 stacklevel=2,
             )
         return counted(counter, errors)
@@ -115,7 +115,7 @@ def corpus(
     earlier = [RecordErrors(source.path, errors.skip) for _ in range(2)]
     pairs = find((document.text for document in source.documents(earlier[0])), tokens)
     found = counted(WordCounter(tokens, pairs=pairs), earlier[1])
-    # counted as new texts will be: where the vocabulary's bounds left out a pair, its two words are counted
+    # count again, as in new texts: a pair that the vocabulary's bounds left out now counts as its two words
     return counted(WordCounter(tokens, found.vocabulary, bigrams=True), errors)
 
 
@@ -137,7 +137,9 @@ def _files(folder: Path, kind: str, errors: RecordErrors) -> Iterator[Document]:
     paths = files_of(folder, kind)
     if not paths:
         suffix = SUFFIXES[kind][0]
-        raise Refusal(f"There is no {suffix} file in {folder}. A folder of {kind} has a file a document.")
+        raise Refusal(
+            f"There is no {suffix} file in {folder}. A folder of {kind} has one file for each document."
+        )
     for path in paths:
         yield _file(path, folder, kind, errors)
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kSide = 4;  // side of a block; a row of a block is a word of 4 bytes
 
-// The rows of pixels of all channels in one row of blocks.
+// One row of blocks: row kSide * c + i is row i of its pixels in channel c.
 struct Rows {
   const uint8_t* pixels;
   int64_t plane, width, count;
@@ -21,13 +21,13 @@ struct Rows {
 
 // Transposes words: to [columns, rows] <- from [rows, columns].
 #if defined(__AVX512F__)
-inline __mmask16 some(int64_t count) { return static_cast<__mmask16>(count < 16 ? (1u << count) - 1 : 0xffffu); }
+inline __mmask16 first_lanes(int64_t count) { return static_cast<__mmask16>(count < 16 ? (1u << count) - 1 : 0xffffu); }
 
 inline void transpose_words(const Rows& from, int64_t columns, uint8_t* to) {
   __m512i r[16];
   for (int64_t row = 0; row < from.count; row += 16)
     for (int64_t column = 0; column < columns; column += 16) {
-      const __mmask16 wide = some(columns - column), tall = some(from.count - row);
+      const __mmask16 wide = first_lanes(columns - column), tall = first_lanes(from.count - row);
       for (int64_t i = 0; i < 16; ++i)
         r[i] = row + i < from.count ? _mm512_maskz_loadu_epi32(wide, from.at(row + i) + column * kSide)
                                     : _mm512_setzero_si512();
@@ -59,14 +59,14 @@ inline void widen(const uint8_t* from, int64_t count, uint16_t* to) {
 }
 
 template <typename T>
-void lay(const Frames& f, T* to) {
+void to_blocks(const Frames& f, T* to) {
   alignas(64) uint8_t transposed[kMostChannels * kSide * kSide];
-  const int64_t block = f.channels * kSide * kSide, some = kMostChannels / f.channels, plane = f.height * f.width;
+  const int64_t block = f.channels * kSide * kSide, together = kMostChannels / f.channels, plane = f.height * f.width;
   for (int64_t b = 0; b < f.batch; ++b)
     for (int64_t y = 0; y + kSide <= f.height; y += kSide)
-      for (int64_t x = 0; x + kSide <= f.width; x += some * kSide) {
+      for (int64_t x = 0; x + kSide <= f.width; x += together * kSide) {
         const Rows rows = {f.pixels + b * f.stride + y * f.width + x, plane, f.width, f.channels * kSide};
-        const int64_t left = (f.width - x) / kSide, columns = left < some ? left : some;
+        const int64_t left = (f.width - x) / kSide, columns = left < together ? left : together;
         transpose_words(rows, columns, transposed);
         widen(transposed, columns * block, to);
         to += columns * block;
@@ -80,6 +80,6 @@ void lay(const Frames& f, T* to) {
 }  // namespace
 
 extern const BlockKernels MURMURATE_BLOCKS;
-const BlockKernels MURMURATE_BLOCKS = {MURMURATE_NAME, lay<uint16_t>, lay<float>};
+const BlockKernels MURMURATE_BLOCKS = {MURMURATE_NAME, to_blocks<uint16_t>, to_blocks<float>};
 
 }  // namespace murmurate

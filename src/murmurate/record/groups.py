@@ -1,4 +1,5 @@
-"""Groups of runs that differ only in their seed, and numbers of single runs by which they are compared."""
+"""Groups of runs that differ only in their seed, or in where they ran, and numbers of single runs by which
+the groups are compared."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ class GroupCurve:
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs that differ only in their seed.
+    """Runs that differ only in their seed and in settings that do not change what is learned (``_FREE``).
 
     index: selects the colour and dashes of the group in all figures. alone: whether the page is about a
     single run, this one.
@@ -59,11 +60,12 @@ class RunGroup:
     alone: bool = False
 
     def curve(self, key: str, axis: Axis) -> GroupCurve | None:
-        """``key`` (mean over a run's replicas) along ``axis``, where all runs have it; None if none has."""
+        """``key`` (mean over a run's replicas) over the part of ``axis`` that all runs with ``key`` have;
+        None without such runs."""
         means = [mean for run in self.runs if (mean := run.mean(key, axis)) is not None]
         if not means:
             return None
-        # from where every replica has a value: a later first value would make the mean jump
+        # begin where every replica has a value: the mean would jump where one more replica comes in
         start = max(s.x(axis)[0] for run in self.runs for s in run.series(key).values())
         end = min(x[-1] for x, _ in means)
         if end <= start:  # the runs have no part of the axis in common
@@ -130,7 +132,7 @@ def _label(own: dict[str, Any], all_settings: Sequence[dict[str, Any]]) -> str:
     name = str(own.get("strategy.name", "unknown strategy"))
     words = [name]
     for key, value in sorted(own.items(), key=lambda item: (item[0] != "recipe", item[0] != "replicas")):
-        # settings are compared within a strategy or recipe: different ones have different settings anyway
+        # settings are compared only between groups with the same strategy, or recipe: others have others
         same = "strategy.name" if key.startswith("strategy.") else "recipe"
         compared = [s for s in all_settings if key == "recipe" or s.get(same) == own.get(same)]
         if key == "strategy.name" or all(other.get(key, value) == value for other in compared):
@@ -197,7 +199,8 @@ def bytes_exchanged(run: RecordedRun) -> float | None:
 
 
 def exchanges(run: RecordedRun) -> bool:
-    """Whether members exchanged bytes after their first records (before, all agree on the parameters)."""
+    """Whether members exchanged bytes after their first records (which count the bytes
+    that gave all the same first parameters)."""
     counts = run.series("bytes_exchanged").values()
     return any(bool(series.value[-1] > series.value[0]) for series in counts)
 

@@ -81,7 +81,7 @@ class NativeTree:
             greatest = self._kernels.update(
                 self._tree, index.data_ptr(), error.data_ptr(), index.numel(), alpha, epsilon
             )
-        if greatest < 0.0:
+        if greatest < 0.0:  # -1 minus the position of a wrong priority
             priority = (error.abs() + epsilon) ** alpha
             raise wrong_priority(index, priority, int(-1.0 - greatest), self.capacity)
         return greatest

@@ -134,7 +134,7 @@ def sum_tree(
     elif backend == "native" and why_not_native:
         raise Refusal(f"backend is 'native', but {why_not_native}. Use backend='auto'.")
     elif backend == "triton" and (reason := _why_not_triton(fan_out, device)):
-        raise Refusal(f"backend is 'triton', but {reason}. Or use backend='auto'.")
+        raise Refusal(f"backend is 'triton', but {reason}. Use backend='auto'.")
     if chosen == "native":
         from murmurate.replay._native_tree import NativeTree
 

@@ -28,6 +28,7 @@ class FaultInjector:
     ) -> None:
         self._cluster, self._fabric, self._monitor = cluster, fabric, monitor
         self._start_rank, self._generator = start_rank, generator
+        self._paused_until: dict[int, float] = {}
         kinds: tuple[tuple[float | None, Callable[[int], None]], ...] = (
             (cluster.crash_every_seconds, self._crash),
             (cluster.pause_every_seconds, self._pause),
@@ -78,7 +79,10 @@ class FaultInjector:
             self._fabric.at(later, functools.partial(self._enter, rank))
 
     def _pause(self, rank: int) -> None:
-        seconds = self._cluster.pause_seconds
+        now, seconds = self._fabric.virtual_seconds, self._cluster.pause_seconds
+        if now < self._paused_until.get(rank, 0.0):  # a second SIGSTOP changes nothing
+            return
+        self._paused_until[rank] = now + seconds
         self._fabric.pause(rank, seconds)
         self._monitor.event("paused", f"replica {rank} is stopped for {seconds:g} s", member=rank)
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, cast
 
 from murmurate.agents.interface import ModelAgent
 from murmurate.errors import Refusal
-from murmurate.ranges import NonNegativeInt, PositiveInt, Range, UnitInterval
+from murmurate.ranges import NonNegativeInt, PositiveInt, Range, RepeatCount, UnitInterval
 from murmurate.replay.config import ReplayConfig, replay_bytes
 from murmurate.sources.imagined_sampler import WEIGHT, ImaginedSampler
 from murmurate.sources.interface import RunView, Source, SourceConfig, SourceContext
@@ -48,8 +48,8 @@ class ModelRollouts:
 
     every: PositiveInt = 250
     starts: PositiveInt = 100_000
-    length: PositiveInt = 1
-    length_end: PositiveInt = 1
+    length: RepeatCount = 1
+    length_end: RepeatCount = 1
     grows_after: NonNegativeInt = 20_000
     grows_until: PositiveInt = 150_000
     kept: PositiveInt = 4

@@ -71,8 +71,9 @@ class ReplaySampler:
     """Inserts steps and draws batches, so that each transition is drawn ``samples_per_insert`` times on
     average.
 
-    progress: returns the completed share of the run, on which alpha and beta depend. banks: scales importance
-    weights as if all learners drew from one replay. name: name of the replay in checkpoints.
+    batch: transitions in a batch. progress: returns the completed share of the run, on which alpha and beta
+    depend. banks: scales importance weights as if all learners drew from one replay, of which each has a
+    bank. name: name of the replay in checkpoints.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class ReplaySampler:
             self._ahead.drain()
 
     def insert(self, first_simulator: int, steps: Steps) -> None:
-        """Insert a step of the simulators ``first_simulator``, ``first_simulator`` + 1, ..."""
+        """Insert one step of each of the simulators ``first_simulator``, ``first_simulator`` + 1, ..."""
         self.replay.observe(first_simulator, steps)
         self._played += len(steps.reward)
 

@@ -37,8 +37,8 @@ _EVALUATION_DEADLINE_SECONDS = 600.0  # the longest wait, at the end, for a runn
 class Coordinator:
     """Coordinates one run, which it observes in the run state and in ``metrics.jsonl``.
 
-    in_process: whether all members are in this process. Snapshots are then evaluated between their steps,
-    and no checkpoint is made by time, because the order of steps must not depend on the clock.
+    in_process: whether all members are in this process. Snapshots are then evaluated between the members'
+    steps, and no checkpoint is made by time, because the order of steps must not depend on the clock.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class Coordinator:
         self.interrupted = False
         self.signal = 0
         self.failure: RunFailed | SecondInterrupt | None = None
-        self.steps_before = 0  # env steps, and below seconds, before the run was resumed
-        self.seconds_before = offset_seconds
+        self.steps_before = 0  # env steps before the run was resumed
+        self.seconds_before = offset_seconds  # seconds before that
         self.stopped_because = ""
         self.skipped = 0  # number of checkpoints given up because deltas were still in flight
         self.is_admitting = False  # a replica is joining: no checkpoint meanwhile
@@ -96,8 +96,8 @@ class Coordinator:
         self.evaluator.begin_at(run_state.total_env_steps())
         self._clear_staging()
         checkpoint.restore_best(self.checkpoints)
-        if (skipped := run.world.skipped()) is not None:
-            self.event("skipped", skipped[0], causes=skipped[1])
+        if (left_out := run.world.skipped()) is not None:
+            self.event("skipped", left_out[0], causes=left_out[1])
         if resume is not None:
             self._restore(resume.manifest)
 
@@ -219,8 +219,8 @@ class Coordinator:
         self._requested_seconds = self.recorder.seconds
 
     def _seconds_of_next_checkpoint(self) -> float:
-        """When the next checkpoint is due by time. If saving takes as long as the last time, it takes at most
-        a twentieth of the run's time."""
+        """When the next checkpoint is due by time. The wait is at least 20 times what the last save
+        took, so that saving takes at most about a twentieth of the run."""
         every, now = self._every_seconds, self.recorder.seconds
         return math.inf if every is None else now + max(every, 20 * (now - self._requested_seconds))
 
@@ -278,7 +278,7 @@ class Coordinator:
             return False
         ranks = checkpoint.parts(folder)
         for rank in self.run_state.living():
-            if rank not in ranks:  # members that joined after the request have no part in it
+            if rank not in ranks:  # it has ended, or joined after the request and has nothing to link
                 checkpoint.link_part(staging(self.folder, FINAL), folder, rank)
         return True
 
@@ -303,7 +303,7 @@ class Coordinator:
         fields = self._manifest_fields(name)
         checkpoint.commit(self.checkpoints, staging(self.folder, name), fields)
         is_better = mean > self.best
-        self.best = mean if is_better else self.best  # also if the mean is NaN
+        self.best = mean if is_better else self.best  # unchanged if the mean is NaN
         # if evaluations choose the best checkpoint, training returns do not
         if is_better and not (self.run.evaluate_every_env_steps and self.run.evaluation.plays):
             checkpoint.keep_as_best(self.checkpoints)

@@ -18,7 +18,7 @@ from murmurate.losses.adversarial import discriminator_hinge, generator_hinge
 from murmurate.nets.moving_average import MovingAverage
 from murmurate.nets.sn_gan import Discriminator, Generator
 from murmurate.nets.spectral_norm import iterate_
-from murmurate.ranges import NonNegativeFloat, PositiveInt, UnitInterval
+from murmurate.ranges import NonNegativeFloat, PositiveInt, RepeatCount, UnitInterval
 from murmurate.replica.adam import Adam
 from murmurate.replica.vector import MakeOptimizer, Replica
 from murmurate.replicator.collectives import Group
@@ -54,7 +54,7 @@ class SNGAN(LearnerConfig):
     batch: PositiveInt = 64
     channels: PositiveInt = 256
     latent: PositiveInt = 128
-    discriminator_steps: PositiveInt = 1
+    discriminator_steps: RepeatCount = 1
     generator_rate: NonNegativeFloat = 1e-4
     discriminator_rate: NonNegativeFloat = 4e-4
     beta1: UnitInterval = 0.0
@@ -102,7 +102,7 @@ class SNGANLearner:
     """One replica's learner, whose two parameter vectors are ``generator`` and ``discriminator``.
 
     Its random numbers depend only on the run's seed, its rank and the number of the discriminator's updates,
-    so no state of a random generator must be saved.
+    so no state of a random generator needs to be saved.
     """
 
     def __init__(self, config: SNGAN, context: Context) -> None:

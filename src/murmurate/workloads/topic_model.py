@@ -23,6 +23,7 @@ from murmurate.ranges import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    RepeatCount,
     UnitInterval,
     check_ranges,
 )
@@ -66,7 +67,7 @@ class TopicModel(LearnerConfig):
     batch: PositiveInt = 256
     alpha: PositiveFloat | None = None
     prior: PositiveFloat | None = None
-    iterations: PositiveInt = 20
+    iterations: RepeatCount = 20
     tolerance: NonNegativeFloat = 1e-3
     step_rule: StepRule = "robbins-monro"
     rate: StepSize = 0.1
