@@ -57,7 +57,8 @@ def begin_fork_server(arguments: Sequence[str]) -> None:
     if threads is None:  # this process itself may use more threads
         os.environ.pop("OMP_NUM_THREADS", None)
         if forks and (torch := sys.modules.get("torch")):
-            torch.set_num_threads(psutil.cpu_count(logical=False) or 1)
+            cores = psutil.cpu_count(logical=False) or 1
+            torch.set_num_threads(min(cores, len(os.sched_getaffinity(0))))
 
 
 def end_fork_server() -> None:
