@@ -88,7 +88,7 @@ class AtariWorld(SimulatorWorld):
     game: str = field(metadata={"in_name": True})
     frame_skip: Annotated[int, Range(1, 1000)] = 4
     stack: StackLength = 4
-    noop_max: Annotated[int, Range(0, 1_000_000)] = 30
+    noop_max: Annotated[int, Range(0, 1000)] = 30
     sticky: UnitInterval = 0.0
     max_frames_per_episode: Annotated[int, Range(1, 2**31 - 1)] = 108_000
     clip_rewards: bool = True
