@@ -91,7 +91,7 @@ _REFUSALS: dict[str, tuple[list[str], str]] = {
     "no width": ([_G, "--agent.hidden", "0"], "--agent.hidden is 0; it must be at least 1"),
     "period": (
         [_G, "--strategy", "local-sgd", "--strategy.period", "0"],
-        "--strategy.period is 0; it must be at least 1. Use --strategy.period 10",
+        "--strategy.period is 0; it must be from 1 to 10000. Use --strategy.period 10",
     ),
 }  # fmt: skip
 
