@@ -30,10 +30,15 @@ def started(code: int | None) -> tuple[ModuleProcess, dict[str, Any]]:
         return process, pickle.load(pipe)
 
 
+def closed(process: ModuleProcess) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+
+
 @pytest.fixture(params=["forked", "interpreter"])
 def forked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     if request.param == "interpreter":
-        monkeypatch.setattr(module_process, "_fork_server", lambda: None)
+        monkeypatch.setattr(module_process, "usable_fork_server", lambda: None)
         tests = os.path.dirname(os.path.dirname(__file__))
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")]))
     else:
@@ -49,6 +54,7 @@ def test_it_inherits_descriptors_environment_and_output(
     assert seen == {"environment": "here", "forked": forked, "pid": process.pid}
     assert process.wait() == 3
     assert process.poll() == 3
+    closed(process)
     assert "it was here" in capfd.readouterr().err
 
 
@@ -57,9 +63,9 @@ def test_it_is_killed_or_ends_when_its_stdin_is_closed(forked: bool) -> None:
     assert process.poll() is None
     process.kill()
     assert process.wait() == -signal.SIGKILL
+    closed(process)
     process, _ = started(None)
-    assert process.stdin is not None
-    process.stdin.close()
+    closed(process)
     assert process.wait() == 0
     assert not psutil.pid_exists(process.pid)
 

@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 from multiprocessing.util import get_temp_dir
@@ -28,6 +28,9 @@ from murmurate.fabric.processes import socket_folder
 from murmurate.fabric.processes.process_handle import is_stopped
 
 PRELOADED_BY_RUNS = ("murmurate.launch._preloaded",)
+REPORT_SECONDS = 2.0  # for the fork server to report an exit code; it may be stopped, or killed
+UNKNOWN_CODE = 255  # multiprocessing's exit code of a process whose fork server has ended
+_HAS_KEY = sys.version_info >= (3, 14)  # its fork server asks for a key, which only its own process has
 _early_pid: int | None = None  # pid of a fork server that was started early and is not in use yet
 
 
@@ -77,6 +80,26 @@ def end_stopped_fork_server() -> None:
         _kill()
 
 
+def usable_fork_server() -> int | None:
+    """The pid of the fork server that this process has started, or was forked from; None if it may not use
+    one, as a daemon of ``multiprocessing``."""
+    if _HAS_KEY or multiprocessing.current_process().daemon:
+        return None
+    return None if getattr(_server(), "_forkserver_address", None) is None else _pid() or os.getppid()
+
+
+@contextlib.contextmanager
+def without_another() -> Iterator[None]:
+    """Use the fork server that there is: ``multiprocessing`` would start another one for a process that was
+    itself forked from one."""
+    server = _server()
+    server.ensure_running = lambda: None
+    try:
+        yield
+    finally:
+        del server.ensure_running
+
+
 def _kill() -> None:
     with contextlib.suppress(ProcessLookupError, TypeError):
         os.kill(_pid(), signal.SIGKILL)  # type: ignore[arg-type]
@@ -89,7 +112,7 @@ def _may_fork() -> bool:
     user's code has imported torch, and may have used a GPU."""
     return (
         sys.platform == "linux"
-        and sys.version_info < (3, 14)  # whose fork server has a key
+        and not _HAS_KEY
         and _pid() is None
         and "torch" not in sys.modules
         and psutil.Process().num_threads() == 1

@@ -13,15 +13,18 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from multiprocessing import forkserver
+from collections.abc import Mapping, Sequence
 from multiprocessing.reduction import DupFd
 from typing import IO, Any, Protocol
 
+from murmurate.fabric.processes.fork_server import (
+    REPORT_SECONDS,
+    UNKNOWN_CODE,
+    usable_fork_server,
+    without_another,
+)
 from murmurate.fabric.processes.process_handle import ProcessHandle, is_stopped
 
-_REPORT_SECONDS = 2.0  # for the fork server to report an exit code
-_UNKNOWN_CODE = 255  # where it does not
 _received: dict[int, int] = {}  # in a forked process: its descriptors, by the numbers that its parent has
 
 
@@ -54,7 +57,7 @@ def start_module(module: str, descriptors: Sequence[int]) -> ModuleProcess:
 
     The process writes where this one writes. Its stdin is a pipe, and it must end when that is closed.
     """
-    server = _fork_server()
+    server = usable_fork_server()
     if server is not None and not is_stopped(server):
         with contextlib.suppress(OSError, EOFError):  # it has ended
             return _Forked(module, descriptors)
@@ -64,17 +67,6 @@ def start_module(module: str, descriptors: Sequence[int]) -> ModuleProcess:
         pass_fds=tuple(descriptors),
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-
-
-def _fork_server() -> int | None:
-    """The pid of the fork server that this process has started, or was forked from; None if it may not use
-    one, as a daemon of ``multiprocessing``."""
-    server: Any = getattr(forkserver, "_forkserver", None)
-    if sys.version_info >= (3, 14) or multiprocessing.process.current_process().daemon:
-        return None
-    if getattr(server, "_forkserver_address", None) is None:
-        return None
-    return server._forkserver_pid or os.getppid()
 
 
 class _Forked:
@@ -87,7 +79,7 @@ class _Forked:
         passed = _Passed((read, 1, 2, *descriptors))
         self._process = context.Process(target=_run, args=(module, passed, descriptors, dict(os.environ)))
         try:
-            with _as_it_is():
+            with without_another():
                 self._process.start()
         except BaseException:
             self.stdin.close()
@@ -115,21 +107,9 @@ class _Forked:
         return self._code()
 
     def _code(self) -> int:
-        self._process.join(_REPORT_SECONDS)
+        self._process.join(REPORT_SECONDS)
         code: int | None = self._process.exitcode
-        return _UNKNOWN_CODE if code is None else code
-
-
-@contextlib.contextmanager
-def _as_it_is() -> Iterator[None]:
-    """Use the fork server that there is: ``multiprocessing`` would start another one for a process that was
-    itself forked from one."""
-    server: Any = forkserver._forkserver
-    server.ensure_running = lambda: None
-    try:
-        yield
-    finally:
-        del server.ensure_running
+        return UNKNOWN_CODE if code is None else code
 
 
 class _Passed(tuple[int, ...]):

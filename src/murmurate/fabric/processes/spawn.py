@@ -31,15 +31,19 @@ import numpy as np
 import torch
 
 from murmurate.fabric.interface import Fabric
-from murmurate.fabric.processes.fork_server import PRELOADED_BY_RUNS, end_stopped_fork_server, fork_server
+from murmurate.fabric.processes.fork_server import (
+    PRELOADED_BY_RUNS,
+    REPORT_SECONDS,
+    UNKNOWN_CODE,
+    end_stopped_fork_server,
+    fork_server,
+)
 from murmurate.fabric.processes.process_handle import ProcessHandle, is_stopped
 from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 
 FINISHED, FAILED, REFUSED, LATE, LEFT, DIED = "finished", "failed", "refused", "late", "left", "died"
 _IMPORTED_CODE = 74  # exit code of a worker in which the import of the user's script started a run
-_UNKNOWN_CODE = 255  # multiprocessing's exit code of a process whose fork server has ended
-_REPORT_SECONDS = 2.0  # to wait for the fork server to report an exit code; it may be stopped, or killed
 # how long a member answers the others after its result; the launcher ends it once it has all results
 _LINGER_SECONDS = 60.0
 # an optimizer's first step imports the last of these, which would take each process a second
@@ -163,7 +167,7 @@ class WorkerProcess:
             self.exit = Exit(REFUSED, IMPORTED)
             return True
         how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
-        if code in (None, _UNKNOWN_CODE):
+        if code in (None, UNKNOWN_CODE):
             how = "the fork server did not report how"
         self.exit = Exit(DIED, self.killed_because or how)
         return True
@@ -171,7 +175,7 @@ class WorkerProcess:
     def _end(self) -> None:
         self._handle.send(signal.SIGKILL)
         self._handle.wait()
-        self.process.join(_REPORT_SECONDS)
+        self.process.join(REPORT_SECONDS)
 
     def close(self) -> None:
         self._end()
