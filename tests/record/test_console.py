@@ -126,7 +126,7 @@ def test_without_a_terminal_a_line_every_interval_and_each_event_at_once() -> No
             console.feed([r for r in records if r["time_seconds"] == now])
             console.refresh()
     lines = out.getvalue().splitlines()
-    assert lines[0] == "cartpole-gala: 2 replicas"
+    assert lines[0] == "cartpole-gala"
     assert [ln for ln in lines if "died" in ln] == ["[0:00:50] replica 1 died (SIGKILL)"]
     status = [ln for ln in lines if "env steps" in ln]
     assert len(status) == 11  # ten intervals, and the end

@@ -194,14 +194,16 @@ class PPOAgent(OneReplica):
         data = self.running.with_scaled_rewards(batch.data)
         advantage = self._advantages(data)
         generator = derive_generator(self.seed, "minibatches", self.clock)
-        metrics: list[dict[str, Tensor]] = []
+        totals: dict[str, Tensor] = {}  # sums: lists of thousands of metrics would fragment memory
+        updates = 0
         for _ in range(self.config.epochs):
             for minibatch in self._minibatches(data, advantage, generator):
-                metrics.append(self._update(minibatch))
+                updates += 1
+                for name, value in self._update(minibatch).items():
+                    totals[name] = totals[name] + value if updates > 1 else value
         self.running.include(data.observation)
-        names = metrics[0]
         return Outcome(
-            {name: torch.stack([x[name] for x in metrics]).mean() for name in names}
+            {name: total / updates for name, total in totals.items()}
             | {
                 "explained_variance": lambda: explained_variance(data.behaviour["value"], advantage),
                 "learning_rate": self.replica.optimizer.param_groups[0]["lr"],

@@ -227,14 +227,14 @@ class TRPOAgent:
         c = self.config
         observation, target = observation.flatten(0, 1), target.flatten()
         generator = derive_generator(self.seed, "minibatches", self.critic.clock)
-        losses = []
+        total = torch.zeros((), device=self.device)  # a list of thousands of losses would fragment memory
         for _ in range(c.value_epochs):
             order = torch.randperm(len(target), generator=generator).to(self.device)
             for chosen in order.tensor_split(c.value_minibatches):
                 loss = value_loss(self.value_net(observation[chosen]), target[chosen, None])
                 self.critic.descend(loss)
-                losses.append(loss.detach())
-        return torch.stack(losses).mean()
+                total += loss.detach()
+        return total / (c.value_epochs * c.value_minibatches)
 
     @property
     def pass_rows(self) -> int:

@@ -81,7 +81,7 @@ class Console:
             self._live = Live(self.render(), console=self._console, auto_refresh=False)
             self._live.start()
         else:
-            self._print(f"{self.title}: {len(self.progress.replicas)} replicas")
+            self._print(self.title)
         return self
 
     def __exit__(
