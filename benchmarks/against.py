@@ -1,6 +1,7 @@
 """Compares the speed of this checkout with the speed of another one, on the same jobs in turn.
 
-    git worktree add ../before REVISION                # and build its kernels: pip wheel, or copy the library
+    git worktree add ../before REVISION
+    (cd ../before && python3 -m venv .venv && .venv/bin/pip install -c constraints.txt -e '.[atari,topics]')
     python benchmarks/against.py ../before [--rounds N] [--only NAME ...]
 
 Each job runs in both checkouts, round after round, in windows of CPU seconds (training) or calls (replay,
@@ -48,7 +49,19 @@ _COST = (
 
 
 def python(checkout: Path, *arguments: str) -> list[str]:
-    return ["env", f"PYTHONPATH={checkout / 'src'}", "OMP_NUM_THREADS=1", sys.executable, *arguments]
+    """A command of the checkout's own Python: an editable install goes before every other path."""
+    program = sys.executable if checkout == HERE else str(checkout / ".venv/bin/python")
+    return ["env", "OMP_NUM_THREADS=1", program, *arguments]
+
+
+def check(checkout: Path) -> None:
+    """Refuse a checkout whose Python imports another one's code or no compiled kernels."""
+    look = "import murmurate; from murmurate.native import kernels; print(murmurate.__file__, bool(kernels))"
+    found = subprocess.run(python(checkout, "-c", look), capture_output=True, text=True, cwd=os.sep)
+    if found.stdout.split() != [str(checkout / "src/murmurate/__init__.py"), "True"]:
+        sys.exit(
+            f"{checkout} is not installed in its .venv, or without kernels: {found.stdout or found.stderr}"
+        )
 
 
 def trainings(other: Path, rounds: int, names: set[str]) -> Iterator[tuple[str, float]]:
@@ -144,6 +157,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=JOBS, default=JOBS)
     options = parser.parse_args()
     other, names = options.other.resolve(), set(options.only)
+    for checkout in (HERE, other):
+        check(checkout)
     ratios: dict[str, list[float]] = {}
     for part in (trainings, replay, documents, copies):
         for name, ratio in part(other, options.rounds, names):

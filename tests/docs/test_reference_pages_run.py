@@ -74,7 +74,9 @@ def wanted(page: str) -> list[str]:
     """The commands of a page that can run here, shortened, with files that are here."""
     found = []
     for line in lines(DOCS / f"{page}.md"):
-        if line.startswith(("murmurate ", "torchrun ", "RAY_ADDRESS")) and not any(w in line for w in NOT_RUN):
+        if line.startswith(("murmurate ", "torchrun ", "RAY_ADDRESS")) and not any(
+            w in line for w in NOT_RUN
+        ):
             command = re.sub(r"\s+#.*", "", line)
             for pattern, here in READERS_FILES.items():
                 command = re.sub(pattern, lambda _, here=here: here, command)
@@ -85,7 +87,11 @@ def wanted(page: str) -> list[str]:
 
 def files(folder: Path) -> None:
     """What the pages take for granted."""
-    for name, write in (("fashion", write_fashion), ("cifar-10-batches-bin", write_cifar10), ("images", write_folder)):
+    for name, write in (
+        ("fashion", write_fashion),
+        ("cifar-10-batches-bin", write_cifar10),
+        ("images", write_folder),
+    ):
         (folder / name).mkdir()
         write(folder / name)
     (folder / "shards").mkdir()
