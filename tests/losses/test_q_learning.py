@@ -100,8 +100,8 @@ def test_a_step_is_the_loss_and_its_gradient(seed: int, batch: int, actions: int
 def test_a_step_where_numbers_are_not_at_hand_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: torch records it."""
     written = q_step(*rows(0))
-    monkeypatch.setattr(q_learning, "_ClosedForm", None)
-    with pytest.raises(AttributeError):
+    monkeypatch.setattr(q_learning, "_closed_form", None)
+    with pytest.raises(TypeError):
         q_step(*rows(0))
     monkeypatch.setattr(torch.Tensor, "is_cpu", False)
     for one, other in zip(written, q_step(*rows(0)), strict=True):

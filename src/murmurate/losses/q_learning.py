@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from murmurate.losses.checks import check_rank, check_shape
 from murmurate.native import gpu
 
 
 class QStep(NamedTuple):
-    """loss: scalar, differentiable in Q(s, .) alone. error: [B], see ``td_error``; a constant."""
+    """loss: scalar, differentiable once, in Q(s, .) alone. error: [B], see ``td_error``; a constant."""
 
     loss: Tensor
     error: Tensor
@@ -50,7 +49,7 @@ def q_step(
     )
     if q_tm1.is_cpu and fits:
         selector = q_t if q_t_selector is None else q_t_selector
-        return QStep(*_ClosedForm.apply(q_tm1, a_tm1, r_t, discount_t, weight, q_t, selector))  # type: ignore[no-untyped-call]
+        return _closed_form(q_tm1, a_tm1, r_t, discount_t, weight, q_t, selector)
     if q_tm1.is_cuda and fits and gpu.installed():
         from murmurate.losses._triton_q import FusedStep
 
@@ -60,41 +59,32 @@ def q_step(
     return QStep(q_loss(error, weight), error.detach())
 
 
-class _ClosedForm(torch.autograd.Function):
-    """(loss, error [B]) of ``q_step`` on a CPU; ``_triton_q.FusedStep`` is the same on a GPU."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q_tm1: Tensor,
-        a_tm1: Tensor,
-        r_t: Tensor,
-        discount_t: Tensor,
-        weight: Tensor,
-        q_t: Tensor,
-        q_t_selector: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        rows, taken = np.arange(len(q_tm1)), a_tm1.numpy()
-        if taken.min() < 0:
-            raise IndexError(f"there is no action {taken.min()}: actions are numbered from 0")
-        best = q_t_selector.detach().numpy().argmax(1)
-        target = r_t.detach().numpy() + discount_t.detach().numpy() * q_t.detach().numpy()[rows, best]
-        q_values = q_tm1.detach().numpy()
-        error = target - q_values[rows, taken]
-        slope = np.minimum(np.maximum(error, np.float32(-1)), np.float32(1))
-        scaled = weight.detach().numpy() * (slope / np.float32(len(rows)))
-        gradient = np.zeros_like(q_values)
-        gradient[rows, taken] = -scaled
-        loss = scaled @ (error - np.float32(0.5) * slope)
-        ctx.gradient = torch.from_numpy(gradient)
-        loss_and_error = torch.from_numpy(np.asarray(loss)), torch.from_numpy(error)
-        ctx.mark_non_differentiable(loss_and_error[1])
-        return loss_and_error
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.gradient * slope, None, None, None, None, None, None
+def _closed_form(
+    q_tm1: Tensor,
+    a_tm1: Tensor,
+    r_t: Tensor,
+    discount_t: Tensor,
+    weight: Tensor,
+    q_t: Tensor,
+    q_t_selector: Tensor,
+) -> QStep:
+    """``q_step`` on a CPU; ``_triton_q.FusedStep`` is the same on a GPU."""
+    rows, taken = np.arange(len(q_tm1)), a_tm1.numpy()
+    if taken.min() < 0:
+        raise IndexError(f"there is no action {taken.min()}: actions are numbered from 0")
+    best = q_t_selector.detach().numpy().argmax(1)
+    target = r_t.detach().numpy() + discount_t.detach().numpy() * q_t.detach().numpy()[rows, best]
+    q_values = q_tm1.detach().numpy()
+    error = target - q_values[rows, taken]
+    slope = np.minimum(np.maximum(error, np.float32(-1)), np.float32(1))
+    scaled = weight.detach().numpy() * (slope / np.float32(len(rows)))
+    gradient = np.zeros_like(q_values)
+    gradient[rows, taken] = -scaled
+    # a product whose derivative is ``gradient``, with the value of the loss written into it: half the
+    # overhead of an autograd function
+    loss = torch.dot(q_tm1.flatten(), torch.from_numpy(gradient).flatten())
+    loss.detach().fill_(float(scaled @ (error - np.float32(0.5) * slope)))
+    return QStep(loss, torch.from_numpy(error))
 
 
 def q_target(r_t: Tensor, discount_t: Tensor, q_t: Tensor, q_t_selector: Tensor | None = None) -> Tensor:
