@@ -148,11 +148,20 @@ def test_live_display_starts_and_stops_cleanly() -> None:
 
 
 def test_the_rate_forgets_what_happened_before_a_resume() -> None:
-    progress = Progress(1)
-    progress.feed([row(100, 0, 1_000_000), event(100, "resumed", "resumed"), row(101, 0, 1_000_100)])
+    progress = Progress(2)
+    progress.feed([row(90, 0, 400_000), row(100, 1, 500_000), event(100, "resumed", "resumed")])
     assert progress.env_steps_per_second is None  # one point is no rate
-    progress.feed([row(111, 0, 1_001_100)])
-    assert progress.env_steps_per_second == pytest.approx(100.0)
+    progress.feed([row(101, 0, 400_100), row(101.001, 1, 500_100)])  # in no time after one another
+    assert progress.env_steps_per_second == pytest.approx(200.0, rel=0.01)
+
+
+def test_a_resumed_run_does_not_print_its_earlier_events_again() -> None:
+    out = io.StringIO()
+    screen = rich.console.Console(file=out, width=60)
+    with Console("cartpole-gala", 2, console=screen, elapsed=lambda: 60.0) as console:
+        console.feed([event(50, "died", "replica 1 died"), event(60, "resumed", "resumed at 9 env steps")])
+    assert "died" not in out.getvalue()
+    assert "resumed at 9 env steps" in out.getvalue()
 
 
 def test_long_histories_stay_short_and_evenly_spaced() -> None:

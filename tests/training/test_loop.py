@@ -223,6 +223,29 @@ def _part(coordinator: Coordinator, name: str, rank: int, steps: int) -> None:
     write_part(staging(coordinator.folder, name), rank, {"env_steps": steps, "x": torch.ones(1) * steps})
 
 
+@pytest.mark.parametrize("survivor", ["centre", "replica"])
+def test_what_no_run_could_be_resumed_from_is_not_committed(survivor: str, tmp_path: Path) -> None:
+    """All replicas, or the centre, die while a checkpoint is being written."""
+    (tmp_path / "checkpoints").mkdir()
+    run_state = RunState(2)
+    run_state.open()
+    run = a_run("parameter-server", replicas=1, checkpoint_every_env_steps=100)
+    coordinator = Coordinator(run, tmp_path, run_state, time.monotonic())
+    run_state.advance(0, 110, 11)
+    coordinator.poll()
+    rank, other = (1, 0) if survivor == "centre" else (0, 1)
+    for name in ("1", FINAL):
+        _part(coordinator, name, rank, 110)
+    run_state.saved(rank, 1)
+    run_state.mark_dead(other)
+    coordinator.poll()
+    assert not coordinator.commit_final()
+    assert not (coordinator.checkpoints / "last").exists()
+    _part(coordinator, FINAL, other, 110)
+    assert coordinator.commit_final()
+    coordinator.close()
+
+
 def test_a_checkpoint_is_asked_for_when_due_and_committed_when_whole(coordinator: Coordinator) -> None:
     run_state, last = coordinator.run_state, coordinator.checkpoints / "last"
     run_state.advance(0, 60, 6)

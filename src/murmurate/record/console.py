@@ -72,7 +72,8 @@ class Console:
         self._elapsed = elapsed or (lambda: time.monotonic() - started)
         self._console = console or rich.console.Console(quiet=quiet)
         self._interval = interval_seconds
-        self._next_line = self._elapsed() + interval_seconds
+        self._began = self._elapsed()  # above 0 in a resumed run, whose earlier events are not printed again
+        self._next_line = self._began + interval_seconds
         self._next_checkpoint = 0.0
         self._live: Live | None = None
 
@@ -98,6 +99,8 @@ class Console:
         events = self.progress.feed(records)
         if self._live is None:
             for event in events:
+                if event["time_seconds"] < self._began:
+                    continue
                 if event.get("event") == "checkpoint" and not self._checkpoint_is_due(event):
                     continue
                 self._print(f"[{clock(event['time_seconds'])}] {_message(event)}")

@@ -90,7 +90,7 @@ class Progress:
             replica.dead = name == "died" or (replica.dead and name != "joined")
             replica.finished = name == "finished"
         if name == "resumed":
-            self._totals.clear()
+            self._totals = deque([(self.seconds, self.env_steps)])
             for replica in self.replicas:
                 replica.dead, replica.finished, replica.death = False, False, ""
         return True

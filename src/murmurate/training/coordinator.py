@@ -272,7 +272,8 @@ class Coordinator:
         self._pending = 0
 
     def _complete(self, name: str) -> bool:
-        """Add the final parts of replicas that had ended before the request; returns False if all had."""
+        """Add the final parts of replicas that had ended before the request; returns False if all had, or if
+        no run can be resumed from what was written: all replicas, or the centre, died meanwhile."""
         folder = staging(self.folder, name)
         if not folder.exists():
             return False
@@ -280,7 +281,12 @@ class Coordinator:
         for rank in self.run_state.living():
             if rank not in ranks:  # it has ended, or joined after the request and has nothing to link
                 checkpoint.link_part(staging(self.folder, FINAL), folder, rank)
-        return True
+        return self._is_resumable(name)
+
+    def _is_resumable(self, name: str) -> bool:
+        """Whether a staging folder has the part of a replica, and of the centre if there is one."""
+        ranks, replicas = checkpoint.parts(staging(self.folder, name)), self.run.replicas
+        return any(rank < replicas for rank in ranks) and (not self.run.strategy.centre or replicas in ranks)
 
     def commit_final(self) -> bool:
         """Commit the replicas' final parts; returns False if there are none. Raises RunFailed if the run
@@ -288,7 +294,7 @@ class Coordinator:
         self._follow_folder()
         self._read()
         self._pending = 0
-        saved = any(staging(self.folder, FINAL).glob("replica-*.safetensors"))
+        saved = self._is_resumable(FINAL)
         if saved:
             self._commit(FINAL)
             self._await_evaluation()

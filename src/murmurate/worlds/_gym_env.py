@@ -14,7 +14,7 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from murmurate import errors
 from murmurate.worlds.env_state import quiet_models
-from murmurate.worlds.modules import import_module, import_triton
+from murmurate.worlds.modules import draw_without_screen, import_module, import_triton
 
 PREFIX = "gym:"
 # modules whose environments draw by SDL, so that Mesa is not loaded (see ``import_triton``)
@@ -53,6 +53,8 @@ def make(
     """
     spec = registered(ident, folder)
     kwargs: dict[str, Any] = {"render_mode": "rgb_array"} if picture else {}
+    if picture:
+        draw_without_screen()
     no_pictures = f"{name} has no pictures: its constructor must take render_mode='rgb_array'."
     try:
         with quiet_models(spec.entry_point):

@@ -125,6 +125,7 @@ def called(function: Callable[..., Any], name: str, picture: bool, **arguments: 
     """What ``function(**arguments)`` returns; with ``picture`` it also gets ``render_mode``, if it takes
     that."""
     if picture and takes(function, "render_mode"):
+        modules.draw_without_screen()
         arguments["render_mode"] = "rgb_array"
     try:
         return function(**arguments)

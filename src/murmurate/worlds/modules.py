@@ -77,6 +77,12 @@ def import_module(name: str, folder: str, purpose: str) -> tuple[ModuleType, str
     ) from missing
 
 
+def draw_without_screen() -> None:
+    """SDL, with which gymnasium draws, complains on stderr where it looks for a screen and there is none."""
+    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+
+
 def load_file(file: str, purpose: str) -> ModuleType:
     """The module in ``file``, executed once; its folder is added to ``sys.path``, so that it can import the
     modules beside it.
