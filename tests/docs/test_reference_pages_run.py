@@ -1,7 +1,7 @@
-"""The commands of the reference pages and of the pages of algorithms are run, as a reader would, page by page.
+"""The commands of the reference pages and of the pages of algorithms are run as a reader would, page by page.
 
-Each page has a folder of its own, with the files that it takes for granted, and its commands run there in its order,
-with ``shorter`` behind each: the later of two options holds. A training must have made at least one update.
+Each page has a folder of its own, with the files that it takes for granted, and its commands run there in its
+order, with ``SHORTER`` behind each: the later of two options holds. A training must have made an update.
 """
 
 from __future__ import annotations

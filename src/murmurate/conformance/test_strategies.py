@@ -6,6 +6,7 @@ file exists or its package is installed.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import importlib.util
@@ -210,6 +211,71 @@ def test_it_learns_on_every_fabric(kind, fabric, size):
             assert torch.equal(one["consensus"], found[0]["consensus"])
     if size == 1 and not has_consensus_of_its_own(kind):
         assert torch.equal(found[0]["consensus"], found[0]["params"])
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
+def test_its_state_is_all_that_must_survive_a_checkpoint(kind, seed):
+    """Half-way each learner's strategy gets the fields that it had after ``attach``, and loads its state: it
+    goes on as if nothing had happened."""
+    if not kind.synchronous:
+        pytest.skip("what it does after a checkpoint depends on what peers have published meanwhile")
+    size = 1 if kind.name == "solo" else 3
+    goes_on, restored = (
+        SimulatedFabric(size + kind.centre, seed=seed).run(
+            [functools.partial(saving_role, kind, restores)] * size
+            + [functools.partial(centre_role, kind, sgd)] * kind.centre
+        )[:size]
+        for restores in (False, True)
+    )
+    for one, other in zip(goes_on, restored, strict=True):
+        assert one.exchanges == other.exchanges, "state() or load() leaves out something of exchanges"
+        assert all(map(torch.equal, one.path, other.path)), "state() or load() leaves out something"
+
+
+def saving_role(kind, restores, endpoint):
+    """Make updates, save the strategy's state, restore it if asked to, and make more updates."""
+    replicator, replica, end = start(kind, sgd, endpoint)
+    bound = replicator.bound_replicas["model"]
+    strategy, learners = bound.strategy, range(endpoint.size - kind.centre)
+    attached = {name: copied(value) for name, value in vars(strategy).items()}
+    PROBLEM._run(replica, MANY_UPDATES // 4, (endpoint.rank,))
+    wait_for_all(end, learners, "half")
+    assert replicator.drain(1, 5.0)
+    wait_for_all(end, learners, "drained")
+    state = copy.deepcopy(strategy.state())
+    if restores:
+        vars(strategy).clear()
+        vars(strategy).update(attached)
+        strategy.load(state)
+    result = PROBLEM._run(replica, MANY_UPDATES // 4, (endpoint.rank,), MANY_UPDATES // 4)
+    assert replicator.drain(2, 5.0)
+    if kind.centre:
+        end.send(endpoint.size - 1, "done", torch.zeros(1))
+    replicator.publish()
+    bound.channel.gather(replica.params.detach())
+    return result
+
+
+def wait_for_all(channel, members, tag):
+    """Return once all ``members`` have called this with the same ``tag``."""
+    missing = set(members) - {channel.rank}
+    for rank in missing:
+        channel.send(rank, tag, torch.zeros(1))
+    while missing:
+        if (message := channel.receive(tag)) is not None:
+            missing.remove(message.sender)
+
+
+def copied(value):
+    """A copy of what a strategy remembers; not of vectors, which may be shared, and of handles."""
+    if isinstance(value, torch.Generator):
+        return value.clone_state()
+    return copy.deepcopy(value) if isinstance(value, list | dict | set) and is_plain_value(value) else value
+
+
+def is_plain_value(value):
+    inner = value.values() if isinstance(value, dict) else value
+    return all(isinstance(one, int | float | str | None) for one in inner)
 
 
 def has_consensus_of_its_own(kind):
