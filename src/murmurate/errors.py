@@ -79,7 +79,7 @@ def list_argument(kind: str) -> str:
     lists = {
         "strategy": "strategies",
         "game": "recipes",
-        "world": "recipes",
+        "world": "worlds",
         "list": "--help",
         "bench": "benches",
     }

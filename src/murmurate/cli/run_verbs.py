@@ -221,5 +221,8 @@ def report_end(finish: Any, folder: Path) -> int:
     saved = finish.run.launcher != "simulated" and (folder / "checkpoints" / "last").exists()
     to_resume = saved and finish.code in _INTERRUPTED
     following = "resume" if to_resume else finish.run.evaluation.next_command
-    print(f"The run is in {folder} — next: murmurate {following} {folder}")
+    if summary["exit"].startswith("failed") and not saved and (folder / "logs").exists():
+        print(f"The run is in {folder}, and what its processes printed in {folder / 'logs'}")
+    else:
+        print(f"The run is in {folder} — next: murmurate {following} {folder}")
     return int(finish.code)

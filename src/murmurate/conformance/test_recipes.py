@@ -93,7 +93,7 @@ def test_a_learner_makes_as_many_updates_as_it_says(run: Run) -> None:
     learner = build_learner(run, 0, Replica)
     source = open_only_source(run, learner)
     learn(learner, source, 5)
-    assert updates_of(learner) == run.learner.updates(5)
+    assert updates_of(learner) == run.learner.updates(5), "the config's updates(5) is not what 5 batches make"
     source.close()
 
 
@@ -120,7 +120,7 @@ def test_saved_and_loaded_equals_uninterrupted(run: Run) -> None:
     again.load(saved["source"])
     learn(other, again, 4)
     assert updates_of(one) == updates_of(other)
-    assert same(values(one), values(other)) or not source.exact
+    assert same(values(one), values(other)) or not source.exact, "state() or load() leaves out something"
     source.close()
     again.close()
 

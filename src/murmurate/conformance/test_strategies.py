@@ -131,9 +131,10 @@ def test_its_declarations_are_complete(kind):
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", kind.name)
     assert kind.summary
     behaviour = kind.behaviour
-    for said in (behaviour.on_death, behaviour.on_slow, behaviour.on_join, behaviour.bounded_by):
-        assert said
-        assert not said.endswith(".")
+    for field in ("on_death", "on_slow", "on_join", "bounded_by"):
+        said = getattr(behaviour, field)
+        assert said, f"its behaviour has no {field}"
+        assert not said.endswith("."), f"{field} ends in a full stop"
     assert behaviour.carries in ("state", "deltas", "nothing")
     assert kind.paper or kind.name == "solo"
     assert isinstance(kind().needs, frozenset)
