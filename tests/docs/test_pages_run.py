@@ -207,6 +207,7 @@ def test_slurm(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_api(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
     train, load, export, watch = python("api")
     assert "runs/api" in program(tmp_path, train)
     program(tmp_path, f"import murmurate\n{load}\n{export}")

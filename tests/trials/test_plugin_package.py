@@ -70,9 +70,9 @@ def test_the_strategy_is_found(package: Path) -> None:
 
 @pytest.mark.slow
 def test_they_pass_conformance(package: Path) -> None:
-    words = commands()[3]
-    assert words[0] == "pytest"
-    ended = said(package, "pytest", "-q", *(word.strip('"') for word in words[1:]))
+    words = commands()[-1]
+    assert words[:3] == ["python", "-m", "pytest"]
+    ended = said(package, "pytest", "-q", *(word.strip('"') for word in words[3:]))
     passed = re.search(r"(\d+) passed", ended)
     assert passed, ended
     assert int(passed[1]) > 40
@@ -80,9 +80,12 @@ def test_they_pass_conformance(package: Path) -> None:
 
 @pytest.mark.slow
 def test_the_agent_learns_under_the_strategy(package: Path) -> None:
-    words = commands()[2]
-    assert words[:2] == ["murmurate", "train"]
-    said(package, *words, "--launcher", "inline", "--out", "run", "--env-steps", "60000")
-    summary = json.loads((package / "run" / "summary.json").read_text())
+    training, resume, evaluate, report = commands()[2:6]
+    assert training[:2] == ["murmurate", "train"]
+    said(package, *training, "--launcher", "inline", "--env-steps", "60000")
+    summary = json.loads((package / "runs" / "mine" / "summary.json").read_text())
     assert summary["strategy"] == "ring-average"
     assert summary["eval_return_mean"] > 100, "a policy that does not learn makes about 20"
+    for words in (resume, evaluate, report):
+        assert words[2] == "runs/mine"
+        said(package, *words, *(["--env-steps", "61000"] if words is resume else []))
