@@ -151,7 +151,7 @@ def test_an_environment_of_the_users_own_is_trained_resumed_and_evaluated_by_nam
 
 @pytest.mark.parametrize("name", ["cartpole", "cartpole-", "-gala", "", "cartpole-gala-a2c", "nothing-gala"])
 def test_names_that_are_no_recipe_are_refused(name: str) -> None:
-    with pytest.raises(Refusal, match="murmurate list (recipes|worlds)"):
+    with pytest.raises(Refusal, match=r"murmurate list (recipes|worlds)"):
         recipe(name)
 
 
