@@ -80,8 +80,8 @@ def _closed_form(
     scaled = weight.detach().numpy() * (slope / np.float32(len(rows)))
     gradient = np.zeros_like(q_values)
     gradient[rows, taken] = -scaled
-    # a product whose derivative is ``gradient``, with the value of the loss written into it: half the
-    # overhead of an autograd function
+    # a product whose derivative is ``gradient``, with the value of the loss written into it: less overhead
+    # than an autograd function
     loss = torch.dot(q_tm1.flatten(), torch.from_numpy(gradient).flatten())
     loss.detach().fill_(float(scaled @ (error - np.float32(0.5) * slope)))
     return QStep(loss, torch.from_numpy(error))
