@@ -153,6 +153,8 @@ def test_the_rate_forgets_what_happened_before_a_resume() -> None:
     assert progress.env_steps_per_second is None  # one point is no rate
     progress.feed([row(101, 0, 400_100), row(101.001, 1, 500_100)])  # in no time after one another
     assert progress.env_steps_per_second == pytest.approx(200.0, rel=0.01)
+    progress.feed([row(111, 0, 401_100), row(111, 1, 501_100)])
+    assert progress.env_steps_per_second == pytest.approx(200.0)
 
 
 def test_a_resumed_run_does_not_print_its_earlier_events_again() -> None:

@@ -195,15 +195,13 @@ class PPOAgent(OneReplica):
         advantage = self._advantages(data)
         generator = derive_generator(self.seed, "minibatches", self.clock)
         totals: dict[str, Tensor] = {}  # sums: lists of thousands of metrics would fragment memory
-        updates = 0
         for _ in range(self.config.epochs):
             for minibatch in self._minibatches(data, advantage, generator):
-                updates += 1
                 for name, value in self._update(minibatch).items():
-                    totals[name] = totals[name] + value if updates > 1 else value
+                    totals[name] = totals.get(name, 0.0) + value
         self.running.include(data.observation)
         return Outcome(
-            {name: total / updates for name, total in totals.items()}
+            {name: total / self.config.updates(1) for name, total in totals.items()}
             | {
                 "explained_variance": lambda: explained_variance(data.behaviour["value"], advantage),
                 "learning_rate": self.replica.optimizer.param_groups[0]["lr"],

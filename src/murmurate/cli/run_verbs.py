@@ -209,7 +209,8 @@ def report_end(finish: Any, folder: Path) -> int:
     summary = finish.summary
     if summary is None:  # another rank reports it
         return int(finish.code)
-    if summary["exit"].startswith("failed"):
+    failed = summary["exit"].startswith("failed")
+    if failed:
         print(f"murmurate: {summary['exit'].rstrip('. ')}. {kept(folder)}", file=sys.stderr)
     if finish.sentence:
         unit, seconds = finish.run.unit, summary["wall_seconds"]
@@ -221,7 +222,7 @@ def report_end(finish: Any, folder: Path) -> int:
     saved = finish.run.launcher != "simulated" and (folder / "checkpoints" / "last").exists()
     to_resume = saved and finish.code in _INTERRUPTED
     following = "resume" if to_resume else finish.run.evaluation.next_command
-    if summary["exit"].startswith("failed") and not saved and (folder / "logs").exists():
+    if failed and not saved and (folder / "logs").exists():
         print(f"The run is in {folder}, and what its processes printed in {folder / 'logs'}")
     else:
         print(f"The run is in {folder} — next: murmurate {following} {folder}")

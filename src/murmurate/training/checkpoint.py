@@ -26,11 +26,11 @@ from safetensors import SafetensorError
 from murmurate.errors import Refusal, RunFailed
 from murmurate.record.stored import FORMAT, seal
 from murmurate.training import part_file
-from murmurate.training.manifest import NAME, digest, files, read_manifest, replay_files
+from murmurate.training.manifest import NAME, digest, files, lacks, read_manifest, replay_files
 from murmurate.training.manifest import ranks as parts
 from murmurate.training.part_file import sync
 
-__all__ = ["parts", "read_manifest"]
+__all__ = ["lacks", "parts", "read_manifest"]
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 

@@ -272,8 +272,7 @@ class Coordinator:
         self._pending = 0
 
     def _complete(self, name: str) -> bool:
-        """Add the final parts of replicas that had ended before the request; returns False if all had, or if
-        no run can be resumed from what was written: all replicas, or the centre, died meanwhile."""
+        """Add the final parts of replicas that had ended before; False if no run could be resumed from it."""
         folder = staging(self.folder, name)
         if not folder.exists():
             return False
@@ -281,12 +280,7 @@ class Coordinator:
         for rank in self.run_state.living():
             if rank not in ranks:  # it has ended, or joined after the request and has nothing to link
                 checkpoint.link_part(staging(self.folder, FINAL), folder, rank)
-        return self._is_resumable(name)
-
-    def _is_resumable(self, name: str) -> bool:
-        """Whether a staging folder has the part of a replica, and of the centre if there is one."""
-        ranks, replicas = checkpoint.parts(staging(self.folder, name)), self.run.replicas
-        return any(rank < replicas for rank in ranks) and (not self.run.strategy.centre or replicas in ranks)
+        return not checkpoint.lacks(folder, self.run)
 
     def commit_final(self) -> bool:
         """Commit the replicas' final parts; returns False if there are none. Raises RunFailed if the run
@@ -294,7 +288,7 @@ class Coordinator:
         self._follow_folder()
         self._read()
         self._pending = 0
-        saved = self._is_resumable(FINAL)
+        saved = not checkpoint.lacks(staging(self.folder, FINAL), self.run)
         if saved:
             self._commit(FINAL)
             self._await_evaluation()

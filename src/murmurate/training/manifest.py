@@ -13,6 +13,7 @@ from typing import Any
 
 from murmurate.errors import Refusal
 from murmurate.record.stored import FORMAT, read_object
+from murmurate.training.run import Run
 
 NAME = "state.json"
 # without path separators, so that a manifest names only files of its own folder
@@ -67,6 +68,14 @@ def ranks(checkpoint: Path) -> list[int]:
     """Ranks that have a part in a checkpoint."""
     found = [match for name in files(checkpoint) if (match := _PART.fullmatch(name))]
     return sorted(int(match["rank"]) for match in found if is_part(match[0], "replica", int(match["rank"])))
+
+
+def lacks(checkpoint: Path, run: Run) -> str:
+    """Whose part is missing without which the run cannot be resumed; "" if it can be."""
+    found = ranks(checkpoint)
+    if not any(rank < run.replicas for rank in found):
+        return "every replica"
+    return "the centre" if run.strategy.centre and run.replicas not in found else ""
 
 
 def replay_files(checkpoint: Path, rank: int) -> dict[str, str]:

@@ -275,11 +275,10 @@ def _check_fits(run: Run, folder: Path, found: Path) -> None:
     saved, count = checkpoint.parts(found), checkpoint.read_manifest(found)["replicas"]
     if run.replicas != count:
         raise Refusal(f"{folder} was made with {count} replicas; resume with the same number.")
-    learned = [rank for rank in saved if rank < run.replicas]
-    if not learned or (run.strategy.centre and run.replicas not in saved):
-        raise Refusal(f"{found} lacks the part of {'the centre' if learned else 'every replica'}.")
+    if missing := checkpoint.lacks(found, run):
+        raise Refusal(f"{found} lacks the part of {missing}.")
     agent = _build_once(run)
-    for rank in learned:
+    for rank in [rank for rank in saved if rank < run.replicas]:
         state = checkpoint.read_part(found, rank)
         checkpoint.updates(found, rank)
         with fitting(found):

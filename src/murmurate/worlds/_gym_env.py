@@ -44,6 +44,13 @@ def registered(ident: str, folder: str = "") -> Any:
     return spec
 
 
+def _render_options(picture: bool) -> dict[str, Any]:
+    if not picture:
+        return {}
+    draw_without_screen()
+    return {"render_mode": "rgb_array"}
+
+
 def make(
     ident: str, name: str, max_episode_steps: int | None = None, picture: bool = False, folder: str = ""
 ) -> Any:
@@ -52,9 +59,7 @@ def make(
     Raises ``Refusal`` if it cannot be opened, ``MissingExtra`` if it needs MuJoCo and that is not installed.
     """
     spec = registered(ident, folder)
-    kwargs: dict[str, Any] = {"render_mode": "rgb_array"} if picture else {}
-    if picture:
-        draw_without_screen()
+    kwargs = _render_options(picture)
     no_pictures = f"{name} has no pictures: its constructor must take render_mode='rgb_array'."
     try:
         with quiet_models(spec.entry_point):
@@ -96,7 +101,7 @@ def make_vector(
 ) -> Any:
     """Gymnasium's vector environment of an id. mode: ``async`` or ``vector_entry_point``."""
     spec = registered(ident, folder)
-    settings: dict[str, Any] = {"render_mode": "rgb_array"} if picture else {}
+    settings = _render_options(picture)
     if max_episode_steps is not None:
         settings["max_episode_steps"] = max_episode_steps
     if mode == "async":
