@@ -26,15 +26,18 @@ _WIDTH = "100"
 _OPTION_LISTS = ("Fields", "The cluster")  # headings of lists that the page of options shows instead
 
 
-def _verbs(parser: argparse.ArgumentParser, before: str = "") -> Iterator[tuple[str, str]]:
-    """(verb, its line of help) for each verb of ``parser``; a verb's own verbs follow it."""
+def _verbs(parser: argparse.ArgumentParser, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(verb, its line of help) for each verb of ``parser``; a verb's own verbs follow it.
+
+    prefix: the verbs that lead to ``parser``, such as "topics ".
+    """
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            lines = {choice.dest: choice.help or "" for choice in action._choices_actions}
-            for name, inner in action.choices.items():
-                if name in lines:  # all other names are aliases
-                    yield f"{before}{name}", lines[name]
-                    yield from _verbs(inner, f"{before}{name} ")
+            help_lines = {choice.dest: choice.help or "" for choice in action._choices_actions}
+            for name, verb_parser in action.choices.items():
+                if name in help_lines:  # all other names are aliases
+                    yield f"{prefix}{name}", help_lines[name]
+                    yield from _verbs(verb_parser, f"{prefix}{name} ")
 
 
 def _help(words: list[str]) -> str:
@@ -45,47 +48,49 @@ def _help(words: list[str]) -> str:
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
         try:
             code = main([*words, "--help"])
-        except SystemExit as end:
-            code = end.code
+        except SystemExit as exit_request:
+            code = exit_request.code
     lines = printed.getvalue().splitlines()
-    cut = next((i for i, line in enumerate(lines) if line.startswith(_OPTION_LISTS)), len(lines))
-    return "\n".join(lines[:cut]).strip() * (not code)
+    end = next((i for i, line in enumerate(lines) if line.startswith(_OPTION_LISTS)), len(lines))
+    return "" if code else "\n".join(lines[:end]).strip()
 
 
 class _Commands(SphinxDirective):
     """``{commands}``: each verb of the command line."""
 
     def run(self) -> list[nodes.Node]:
-        pieces = []
+        sections = []
         for verb, line in _verbs(_parser()):
             text = _help(verb.split()) or _help([*verb.split(), _EXAMPLE]).replace(_EXAMPLE, "RECIPE")
-            pieces.append(f"## murmurate {verb}\n\n{line[:1].upper()}{line[1:]}.\n\n```text\n{text}\n```\n")
-        return self.parse_text_to_nodes("\n".join(pieces), allow_section_headings=True)
+            sections.append(f"## murmurate {verb}\n\n{line[:1].upper()}{line[1:]}.\n\n```text\n{text}\n```\n")
+        return self.parse_text_to_nodes("\n".join(sections), allow_section_headings=True)
 
 
 @functools.cache
 def _runs() -> tuple[Run, ...]:
     """A run of each algorithm, and of each family of worlds."""
-    chosen: dict[Any, Run] = {}
-    seen: set[tuple[str, str]] = set()
+    runs: dict[Any, Run] = {}
+    families: set[str] = set()
+    algorithms: set[str] = set()
     for name, (world, algorithm) in pairs().items():
         family = world.partition("-")[0]
-        if (family, "") in seen and ("", algorithm) in seen:
+        if family in families and algorithm in algorithms:
             continue
         with contextlib.suppress(Refusal, MissingExtra):  # raised if an extra is not installed
             run = recipe(name)
-            seen |= {(family, ""), ("", algorithm)}
-            chosen.setdefault((type(run.world), algorithm), run)
-    return tuple(chosen.values())
+            families.add(family)
+            algorithms.add(algorithm)
+            runs.setdefault((type(run.world), algorithm), run)
+    return tuple(runs.values())
 
 
 def _configs(part: str) -> dict[str, Any]:
     """One config of each type that runs have as their ``part``, such as "learner", by name or class."""
-    found: dict[str, Any] = {}
+    configs: dict[str, Any] = {}
     for run in _runs():
         config = getattr(run, part)
-        found.setdefault(getattr(type(config), "name", type(config).__name__), config)
-    return dict(sorted(found.items(), key=lambda pair: pair[0].lower()))
+        configs.setdefault(getattr(type(config), "name", type(config).__name__), config)
+    return dict(sorted(configs.items(), key=lambda pair: pair[0].lower()))
 
 
 def _default(config: Any) -> Any:
@@ -111,6 +116,7 @@ def _table(rows: list[Option]) -> str:
 
 
 def _sections(configs: dict[str, Any], prefix: str) -> str:
+    """A section with a table of options for each config; prefix: what the options' names begin with."""
     text = ""
     for name, config in configs.items():
         rows = list(options(config, prefix=prefix))
@@ -119,18 +125,20 @@ def _sections(configs: dict[str, Any], prefix: str) -> str:
 
 
 def _run_options() -> str:
-    fields = [
-        o for o in options(recipe(_EXAMPLE)) if o.name.partition(".")[0] not in ("agent", "world", "strategy")
-    ]
-    of_parts = {o.name for part in ("source", "evaluation") for o in options(getattr(recipe(_EXAMPLE), part))}
-    return _table([o for o in fields if o.name not in of_parts])
+    """The options of a run itself, without those of its parts, as a table."""
+    run = recipe(_EXAMPLE)
+    prefixes = ("agent", "world", "strategy")
+    of_parts = {o.name for part in (run.source, run.evaluation) for o in options(part)}
+    rows = [o for o in options(run) if o.name.partition(".")[0] not in prefixes and o.name not in of_parts]
+    return _table(rows)
 
 
 def _worlds() -> dict[str, Any]:
-    found: dict[type, Any] = {}
+    """One world of each type, by its class and a name."""
+    worlds: dict[type, Any] = {}
     for run in _runs():
-        found.setdefault(type(run.world), run.world)
-    return {f"{type(world).__name__} ({world.name}, ...)": world for world in found.values()}
+        worlds.setdefault(type(run.world), run.world)
+    return {f"{type(world).__name__} ({world.name}, ...)": world for world in worlds.values()}
 
 
 _GROUPS = {

@@ -39,6 +39,7 @@ def _rewritten(text: str, file: Path, page: Path) -> str:
 
 
 def _link(link: re.Match[str], file: Path, page: Path) -> str:
+    """A link of ``file`` as it is written in ``page``; only its text if the target is not in the site."""
     image, text, target = link.groups()
     path, mark, fragment = target.partition("#")
     if re.match(r"[a-z]+:", target) or not path:
@@ -47,9 +48,9 @@ def _link(link: re.Match[str], file: Path, page: Path) -> str:
     if not place.exists():
         _LOG.warning("%s links to %s, which is not there", file.relative_to(_ROOT), target)
         return text
-    seen = str(place.relative_to(_ROOT))
-    if seen in _PAGES:
-        place = _DOCS / _PAGES[seen]
+    name = str(place.relative_to(_ROOT))
+    if name in _PAGES:
+        place = _DOCS / _PAGES[name]
     elif place.is_dir() or (place.suffix == ".md" and _DOCS not in place.parents):
         return text
     return f"{image}[{text}]({os.path.relpath(place, page.parent)}{mark}{fragment})"

@@ -24,11 +24,13 @@ def _fields(obj: Any) -> list[str]:
 def _without_hanging_indent(lines: list[str]) -> list[str]:
     """``lines`` without indentation, except in sections (``Args:``) and literal blocks."""
     plain: list[str] = []
-    block = False
+    in_block = False
     for line in lines:
         if line and not line.startswith(" "):
-            block = line.endswith("::") or bool(re.match(r"(Args|Returns|Raises|Yields|Attributes):$", line))
-        plain.append(line if block else line.strip())
+            in_block = line.endswith("::") or bool(
+                re.match(r"(Args|Returns|Raises|Yields|Attributes):$", line)
+            )
+        plain.append(line if in_block else line.strip())
     return plain
 
 
@@ -39,11 +41,11 @@ def _docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines:
         lines[:] = text.split("\n")
         return
     intro, *pieces = re.split(rf"(?:^|(?<=[.:]\s))({names}): ", text, flags=re.MULTILINE)
-    found = [intro, ""]
+    blocks = [intro, ""]
     for field, about in zip(pieces[::2], pieces[1::2], strict=True):
-        first, _, rest = about.partition("\n\n")
-        found += [f"* **{field}**: {' '.join(first.split())}", *(["", rest, ""] if rest else [])]
-    lines[:] = "\n".join(found).split("\n")
+        paragraph, _, rest = about.partition("\n\n")
+        blocks += [f"* **{field}**: {' '.join(paragraph.split())}", *(["", rest, ""] if rest else [])]
+    lines[:] = "\n".join(blocks).split("\n")
 
 
 class _Api(SphinxDirective):
@@ -57,13 +59,13 @@ class _Api(SphinxDirective):
     def _entry(self, name: str) -> list[nodes.Node]:
         module, _, attribute = name.rstrip("?").rpartition(".")
         try:
-            found = getattr(importlib.import_module(module), attribute)
+            documented = getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError):
             if name.endswith("?"):
                 return []
             raise
-        kind = "class" if inspect.isclass(found) else "function"
-        members = "   :members:\n" * inspect.isclass(found)
+        kind = "class" if inspect.isclass(documented) else "function"
+        members = "   :members:\n" * inspect.isclass(documented)
         return self.parse_text_to_nodes(
             f"```{{eval-rst}}\n.. auto{kind}:: {module}.{attribute}\n{members}```\n"
         )

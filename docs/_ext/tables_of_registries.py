@@ -28,18 +28,18 @@ _ALGORITHMS = Path(__file__).resolve().parents[1] / "algorithms"
 @functools.cache
 def _files_of_pages() -> dict[str, set[str]]:
     """Page -> the files that it names as its code, such as ``strategies/gala.py``."""
-    found = {}
+    files_by_page = {}
     for page in sorted(_ALGORITHMS.glob("*.md")):
         text = re.sub(r"\s+", " ", page.read_text())
         files = set()
         for span in re.findall(r"`([^`]*\.py[^`]*)`", text):
             folder = ""
-            for word in re.findall(r"[\w/]+\.py", span):  # `agents/td3.py, ddpg.py`: one folder, two files
-                before, slash, name = word.rpartition("/")
-                folder = before if slash else folder
+            for path in re.findall(r"[\w/]+\.py", span):  # `agents/td3.py, ddpg.py`: one folder, two files
+                named_folder, slash, name = path.rpartition("/")
+                folder = named_folder if slash else folder
                 files.add(f"{folder}/{name}")
-        found[page.stem] = files
-    return found
+        files_by_page[page.stem] = files
+    return files_by_page
 
 
 def page_of(module: str) -> str | None:

@@ -1,6 +1,6 @@
 """A pool of buffers, to which each buffer returns by itself once no tensor uses its memory.
 
-A new buffer of 100 MB costs more in page faults than the copy into it, so buffers are used again. Whoever
+A new buffer of 100 MB costs more in page faults than the copy into it, so buffers are reused. Whoever
 receives a vector may keep it, so a buffer returns only when the last tensor over its memory is gone.
 """
 
@@ -43,7 +43,7 @@ class Pool:
             base = free.pop()
         except IndexError:
             base = self._fresh(size_bytes)
-        buffer = base[:]
+        buffer = base[:]  # a new view: once it is gone, nothing uses the memory of ``base``
         # append is atomic and takes no lock, as this may run in any thread at any time
         weakref.finalize(buffer, free.append, base).atexit = False
         return buffer  # type: ignore[no-any-return]

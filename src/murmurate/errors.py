@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterable
 
-# by package of Debian and Ubuntu: the names by which error messages call the libraries in it
+# for each package of Debian and Ubuntu: names of its libraries, as error messages write them
 _LIBRARIES = {
     "libegl1 libegl-mesa0 libgl1-mesa-dri": ("EGL",),
     "libgl1": ("GL",),
@@ -51,8 +51,8 @@ def library_advice(problem: BaseException) -> str:
     text = str(problem)
     packages = {
         package
-        for package, words in _LIBRARIES.items()
-        if any(re.search(rf"\b(lib)?{word}(\.so|\b)", text) for word in words)
+        for package, libraries in _LIBRARIES.items()
+        if any(re.search(rf"\b(lib)?{library}(\.so|\b)", text) for library in libraries)
     }
     return f" On Debian and Ubuntu run: apt-get install {' '.join(sorted(packages))}" if packages else ""
 
@@ -69,8 +69,8 @@ def printable(text: str) -> str:
 def unknown(kind: str, given: str, known: Iterable[str]) -> Refusal:
     """A refusal of the unknown name ``given``, which suggests the nearest known name."""
     names = sorted(known)
-    near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
-    hint = f" Did you mean '{near[0]}'?" if near else ""
+    similar = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
+    hint = f" Did you mean '{similar[0]}'?" if similar else ""
     return Refusal(f"There is no {kind} called '{given}'.{hint} Run: murmurate list {list_argument(kind)}")
 
 

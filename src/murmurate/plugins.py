@@ -1,6 +1,6 @@
 """Finds strategies, agents, worlds, recipes and the like: the modules of their folder, and plug-ins.
 
-A package of somebody else adds a module to a folder by an entry point in the group of that folder's name
+A third-party package adds a module to a folder by an entry point in the group of that folder's name
 (``murmurate.strategies``, ``.agents``, ``.workloads``, ``.worlds``, ``.datasets``, ``.sources``,
 ``.evaluation``, ``.recipes``, ``.nets``, ``.launch``)::
 
@@ -35,13 +35,13 @@ IMPORTS = "MURMURATE_IMPORT"
 def modules(package: str) -> tuple[ModuleType, ...]:
     """The public modules of ``package`` ("murmurate.strategies", say), then the modules of plug-ins."""
     spec = importlib.util.find_spec(package)
-    places = [] if spec is None else spec.submodule_search_locations or []
-    own = [m.name for m in pkgutil.iter_modules(places) if not m.name.startswith("_")]
-    found = [importlib.import_module(f"{package}.{name}") for name in own]
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    names = [m.name for m in pkgutil.iter_modules(folders) if not m.name.startswith("_")]
+    imported = [importlib.import_module(f"{package}.{name}") for name in names]
     for entry in importlib.metadata.entry_points(group=package):
-        found.append(_import_entry(entry))
-    found += [module for module in map(_import, imports()) if module not in found]
-    return tuple(found)
+        imported.append(_import_entry(entry))
+    imported += [module for module in map(_import, imports()) if module not in imported]
+    return tuple(imported)
 
 
 def _import_entry(entry: importlib.metadata.EntryPoint) -> ModuleType:
@@ -58,13 +58,13 @@ def _import_entry(entry: importlib.metadata.EntryPoint) -> ModuleType:
 
 def classes(package: str, base: type) -> tuple[type, ...]:
     """The subclasses of ``base`` that the ``modules`` of ``package`` define, in the order of modules."""
-    found = [
-        thing
+    subclasses = [
+        value
         for module in modules(package)
-        for thing in vars(module).values()
-        if isinstance(thing, type) and base in thing.__mro__[1:] and thing.__module__ == module.__name__
+        for value in vars(module).values()
+        if isinstance(value, type) and base in value.__mro__[1:] and value.__module__ == module.__name__
     ]
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(subclasses))
 
 
 def imports() -> list[str]:
@@ -79,12 +79,12 @@ def add_imports(names: Iterable[str]) -> list[ModuleType]:
     """
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # at the end, so that it hides no other module
-    given = [os.path.abspath(name) if name.endswith(".py") else name for name in names]
-    found = [_import(name) for name in given]
-    given = [_absolute_file(name, module) for name, module in zip(given, found, strict=True)]
-    os.environ[IMPORTS] = os.pathsep.join(dict.fromkeys([*imports(), *given]))
+    paths = [os.path.abspath(name) if name.endswith(".py") else name for name in names]
+    imported = [_import(path) for path in paths]
+    paths = [_absolute_file(path, module) for path, module in zip(paths, imported, strict=True)]
+    os.environ[IMPORTS] = os.pathsep.join(dict.fromkeys([*imports(), *paths]))
     modules.cache_clear()
-    return found
+    return imported
 
 
 def _absolute_file(name: str, module: ModuleType) -> str:
@@ -97,20 +97,20 @@ def _import(name: str) -> ModuleType:
     is_file = name.endswith(".py")
     module_name = Path(name).stem if is_file else name
     if is_file and (folder := str(Path(name).parent)) not in sys.path:
-        # other processes inherit it, and find the classes of a run by their module
+        # other processes inherit sys.path, and import the classes of a run by the name of their module
         sys.path.append(folder)
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        known = isinstance(error, ModuleNotFoundError) and error.name == module_name
-        cause = "there is no such module" if known else f"{type(error).__name__}: {error}"
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name == module_name
+        cause = "there is no such module" if is_missing else f"{type(error).__name__}: {error}"
         raise Refusal(
             f"{name} cannot be imported ({cause}). Give --import (or {IMPORTS}) a module that is installed "
             "or in the current folder, or a path that ends in .py."
         ) from error
-    found = getattr(module, "__file__", None)
-    if is_file and (found is None or not Path(name).exists() or not os.path.samefile(found, name)):
-        raise Refusal(f"another module is called {module_name} ({found}): rename the file {name}")
+    source = getattr(module, "__file__", None)
+    if is_file and (source is None or not Path(name).exists() or not os.path.samefile(source, name)):
+        raise Refusal(f"another module is called {module_name} ({source}): rename the file {name}")
     return module
 
 
@@ -139,18 +139,18 @@ def named(name: str, kind: str, option: str) -> Callable[..., Any]:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        found: Any = importlib.import_module(source)
+        target: Any = importlib.import_module(source)
     except ImportError as problem:
         raise ValueError(
             f"the module '{source}' of the {kind} {name} cannot be imported ({problem}): install it, or put "
             "its folder on PYTHONPATH"
         ) from problem
-    for part in path.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
+    for attribute in path.split("."):
+        target = getattr(target, attribute, None)
+    if not callable(target):
         raise ValueError(f"there is no class or function '{path}' in the module {source}")
-    called: Callable[..., Any] = found
-    return called
+    function: Callable[..., Any] = target
+    return function
 
 
 def made(name: str, kind: str, option: str, *arguments: Any) -> Any:
@@ -182,7 +182,7 @@ def function_in_file(name: str, kind: str, option: str) -> Callable[..., Any]:
     # dataclasses look for their module in ``sys.modules``
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    found: Callable[..., Any] | None = getattr(module, function, None)
-    if not callable(found):
+    target: Callable[..., Any] | None = getattr(module, function, None)
+    if not callable(target):
         raise ValueError(f"there is no class or function '{function}' in {file}")
-    return found
+    return target

@@ -27,7 +27,7 @@ _LARGEST_COUNT, _LARGEST_NUMBER, _LARGEST_SECONDS = 2**53, 1e30, 1e9
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from ``least`` to ``most``; infinity is included only as a bound.
+    """Numbers from ``least`` to ``most``; infinity is in the range only if it is one of these bounds.
 
     above: excludes ``least`` itself. below: excludes ``most`` itself.
     """
@@ -48,11 +48,13 @@ class Range:
     def demand(self, number: float) -> str:
         """The range in words; a bound that only prevents overflow is left out unless ``number`` exceeds
         it."""
-        low = f"{'above' if self.above else 'at least'} {_plain(self.least)}"
-        high = f"{'below' if self.below else 'at most'} {_plain(self.most)}"
+        low = f"{'above' if self.above else 'at least'} {_shortened(self.least)}"
+        high = f"{'below' if self.below else 'at most'} {_shortened(self.most)}"
         if self.most >= _LARGEST_COUNT:
             return high if number > self.most else low if self.least > -_LARGEST_COUNT else "finite"
-        return f"{low} and {high}" if self.above or self.below else f"from {low[9:]} to {high[8:]}"
+        if self.above or self.below:
+            return f"{low} and {high}"
+        return f"from {_shortened(self.least)} to {_shortened(self.most)}"
 
 
 PositiveInt = Annotated[int, Range(1)]
@@ -90,8 +92,8 @@ class NumberKind:
 
     def demand(self, value: Any) -> str:
         """What the number must be, in words, for the message about an invalid ``value``."""
-        whole = "an integer " * (self.type is int and not isinstance(value, Integral))
-        return whole + self.range.demand(value)
+        kind = "an integer " * (self.type is int and not isinstance(value, Integral))
+        return kind + self.range.demand(value)
 
 
 def number_kinds(kind: Any) -> tuple[NumberKind, ...]:
@@ -135,11 +137,11 @@ def check_number(name: str, value: Any, kinds: Sequence[NumberKind], default: An
     for number in value if isinstance(value, tuple) else (value,):
         if kinds and isinstance(number, Real) and not any(kind.holds(number) for kind in kinds):
             demands = " or ".join(dict.fromkeys(kind.demand(number) for kind in kinds))
-            valid = any(kind.holds(default) for kind in kinds)
-            remedy = f" Use --{name.removeprefix('--').replace('_', '-')} {default}." if valid else ""
-            raise OutOfRange(f"{name} is {_plain(number)}; it must be {demands}.{remedy}")
+            has_default = any(kind.holds(default) for kind in kinds)
+            remedy = f" Use --{name.removeprefix('--').replace('_', '-')} {default}." if has_default else ""
+            raise OutOfRange(f"{name} is {_shortened(number)}; it must be {demands}.{remedy}")
 
 
-def _plain(number: object) -> str:
+def _shortened(number: object) -> str:
     text = str(number)
     return text if len(text) < 25 else f"{text[:6]}... ({len(text)} digits)"

@@ -91,7 +91,7 @@ class EnvSpec:
 class Episode:
     """A finished episode (in Atari a whole game): unclipped return, length in env steps, simulator index.
 
-    success: whether the episode reached the task's goal; None where the world does not say, or behind actors.
+    success: whether the episode reached the task's goal; None if the world does not say. Sources drop it.
     """
 
     simulator: int

@@ -207,8 +207,8 @@ def topology(name: str) -> Topology:
     """The graph called ``name``, with its defaults. Raises ``Refusal`` if there is none of that name."""
     known = _by_name()
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
+        similar = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f" Did you mean '{similar[0]}'?" if similar else ""
         raise Refusal(f"There is no topology called '{name}'.{hint} Choose one of: {', '.join(known)}.")
     return known[name]()
 
@@ -243,14 +243,14 @@ def spectral_gap(matrix: Matrix) -> float:
     It gives the rate at which powers of ``matrix`` reduce differences in the long run; a single step can
     reduce them less unless the matrix is normal (then |lambda_2| equals ``second_singular_value``).
     """
-    moduli = np.sort(np.abs(np.linalg.eigvals(_stochastic(matrix))))
+    moduli = np.sort(np.abs(np.linalg.eigvals(_checked(matrix))))
     return 1.0 - float(moduli[-2]) if len(moduli) > 1 else 1.0
 
 
 def second_singular_value(matrix: Matrix) -> float:
     """sigma_2 of a row-stochastic [n, n]; 0 for n = 1. Where the matrix is doubly stochastic, one step
     multiplies differences by at most this factor."""
-    values = np.linalg.svd(_stochastic(matrix), compute_uv=False)
+    values = np.linalg.svd(_checked(matrix), compute_uv=False)
     return float(values[1]) if len(values) > 1 else 0.0
 
 
@@ -263,9 +263,9 @@ def joint_contraction(matrices: Sequence[Matrix]) -> float:
     """
     if not matrices:
         raise ValueError("The joint contraction is undefined without matrices: give at least one.")
-    product = _stochastic(matrices[0])
+    product = _checked(matrices[0])
     for matrix in matrices[1:]:
-        product = _stochastic(matrix) @ product
+        product = _checked(matrix) @ product
     return float(np.linalg.norm(product - product.mean(axis=0, keepdims=True), 2))
 
 
@@ -299,6 +299,7 @@ def _hops(size: int) -> tuple[int, ...]:
 
 
 def _shifted(position: int, size: int, clock: int, hops: Iterable[int]) -> tuple[int, ...]:
+    """The positions at ``hops`` from ``position``, cyclically, without itself."""
     _validate(position, size, clock)
     return tuple(sorted({(position + hop) % size for hop in hops} - {position}))
 
@@ -316,7 +317,8 @@ def _refuse_size(size: int) -> Matrix:
     raise ValueError(f"A graph cannot have {size} members: the size must be at least 1.")
 
 
-def _stochastic(matrix: Matrix) -> Matrix:
+def _checked(matrix: Matrix) -> Matrix:
+    """``matrix`` as float64. Raises ValueError unless it is row-stochastic."""
     p = np.asarray(matrix, dtype=np.float64)
     if p.ndim != 2 or p.shape[0] != p.shape[1] or p.shape[0] < 1:
         raise ValueError(f"A mixing matrix is square, this one is {list(p.shape)}.")
@@ -327,10 +329,10 @@ def _stochastic(matrix: Matrix) -> Matrix:
 
 def _by_name() -> dict[str, Callable[[], Topology]]:
     """The dataclasses of this module that need no arguments, by their ``name``, ascending."""
-    found: dict[str, Callable[[], Topology]] = {}
-    things = [thing for thing in globals().values() if isinstance(thing, type)]
-    kinds: list[Any] = [thing for thing in things if dataclasses.is_dataclass(thing)]
-    for kind in kinds:
-        if all(field.default is not dataclasses.MISSING for field in dataclasses.fields(kind)):
-            found[kind.name] = kind
-    return dict(sorted(found.items()))
+    by_name: dict[str, Callable[[], Topology]] = {}
+    classes = [value for value in globals().values() if isinstance(value, type)]
+    graphs: list[Any] = [value for value in classes if dataclasses.is_dataclass(value)]
+    for graph in graphs:
+        if all(field.default is not dataclasses.MISSING for field in dataclasses.fields(graph)):
+            by_name[graph.name] = graph
+    return dict(sorted(by_name.items()))

@@ -124,6 +124,17 @@ def test_the_full_plans_are_the_papers() -> None:
     assert {k for k in methods["A2C"] if methods["A2C"][k] != methods["GALA-A2C"][k]} == {"--strategy"}
 
 
+def test_a_folder_whose_run_had_other_settings_is_refused(tmp_path: Path, trainer: Trainer) -> None:
+    job, *_ = _gala.jobs(plan(tmp_path))
+    _gala.train(job, SILENT)
+    other, *_ = _gala.jobs(plan(tmp_path, eval_episodes=50))
+    assert other.folder == job.folder
+    with pytest.raises(RunFailed, match=r"--eval-episodes 2; this plan would .* --eval-episodes 50 there"):
+        _gala.train(other, SILENT)
+    assert len(trainer.commands) == 2  # one for each end of the first plan's run
+    _gala.train(job, SILENT)
+
+
 # -- hours ---------------------------------------------------------------------------------------------
 
 
@@ -185,7 +196,7 @@ def test_a_cut_off_bench_says_how_to_go_on_and_does(
 ) -> None:
     small = plan(tmp_path, seeds=1, simulators=(16,))
     trainer.stops_after = stops_after
-    with pytest.raises(RunFailed, match=r"(?s)ended with 130.*goes on from there.*Ctrl-C"):
+    with pytest.raises(RunFailed, match=r"(?s)ended with 130.*continues the run.*Ctrl-C"):
         gala_table.measure(small, SILENT)
     trainer.stops_after = None
     gala_table.measure(small, SILENT)

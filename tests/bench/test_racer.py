@@ -94,11 +94,11 @@ def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
     one = racer(tmp_path, "")
     one.progress.parent.mkdir(parents=True)
     one.progress.write_text('{"env_steps": 5}\n{"env_st')
-    assert one._fresh() == {"env_steps": 5}
+    assert one._newest_row() == {"env_steps": 5}
     with open(one.progress, "a") as file:
         file.write('eps": 6}\n')
-    assert one._fresh() == {"env_steps": 6}
-    assert one._fresh() is None
+    assert one._newest_row() == {"env_steps": 6}
+    assert one._newest_row() is None
 
 
 def test_rates() -> None:

@@ -84,7 +84,7 @@ class Rogue:
     def recorded(self, frame):
         """The bytes that would be sent for ``frame``, pieces as they are on the line."""
         ours, theirs = socket.socketpair()
-        Pipe(ours, self.me.origin, self.pipe._sends, self.pipe._receives).writer(frame).write()
+        Pipe(ours, self.me.origin, self.pipe._sealer, self.pipe._opener).writer(frame).write()
         ours.close()
         data = bytearray()
         while chunk := theirs.recv(1 << 16):

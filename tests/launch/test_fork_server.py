@@ -78,8 +78,8 @@ def test_where_it_cannot_begin_nothing_is_said_yet(tmp_path: Path) -> None:
 )
 def test_a_resume_asks_for_it_where_the_run_was_this_hosts(run: object, here: bool, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(run))
-    assert run_verbs._launched_here(tmp_path) is here
-    assert run_verbs._launched_here(tmp_path / "none") is False
+    assert run_verbs._launcher_is_local(tmp_path) is here
+    assert run_verbs._launcher_is_local(tmp_path / "none") is False
 
 
 def test_a_refused_command_leaves_no_process_importing(tmp_path: Path) -> None:

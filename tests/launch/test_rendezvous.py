@@ -199,7 +199,7 @@ def test_the_secret_of_the_environment_is_that_of_every_message(
     hosts[0].run_state.request_stop()
     until(lambda: hosts[1].run_state.stop_requested)
     monkeypatch.delenv("MURMURATE_SECRET")
-    with pytest.raises(Refusal, match="this host has not MURMURATE_SECRET and the one"):
+    with pytest.raises(Refusal, match="this host does not have MURMURATE_SECRET, and the one"):
         MemberHost(spec, one.store, [1], leads=False, address="127.0.0.1")
     for host in hosts:
         host.close()

@@ -65,9 +65,9 @@ def test_the_kernels_compute_what_their_twin_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     x, other = drawn(shape, 1, dtype), drawn(shape, 2, dtype) if residual else None
-    assert kernels.takes(x, other)
+    assert kernels.can_process(x, other)
     compiled = passes(layer(shape[1], ghost=ghost), x, other, rectify)
-    monkeypatch.setattr(kernels, "takes", lambda x, residual: False)
+    monkeypatch.setattr(kernels, "can_process", lambda x, residual: False)
     twin = passes(layer(shape[1], ghost=ghost), x, other, rectify)
     for ours, theirs in zip(compiled, twin, strict=True):
         # a rounding of bfloat16 apart at most, and sums over all pixels in another order
@@ -80,7 +80,7 @@ def test_it_is_torchs_layer_with_an_addition_and_a_rectifier(
     compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not compiled:
-        monkeypatch.setattr(kernels, "takes", lambda x, residual: False)
+        monkeypatch.setattr(kernels, "can_process", lambda x, residual: False)
     norm = layer(24)
     oracle = nn.BatchNorm2d(24)
     oracle.load_state_dict(norm.state_dict(), strict=False)
@@ -105,7 +105,7 @@ def test_gradients_are_those_of_finite_differences() -> None:
 @pytest.mark.parametrize("compiled", [pytest.param(True, marks=needs_compiled), False])
 def test_ghost_batches_are_normalised_by_themselves(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not compiled:
-        monkeypatch.setattr(kernels, "takes", lambda x, residual: False)
+        monkeypatch.setattr(kernels, "can_process", lambda x, residual: False)
     x = drawn((7, 8, 3, 3), 1)
     ghost, whole = layer(8, ghost=3), layer(8)
     parts = torch.cat([whole(part) for part in x.split(3)])
@@ -117,7 +117,7 @@ def test_statistics_over_replicas_make_their_batches_one(
     compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not compiled:
-        monkeypatch.setattr(kernels, "takes", lambda x, residual: False)
+        monkeypatch.setattr(kernels, "can_process", lambda x, residual: False)
     x, given = drawn((9, 5, 4, 4), 1), drawn((9, 5, 4, 4), 2) - 3
     whole = layer(5)
     leaf = x.clone().requires_grad_()

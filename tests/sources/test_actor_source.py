@@ -249,7 +249,7 @@ def test_actors_that_die_or_hang_are_started_again_and_told_of(monkeypatch: pyte
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
         for actor in source._processes.actors:  # whatever they took until now on a machine that is busy
-            actor.has_sent, actor.longest_seconds = True, 0.0
+            actor.has_stepped, actor.longest_seconds = True, 0.0
         while not ("actor 0 of replica 0" in hung and "actor 1 of replica 0" in hung):
             learner.learn(next(source))
             hung += "".join(words for kind, words in source.events() if kind == "actor died")
@@ -281,11 +281,11 @@ def test_actors_end_with_a_learner_that_is_killed(daemon: bool) -> None:
 
 
 def test_actors_that_cannot_begin_end_the_run_and_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actor_processes, "_DEATHS", 2)
+    monkeypatch.setattr(actor_processes, "_MAX_DEATHS", 2)
     monkeypatch.setattr(actor_processes, "_CHECK_SECONDS", 0.05)
     with acted(actors=1) as (source, _):
         source._processes._module = "no_such_module"
-        with pytest.raises(RunFailed, match="died 2 times without having made a step"):
+        with pytest.raises(RunFailed, match="died 2 times without having sent any steps"):
             next(source)
 
 

@@ -20,7 +20,7 @@ from waiting import until
 @pytest.fixture
 def watched() -> Iterator[_Watched]:
     one = _Watched("replay shard", "2 of replica 1")
-    one.began(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE), beats=0)
+    one.note_start(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE), beats=0)
     yield one
     one.kill()
 

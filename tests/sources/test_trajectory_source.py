@@ -232,7 +232,7 @@ def test_actors_that_hang_are_started_again_and_told_of(monkeypatch: pytest.Monk
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
         for actor in source._processes.actors:  # whatever they took until now on a machine that is busy
-            actor.has_sent, actor.longest_seconds = True, 0.0
+            actor.has_stepped, actor.longest_seconds = True, 0.0
         for _ in range(20):
             learner.learn(next(source))
         reported = [words for kind, words in source.events() if kind == "actor died"]
@@ -243,12 +243,12 @@ def test_actors_that_hang_are_started_again_and_told_of(monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_actors_that_cannot_begin_end_the_run_and_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actor_processes, "_DEATHS", 2)
+    monkeypatch.setattr(actor_processes, "_MAX_DEATHS", 2)
     with acted(actors=1) as (source, _):
         broken = dataclasses.replace(AGENT, discount=float("nan"))
         object.__setattr__(broken, "torso", "nothing")
         source._processes.plan = dataclasses.replace(source._processes.plan, agent=broken)
-        with pytest.raises(RunFailed, match="died 2 times without having made a step"):
+        with pytest.raises(RunFailed, match="died 2 times without having sent any steps"):
             next(source)
 
 

@@ -301,4 +301,4 @@ def test_the_schedule_of_a_node_of_one_that_is_started_again_goes_on_from_its_pe
     joiner.strategy.joined(joiner.replica, joiner.channel)
     assert joiner.replica.steps_taken() == donor.replica.steps_taken() == 60
     company.step(1, 1.0)
-    assert joiner.strategy._node.marks.tolist()[:2] == [30, 0], "its first push is B updates away"
+    assert joiner.strategy._node.counters.tolist()[:2] == [30, 0], "its first push is B updates away"

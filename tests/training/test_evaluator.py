@@ -276,3 +276,14 @@ def test_an_evaluation_that_hangs_does_not_hold_up_the_end(
     assert [event["event"] for event in timed.coordinator.events] == ["checkpoint", "evaluation failed"]
     assert not timed.coordinator.evaluator.is_busy
     timed.coordinator.close()
+
+
+def test_a_video_shows_one_game_in_its_own_time(evaluated: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ffmpeg = pytest.importorskip("imageio_ffmpeg")
+    pytest.importorskip("pygame")
+    assert main(["eval", str(evaluated), "--episodes", "1", "--video", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    frames, seconds = ffmpeg.count_frames_and_secs(result["video"])
+    assert frames >= 8  # a pole falls in no fewer steps
+    assert seconds == pytest.approx(frames / 50)  # CartPole's own rate
+    assert (evaluated / "videos" / "frames.png").stat().st_size > 1_000

@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 from murmurate.cli.main import main
+from murmurate.cli.options import change
 from murmurate.errors import Refusal, RunFailed
 from murmurate.recipes import recipe
+from murmurate.training.run import Run
 from murmurate.tuning import run_process
 from murmurate.tuning import study as study_module
 from murmurate.tuning.objective import Objective, Progress, read_objective
@@ -86,10 +88,16 @@ def made(
         monkeypatch.setattr(study_module, "RunProcess", start)
         run = dataclasses.replace(recipe("cartpole-a2c"), env_steps=1000)
         settings = {"trials": 8, "say": said.append, "sampler": "random"} | changes
-        made = Study(run, WORDS, [], SPACE, Objective("eval_return_mean"), tmp_path / "study", **settings)
+        objective, folder = Objective("eval_return_mean"), tmp_path / "study"
+        space = settings.pop("space", SPACE)
+        made = Study(run, WORDS, [], space, objective, folder, _with_options, **settings)
         return made, said, runs
 
     return make
+
+
+def _with_options(run: Run, words: Sequence[str]) -> Run:
+    return change(run, words, "murmurate tune")
 
 
 def _rising(rate: float) -> tuple[list[float], int]:
@@ -112,6 +120,15 @@ def test_the_best_is_printed_as_a_command_and_the_page_has_every_trial(made) -> 
     assert main(["report", str(study.folder)]) == 0
     assert (study.folder / "report.html").read_text() == page
     assert "parallel coordinates" in page
+
+
+def test_the_pruner_counts_tenths_of_a_budget_that_is_searched(made) -> None:
+    space = [*SPACE, Dimension("env-steps", choices=("500",))]
+    study, _, runs = made(_rising, pruner="none", trials=1, space=space)
+    assert study.tune() == 0
+    (trial,) = study._trials.all()
+    # the run writes a return every 100 env steps, so that each is a fifth of the budget
+    assert trial.intermediate_values[10] == runs[0].returns[4]
 
 
 def test_a_pruner_ends_what_is_worse_than_the_median(made) -> None:

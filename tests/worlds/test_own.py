@@ -196,7 +196,7 @@ def test_a_script_is_named_by_its_file(place: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "__main__", script)
     made = world_of(script.make_env)
     assert made.name == f"env:{place}/own_envs.py:make_env"
-    monkeypatch.delitem(_own_env._here, made.target)  # type: ignore[attr-defined]
+    monkeypatch.delitem(_own_env._callables, made.target)  # type: ignore[attr-defined]
     assert made.open(1, training=True).reset(0).observation.shape == (1, 4)
 
 
@@ -229,7 +229,7 @@ def test_another_callable_stands_in_for_one_that_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_run(tmp_path, recipe(f"{world_of(lambda: CartPoleEnv()).name}-a2c"))
-    monkeypatch.setattr(_own_env, "_here", {})  # as in another process
+    monkeypatch.setattr(_own_env, "_callables", {})  # as in another process
     with pytest.raises(Refusal, match=r"murmurate.load\(folder, env=...\)"):
         read_run(tmp_path, recipe)
     with instead(make_cart):

@@ -92,3 +92,10 @@ def test_only_hyphens_name_a_game() -> None:
     pytest.importorskip("ale_py")
     with pytest.raises(Refusal, match=r"no game called 'space_invaders'.*'space-invaders'"):
         game_name("space_invaders")
+
+
+def test_videos_have_the_rate_of_the_world() -> None:
+    assert world("cartpole").env_steps_per_second == 50
+    assert world("gym:Acrobot-v1").env_steps_per_second == 15
+    pytest.importorskip("ale_py")
+    assert world("pong").env_steps_per_second == 15

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from gymnasium.spaces.utils import flatten
 
 from murmurate.errors import Refusal
-from murmurate.worlds._spaces import acted, holds_image, observed
+from murmurate.worlds._spaces import action_format, holds_image, observation_format
 from murmurate.worlds.generators import simulator_seed
 from murmurate.worlds.gym_simulators import GymSimulators
 
@@ -94,15 +94,15 @@ def test_an_image_alone_stays_an_image() -> None:
     space = spaces.Dict(
         {"camera": IMAGE, "speed": spaces.Box(0, 1, (2,)), "in": spaces.Dict({"gear": spaces.Discrete(3)})}
     )
-    seen = observed(space, "car", ["camera"])
+    camera = observation_format(space, "car", ["camera"])
     sample = space.sample()
-    assert seen.uint8
-    assert np.array_equal(seen.arrange(sample), np.moveaxis(sample["camera"], -1, 0))
-    several = observed(space, "car", ["speed", "in.gear"])
+    assert camera.uint8
+    assert np.array_equal(camera.convert(sample), np.moveaxis(sample["camera"], -1, 0))
+    several = observation_format(space, "car", ["speed", "in.gear"])
     assert several.shape == (5,)
     part = spaces.Dict({"in.gear": space["in"]["gear"], "speed": space["speed"]})
     assert np.array_equal(
-        several.arrange(sample), flatten(part, {"in.gear": sample["in"]["gear"], "speed": sample["speed"]})
+        several.convert(sample), flatten(part, {"in.gear": sample["in"]["gear"], "speed": sample["speed"]})
     )
     assert holds_image(space)
     assert not holds_image(space["speed"])
@@ -124,7 +124,7 @@ def test_an_image_alone_stays_an_image() -> None:
 )
 def test_observations_that_are_refused(space: Any, observe: tuple[str, ...], words: str) -> None:
     with pytest.raises(Refusal, match=f"(?s)of car.*{words}"):
-        observed(space, "car", observe)
+        observation_format(space, "car", observe)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ACTIONS if kind != "vectors"])
@@ -146,21 +146,21 @@ def test_every_joint_action_is_one_of_the_environments_own(kind: str) -> None:
 
 def test_parts_of_an_action_chosen_each_for_itself() -> None:
     space = ACTIONS["nested"]
-    taken = acted(space, "echo", joint=11)
+    taken = action_format(space, "echo", joint_actions=11)
     assert (taken.actions, taken.factors) == (0, (3, 2, 2, 2))
-    assert acted(space, "echo", joint=24).actions == 24
+    assert action_format(space, "echo", joint_actions=24).actions == 24
     rows = np.array(list(itertools.product(range(3), range(2), range(2), range(2))), np.float32)
-    joint, apart = acted(space, "echo").choose(np.arange(24)), taken.choose(rows)
+    joint, apart = action_format(space, "echo").convert(np.arange(24)), taken.convert(rows)
     assert [str(a) for a in joint] == [str(a) for a in apart]
     assert all(space.contains(action) for action in apart)
-    assert space.contains(taken.choose(np.array([[9.0, -3.0, 0.6, 1.0]]))[0])
+    assert space.contains(taken.convert(np.array([[9.0, -3.0, 0.6, 1.0]]))[0])
 
 
 def test_vectors_are_joined_and_clipped() -> None:
     space = ACTIONS["vectors"]
-    taken = acted(space, "echo")
+    taken = action_format(space, "echo")
     assert (taken.shape, taken.low, taken.high) == ((4,), (0, 0, -1, -1), (1, 1, 2, 2))
-    (one,) = taken.choose(np.array([[5, 0.25, -5, 1.5]], np.float32))
+    (one,) = taken.convert(np.array([[5, 0.25, -5, 1.5]], np.float32))
     assert space.contains(one)
     assert one["e"][0].tolist() == [[1.0, 0.25]]
     assert one["f"].tolist() == [-1.0, 1.5]
@@ -176,4 +176,4 @@ def test_vectors_are_joined_and_clipped() -> None:
 )
 def test_actions_that_are_refused(space: Any) -> None:
     with pytest.raises(Refusal, match=r"The actions of echo are .*ActionWrapper"):
-        acted(space, "echo")
+        action_format(space, "echo")

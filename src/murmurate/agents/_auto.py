@@ -16,14 +16,15 @@ Config = TypeVar("Config")
 
 def resolve_auto(config: Config, spec: EnvSpec, device: torch.device) -> Config:
     """``config`` with the ``torso`` and ``precision`` that ``auto`` stands for: nature2013 for images, mlp
-    for vectors; bfloat16 for images where the device has native bfloat16 arithmetic."""
+    for vectors; bfloat16 for images where the device has native bfloat16 arithmetic, except in a net of the
+    user's own."""
     fields: Any = config
     torso, precision = fields.torso, fields.precision
     if torso == AUTO:
         torso = usual_torso(spec)
     if precision == "auto":
-        low = spec.images and native_bfloat16(device) and not getattr(fields, "network", "")
-        precision = "bfloat16" if low else "float32"
+        use_bfloat16 = spec.images and native_bfloat16(device) and not getattr(fields, "network", "")
+        precision = "bfloat16" if use_bfloat16 else "float32"
     resolved: Config = dataclasses.replace(fields, torso=torso, precision=precision)
     return resolved
 
@@ -40,9 +41,9 @@ def resolve_precision(config: Config, device: torch.device) -> Config:
 
 
 def linear_schedule(end: float, updates: int | None) -> Callable[[int], float] | None:
-    """The learning rate's factor as a function of the clock: from 1 to ``end`` over ``updates``; None where
-    it is constant."""
+    """The factor of the learning rate as a function of the clock: from 1 to ``end`` over ``updates``; None
+    if it is constant."""
     if updates is None or end == 1.0:
         return None
-    total = updates
-    return lambda clock: 1.0 + (end - 1.0) * min(clock / total, 1.0)
+    planned = updates
+    return lambda clock: 1.0 + (end - 1.0) * min(clock / planned, 1.0)

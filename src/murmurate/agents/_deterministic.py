@@ -55,9 +55,9 @@ class DeterministicAgent(ActsByPolicy):
         ).to(self.device)
         self.critics = critics(spec, hidden, critics_count, generator=generator).to(self.device)
         clip = None if math.isinf(config.clip) else config.clip
-        low = config.precision == "bfloat16"
-        self._policy = replicate(context, "policy", self.policy, config.policy_rate, clip, low)
-        self._critic = replicate(context, "critic", self.critics, config.critic_rate, clip, low)
+        use_bfloat16 = config.precision == "bfloat16"
+        self._policy = replicate(context, "policy", self.policy, config.policy_rate, clip, use_bfloat16)
+        self._critic = replicate(context, "critic", self.critics, config.critic_rate, clip, use_bfloat16)
         self.targets = tuple(
             TargetNetwork(net, every=config.target_every, polyak=config.polyak)
             for net in (self.policy.net, self.critics)
@@ -68,7 +68,8 @@ class DeterministicAgent(ActsByPolicy):
         self._include = statistics_updater(self.policy.normalizer, context)
         dimensions = math.prod(spec.action_shape)
         self._noise = UpdateNoise(context.seed, context.rank, (1, config.batch, dimensions), self.device)
-        self._observed: list[Tensor] = []  # batches of this round, if the policy is updated at its end
+        # observations of this round's batches, if the policy is updated at the end of a round
+        self._round_observations: list[Tensor] = []
         self._policy_value: Tensor | float = math.nan
 
     @property
@@ -105,22 +106,23 @@ class DeterministicAgent(ActsByPolicy):
         scaled = self.policy.bounds.to_scaled(data.action)
         activations = self._critic_passes.forward(self._critic_input(observation, scaled))
         q = activations[-1][..., 0]
-        step = squared_error(q, target, data.weights)
-        check_loss(step.loss, "critic", self._critic.clock)
-        self._critic_passes.backward(activations, step.slope[..., None])
+        squared = squared_error(q, target, data.weights)
+        check_loss(squared.loss, "critic", self._critic.clock)
+        self._critic_passes.backward(activations, squared.slope[..., None])
         exchange = self._critic.follow(self._critic.grad)
+        # the staleness is 0 after the last update of a round
         round_ended = not (self._critic.common_rounds and exchange.staleness)
         self._learn_policy(observation, round_ended)
         for net in self.targets:
             net.after_update(exchange.staleness, self._critic.common_rounds)
         return Outcome(
             {
-                "loss": step.loss,
+                "loss": squared.loss,
                 "q_mean": q.mean,
                 "policy_value": self._policy_value,
-                "td_error": lambda: step.error.abs().mean(),
+                "td_error": lambda: squared.error.abs().mean(),
             },
-            priorities=step.error.abs().mean(0),
+            priorities=squared.error.abs().mean(0),
         )
 
     def _target(self, data: Sample) -> Tensor:
@@ -141,11 +143,11 @@ class DeterministicAgent(ActsByPolicy):
             return
         # all learners have the same critics at the end of a round, so their policies follow the same
         # objective until they are averaged
-        self._observed.append(observation)
+        self._round_observations.append(observation)
         if round_ended:
-            for observed in self._observed:
-                self._update_policy(observed)
-            self._observed = []
+            for earlier_observation in self._round_observations:
+                self._update_policy(earlier_observation)
+            self._round_observations = []
 
     def _update_policy(self, observation: Tensor) -> None:
         """One step up the gradient of mean Q_1(s, pi(s)) (Silver et al. 2014, eq. 9)."""
@@ -175,11 +177,11 @@ class DeterministicAgent(ActsByPolicy):
         """The target nets, and the observations of a round that has not ended."""
         return {
             "targets": [target.state() for target in self.targets],
-            "observed": [observed.clone() for observed in self._observed],
+            "observed": [observation.clone() for observation in self._round_observations],
         }
 
     def load(self, state: dict[str, Any]) -> None:
         saved: Sequence[dict[str, Any]] = state["targets"]
         for target, target_state in zip(self.targets, saved, strict=True):
             target.load(target_state)
-        self._observed = [observed.to(self.device) for observed in state["observed"]]
+        self._round_observations = [observation.to(self.device) for observation in state["observed"]]

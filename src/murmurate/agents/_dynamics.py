@@ -25,7 +25,7 @@ from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
 from murmurate.spec import derive_generator
 
-_HEARTBEAT = 16  # batches between calls of ``interrupted``
+_INTERRUPTED_EVERY = 16  # batches between calls of ``interrupted``
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class ModelConfig:
 class DynamicsModel:
     """Learns ``targets`` [N, D] as functions of ``inputs`` [N, I], by the replica ``model``.
 
-    Replicas that make common rounds fit alike: they have the same statistics of inputs, take the same number
-    of steps, and stop by the mean of their held-out errors. Other replicas decide alone.
+    Replicas that make common rounds use the same statistics of inputs, take the same number of steps, and
+    stop by the mean of their held-out errors. Other replicas decide alone.
 
     error: mean squared error of the elites on held-out data; NaN before the first fit. epochs: number of
     epochs of the last fit. loss: mean loss of the members on the last mini-batch.
@@ -109,7 +109,7 @@ class DynamicsModel:
         interrupted: called every few batches. If it returns True, ``fit`` restores everything to its state
         before the call and returns False.
         """
-        before = {"replica": self.replica.state(), **self.state()}
+        saved = {"replica": self.replica.state(), **self.state()}
         order = self._permutation(len(inputs))
         held_out = max(1, min(int(len(inputs) * self.config.held_out), self.config.held_out_most))
         test_inputs, test_targets = inputs[order[:held_out]], targets[order[:held_out]]
@@ -117,16 +117,16 @@ class DynamicsModel:
         self._standardise_by(inputs)
         inputs = self.ensemble.standardised(inputs).contiguous()
         # each member's bootstrap sample of rows
-        chosen = torch.randint(
+        member_rows = torch.randint(
             len(inputs), (self.config.members, len(inputs)), generator=self._generator, device=inputs.device
         )
         stopping = EarlyStopping(self.ensemble, self.config)
         config, batch = self.config, min(self.config.batch, len(inputs))
         gradient = EnsembleGradient(self.ensemble, self.replica, config.decay(), batch, config.precision)
         for epoch in itertools.count(1):  # noqa: B007, epoch is read after the loop
-            if self._epoch(gradient, inputs, targets, self._shuffled(chosen), batch, interrupted):
-                self.replica.load(before.pop("replica"))
-                self.load(before)
+            if self._epoch(gradient, inputs, targets, self._shuffled(member_rows), batch, interrupted):
+                self.replica.load(saved.pop("replica"))
+                self.load(saved)
                 return False
             errors = self.group.mean(self._held_out_errors(test_inputs, test_targets))
             if stopping.after_epoch(errors):
@@ -142,20 +142,20 @@ class DynamicsModel:
         gradient: EnsembleGradient,
         inputs: Tensor,
         targets: Tensor,
-        chosen: Tensor,
+        member_rows: Tensor,
         batch: int,
         interrupted: Callable[[], bool],
     ) -> bool:
-        """One pass over each member's rows ``chosen`` [E, N]; returns whether it was interrupted."""
-        steps = max(1, chosen.shape[1] // batch)
+        """One pass over the rows of each member, [E, N]; returns whether it was interrupted."""
+        steps = max(1, member_rows.shape[1] // batch)
         if self.group.size > 1:  # the same number on all replicas, even if one has less data
             steps = int(self.group.reduce(steps, "max"))
         step, staleness = 0, 0
         while step < steps or (staleness and self.replica.common_rounds):  # until a round ends
-            if step % _HEARTBEAT == 0 and interrupted():
+            if step % _INTERRUPTED_EVERY == 0 and interrupted():
                 return True
-            columns = torch.arange(step * batch, (step + 1) * batch, device=chosen.device) % chosen.shape[1]
-            rows = chosen[:, columns].flatten()
+            columns = torch.arange(step * batch, (step + 1) * batch, device=member_rows.device)
+            rows = member_rows[:, columns % member_rows.shape[1]].flatten()
             shape = (self.config.members, batch, -1)
             loss = gradient(inputs[rows].view(shape), targets[rows].view(shape))
             staleness = self.replica.follow(self.replica.grad).staleness
@@ -166,14 +166,14 @@ class DynamicsModel:
     def _permutation(self, size: int) -> Tensor:
         return torch.randperm(size, generator=self._generator, device=self._generator.device)
 
-    def _shuffled(self, chosen: Tensor) -> Tensor:
+    def _shuffled(self, member_rows: Tensor) -> Tensor:
         """Each member's rows in a new order."""
-        keys = torch.rand(chosen.shape, generator=self._generator, device=chosen.device)
-        return chosen.gather(1, keys.argsort(1))
+        keys = torch.rand(member_rows.shape, generator=self._generator, device=member_rows.device)
+        return member_rows.gather(1, keys.argsort(1))
 
     def _standardise_by(self, inputs: Tensor) -> None:
-        exact = inputs.double()
-        mean, square = self.group.mean((exact.mean(0), exact.square().mean(0)))
+        doubles = inputs.double()
+        mean, square = self.group.mean((doubles.mean(0), doubles.square().mean(0)))
         self.ensemble.standardise_by(mean, square - mean.square())
 
     @torch.no_grad()
@@ -187,8 +187,8 @@ class DynamicsModel:
         return {"model_error": self.error, "model_loss": self.loss, "model_epochs": float(self.epochs)}
 
     def state(self) -> dict[str, Any]:
-        kept = {"error": self.error, "loss": self.loss, "epochs": self.epochs}
-        return {"generator": self._generator.get_state(), **kept}
+        figures = {"error": self.error, "loss": self.loss, "epochs": self.epochs}
+        return {"generator": self._generator.get_state(), **figures}
 
     def load(self, state: dict[str, Any]) -> None:
         self._generator.set_state(state["generator"].cpu())

@@ -14,8 +14,8 @@ from murmurate.losses.gaussian_nll import bounded_nll_gradient
 from murmurate.nets.dynamics import DynamicsEnsemble
 from murmurate.replica.vector import Replica
 
-_BOUNDS = 0.01  # weight of the bounds of the log variances in the loss (Chua et al. 2018)
-_ALIGNED = 16  # the rows of a weight matrix are padded to a multiple of this
+_BOUNDS_WEIGHT = 0.01  # weight of the bounds of the log variances in the loss (Chua et al. 2018)
+_ROW_MULTIPLE = 16  # the rows of a weight matrix are padded to a multiple of this
 
 
 class EnsembleGradient:
@@ -41,22 +41,23 @@ class EnsembleGradient:
         self.ensemble, self.decay = ensemble, decay
         net = ensemble.net
         gradients = dict(replica.named_views(replica.grad))
-        depth = range(len(net.weights))
-        self._layer_gradients = [(gradients[f"net.weights.{i}"], gradients[f"net.biases.{i}"]) for i in depth]
+        layers = range(len(net.weights))
+        self._layer_gradients = [
+            (gradients[f"net.weights.{i}"], gradients[f"net.biases.{i}"]) for i in layers
+        ]
         self._low_gradient, self._high_gradient = gradients["low"], gradients["high"]
         like = net.weights[0].detach()
-        hidden = torch.bfloat16 if precision == "bfloat16" else like.dtype
+        hidden_dtype = torch.bfloat16 if precision == "bfloat16" else like.dtype
         self._weights, self._inputs, self._sums = list[Tensor](), list[Tensor](), list[Tensor]()
         for i, weight in enumerate(net.weights):
             members, width, out = weight.shape
-            dtype = like.dtype if i in (0, depth[-1]) else hidden
-            rows = -(-(width + 1) // _ALIGNED) * _ALIGNED  # the rows after the biases are 0
+            dtype = like.dtype if i in (0, layers[-1]) else hidden_dtype
+            rows = -(-(width + 1) // _ROW_MULTIPLE) * _ROW_MULTIPLE  # the rows after the biases are 0
             self._weights.append(like.new_zeros(members, rows, out, dtype=dtype))
             self._inputs.append(like.new_zeros(members, batch, rows, dtype=dtype))
             self._inputs[i][..., width] = 1
-            self._sums.append(
-                like.new_empty(members, batch, out, dtype=like.dtype if i == depth[-1] else hidden)
-            )
+            sum_dtype = like.dtype if i == layers[-1] else hidden_dtype
+            self._sums.append(like.new_empty(members, batch, out, dtype=sum_dtype))
         self._sum_slopes = [torch.empty_like(sums) for sums in self._sums[:-1]]
         self._input_slopes = [torch.empty_like(inputs) for inputs in self._inputs]
 
@@ -77,13 +78,13 @@ class EnsembleGradient:
                     torch.ops.aten.silu.out(sums, out=next_inputs)
                 else:
                     next_inputs.copy_(torch.ops.aten.silu(sums))
-        step = bounded_nll_gradient(sums, targets, low, high)
-        slope = step.output
+        nll = bounded_nll_gradient(sums, targets, low, high)
+        slope = nll.output
         for i in reversed(range(len(self._layer_gradients))):
             slope = self._layer_gradient(i, slope)
-        self._low_gradient.copy_(step.low - _BOUNDS)
-        self._high_gradient.copy_(step.high + _BOUNDS)
-        return step.loss
+        self._low_gradient.copy_(nll.low - _BOUNDS_WEIGHT)
+        self._high_gradient.copy_(nll.high + _BOUNDS_WEIGHT)
+        return nll.loss
 
     def _layer_gradient(self, i: int, slope: Tensor) -> Tensor:
         """Write the gradient of layer ``i``'s weights and biases, given the gradient ``slope`` of its sums;
@@ -95,7 +96,7 @@ class EnsembleGradient:
         bias_gradient[:, 0] = gradient[:, width]
         if i == 0:
             return slope
-        # for all rows, also the biases' and the padding: bmm would first copy a part of the weights
+        # with the rows of the biases and the padding: without them, bmm would first copy the weights
         weights = self._weights[i].transpose(1, 2)
         input_slope = torch.bmm(slope, weights, out=self._input_slopes[i])[..., :width]
         slope_before = self._sum_slopes[i - 1]
@@ -105,8 +106,8 @@ class EnsembleGradient:
         return slope_before
 
 
-def _product(one: Tensor, other: Tensor, out: Tensor) -> Tensor:
+def _product(inputs: Tensor, weights: Tensor, out: Tensor) -> Tensor:
     """Write the product to ``out``, which may have another dtype than the factors, and return it."""
-    if out.dtype == one.dtype:
-        return torch.bmm(one, other, out=out)
-    return out.copy_(torch.bmm(one, other))
+    if out.dtype == inputs.dtype:
+        return torch.bmm(inputs, weights, out=out)
+    return out.copy_(torch.bmm(inputs, weights))

@@ -51,6 +51,7 @@ class PolicySettings:
     polyak: Annotated[float, Range(0, 1, above=True)] = 0.005
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
 
+    # read by ``SoftActorCritic``; the name is for error messages
     name: ClassVar[str] = "a model-based agent"
     normalize_observations: ClassVar[bool] = False
 
@@ -58,7 +59,8 @@ class PolicySettings:
 class WorldModel:
     """Predicts rewards, changes of observations, and where episodes end.
 
-    end: where episodes end, see ``worlds.terminations``. Raises Refusal if that is not known of the world.
+    end: the rule by which episodes end, see ``worlds.terminations``. Raises Refusal if this world's rule is
+    not known, and ValueError if an observation contains earlier ones.
     """
 
     def __init__(self, config: ModelConfig, context: Context, end: str) -> None:

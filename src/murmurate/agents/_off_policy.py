@@ -17,8 +17,8 @@ from murmurate.spec import EnvSpec
 
 
 class ActsByPolicy:
-    """Methods of an ``Agent`` that acts by its replica ``policy``, without memory, and alike in all
-    simulators."""
+    """Methods of an ``Agent`` that acts by its replica ``policy``, without memory, and with the same
+    exploration in all simulators."""
 
     acting: tuple[str, ...] = ("policy",)
 
@@ -32,8 +32,8 @@ class ActsByPolicy:
 def check_vector_actions(spec: EnvSpec, agent: str, images: bool = False) -> None:
     """Raise ValueError for discrete actions, for actions without bounds, and for images unless ``images``."""
     if spec.categorical:
-        other = "dqn" if spec.actions else "ppo"
-        raise ValueError(f"{agent} needs vector actions, and those of {spec.name} are discrete: use {other}")
+        remedy = "dqn" if spec.actions else "ppo"
+        raise ValueError(f"{agent} needs vector actions, and those of {spec.name} are discrete: use {remedy}")
     if spec.images and not images:
         raise ValueError(f"{agent} reads vectors, and the observations of {spec.name} are images: use d4pg")
     if not all(map(math.isfinite, (*spec.action_low, *spec.action_high))):
@@ -44,18 +44,18 @@ def check_vector_actions(spec: EnvSpec, agent: str, images: bool = False) -> Non
 
 
 def replicate(
-    context: Context, name: str, module: nn.Module, rate: float, clip: float | None, low: bool
+    context: Context, name: str, module: nn.Module, rate: float, clip: float | None, use_bfloat16: bool
 ) -> Replica:
-    """A replica with Adam. low: whether products between hidden layers, and the torsos of images, are
-    computed in bfloat16."""
-    bfloat16 = _between_hidden_layers(module) | _in_torsos(module)
+    """A replica with Adam. use_bfloat16: whether products between hidden layers, and the torsos of images,
+    are computed in bfloat16."""
+    bfloat16_names = _between_hidden_layers(module) | _in_torsos(module)
     return context.replicate(
         name,
         module,
         lambda parameters: Adam(parameters, lr=rate),
         clip=clip,
-        compute_dtype=torch.bfloat16 if low and bfloat16 else None,
-        in_compute=lambda parameter: parameter in bfloat16,
+        compute_dtype=torch.bfloat16 if use_bfloat16 and bfloat16_names else None,
+        in_compute=lambda parameter_name: parameter_name in bfloat16_names,
     )
 
 
@@ -63,9 +63,9 @@ def _between_hidden_layers(module: nn.Module) -> set[str]:
     """Names of the parameters between hidden layers. The first and the last layer stay float32: few inputs
     make the first fast, and values need more than the eight bits of bfloat16."""
     names = set()
-    for name, part in module.named_modules():
-        if isinstance(part, BatchedMLP):
-            for layer in range(1, len(part.weights) - 1):
+    for name, net in module.named_modules():
+        if isinstance(net, BatchedMLP):
+            for layer in range(1, len(net.weights) - 1):
                 prefix = f"{name}." if name else ""
                 names |= {f"{prefix}weights.{layer}", f"{prefix}biases.{layer}"}
     return names
@@ -73,8 +73,8 @@ def _between_hidden_layers(module: nn.Module) -> set[str]:
 
 def _in_torsos(module: nn.Module) -> set[str]:
     """Names of the parameters of encoders' torsos."""
-    torsos = [f"{name}.torso." for name, part in module.named_modules() if isinstance(part, PixelEncoder)]
-    return {name for name, _ in module.named_parameters() if name.startswith(tuple(torsos))}
+    prefixes = [f"{name}.torso." for name, net in module.named_modules() if isinstance(net, PixelEncoder)]
+    return {name for name, _ in module.named_parameters() if name.startswith(tuple(prefixes))}
 
 
 def passes(replica: Replica, net: BatchedMLP, prefix: str = "") -> Passes:

@@ -36,7 +36,7 @@ def draw(policy: Tensor, spec: EnvSpec, generator: torch.Generator, greedy: bool
             policy = policy - torch.empty_like(policy).exponential_(generator=generator).log()
         if spec.actions:
             return policy.argmax(-1)
-        return torch.stack([part.argmax(-1) for part in _split(policy, spec)], -1).float()
+        return torch.stack([logits.argmax(-1) for logits in _split(policy, spec)], -1).float()
     mean, log_std = policy.chunk(2, -1)
     if greedy:
         return mean
@@ -46,17 +46,17 @@ def draw(policy: Tensor, spec: EnvSpec, generator: torch.Generator, greedy: bool
 
 def policy_outputs(policy: Tensor, spec: EnvSpec, value: Tensor | None = None) -> dict[str, Tensor]:
     """The parameters ``policy`` [B, A], and values [B], by name."""
-    named = {"value": value} if value is not None else {}
+    values = {"value": value} if value is not None else {}
     if spec.categorical:
-        return {"logits": policy, **named}
+        return {"logits": policy, **values}
     mean, log_std = policy.chunk(2, -1)
-    return {"mean": mean, "log_std": log_std, **named}
+    return {"mean": mean, "log_std": log_std, **values}
 
 
 def log_probability(policy: Tensor, action: Tensor, spec: EnvSpec) -> Tensor:
     """Log-probabilities [...] of actions, for the parameters ``policy`` [..., A]."""
     if spec.factors:
-        return _sum([categorical_log_prob_and_entropy(*part)[0] for part in _parts(policy, action, spec)])
+        return _sum([categorical_log_prob_and_entropy(*pair)[0] for pair in _factors(policy, action, spec)])
     if spec.actions:
         return policy.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
     mean, log_std = policy.chunk(2, -1)
@@ -68,8 +68,8 @@ def log_prob_and_entropy(policy: Tensor, action: Tensor, spec: EnvSpec) -> tuple
     if spec.actions:
         return categorical_log_prob_and_entropy(policy, action)
     if spec.factors:
-        pairs = [categorical_log_prob_and_entropy(*part) for part in _parts(policy, action, spec)]
-        return _sum([log_prob for log_prob, _ in pairs]), _sum([entropy for _, entropy in pairs])
+        terms = [categorical_log_prob_and_entropy(*pair) for pair in _factors(policy, action, spec)]
+        return _sum([log_prob for log_prob, _ in terms]), _sum([entropy for _, entropy in terms])
     mean, log_std = policy.chunk(2, -1)
     return gaussian_log_prob(mean, log_std, action), gaussian_entropy(mean, log_std)
 
@@ -79,13 +79,13 @@ def divergence(old: Tensor, new: Tensor, spec: EnvSpec) -> Tensor:
     if spec.actions:
         return categorical_kl(old, new)
     if spec.factors:
-        parts = zip(_split(old, spec), _split(new, spec), strict=True)
-        return _sum([categorical_kl(*pair) for pair in parts])
+        pairs = zip(_split(old, spec), _split(new, spec), strict=True)
+        return _sum([categorical_kl(*pair) for pair in pairs])
     return gaussian_kl(*old.chunk(2, -1), *new.chunk(2, -1))
 
 
-def _parts(policy: Tensor, action: Tensor, spec: EnvSpec) -> Iterator[tuple[Tensor, Tensor]]:
-    """Logits [..., n] and choices [...] of each factor of an action; the factors are independent."""
+def _factors(policy: Tensor, action: Tensor, spec: EnvSpec) -> Iterator[tuple[Tensor, Tensor]]:
+    """(logits [..., n], chosen value [...]) of each factor of an action; the factors are independent."""
     return zip(_split(policy, spec), action.long().unbind(-1), strict=True)
 
 
@@ -94,12 +94,13 @@ def _split(policy: Tensor, spec: EnvSpec) -> tuple[Tensor, ...]:
     return torch.split(policy, list(spec.factors), -1)
 
 
-def _sum(parts: list[Tensor]) -> Tensor:
-    return torch.stack(parts).sum(0)
+def _sum(addends: list[Tensor]) -> Tensor:
+    return torch.stack(addends).sum(0)
 
 
 def explained_variance(value: Tensor, advantage: Tensor) -> float:
-    """1 - Var(G - V) / Var(G): 1 for a perfect critic, 0 for a constant one; NaN if all returns are equal."""
+    """1 - Var(G - V) / Var(G) of returns G and values V, where G - V is the advantage: 1 for a perfect
+    critic, 0 for a constant one; NaN if all returns are equal."""
     variance = float((advantage + value).var())
     return 1.0 - float(advantage.var()) / variance if variance > 0.0 else math.nan
 

@@ -29,8 +29,8 @@ def statistics_group(context: Context) -> Group:
 
 def include(moments: RunningMoments, samples: Tensor, group: Group) -> None:
     """Include ``samples`` [n, *shape] of every member of the group; all members have the same n."""
-    exact = samples.double()
-    mean, square = group.mean((exact.mean(0), exact.square().mean(0)))
+    doubles = samples.double()
+    mean, square = group.mean((doubles.mean(0), doubles.square().mean(0)))
     moments.include(mean, square, len(samples) * group.size)
 
 
@@ -59,8 +59,8 @@ class RewardScaler:
         self._return: Tensor | None = None  # [B] G of the last step, 0 before the first
 
     def scaled(self, data: Trajectory) -> Tensor:
-        """The scaled rewards [T, B] of a rollout that continues the previous one; the statistics already
-        include its returns."""
+        """The scaled rewards [T, B] of a rollout that continues the previous one. Its returns are included
+        in the statistics first."""
         g = torch.zeros_like(data.reward[0]) if self._return is None else self._return
         returns = torch.empty_like(data.reward)
         for t, (reward, first) in enumerate(zip(data.reward, data.first, strict=True)):
@@ -72,12 +72,12 @@ class RewardScaler:
         return (data.reward * scale).clamp(-_LARGEST_REWARD, _LARGEST_REWARD).to(data.reward.dtype)
 
     def state(self) -> dict[str, Any]:
-        kept = {} if self._return is None else {"return": self._return.clone()}
-        return kept | {name: x.clone() for name, x in self.moments.named_buffers()}
+        last_return = {} if self._return is None else {"return": self._return.clone()}
+        return last_return | {name: x.clone() for name, x in self.moments.named_buffers()}
 
     def load(self, state: dict[str, Any]) -> None:
-        kept = state.get("return")
-        self._return = None if kept is None else kept.to(self.moments.mean.device)
+        last_return = state.get("return")
+        self._return = None if last_return is None else last_return.to(self.moments.mean.device)
         for name, x in self.moments.named_buffers():
             x.copy_(state[name])
 

@@ -63,9 +63,9 @@ class SoftActorCritic:
         ).to(self.device)
         self.critics = critics(spec, hidden, 2, generator=generator).to(self.device)
         clip = None if math.isinf(config.clip) else config.clip
-        low = config.precision == "bfloat16"
-        self._policy = replicate(context, "policy", self.policy, config.policy_rate, clip, low)
-        self._critic = replicate(context, "critic", self.critics, config.critic_rate, clip, low)
+        use_bfloat16 = config.precision == "bfloat16"
+        self._policy = replicate(context, "policy", self.policy, config.policy_rate, clip, use_bfloat16)
+        self._critic = replicate(context, "critic", self.critics, config.critic_rate, clip, use_bfloat16)
         self.replicas: dict[str, Replica] = {"policy": self._policy, "critic": self._critic}
         dimensions = math.prod(spec.action_shape)
         self._temperature = Temperature(config.temperature).to(self.device)
@@ -105,21 +105,21 @@ class SoftActorCritic:
         scaled = self.policy.bounds.to_scaled(data.action)
         activations = self._critic_passes.forward(self._critic_input(observation, scaled))
         q = activations[-1][..., 0]
-        step = squared_error(q, target, data.weights)
-        check_loss(step.loss, "critic", self._critic.clock)
-        self._critic_passes.backward(activations, step.slope[..., None])
+        squared = squared_error(q, target, data.weights)
+        check_loss(squared.loss, "critic", self._critic.clock)
+        self._critic_passes.backward(activations, squared.slope[..., None])
         exchange = self._critic.follow(self._critic.grad)
         log_probability = self._update_policy(observation, noise[1], alpha)
         if "temperature" in self.replicas:
             replica = self.replicas["temperature"]
             replica.follow(temperature_slope(log_probability, self._target_entropy).view(1))
         self.target.after_update(exchange.staleness, self._critic.common_rounds)
-        error = step.error.abs().mean(0)
+        error = squared.error.abs().mean(0)
         metrics: dict[str, Metric] = {
-            "loss": step.loss,
+            "loss": squared.loss,
             "q_mean": q.mean,
             "td_error": error.mean,
-            "temperature": alpha.sum,
+            "temperature": alpha.sum,  # alpha has one element
             "entropy": lambda: -log_probability.mean(),
         }
         return Update(metrics, error)
@@ -141,11 +141,11 @@ class SoftActorCritic:
         drawn = squashed_gaussian(mean, log_std, noise)
         critic_activations = self._critic_passes.forward(self._critic_input(observation, drawn.action))
         # each row follows the critic with the smaller value: weight 1 there, 0 at the other
-        lower = (critic_activations[-1][0] <= critic_activations[-1][1]).to(critic_activations[-1].dtype)
-        chosen = torch.stack([lower, 1 - lower])
-        q_slope = self._critic_passes.input_slope(critic_activations, chosen)[
-            ..., observation.shape[1] :
-        ].sum(0)
+        q = critic_activations[-1]
+        first_is_smaller = (q[0] <= q[1]).to(q.dtype)
+        weights = torch.stack([first_is_smaller, 1 - first_is_smaller])
+        input_slope = self._critic_passes.input_slope(critic_activations, weights)
+        q_slope = input_slope[..., observation.shape[1] :].sum(0)
         slope = soft_policy_slope(drawn.action, log_std, noise, q_slope, alpha)
         output_slope = torch.cat([slope.mean, through_limit(slope.log_std, unlimited_log_std)], 1)
         self._policy_passes.backward(activations, output_slope[None])

@@ -51,7 +51,7 @@ class A2C(LearnerConfig):
     clip: largest norm of the gradient. hidden: width of an MLP's two layers.
     precision: ``bfloat16`` computes the torso in bfloat16 on a copy of the float32 parameters; heads,
         losses and the optimizer stay float32. ``auto`` is bfloat16 for images where the device has native
-        bfloat16 arithmetic, else float32; a run resolves and records it before it begins.
+        bfloat16 arithmetic, else float32; a run records what it stands for before the first update.
     learning_rate: initial learning rate of the optimizer.
     normalize_observations: normalize observations by their running mean and deviation, limited to +-10
     (vectors only).
@@ -194,7 +194,7 @@ class A2CAgent(OneReplica):
         return advantage, advantage + value
 
     def state(self) -> dict[str, Any]:
-        """The state of the rewards' scale; the replica saves its own state."""
+        """The statistics that scale rewards; the replica saves its own state."""
         return self.running.state()
 
     def load(self, state: dict[str, Any]) -> None:

@@ -96,7 +96,7 @@ class ARMAgent(OneReplica):
 
     V (parameters theta) and Q+ (parameters omega) are two heads of one net: with Adam, the two updates of eq.
     2.15 and 2.16 with one learning rate are the same as one update of both. Differs: on images both heads
-    read one torso; the thesis does not say.
+    read one torso, which the thesis does not mention.
     """
 
     def __init__(self, config: ARM, context: Context) -> None:
@@ -115,7 +115,7 @@ class ARMAgent(OneReplica):
             normalize=config.normalize_observations,
             generator=derive_generator(context.seed, "network"),
         ).to(device)
-        # Q+ = V = 0: no advantage is positive, so pi_1 is uniform and phi is 0 in the first iteration
+        # Q+ = V = 0: no advantage is positive, so pi_1 is uniform, and A+ is 0 in the first iteration
         for head in (self.net.policy_head, self.net.value_head):
             for parameter in head.parameters():
                 torch.nn.init.zeros_(parameter)
@@ -129,7 +129,7 @@ class ARMAgent(OneReplica):
             in_compute=lambda name: name.startswith("torso."),
         )
         self._include = statistics_updater(self.net.normalizer, context)
-        self.target = TargetNetwork(self.net, polyak=config.target_rate)  # V', with parameters phi
+        self.target = TargetNetwork(self.net, polyak=config.target_rate)  # V'
         off_policy = config.importance_clip is not None
         # the net of the previous iteration, theta_{t-1} and omega_{t-1}, which defines pi_t
         self.previous = TargetNetwork(self.net, every=0) if off_policy else None
@@ -168,8 +168,8 @@ class ARMAgent(OneReplica):
         first_weight = None if weights is None else weights[0]
         cumulative = cumulative_target(returns, advantage_tm1, data.reward[0], first_weight)
         q_plus, value = self.net(data.observation[0])
-        chosen = q_plus.gather(1, data.action[0, :, None])[:, 0]
-        value_error, cumulative_error = returns - value, cumulative - chosen
+        q_plus_taken = q_plus.gather(1, data.action[0, :, None])[:, 0]
+        value_error, cumulative_error = returns - value, cumulative - q_plus_taken
         loss = 0.5 * (value_error.square() + cumulative_error.square()).mean()
         exchange = self.replica.descend(loss)
         self._include(data.observation[0])
@@ -199,9 +199,9 @@ class ARMAgent(OneReplica):
 
     @torch.no_grad()
     def _previous_advantage_and_weights(self, data: SequenceSample) -> tuple[Tensor, Tensor | None]:
-        """(phi [B], the previous iteration's A+ of the first actions; the importance weights [n, B]).
+        """(the previous iteration's A+ of the first actions [B], the importance weights [n, B]).
 
-        On-policy, phi was recorded when the previous net acted, and no weights are needed.
+        On-policy, this A+ was recorded when the previous net acted, and no weights are needed.
         """
         if self.previous is None or self.config.importance_clip is None:
             return data.behaviour["advantage"][0], None

@@ -122,9 +122,9 @@ class D4PGAgent:
         critic = CategoricalCritic(features, spec, hidden, z, encoder, generator=generator)
         self.critic = critic.to(self.device)
         clip = None if math.isinf(config.clip) else config.clip
-        low = config.precision == "bfloat16"
-        self._policy = replicate(context, "policy", self.policy, config.policy_rate, clip, low)
-        self._critic = replicate(context, "critic", self.critic, config.critic_rate, clip, low)
+        use_bfloat16 = config.precision == "bfloat16"
+        self._policy = replicate(context, "policy", self.policy, config.policy_rate, clip, use_bfloat16)
+        self._critic = replicate(context, "critic", self.critic, config.critic_rate, clip, use_bfloat16)
         self._target_policy = TargetNetwork(self.policy, every=config.target_every, polyak=config.polyak)
         self._target_critic = TargetNetwork(self.critic, every=config.target_every, polyak=config.polyak)
         self._targets: Sequence[TargetNetwork[Any]] = (self._target_policy, self._target_critic)
@@ -166,37 +166,37 @@ class D4PGAgent:
     # -- learning -----------------------------------------------------------------------------------
 
     def learn(self, batch: Batch) -> Outcome:
-        """One update of the critic, then one of the policy. For the policy, the critic's head is the updated
-        one, and the features are those of the critic's update."""
+        """One update of the critic, then one of the policy. The policy's update uses the updated head of the
+        critic, and the features of images computed before the critic's update."""
         data: Sample = batch.data
         observation, next_observation = self._shifted(data)
         self._include(observation)
         target = self._target(data, next_observation)
         features = self._features(self.policy, self.critic, observation)
         logits = self.critic(features, self.policy.bounds.to_scaled(data.action))
-        step = categorical_cross_entropy(logits, target, data.weights)
-        exchange = self._critic.descend(step.loss)
+        cross_entropy = categorical_cross_entropy(logits, target, data.weights)
+        exchange = self._critic.descend(cross_entropy.loss)
         value = self._update_policy(features.detach())
         for net in self._targets:
             net.after_update(exchange.staleness, self._critic.common_rounds)
         z, logits = self.critic.support, logits.detach()
         return Outcome(
             {
-                "loss": step.loss.detach(),
+                "loss": cross_entropy.loss.detach(),
                 "q_mean": lambda: expectation(logits.softmax(1), z).mean(),
                 "policy_value": value,
                 "target_at_ends": lambda: target[:, [0, -1]].sum(1).mean(),
             },
-            priorities=step.each,
+            priorities=cross_entropy.each,
         )
 
     def _shifted(self, data: Sample) -> tuple[Tensor, Tensor]:
         """The observation and the next one, each image shifted at random."""
-        observation, next_observation, pad = data.observation, data.next_observation, self.config.shift
-        if not pad:
+        observation, next_observation, shift = data.observation, data.next_observation, self.config.shift
+        if not shift:
             return observation, next_observation
-        random = derive_generator(self._seed, f"shifts of {self._rank}", self._critic.clock)
-        return random_shift(observation, pad, random), random_shift(next_observation, pad, random)
+        generator = derive_generator(self._seed, f"shifts of {self._rank}", self._critic.clock)
+        return random_shift(observation, shift, generator), random_shift(next_observation, shift, generator)
 
     @torch.no_grad()
     def _target(self, data: Sample, next_observation: Tensor) -> Tensor:

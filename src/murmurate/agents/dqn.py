@@ -130,11 +130,12 @@ class DQNAgent(OneReplica):
         self.agreed = TargetNetwork(self.net) if agreed else None
         self._learns = False  # stays False in actor processes, whose net has the published parameters
         self._assigned: tuple[int, int] | None = None  # first simulator of the next ``act``, and their total
-        self._lowest: int | None = None  # the lowest number of a simulator assigned so far
+        self._lowest_simulator: int | None = None  # the lowest number assigned so far
 
     def assign_simulators(self, first: int, total: int) -> None:
         self._assigned = first, total
-        self._lowest = first if self._lowest is None else min(self._lowest, first)
+        lowest = self._lowest_simulator
+        self._lowest_simulator = first if lowest is None else min(lowest, first)
 
     def epsilon(self, simulators: int) -> Tensor | float:
         """The present probability of a random action; [simulators] if each has its own."""
@@ -150,9 +151,10 @@ class DQNAgent(OneReplica):
 
     def _greatest_epsilon(self) -> Tensor:
         """The greatest epsilon of this learner's simulators, that of its first simulator."""
-        if self._assigned is None or self._lowest is None or self.config.exploration != "ladder":
-            return torch.as_tensor(self.epsilon(2)).max()
-        return self._ladder(torch.tensor(self._lowest), self._assigned[1])
+        lowest = self._lowest_simulator
+        if self._assigned is None or lowest is None or self.config.exploration != "ladder":
+            return torch.as_tensor(self.epsilon(2)).max()  # the same for any number of simulators
+        return self._ladder(torch.tensor(lowest), self._assigned[1])
 
     @torch.no_grad()
     def act(

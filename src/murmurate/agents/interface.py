@@ -57,8 +57,8 @@ class Agent(Learner, Policy, Protocol):
         ...
 
     def assign_simulators(self, first: int, total: int) -> None:
-        """The next ``act`` is for the simulators ``first``, ``first`` + 1, ... of ``total``, where
-        exploration differs between simulators."""
+        """Announce that the next ``act`` is for the simulators ``first``, ``first`` + 1, ... of ``total``,
+        for agents whose exploration differs between simulators."""
         ...
 
 
@@ -101,8 +101,8 @@ class PrioritizingAgent(ModelAgent, Protocol):
 
 
 class OneReplica:
-    """The methods that all agents share that have one replica, no other state, and the same exploration in
-    all simulators."""
+    """Methods for agents that have a single replica, no other state, and the same exploration in all
+    simulators."""
 
     replica: Replica
 

@@ -82,9 +82,9 @@ class MEMRAgent(ModelBasedAgent):
 
     def imagine(self, observation: Tensor) -> Imagined:
         """Lines 12, 15 and 16 for the states s_j [M, ...]."""
-        step = super().imagine(observation)
-        self.rollouts.fit(observation, step.action, self.generator)
-        return step._replace(priority=self.priority(observation, step.action))
+        imagined = super().imagine(observation)
+        self.rollouts.fit(observation, imagined.action, self.generator)
+        return imagined._replace(priority=self.priority(observation, imagined.action))
 
     def priority(self, observation: Tensor, action: Tensor) -> Tensor:
         """The priorities [B] by eq. 3.7, limited to [1e-4, 50]."""
@@ -117,8 +117,8 @@ class RolloutPolicy:
         self._epochs, self._batch, self.loss = config.rollout_epochs, config.policy.batch, math.nan
         self._bounds = ActionBounds(spec).to(context.device)
         widths = (math.prod(spec.observation_shape), hidden, hidden, 2 * math.prod(spec.action_shape))
-        drawn = derive_generator(context.seed, "rollout policy")
-        self._net: nn.Module = BatchedMLP(1, widths, generator=drawn).to(context.device)
+        generator = derive_generator(context.seed, "rollout policy")
+        self._net: nn.Module = BatchedMLP(1, widths, generator=generator).to(context.device)
         self.replica: Replica = context.replicate(
             "rollout_policy", self._net, lambda parameters: Adam(parameters, lr=config.rollout_rate)
         )
@@ -129,10 +129,10 @@ class RolloutPolicy:
         batch = min(self._batch, size)
         steps, step, staleness = self._epochs * -(-size // batch), 0, 0
         while step < steps or (staleness and self.replica.common_rounds):  # ends with a common round
-            first = step * batch % size
-            if first < batch:  # a new pass
+            start = step * batch % size
+            if start < batch:  # a new pass
                 order = torch.randperm(size, generator=generator, device=generator.device)
-            rows = order[torch.arange(first, first + batch, device=order.device) % size]
+            rows = order[torch.arange(start, start + batch, device=order.device) % size]
             mean, log_std = self._distribution(observation[rows])
             loss = gaussian_nll(mean, 2 * log_std, self._bounds.to_scaled(action[rows]))
             staleness = self.replica.descend(loss).staleness

@@ -213,15 +213,15 @@ class PPOAgent(OneReplica):
         """Advantages [T, B] from the values recorded during the rollout; bootstrap values come from the
         critic, which has not been updated since."""
         value, memory, c = data.behaviour["value"], data.behaviour.get("memory"), self.config
-        first = data.terminated[-1] | data.truncated[-1]
-        last = None if memory is None else memory[-1]
-        _, last_value, _ = one_step(self.net, data.last_observation, last, first)
+        ended = data.terminated[-1] | data.truncated[-1]
+        last_memory = None if memory is None else memory[-1]
+        _, last_value, _ = one_step(self.net, data.last_observation, last_memory, ended)
         final_value = None
         if data.truncated_observation is not None:
             # each final observation is evaluated with the recurrent state of its episode
-            before = None if memory is None else memory[data.truncated]
+            final_memory = None if memory is None else memory[data.truncated]
             not_first = torch.zeros(len(data.truncated_observation), dtype=torch.bool, device=value.device)
-            _, final_value, _ = one_step(self.net, data.truncated_observation, before, not_first)
+            _, final_value, _ = one_step(self.net, data.truncated_observation, final_memory, not_first)
         return advantages(data, value, last_value, final_value, discount=c.discount, lambda_=c.gae_lambda)
 
     def _minibatches(
@@ -241,9 +241,9 @@ class PPOAgent(OneReplica):
         if memory is None:
             tensors = [x.flatten(0, 1)[None] for x in tensors]
         order = torch.randperm(advantage.numel() if memory is None else len(memory), generator=generator)
-        for chosen in order.to(advantage.device).tensor_split(self.config.minibatches):
-            before = None if memory is None else memory[chosen]
-            yield _Minibatch(before, *(x.index_select(1, chosen) for x in tensors))
+        for indices in order.to(advantage.device).tensor_split(self.config.minibatches):
+            first_memory = None if memory is None else memory[indices]
+            yield _Minibatch(first_memory, *(x.index_select(1, indices) for x in tensors))
 
     def _update(self, m: _Minibatch) -> dict[str, Tensor]:
         """One update; returns its metrics."""
@@ -263,20 +263,20 @@ class PPOAgent(OneReplica):
         self.replica.descend(loss)
         gradient_norm = self.replica.gradient_norm
         with torch.no_grad():
-            change = log_prob - m.old_log_prob
+            log_ratio = log_prob - m.old_log_prob
             return {
                 "loss": loss.detach(),
                 "policy_loss": policy_loss.detach(),
                 "value_loss": critic_loss.detach(),
                 "entropy": bonus.detach(),
                 # an estimate of KL(old || new) that is never negative (Schulman 2020)
-                "kl": (torch.expm1(change) - change).mean(),
-                "clipped_share": ((change.exp() - 1.0).abs() > c.ratio_clip).float().mean(),
+                "kl": (torch.expm1(log_ratio) - log_ratio).mean(),
+                "clipped_share": ((log_ratio.exp() - 1.0).abs() > c.ratio_clip).float().mean(),
                 "gradient_norm": loss.new_tensor(math.nan) if gradient_norm is None else gradient_norm,
             }
 
     def state(self) -> dict[str, Any]:
-        """The state of the rewards' scale; the replica saves its own state, and the order of minibatches
+        """The statistics that scale rewards; the replica saves its own state, and the order of minibatches
         follows from the replica's clock."""
         return self.running.state()
 

@@ -230,8 +230,8 @@ class TRPOAgent:
         total = torch.zeros((), device=self.device)  # a list of thousands of losses would fragment memory
         for _ in range(c.value_epochs):
             order = torch.randperm(len(target), generator=generator).to(self.device)
-            for chosen in order.tensor_split(c.value_minibatches):
-                loss = value_loss(self.value_net(observation[chosen]), target[chosen, None])
+            for rows in order.tensor_split(c.value_minibatches):
+                loss = value_loss(self.value_net(observation[rows]), target[rows, None])
                 self.critic.descend(loss)
                 total += loss.detach()
         return total / (c.value_epochs * c.value_minibatches)
@@ -242,7 +242,7 @@ class TRPOAgent:
         return max(1, _PASS_NUMBERS // math.prod(self.spec.observation_shape))
 
     def state(self) -> dict[str, Any]:
-        """The state of the rewards' scale; the replicas save their own states."""
+        """The statistics that scale rewards; the replicas save their own states."""
         return self.running.state()
 
     def load(self, state: dict[str, Any]) -> None:
@@ -271,22 +271,24 @@ class _Objective:
     def __init__(self, agent: TRPOAgent, data: Trajectory, advantage: Tensor) -> None:
         self._agent = agent
         self.theta = agent.policy.values().detach().clone()
-        self._rows, self.entropy = self._divided(data, advantage, 1)
+        self._rows, self.entropy = self._rows_and_entropy(data, advantage, 1)
         every = agent.config.curvature_every
-        self._curvature_rows = self._rows if every == 1 else self._divided(data, advantage, every)[0]
+        self._curvature_rows = self._rows if every == 1 else self._rows_and_entropy(data, advantage, every)[0]
 
     @torch.no_grad()
-    def _divided(self, data: Trajectory, advantage: Tensor, every: int) -> tuple[list[_Rows], Tensor]:
+    def _rows_and_entropy(
+        self, data: Trajectory, advantage: Tensor, every: int
+    ) -> tuple[list[_Rows], Tensor]:
         """(one step in ``every``, divided into forward passes; the mean entropy of these steps)."""
         flat = (x[::every].flatten(0, 1) for x in (data.observation, data.action, advantage))
-        parts = zip(*(torch.split(x, self._agent.pass_rows) for x in flat), strict=True)
+        passes = zip(*(torch.split(x, self._agent.pass_rows) for x in flat), strict=True)
         total = advantage[::every].numel()
         rows, entropies = [], []
-        for observation, action, part in parts:
+        for observation, action, pass_advantage in passes:
             old = self._policy(self.theta, observation)
             log_prob, entropy = log_prob_and_entropy(old, action, self._agent.spec)
-            weight = len(part) / total
-            rows.append(_Rows(weight, observation, action, part[None], old, log_prob[None]))
+            weight = len(pass_advantage) / total
+            rows.append(_Rows(weight, observation, action, pass_advantage[None], old, log_prob[None]))
             entropies.append(weight * entropy.mean())
         return rows, torch.stack(entropies).sum()
 

@@ -22,15 +22,15 @@ from murmurate.errors import MissingExtra, Refusal, RunFailed
 SUFFIXES = (".safetensors", ".pt2", ".onnx")
 _METADATA = "murmurate"
 _BATCHES = (1, 3, 16)  # sizes of the batches by which an export is compared with the model
-_TOLERANCE = 1e-4  # greatest error of an output, relative to its largest number
+_TOLERANCE = 1e-4  # greatest error of an output, relative to 1 + its largest number
 
 Function = Callable[[Sequence[Tensor]], list[Tensor]]
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written. inputs, outputs: names of a program's inputs and outputs, in order; for weights, none
-    and the names of the tensors.
+    """What was written. inputs, outputs: names of a program's inputs and outputs, in order; for weights
+    no inputs, and the names of the tensors as outputs.
 
     max_error: the greatest difference from the model itself over random observations; 0 for weights, which
     were compared too.
@@ -57,13 +57,13 @@ def export_weights(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[
     from safetensors import safe_open
     from safetensors.torch import save_file
 
-    whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    with _replacing(path) as fresh:
-        save_file(whole, fresh, {_METADATA: json.dumps(metadata)})
-        with safe_open(fresh, "pt") as file:
-            if not all(torch.equal(file.get_tensor(name), tensor) for name, tensor in whole.items()):
+    contiguous = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    with _replacing(path) as temporary:
+        save_file(contiguous, temporary, {_METADATA: json.dumps(metadata)})
+        with safe_open(temporary, "pt") as file:
+            if not all(torch.equal(file.get_tensor(name), tensor) for name, tensor in contiguous.items()):
                 raise RunFailed(f"{path} does not hold the weights that were written to it. Check the disk.")
-    return Exported(path, (), tuple(whole), 0.0)
+    return Exported(path, (), tuple(contiguous), 0.0)
 
 
 def export_program(path: Path, program: Any, metadata: Mapping[str, Any]) -> Exported:
@@ -72,13 +72,13 @@ def export_program(path: Path, program: Any, metadata: Mapping[str, Any]) -> Exp
     Raises RunFailed, with no file written, if it does not compute the same.
     """
     traced = _traced(program)
-    with _replacing(path) as fresh:
+    with _replacing(path) as temporary:
         if path.suffix == ".pt2":
-            torch.export.save(traced, fresh, extra_files={f"{_METADATA}.json": json.dumps(metadata)})
-            error = largest_error(program, _torch_function(fresh))
+            torch.export.save(traced, temporary, extra_files={f"{_METADATA}.json": json.dumps(metadata)})
+            error = largest_error(program, _torch_function(temporary))
         else:
-            _write_onnx(traced, program, fresh, metadata)
-            error = largest_error(program, _onnx_function(fresh, program.signature.inputs))
+            _write_onnx(traced, program, temporary, metadata)
+            error = largest_error(program, _onnx_function(temporary, program.signature.inputs))
     return Exported(path, program.signature.inputs, program.signature.outputs, error)
 
 
@@ -102,8 +102,8 @@ def _traced(program: Any) -> torch.export.ExportedProgram:
     for tensors in (traced.state_dict, traced.constants):
         for name, tensor in tensors.items():
             if isinstance(tensor, Tensor):
-                own = tensor.detach().clone(memory_format=torch.contiguous_format)
-                tensors[name] = nn.Parameter(own, False) if isinstance(tensor, nn.Parameter) else own
+                copy = tensor.detach().clone(memory_format=torch.contiguous_format)
+                tensors[name] = nn.Parameter(copy, False) if isinstance(tensor, nn.Parameter) else copy
     return traced
 
 
@@ -142,8 +142,8 @@ def _onnx_function(path: str, names: Sequence[str]) -> Function:
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
     def run(inputs: Sequence[Tensor]) -> list[Tensor]:
-        given = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
-        return [torch.from_numpy(out) for out in session.run(None, given)]
+        feeds = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
+        return [torch.from_numpy(out) for out in session.run(None, feeds)]
 
     return run
 
@@ -159,14 +159,14 @@ def largest_error(program: Any, function: Function) -> float:
         inputs = program.example(size, torch.Generator().manual_seed(size))
         with torch.no_grad():
             expected = program(*inputs)
-        for name, wanted, given in zip(names, expected, function(inputs), strict=True):
-            if wanted.shape != given.shape:
+        for name, reference, exported in zip(names, expected, function(inputs), strict=True):
+            if reference.shape != exported.shape:
                 raise RunFailed(
-                    f"the export gives {name} {list(given.shape)}, and the model {list(wanted.shape)}."
+                    f"the export gives {name} {list(exported.shape)}, and the model {list(reference.shape)}."
                 )
-            error = float((wanted.double() - given.double()).abs().max())
-            scale = 1.0 + float(wanted.double().abs().max())
-            if not error <= (_TOLERANCE * scale if wanted.is_floating_point() else 0.0):
+            error = float((reference.double() - exported.double()).abs().max())
+            scale = 1.0 + float(reference.double().abs().max())
+            if not error <= (_TOLERANCE * scale if reference.is_floating_point() else 0.0):
                 raise RunFailed(f"the export gives another {name} than the model, by up to {error:.3g}.")
             worst = max(worst, error)
     return worst
@@ -183,19 +183,19 @@ def _replacing(path: Path) -> Iterator[str]:
     except OSError as error:
         raise Refusal(f"{path} cannot be written: {error.strerror}. Choose another folder.") from error
     with folder as name:
-        fresh = os.path.join(name, path.name)
-        yield fresh
-        os.replace(fresh, path)
+        temporary = os.path.join(name, path.name)
+        yield temporary
+        os.replace(temporary, path)
 
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
     """Suppress what torch's exporters log and warn of."""
-    former = logging.root.manager.disable
+    previous_level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(former)
+        logging.disable(previous_level)

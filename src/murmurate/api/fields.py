@@ -28,13 +28,13 @@ def with_fields(config: Any, values: Mapping[str, Any], place: str = "") -> Any:
     Raises Refusal for an unknown name, with the nearest one; a value of another type; and one that is out of
     range.
     """
-    own, flat = _fields(config), _flat_parts(config)
+    fields, flat_parts = _fields(config), _flat_parts(config)
     for name, value in values.items():
-        if name in own:
-            new = _new_value(config, own[name], value, f"{place}{name}")
-            config = _replaced(config, {own[name].name: new}, f"{place}{name}")
+        if name in fields:
+            new = _new_value(config, fields[name], value, f"{place}{name}")
+            config = _replaced(config, {fields[name].name: new}, f"{place}{name}")
             continue
-        part = next((part for part in flat if name in _fields(getattr(config, part))), None)
+        part = next((part for part in flat_parts if name in _fields(getattr(config, part))), None)
         if part is None:
             raise _unknown(config, name, place)
         inner = with_fields(getattr(config, part), {name: value}, place)
@@ -59,23 +59,23 @@ def _flat_parts(config: Any) -> list[str]:
 
 
 def _new_value(config: Any, field: dataclasses.Field[Any], value: Any, place: str) -> Any:
-    present = getattr(config, field.name)
-    if dataclasses.is_dataclass(present):
+    current = getattr(config, field.name)
+    if dataclasses.is_dataclass(current):
         if isinstance(value, Mapping):
-            return with_fields(present, value, f"{place}.")
+            return with_fields(current, value, f"{place}.")
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return value
         raise Refusal(
             f"{place} is {value!r}; it takes a mapping of its fields, or an object such as "
-            f"{type(present).__name__}(...)."
+            f"{type(current).__name__}(...)."
         )
     kind = typing.get_type_hints(type(config))[field.name]
     plain = _plain(value)
-    if isinstance(present, Path) and isinstance(plain, str):
+    if isinstance(current, Path) and isinstance(plain, str):
         plain = Path(plain)
     if not is_valid(kind, plain):
         raise Refusal(f"{place} is {value!r}; it must be {_kind(kind)}.")
-    check_number(place, plain, numbers_of(config.__class__).get(field.name, ()), present)
+    check_number(place, plain, numbers_of(config.__class__).get(field.name, ()), current)
     return plain
 
 
@@ -105,15 +105,15 @@ def _kind(kind: Any) -> str:
 
 def _unknown(config: Any, name: str, place: str) -> Refusal:
     known = dict(_names(config))
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    found = name if name in known else near[0] if near else None
+    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    nearest = name if name in known else matches[0] if matches else None
     where = f"{place.rstrip('.')} has" if place else "a run has"
-    hint = f" Did you mean {known[found]}?" if found else f" It has {', '.join(sorted(known))}."
+    hint = f" Did you mean {known[nearest]}?" if nearest else f" It has {', '.join(sorted(known))}."
     return Refusal(f"{where} no field '{name}'.{hint}")
 
 
 def _names(config: Any, outer: str = "") -> Iterator[tuple[str, str]]:
-    """(name, how to write it) of every field at any depth; outer ones last, so that in a dict they win."""
+    """(name, how to write it as an argument) of every field; outer fields last, which win in a dict."""
     for name, field in _fields(config).items():
         if dataclasses.is_dataclass(inner := getattr(config, field.name)):
             yield from _names(inner, f"{outer}{name}.")

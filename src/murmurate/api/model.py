@@ -42,17 +42,18 @@ def load(
     Raises:
         Refusal: if there is no run, no checkpoint, or a checkpoint that does not fit the run.
     """
-    place = Path(folder)
+    run_folder = Path(folder)
     with instead(env):
-        run = recipes.stored(place)
-        run.world.spec(read_fingerprint(place))  # only here can an environment of the user's be found
+        run = recipes.stored(run_folder)
+        # loads the user's environment, which can be replaced by env only within this context
+        run.world.spec(read_fingerprint(run_folder))
         if best:
-            chosen = place / "checkpoints" / "best"
-            if (problem := checkpoint.damage(chosen)) is not None:
+            path = run_folder / "checkpoints" / "best"
+            if (problem := checkpoint.damage(path)) is not None:
                 raise Refusal(f"{problem} Use the last checkpoint instead: leave out best.")
         else:
-            chosen = checkpoint.newest(place / "checkpoints", lambda found: load_agent(run, found))
-        return TrainedModel(run, chosen)
+            path = checkpoint.newest(run_folder / "checkpoints", lambda each: load_agent(run, each))
+        return TrainedModel(run, path)
 
 
 class TrainedModel:
@@ -123,21 +124,21 @@ class TrainedModel:
         """
         if not self._acts:
             raise Refusal(f"{self.run.learner.name} takes no actions. Use predict, or evaluate.")
-        rows, single = self._rows(observation)
+        rows, is_single = self._rows(observation)
         begins = np.ones(len(rows), np.bool_) if self._first is None else self._first
         if len(begins) != len(rows):
             raise Refusal(
                 f"there are {len(rows)} observations after {len(begins)} before, which this model remembers. "
                 "Call reset() where other episodes begin."
             )
-        seen = torch.from_numpy(self._stacked(rows, begins))
+        stacked = torch.from_numpy(self._stacked(rows, begins))
         memory = self._learner.initial_memory(len(rows)) if self._memory is None else self._memory
-        chosen = self._learner.act(seen, memory, torch.from_numpy(begins), self._generator, greedy=greedy)
-        self._memory = chosen.memory
-        partial = rows.shape[1:] != tuple(self.spec.observation_shape)
-        self._first = np.zeros(len(rows), np.bool_) if partial or chosen.memory is not None else None
-        actions = self._own_actions(chosen.action.numpy())
-        return actions[0] if single else actions
+        output = self._learner.act(stacked, memory, torch.from_numpy(begins), self._generator, greedy=greedy)
+        self._memory = output.memory
+        needs_stack = rows.shape[1:] != tuple(self.spec.observation_shape)
+        self._first = np.zeros(len(rows), np.bool_) if needs_stack or output.memory is not None else None
+        actions = self._environment_actions(output.action.numpy())
+        return actions[0] if is_single else actions
 
     def reset(self, ended: Any = None) -> None:
         """Forget the past: the next observations begin episodes.
@@ -158,35 +159,35 @@ class TrainedModel:
         return cast(SimulatorWorld, self.run.world).formats()
 
     @cached_property
-    def _piece(self) -> tuple[int, ...]:
+    def _single_shape(self) -> tuple[int, ...]:
         """The shape of a single observation of the stack that the model sees."""
-        whole = tuple(self.spec.observation_shape)
+        full_shape = tuple(self.spec.observation_shape)
         if self._formats is not None:
             return tuple(self._formats.shape)
-        return (self.spec.channels, *whole[1:]) if self.spec.stacked else whole
+        return (self.spec.channels, *full_shape[1:]) if self.spec.stacked else full_shape
 
     def _rows(self, observation: Any) -> tuple[npt.NDArray[Any], bool]:
         """(Observations [B, ...] as the model reads them, perhaps only the newest of a stack; whether one was
         given without B)."""
-        whole, piece = tuple(self.spec.observation_shape), self._piece
+        full_shape, single_shape = tuple(self.spec.observation_shape), self._single_shape
         given = _array(observation)
         if given is not None:
-            for shape in (whole, piece):
+            for shape in (full_shape, single_shape):
                 if given.shape[-len(shape) :] == shape and given.ndim - len(shape) in (0, 1):
-                    single = given.ndim == len(shape)
-                    return self._typed(given[None] if single else given), single
+                    is_single = given.ndim == len(shape)
+                    return self._typed(given[None] if is_single else given), is_single
         if (formats := self._formats) is None:
-            found = type(observation).__name__ if given is None else f"of shape {list(given.shape)}"
+            kind = type(observation).__name__ if given is None else f"of shape {list(given.shape)}"
             raise Refusal(
-                f"the observation is {found}, and the model reads {list(whole)}, or a batch of these."
+                f"the observation is {kind}, and the model reads {list(full_shape)}, or a batch of these."
             )
         try:
             return self._typed(np.asarray(formats.observe(observation))[None]), True
         except (ValueError, TypeError, KeyError, IndexError) as problem:
             try:
-                rows = [formats.observe(one) for one in observation]
+                rows = [formats.observe(each) for each in observation]
             except (ValueError, TypeError, KeyError, IndexError):
-                raise Refusal(f"the observation is none of {self.run.world.name}: {problem}.") from problem
+                raise Refusal(f"the observation is not one of {self.run.world.name}: {problem}.") from problem
         return self._typed(np.stack(rows)), False
 
     def _typed(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -197,19 +198,19 @@ class TrainedModel:
 
     def _stacked(self, rows: npt.NDArray[Any], begins: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
         """The whole stacks that end with ``rows``; where an episode begins, filled with its first."""
-        whole = tuple(self.spec.observation_shape)
-        if rows.shape[1:] == whole:
+        full_shape = tuple(self.spec.observation_shape)
+        if rows.shape[1:] == full_shape:
             return rows
         size = rows.shape[1]
-        repeated = np.concatenate([rows] * (whole[0] // size), 1)
+        repeated = np.concatenate([rows] * (full_shape[0] // size), 1)
         if self._stack is None:
             self._stack = repeated
         else:
             shifted = np.concatenate([self._stack[:, size:], rows], 1)
-            self._stack = np.where(begins.reshape(-1, *[1] * len(whole)), repeated, shifted)
+            self._stack = np.where(begins.reshape(-1, *[1] * len(full_shape)), repeated, shifted)
         return self._stack.copy()
 
-    def _own_actions(self, action: npt.NDArray[Any]) -> Any:
+    def _environment_actions(self, action: npt.NDArray[Any]) -> Any:
         """The learner's actions in the environment's own format."""
         if self._formats is not None:
             return self._formats.act(action)
@@ -237,18 +238,18 @@ class TrainedModel:
         if self._acts:
             raise Refusal(f"{self.run.learner.name} is an agent. Use act.")
         module, given = self.module, _array(observation)
-        whole = tuple(self.spec.observation_shape)
-        if given is None or given.shape[-len(whole) :] != whole or given.ndim - len(whole) not in (0, 1):
-            found = type(observation).__name__ if given is None else f"of shape {list(given.shape)}"
+        shape = tuple(self.spec.observation_shape)
+        if given is None or given.shape[-len(shape) :] != shape or given.ndim - len(shape) not in (0, 1):
+            kind = type(observation).__name__ if given is None else f"of shape {list(given.shape)}"
             raise Refusal(
-                f"the observation is {found}, and the model reads {list(whole)}, or a batch of these."
+                f"the observation is {kind}, and the model reads {list(shape)}, or a batch of these."
             )
-        single = given.ndim == len(whole)
-        rows = self._typed(given[None] if single else given)
+        is_single = given.ndim == len(shape)
+        rows = self._typed(given[None] if is_single else given)
         with torch.no_grad():
             (out,) = module(torch.from_numpy(rows))
         probabilities = cast("npt.NDArray[Any]", out.numpy())
-        return probabilities[0] if single else probabilities
+        return probabilities[0] if is_single else probabilities
 
     def evaluate(self, episodes: int | None = None, seed: int | None = None) -> dict[str, Any]:
         """The figures of ``murmurate eval``: for agents ``eval_return_mean``, ``eval_return_stderr``,
@@ -261,9 +262,9 @@ class TrainedModel:
         Raises:
             Refusal: for fewer than one game, and where the data set is gone.
         """
-        found = figures(self.run, self._checkpoint, count=episodes, seed=seed)
-        found.pop("best_eval_return_mean", None)  # it is about two checkpoints
-        return found
+        result = figures(self.run, self._checkpoint, count=episodes, seed=seed)
+        result.pop("best_eval_return_mean", None)  # it compares two checkpoints
+        return result
 
     def export(self, path: str | os.PathLike[str]) -> Exported:
         """Write the model to ``path``, and compare what was written with it on random observations.
@@ -300,11 +301,11 @@ class TrainedModel:
         return export_program(target, program, metadata)
 
     def _tensors(self) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for name, replica in self._learner.replicas.items():
-            found |= {f"{name}.{key}": values for key, values in replica.named_views()}
-            found |= {f"{name}.{key}": values for key, values in replica.module.named_buffers()}
-        return found
+            tensors |= {f"{name}.{key}": values for key, values in replica.named_views()}
+            tensors |= {f"{name}.{key}": values for key, values in replica.module.named_buffers()}
+        return tensors
 
 
 def _in_float32(run: Run) -> Run:
@@ -316,12 +317,12 @@ def _in_float32(run: Run) -> Run:
 
 
 def _array(observation: Any) -> npt.NDArray[Any] | None:
-    """``observation`` as an array; None for one of a Dict or Tuple space, which is none."""
+    """``observation`` as an array; None for one of a Dict or Tuple space."""
     if isinstance(observation, Tensor):
         return observation.detach().cpu().numpy()
     if isinstance(observation, (dict, tuple)) and not (
         isinstance(observation, tuple) and all(np.isscalar(x) for x in observation)
     ):
         return None
-    found = np.asarray(observation)
-    return None if found.dtype == object else found
+    array = np.asarray(observation)
+    return None if array.dtype == object else array

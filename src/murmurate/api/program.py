@@ -39,7 +39,7 @@ class GreedyPolicy(nn.Module):
     bool): ``first`` resets the memory of episodes that begin. Returns the actions, in the environment's
     bounds, then the outputs of the nets (``logits``, say), then the new memory.
 
-    low, high: bounds to which actions from -1 to 1 are scaled; None: actions are not scaled.
+    low, high: bounds to which actions from -1 to 1 are rescaled; None: clipped to those of ``spec``.
     """
 
     low: Tensor
@@ -53,7 +53,7 @@ class GreedyPolicy(nn.Module):
         # persistent buffers, so that a copy of the program has them
         self.register_buffer("low", _bounds(low if low is not None else spec.action_low, spec))
         self.register_buffer("high", _bounds(high if high is not None else spec.action_high, spec))
-        self._scales = low is not None
+        self._rescales = low is not None
         self.recurrent = agent.initial_memory(1) is not None
         with torch.no_grad():
             action = self._act(*self.example(2, torch.Generator().manual_seed(0)))
@@ -63,16 +63,16 @@ class GreedyPolicy(nn.Module):
         self.signature = Signature(inputs, ("action", *self._names, *(f"new_{m}" for m in memory)))
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        action = self._act(*inputs)
-        chosen = action.action
+        result = self._act(*inputs)
+        actions = result.action
         if self._spec.action_shape:
-            chosen = chosen.view(-1, *self._spec.action_shape)
-            if self._scales:
-                chosen = self.low + (chosen.clamp(-1.0, 1.0) + 1.0) / 2.0 * (self.high - self.low)
+            actions = actions.view(-1, *self._spec.action_shape)
+            if self._rescales:
+                actions = self.low + (actions.clamp(-1.0, 1.0) + 1.0) / 2.0 * (self.high - self.low)
             else:
-                chosen = torch.minimum(torch.maximum(chosen, self.low), self.high)
-        memory = (action.memory,) if self.recurrent else ()
-        return (chosen, *(action.outputs[name] for name in self._names), *memory)
+                actions = torch.minimum(torch.maximum(actions, self.low), self.high)
+        memory = (result.memory,) if self.recurrent else ()
+        return (actions, *(result.outputs[name] for name in self._names), *memory)
 
     def _act(self, observation: Tensor, memory: Tensor | None = None, first: Tensor | None = None) -> Any:
         if first is None:
@@ -92,8 +92,8 @@ class GreedyPolicy(nn.Module):
         inputs = self.example(64, torch.Generator().manual_seed(1))
         with torch.no_grad():
             first = self._act(*inputs).action
-            same = all(torch.equal(first, self._act(*inputs).action) for _ in range(3))
-        if not same:
+            is_deterministic = all(torch.equal(first, self._act(*inputs).action) for _ in range(3))
+        if not is_deterministic:
             raise Refusal(
                 "this agent draws its actions at random even when greedy, so they are no function to export. "
                 "Export its weights (.safetensors), or train with agent.evaluate greedy."

@@ -70,8 +70,10 @@ def train(
         env: a class or function without arguments that returns a ``gymnasium.Env``, or its name
             (``"gym:Acrobot-v1"``, ``"my_module:make_env"``). Lambdas and nested functions need the launcher
             inline.
+        algorithm: for ``env``, the part of a recipe's name after the world, such as "a2c".
         strategy: how the replicas agree: a name, an object with other hyper-parameters, or a mapping of them
             (``{"name": "gala", "staleness_bound": 2}``).
+        replicas, seed, launcher: as the options of the command line.
         env_steps, updates, minutes, stop_at_return: where the run ends, whichever comes first: env steps of
             all replicas together, updates of each replica, wall time, mean return of the last 100 episodes.
         out: the run folder; by default a new one in ``runs/``.
@@ -87,17 +89,17 @@ def train(
         KeyboardInterrupt: after Ctrl-C, when all is saved; SystemExit after SIGTERM.
     """
     refuse_import()
-    base = _base(recipe, env, algorithm)
-    given = {
+    base = _base_run(recipe, env, algorithm)
+    arguments = {
         "strategy": strategy, "replicas": replicas, "env_steps": env_steps, "updates": updates,
         "minutes": minutes, "stop_at_return": stop_at_return, "seed": seed, "launcher": launcher,
         "agent": agent, "world": world, "placement": placement, **fields,
     }  # fmt: skip
-    run = configured(base, {name: value for name, value in given.items() if value is not None})
+    run = configured(base, {name: value for name, value in arguments.items() if value is not None})
     engine = launcher_by_name(run.launcher)
     if (ranks := engine.dictated_replicas()) is not None:
         run = dataclasses.replace(run, replicas=ranks)
-    _refuse_unsendable(run, engine)
+    _refuse_unpicklable(run, engine)
     folder = new_folder(run.recipe) if out is None else Path(out)
     with watching(Watch(checked(callbacks), quiet)):
         finish = session.train(run, folder, engine, recipes.stored)
@@ -116,7 +118,7 @@ def resume(
     quiet: bool = False,
     **fields: object,
 ) -> Result:
-    """Continue a run from its newest checkpoint. The arguments are those of ``train``, and may move its end.
+    """Continue a run from its newest checkpoint. Arguments are those of ``train``; they may change its end.
 
     Args:
         env: makes the environment, where the folder cannot name it (a lambda, say).
@@ -126,18 +128,18 @@ def resume(
         RunFailed, KeyboardInterrupt, SystemExit: as ``train``.
     """
     refuse_import()
-    place = Path(folder)
-    given = {"env_steps": env_steps, "updates": updates, "minutes": minutes, "launcher": launcher, **fields}
-    new = {name: value for name, value in given.items() if value is not None}
+    run_folder = Path(folder)
+    options = {"env_steps": env_steps, "updates": updates, "minutes": minutes, "launcher": launcher, **fields}
+    new = {name: value for name, value in options.items() if value is not None}
 
-    def changes(run: Run) -> Run:
+    def change(run: Run) -> Run:
         changed = configured(run, new)
-        _refuse_unsendable(changed, launcher_by_name(changed.launcher))
+        _refuse_unpicklable(changed, launcher_by_name(changed.launcher))
         return changed
 
     with instead(env), watching(Watch(checked(callbacks), quiet)):
-        finish = session.resume(place, launcher_by_name, recipes.stored, changes)
-    return _result(finish, place, quiet)
+        finish = session.resume(run_folder, launcher_by_name, recipes.stored, change)
+    return _result(finish, run_folder, quiet)
 
 
 def configured(run: Run, values: Mapping[str, Any]) -> Run:
@@ -149,8 +151,8 @@ def configured(run: Run, values: Mapping[str, Any]) -> Run:
             settings = {name: value for name, value in strategy.items() if name != "name"}
             strategy = strategy.get("name", run.strategy.name)
         if isinstance(strategy, str):
-            same = strategy == run.strategy.name
-            strategy = run.strategy if same else strategy_by_name(strategy)()
+            is_same = strategy == run.strategy.name
+            strategy = run.strategy if is_same else strategy_by_name(strategy)()
         if not isinstance(strategy, Strategy):
             raise Refusal(
                 f"strategy is {strategy!r}; it takes a name (murmurate list strategies), a mapping or an "
@@ -161,7 +163,7 @@ def configured(run: Run, values: Mapping[str, Any]) -> Run:
     return changed
 
 
-def _base(recipe: str | Run | None, env: str | Callable[..., Any] | None, algorithm: str | None) -> Run:
+def _base_run(recipe: str | Run | None, env: str | Callable[..., Any] | None, algorithm: str | None) -> Run:
     """The Run of a recipe, or of an environment and an algorithm. Raises Refusal for neither and for both."""
     if isinstance(recipe, (str, Run)):
         if env is not None or algorithm is not None:
@@ -182,7 +184,7 @@ def _base(recipe: str | Run | None, env: str | Callable[..., Any] | None, algori
     return dataclasses.replace(run, world=world)
 
 
-def _refuse_unsendable(run: Run, engine: Launcher) -> None:
+def _refuse_unpicklable(run: Run, engine: Launcher) -> None:
     """Raise Refusal for a run that cannot be sent to the processes of its launcher."""
     if engine.name == "inline":
         return
@@ -199,18 +201,18 @@ def _refuse_unsendable(run: Run, engine: Launcher) -> None:
 
 def _result(finish: session.Finish, folder: Path, quiet: bool) -> Result:
     """The result of a run that finished. Raises for one that did not: see ``train``."""
-    place, summary = finish.folder or folder, finish.summary
+    run_folder, summary = finish.folder or folder, finish.summary
     if summary is None:  # another rank leads the run
         if finish.code:
             raise RunFailed(f"the run failed on the rank that leads it (exit code {finish.code}).")
-        return Result(place, {}, finish.code)
+        return Result(run_folder, {}, finish.code)
     if finish.sentence and not quiet:
         unit = "env steps" if finish.run is None else finish.run.unit
         print(f"{summary['env_steps']:,} {unit} in {summary['wall_seconds']:.0f} s. {finish.sentence}")
     if finish.code == session.FAILED:
-        raise RunFailed(f"{str(summary['exit']).rstrip('. ')}. {kept(place)}") from finish.error
+        raise RunFailed(f"{str(summary['exit']).rstrip('. ')}. {kept(run_folder)}") from finish.error
     if finish.code == _TERMINATED:
         raise SystemExit(_TERMINATED)
     if finish.code:
-        raise KeyboardInterrupt(f"the run is saved; go on with murmurate.resume('{place}')")
-    return Result(place, summary, finish.code)
+        raise KeyboardInterrupt(f"the run is saved; go on with murmurate.resume('{run_folder}')")
+    return Result(run_folder, summary, finish.code)

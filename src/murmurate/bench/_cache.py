@@ -38,13 +38,14 @@ def _finished(folder: Path) -> bool:
 
 
 def set_aside(folder: Path) -> None:
-    """Rename what an interrupted run left in ``folder``, if there is anything."""
+    """Rename ``folder``, which an interrupted run left, if it exists."""
     if folder.exists():
         folder.rename(folder.with_name(f"{folder.name}-cut-off-{folder.stat().st_mtime_ns}"))
 
 
 def cached_value(where: Path, name: str, key: Any, compute: Callable[[], Any]) -> Any:
-    """The JSON value that ``compute`` returns, computed once for each ``name`` and ``key``."""
+    """The JSON value that ``compute`` returns, computed once for each ``name`` and ``key`` (a JSON
+    value); the folder ``where`` keeps it."""
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
     path = where / f"{name.replace(' ', '-')}-{digest}.json"
     if not path.exists():

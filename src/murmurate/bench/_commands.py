@@ -12,7 +12,7 @@ from typing import Any
 from murmurate.bench._racer import Racer
 from murmurate.errors import RunFailed
 
-# ends that no window reaches; --minutes ends a run whose benchmark was killed
+# limits that no measurement reaches; --minutes ends a run whose benchmark was killed
 _WITHOUT_END = ("--env-steps", "1000000000", "--minutes", "60", "--stop-at-return", "None")
 
 
@@ -31,7 +31,8 @@ def sb3(label: str, world: str, simulators: int, where: Path) -> Racer:
 
 
 def missing(package: str, extra: str = "bench") -> dict[str, Any] | None:
-    """None if the package is installed; otherwise the result's entry that says how to install it."""
+    """None if the package is installed; otherwise an entry for the result's ``peers``, which says how to
+    install it."""
     if importlib.util.find_spec(package.replace("-", "_")) is not None:
         return None
     return {"peer": package, "status": f"not installed: pip install 'murmurate[{extra}]'"}
@@ -45,6 +46,6 @@ def installed_world() -> str:
 def run_murmurate(words: Sequence[str]) -> None:
     """Run ``murmurate WORDS`` to its end. Raises RunFailed with its error output if it fails."""
     command = [sys.executable, "-m", "murmurate", *words]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise RunFailed(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()}")
+    completed = subprocess.run(command, capture_output=True, text=True)
+    if completed.returncode != 0:
+        raise RunFailed(f"{' '.join(command)} ended with {completed.returncode}: {completed.stderr.strip()}")

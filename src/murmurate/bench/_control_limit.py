@@ -1,9 +1,10 @@
 """The matrix products of an update of TD3 or SAC and nothing else, as a racer (see ``_racer``).
 
-``python -m murmurate.bench._control_limit td3|sac float32|bfloat16 FILE`` multiplies random matrices with the
-shapes of HalfCheetah, two layers of 256 units and batches of 256, the twin critics as one batched product, in
-one thread, and appends the number of updates to FILE as ``env_steps``. There are no activations, losses,
-optimizer, replay or simulator. With bfloat16, all products are in that dtype.
+``python -m murmurate.bench._control_limit td3|sac float32|bfloat16 FILE`` multiplies random matrices in one
+thread, with the shapes of HalfCheetah, two layers of 256 units and batches of 256; each product of the twin
+critics is one batched product. The number of updates is appended to FILE as ``env_steps``, because agents
+make one update per env step. There are no activations, losses, optimizer, replay or simulator. With bfloat16,
+all products are in that dtype.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-BATCH, OBSERVED, ACTIONS, HIDDEN = 256, 17, 6, 256
-_LINE_SECONDS = 0.25
+BATCH, OBSERVED, ACTIONS, HIDDEN = 256, 17, 6, 256  # batch size; widths of observation, action, hidden layer
+_WRITE_EVERY_SECONDS = 0.25
 
 
 class Products:
@@ -40,10 +41,11 @@ class Products:
         for inputs, weight in zip(self.inputs, self.weights, strict=True):
             torch.bmm(inputs[:members], weight[:members])
 
-    def input_gradients(self, members: int, first: bool) -> None:
-        """Compute the gradients of the layers' inputs. first: including the inputs of the first layer."""
+    def input_gradients(self, members: int, with_first: bool) -> None:
+        """Compute the gradients of the layers' inputs. with_first: including the inputs of the first
+        layer."""
         layers = list(zip(self.output_gradients, self.weights, strict=True))
-        for gradient, weight in layers[0 if first else 1 :]:
+        for gradient, weight in layers[0 if with_first else 1 :]:
             torch.bmm(gradient[:members], weight[:members].transpose(1, 2))
 
     def weight_gradients(self) -> None:
@@ -55,23 +57,23 @@ class Update:
     """The products of an update of ``td3`` or ``sac``."""
 
     def __init__(self, algorithm: str, dtype: torch.dtype) -> None:
-        actions = ACTIONS * (1 if algorithm == "td3" else 2)
-        self.policy = Products(1, (OBSERVED, HIDDEN, HIDDEN, actions), dtype)
+        policy_outputs = ACTIONS * (1 if algorithm == "td3" else 2)  # sac: a mean and a deviation of each
+        self.policy = Products(1, (OBSERVED, HIDDEN, HIDDEN, policy_outputs), dtype)
         self.critics = Products(2, (OBSERVED + ACTIONS, HIDDEN, HIDDEN, 1), dtype)
-        self.delay = 2 if algorithm == "td3" else 1
+        self.policy_delay = 2 if algorithm == "td3" else 1
         self.critics_in_policy_loss = 1 if algorithm == "td3" else 2
 
     def __call__(self, number: int) -> None:
         self.policy.forward(1)  # target actions
         self.critics.forward(2)  # values of the target actions
         self.critics.forward(2)
-        self.critics.input_gradients(2, first=False)
+        self.critics.input_gradients(2, with_first=False)
         self.critics.weight_gradients()
-        if number % self.delay == 0:
+        if number % self.policy_delay == 0:
             self.policy.forward(1)
             self.critics.forward(self.critics_in_policy_loss)
-            self.critics.input_gradients(self.critics_in_policy_loss, first=True)
-            self.policy.input_gradients(1, first=False)
+            self.critics.input_gradients(self.critics_in_policy_loss, with_first=True)
+            self.policy.input_gradients(1, with_first=False)
             self.policy.weight_gradients()
 
 
@@ -84,10 +86,10 @@ def main(algorithm: str, dtype: torch.dtype, progress: Path) -> None:
         for number in itertools.count(1):
             update(number)
             now = time.monotonic()
-            if now - written_at > _LINE_SECONDS:
+            if now - written_at > _WRITE_EVERY_SECONDS:
                 written_at = now
                 file.write(json.dumps({"env_steps": number}) + "\n")
-                if os.getppid() != parent:
+                if os.getppid() != parent:  # the benchmark has ended
                     return
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from murmurate.record.stored import seal
 from murmurate.training.manifest import digest
 
-_DEEP = "<deep>"
+_DEEP = "<deep>"  # stands for deeply nested lists (see ``_json_text``)
 _VALUES: tuple[Any, ...] = (
     None, True, -1, 0, 1, 3, 2**63, 10**30, 10**400, 1e308, -1e308, float("nan"), float("inf"), 0.5, "",
     "x", "9" * 5000, "../../outside", "/etc/passwd", "\x1b]52;c;\x07", "\x00", "\ud800", "<script>", "$x_{$",
@@ -26,15 +26,15 @@ _VALUES: tuple[Any, ...] = (
 
 
 def damage(folder: Path, draw: random.Random) -> tuple[str, bool]:
-    """Damage a run folder once; returns a description, and whether checksums and digests were made to
-    match."""
+    """Damage a run folder once; returns a description, and whether checksums and digests were recomputed to
+    match the damage."""
     if not any(path.suffix == ".json" for path in _files(folder)):
         return "nothing", False  # earlier damages left no JSON file
     kinds: list[Callable[[Path, random.Random], tuple[str, bool]]] = [
         _damage_bytes,
         _damage_names,
         _damage_json,
-        _damage_part,
+        _damage_part_of_checkpoint,
     ]
     return draw.choices(kinds, weights=(3, 2, 5, 3))[0](folder, draw)
 
@@ -43,8 +43,8 @@ def _files(folder: Path) -> list[Path]:
     """Files that a command reads; ``run.json`` and the files of the checkpoint ``last`` are drawn three times
     as often as others."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and "tensorboard" not in path.parts)
-    read = [path for path in files if path.suffix != ".html" and path.parent.name != "logs"]
-    return read + 2 * [path for path in read if path.parent.name == "last" or path.name == "run.json"]
+    readable = [path for path in files if path.suffix != ".html" and path.parent.name != "logs"]
+    return readable + 2 * [path for path in readable if path.parent.name == "last" or path.name == "run.json"]
 
 
 def _damage_bytes(folder: Path, draw: random.Random) -> tuple[str, bool]:
@@ -110,38 +110,39 @@ def _damage_json(folder: Path, draw: random.Random) -> tuple[str, bool]:
         lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
         at = draw.randrange(len(lines))
         value = json.loads(lines[at])
-        how = _spoil(value, draw)
+        description = _spoil(value, draw)
     except (OSError, ValueError, TypeError, LookupError, RecursionError):  # an earlier damage
         return "nothing", False
     if path.suffix == ".jsonl":
-        lines[at] = _text(value, separators=(",", ":"))
+        lines[at] = _json_text(value, separators=(",", ":"))
         path.write_text("\n".join(lines) + "\n")
-        return f"{how} in line {at} of {path.name}", False
+        return f"{description} in line {at} of {path.name}", False
     if resealed and isinstance(value, dict):
         value = _sealed(value, path.name)
-    path.write_text(_text(value))
-    return f"{how} in {path.relative_to(folder)}{' resealed' * resealed}", resealed
+    path.write_text(_json_text(value))
+    return f"{description} in {path.relative_to(folder)}{' resealed' * resealed}", resealed
 
 
-def _damage_part(folder: Path, draw: random.Random) -> tuple[str, bool]:
-    """Damage the content of a checkpoint's part, with its digest and the manifest's checksum recomputed."""
+def _damage_part_of_checkpoint(folder: Path, draw: random.Random) -> tuple[str, bool]:
+    """Damage the content of one ``.safetensors`` file of a checkpoint, and recompute its digest and the
+    manifest's checksum."""
     paths = [path for path in _files(folder) if path.suffix == ".safetensors"]
     path = draw.choice(paths or [folder])
     try:
-        if not (path.parent / "state.json").is_file():  # then it may be a pipe, which would be read for ever
+        if not (path.parent / "state.json").is_file():  # it may be a pipe, whose reading would block for ever
             return "nothing", True
         with safe_open(path, framework="pt") as file:
             plain = json.loads((file.metadata() or {})["plain"])
         tensors = load_file(path)
-        how = _spoil_tensor(tensors, draw) if draw.random() < 0.4 else _spoil(plain, draw)
+        description = _spoil_tensor(tensors, draw) if draw.random() < 0.4 else _spoil(plain, draw)
         path.unlink()
-        save_file(tensors, path, metadata={"plain": _text(plain)})
+        save_file(tensors, path, metadata={"plain": _json_text(plain)})
         manifest = json.loads((path.parent / "state.json").read_text())
         manifest["parts"][path.name] = digest(path)
         (path.parent / "state.json").write_text(json.dumps(seal(manifest, "state.json")))
     except Exception:  # an earlier damage
         return "nothing", True
-    return f"{how} in {path.relative_to(folder)}", True
+    return f"{description} in {path.relative_to(folder)}", True
 
 
 def _spoil_tensor(tensors: dict[str, torch.Tensor], draw: random.Random) -> str:
@@ -175,7 +176,7 @@ def _spoil(value: Any, draw: random.Random) -> str:
         container[key[:letter] + draw.choice("abcxyz_/") + key[letter + 1 :]] = container.pop(key)
     elif kind == "gone":
         del container[key]
-    elif kind == "near" and isinstance(container[key], (bool, int, float)):  # a wrong value of a right type
+    elif kind == "near" and isinstance(container[key], (bool, int, float)):  # a wrong value of the right type
         container[key] = (
             not container[key]
             if isinstance(container[key], bool)
@@ -193,12 +194,12 @@ def _spoil(value: Any, draw: random.Random) -> str:
 def _sealed(value: dict[str, Any], name: str) -> dict[str, Any]:
     """``value`` with its checksum recomputed, where that is possible."""
     try:
-        return seal(json.loads(_text(value)), name)
+        return seal(json.loads(_json_text(value)), name)
     except (ValueError, RecursionError):
         return value
 
 
-def _text(value: Any, **options: Any) -> str:
+def _json_text(value: Any, **options: Any) -> str:
     """``value`` as JSON, with lists nested more deeply than a parser allows in place of ``_DEEP``."""
     deep = "[" * 3000 + "]" * 3000
     text: str = json.dumps(value, **options).replace(f'"{_DEEP}"', deep)

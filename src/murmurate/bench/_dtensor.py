@@ -20,7 +20,7 @@ from murmurate.bench._spatial_layers import DrawnLayer, drawn_convolution, error
 from murmurate.errors import RunFailed
 from murmurate.fabric.interface import Fabric
 
-_WORLD = 2
+_PROCESSES = 2
 _TIMEOUT = timedelta(seconds=5)
 _TOLERANCE = 1e-10
 RIGHT, WRONG_OUTPUT, WRONG_GRADIENT, REFUSED, CRASHES = (
@@ -44,8 +44,8 @@ def compared(layers: int, log: Log) -> dict[str, dict[str, int]]:
 
 
 def verdicts(seeds: Sequence[int], log: Log, along_batch: bool = False) -> dict[str, int]:
-    """How often DTensor is right on convolutions of images sharded over two gloo processes by rows or
-    columns.
+    """Counts of DTensor's verdicts on convolutions of images that are sharded over two gloo processes by rows
+    or columns.
 
     along_batch: shard along the batch instead, which DTensor supports, as a check of this comparison itself.
     Each layer is drawn from its own seed. Wrong: the output or a gradient differs by more than 1e-10
@@ -56,78 +56,80 @@ def verdicts(seeds: Sequence[int], log: Log, along_batch: bool = False) -> dict[
     while remaining:
         with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
             try:
-                answers = _roles.together(_WORLD, work, folder, remaining, along_batch)
+                answers = _roles.together(_PROCESSES, work, folder, remaining, along_batch)
                 counts.update(answers[0])
                 remaining = []
             except RunFailed as failure:
-                done = _noted(folder)
-                log(f"DTensor: layer {len(done) + 1} of {len(remaining)} crashes: {str(failure)[-200:]}")
-                counts.update([*done, CRASHES])
-                remaining = remaining[len(done) + 1 :]
+                finished = _written_verdicts(folder)
+                log(f"DTensor: layer {len(finished) + 1} of {len(remaining)} crashes: {str(failure)[-200:]}")
+                counts.update([*finished, CRASHES])
+                remaining = remaining[len(finished) + 1 :]
     return {name: counts[name] for name in (RIGHT, WRONG_OUTPUT, WRONG_GRADIENT, REFUSED, CRASHES)}
 
 
 def work(fabric: Fabric, folder: str, seeds: Sequence[int], along_batch: bool) -> list[str]:
-    """The verdicts that one process finds."""
+    """One process's verdicts, in the order of ``seeds``. Rank 0 also writes each to a file at once, so that a
+    crash loses none."""
     from torch.distributed.device_mesh import init_device_mesh
 
     dist.init_process_group(
         "gloo",
         init_method=f"file://{os.path.join(folder, 'rendezvous')}",
         rank=fabric.rank,
-        world_size=_WORLD,
+        world_size=_PROCESSES,
         timeout=_TIMEOUT,
     )
-    mesh = init_device_mesh("cpu", (_WORLD,))
-    found = []
+    mesh = init_device_mesh("cpu", (_PROCESSES,))
+    results = []
     for seed in seeds:
-        found.append(_verdict(drawn_convolution(seed), mesh, along_batch))
+        results.append(_verdict(drawn_convolution(seed), mesh, along_batch))
         if fabric.rank == 0:
-            _note(folder, found[-1])
-    return found
+            _write_verdict(folder, results[-1])
+    return results
 
 
 def _verdict(drawn: DrawnLayer, mesh: Any, along_batch: bool) -> str:
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     dim = 0 if along_batch else 2 if drawn.grid[0] > 1 else 3
+    # two images, so that the batch can be sharded, too
     image = torch.cat([drawn.image[:1], -drawn.image[:1]])
     tensors = [t.clone().requires_grad_() for t in (image, *drawn.parameters)]
     expected = drawn.layer(*tensors)
     direction = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     gradients = torch.autograd.grad((expected * direction).sum(), tensors)
-    placed = [
+    dtensors = [
         distribute_tensor(t.detach(), mesh, [Replicate() if i else Shard(dim)]).requires_grad_()
         for i, t in enumerate(tensors)
     ]
     try:
-        output: Any = drawn.layer(*placed)
-        whole: Tensor = output.full_tensor()
-        if not _equal(whole, expected):
+        output: Any = drawn.layer(*dtensors)
+        full_output: Tensor = output.full_tensor()
+        if not _equal(full_output, expected):
             return WRONG_OUTPUT
-        found: Any = torch.autograd.grad((whole * direction).sum(), placed, allow_unused=True)
-        if any(f is None for f in found):
+        actual: Any = torch.autograd.grad((full_output * direction).sum(), dtensors, allow_unused=True)
+        if any(g is None for g in actual):
             return WRONG_GRADIENT
-        same = [_equal(f.full_tensor(), g) for f, g in zip(found, gradients, strict=True)]
+        equal = [_equal(a.full_tensor(), g) for a, g in zip(actual, gradients, strict=True)]
     except Exception as error:  # whatever it raises, it did not give a wrong result
         if any(word in str(error).lower() for word in ("timed out", "timeout", "connection")):
-            raise  # one process waits for the other for ever; the group cannot be used any more
+            raise  # one process is still waiting for the other: the process group is of no more use
         return REFUSED
-    return RIGHT if all(same) else WRONG_GRADIENT
+    return RIGHT if all(equal) else WRONG_GRADIENT
 
 
-def _equal(found: Tensor, expected: Tensor) -> bool:
-    if found.shape != expected.shape:
+def _equal(actual: Tensor, expected: Tensor) -> bool:
+    if actual.shape != expected.shape:
         return False
     scale = max(1.0, expected.detach().abs().max().item())
-    return bool((found - expected).abs().max().item() <= _TOLERANCE * scale)
+    return bool((actual - expected).abs().max().item() <= _TOLERANCE * scale)
 
 
-def _note(folder: str, verdict: str) -> None:
+def _write_verdict(folder: str, verdict: str) -> None:
     with Path(folder, "verdicts").open("a") as file:
         file.write(f"{verdict}\n")
 
 
-def _noted(folder: str) -> list[str]:
+def _written_verdicts(folder: str) -> list[str]:
     file = Path(folder, "verdicts")
     return file.read_text().splitlines() if file.exists() else []

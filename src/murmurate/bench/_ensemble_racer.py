@@ -2,8 +2,8 @@
 
 ``python -m murmurate.bench._ensemble_racer KIND PRECISION FILE`` learns from random transitions with Hopper's
 shapes in one thread, and appends the number of steps to FILE as ``env_steps`` (see ``_racer``). Kinds:
-``ours``, epochs of our fit without the held-out error; ``autograd``, the same with the gradient by autograd,
-in float32; ``limit``, only the matrix products of a step, all of them in PRECISION.
+``ours``, epochs of our fit, without evaluating the held-out error; ``autograd``, the same in float32, with
+the gradient by autograd; ``limit``, only the matrix products of a step, all of them in PRECISION.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def fit(precision: str) -> Callable[[], int]:
     """A function that runs an epoch of our fit, and returns its number of steps."""
     config = ModelConfig(precision=precision)  # type: ignore[arg-type]
     model = DynamicsModel(config, Context(SPEC, Replica, seed=0), INPUTS, OUTPUTS)
-    inputs, targets, chosen = _data(config.members)
+    inputs, targets, member_rows = _data(config.members)
     gradient = EnsembleGradient(model.ensemble, model.replica, config.decay(), config.batch, precision)
 
     def epoch() -> int:
-        model._epoch(gradient, inputs, targets, model._shuffled(chosen), config.batch, lambda: False)
+        model._epoch(gradient, inputs, targets, model._shuffled(member_rows), config.batch, lambda: False)
         return ROWS // config.batch
 
     return epoch
@@ -52,19 +52,19 @@ def autograd(precision: str) -> Callable[[], int]:
     config = ModelConfig(precision="float32")
     model = DynamicsModel(config, Context(SPEC, Replica, seed=0), INPUTS, OUTPUTS)
     ensemble, decay = model.ensemble, config.decay()
-    inputs, targets, chosen = _data(config.members)
+    inputs, targets, member_rows = _data(config.members)
 
     def step(rows: Tensor) -> None:
         mean, raw = ensemble.net(inputs[rows]).chunk(2, -1)
         log_variance = soft_bounds(raw, ensemble.low, ensemble.high)
         loss = gaussian_nll(mean, log_variance, targets[rows]).sum()
         loss = loss + 0.01 * (ensemble.high - ensemble.low).sum()
-        for weight, share in zip(ensemble.net.weights, decay, strict=True):
-            loss = loss + share * weight.square().sum() / 2
+        for weight, coefficient in zip(ensemble.net.weights, decay, strict=True):
+            loss = loss + coefficient * weight.square().sum() / 2
         model.replica.descend(loss)
 
     def epoch() -> int:
-        for rows in torch.split(model._shuffled(chosen), config.batch, 1):
+        for rows in torch.split(model._shuffled(member_rows), config.batch, 1):
             step(rows)
         return ROWS // config.batch
 
@@ -110,16 +110,16 @@ def main(kind: str, precision: str, progress: Path) -> None:
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # as every worker does
     parent, written_at, steps = os.getppid(), time.monotonic(), 0
-    work = KINDS[kind](precision)
+    run_steps = KINDS[kind](precision)
     progress.parent.mkdir(parents=True, exist_ok=True)
     with open(progress, "a", buffering=1) as file:
         while True:
-            steps += work()
+            steps += run_steps()
             now = time.monotonic()
             if now - written_at > 0.25:
                 written_at = now
                 file.write(json.dumps({"env_steps": steps}) + "\n")
-                if os.getppid() != parent:
+                if os.getppid() != parent:  # the benchmark has ended
                     return
 
 

@@ -42,11 +42,11 @@ constant:0 constant:nan lognormal:1e308,1e308 straggler:0.01,inf trace:/dev/zero
 """
 _NOT_ASCII = ("\u0663", "\u0967\u0968", "\uff11", "\u00b2", "\u2161", "\u221e", "\U0001f41f", "\udcff\udc80")
 _WORDS = (*_WORD_TEXT.split(), *_NOT_ASCII, "", " ", "\n", "\x1b[31m", "a" * 300, "a" * 5_000)
-_OTHER_TEXT = """
+_MISPLACED_TEXT = """
 run empty damaged docword.small.txt table.npy recipes strategies uci --json --full --episodes --seed --words
 --out --video --best --passes -h --kind --skip-bad --one-based --vocabulary-size --transpose
 """
-_OTHERS = _OTHER_TEXT.split()
+_MISPLACED_WORDS = _MISPLACED_TEXT.split()
 _NOT_DRAWN = ("launcher",)  # chosen separately
 # these keep an accepted run short; they come last, because the last of repeated options counts
 _LIMITS = {"minutes": "0.02", "eval-episodes": "1", "updates": "3", "record-every-seconds": "0.2"}
@@ -60,8 +60,8 @@ def attack(count: int, seed: int) -> dict[str, int]:
 
 def _attempt(vector: Sequence[str], folder: Path) -> str:
     """Run the command in a folder with a small corpus, a small table, and an empty and a damaged file."""
-    made = generate(documents=40, vocabulary=30, topics=2, mean_length=9, seed=0)
-    write(made.corpus, folder / "docword.small.txt", "uci")
+    generated = generate(documents=40, vocabulary=30, topics=2, mean_length=9, seed=0)
+    write(generated.corpus, folder / "docword.small.txt", "uci")
     np.save(folder / "table.npy", np.random.default_rng(0).normal(size=(40, 3)))
     (folder / "empty").touch()
     (folder / "damaged").write_bytes(os.urandom(100))
@@ -80,12 +80,12 @@ def _vectors(count: int, draw: random.Random) -> Iterator[list[str]]:
                 *_run_options(recipe("corpus-lda"), "docword.small.txt", draw, draw.randint(0, 4)),
             ]
         else:
-            yield [*verb.split(), *_anything(draw)]
+            yield [*verb.split(), *_random_words(draw)]
 
 
 def _training(verb: str, draw: random.Random) -> list[str]:
     name = _recipe(draw)
-    vector = [verb, name] if draw.random() < 0.97 else [verb, *_anything(draw)]
+    vector = [verb, name] if draw.random() < 0.97 else [verb, *_random_words(draw)]
     try:
         run: Any = recipe(name)
         if draw.random() < 0.6:
@@ -95,11 +95,11 @@ def _training(verb: str, draw: random.Random) -> list[str]:
     except Exception:  # an unknown world: any recipe's options will do
         run = recipe("cartpole-a2c")
     vector += _run_options(run, "", draw, draw.randint(1, 4))
-    if verb == "simulate":  # whose minutes are virtual, and long
+    if verb == "simulate":  # its minutes are virtual, so that they do not keep it short
         vector += ["--updates", _LIMITS["updates"]]
         known = list(_options(Cluster()))
         for option in draw.sample(known, draw.randint(0, 3)):
-            vector += _option(option, draw)
+            vector += _drawn_option(option, draw)
         vector = [*vector, "--replicas", "2"]
     return vector
 
@@ -115,12 +115,12 @@ def _recipe(draw: random.Random) -> str:
 
 def _options(config: Any) -> Iterator[Any]:
     """``murmurate.cli.options.options``, imported by name because the command line is a layer above."""
-    found: Iterator[Any] = importlib.import_module("murmurate.cli.options").options(config)
-    return found
+    options: Iterator[Any] = importlib.import_module("murmurate.cli.options").options(config)
+    return options
 
 
-def _run_options(run: Any, path: str, draw: random.Random, drawn: int) -> list[str]:
-    """Options for ``drawn`` fields of a run, the path of its data, and the limits."""
+def _run_options(run: Any, path: str, draw: random.Random, count: int) -> list[str]:
+    """Options for ``count`` fields of a run, the path of its data, and the limits."""
     known = {option.name: option for option in _options(run)}
     vector = [path] if path else []
     if not path and "world.path" in known:
@@ -129,13 +129,13 @@ def _run_options(run: Any, path: str, draw: random.Random, drawn: int) -> list[s
             "--world.path",
             data if draw.random() < 0.95 else draw.choice((*_WORDS, "empty", "damaged")),
         ]
-    inside = draw.random() < 0.5  # numbers within their ranges get past the parser and reach the run
-    names = [name for name in known if name not in _NOT_DRAWN and (known[name].numbers or not inside)]
-    for name in draw.choices(names, k=drawn):
+    in_range = draw.random() < 0.5  # numbers within their ranges get past the parser and reach the run
+    names = [name for name in known if name not in _NOT_DRAWN and (known[name].numbers or not in_range)]
+    for name in draw.choices(names, k=count):
         number = known[name].numbers
-        vector += [f"--{name}", _inside(number[0], draw)] if inside else _option(known[name], draw)
-    if not inside and draw.random() < 0.05:
-        vector += _anything(draw)
+        vector += [f"--{name}", _in_range(number[0], draw)] if in_range else _drawn_option(known[name], draw)
+    if not in_range and draw.random() < 0.05:
+        vector += _random_words(draw)
     for name, value in _LIMITS.items():
         if name in known and (name != "updates" or draw.random() < 0.8):
             vector += [f"--{name}", value]
@@ -149,18 +149,18 @@ def _run_options(run: Any, path: str, draw: random.Random, drawn: int) -> list[s
     ]
 
 
-def _option(option: Any, draw: random.Random) -> list[str]:
+def _drawn_option(option: Any, draw: random.Random) -> list[str]:
     """The option with a value of its type, at the edge of its range or of another type; sometimes twice, or
     without a value."""
-    kind = draw.random()
+    chance = draw.random()
     text = ",".join(map(str, option.value)) if isinstance(option.value, tuple) else str(option.value)
-    if kind < 0.1:
+    if chance < 0.1:
         value = text
-    elif kind < 0.65 and option.numbers:
-        value = _inside(draw.choice(option.numbers), draw)
-    elif kind < 0.75 and ("integer" in option.type_name() or "number" in option.type_name()):
+    elif chance < 0.65 and option.numbers:
+        value = _in_range(draw.choice(option.numbers), draw)
+    elif chance < 0.75 and ("integer" in option.type_name() or "number" in option.type_name()):
         value = draw.choice(_NUMBERS)
-    elif kind < 0.9 and "|" in option.type_name():
+    elif chance < 0.9 and "|" in option.type_name():
         value = draw.choice(option.type_name().split("|"))
     else:
         value = draw.choice((*_WORDS, *_NUMBERS))
@@ -171,17 +171,17 @@ def _option(option: Any, draw: random.Random) -> list[str]:
     return words * (2 if draw.random() < 0.05 else 1)
 
 
-def _inside(number: NumberKind, draw: random.Random) -> str:
+def _in_range(number: NumberKind, draw: random.Random) -> str:
     """A number in its range, mostly at one of the ends."""
-    whole, most = number.type is int, number.range.most
-    values = [number.type(float(edge)) for edge in _EDGES if not whole or float(edge).is_integer()]
-    values += [int(most) if whole else most, number.type(number.range.least)]
+    integer, most = number.type is int, number.range.most
+    values = [number.type(float(edge)) for edge in _EDGES if not integer or float(edge).is_integer()]
+    values += [int(most) if integer else most, number.type(number.range.least)]
     return str(draw.choice([value for value in values if value in number.range]))
 
 
-def _anything(draw: random.Random) -> list[str]:
+def _random_words(draw: random.Random) -> list[str]:
     """Up to four words of any kind: values, paths, names, options of other verbs."""
-    pool = (*_WORDS, *_NUMBERS, *_OTHERS)
+    pool = (*_WORDS, *_NUMBERS, *_MISPLACED_WORDS)
     return [draw.choice(pool) for _ in range(draw.randint(0, 4))]
 
 

@@ -55,7 +55,7 @@ def _attempt(case: tuple[str, int], folder: Path) -> str:
     draw, path = random.Random(seed), folder / name
     _write(name, path, draw)
     if draw.random() < 0.05:
-        _hostile(name, path, draw)
+        _write_expensive(name, path, draw)
     else:
         damage(path, draw)
     if name in _TABLES:
@@ -82,9 +82,9 @@ def _read(name: str, path: Path, draw: random.Random) -> str:
 
 
 def _write(name: str, path: Path, draw: random.Random) -> None:
-    numbers = np.random.default_rng(draw.randrange(2**32))
+    generator = np.random.default_rng(draw.randrange(2**32))
     if name in _TABLES:
-        table = numbers.normal(size=(40, 3))
+        table = generator.normal(size=(40, 3))
         if name.endswith(".npy"):
             np.save(path, table)
         elif name.endswith(".npz"):
@@ -92,13 +92,13 @@ def _write(name: str, path: Path, draw: random.Random) -> None:
         else:
             np.savetxt(path, table, delimiter=",")
         return
-    made = generate(documents=40, vocabulary=30, topics=2, mean_length=9, seed=draw.randrange(2**32))
+    generated = generate(documents=40, vocabulary=30, topics=2, mean_length=9, seed=draw.randrange(2**32))
     if _CORPORA[name] == "text":
-        lines = [" ".join(f"w{chr(97 + w % 26)}" for w in part) for part in _documents(made.corpus)]
+        lines = [" ".join(f"w{chr(97 + w % 26)}" for w in words) for words in _documents(generated.corpus)]
         text = "\n".join(lines).encode() + b"\n"
         path.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
     else:
-        write(made.corpus, path, _CORPORA[name], one_based=True)
+        write(generated.corpus, path, _CORPORA[name], one_based=True)
 
 
 def _documents(corpus: Any) -> list[list[int]]:
@@ -110,8 +110,8 @@ def damage(path: Path, draw: random.Random) -> None:
     """Damage a file one to four times: flip a bit, cut off the end, remove, repeat or insert bytes, replace a
     number, or shuffle the lines."""
     # mostly damage the text inside, not the compressed bytes
-    packed = path.suffix == ".gz" and draw.random() < 0.7
-    data = bytearray(gzip.decompress(path.read_bytes()) if packed else path.read_bytes())
+    inside_gzip = path.suffix == ".gz" and draw.random() < 0.7
+    data = bytearray(gzip.decompress(path.read_bytes()) if inside_gzip else path.read_bytes())
     for _ in range(draw.randint(1, 4)):
         at, end = sorted(draw.randrange(len(data) + 1) for _ in range(2))
         if draw.random() < 0.5:
@@ -128,9 +128,9 @@ def damage(path: Path, draw: random.Random) -> None:
         elif kind == 4:
             data[at:at] = draw.randbytes(draw.choice((1, 8, 200)))
         elif kind == 5:
-            spots = [match.span() for match in re.finditer(rb"\d+", data[:4_000])]
-            if spots:
-                a, b = draw.choice(spots[:4] if draw.random() < 0.5 else spots)
+            number_spans = [match.span() for match in re.finditer(rb"\d+", data[:4_000])]
+            if number_spans:
+                a, b = draw.choice(number_spans[:4] if draw.random() < 0.5 else number_spans)
                 data[a:b] = draw.choice(_NUMBERS)
         elif kind == 6:
             lines = bytes(data).split(b"\n")
@@ -138,11 +138,12 @@ def damage(path: Path, draw: random.Random) -> None:
             data = bytearray(b"\n".join(lines))
         else:
             data[at:at] = draw.choice((b"\n" * 1_000, b"\0" * 100, b" " * 1_000, "\u2028\u0301".encode()))
-    path.write_bytes(gzip.compress(data) if packed else data)
+    path.write_bytes(gzip.compress(data) if inside_gzip else data)
 
 
-def _hostile(name: str, path: Path, draw: random.Random) -> None:
-    """Write a small file, or a large one of little content, that could take far more memory to read."""
+def _write_expensive(name: str, path: Path, draw: random.Random) -> None:
+    """Write a file that would take a careless reader far too much memory: it declares huge sizes, or unpacks
+    to many equal bytes."""
     if name.endswith(".npz"):
         huge = draw.choice((10**15, 2**31, 10**9))
         header = io.BytesIO()
@@ -161,8 +162,10 @@ def _hostile(name: str, path: Path, draw: random.Random) -> None:
                 file.write(draw.choice((b"\n", b" ", b"0")) * (1 << 20))
     elif name.endswith((".txt", ".mtx", ".ldac", ".svm", ".csv")):
         with open(path, "wb") as file:
-            first = draw.choice((b"", b"10\n10\n100\n", b"1000000000000000\n1000000000000000\n5\n1 1 1\n"))
-            file.write(first + b"\n" * draw.choice((10, 20_000_000)))
+            first_lines = draw.choice(
+                (b"", b"10\n10\n100\n", b"1000000000000000\n1000000000000000\n5\n1 1 1\n")
+            )
+            file.write(first_lines + b"\n" * draw.choice((10, 20_000_000)))
     else:
         with open(path, "wb") as file:
             shape = (draw.choice((10**15, 10**30)), 3)

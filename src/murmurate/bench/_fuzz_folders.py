@@ -1,4 +1,5 @@
-"""Damaged run folders, given to ``resume``, ``eval`` and ``report``: refused, or read as they were saved.
+"""Damaged run folders, given to ``resume``, ``eval`` and ``report``: each must be refused, or read as it was
+before the damage.
 
 Where a folder is accepted, the run and the parameters that were loaded are compared with those before the
 damage.
@@ -39,7 +40,7 @@ _RUNS = (
     ("cartpole-a2c", "--strategy", "parameter-server", "--replicas", "2", "--updates", "9", *_SHORT, "40"),
     ("cartpole-dqn", "--replay.learning-starts", "40", "--env-steps", "120", *_SHORT, "40"),
 )
-_END = {"--updates": "25", "--env-steps": "130"}
+_LATER_END = {"--updates": "25", "--env-steps": "130"}
 
 
 @dataclasses.dataclass
@@ -56,14 +57,14 @@ class Saved:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A verb to run on a copy of the run folder number ``saved``, damaged once for each of ``seeds``."""
+    """A verb to run on a copy of the run folder number ``index``, damaged once for each of ``seeds``."""
 
-    saved: int
+    index: int
     verb: str
     seeds: tuple[int, ...]
 
 
-class _Silent(Exception):
+class _OtherValues(Exception):
     """A damaged folder was accepted with other values than were saved."""
 
 
@@ -92,23 +93,21 @@ def _train(folder: Path, options: tuple[str, ...]) -> Saved:
     for arguments in (["train", *options, "--out", str(folder)], ["report", str(folder)]):
         command = [sys.executable, "-m", "murmurate", *arguments]
         subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
-    run, shown = stored(folder), open_run(folder)
+    run, recorded = stored(folder), open_run(folder)
     digests = set()
-    for found in folder.glob("checkpoints/*"):
-        digests.add(_digest(load_agent(run, found)))
-        digests |= {
-            _digest(checkpoint.read_part(found, rank)["replicas"]) for rank in checkpoint.parts(found)
-        }
-    end = next((name, value) for name, value in _END.items() if name in options)
-    return Saved(folder, plain(run), (shown.run, shown.summary), digests, end)
+    for path in folder.glob("checkpoints/*"):
+        digests.add(_digest(load_agent(run, path)))
+        digests |= {_digest(checkpoint.read_part(path, rank)["replicas"]) for rank in checkpoint.parts(path)}
+    end = next((name, value) for name, value in _LATER_END.items() if name in options)
+    return Saved(folder, plain(run), (recorded.run, recorded.summary), digests, end)
 
 
-def _attempt(runs: Sequence[Saved], case: Case, place: Path) -> str:
+def _attempt(runs: Sequence[Saved], case: Case, work_folder: Path) -> str:
     """Run the verb on a damaged copy; returns the outcome's name."""
-    saved, folder = runs[case.saved], place / "damaged"
+    saved, folder = runs[case.index], work_folder / "damaged"
     shutil.copytree(saved.folder, folder)
     damages = [damage(folder, random.Random(seed)) for seed in case.seeds]
-    print(*(how for how, _ in damages), sep="; ")
+    print(*(description for description, _ in damages), sep="; ")
     # a damage with recomputed checksums may make another valid run, which is not compared
     comparable = not any(resealed for _, resealed in damages)
     if comparable:
@@ -118,21 +117,23 @@ def _attempt(runs: Sequence[Saved], case: Case, place: Path) -> str:
             [case.verb, str(folder), *(saved.end if case.verb == "resume" else ())]
         )
         if comparable and outcome == "accepted" and case.verb == "report":
-            shown = open_run(folder)
-            _check((shown.run, shown.summary) in (saved.shown, (saved.shown[0], {})), "the report's facts")
-    except _Silent as silent:
-        print(f"other values: {silent}")
+            recorded = open_run(folder)
+            without_summary: tuple[Any, dict[str, Any]] = (saved.shown[0], {})
+            equal = (recorded.run, recorded.summary) in (saved.shown, without_summary)
+            _check(equal, "the report's facts")
+    except _OtherValues as difference:
+        print(f"other values: {difference}")
         return "silent"
     return outcome
 
 
 def _compare_what_is_loaded(saved: Saved, verb: str) -> None:
-    """Patch this process's functions that load a run, so that they raise _Silent where values differ."""
+    """Patch this process's functions that load a run, so that they raise _OtherValues where values differ."""
     work, load = work_of_a_role, load_agent
 
     def compared_work(run: Run, context: WorkerContext) -> None:
-        same = {**saved.run, **{key: plain(run)[key] for key in ("updates", "env_steps")}}
-        _check(plain(run) == same, "the run")
+        expected = {**saved.run, **{key: plain(run)[key] for key in ("updates", "env_steps")}}
+        _check(plain(run) == expected, "the run")
         if context.restored is not None:
             _check(
                 _digest(context.restored.state["replicas"]) in saved.digests, "what a replica resumes from"
@@ -152,7 +153,7 @@ def _compare_what_is_loaded(saved: Saved, verb: str) -> None:
 
 def _check(same: bool, what: str) -> None:
     if not same:
-        raise _Silent(what)
+        raise _OtherValues(what)
 
 
 def _digest(value: Any) -> str:

@@ -1,9 +1,9 @@
 """Hostile byte streams against a live fabric of two members.
 
-The members exchange vectors through a proxy that damages some of the traffic, while an attacker sends them
-noise, hellos (the first message of a connection) that are forged, cut, changed or repeated, or nothing at
-all. The members check every value that they receive, so that values that are wrong without an error are
-counted too.
+The members exchange vectors through a proxy that damages some of the traffic. Meanwhile an attacker sends
+them noise, or hellos (the first message of a connection) that are forged, cut, changed or repeated, or
+keeps connections open and sends nothing. The members check every value that they receive, so that values that
+are wrong without an error are counted, too.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 _RUN, _SECRET = "fuzz", b"the secret of a run under attack"
-_COUNT = 20_000  # numbers in a vector
+_VECTOR_NUMBERS = 20_000  # numbers in a vector
 _MEMBERS_BEGIN_SECONDS, _PROGRESS_SECONDS = 60.0, 30.0
-_HELLO_BYTES = 105  # of a hello: its unencrypted part and the first message of the handshake
+_HELLO_BYTES = 105  # length of a hello: its unencrypted part and the first message of the handshake
 _RECORDED_BYTES = 4096  # how much of a session is recorded, to be replayed
 _ANSWER_BYTES = 64  # the most that a listener sends to a peer that is not authenticated
-_PATIENCE_SECONDS = 1.0
+_TIMEOUT_SECONDS = 1.0
 _HALF_OPEN = 30  # connections that the attacker keeps open
-_BATCH = 25
+_CHECK_EVERY = 25  # attempts
 
 
 def attack(count: int, seed: int) -> dict[str, int]:
@@ -55,7 +55,7 @@ def attack(count: int, seed: int) -> dict[str, int]:
             attacker.begin()
             for number in range(count):
                 outcomes["accepted"] += attacker.attempt()
-                if number % _BATCH == _BATCH - 1 and not attacker.members_go_on():
+                if number % _CHECK_EVERY == _CHECK_EVERY - 1 and not attacker.members_go_on():
                     outcomes["hangs"] += 1
                     break
             outcomes.update(attacker.end())
@@ -71,9 +71,9 @@ class _Attacker:
         self._generator, self._folder = generator, folder
         self._proxy = _Proxy(random.Random(generator.random()), folder / "target")
         self._members: list[subprocess.Popen[str]] = []
-        self._kept: list[socket.socket] = []
+        self._half_open: list[socket.socket] = []
         self._ports: list[int] = []
-        self._first_bytes = self._peak_bytes = 0
+        self._initial_bytes = self._peak_bytes = 0
 
     def begin(self) -> None:
         for rank in range(2):
@@ -95,13 +95,14 @@ class _Attacker:
                 raise RuntimeError(f"the members did not begin: {self._output()}")
             time.sleep(0.05)
         self._ports = [json.loads((self._folder / f"{rank}.port").read_text()) for rank in range(2)]
-        self._first_bytes = self._resident()
+        self._initial_bytes = self._resident_bytes()
 
     def attempt(self) -> bool:
         """Make one attack, drawn at random; whether the attacker was taken for a member."""
-        self._peak_bytes = max(self._peak_bytes, self._resident())
-        acts = (self._half_open, self._damage_traffic, self._damage_the_store, *[self._talk] * 7)
-        return self._generator.choice(acts)()
+        self._peak_bytes = max(self._peak_bytes, self._resident_bytes())
+        attacks = [self._open_connection, self._damage_traffic, self._damage_the_store]
+        attacks += [self._send_stream] * 7
+        return self._generator.choice(attacks)()
 
     def members_go_on(self) -> bool:
         before, end = self._progress(), time.monotonic() + _PROGRESS_SECONDS
@@ -129,26 +130,26 @@ class _Attacker:
                 )
         outcomes["tracebacks"] = self._output().count("Traceback (most recent call last)")
         outcomes["silent"] = self._output().count("wrong value")
-        outcomes["peak_bytes"] = self._peak_bytes - self._first_bytes
+        outcomes["peak_bytes"] = self._peak_bytes - self._initial_bytes
         return outcomes
 
     def close(self) -> None:
         for member in self._members:
             member.kill()
             member.wait()
-        for sock in self._kept:
+        for sock in self._half_open:
             sock.close()
         self._proxy.close()
 
     # -- attacks
 
-    def _half_open(self) -> bool:
+    def _open_connection(self) -> bool:
         """Connect, send nothing or a part of a hello, and keep the connection open."""
-        self._kept.append(self._connected())
+        self._half_open.append(self._connected())
         with contextlib.suppress(OSError):
-            self._kept[-1].sendall(self._hello()[: self._generator.choice((0, 1, 20, 49, 60))])
-        if len(self._kept) > _HALF_OPEN:
-            self._kept.pop(0).close()
+            self._half_open[-1].sendall(self._hello()[: self._generator.choice((0, 1, 20, 49, 60))])
+        if len(self._half_open) > _HALF_OPEN:
+            self._half_open.pop(0).close()
         return False
 
     def _damage_traffic(self) -> bool:
@@ -164,25 +165,26 @@ class _Attacker:
         store.set(key, changed)
         return False
 
-    def _talk(self) -> bool:
+    def _send_stream(self) -> bool:
         """Send a stream and read the whole answer; whether it is more than an unauthenticated peer gets."""
         unsent, received_bytes = self._stream(), 0
         with self._connected() as sock, contextlib.suppress(OSError):
             while unsent:
-                piece = len(unsent) if len(unsent) > 4096 else self._generator.randint(1, len(unsent))
-                sock.sendall(unsent[:piece])
-                unsent = unsent[piece:]
+                size = len(unsent) if len(unsent) > 4096 else self._generator.randint(1, len(unsent))
+                sock.sendall(unsent[:size])
+                unsent = unsent[size:]
             sock.shutdown(socket.SHUT_WR)
             while chunk := sock.recv(1 << 16):
                 received_bytes += len(chunk)
         return received_bytes > _ANSWER_BYTES
 
     def _stream(self) -> bytes:
+        """The bytes that are sent to a member: noise, or a hello that is forged, cut, changed or repeated."""
         draw, hello = self._generator, bytearray(self._hello())
-        kind = draw.choice(("noise", "much", "cut", "flip", "field", "replay", "session", "own keys"))
+        kind = draw.choice(("noise", "flood", "cut", "flip", "field", "replay", "session", "own keys"))
         if kind == "noise":
             return draw.randbytes(draw.randrange(1, 2000))
-        if kind == "much":
+        if kind == "flood":
             return bytes(hello[:49]) + draw.randbytes(draw.choice((57, 4096, 1 << 20)))
         if kind == "cut":
             return bytes(hello[: draw.randrange(len(hello))])
@@ -203,7 +205,7 @@ class _Attacker:
 
     def _connected(self) -> socket.socket:
         port = self._generator.choice(self._ports)
-        return socket.create_connection(("127.0.0.1", port), timeout=_PATIENCE_SECONDS)
+        return socket.create_connection(("127.0.0.1", port), timeout=_TIMEOUT_SECONDS)
 
     # -- observing the members
 
@@ -212,7 +214,7 @@ class _Attacker:
         files = [self._folder / f"{rank}.progress" for rank in range(2)]
         return [file.stat().st_size if file.exists() else 0 for file in files]
 
-    def _resident(self) -> int:
+    def _resident_bytes(self) -> int:
         with contextlib.suppress(psutil.Error):
             return sum(psutil.Process(member.pid).memory_info().rss for member in self._members)
         return 0
@@ -333,17 +335,17 @@ def member(rank: int, folder: Path, proxy_port: int) -> None:
     (folder / f"{rank}.port").write_text(str(fabric.endpoint.port))
     ended = threading.Event()
     threading.Thread(target=_end_with_stdin, args=(ended,), daemon=True).start()
-    channel = fabric.channel("fuzz", torch.zeros(_COUNT))
+    channel = fabric.channel("fuzz", torch.zeros(_VECTOR_NUMBERS))
     expect = _Expectation()
     with (folder / f"{rank}.progress").open("wb", buffering=0) as progress:
         for number in itertools.count(1):
-            # the last number tells both whether one wants to end, so that both end after the same mean
-            x = torch.full((_COUNT,), float(number * (rank + 1)))
+            # the mean's last number tells both that one wants to end, so that both end after the same mean
+            x = torch.full((_VECTOR_NUMBERS,), float(number * (rank + 1)))
             x[-1] = float(ended.is_set())
             expect.equal("members", channel.mean_(x), 2)
             expect.all("mean", x[:-1], number * 1.5)
-            channel.publish(torch.full((_COUNT,), float(number)))
-            channel.send(1 - rank, "mail", torch.full((_COUNT,), float(number)), note=number)
+            channel.publish(torch.full((_VECTOR_NUMBERS,), float(number)))
+            channel.send(1 - rank, "mail", torch.full((_VECTOR_NUMBERS,), float(number)), note=number)
             message = channel.wait("mail", _PROGRESS_SECONDS)
             expect.equal("note", None if message is None else message.note, number)
             if message is not None:

@@ -20,7 +20,7 @@ from murmurate.errors import Refusal, RunFailed
 
 Attempt = Callable[[Any, Path], str]  # (case, empty folder) -> the outcome's name
 # names of the outcomes, and of two other figures; silent: accepted with other values than were saved
-_NAMES = (
+_FIGURE_NAMES = (
     "attempts",
     "refused",
     "accepted",
@@ -45,22 +45,22 @@ def attack(
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([preload, __name__] if preload else [__name__])
-    counts = Counter(dict.fromkeys(_NAMES, 0))
+    counts = Counter(dict.fromkeys(_FIGURE_NAMES, 0))
     with tempfile.TemporaryDirectory(prefix="murmurate-fuzz-") as folder:
         for number, case in enumerate(cases):
-            place = Path(folder) / str(number)
-            (place / "work").mkdir(parents=True)
-            process = context.Process(target=_child, args=(attempt, case, place))
+            attempt_folder = Path(folder) / str(number)
+            (attempt_folder / "work").mkdir(parents=True)
+            process = context.Process(target=_child, args=(attempt, case, attempt_folder))
             process.start()
             process.join(deadline_seconds)
-            outcome, peak_bytes = _outcome(process, place)
+            outcome, peak_bytes = _outcome(process, attempt_folder)
             counts["attempts"] += 1
             counts[outcome] += 1
             counts["peak_bytes"] = max(counts["peak_bytes"], peak_bytes)
             if outcome not in ("refused", "accepted", "failed") or peak_bytes > 1 << 30:
-                said = (place / "output").read_text(errors="replace")[-2_000:]
-                print(f"{outcome} ({peak_bytes:,} bytes): {case!r}\n{said}", file=sys.stderr, flush=True)
-            _remove(place)
+                output = (attempt_folder / "output").read_text(errors="replace")[-2_000:]
+                print(f"{outcome} ({peak_bytes:,} bytes): {case!r}\n{output}", file=sys.stderr, flush=True)
+            _remove(attempt_folder)
     return dict(counts)
 
 
@@ -75,15 +75,15 @@ def run_command(arguments: Sequence[str]) -> str:
     return "accepted"
 
 
-def _child(attempt: Attempt, case: Any, place: Path) -> None:
+def _child(attempt: Attempt, case: Any, attempt_folder: Path) -> None:
     os.setsid()  # so that it can be killed with its children
-    base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    output = os.open(place / "output", os.O_WRONLY | os.O_CREAT)
+    initial_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    output = os.open(attempt_folder / "output", os.O_WRONLY | os.O_CREAT)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    os.chdir(place / "work")
+    os.chdir(attempt_folder / "work")
     try:
-        outcome = attempt(case, place / "work")
+        outcome = attempt(case, attempt_folder / "work")
     except Refusal as refusal:
         print(refusal)
         outcome = "refused"
@@ -94,21 +94,22 @@ def _child(attempt: Attempt, case: Any, place: Path) -> None:
         outcome = "tracebacks"
     sys.stdout.flush()
     sys.stderr.flush()
-    both = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    (place / "outcome").write_text(json.dumps([outcome, (max(both) - base) * 1024]))
+    scopes = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    peak_kib = max(resource.getrusage(scope).ru_maxrss for scope in scopes)
+    (attempt_folder / "outcome").write_text(json.dumps([outcome, (peak_kib - initial_kib) * 1024]))
     os._exit(0)
 
 
-def _outcome(process: Any, place: Path) -> tuple[str, int]:
+def _outcome(process: Any, attempt_folder: Path) -> tuple[str, int]:
     if process.is_alive():
         os.killpg(process.pid, signal.SIGKILL)
         process.join()
         return "hangs", 0
     try:
-        outcome, peak_bytes = json.loads((place / "outcome").read_text())
+        outcome, peak_bytes = json.loads((attempt_folder / "outcome").read_text())
     except OSError:
         return "deaths", 0
-    if _TRACEBACK in (place / "output").read_text(errors="replace"):
+    if _TRACEBACK in (attempt_folder / "output").read_text(errors="replace"):
         outcome = "tracebacks"
     return outcome, int(peak_bytes)
 

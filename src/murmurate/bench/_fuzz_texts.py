@@ -45,9 +45,9 @@ def _attempt(case: tuple[str, int], folder: Path) -> str:
     _write(path, draw)
     target = draw.choice(sorted(path.rglob("*.md"))) if path.is_dir() else path
     if draw.random() < 0.1:
-        _hostile(target, draw)
+        _overwrite_with_syntax(target, draw)
     else:
-        _syntax(target, draw)
+        _insert_syntax(target, draw)
         if draw.random() < 0.7:
             damage(target, draw)
     columns = {"column": draw.choice(("text", "text", None, "nothing")), "name_column": None}
@@ -55,19 +55,19 @@ def _attempt(case: tuple[str, int], folder: Path) -> str:
     if path.is_dir():
         columns = {}
     if draw.random() < 0.2:
-        return _command(path, folder, columns)
+        return _fit_transform_show(path, folder, columns)
     corpus = read(path, skip_bad=draw.random() < 0.5, bigrams=draw.random() < 0.2, **columns)  # type: ignore[arg-type]
     words, counts = np.asarray(corpus.words), np.asarray(corpus.counts)
     sound = len(words) and 0 <= words.min() <= words.max() < corpus.vocabulary_size and counts.min() >= 1
     return "accepted" if sound else "silent"
 
 
-def _command(path: Path, folder: Path, columns: dict[str, str | None]) -> str:
+def _fit_transform_show(path: Path, folder: Path, columns: dict[str, str | None]) -> str:
     """Run ``topics fit``, then ``transform`` and ``show`` on its run; returns the outcome's name."""
-    named = [f"--{name.replace('_', '-')}={value}" for name, value in columns.items() if value is not None]
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in columns.items() if value is not None]
     run = str(folder / "run")
     limits = ["--updates", "1", "--minutes", "0.1", "--launcher", "inline", "--topics", "2", "--skip-bad"]
-    outcome = run_command(["topics", "fit", str(path), *named, *limits, "--out", run])
+    outcome = run_command(["topics", "fit", str(path), *options, *limits, "--out", run])
     for words in (["transform", run, str(path), "--out", str(folder / "t.csv")], ["show", run]):
         if outcome == "accepted":
             outcome = run_command(["topics", *words])
@@ -98,22 +98,22 @@ def _write(path: Path, draw: random.Random) -> None:
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
 
 
-def _syntax(path: Path, draw: random.Random) -> None:
+def _insert_syntax(path: Path, draw: random.Random) -> None:
     """Insert syntax of one of the formats at one to four places."""
-    packed = path.suffix == ".gz"
-    data = bytearray(gzip.decompress(path.read_bytes()) if packed else path.read_bytes())
+    compressed = path.suffix == ".gz"
+    data = bytearray(gzip.decompress(path.read_bytes()) if compressed else path.read_bytes())
     for _ in range(draw.randint(1, 4)):
         at = draw.randrange(len(data) + 1)
         data[at:at] = draw.choice(_SYNTAX) * draw.choice((1, 1, 3, 200))
-    path.write_bytes(gzip.compress(data) if packed else data)
+    path.write_bytes(gzip.compress(data) if compressed else data)
 
 
-def _hostile(path: Path, draw: random.Random) -> None:
+def _overwrite_with_syntax(path: Path, draw: random.Random) -> None:
     """Overwrite a file with one piece of syntax, repeated very often."""
-    mark = draw.choice(
+    syntax = draw.choice(
         (*_SYNTAX, b"a,", b"[a](", b"*a ", b"[" * 10, b'{"a":', b"_", b"\n> ", b"a|b\n", b"- ")
     )
-    data = b"id,text\n" * draw.choice((0, 1)) + mark * draw.choice((1_000, 100_000))
+    data = b"id,text\n" * draw.choice((0, 1)) + syntax * draw.choice((1_000, 100_000))
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
 
 

@@ -52,10 +52,10 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        """Named by all that the run depends on, so that a changed plan does not reuse another plan's run."""
+        """Named by all that the training depends on, so that no plan reuses the run of a different plan."""
         plan, ends = self.plan, "-".join(map(str, self.plan.env_steps))
-        each = self.simulators // plan.learners
-        setup = f"{self.game}-{METHODS[self.method]}-{plan.learners}x{each}"
+        per_learner = self.simulators // plan.learners
+        setup = f"{self.game}-{METHODS[self.method]}-{plan.learners}x{per_learner}"
         return Path(plan.where) / f"{setup}-to-{ends}-seed-{self.seed}"
 
     @property
@@ -73,8 +73,8 @@ class Job:
         methods (the authors' own command has 0.0014 for 64, github.com/facebookresearch/gala).
         """
         plan = self.plan
-        base = cast(A2C, recipe(self.recipe).learner).learning_rate
-        rate = base * math.sqrt(self.simulators / NOMINAL_SIMULATORS)
+        nominal_rate = cast(A2C, recipe(self.recipe).learner).learning_rate
+        rate = nominal_rate * math.sqrt(self.simulators / NOMINAL_SIMULATORS)
         return (
             "--strategy", METHODS[self.method],
             "--replicas", str(plan.learners),

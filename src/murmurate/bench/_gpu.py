@@ -20,7 +20,7 @@ from murmurate.errors import RunFailed
 LEARNERS = (1, 2, 4, 8)
 _WINDOW_CPU_SECONDS = 5.0  # of each learner
 _FRAMES_PER_ENV_STEP = 4
-_SAMPLING = ("--query-gpu=utilization.gpu,power.draw", "--format=csv,noheader,nounits", "--loop-ms=200")
+_SMI_OPTIONS = ("--query-gpu=utilization.gpu,power.draw", "--format=csv,noheader,nounits", "--loop-ms=200")
 
 
 @contextlib.contextmanager
@@ -34,7 +34,7 @@ def sampled(device: int = 0) -> Iterator[list[tuple[float, float]]]:
     if program is None:
         yield samples
         return
-    command = [program, f"--id={device}", *_SAMPLING]
+    command = [program, f"--id={device}", *_SMI_OPTIONS]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
             yield samples
@@ -56,8 +56,8 @@ def parse(line: str) -> tuple[float, float] | None:
 def measure(log: Log) -> dict[str, Any]:
     """Env steps per second with 1, 2, 4 and 8 GALA learners on the first GPU.
 
-    ``energy_joules_per_frame`` is the mean power times the wall time over the emulator frames. A number
-    of learners that does not fit is reported with its reason.
+    ``energy_joules_per_frame`` is the mean power times the wall time over the emulator frames. For a
+    number of learners that does not fit on the GPU, the reason is reported.
     """
     rows = []
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:

@@ -116,17 +116,17 @@ class TorchLoader:
         return images, labels
 
     def processes(self) -> list[psutil.Process]:
-        workers: Any = self._loader._iterator
-        if workers is None:
+        iterator: Any = self._loader._iterator
+        if iterator is None:
             return []
-        return [psutil.Process(worker.pid) for worker in workers._workers]
+        return [psutil.Process(worker.pid) for worker in iterator._workers]
 
     def close(self) -> None:
-        workers: Any = self._loader._iterator
-        if workers is not None:
-            for process in self.processes():
+        iterator: Any = self._loader._iterator
+        if iterator is not None:
+            for process in self.processes():  # a stopped process would not shut down
                 process.resume()
-            workers._shutdown_workers()
+            iterator._shutdown_workers()
 
 
 def files_of(folder: Path, size: int) -> ImageFiles:
@@ -179,8 +179,8 @@ class WithPillow(Dataset[tuple[Tensor, int]]):
 
 def cpu_seconds(loader: Loader) -> float:
     """CPU seconds so far of this process and of the processes that decode for ``loader``."""
-    own = os.times()
-    total = own.user + own.system
+    own_times = os.times()
+    total = own_times.user + own_times.system
     for process in loader.processes():
         times = process.cpu_times()
         total += times.user + times.system

@@ -22,17 +22,17 @@ class Curve:
     points: list[dict[str, float]]
 
     def loss_at(self, seconds: float) -> float:
-        """The last validation loss up to then; the first validation loss if all are later."""
-        before = [point for point in self.points[:-1] if point["seconds"] <= seconds]
-        return (before or self.points)[-1 if before else 0]["loss"]
+        """The last validation loss up to ``seconds``; the first one if all are later."""
+        earlier = [point for point in self.points[:-1] if point["seconds"] <= seconds]
+        return (earlier[-1] if earlier else self.points[0])["loss"]
 
 
 def draw(curves: Sequence[Curve], path: Path) -> None:
     """Draw a row of panels for each number of members, with a line for each curve."""
-    sizes = list(dict.fromkeys(curve.members for curve in curves))
-    figure = Figure(figsize=(9, 2.6 * len(sizes)), layout="constrained")
-    axes = figure.subplots(len(sizes), 2, squeeze=False)
-    for members, (by_time, by_pass) in zip(sizes, axes, strict=True):
+    member_counts = list(dict.fromkeys(curve.members for curve in curves))
+    figure = Figure(figsize=(9, 2.6 * len(member_counts)), layout="constrained")
+    axes = figure.subplots(len(member_counts), 2, squeeze=False)
+    for members, (by_time, by_pass) in zip(member_counts, axes, strict=True):
         labelled: set[str] = set()
         for curve in curves:
             if curve.members != members:

@@ -1,7 +1,7 @@
 """A lower bound of A2C's cost on one core: its simulators and network passes, and nothing else.
 
 ``python -m murmurate.bench._limit`` answers each line of its input with a line of JSON: the CPU seconds of
-one call of each part, by network and part, measured in a short window. The parts are a vector step of 16
+one call of each part, by network and part, each measured in a short window. The parts are a vector step of 16
 games, the forward pass of 16 frames that chooses actions, the forward and backward pass of the 80 frames that
 are learned from, and the forward pass of 16 frames that are bootstrapped from. There are no optimizer,
 losses, returns, sampling, copying or recording.
@@ -62,14 +62,15 @@ def parts() -> dict[str, dict[str, Part]]:
         torch.randint(0, 256, (count, 4, 84, 84), dtype=torch.uint8, generator=generator)
         for count in (SIMULATORS, SIMULATORS * STEPS)
     )
+    # the simulator is the only part of "games", which is not a network
     networks: dict[str, dict[str, Part]] = {"games": {"simulator": simulator(generator)}}
     for label, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
         plain = PlainNature(dtype)
         weights = list(plain.parameters())
         networks[label] = passes(plain, weights, few, many)
         networks[f"widened {label}"] = passes(plain.heads_of, weights, plain.widen(few), plain.widen(many))
-        own, parameters = own_net(label)
-        networks[f"own {label}"] = passes(own, parameters, few, many)
+        own_forward, parameters = own_net(label)
+        networks[f"own {label}"] = passes(own_forward, parameters, few, many)
     return networks
 
 
@@ -113,10 +114,10 @@ def simulator(generator: torch.Generator) -> Part:
     games = AtariWorld("pong").vector(SIMULATORS, 1, life_loss=True)
     games.reset(seed=0)
     actions = torch.randint(0, ACTIONS, (512, SIMULATORS), generator=generator).numpy()
-    turns = itertools.cycle(actions)
+    endless_actions = itertools.cycle(actions)
 
     def step() -> None:
-        games.send(next(turns))
+        games.send(next(endless_actions))
         games.recv()
 
     return step

@@ -1,5 +1,5 @@
-"""A world whose observations tell which step they are, and an agent that learns nothing: for counting what a
-replay stores."""
+"""A world whose observations name the step that they belong to, and an agent that learns nothing: for
+counting what a replay stores."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ class NumberedWorld(SimulatorWorld):
 class _Numbered:
     def __init__(self, size: int, first: int, length: int) -> None:
         self.spec, self.size, self._length = SPEC, size, length
-        self._numbers = torch.zeros(size, SIZE)
-        self._numbers[:, 0] = torch.arange(first, first + size)
-        self._numbers[:, 1] = os.getpid()
+        self._observation = torch.zeros(size, SIZE)
+        self._observation[:, 0] = torch.arange(first, first + size)
+        self._observation[:, 1] = os.getpid()
         self._step = 0
 
     def reset(self, seed: int) -> TimeStep:
-        return first_step(self._numbers.clone())
+        return first_step(self._observation.clone())
 
     def send(self, action: Tensor) -> None:
         pass
 
     def receive(self) -> TimeStep:
         self._step += 1
-        self._numbers[:, 2] = self._step
-        observation = self._numbers.clone()
+        self._observation[:, 2] = self._step
+        observation = self._observation.clone()
         ends = torch.full((self.size,), self._step % self._length == 0)
         reward = torch.ones(self.size)
         final = observation if ends.any() else None
@@ -93,7 +93,7 @@ class _NumberedAgent(OneReplica):
         self.replica = context.replicate(
             "net", nn.Linear(1, 1), lambda params: torch.optim.SGD(params, lr=0.1)
         )
-        self._errors = torch.rand(64, batch, generator=torch.Generator().manual_seed(context.rank))
+        self._priorities = torch.rand(64, batch, generator=torch.Generator().manual_seed(context.rank))
         self._turn, self.batch = 0, batch
 
     def assign_simulators(self, first: int, total: int) -> None:
@@ -113,8 +113,8 @@ class _NumberedAgent(OneReplica):
         return Action(torch.zeros(len(observation), ACTIONS), None)
 
     def learn(self, batch: Batch) -> Outcome:
-        self._turn = (self._turn + 1) % len(self._errors)
-        return Outcome(priorities=self._errors[self._turn])
+        self._turn = (self._turn + 1) % len(self._priorities)
+        return Outcome(priorities=self._priorities[self._turn])
 
     def state(self) -> dict[str, Any]:
         return {}

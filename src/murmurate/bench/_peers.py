@@ -29,6 +29,7 @@ def home() -> Path:
 
 
 def command(name: str) -> list[str]:
+    """The peer's Python interpreter and script."""
     return [str(home() / name / ".venv" / "bin" / "python"), str(home() / name / "run.py")]
 
 

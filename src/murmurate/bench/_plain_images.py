@@ -3,7 +3,8 @@ DistributedDataParallel, or with Accelerate. ``resnet_throughput`` runs it as a 
 
     python -m murmurate.bench._plain_images ENGINE DATA FOLDER SIZE BATCH CLASSES PROGRESS
 
-It trains without end in two processes, and appends the number of images so far to the file PROGRESS.
+It trains without end in two processes, and appends the number of images so far, as ``env_steps``, to the
+file PROGRESS (see ``_racer``).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from murmurate.spec import native_bfloat16
 
 MEMBERS = 2
 DATA = {"same": SameFunctions, "pillow": WithPillow}
-_RECORD_SECONDS = 0.5
+_WRITE_EVERY_SECONDS = 0.5
 _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -75,17 +76,17 @@ def train(rank: int, engine: str, data: str, folder: str, size: int, batch: int,
     net = plain_net(size, classes)
     optimizer = sgd(net)
     step = _accelerated(net, optimizer) if engine == "accelerate" else _ddp(net, optimizer)
-    done, written, epoch = 0, 0.0, 0
+    images_seen, written_at, epoch = 0, 0.0, 0
     while True:
         sampler.set_epoch(epoch)
         epoch += 1
         for images, labels in loader:
             step(_normalised(images), labels)
-            done += MEMBERS * len(labels)
-            if rank == 0 and time.monotonic() - written > _RECORD_SECONDS:
-                written = time.monotonic()
+            images_seen += MEMBERS * len(labels)
+            if rank == 0 and time.monotonic() - written_at > _WRITE_EVERY_SECONDS:
+                written_at = time.monotonic()
                 with open(progress, "a") as file:
-                    file.write(json.dumps({"env_steps": done}) + "\n")
+                    file.write(json.dumps({"env_steps": images_seen}) + "\n")
 
 
 def _normalised(images: Tensor) -> Tensor:

@@ -55,13 +55,13 @@ class Racer:
     key: str = "env_steps"
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _processes: list[psutil.Process] = field(default_factory=list, init=False)  # the command's process tree
-    _read: int = field(default=0, init=False)  # bytes of ``progress`` that have been read
+    _bytes_read: int = field(default=0, init=False)  # of ``progress``
 
     def start(self, warm_up_cpu_seconds: float = 3.0) -> None:
         """Start the command, let it warm up, and stop it with SIGSTOP. Raises RunFailed if it ends
-        earlier."""
+        before that."""
         self.progress.parent.mkdir(parents=True, exist_ok=True)
-        with open(self._log, "wb") as log:
+        with open(self._output_file, "wb") as log:
             # A process group of its own in this session: if this process dies, the kernel sends SIGHUP to
             # the stopped group, so no racer is left behind.
             self._process = subprocess.Popen(
@@ -72,14 +72,14 @@ class Racer:
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 process_group=0,
             )
-        self._mark()
+        self._next_progress()
         self._processes = self._tree()
         self._run_for(warm_up_cpu_seconds)
         self._signal(signal.SIGSTOP)
 
     def window(self, cpu_seconds: float) -> RaceWindow:
-        """Let it run for at least that many CPU seconds, from one progress line to another."""
-        self._skip()
+        """Let the command run for at least that many CPU seconds, from one progress line to another."""
+        self._skip_to_now()
         self._signal(signal.SIGCONT)
         try:
             return self._run_for(cpu_seconds)
@@ -87,7 +87,7 @@ class Racer:
             self._signal(signal.SIGSTOP)
 
     def stop(self) -> None:
-        """Kill it: nothing in its folder is worth saving."""
+        """Kill the command: nothing in its folder is worth saving."""
         if self._process is None:
             return
         self._signal(signal.SIGKILL)
@@ -104,45 +104,46 @@ class Racer:
         return [newest[rank] for rank in sorted(newest, key=str)]
 
     @property
-    def _log(self) -> Path:
+    def _output_file(self) -> Path:
         return self.progress.parent.parent / f"{self.progress.parent.name}.log"
 
     def _run_for(self, cpu_seconds: float) -> RaceWindow:
-        first = last = self._mark()
+        first = last = self._next_progress()
         while last[1] - first[1] < cpu_seconds:
-            last = self._mark()
+            last = self._next_progress()
         return RaceWindow(last[0] - first[0], last[1] - first[1], last[2] - first[2])
 
-    def _mark(self) -> tuple[int, float, float]:
-        """The next progress line: (env steps, CPU seconds, wall seconds) at the time it appears."""
+    def _next_progress(self) -> tuple[int, float, float]:
+        """Wait for the next progress line; returns (env steps, CPU seconds, wall seconds) when it appears."""
         deadline = time.monotonic() + _SILENCE_SECONDS
         while time.monotonic() < deadline:
-            fresh = self._fresh()
-            if fresh is not None:
-                return int(fresh[self.key]), self.cpu_seconds(), time.monotonic()
+            row = self._newest_row()
+            if row is not None:
+                return int(row[self.key]), self.cpu_seconds(), time.monotonic()
             if self._process is None or self._process.poll() is not None:
                 raise RunFailed(f"{self.label} ended unexpectedly. Its last output: {self._last_output()}")
             time.sleep(_POLL_SECONDS)
         raise RunFailed(f"{self.label} wrote nothing for {_SILENCE_SECONDS:g} s: {self._last_output()}")
 
-    def _fresh(self) -> dict[str, Any] | None:
+    def _newest_row(self) -> dict[str, Any] | None:
         """The newest complete line with the key among those appended since the last call."""
         if not self.progress.exists():
             return None
         with open(self.progress, "rb") as file:
-            file.seek(self._read)
+            file.seek(self._bytes_read)
             data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._read += len(whole)
-        for line in reversed(whole.splitlines()):
+        complete_lines = data[: data.rfind(b"\n") + 1]
+        self._bytes_read += len(complete_lines)
+        for line in reversed(complete_lines.splitlines()):
             if f'"{self.key}"'.encode() in line:
                 row: dict[str, Any] = json.loads(line)
                 return row
         return None
 
-    def _skip(self) -> None:
+    def _skip_to_now(self) -> None:
+        """Skip the progress lines so far, and look for new processes."""
         if self.progress.exists():
-            self._read = self.progress.stat().st_size
+            self._bytes_read = self.progress.stat().st_size
         self._processes = self._tree()
 
     def cpu_seconds(self) -> float:
@@ -167,14 +168,14 @@ class Racer:
 
     def _last_output(self) -> str:
         try:
-            return self._log.read_text(errors="replace")[-600:].strip() or "(nothing)"
+            return self._output_file.read_text(errors="replace")[-600:].strip() or "(nothing)"
         except OSError:
             return "(nothing)"
 
 
 @contextlib.contextmanager
 def stopped_at_the_end(racers: Mapping[str, Racer]) -> Iterator[None]:
-    """Kills all racers when the context ends."""
+    """A context at whose end all racers are killed."""
     try:
         yield
     finally:

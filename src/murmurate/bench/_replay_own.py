@@ -32,9 +32,9 @@ from murmurate.replay.row_replay import RowReplay
 from murmurate.replay.rows import Column
 from murmurate.replay.sum_tree import empty_draw
 
-STREAMS = 16  # simulators that fill the replay of frames
+SIMULATORS = 16  # that fill the replay of frames
 _LINE_BYTES = 64
-BOUND_LINES = 16_384  # searches in a call: so many that the call's overhead is negligible
+BOUND_SEARCHES = 16_384  # in a call: so many that the call's overhead is negligible
 
 
 def make(task: str, capacity: int, batch: int) -> Call | None:
@@ -51,8 +51,8 @@ def make(task: str, capacity: int, batch: int) -> Call | None:
     if task == "sample_reused":
         return partial(sampler.draw, batch, BETA, empty_draw(batch))
     if task == "update":
-        turn = _updates(capacity, batch)
-        return lambda: sampler.update(*next(turn))
+        updates = _updates(capacity, batch)
+        return lambda: sampler.update(*next(updates))
     if task in ("find", "find_reused"):
         out = torch.empty(batch, dtype=torch.int64) if task == "find_reused" else None
         generator = np.random.default_rng(2)
@@ -95,8 +95,8 @@ def _rows(task: str, capacity: int, batch: int) -> Call:
     for part in torch.split(errors, 2**14):
         replay.insert(values(len(part)), len(part), part)
     if task == "insert":
-        turn = itertools.cycle([values(batch) for _ in range(16)])
-        return lambda: replay.insert(next(turn), batch)
+        batches = itertools.cycle([values(batch) for _ in range(16)])
+        return lambda: replay.insert(next(batches), batch)
     return _batches(replay, batch, reused=task == "rows_reused")
 
 
@@ -110,16 +110,17 @@ def _frames(capacity: int) -> FrameReplay:
     """A full replay of frames, all different, from episodes that do not end."""
     stack, *shape = FRAMES
     replay = FrameReplay(
-        Prioritized(capacity, alpha=ALPHA, epsilon=0.0), tuple(shape), simulators=STREAMS, stack=stack
+        Prioritized(capacity, alpha=ALPHA, epsilon=0.0), tuple(shape), simulators=SIMULATORS, stack=stack
     )
-    no = torch.zeros(STREAMS, dtype=torch.bool)
+    all_false = torch.zeros(SIMULATORS, dtype=torch.bool)
     generator = torch.Generator().manual_seed(0)
-    image = torch.zeros(STREAMS, stack, *shape, dtype=torch.uint8)
-    action = torch.zeros(STREAMS, dtype=torch.int64)
+    image = torch.zeros(SIMULATORS, stack, *shape, dtype=torch.uint8)
+    action = torch.zeros(SIMULATORS, dtype=torch.int64)
     while not replay.full:
         after = torch.roll(image, -1, 1)
-        after[:, -1] = torch.randint(256, (STREAMS, *shape), generator=generator, dtype=torch.uint8)
-        replay.observe(0, Steps(image, action, torch.randn(STREAMS, generator=generator), after, no, no))
+        after[:, -1] = torch.randint(256, (SIMULATORS, *shape), generator=generator, dtype=torch.uint8)
+        reward = torch.randn(SIMULATORS, generator=generator)
+        replay.observe(0, Steps(image, action, reward, after, all_false, all_false))
         image = after
     slots = torch.nonzero(replay.sampler.tree.priorities > 0)[:, 0]  # type: ignore[attr-defined]
     replay.sampler.update(slots, torch.from_numpy(priorities(capacity))[slots])
@@ -127,8 +128,8 @@ def _frames(capacity: int) -> FrameReplay:
 
 
 def _bound(capacity: int) -> Call | None:
-    """A lower bound of ``BOUND_LINES`` searches: read as many random cache lines, at addresses known
-    beforehand.
+    """A lower bound of ``BOUND_SEARCHES`` searches: read the cache lines of so many random searches, at
+    addresses known beforehand.
 
     A search reads one line of the leaves and one of each level above, except for the root.
     """
@@ -141,16 +142,16 @@ def _bound(capacity: int) -> Call | None:
     while lines > 1:
         memory = np.zeros(lines * _LINE_BYTES + _LINE_BYTES, np.uint8)
         memory += 1  # maps all its pages
-        orders = [generator.integers(0, lines, BOUND_LINES) for _ in range(16)]
+        orders = [generator.integers(0, lines, BOUND_SEARCHES) for _ in range(16)]
         aligned = memory[-memory.ctypes.data % _LINE_BYTES :]
         reads.append((aligned, orders))
         lines = -(-lines // 16)
-    turn = itertools.cycle(range(16))
+    turns = itertools.cycle(range(16))
 
     def call() -> None:
-        k = next(turn)
+        turn = next(turns)
         for memory, orders in reads:
-            kernels.touch(memory.ctypes.data, orders[k].ctypes.data, BOUND_LINES)
+            kernels.touch(memory.ctypes.data, orders[turn].ctypes.data, BOUND_SEARCHES)
 
     return call
 
@@ -192,16 +193,17 @@ def drift(capacity: int, updates: int) -> float:
 def realised_distance(tree: Any) -> float:
     """Half the sum of |realised probability - exact probability| over the leaves.
 
-    A leaf's realised probability is the length of its interval of masses, whose upper end bisection finds.
+    A leaf's realised probability is the length of its interval of masses over the total; bisection finds the
+    interval's upper end.
     """
     exact = tree.priorities.double()
     low, high = torch.zeros_like(exact), torch.full_like(exact, tree.total)
-    which = torch.arange(tree.capacity)
+    leaves = torch.arange(tree.capacity)
     # midpoints in the last leaf's interval may round up to the total
-    below = math.nextafter(tree.total, 0.0)
+    largest_mass = math.nextafter(tree.total, 0.0)
     for _ in range(60):  # bisect for the least mass at which ``find`` returns a later leaf
-        middle = ((low + high) / 2).clamp(max=below)
-        beyond = torch.cat([tree.find(part) for part in torch.split(middle, 2**20)]) > which
+        middle = ((low + high) / 2).clamp(max=largest_mass)
+        beyond = torch.cat([tree.find(part) for part in torch.split(middle, 2**20)]) > leaves
         high, low = torch.where(beyond, middle, high), torch.where(beyond, low, middle)
     probability = torch.diff(high, prepend=high.new_zeros(1)) / tree.total
     return float(0.5 * (probability - exact / exact.sum()).abs().sum())

@@ -18,8 +18,8 @@ from murmurate.training.run_folder import hardware, versions
 
 Log = Callable[[str], None]
 _PACKAGES = ("numpy", "gymnasium", "ale-py", "stable-baselines3")
-_WIDTH = 120
-# raw data, or printed elsewhere: these keys are in the JSON but not in the table
+_LEAST_WIDTH = 120
+# keys that are in the JSON but not in the table: raw data, or printed elsewhere
 _NOT_IN_TABLE = frozenset({"windows", "limit_windows", "plan", "peers", "hardware", "versions"})
 
 
@@ -89,7 +89,7 @@ def show(result: dict[str, Any]) -> None:
     """Print the figures as a table (spreads as median and extremes), and texts and peers as lines."""
     console = rich.console.Console()
     # a narrow terminal wraps lines rather than truncating names and numbers
-    console.width = max(console.width, _WIDTH)
+    console.width = max(console.width, _LEAST_WIDTH)
     table = rich.table.Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("figure", no_wrap=True)
     table.add_column("value", justify="right", no_wrap=True)

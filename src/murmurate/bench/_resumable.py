@@ -72,8 +72,8 @@ class ResumableRun:
         if summaries[-1] is not None or any(diverged(summary) for summary in summaries if summary):
             return 0
         path = self.checkpoint()
-        done = 0 if path is None else int(checkpoint.read_manifest(path)["env_steps"])
-        return max(0, last - done)
+        trained = 0 if path is None else int(checkpoint.read_manifest(path)["env_steps"])
+        return max(0, last - trained)
 
 
 def diverged(summary: Summary) -> bool:
@@ -131,8 +131,10 @@ def measured_speed(run: ResumableRun) -> float:
 def train(run: ResumableRun, log: Log) -> dict[int, Summary]:
     """The run's summary at each of its ends; the run is trained as far as summaries are missing.
 
-    Raises RunFailed if it is interrupted, or fails for another reason than divergence.
+    Raises RunFailed if it is interrupted, fails for another reason than divergence, or was made with other
+    settings.
     """
+    _check_settings(run)
     summaries: dict[int, Summary] = {}
     for end in run.ends:
         summary = run.summary(end)
@@ -144,6 +146,21 @@ def train(run: ResumableRun, log: Log) -> dict[int, Summary]:
             log(f"{run.label}, seed {run.seed}: {result} after {end:,} env steps")
         summaries[end] = summary
     return summaries
+
+
+def _check_settings(run: ResumableRun) -> None:
+    """Refuse to reuse a folder whose run had other settings; note those of a new one beside its folder."""
+    path = run.folder.with_name(f"{run.folder.name}.settings.json")
+    settings = {"recipe": run.recipe, "settings": list(run.settings)}
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, settings)
+    elif (stored := read_object(path)) != settings:
+        raise RunFailed(
+            f"{run.folder} holds a run of {stored['recipe']} {shlex.join(stored['settings'])}; this plan "
+            f"would train {run.recipe} {shlex.join(run.settings)} there. Choose another folder with --where, "
+            f"or remove this one and {path.name}."
+        )
 
 
 def _evaluation(summary: Summary) -> str:
@@ -169,18 +186,19 @@ def _train_to(run: ResumableRun, end: int) -> Summary:
         summary = {"exit": "without a summary", "env_steps": 0}
     finished = code == 0 and summary["exit"] == "finished" and summary["env_steps"] >= end
     if not finished and not (code == 1 and diverged(summary)):
-        last = output.read_text(errors="replace")[-800:].strip() if output.exists() else ""
+        last_output = output.read_text(errors="replace")[-800:].strip() if output.exists() else ""
         raise RunFailed(
             f"murmurate {shlex.join(words)} ended with {code} before {end:,} env steps. The same bench "
-            f"goes on from there. Its last output: {last or '(nothing)'}"
+            f"command continues the run. Its last output: {last_output or '(nothing)'}"
         )
     return summary
 
 
 def murmurate(words: Sequence[str], output: Path) -> int:
-    """Run ``murmurate WORDS`` to its end; returns its exit code. A Ctrl-C here lets it save and end.
+    """Run ``murmurate WORDS`` to its end; returns its exit code. On Ctrl-C here it gets SIGTERM, so that it
+    saves and ends.
 
-    The command has a process group of its own, so that the terminal does not signal it, too.
+    It has a process group of its own, so that the terminal does not interrupt it, too.
     """
     with output.open("ab") as file:
         process = subprocess.Popen(

@@ -21,7 +21,7 @@ import gymnasium
 import torch
 from torch import nn
 
-_LINE_SECONDS = 0.5
+_WRITE_EVERY_SECONDS = 0.5
 
 
 def main(world: str, simulators: int, progress: Path) -> None:
@@ -33,16 +33,16 @@ def main(world: str, simulators: int, progress: Path) -> None:
 
         def __init__(self) -> None:
             super().__init__()
-            self.bench, self.written_at = os.getppid(), time.monotonic()
+            self.bench_pid, self.written_at = os.getppid(), time.monotonic()
             progress.parent.mkdir(parents=True, exist_ok=True)
             self.file = open(progress, "a", buffering=1)  # noqa: SIM115
 
         def _on_step(self) -> bool:
             now = time.monotonic()
-            if now - self.written_at > _LINE_SECONDS:
+            if now - self.written_at > _WRITE_EVERY_SECONDS:
                 self.written_at = now
                 self.file.write(json.dumps({"env_steps": self.num_timesteps}) + "\n")
-            return os.getppid() == self.bench
+            return os.getppid() == self.bench_pid
 
     learner(world, simulators).learn(1_000_000_000, callback=ProgressFile())
 
@@ -55,8 +55,8 @@ def learner(world: str, simulators: int) -> Any:
     if world == "cartpole":
         return A2C("MlpPolicy", make_vec_env("CartPole-v1", simulators, seed=0), seed=0, device="cpu")
     if world.startswith("halfcheetah"):
-        kind = TD3 if world.endswith("td3") else SAC
-        return kind(
+        algorithm = TD3 if world.endswith("td3") else SAC
+        return algorithm(
             "MlpPolicy",
             gymnasium.make("HalfCheetah-v5"),
             buffer_size=200_000,
@@ -73,7 +73,7 @@ def learner(world: str, simulators: int) -> Any:
 
     gymnasium.register_envs(ale_py)
     games = VecFrameStack(make_atari_env("PongNoFrameskip-v4", simulators, seed=0), 4)
-    policy = {
+    policy_options = {
         "features_extractor_class": extractor(),
         "features_extractor_kwargs": {"features_dim": 256},
         "net_arch": [],
@@ -88,11 +88,11 @@ def learner(world: str, simulators: int) -> Any:
             batch_size=32,
             train_freq=max(1, 4 // simulators),
             gradient_steps=max(1, simulators // 4),
-            policy_kwargs=policy,
+            policy_kwargs=policy_options,
             seed=0,
             device=device,
         )
-    return A2C("CnnPolicy", games, ent_coef=0.01, policy_kwargs=policy, seed=0, device=device)
+    return A2C("CnnPolicy", games, ent_coef=0.01, policy_kwargs=policy_options, seed=0, device=device)
 
 
 def extractor() -> type[nn.Module]:

@@ -26,9 +26,9 @@ def main(algorithm: str, env_id: str, env_steps: int, seed: int, file: Path) -> 
     from stable_baselines3.common.noise import NormalActionNoise
 
     env = gymnasium.make(env_id)
-    size = env.action_space.shape
-    assert size is not None
-    noise = NormalActionNoise(np.zeros(size), np.full(size, 0.1)) if algorithm == "td3" else None
+    shape = env.action_space.shape
+    assert shape is not None
+    noise = NormalActionNoise(np.zeros(shape), np.full(shape, 0.1)) if algorithm == "td3" else None
     learner = {"td3": TD3, "sac": SAC}[algorithm](
         "MlpPolicy",
         env,

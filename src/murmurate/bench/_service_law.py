@@ -28,7 +28,7 @@ from murmurate.strategies.all_reduce import AllReduce
 from murmurate.training.members import open_source
 from murmurate.training.run import Run
 
-_STARTED_SECONDS = 240.0
+_START_DEADLINE_SECONDS = 240.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,16 +89,16 @@ def serve_and_count(fabric: Fabric, plan: ServicePlan) -> dict[str, float]:
     barrier = fabric.channel("barrier", torch.zeros(1, dtype=torch.float64))
     loop = _LearnerLoop(source, learner, barrier)
     try:
-        loop.until_started()
-        figures = loop.measured(plan.seconds)
-        loop.with_kills(plan)
-        return figures | loop.counted(run)
+        loop.draw_until_started()
+        figures = loop.draw_for(plan.seconds)
+        loop.draw_under_kills(plan)
+        return figures | loop.counts(run)
     finally:
         source.close()
 
 
 class _LearnerLoop:
-    """Draws and learns; ``batches`` is the number of batches drawn."""
+    """Draws and learns; ``batches`` and ``kills`` count what has been drawn and killed so far."""
 
     def __init__(self, source: ServiceSource, learner: Any, barrier: Channel) -> None:
         self.source, self.learner, self.barrier = source, learner, barrier
@@ -114,27 +114,28 @@ class _LearnerLoop:
     def wait_for_all(self) -> None:
         self.barrier.gather(torch.zeros(1, dtype=torch.float64))
 
-    def until_started(self) -> None:
+    def draw_until_started(self) -> None:
         """Draw until the actors have begun and all processes have warmed up."""
-        deadline = time.monotonic() + _STARTED_SECONDS
+        deadline = time.monotonic() + _START_DEADLINE_SECONDS
         while self.batches < 50 or self.source.sent_records < 4 * len(self.source.pids["actors"]):
             self.next()
             if time.monotonic() > deadline:
-                raise RunFailed(f"the actors did not begin within {_STARTED_SECONDS:g} s")
+                raise RunFailed(f"the actors did not begin within {_START_DEADLINE_SECONDS:g} s")
         self.wait_for_all()
 
-    def measured(self, seconds: float) -> dict[str, float]:
-        before, cpu, began, batches = self._cpu(), time.process_time(), time.monotonic(), self.batches
+    def draw_for(self, seconds: float) -> dict[str, float]:
+        before, cpu_before = self._cpu_seconds(), time.process_time()
+        began, batches_before = time.monotonic(), self.batches
         while time.monotonic() < began + seconds:
             self.next()
         wall = time.monotonic() - began
-        cpu, spent = time.process_time() - cpu, self._cpu()
-        kinds = {f"cpu_seconds_{kind}": spent[kind] - before[kind] for kind in spent}
+        cpu, after = time.process_time() - cpu_before, self._cpu_seconds()
+        cpu_by_kind = {f"cpu_seconds_{kind}": after[kind] - before[kind] for kind in after}
         self.wait_for_all()
-        draws = float((self.batches - batches) * self.learner.batch)
-        return {"draws": draws, "wall_seconds": wall, "cpu_seconds_learner": cpu, **kinds}
+        draws = float((self.batches - batches_before) * self.learner.batch)
+        return {"draws": draws, "wall_seconds": wall, "cpu_seconds_learner": cpu, **cpu_by_kind}
 
-    def _cpu(self) -> dict[str, float]:
+    def _cpu_seconds(self) -> dict[str, float]:
         """CPU seconds so far of the processes of each kind."""
 
         def seconds(pid: int) -> float:
@@ -143,7 +144,7 @@ class _LearnerLoop:
 
         return {kind: sum(seconds(pid) for pid in pids) for kind, pids in self.source.pids.items()}
 
-    def with_kills(self, plan: ServicePlan) -> None:
+    def draw_under_kills(self, plan: ServicePlan) -> None:
         generator = np.random.default_rng(self.barrier.rank)
         for kind in ["actors", "samplers"] * plan.kills:
             victims, deaths = self.source.pids[kind], self._deaths()
@@ -151,15 +152,16 @@ class _LearnerLoop:
             self.kills += 1
             for _ in range(plan.kill_draws):
                 self.next()
-            while self._deaths() == deaths:  # until it has been started again
+            while self._deaths() == deaths:  # until the killed process has been started again
                 self.next()
 
     def _deaths(self) -> int:
         fields = self.source.fields()
         return int(fields["actor_deaths"] + fields["sampler_deaths"])
 
-    def counted(self, run: Run) -> dict[str, float]:
-        """The counts, once all learners have stopped drawing, so that this learner's shards do not change."""
+    def counts(self, run: Run) -> dict[str, float]:
+        """What was stored and drawn. Waits until all learners have stopped drawing, so that this
+        learner's shards no longer change."""
         self.wait_for_all()
         self.source.hold()
         state = self.source.state()
@@ -192,15 +194,15 @@ class _LearnerLoop:
 def _stored(run: Run, rank: int, state: dict[str, Any]) -> Any:
     """[n, 3]: simulator, process and number of each step that this learner's shards hold."""
     source = cast(ReplayServiceSourceConfig, run.source)
-    found: list[Any] = []
+    steps: list[Any] = []
     for number in itertools.count():
         saved = state["replays"].get(f"shard{number}")
         if saved is None:
-            return np.concatenate(found)
+            return np.concatenate(steps)
         config = dataclasses.replace(source.replay, capacity=source.replay.capacity // source.shards)
         actors = len(state["first"])
         replay = open_replay(config, run.world.spec(), simulators=actors, steps=1, discount=0.99, seed=0)
         rows = cast(Any, replay).rows
         filled = min(saved["store"]["head"], config.capacity)
         rows.load(saved["store"]["rows"])
-        found.append(rows.column("observation")[:filled, :3].numpy().copy())
+        steps.append(rows.column("observation")[:filled, :3].numpy().copy())

@@ -32,7 +32,7 @@ _WARM_UP = 5
 
 
 def small(strategy: Strategy, replicas: int, **changes: Any) -> Run:
-    """CartPole with the smallest net and rollouts, for runs of which only time is measured."""
+    """CartPole with a tiny net and rollouts of one step, for runs of which only time is measured."""
     base = recipe("cartpole-gala")
     learner = dataclasses.replace(cast(A2C, base.learner), steps=1, hidden=8)
     return learning(strategy, replicas, learner=learner, **changes)
@@ -67,7 +67,7 @@ def return_curve(records: Sequence[Record]) -> list[tuple[float, float]]:
 def updates_per_second(records: Sequence[Record], env_steps_an_update: int) -> float:
     """Updates of all replicas together per virtual second, between a fifth and four fifths of their work.
 
-    The end of the run is left out, because some replicas wait there in vain for others that have finished.
+    The end of the run is left out, because there some replicas wait in vain for others that have finished.
     """
     points = sorted({r["time_seconds"]: r["total_env_steps"] for r in records}.items())
     total = points[-1][1]
@@ -123,19 +123,19 @@ def message_cost(count: int, rounds: int) -> MessageCost:
 def _ping_pong(fabric: Fabric, count: int, rounds: int) -> tuple[float, float]:
     """(CPU, wall) seconds of one message at this end, medians over ``rounds``."""
     channel = fabric.channel("ping", torch.zeros(count))
-    x, other = torch.randn(count, generator=torch.Generator().manual_seed(0)), 1 - fabric.rank
+    x, peer = torch.randn(count, generator=torch.Generator().manual_seed(0)), 1 - fabric.rank
     cpu, wall = [], []
     for number in range(rounds + 3):
-        start, work = time.perf_counter(), time.process_time()
+        wall_start, cpu_start = time.perf_counter(), time.process_time()
         if fabric.rank == 0:
-            channel.send(other, "ping", x)
+            channel.send(peer, "ping", x)
         if channel.wait("ping", 30.0) is None:
-            raise RunFailed(f"rank {other} did not answer within 30 s")
+            raise RunFailed(f"rank {peer} did not answer within 30 s")
         if fabric.rank == 1:
-            channel.send(other, "ping", x)
+            channel.send(peer, "ping", x)
         if number >= 3:
-            cpu.append((time.process_time() - work) / 2)
-            wall.append((time.perf_counter() - start) / 2)
+            cpu.append((time.process_time() - cpu_start) / 2)
+            wall.append((time.perf_counter() - wall_start) / 2)
     return statistics.median(cpu), statistics.median(wall)
 
 

@@ -42,8 +42,8 @@ def in_parts(grid: tuple[int, int], function: Callable[[Parts], Any], seed: int 
 
 
 def error_in_parts(drawn: DrawnLayer) -> float | None:
-    """The largest difference of output, input gradient and parameter gradients between the whole and its
-    parts, relative to the largest number of each (or 1); None where the layer refuses the image."""
+    """The largest difference of output, input gradient and parameter gradients between a layer computed whole
+    and in parts, relative to the largest number of each (or 1); None where the layer refuses the image."""
     tensors = [t.clone().requires_grad_() for t in (drawn.image, *drawn.parameters)]
     try:
         expected = drawn.layer(*tensors)
@@ -53,9 +53,10 @@ def error_in_parts(drawn: DrawnLayer) -> float | None:
     gradients = torch.autograd.grad((expected * direction).sum(), tensors)
 
     def part(parts: Parts) -> list[Tensor]:
-        own = [t.clone().requires_grad_() for t in (drawn.image, *drawn.parameters)]
-        found = drawn.layer(scatter(own[0], parts), *own[1:])
-        return [whole(found).detach(), *torch.autograd.grad((found * direction).sum(), own)]
+        image, *parameters = (t.clone().requires_grad_() for t in (drawn.image, *drawn.parameters))
+        output = drawn.layer(scatter(image, parts), *parameters)
+        gradients = torch.autograd.grad((output * direction).sum(), (image, *parameters))
+        return [whole(output).detach(), *gradients]
 
     try:
         results = in_parts(drawn.grid, part)
@@ -63,16 +64,17 @@ def error_in_parts(drawn: DrawnLayer) -> float | None:
         if "cannot share" in str(refusal) or "does not fit" in str(refusal):
             return None
         raise
-    errors = [_distance(found[0], expected) for found in results]
+    errors = [_distance(result[0], expected) for result in results]
     for index, gradient in enumerate(gradients):
-        mean = torch.stack([found[1 + index] for found in results]).mean(0)
+        # the gradient of the whole is the mean of the parts' gradients
+        mean = torch.stack([result[1 + index] for result in results]).mean(0)
         errors.append(_distance(mean, gradient))
     return max(errors)
 
 
-def _distance(found: Tensor, expected: Tensor) -> float:
+def _distance(actual: Tensor, expected: Tensor) -> float:
     scale = max(1.0, expected.detach().abs().max().item())
-    return (found - expected.detach()).abs().max().item() / scale
+    return (actual - expected.detach()).abs().max().item() / scale
 
 
 # -- drawing --------------------------------------------------------------------------------------------
@@ -103,9 +105,9 @@ def drawn_convolution(seed: int) -> DrawnLayer:
     while True:
         drawn = draw(rng)
         grid = (2, 1) if drawn.grid[0] > 1 else (1, 2)
-        two = dataclasses.replace(drawn, grid=grid)
-        if two.kind == "conv2d" and error_in_parts(two) is not None:
-            return two
+        halved = dataclasses.replace(drawn, grid=grid)
+        if halved.kind == "conv2d" and error_in_parts(halved) is not None:
+            return halved
 
 
 Drawn = tuple[str, Layer, tuple[Tensor, ...]]  # description, layer, parameters
@@ -137,14 +139,17 @@ def _convolution(rng: np.random.Generator, channels: int) -> Drawn:
 def _transposed(rng: np.random.Generator, channels: int) -> Drawn:
     kernel, stride, dilation = _pair(rng, 1, 8), _pair(rng, 1, 4), _pair(rng, 1, 5)
     padding = tuple(int(rng.integers(0, d * (k - 1) + 1)) for d, k in zip(dilation, kernel, strict=True))
-    more = tuple(int(rng.integers(0, max(s, d))) for s, d in zip(stride, dilation, strict=True))
+    output_padding = tuple(int(rng.integers(0, max(s, d))) for s, d in zip(stride, dilation, strict=True))
     groups, outputs = int(rng.choice([1, 2, channels])), int(rng.integers(1, 3))
     weight, bias = _normal(rng, channels, outputs, *kernel), _normal(rng, groups * outputs)
 
     def layer(x: Any, w: Tensor, b: Tensor) -> Any:
-        return functional.conv_transpose2d(x, w, b, stride, padding, more, groups, dilation)
+        return functional.conv_transpose2d(x, w, b, stride, padding, output_padding, groups, dilation)
 
-    text = f"kernel {kernel} stride {stride} padding {padding} + {more} dilation {dilation} groups {groups}"
+    text = (
+        f"kernel {kernel} stride {stride} padding {padding} + {output_padding} "
+        f"dilation {dilation} groups {groups}"
+    )
     return text, layer, (weight, bias)
 
 
@@ -159,9 +164,9 @@ def _max_pool(rng: np.random.Generator, channels: int) -> Drawn:
 def _average_pool(rng: np.random.Generator, channels: int) -> Drawn:
     kernel, stride = _pair(rng, 1, 5), _pair(rng, 1, 4)
     padding = tuple(int(rng.integers(0, k // 2 + 1)) for k in kernel)
-    ceil, include = bool(rng.random() < 0.5), bool(rng.random() < 0.5)
-    text = f"kernel {kernel} stride {stride} padding {padding} ceil {ceil} include {include}"
-    return text, lambda x: functional.avg_pool2d(x, kernel, stride, padding, ceil, include), ()
+    ceil, count_include_pad = bool(rng.random() < 0.5), bool(rng.random() < 0.5)
+    text = f"kernel {kernel} stride {stride} padding {padding} ceil {ceil} include {count_include_pad}"
+    return text, lambda x: functional.avg_pool2d(x, kernel, stride, padding, ceil, count_include_pad), ()
 
 
 def _adaptive(rng: np.random.Generator, channels: int) -> Drawn:
@@ -188,13 +193,13 @@ def _layer_norm(rng: np.random.Generator, channels: int) -> Drawn:
 
 def _resize(rng: np.random.Generator, channels: int) -> Drawn:
     mode = str(rng.choice(["nearest", "nearest-exact", "bilinear", "bicubic", "area"]))
-    corners = bool(rng.random() < 0.5) if mode in ("bilinear", "bicubic") else None
+    align_corners = bool(rng.random() < 0.5) if mode in ("bilinear", "bicubic") else None
     if rng.random() < 0.5 or mode == "area":
         size = _pair(rng, 6, 60)
-        return f"{mode} to {size}", lambda x: functional.interpolate(x, size, None, mode, corners), ()
+        return f"{mode} to {size}", lambda x: functional.interpolate(x, size, None, mode, align_corners), ()
     factor = float(rng.choice([0.5, 0.75, 1.5, 2.0, 3.0]))
-    text = f"{mode} by {factor}, corners {corners}"
-    return text, lambda x: functional.interpolate(x, None, factor, mode, corners), ()
+    text = f"{mode} by {factor}, corners {align_corners}"
+    return text, lambda x: functional.interpolate(x, None, factor, mode, align_corners), ()
 
 
 def _pad(rng: np.random.Generator, channels: int) -> Drawn:

@@ -51,38 +51,38 @@ def timed(case: Case, rounds: int) -> tuple[Timing, Timing]:
     """The timings (whole on one core, in parts on a core each), which take turns in the same processes."""
     answers = _roles.together(case.parts, work, case, rounds)
     whole = next(answer["whole"] for answer in answers if "whole" in answer)
-    shares = [answer["parts"] for answer in answers]
+    members = [answer["parts"] for answer in answers]
 
     def slowest(name: str) -> list[float]:
-        return [max(times) for times in zip(*(getattr(s, name) for s in shares), strict=True)]
+        return [max(times) for times in zip(*(getattr(m, name) for m in members), strict=True)]
 
-    largest = max(s.activation_bytes for s in shares)
+    largest = max(m.activation_bytes for m in members)
     return whole, Timing(slowest("forward"), slowest("backward"), slowest("cpu"), largest)
 
 
 def work(fabric: Fabric, case: Case, rounds: int) -> dict[str, Timing]:
-    """What one member measures; the whole is computed by member 0 alone, while the others sleep."""
+    """What one member measures; member 0 alone computes the whole layer, while the others wait for it."""
     parts = Parts.open(fabric, case.grid)
     generator = torch.Generator().manual_seed(0)
     shape = case.batch, case.channels, case.size, case.size
     image = torch.randn(shape, generator=generator)
     weight = torch.randn(case.channels, case.channels, case.kernel, case.kernel, generator=generator) * 0.04
     weight.requires_grad_()
-    share = scatter(image, parts)
-    share = share.like(share.local.contiguous())
+    part = scatter(image, parts)
+    part = part.like(part.local.contiguous())
     if fabric.rank:
         del image
-    whole: list[tuple[float, ...]] = []
-    own: list[tuple[float, ...]] = []
+    whole_times: list[tuple[float, ...]] = []
+    part_times: list[tuple[float, ...]] = []
     for turn in range(-1, rounds):  # turn -1 is a warm-up, which is not kept
         if fabric.rank == 0:
-            whole += [_times(_layer(image, weight, case))] * (turn >= 0)
+            whole_times += [_times(_layer(image, weight, case))] * (turn >= 0)
         _barrier(parts)
-        own += [_times(_layer(share, weight, case), lambda: _barrier(parts))] * (turn >= 0)
+        part_times += [_times(_layer(part, weight, case), lambda: _barrier(parts))] * (turn >= 0)
         _barrier(parts)
-    result = {"parts": _timing(own, activation_bytes(_layer(share, weight, case), weight))}
+    result = {"parts": _timing(part_times, activation_bytes(_layer(part, weight, case), weight))}
     if fabric.rank == 0:
-        result["whole"] = _timing(whole, activation_bytes(_layer(image, weight, case), weight))
+        result["whole"] = _timing(whole_times, activation_bytes(_layer(image, weight, case), weight))
     return result
 
 
@@ -114,33 +114,34 @@ def _layer(x: Tensor, weight: Tensor, case: Case) -> Callable[[], tuple[Tensor, 
 def _times(
     forward: Callable[[], tuple[Tensor, Tensor]], barrier: Callable[[], None] = lambda: None
 ) -> tuple[float, float, float]:
-    """Seconds of a forward and of a backward pass, before which members wait at ``barrier``, and CPU
-    seconds."""
-    start, cpu = time.perf_counter(), time.process_time()
+    """Seconds of a forward pass, and of a backward pass, before which members wait at ``barrier``; and CPU
+    seconds of both."""
+    start, cpu_start = time.perf_counter(), time.process_time()
     _, y = forward()
-    middle, cpu = time.perf_counter(), time.process_time() - cpu
+    forward_end, forward_cpu = time.perf_counter(), time.process_time() - cpu_start
     gradient = torch.ones_like(y)
     barrier()
-    backward_start, cpu_before = time.perf_counter(), time.process_time()
+    backward_start, cpu_start = time.perf_counter(), time.process_time()
     y.backward(gradient)  # type: ignore[no-untyped-call]
-    return middle - start, time.perf_counter() - backward_start, cpu + time.process_time() - cpu_before
+    backward_end, backward_cpu = time.perf_counter(), time.process_time() - cpu_start
+    return forward_end - start, backward_end - backward_start, forward_cpu + backward_cpu
 
 
 def activation_bytes(forward: Callable[[], tuple[Tensor, Tensor]], *parameters: Tensor) -> int:
     """Bytes of the output and of what is kept for the backward pass, without ``parameters``."""
-    kept: dict[int, int] = {}
-    known = {p.untyped_storage().data_ptr() for p in parameters}
-    # these stay alive, so that no memory is reused and counted twice
-    held: list[Any] = []
+    saved_bytes: dict[int, int] = {}
+    parameter_storages = {p.untyped_storage().data_ptr() for p in parameters}
+    # kept alive, so that no two storages have the same address
+    saved_tensors: list[Any] = []
 
     def pack(x: Tensor) -> Tensor:
         storage = x.untyped_storage()
-        if storage.data_ptr() not in known:
-            kept[storage.data_ptr()] = storage.nbytes()
-            held.append(x)
+        if storage.data_ptr() not in parameter_storages:
+            saved_bytes[storage.data_ptr()] = storage.nbytes()
+            saved_tensors.append(x)
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         _, y = forward()
-    kept[y.untyped_storage().data_ptr()] = y.untyped_storage().nbytes()
-    return sum(kept.values())
+    saved_bytes[y.untyped_storage().data_ptr()] = y.untyped_storage().nbytes()
+    return sum(saved_bytes.values())

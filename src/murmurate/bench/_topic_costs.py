@@ -45,7 +45,8 @@ class DPSVICosts:
 
 
 def costs(serial: Run, svi: Run, pushing: dict[int, Run], updates: int, pushes: int, log: Log) -> DPSVICosts:
-    """Measure the costs. pushing: for each number of local updates, a run of one worker and a master."""
+    """Measure the costs. serial, svi: runs whose mini-batches are timed. pushing: for each number of local
+    updates, a run of one worker and a master."""
     log("a mini-batch")
     low, middle, high = statistics.quantiles(step_seconds(serial, updates, time.process_time), n=4)
     svi_seconds = statistics.median(step_seconds(svi, max(updates // 8, 5), time.process_time))
@@ -64,20 +65,20 @@ def fitted(measured: Sequence[tuple[float, float]]) -> tuple[float, float]:
     measured: (bytes, seconds) of pairs of messages, each a push and its answer.
     """
     size, seconds = np.array(measured, dtype=np.float64).T
-    slope, start = (
+    slope, intercept = (
         np.linalg.lstsq(np.stack([size, np.ones_like(size)], 1), seconds, rcond=None)[0]
         if np.ptp(size) > 0
         else (0.0, seconds.mean())
     )
     if slope < 0:
-        slope, start = 0.0, seconds.mean()
-    if start < 0:
-        slope, start = size @ seconds / (size @ size), 0.0
-    return float(start) / 2, float(slope)
+        slope, intercept = 0.0, seconds.mean()
+    if intercept < 0:
+        slope, intercept = size @ seconds / (size @ size), 0.0
+    return float(intercept) / 2, float(slope)
 
 
 class _WaitMeter:
-    """A channel that counts in ``waited`` the CPU seconds of polling for messages that had not arrived."""
+    """A channel whose ``waited`` is the CPU seconds spent on polling for messages that had not arrived."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel, self.waited = channel, 0.0
@@ -88,10 +89,10 @@ class _WaitMeter:
     def wait(self, tag: str, deadline_seconds: float) -> Message | None:
         end, start = time.monotonic() + deadline_seconds, time.process_time()
         while True:
-            last = time.process_time()
+            poll_start = time.process_time()
             message = self._channel.receive(tag)
             if message is not None or time.monotonic() >= end:
-                self.waited += last - start
+                self.waited += poll_start - start
                 return message
 
 
@@ -119,11 +120,11 @@ def _exchange(fabric: Fabric, run: Run, pushes: int) -> tuple[list[int], list[fl
     end = time.monotonic() + _DEADLINE_SECONDS
     with torch.no_grad():
         while len(sizes) <= pushes:
-            before, work = bound.channel.traffic.bytes, time.process_time()
+            bytes_before, cpu_start = bound.channel.traffic.bytes, time.process_time()
             channel = _WaitMeter(bound.channel)
             if bound.strategy.serve(bound.replica, cast(Channel, channel)):
-                seconds.append(time.process_time() - work - channel.waited)
-                sizes.append(bound.channel.traffic.bytes - before)
+                seconds.append(time.process_time() - cpu_start - channel.waited)
+                sizes.append(bound.channel.traffic.bytes - bytes_before)
             elif time.monotonic() > end:
                 raise RunFailed(f"the worker did not push {pushes} times within {_DEADLINE_SECONDS:g} s")
     return sizes[1:], seconds[1:]

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SpeedupPlan:
-    """documents: number of documents of the generated corpus.
+    """nW is the number of workers (nodes), p of threads of each worker, B of local updates between two pushes
+    of a worker, and M of pushes that the master combines in one update.
+
+    documents: number of documents of the generated corpus.
     vocabulary: number of words of its vocabulary.
     topics: number of topics.
     mean_length: mean number of words of a document.
     kept: number of documents of the corpus that are held out for the perplexity.
 
-    workers: values of nW at p = 1, for each B of workers_local_updates (1 in the paper).
+    workers: values of nW at p = 1, for each B of workers_local_updates (in the paper, B is 1).
     threads: values of p at nW = 1 and B = 15.
     both: values of p = nW, for each B of local_updates.
     largest: nW and p of one more case, at B = 15.

@@ -55,41 +55,43 @@ def _real_seed(plan: SpeedupPlan, world: CorpusWorld, seed: int, log: Log) -> di
             words += ["--strategy.threads", threads, "--strategy.local-updates", 15]
             words += ["--strategy.batch", workers, "--strategy.wait", "true"]
         # counted in rank 0's own updates
-        every = max(1, plan.real_look // 64 // replicas)
-        evaluating = ["--agent.validate-every", every, "--env-steps", plan.real_documents // 2]
+        validate_every = max(1, plan.real_look // 64 // replicas)
+        evaluating = ["--agent.validate-every", validate_every, "--env-steps", plan.real_documents // 2]
         only_running = ["--agent.validate-every", 0, "--env-steps", plan.real_documents]
         where = Path(plan.where)
         evaluated = _run(name, [*words, *evaluating, "--record-every-seconds", 0.01], where, log)
-        ran = _run(name, [*words, *only_running, "--record-every-seconds", 0.05], where, log)
-        measured[name] = {"points": _points(evaluated), "documents_per_second": _per_second(ran)}
+        timed = _run(name, [*words, *only_running, "--record-every-seconds", 0.05], where, log)
+        measured[name] = {"points": _points(evaluated), "documents_per_second": _per_second(timed)}
     return {"seed": seed} | times(measured, plan.real_target)
 
 
 def times(measured: dict[str, Any], target_documents: int) -> dict[str, Any]:
     """Seconds to the perplexity that ``serial`` has after ``target_documents``; speeds; TSP and the speed-up.
 
-    TSP is relative to ``serial``, the speed-up to one node.
+    TSP and the speed-up say how many times sooner a run reaches that perplexity than ``serial`` (TSP) or one
+    node (the speed-up).
     """
-    target = next(x for documents, x in measured["serial"]["points"] if documents >= target_documents)
+    points = measured["serial"]["points"]
+    target = next(perplexity for documents, perplexity in points if documents >= target_documents)
     seconds = {}
     for name, run in measured.items():
         curve = [Evaluated(n, n / run["documents_per_second"], x) for n, x in run["points"]]
-        at = reached(curve, target)
-        seconds[name] = None if at is None else at.seconds
-    speed = {name: run["documents_per_second"] for name, run in measured.items()}
+        first = reached(curve, target)
+        seconds[name] = None if first is None else first.seconds
+    speeds = {name: run["documents_per_second"] for name, run in measured.items()}
 
     def relative_to(baseline: str) -> dict[str, float | None]:
-        alone = seconds[baseline]
+        reference = seconds[baseline]
         return {
-            name: None if alone is None or own is None else alone / own
-            for name, own in seconds.items()
+            name: None if reference is None or value is None else reference / value
+            for name, value in seconds.items()
             if name not in ("serial", baseline)
         }
 
     return {
         "target_perplexity": target,
-        "documents_per_second": speed,
-        "speed_over_one_node": {name: speed[name] / speed["1 node"] for name in ("2 threads", "2 workers")},
+        "documents_per_second": speeds,
+        "speed_over_one_node": {name: speeds[name] / speeds["1 node"] for name in ("2 threads", "2 workers")},
         "seconds": seconds,
         "tsp_serial": relative_to("serial"),
         "speedup": relative_to("1 node"),

@@ -38,9 +38,9 @@ class Evaluated(NamedTuple):
 class EvaluationSchedule:
     """When the perplexity of the validation documents is computed, and when the run ends.
 
-    First after ``first`` documents, then each time there are ``factor`` times as many (``first`` more, where
-    factor is 1); with ``folded``, not before the master has folded in something new. The run ends when the
-    perplexity reaches ``target``, or after ``most`` documents.
+    First after ``first`` documents, then whenever the number of documents has grown ``factor``-fold (or by
+    ``first``, if factor is 1); with ``folded``, only once the master has made a new step (a fold). The run
+    ends when the perplexity reaches ``target``, or after ``most`` documents.
     """
 
     validation: Corpus
@@ -52,7 +52,8 @@ class EvaluationSchedule:
 
 
 class _PerplexityMonitor:
-    """Evaluates the centre's topics, or a lone learner's, without using virtual time."""
+    """The ``RunControl`` of these runs. It evaluates the centre's topics, or a lone learner's, without using
+    virtual time."""
 
     def __init__(self, schedule: EvaluationSchedule, learners: int) -> None:
         self.schedule = schedule
@@ -70,8 +71,8 @@ class _PerplexityMonitor:
         if self.schedule.folded and self.centre is not None and folds == self._folds:
             return
         self._folds = folds
-        shown = learner if self.centre is None else self.centre
-        topics = cast(ConjugateLearner[Topics], shown.agent).estimate()
+        evaluated_member = learner if self.centre is None else self.centre
+        topics = cast(ConjugateLearner[Topics], evaluated_member.agent).estimate()
         now, perplexity = learner.member.now, topics.completion_perplexity(self.schedule.validation)
         self.evaluated.append(Evaluated(self.documents, now, perplexity, folds))
         if self.schedule.factor == 1:
@@ -132,6 +133,7 @@ def evaluations(
             return bound.step(replica)
 
         bound.replica.exchange = step
+        # without ``kept``, gradients of a few rows are made dense
         bound.replica.scale.kept = bound.replica.scale.kept and not dense
         learner.run_to_end(monitor)
 

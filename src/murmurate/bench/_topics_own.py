@@ -56,7 +56,7 @@ def prepare(rows: DocumentRows, options: dict[str, Any]) -> Fit:
     run = run_for(options)
     corpus = Corpus(rows.starts, rows.words, rows.counts, None, rows.vocabulary_size)
     documents = Subset(corpus, np.arange(len(corpus)))
-    return functools.partial(_alone if run.members == 1 else _together, run, documents)
+    return functools.partial(_fit_alone if run.members == 1 else _fit_together, run, documents)
 
 
 def _learner(run: Run, documents: Subset[Corpus], replicate: Any) -> ConjugateLearner[Topics]:
@@ -77,18 +77,19 @@ def _matrix(learner: ConjugateLearner[Topics]) -> np.ndarray:
     return matrix
 
 
-def _alone(run: Run, documents: Subset[Corpus], snapshots: Snapshots) -> None:
+def _fit_alone(run: Run, documents: Subset[Corpus], snapshots: Snapshots) -> None:
     learner = _learner(run, documents, Replica)
-    seen = 0
+    documents_seen = 0
     for batch in _source(run, documents, 0):
         learner.learn(batch)
-        seen += batch.env_steps
-        snapshots(seen, functools.partial(_matrix, learner))
+        documents_seen += batch.env_steps
+        snapshots(documents_seen, functools.partial(_matrix, learner))
 
 
-def _together(run: Run, documents: Subset[Corpus], snapshots: Snapshots) -> None:
+def _fit_together(run: Run, documents: Subset[Corpus], snapshots: Snapshots) -> None:
     """Snapshots are of the centre's topics, or of the first replica's; the last one raises ``Enough``."""
-    seen, learners = [0] * run.members, {}
+    seen_by_rank, learners = [0] * run.members, {}
+    evaluated_rank = run.members - 1 if run.strategy.centre else 0
 
     def member(rank: int, fabric: Any) -> None:
         replicator = Replicator(run.strategy, fabric)
@@ -98,8 +99,8 @@ def _together(run: Run, documents: Subset[Corpus], snapshots: Snapshots) -> None
             _serve(replicator)
         for batch in _source(run, documents, rank):
             learner.learn(batch)
-            seen[rank] += batch.env_steps
-            snapshots(sum(seen), lambda: _matrix(learners[run.members - 1 if run.strategy.centre else 0]))
+            seen_by_rank[rank] += batch.env_steps
+            snapshots(sum(seen_by_rank), lambda: _matrix(learners[evaluated_rank]))
 
     fabric = SimulatedFabric(run.members, seed=run.seed, keep_log=False)
     fabric.run([functools.partial(member, rank) for rank in range(run.members)])

@@ -1,6 +1,6 @@
 """GALA beside IMPALA, A2C and all-reduce, at equal env steps and at equal seconds.
 
-Assran et al. 2019, Table 1 and Figures 1b and 1c, in small. Interrupted at any time, the same command
+Assran et al. 2019, Table 1 and Figures 1b and 1c, at a smaller scale. After an interruption, the same command
 continues (see ``_resumable``).
 """
 
@@ -72,7 +72,7 @@ def measure(plan: ActorLearnersPlan, log: Log) -> dict[str, Any]:
     runs = {(method, seed): planned(plan, method, seed) for seed in range(plan.seeds) for method in METHODS}
     cost = _resumable.expected(list(runs.values()), log)
     summaries = {key: _resumable.train(run, log)[plan.env_steps] for key, run in runs.items()}
-    finite = {key: open_run(runs[key].folder) for key, facts in summaries.items() if not diverged(facts)}
+    finite = {key: open_run(runs[key].folder) for key, summary in summaries.items() if not diverged(summary)}
     page = Path(plan.where) / f"{plan.world}-to-{plan.env_steps}.html"
     report([run.folder for run in runs.values()], page)
     return {"expected": cost, **compared(finite), "report": str(page)}
@@ -133,6 +133,6 @@ def _return_at(run: RecordedRun, axis: Any, x: float) -> float:
     curve = run.mean("return_mean", axis)
     if curve is None:
         return float("nan")
-    at, values = curve
-    before = np.flatnonzero(at <= x)
-    return float(values[before[-1]]) if len(before) else float("nan")
+    positions, values = curve
+    earlier = np.flatnonzero(positions <= x)
+    return float(values[earlier[-1]]) if len(earlier) else float("nan")

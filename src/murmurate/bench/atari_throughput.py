@@ -114,28 +114,28 @@ def main_figures(windows: Windows, limits: Limits, precision: str) -> dict[str, 
     """Our rates in both precisions, the limits, and the ratios."""
     rates = {label: [w.per_cpu_second for w in its_windows] for label, its_windows in windows.items()}
     fastest = {net: {part: min(s) for part, s in parts.items()} for net, parts in limits.items()}
-    games = fastest["games"]["simulator"]
-    bound = {net: _limit.limit(parts, games) for net, parts in fastest.items() if net != "games"}
+    simulator_seconds = fastest["games"]["simulator"]
+    bounds = {net: _limit.limit(parts, simulator_seconds) for net, parts in fastest.items() if net != "games"}
     ours = median(rates[precision])
     figures: dict[str, Any] = {
         "env_steps_per_cpu_second": ours,
         "ratio_sb3_a2c": None,
-        "ratio_limit_float32": ours / bound["float32"][0],
-        "ratio_limit_bfloat16": ours / bound["bfloat16"][0],
+        "ratio_limit_float32": ours / bounds["float32"][0],
+        "ratio_limit_bfloat16": ours / bounds["bfloat16"][0],
         "sb3_env_steps_per_cpu_second": None,
-        "limit_float32": bound["float32"][0],
-        "limit_bfloat16": bound["bfloat16"][0],
-        "limit_own_net": {p: bound[f"own {p}"][0] for p in _PRECISIONS},
-        "limit_frames_widened": {p: bound[f"widened {p}"][0] for p in _PRECISIONS},
-        "limit_parts_seconds": {net: parts for net, (_, parts) in bound.items()},
+        "limit_float32": bounds["float32"][0],
+        "limit_bfloat16": bounds["bfloat16"][0],
+        "limit_own_net": {p: bounds[f"own {p}"][0] for p in _PRECISIONS},
+        "limit_frames_widened": {p: bounds[f"widened {p}"][0] for p in _PRECISIONS},
+        "limit_parts_seconds": {net: parts for net, (_, parts) in bounds.items()},
         "limit_windows": {
             net: {part: spread(s) for part, s in parts.items()} for net, parts in limits.items()
         },
         "by_precision": {
             p: {
                 "env_steps_per_cpu_second": spread(rates[p]),
-                "ratio_limit": median(rates[p]) / bound[p][0],
-                "ratio_limit_float32": median(rates[p]) / bound["float32"][0],
+                "ratio_limit": median(rates[p]) / bounds[p][0],
+                "ratio_limit_float32": median(rates[p]) / bounds["float32"][0],
             }
             for p in _PRECISIONS
         },
@@ -152,11 +152,11 @@ def main_figures(windows: Windows, limits: Limits, precision: str) -> dict[str, 
 def side_figures(windows: Windows, precision: str) -> dict[str, Any]:
     """Two GALA learners against one, and double buffering on against off, round by round."""
     alone, gossip, buffered = windows[precision], windows["gossip"], windows["buffered"]
-    share = [g.per_cpu_second / a.per_cpu_second for g, a in zip(gossip, alone, strict=False)]
+    shares = [g.per_cpu_second / a.per_cpu_second for g, a in zip(gossip, alone, strict=False)]
     return {
-        "per_learner_share_with_2_gossiping": median(share),
+        "per_learner_share_with_2_gossiping": median(shares),
         "gossiping": {
-            "share": spread(share),
+            "share": spread(shares),
             "env_steps_per_cpu_second_per_learner": spread([g.per_cpu_second for g in gossip]),
             "env_steps_per_second_of_both": spread([g.per_second for g in gossip]),
         },

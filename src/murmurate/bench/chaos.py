@@ -30,7 +30,7 @@ SUMMARY = "eight replicas, one killed or stopped every 20 s, against the same ru
 
 _OVERTIME_SECONDS = 180.0
 _POLL_SECONDS = 0.2
-_LEAVING_SECONDS = 20.0
+_CLEAN_UP_SECONDS = 20.0
 _RECIPE = "cartpole-gala"
 # strategies whose centre makes a whole step with each replica's gradient: the learning rate is divided by the
 # number of replicas
@@ -77,13 +77,13 @@ def measure(plan: ChaosPlan, log: Log) -> dict[str, Any]:
             undisturbed = Trial(name, plan, Path(folder) / "peace").run(lambda trial: None)
             log(f"{name}, under faults")
             injector = Injector(plan)
-            faults = Trial(name, plan, Path(folder) / "faults").run(injector.act)
+            disturbed = Trial(name, plan, Path(folder) / "faults").run(injector.act)
         rows[name] = {
             "faults": injector.done,
-            "under_faults": faults,
+            "under_faults": disturbed,
             "in_peace": undisturbed,
-            "return_ratio": faults["eval_return_mean"] / max(undisturbed["eval_return_mean"], 1e-9),
-            "throughput_ratio": faults["env_steps"] / max(undisturbed["env_steps"], 1),
+            "return_ratio": disturbed["eval_return_mean"] / max(undisturbed["eval_return_mean"], 1e-9),
+            "throughput_ratio": disturbed["env_steps"] / max(undisturbed["env_steps"], 1),
         }
         log(f"{name}: return {rows[name]['return_ratio']:.3f} of that without faults")
     return {"fabric": "processes", "strategies": rows}
@@ -120,7 +120,8 @@ class Trial:
         )
 
     def run(self, act: Callable[[Trial], None]) -> dict[str, Any]:
-        """Wait for the end, calling ``act`` every now and then. Raises RunFailed if there is no end."""
+        """Wait for the end, calling ``act`` again and again. Raises RunFailed if the run fails or does not
+        end in time."""
         deadline = time.monotonic() + 60 * self.plan.minutes + _OVERTIME_SECONDS
         try:
             while self.process.poll() is None:
@@ -164,7 +165,7 @@ class Trial:
             errors = self.process.stderr.read().decode()[-500:] if self.process.stderr else ""
             raise RunFailed(f"{self.folder.name} ended with exit code {self.process.returncode}: {errors}")
         summary = json.loads((self.folder / "summary.json").read_text())
-        deadline = time.monotonic() + _LEAVING_SECONDS  # the fork server ends after the launcher
+        deadline = time.monotonic() + _CLEAN_UP_SECONDS  # the fork server ends after the launcher
         while self._session() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
         events = [event["event"] for event in summary["events"]]
@@ -197,23 +198,23 @@ class Injector:
         self.plan = plan
         self.done: list[dict[str, Any]] = []
         self._random = random.Random(plan.seed)
-        self._next_at: float | None = None
+        self._next_fault_at: float | None = None
         self._to_continue: tuple[float, int] | None = None  # (time, pid) of the next SIGCONT
 
     def act(self, trial: Trial) -> None:
         """Send the signals that are due."""
         now = time.monotonic()
-        if self._next_at is None:
+        if self._next_fault_at is None:
             if trial.seconds() > 0:
-                self._next_at = now + self.plan.every_seconds
+                self._next_fault_at = now + self.plan.every_seconds
             return
         if self._to_continue is not None and now >= self._to_continue[0]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._to_continue[1], signal.SIGCONT)
             self._to_continue = None
-        if now < self._next_at:
+        if now < self._next_fault_at:
             return
-        self._next_at += self.plan.every_seconds
+        self._next_fault_at += self.plan.every_seconds
         rank, pid = self._random.choice(sorted(trial.pids().items()))
         fault = (signal.SIGKILL, signal.SIGSTOP)[len(self.done) % 2]
         try:

@@ -57,17 +57,17 @@ def measure(plan: SimulatedChaosPlan, log: Log) -> dict[str, Any]:
     world = _commands.installed_world()
     real = dataclasses.replace(recipe(f"{world}-gala"), replicas=1)
     log(f"a step of {real.recipe}")
-    steps = _simulated.step_seconds(real, plan.measured_updates)
-    count = _simulated.parameters(real)
-    log(f"a message of {count} parameters")
-    cost = _simulated.message_cost(count, plan.exchange_rounds)
+    step_seconds = _simulated.step_seconds(real, plan.measured_updates)
+    parameters = _simulated.parameters(real)
+    log(f"a message of {parameters} parameters")
+    cost = _simulated.message_cost(parameters, plan.exchange_rounds)
     rows = {}
     for name in plan.strategies:
         log(name)
-        rows[name] = throughput_kept(name, steps, count, cost, plan)
+        rows[name] = throughput_kept(name, step_seconds, parameters, cost, plan)
     return {
         "world": world,
-        "step_seconds": statistics.median(steps),
+        "step_seconds": statistics.median(step_seconds),
         "handling_seconds": cost.handling_seconds,
         "message_seconds": cost.message_seconds,
         "strategies": rows,
@@ -75,12 +75,13 @@ def measure(plan: SimulatedChaosPlan, log: Log) -> dict[str, Any]:
 
 
 def throughput_kept(
-    name: str, steps: list[float], count: int, cost: MessageCost, plan: SimulatedChaosPlan
+    name: str, step_seconds: list[float], parameters: int, cost: MessageCost, plan: SimulatedChaosPlan
 ) -> dict[str, Any]:
+    """A row of the result. step_seconds, parameters: of the real learner."""
     run = _simulated.small(strategies()[name](), plan.replicas, minutes=plan.minutes)
     without_faults = Cluster(
-        compute=f"constant:{statistics.fmean(steps)}",
-        network=scaled_network(plan.network, _simulated.parameters(run) / count, cost.handling_seconds),
+        compute=f"constant:{statistics.fmean(step_seconds)}",
+        network=scaled_network(plan.network, _simulated.parameters(run) / parameters, cost.handling_seconds),
     )
     every_seconds = 3 * plan.fault_seconds  # for each of the three kinds of fault
     with_faults = dataclasses.replace(

@@ -1,6 +1,6 @@
 """Returns of TD3 and SAC on MuJoCo beside the authors' own curves and Stable-Baselines3 with equal settings.
 
-Interrupted at any time, the same command continues (see ``_resumable``).
+After an interruption, the same command continues (see ``_resumable``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAME = "control-learning"
 SUMMARY = "returns of TD3 and SAC on MuJoCo beside the authors' curves and SB3, resumable; --full: 4 seeds"
 
 # Mean and deviation over 10 seeds of the evaluations in sfujim/TD3, learning_curves (version 1 of the tasks;
-# ours is 5)
+# ours are version 5)
 PUBLISHED: dict[tuple[str, str, int], tuple[float, float]] = {
     ("halfcheetah", "td3", 100_000): (5514.0, 554.0),
     ("halfcheetah", "td3", 300_000): (7697.0, 727.0),
@@ -120,15 +120,15 @@ def _sb3(plan: ControlLearningPlan, world: str, agent: str, seed: int, log: Log)
         raise MissingExtra("stable-baselines3", "bench", "a comparison with Stable-Baselines3")
     file = Path(plan.where) / f"sb3-{world}-{agent}-to-{plan.env_steps}-seed-{seed}.json"
     if not file.exists():
-        ident = recipe(f"{world}-{agent}").world.id  # type: ignore[attr-defined]
-        words = [agent, ident, str(plan.env_steps), str(seed), str(file)]
+        env_id = recipe(f"{world}-{agent}").world.id  # type: ignore[attr-defined]
+        words = [agent, env_id, str(plan.env_steps), str(seed), str(file)]
         command = [sys.executable, "-m", "murmurate.bench._sb3_learning", *words]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise RunFailed(f"Stable-Baselines3 failed: {done.stderr.strip()[-400:]}")
-    found = float(json.loads(file.read_text())["eval_return_mean"])
-    log(f"Stable-Baselines3, {world}, {agent}, seed {seed}: evaluation {found:.1f}")
-    return found
+        completed = subprocess.run(command, capture_output=True, text=True)
+        if completed.returncode:
+            raise RunFailed(f"Stable-Baselines3 failed: {completed.stderr.strip()[-400:]}")
+    eval_return = float(json.loads(file.read_text())["eval_return_mean"])
+    log(f"Stable-Baselines3, {world}, {agent}, seed {seed}: evaluation {eval_return:.1f}")
+    return eval_return
 
 
 def _row(

@@ -1,5 +1,5 @@
-"""Updates per CPU second of TD3 and SAC on HalfCheetah, everything counted, against peers and bare
-products."""
+"""Updates per CPU second of TD3 and SAC on HalfCheetah, everything counted, against peers and
+matrix products alone."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from murmurate.bench._result import Log, median, ratios, spread
 from murmurate.ranges import PositiveFloat, PositiveInt
 
 NAME = "control-throughput"
-SUMMARY = "updates per CPU second of TD3 and SAC on HalfCheetah, against SB3, other peers and bare products"
+SUMMARY = "updates per CPU second of TD3 and SAC on HalfCheetah, against SB3, other peers and matrix products"
 
 ALGORITHMS = ("td3", "sac")
 PEERS = ("cleanrl", "tianshou", "sbx")
 _SCRIPT = "control.py"
 # a smaller replay and an earlier start than the recipes', so that all are learning when the windows begin
-_EQUAL = ("--replay.capacity", "200000", "--replay.learning-starts", "1000", "--random-env-steps", "1000")
+_EARLY = ("--replay.capacity", "200000", "--replay.learning-starts", "1000", "--random-env-steps", "1000")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +46,8 @@ def measure(plan: ControlPlan, log: Log) -> dict[str, Any]:
     """All racers have two layers of 256 units, batches of 256, one simulator, one update for each env step,
     and one torch thread. ``limit`` makes only the matrix products of an update (``_control_limit``)."""
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
-        racing = ThroughputPlan(plan.rounds, plan.window_cpu_seconds)
-        windows = race(_racers(Path(folder)), racing, log, warm_up_cpu_seconds=plan.warm_up_cpu_seconds)
+        race_plan = ThroughputPlan(plan.rounds, plan.window_cpu_seconds)
+        windows = race(_racers(Path(folder)), race_plan, log, warm_up_cpu_seconds=plan.warm_up_cpu_seconds)
     return figures(windows)
 
 
@@ -58,7 +58,7 @@ def _racers(where: Path) -> dict[str, Racer]:
             label = f"{algorithm} {precision}"
             racers[f"ours {label}"] = _commands.ours(
                 label.replace(" ", "-"), f"halfcheetah-{algorithm}", where,
-                *_EQUAL, "--agent.precision", precision,
+                *_EARLY, "--agent.precision", precision,
             )  # fmt: skip
             limit = [sys.executable, "-m", "murmurate.bench._control_limit", algorithm, precision]
             racers[f"limit {label}"] = _racer(f"limit-{algorithm}-{precision}", limit, where)
@@ -66,7 +66,7 @@ def _racers(where: Path) -> dict[str, Racer]:
             racers[f"sb3 {algorithm}"] = _commands.sb3(
                 f"sb3-{algorithm}", f"halfcheetah-{algorithm}", 1, where
             )
-        for peer in _present():
+        for peer in _installed_peers():
             command = [_peers.command(peer)[0], str(_script(peer)), algorithm]
             racers[f"{peer} {algorithm}"] = _racer(f"{peer}-{algorithm}", command, where)
     return racers
@@ -81,38 +81,38 @@ def _script(peer: str) -> Path:
     return Path(_peers.command(peer)[1]).with_name(_SCRIPT)
 
 
-def _present() -> list[str]:
+def _installed_peers() -> list[str]:
     return [peer for peer in PEERS if _peers.absent(peer) is None and _script(peer).exists()]
 
 
 def figures(windows: Mapping[str, Sequence[RaceWindow]]) -> dict[str, Any]:
     """``td3_ratio_sb3`` and the like: our rate over the other's, the median over rounds, in float32;
-    ``td3_bfloat16_ratio_sb3``: ours in bfloat16. ``fastest_peer`` and ``ratio_fastest_peer``: the lowest
-    ratio over peers and algorithms."""
+    ``td3_bfloat16_ratio_sb3``: ours in bfloat16. ``fastest_peer`` and ``ratio_fastest_peer``: the peer and
+    algorithm with the lowest ratio, and that ratio."""
     rates = {label: [w.per_cpu_second for w in its_windows] for label, its_windows in windows.items()}
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "world": "HalfCheetah-v5, 1 simulator, 2 layers of 256 units, batches of 256, an update an env step",
         "updates_per_cpu_second": {label: spread(values) for label, values in rates.items()},
     }
     worst: tuple[float, str] | None = None
     for algorithm in ALGORITHMS:
         ours = rates[f"ours {algorithm} float32"]
-        found[f"{algorithm}_updates_per_cpu_second"] = median(ours)
-        found[f"{algorithm}_ratio_limit"] = median(ratios(ours, rates[f"limit {algorithm} float32"]))
+        result[f"{algorithm}_updates_per_cpu_second"] = median(ours)
+        result[f"{algorithm}_ratio_limit"] = median(ratios(ours, rates[f"limit {algorithm} float32"]))
         peers = {
             peer: median(ratios(ours, rates[f"{peer} {algorithm}"]))
             for peer in ("sb3", *PEERS)
             if f"{peer} {algorithm}" in rates
         }
-        found |= {f"{algorithm}_ratio_{peer}": ratio for peer, ratio in peers.items()}
+        result |= {f"{algorithm}_ratio_{peer}": ratio for peer, ratio in peers.items()}
         if "sb3" in peers:
             bfloat16_ratios = ratios(rates[f"ours {algorithm} bfloat16"], rates[f"sb3 {algorithm}"])
-            found[f"{algorithm}_bfloat16_ratio_sb3"] = median(bfloat16_ratios)
+            result[f"{algorithm}_bfloat16_ratio_sb3"] = median(bfloat16_ratios)
         for peer, ratio in peers.items():
             if worst is None or ratio < worst[0]:
                 worst = ratio, f"{peer} {algorithm}"
     if worst is not None:
-        found["ratio_fastest_peer"], found["fastest_peer"] = worst
+        result["ratio_fastest_peer"], result["fastest_peer"] = worst
     absent = {peer: _peers.absent(peer) for peer in PEERS}
-    found["peers"] = [{"peer": peer, "status": reason or "ran"} for peer, reason in absent.items()]
-    return found
+    result["peers"] = [{"peer": peer, "status": reason or "ran"} for peer, reason in absent.items()]
+    return result

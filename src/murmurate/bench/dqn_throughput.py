@@ -16,7 +16,7 @@ QUICK, FULL = ThroughputPlan(), ThroughputPlan(rounds=10, window_cpu_seconds=8.0
 
 SIMULATORS = 8
 # a smaller replay and an earlier start than the recipe's, so that all are learning when the windows begin
-_EQUAL = ("--simulators", str(SIMULATORS), "--replay.capacity", "20000", "--replay.learning-starts", "1000")
+_COMMON = ("--simulators", str(SIMULATORS), "--replay.capacity", "20000", "--replay.learning-starts", "1000")
 _PLAIN = ("--replay.alpha", "0", "--agent.selector", "target")  # uniform replay and Q-learning, as SB3 has
 _OURS = {
     "float32": ("--agent.precision", "float32"),
@@ -40,7 +40,7 @@ def measure(plan: ThroughputPlan, log: Log) -> dict[str, Any]:
 
 def _racers(where: Path) -> dict[str, Racer]:
     racers = {
-        label: _commands.ours(label.replace(" ", "-"), "pong-dqn", where, *_EQUAL, *options)
+        label: _commands.ours(label.replace(" ", "-"), "pong-dqn", where, *_COMMON, *options)
         for label, options in _OURS.items()
     }
     if _commands.missing("stable-baselines3") is None:

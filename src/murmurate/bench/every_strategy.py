@@ -64,10 +64,10 @@ def _row(name: str, replicas: int, cartpole: list[RecordedRun], pong: RecordedRu
 
     row: dict[str, Any] = {"strategy": name, "replicas": replicas}
     if cartpole:
-        waits = [share for run in cartpole if (share := groups.waiting_share(run)) is not None]
+        waiting_shares = [share for run in cartpole if (share := groups.waiting_share(run)) is not None]
         row |= {
             "cartpole_eval_return": over_seeds("eval_return_mean"),
-            "cartpole_waiting_share": statistics.fmean(waits) if waits else None,
+            "cartpole_waiting_share": statistics.fmean(waiting_shares) if waiting_shares else None,
             "cartpole_staleness_max": over_seeds("staleness_max"),
             "cartpole_disagreement_final": over_seeds("disagreement_final"),
             "cartpole_bytes": over_seeds("bytes_exchanged"),
@@ -85,8 +85,8 @@ def _row(name: str, replicas: int, cartpole: list[RecordedRun], pong: RecordedRu
 def _cartpole(plan: EveryStrategyPlan, name: str, replicas: int, seed: int, log: Log) -> RecordedRun:
     steps = ("--env-steps", str(plan.cartpole_env_steps), "--seed", str(seed))
     # only the final figures are used
-    rarely = ("--checkpoint-every-env-steps", "1000000000", "--record-every-seconds", "0.5")
-    return _run(plan, "cartpole", name, replicas, seed, (*steps, *rarely), log)
+    few_records = ("--checkpoint-every-env-steps", "1000000000", "--record-every-seconds", "0.5")
+    return _run(plan, "cartpole", name, replicas, seed, (*steps, *few_records), log)
 
 
 def _pong(plan: EveryStrategyPlan, name: str, replicas: int, log: Log) -> RecordedRun | None:

@@ -90,41 +90,42 @@ def modelled(batch: int) -> dict[str, Any]:
 
 
 def train(plan: FpgaLearnerPlan, seed: int) -> dict[str, Any]:
-    """One run: final ``return`` (mean of the episodes), ``env_steps``, ``seconds``, ``saturated`` shares."""
-    generator, choice = torch.Generator().manual_seed(seed), random.Random(seed)
+    """One run: final ``return`` (mean of the episodes), ``env_steps``, ``seconds``, and ``saturated``, the
+    share of numbers that did not fit their format, by stage of the gradient step."""
+    generator, explorer = torch.Generator().manual_seed(seed), random.Random(seed)
     learner = EmulatedLearner(
         _LAYERS, rate_shift=plan.rate_shift, generator=generator, stochastic=plan.stochastic
     )
     size = plan.env_steps
-    before, after = torch.zeros(size, 4), torch.zeros(size, 4)
-    action, discount = torch.zeros(size, dtype=torch.int64), torch.zeros(size)
+    observations, next_observations = torch.zeros(size, 4), torch.zeros(size, 4)
+    actions, discounts = torch.zeros(size, dtype=torch.int64), torch.zeros(size)
     env = gymnasium.make("CartPole-v1")
-    present = _features(env.reset(seed=seed)[0])
-    began, step, best, masters, target = time.perf_counter(), 0, -1.0, learner.masters, learner.weights
-    while step < size and best < 490:
-        chance = max(0.02, 1 - step / _EXPLORE_STEPS)
-        chosen = (
-            choice.randrange(2) if choice.random() < chance else int(learner.values(present[None]).argmax())
-        )
-        observation, _, terminated, truncated, _ = env.step(chosen)
-        following = _features(observation)
-        before[step], after[step], action[step] = present, following, chosen
-        discount[step] = 0.0 if terminated else _DISCOUNT
-        present = _features(env.reset()[0]) if terminated or truncated else following
+    features = _features(env.reset(seed=seed)[0])
+    began, step, target = time.perf_counter(), 0, learner.weights
+    best_return, best_masters = -1.0, learner.masters
+    while step < size and best_return < 490:
+        epsilon = max(0.02, 1 - step / _EXPLORE_STEPS)
+        explores = explorer.random() < epsilon
+        action = explorer.randrange(2) if explores else int(learner.values(features[None]).argmax())
+        observation, _, terminated, truncated, _ = env.step(action)
+        next_features = _features(observation)
+        observations[step], next_observations[step], actions[step] = features, next_features, action
+        discounts[step] = 0.0 if terminated else _DISCOUNT
+        features = _features(env.reset()[0]) if terminated or truncated else next_features
         step += 1
         if step < _LEARNING_STARTS:
             continue
         drawn = torch.randint(step, (_BATCH,), generator=generator)
-        best_action = learner.values(after[drawn]).argmax(1, keepdim=True)
-        ahead = learner.values(after[drawn], target).gather(1, best_action)[:, 0]
-        learner.step(before[drawn], action[drawn], _REWARD + discount[drawn] * ahead)
+        best_action = learner.values(next_observations[drawn]).argmax(1, keepdim=True)
+        next_value = learner.values(next_observations[drawn], target).gather(1, best_action)[:, 0]
+        learner.step(observations[drawn], actions[drawn], _REWARD + discounts[drawn] * next_value)
         if step % _TARGET_EVERY == 0:
             target = learner.weights
         if step % _CHECK_EVERY == 0:
-            found = evaluate(learner, 30, _STOPPING_SEED + seed * 1_000)
-            if found > best:
-                best, masters = found, [master.clone() for master in learner.masters]
-    learner.masters = masters
+            mean_return = evaluate(learner, 30, _STOPPING_SEED + seed * 1_000)
+            if mean_return > best_return:
+                best_return, best_masters = mean_return, [master.clone() for master in learner.masters]
+    learner.masters = best_masters
     seconds = time.perf_counter() - began
     return {
         "return": evaluate(learner, plan.episodes, _FINAL_SEED + seed * 1_000),

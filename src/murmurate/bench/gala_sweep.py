@@ -1,6 +1,6 @@
 """Assran et al. 2019, Fig. 1a: how many of 10 runs succeed, against the number of simulators.
 
-It takes months on two cores. Interrupted at any time, the same command continues (see ``_gala``).
+It takes months on two cores. After an interruption, the same command continues (see ``_gala``).
 """
 
 from __future__ import annotations

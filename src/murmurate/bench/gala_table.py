@@ -1,6 +1,6 @@
 """Assran et al. 2019, Table 1: A2C and GALA-A2C on six Atari games, with the paper's figures.
 
-It takes weeks on two cores. Interrupted at any time, the same command continues (see ``_gala``).
+It takes weeks on two cores. After an interruption, the same command continues (see ``_gala``).
 """
 
 from __future__ import annotations

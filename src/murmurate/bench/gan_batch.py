@@ -1,6 +1,6 @@
 """TF-Replicator, Figure 3: the samples of an SN-GAN after equally many generator updates, by its total batch.
 
-Replicas keep their batch, so the total batch grows with their number (weak scaling). Interrupted at any time,
+Replicas keep their batch, so the total batch grows with their number (weak scaling). After an interruption,
 the same command continues (see ``_resumable``).
 """
 
@@ -107,7 +107,7 @@ def measure(plan: GanBatchPlan, log: Log) -> dict[str, Any]:
         "paper": CLAIM,
         "rows": table,
         "slopes": slopes_by_kind,
-        "verdict": {kind: verdict(found) for kind, found in slopes_by_kind.items()},
+        "verdict": {kind: verdict(seed_slopes) for kind, seed_slopes in slopes_by_kind.items()},
         "figure": str(figure),
     }
 
@@ -185,9 +185,9 @@ def rows(plan: GanBatchPlan, summaries: Mapping[Key, Summary]) -> list[dict[str,
 
 
 def slopes(table: Sequence[Mapping[str, Any]]) -> list[float]:
-    """For each seed, the least-squares slope of the distance against log2 of the total batch; without seeds
-    of which fewer than two runs stayed finite."""
-    found = []
+    """For each seed, the least-squares slope of the distance against log2 of the total batch; seeds of which
+    fewer than two runs stayed finite are left out."""
+    seed_slopes = []
     for seed in sorted({seed for row in table for seed in row["seeds"]}):
         points = [
             (math.log2(row["total_batch"]), row["frechet_distance"]["of_seeds"][row["seeds"].index(seed)])
@@ -195,8 +195,8 @@ def slopes(table: Sequence[Mapping[str, Any]]) -> list[float]:
             if seed in row["seeds"]
         ]
         if len(points) > 1:
-            found.append(statistics.linear_regression(*zip(*points, strict=True)).slope)
-    return found
+            seed_slopes.append(statistics.linear_regression(*zip(*points, strict=True)).slope)
+    return seed_slopes
 
 
 def verdict(seed_slopes: Sequence[float]) -> str:

@@ -93,14 +93,15 @@ def _costs(plan: HSA2CPlan, log: Log) -> tuple[ThreadCosts, str]:
     real = dataclasses.replace(recipe(f"{world}-gala"), replicas=1, source=RolloutSourceConfig(simulators=1))
     log(f"a step of {real.recipe} with one simulator")
     seconds = statistics.fmean(_simulated.step_seconds(real, plan.measured_updates))
-    count = _simulated.parameters(real)
-    log(f"a message of {count} parameters")
-    cost = _simulated.message_cost(count, plan.exchange_rounds)
-    return ThreadCosts(seconds, cost.handling_seconds, cast(A2C, real.learner).steps, count), world
+    parameters = _simulated.parameters(real)
+    log(f"a message of {parameters} parameters")
+    cost = _simulated.message_cost(parameters, plan.exchange_rounds)
+    return ThreadCosts(seconds, cost.handling_seconds, cast(A2C, real.learner).steps, parameters), world
 
 
 def _schemes(nodes: int, plan: HSA2CPlan) -> dict[str, tuple[Strategy, int]]:
-    """Name -> (strategy, replicas). DA3C is DPSGD with p = B = 1, PA3C with one node (section 8.2)."""
+    """Name -> (strategy, replicas). DA3C is DPSGD with p = B = 1; PA3C, its case of one node
+    (section 8.2), is Hogwild here."""
     replicas = nodes * plan.threads
     schemes: dict[str, tuple[Strategy, int]] = {
         f"hsa2c_B{B}": (hsa2c(plan.threads, B, nodes), replicas) for B in plan.local_updates

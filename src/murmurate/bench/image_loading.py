@@ -57,9 +57,10 @@ def measure(plan: LoadingPlan, log: Log) -> dict[str, Any]:
     cores."""
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as name:
         folder = Path(name)
-        written = make_folder(folder, plan.images, plan.height, plan.width, plan.quality, plan.classes)
+        total_bytes = make_folder(folder, plan.images, plan.height, plan.width, plan.quality, plan.classes)
         log(
-            f"{plan.images} JPEG files of {plan.height} x {plan.width}, {written // plan.images:,} bytes each"
+            f"{plan.images} JPEG files of {plan.height} x {plan.width}, "
+            f"{total_bytes // plan.images:,} bytes each"
         )
         shared = (plan.batch, plan.workers, plan.prefetch)
         loaders: dict[str, Loader] = {
@@ -80,7 +81,7 @@ def measure(plan: LoadingPlan, log: Log) -> dict[str, Any]:
         finally:
             for loader in loaders.values():
                 loader.close()
-    return {**_figures(windows), "bytes_per_image": written / plan.images, "rows": plan.batch}
+    return {**_figures(windows), "bytes_per_image": total_bytes / plan.images, "rows": plan.batch}
 
 
 def _window(loader: Loader, plan: LoadingPlan) -> tuple[float, float]:
@@ -90,13 +91,13 @@ def _window(loader: Loader, plan: LoadingPlan) -> tuple[float, float]:
         process.resume()
     for _ in range(plan.prefetch + plan.workers + 2):
         loader.next()
-    cpu, begun, images = cpu_seconds(loader), time.perf_counter(), 0
+    cpu_before, began, images = cpu_seconds(loader), time.perf_counter(), 0
     for _ in range(plan.batches):
         data, labels = loader.next()
         images += len(labels)
         data.numpy().max()  # every pixel is read, as a learner does
-    seconds = time.perf_counter() - begun
-    spent = max(cpu_seconds(loader) - cpu, _TICK_SECONDS)
+    seconds = time.perf_counter() - began
+    spent = max(cpu_seconds(loader) - cpu_before, _TICK_SECONDS)
     for process in loader.processes():
         process.suspend()
     return images / spent, images / seconds

@@ -1,7 +1,7 @@
 """One image classifier under several strategies, at equal budgets: accuracy on the test images, with its
 spread over seeds.
 
-Interrupted at any time, the same command continues (see ``_resumable``).
+After an interruption, the same command continues (see ``_resumable``).
 """
 
 from __future__ import annotations
@@ -95,12 +95,12 @@ def planned(plan: ImageStrategiesPlan, strategy: str, seed: int) -> ResumableRun
 def row(strategy: str, runs: list[Summary]) -> dict[str, Any]:
     """Figures over the seeds; the deviation is None for a single seed."""
     finite = [run for run in runs if not diverged(run)]
-    found = [float(run["accuracy"]) for run in finite]
+    accuracies = [float(run["accuracy"]) for run in finite]
     return {
         "strategy": strategy,
-        "accuracy": statistics.fmean(found) if found else None,
-        "deviation": statistics.stdev(found) if len(found) > 1 else None,
-        "accuracies": found,
+        "accuracy": statistics.fmean(accuracies) if accuracies else None,
+        "deviation": statistics.stdev(accuracies) if len(accuracies) > 1 else None,
+        "accuracies": accuracies,
         "test_losses": [run["test_loss"] for run in finite],
         "disagreements": [run["disagreement_final"] for run in finite],
         "staleness_max": [run["staleness_max"] for run in finite],

@@ -1,7 +1,7 @@
 """Jin 2018, Figures 3.1 and 3.2: all-reduce, elastic averaging and gossip, by number of members.
 
 8 to 128 members are simulated: a small net learns from real images, and its steps and messages take as long
-as those of ResNet-18 on this machine. Two members are also real processes. Interrupted at any time, the same
+as those of ResNet-18 on this machine. Two members are also real processes. After an interruption, the same
 command continues.
 """
 
@@ -44,7 +44,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "pull-gossip": ("pull-gossip", {"period": 1}),
 }
 # fields of the plan on which a run's curve depends
-_ABOUT_A_RUN = (
+_RUN_FIELDS = (
     "world", "path", "net", "width", "passes", "learning_rate", "validation", "costs_of", "costs_side",
     "measured_steps", "faster", "network", "points",
 )  # fmt: skip
@@ -147,21 +147,19 @@ def simulated(plan: JinImagesPlan, members: int, batch: int, seed: int, log: Log
     key = [plan.costs_of, plan.costs_side, batch, plan.measured_steps]
 
     def costs() -> dict[str, Any]:
-        measured = _simulated_images.net_costs(
-            plan.costs_of, plan.costs_side, 1000, batch, plan.measured_steps
-        )
-        return dataclasses.asdict(measured)
+        net = _simulated_images.net_costs(plan.costs_of, plan.costs_side, 1000, batch, plan.measured_steps)
+        return dataclasses.asdict(net)
 
-    found = cached_value(where, "costs", key, costs)
-    step = NetCosts(tuple(s / plan.faster for s in found["seconds"]), found["parameters"])
+    measured = cached_value(where, "costs", key, costs)
+    step = NetCosts(tuple(s / plan.faster for s in measured["seconds"]), measured["parameters"])
     curves = []
     for method in plan.methods:
         run = planned(plan, method, members, batch, seed)
         name = f"{method} {members} seed {seed}"
         fields = dataclasses.asdict(plan)
-        about = [fields[key] for key in _ABOUT_A_RUN]
+        run_fields = [fields[key] for key in _RUN_FIELDS]
         compute = functools.partial(learn, plan, run, step)
-        points = cached_value(where, name, [about, method, members, batch, seed], compute)
+        points = cached_value(where, name, [run_fields, method, members, batch, seed], compute)
         curves.append(Curve(method, members, seed, points))
         last = points[-1]
         log(f"{name}: loss {last['loss']:.3f}, accuracy {last['accuracy']:.4f} after {last['seconds']:.0f} s")
@@ -225,22 +223,22 @@ def learn(plan: JinImagesPlan, run: Run, step: NetCosts) -> list[dict[str, float
 def row(members: int, method: str, curves: Sequence[Curve]) -> dict[str, Any]:
     """Means over seeds; ``early_loss``: validation loss at the time when all-reduce has done a third of its
     run."""
-    mine = [c for c in curves if (c.members, c.method) == (members, method)]
+    matching = [c for c in curves if (c.members, c.method) == (members, method)]
     early = []
-    for curve in mine:
+    for curve in matching:
         reference = next(
             (c for c in curves if (c.members, c.method, c.seed) == (members, "all-reduce", curve.seed)), curve
         )
         early.append(curve.loss_at(reference.points[-1]["seconds"] / 3))
-    losses = [curve.points[-1]["loss"] for curve in mine]
+    losses = [curve.points[-1]["loss"] for curve in matching]
     return {
         "members": members,
         "method": method,
-        "seconds": statistics.fmean(curve.points[-1]["seconds"] for curve in mine),
+        "seconds": statistics.fmean(curve.points[-1]["seconds"] for curve in matching),
         "early_loss": statistics.fmean(early),
         "test_loss": statistics.fmean(losses),
         "test_losses": losses,
-        "accuracies": [curve.points[-1]["accuracy"] for curve in mine],
+        "accuracies": [curve.points[-1]["accuracy"] for curve in matching],
     }
 
 
@@ -248,18 +246,18 @@ def verdict(rows: Sequence[dict[str, Any]]) -> list[str]:
     """For each number of members, whether gossip leads early, and whether all-reduce ends lowest."""
     sentences = []
     for members in dict.fromkeys(row["members"] for row in rows):
-        by = {row["method"]: row for row in rows if row["members"] == members}
-        gossip = [by[name] for name in ("push-gossip", "pull-gossip") if name in by]
-        if "all-reduce" not in by or not gossip:
+        by_method = {row["method"]: row for row in rows if row["members"] == members}
+        gossip = [by_method[name] for name in ("push-gossip", "pull-gossip") if name in by_method]
+        if "all-reduce" not in by_method or not gossip:
             continue
-        reference = by["all-reduce"]
+        reference = by_method["all-reduce"]
         leads = min(row["early_loss"] for row in gossip) < reference["early_loss"]
-        lowest = min(by.values(), key=lambda row: float(row["test_loss"]))["method"]
+        lowest = min(by_method.values(), key=lambda row: float(row["test_loss"]))
         sentences.append(
             f"{members} members: gossip {'leads' if leads else 'does not lead'} while the step is large "
             f"(validation loss {min(r['early_loss'] for r in gossip):.3f}, all-reduce "
-            f"{reference['early_loss']:.3f}); {lowest} ends lowest (test loss {by[lowest]['test_loss']:.3f}, "
-            f"all-reduce {reference['test_loss']:.3f})"
+            f"{reference['early_loss']:.3f}); {lowest['method']} ends lowest "
+            f"(test loss {lowest['test_loss']:.3f}, all-reduce {reference['test_loss']:.3f})"
         )
     return sentences
 

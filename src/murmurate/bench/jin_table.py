@@ -2,7 +2,7 @@
 part of the state.
 
 The budget is an option: ``murmurate bench jin-table --env-steps 1000000 --seeds 2 --tasks pong``.
-Interrupted at any time, the same command continues (see ``_resumable``).
+After an interruption, the same command continues (see ``_resumable``).
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def measure(plan: JinPlan, log: Log) -> dict[str, Any]:
     """Evaluation returns of every agent and task; the hours that the runs will take are logged first.
 
     ``returns`` are means over the evaluation games of the final policies, one for each seed; ``iqm`` is their
-    interquartile mean, ``interval`` its 95% bootstrap interval over seeds. ``lost`` compares a hidden task
-    with the plain one. Learning curves are in the reports, a page for each task.
+    interquartile mean, ``interval`` its 95% bootstrap interval over seeds. ``lost`` compares a task
+    that hides part of the state with the plain one. Learning curves are in the reports, a page for each task.
     """
     runs = {
         (task, agent, seed): planned(plan, task, agent, seed)
@@ -164,17 +164,18 @@ def rows(plan: JinPlan, summaries: Mapping[tuple[str, str, int], Summary]) -> li
 
 
 def lost(table: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For each hidden task and agent: the interquartile means on both tasks, and their difference."""
+    """For each task that hides part of the state, and each agent: the interquartile means on the plain task
+    and on this one, and their difference."""
     means = {(row["task"], row["agent"]): row["iqm"] for row in table}
-    found = []
+    comparisons = []
     for task, agent in means:
         plain = task.removesuffix("-occluded").removesuffix("-one-frame")
         before, after = means.get((plain, agent)), means[task, agent]
         if plain != task and before is not None and after is not None:
-            found.append(
+            comparisons.append(
                 {"task": task, "agent": agent, "plain": before, "hidden": after, "lost": before - after}
             )
-    return found
+    return comparisons
 
 
 def pages(plan: JinPlan, folders: Mapping[tuple[str, str, int], Path]) -> list[str]:

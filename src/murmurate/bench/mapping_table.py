@@ -26,8 +26,9 @@ from murmurate.replicator.learner import Context
 from murmurate.spec import Batch, EnvSpec
 
 NAME = "mapping-table"
-SUMMARY = "where learner, replay manager and storage belong, by Zhang's steps; CPU measured, FPGA modelled"
+SUMMARY = "where learner, replay manager and storage belong, by Zhang's method; CPU measured, FPGA modelled"
 
+# case -> spec of its world, agent, batch sizes
 _CASES: dict[str, tuple[EnvSpec, Any, tuple[int, ...]]] = {
     "CartPole": (EnvSpec("CartPole", (4,), torch.float32, 0, (1,)), DDPG(hidden=8), (32, 256, 2048, 16384)),
     "Hopper": (EnvSpec("Hopper", (11,), torch.float32, 0, (3,)), DDPG(hidden=256), (32, 256, 2048, 16384)),
@@ -71,11 +72,11 @@ def measure(plan: MappingTablePlan, log: Log) -> dict[str, Any]:
     for name, (spec, config, sizes) in _CASES.items():
         train[name] = {batch: _train_seconds(spec, config, batch, plan.repetitions) for batch in sizes}
         log(f"{name}: " + ", ".join(f"{b}: {1e3 * s:.2f} ms" for b, s in train[name].items()))
-        learner = fit(list(train[name].items()))
+        learner_line = fit(list(train[name].items()))
         # the whole step counts as its forward pass
         no_cost = Line(0.0, 0.0, (0.0, 0.0), (0.0, 0.0), (0, 0))
         host = _costs(
-            sample=host_sample, priority=host_update, forward=learner, backward=no_cost, update=no_cost
+            sample=host_sample, priority=host_update, forward=learner_line, backward=no_cost, update=no_cost
         )
         devices[name] = [Device(HOST, host), fpga]
     began = time.perf_counter()
@@ -83,17 +84,17 @@ def measure(plan: MappingTablePlan, log: Log) -> dict[str, Any]:
     for name, (spec, _, sizes) in _CASES.items():
         row_bytes = _row_bytes(spec)
         for batch in sizes:
-            found = assign(devices[name], batch, row_bytes, plan.actors, plan.leaves)
+            assignment = assign(devices[name], batch, row_bytes, plan.actors, plan.leaves)
             cells.append(
                 {
                     "environment": name,
                     "batch": batch,
-                    "learner": found.learner,
-                    "replay_manager": found.replay,
-                    "storage": found.storage,
-                    "steps_per_second": found.steps_per_second,
-                    "others": {f"{a}-{b}": rate for (a, b), rate in found.others.items()},
-                    "why": found.why,
+                    "learner": assignment.learner,
+                    "replay_manager": assignment.replay,
+                    "storage": assignment.storage,
+                    "steps_per_second": assignment.steps_per_second,
+                    "others": {f"{a}-{b}": rate for (a, b), rate in assignment.others.items()},
+                    "why": assignment.why,
                 }
             )
     return {

@@ -1,6 +1,6 @@
 """Zhang, Fig. 3.5 and 3.6: returns of MEMR, MBPO and SAC at equal env steps, and how much work each needs.
 
-Interrupted at any time, the same command continues (see ``_resumable``).
+After an interruption, the same command continues (see ``_resumable``).
 """
 
 from __future__ import annotations
@@ -126,9 +126,9 @@ def planned(plan: MEMRPlan, task: str, agent: str, seed: int) -> ResumableRun:
         "--eval-episodes", str(plan.eval_episodes),
     )  # fmt: skip
     # while the speed is measured, learning begins early
-    early = ["--random-env-steps", "300", "--replay.learning-starts", "300"]
+    speed_settings = ["--random-env-steps", "300", "--replay.learning-starts", "300"]
     if algorithm != "sac":
-        early = ["--learning-starts", "300"]
+        speed_settings = ["--learning-starts", "300"]
     return ResumableRun(
         f"{task}-{algorithm}",
         settings,
@@ -137,7 +137,7 @@ def planned(plan: MEMRPlan, task: str, agent: str, seed: int) -> ResumableRun:
         Path(plan.where) / f"{task}-{agent}-to-{env_steps}-seed-{seed}",
         label=f"{task}, {agent}",
         speed_like=f"{task} {agent}",
-        speed_settings=tuple(early),
+        speed_settings=tuple(speed_settings),
     )
 
 
@@ -148,8 +148,8 @@ def _row(
     runs: Mapping[int, ResumableRun],
     summaries: Mapping[tuple[str, str, int], Summary],
 ) -> dict[str, Any]:
-    ends = [summaries[task, agent, seed] for seed in runs]
-    finite = [float(end["eval_return_mean"]) for end in ends if not diverged(end)]
+    final = [summaries[task, agent, seed] for seed in runs]
+    finite = [float(summary["eval_return_mean"]) for summary in final if not diverged(summary)]
     recorded = [open_run(run.folder) for run in runs.values()]
     last = next(iter(runs.values())).ends[-1]
     marks = np.linspace(0, last, plan.points + 1)[1:]
@@ -160,12 +160,12 @@ def _row(
         "mean": statistics.fmean(finite) if finite else None,
         "deviation": statistics.stdev(finite) if len(finite) > 1 else None,
         "returns": finite,
-        "diverged": len(ends) - len(finite),
-        "policy_updates": statistics.fmean(end["updates"] for end in ends),
+        "diverged": len(final) - len(finite),
+        "policy_updates": statistics.fmean(summary["updates"] for summary in final),
         "imagined_transitions": statistics.fmean(_last(run, "imagined_transitions") for run in recorded),
         "model_error": statistics.fmean(_last(run, "model_error") for run in recorded),
         "curve": _curve(recorded, marks),
-        "hours": sum(end["wall_seconds"] for end in ends) / 3600,
+        "hours": sum(summary["wall_seconds"] for summary in final) / 3600,
     }
 
 
@@ -191,14 +191,14 @@ def _curve(runs: Sequence[RecordedRun], marks: np.ndarray) -> list[dict[str, flo
 
 def claims(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """MEMR against MBPO on each task that has both."""
-    found = []
+    results = []
     by_case = {(row["task"], row["agent"]): row for row in rows}
     for task in dict.fromkeys(row["task"] for row in rows):
         memr, mbpo = by_case.get((task, "memr")), by_case.get((task, "mbpo"))
         if memr is None or mbpo is None or memr["mean"] is None or mbpo["mean"] is None:
             continue
         least = mbpo["mean"] - (mbpo["deviation"] or 0.0)
-        found.append(
+        results.append(
             {
                 "task": task,
                 "reached": memr["mean"] >= least,
@@ -206,4 +206,4 @@ def claims(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "share_of_imagined_transitions": memr["imagined_transitions"] / mbpo["imagined_transitions"],
             }
         )
-    return found
+    return results

@@ -1,4 +1,4 @@
-"""Training steps per CPU second of MBPO's ensemble of models, against mbrl-lib, autograd and products."""
+"""Training steps per CPU second of MBPO's ensemble, against mbrl-lib, autograd and matrix products."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from murmurate.ranges import PositiveFloat, PositiveInt
 from murmurate.spec import native_bfloat16
 
 NAME = "model-ensemble"
-SUMMARY = (
-    "training steps per CPU second of an ensemble of 7 models of 4 x 200, against mbrl-lib and bare products"
-)
+SUMMARY = "training steps per CPU second of 7 models of 4 layers of 200, against mbrl-lib and matrix products"
 
 _PEER, _PRECISIONS = "mbrl", ("float32", "bfloat16")
 _KINDS = [("autograd", "float32"), *((kind, p) for kind in ("ours", "limit") for p in _PRECISIONS)]
@@ -45,9 +43,9 @@ QUICK, FULL = EnsemblePlan(), EnsemblePlan(rounds=15, window_cpu_seconds=10.0)
 def measure(plan: EnsemblePlan, log: Log) -> dict[str, Any]:
     """A step draws 256 examples for each of the 7 members and trains all members, in one torch thread."""
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
-        racing = ThroughputPlan(plan.rounds, plan.window_cpu_seconds)
+        race_plan = ThroughputPlan(plan.rounds, plan.window_cpu_seconds)
         racers = _racers(Path(folder))
-        return figures(race(racers, racing, log, warm_up_cpu_seconds=plan.warm_up_cpu_seconds))
+        return figures(race(racers, race_plan, log, warm_up_cpu_seconds=plan.warm_up_cpu_seconds))
 
 
 def _racers(where: Path) -> dict[str, Racer]:
@@ -67,22 +65,22 @@ def _racer(label: str, command: Sequence[str], where: Path) -> Racer:
 
 
 def figures(windows: Mapping[str, Sequence[RaceWindow]]) -> dict[str, Any]:
-    """Ratios of rates, the medians over rounds. ``ratio_mbrl`` is of the precision that ``auto`` selects
+    """Ratios of rates, the medians over rounds. ``ratio_mbrl`` is that of the precision that ``auto`` selects
     here; autograd is in float32."""
     rates = {label: [w.per_cpu_second for w in its_windows] for label, its_windows in windows.items()}
-    own = "bfloat16" if native_bfloat16(torch.device("cpu")) else "float32"
-    found: dict[str, Any] = {
+    auto_precision = "bfloat16" if native_bfloat16(torch.device("cpu")) else "float32"
+    result: dict[str, Any] = {
         "ensemble": "7 nets of 4 layers of 200, 14 inputs, 12 outputs, 256 examples of each",
-        "precision": own,
+        "precision": auto_precision,
         "steps_per_cpu_second": {label: spread(values) for label, values in rates.items()},
     }
     for precision in _PRECISIONS:
         ours = rates[f"ours {precision}"]
-        found[f"{precision}_ratio_autograd"] = median(ratios(ours, rates["autograd float32"]))
-        found[f"{precision}_ratio_limit"] = median(ratios(ours, rates[f"limit {precision}"]))
+        result[f"{precision}_ratio_autograd"] = median(ratios(ours, rates["autograd float32"]))
+        result[f"{precision}_ratio_limit"] = median(ratios(ours, rates[f"limit {precision}"]))
         if _PEER in rates:
-            found[f"{precision}_ratio_mbrl"] = median(ratios(ours, rates[_PEER]))
+            result[f"{precision}_ratio_mbrl"] = median(ratios(ours, rates[_PEER]))
     if _PEER in rates:
-        found["ratio_mbrl"] = found[f"{own}_ratio_mbrl"]
-    found["peers"] = [{"peer": _PEER, "status": _peers.absent(_PEER) or "ran"}]
-    return found
+        result["ratio_mbrl"] = result[f"{auto_precision}_ratio_mbrl"]
+    result["peers"] = [{"peer": _PEER, "status": _peers.absent(_PEER) or "ran"}]
+    return result

@@ -48,14 +48,14 @@ def measure(plan: PolicyLearningPlan, log: Log) -> dict[str, Any]:
     """Returns over seeds: the mean of 10 greedy evaluation games with the last parameters, and the mean of
     the last 100 training episodes, which is what CleanRL publishes. A seed has reached the goal if the
     evaluation on CartPole is at least 475, or the training return elsewhere at least the published mean."""
-    found = {
+    runs_by_recipe = {
         name: [_run(plan, name, seed, log) for seed in range(seeds)] for name, seeds in plan.recipes.items()
     }
     return {
         "goal": _GOAL,
         "published": {name: {"mean": mean, "deviation": d} for name, (mean, d) in _PUBLISHED.items()},
-        "recipes": {name: _figures(name, runs) for name, runs in found.items()},
-        "all_reached": all(_reached(name, runs) == len(runs) for name, runs in found.items()),
+        "recipes": {name: _figures(name, runs) for name, runs in runs_by_recipe.items()},
+        "all_reached": all(_reached(name, runs) == len(runs) for name, runs in runs_by_recipe.items()),
     }
 
 

@@ -41,7 +41,7 @@ FULL = RelaxedLoopPlan(depths=(STRICT, 1, 10, 50, 200), rounds=10)
 def measure(plan: RelaxedLoopPlan, log: Log) -> dict[str, Any]:
     """``<world>-dqn`` as users run it; updates are proportional to env steps, so ratios of both are the
     same."""
-    windows = ThroughputPlan(plan.rounds, plan.window_cpu_seconds)
+    race_plan = ThroughputPlan(plan.rounds, plan.window_cpu_seconds)
     worlds = {}
     for world in plan.worlds:
         with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
@@ -51,7 +51,7 @@ def measure(plan: RelaxedLoopPlan, log: Log) -> dict[str, Any]:
                 )
                 for depth in plan.depths
             }
-            worlds[world] = figures(race(racers, windows, log, warm_up_cpu_seconds=8.0))
+            worlds[world] = figures(race(racers, race_plan, log, warm_up_cpu_seconds=8.0))
     return {"worlds": worlds}
 
 

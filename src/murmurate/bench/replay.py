@@ -60,9 +60,9 @@ _COLD = tuple(ReplayCase(task, 2**20, 256, cold=True) for task in ("sample", "sa
 
 @dataclasses.dataclass(frozen=True)
 class ReplayPlan:
-    """rounds: number of measurements of each case. chi_square: capacities and numbers of draws with which the
-    draws are tested. drift: capacity and number of updates after which probabilities are compared with exact
-    ones.
+    """rounds: number of measurements of each case. chi_square: capacity and number of draws of each
+    chi-square test of the draws. drift: capacity and number of updates after which probabilities are compared
+    with exact ones.
 
     calls: number of calls that are timed in a measurement. cold_calls: number of calls that are timed with
     the tree outside the caches.
@@ -139,8 +139,8 @@ def _headline(times: dict[ReplayCase, Times]) -> dict[str, Any]:
 
     def peers_to(task: str, our_task: str, bits: int = 20) -> dict[str, float]:
         """Ratios of the peers' time for ``task`` to ours for ``our_task``."""
-        mine = ours(our_task, bits)
-        return {} if mine is None else _peer_ratios(times.get(ReplayCase(task, 2**bits, 256), {}), mine)
+        our_times, all_times = ours(our_task, bits), times.get(ReplayCase(task, 2**bits, 256), {})
+        return {} if our_times is None else _peer_ratios(all_times, our_times)
 
     figures: dict[str, Any] = {
         "sample_us_new": microseconds("sample"),
@@ -164,7 +164,7 @@ def _headline(times: dict[ReplayCase, Times]) -> dict[str, Any]:
         find, bound = microseconds("find_reused", bits), ours("bound", bits, 1)
         figures[f"lookup_ns_n{bits}"] = None if find is None else 1e3 * find / 256
         if bound is not None and find is not None:
-            limit = 1e9 * median(bound) / _replay_own.BOUND_LINES
+            limit = 1e9 * median(bound) / _replay_own.BOUND_SEARCHES
             figures[f"bound_ns_n{bits}"] = limit
             figures[f"lookup_to_bound_n{bits}"] = 1e3 * find / 256 / limit
     return figures

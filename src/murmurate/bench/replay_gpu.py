@@ -52,7 +52,7 @@ def measure(plan: ReplayGPUPlan, log: Log) -> dict[str, Any]:
     Triton's."""
     if not torch.cuda.is_available():
         raise Refusal(
-            "bench replay-gpu measures a CUDA device, and torch sees none here. For a processor run: "
+            "bench replay-gpu measures a CUDA device, and torch sees none here. To measure on a CPU: "
             "murmurate bench replay"
         )
     device = torch.device("cuda", 0)
@@ -162,6 +162,6 @@ def q_calls(batch: int, device: torch.device) -> dict[str, Call]:
 def equal_draws(plan: ReplayGPUPlan, device: torch.device) -> float:
     """The share of draws that equal those of the torch tree on the host, at the last of ``capacities``."""
     capacity = plan.capacities[-1]
-    wanted = full_tree("torch", capacity, "cpu").sample(plan.draws, 0.4).indices
-    found = full_tree("triton", capacity, device).sample(plan.draws, 0.4).indices
-    return float((found.cpu() == wanted).double().mean())
+    expected = full_tree("torch", capacity, "cpu").sample(plan.draws, 0.4).indices
+    drawn = full_tree("triton", capacity, device).sample(plan.draws, 0.4).indices
+    return float((drawn.cpu() == expected).double().mean())

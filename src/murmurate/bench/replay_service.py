@@ -49,23 +49,23 @@ def measure(plan: ReplayServicePlan, log: Log) -> dict[str, Any]:
         simulators=plan.simulators,
         samples_per_insert=plan.samples_per_insert,
     )
-    own, service, counts = [], [], []
+    own_rates, service_rates, counts = [], [], []
     for number in range(plan.repetitions):
         log(f"own replay, {number + 1} of {plan.repetitions}")
         (alone,) = _roles.together(1, replay_shared.work, 1, False, own_plan)
-        own.append(alone["draws"] / alone["cpu_seconds"])
+        own_rates.append(alone["draws"] / alone["cpu_seconds"])
         log(f"replay service, {number + 1} of {plan.repetitions}")
         answers = _roles.together(plan.learners, serve_and_count, plan)
         totals = {key: sum(answer[key] for answer in answers) for key in answers[0]}
         cpu = sum(totals[f"cpu_seconds_{kind}"] for kind in _SERVICE)
-        service.append(totals["draws"] / cpu)
+        service_rates.append(totals["draws"] / cpu)
         counts.append(_counts(totals, plan))
-        log(f"{service[-1]:,.0f} draws per CPU second, alone {own[-1]:,.0f}; {counts[-1]}")
+        log(f"{service_rates[-1]:,.0f} draws per CPU second, alone {own_rates[-1]:,.0f}; {counts[-1]}")
     return {
         "draws_per_cpu_second": spreads(
-            [{"service": s, "own": o} for s, o in zip(service, own, strict=True)]
+            [{"service": s, "own": o} for s, o in zip(service_rates, own_rates, strict=True)]
         ),
-        "share_of_own": median(ratios(service, own)),
+        "share_of_own": median(ratios(service_rates, own_rates)),
         "samples_per_insert_asked": plan.samples_per_insert,
         "samples_per_insert_held": spreads(counts)["samples_per_insert_held"],
         **{key: sum(count[key] for count in counts) for key in counts[0] if key != "samples_per_insert_held"},
@@ -73,13 +73,13 @@ def measure(plan: ReplayServicePlan, log: Log) -> dict[str, Any]:
 
 
 def _counts(totals: dict[str, float], plan: ServicePlan) -> dict[str, float]:
-    missing = totals["drawn"] - totals["handed"] - totals["waiting_draws"]
+    lost_draws = totals["drawn"] - totals["handed"] - totals["waiting_draws"]
     return {
         "samples_per_insert_held": totals["drawn"] / (totals["inserted"] - totals["starts"]),
         "kills": totals["kills"],
         "lost_inserts": totals["lost_inserts"] + max(0.0, totals["acknowledged"] - totals["stored"]),
         "doubled_inserts": totals["doubled_inserts"] + max(0.0, totals["stored"] - totals["acknowledged"]),
-        "lost_draws": max(0.0, missing),
-        "doubled_draws": max(0.0, -missing),
+        "lost_draws": max(0.0, lost_draws),
+        "doubled_draws": max(0.0, -lost_draws),
         **{f"cpu_seconds_{kind}": totals[f"cpu_seconds_{kind}"] for kind in (*_SERVICE, "actors")},
     }

@@ -33,10 +33,12 @@ class RecordFeed(Protocol):
     """Gives a learner the records that it inserts."""
 
     def next(self) -> tuple[int, ActorStep]:
-        """(number of the record's first simulator, record); valid until ``done``."""
+        """(number of the record's first simulator, record); valid until ``release``."""
         ...
 
-    def done(self) -> None: ...
+    def release(self) -> None:
+        """Free the record's place."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,13 +91,13 @@ def measure(plan: SharedReplayPlan, log: Log) -> dict[str, Any]:
 
 
 def _totals(answers: list[dict[str, float]], learners: int) -> dict[str, float]:
-    of_learners = answers[:learners]
+    learner_answers = answers[:learners]
     put, taken = (sum(a[key] for a in answers) for key in ("put", "taken"))
     return {
-        "draws_per_cpu_second": sum(a["draws"] for a in of_learners)
-        / sum(a["cpu_seconds"] for a in of_learners),
-        "draws_per_second": sum(a["draws"] / a["wall_seconds"] for a in of_learners),
-        "inserts_per_second": sum(a["inserts"] / a["wall_seconds"] for a in of_learners),
+        "draws_per_cpu_second": sum(a["draws"] for a in learner_answers)
+        / sum(a["cpu_seconds"] for a in learner_answers),
+        "draws_per_second": sum(a["draws"] / a["wall_seconds"] for a in learner_answers),
+        "inserts_per_second": sum(a["inserts"] / a["wall_seconds"] for a in learner_answers),
         "lost_records": abs(put - taken) + sum(a["out_of_order"] for a in answers),
     }
 
@@ -116,8 +118,8 @@ def work(fabric: ProcessFabric, learners: int, shared: bool, plan: SharedReplayP
         put = _act([rings[learner, actor] for learner in range(learners)], stop, plan)
         ended[actor] = 1
         return {"put": put, "taken": 0, "out_of_order": 0}
-    mine = [rings[fabric.rank, actor] for actor in range(plan.actors)]
-    feed = _RingRecords(mine, plan.simulators)
+    own_rings = [rings[fabric.rank, actor] for actor in range(plan.actors)]
+    feed = _RingRecords(own_rings, plan.simulators)
     try:
         figures = _learn(feed, plan)
     finally:
@@ -156,7 +158,7 @@ class _OwnRecords:
     def next(self) -> tuple[int, ActorStep]:
         return next(self._first_simulators), next(self._records)
 
-    def done(self) -> None:
+    def release(self) -> None:
         pass
 
 
@@ -167,7 +169,7 @@ class _RingRecords:
     def __init__(self, rings: list[ActorRing], simulators: int) -> None:
         self._rings, self._simulators = rings, simulators
         self._next_ring = self._ring_index = self.taken = self.out_of_order = 0
-        self._seen = [-1] * len(rings)
+        self._last_versions = [-1] * len(rings)
         self._pauses = Backoff()
 
     def next(self) -> tuple[int, ActorStep]:
@@ -180,20 +182,20 @@ class _RingRecords:
                     return ring_index * self._simulators, self._oldest(ring_index)
             self._pauses.sleep()
 
-    def done(self) -> None:
+    def release(self) -> None:
         self._rings[self._ring_index].drop()
 
     def drain(self) -> None:
         for ring_index, ring in enumerate(self._rings):
             while ring.waiting_records:
                 self._oldest(ring_index)
-                self.done()
+                self.release()
 
     def _oldest(self, ring_index: int) -> ActorStep:
         record, self._ring_index = self._rings[ring_index].oldest(), ring_index
         self.taken += 1
-        self.out_of_order += record.version != self._seen[ring_index] + 1
-        self._seen[ring_index] = record.version
+        self.out_of_order += record.version != self._last_versions[ring_index] + 1
+        self._last_versions[ring_index] = record.version
         return record
 
 
@@ -232,21 +234,22 @@ def _learn(feed: RecordFeed, plan: SharedReplayPlan) -> dict[str, float]:
             sampler.before_steps()
             first_simulator, record = feed.next()
             sampler.insert(first_simulator, record.steps)
-            feed.done()
+            feed.release()
         batch: Batch = sampler.next(0, [])
         batch.feedback(errors[number % _RECORDS])
 
     for number in range(50):
         insert_and_draw(number)
-    began, cpu, inserted, draws = time.monotonic(), time.process_time(), replay.inserted, 0
+    began, cpu_start = time.monotonic(), time.process_time()
+    inserted_before, draws = replay.inserted, 0
     while time.monotonic() < began + plan.seconds:
         insert_and_draw(draws)
         draws += 1
-    wall, cpu = time.monotonic() - began, time.process_time() - cpu
+    wall, cpu = time.monotonic() - began, time.process_time() - cpu_start
     sampler.close()
     return {
         "draws": float(draws * plan.batch),
-        "inserts": float(replay.inserted - inserted),
+        "inserts": float(replay.inserted - inserted_before),
         "wall_seconds": wall,
         "cpu_seconds": cpu,
         "put": 0,

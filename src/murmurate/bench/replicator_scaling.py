@@ -55,8 +55,8 @@ FULL = ScalingPlan(batch=16, measured_steps=20, gloo_rounds=20, steps=100)
 
 def measure(plan: ScalingPlan, log: Log) -> dict[str, Any]:
     """``images_per_second`` of all members, ``speed_up`` over one of them and ``efficiency`` (the speed-up
-    over the number of members), beside the paper's. Messages take as long as if they
-    had the parameters of ``net``."""
+    over the number of members), beside the paper's. Messages take as long as if they had the parameters of
+    ``net``."""
     costs = _simulated_images.net_costs(plan.net, plan.side, 1000, plan.batch, plan.measured_steps)
     seconds = tuple(plan.slower * s for s in costs.seconds)
     costs = dataclasses.replace(costs, seconds=seconds)
@@ -118,8 +118,8 @@ def update_seconds(name: str, members: int, costs: NetCosts, network: str, plan:
 def verdict(rows: list[dict[str, Any]]) -> str:
     """All-reduce against the paper's own scaling, in a sentence."""
     ours = {row["members"]: row for row in rows if row["strategy"] == "all-reduce"}
-    both = [n for n in PAPER if n > 1 and n in ours]
-    if not both:
+    common = [n for n in PAPER if n > 1 and n in ours]
+    if not common:
         return "no number of members that the paper has was simulated under all-reduce"
-    parts = [f"{ours[n]['speed_up']:.1f} (paper {PAPER[1] / PAPER[n]:.1f}) with {n} members" for n in both]
-    return "all-reduce is faster than one member by " + ", ".join(parts)
+    texts = [f"{ours[n]['speed_up']:.1f} (paper {PAPER[1] / PAPER[n]:.1f}) with {n} members" for n in common]
+    return "all-reduce is faster than one member by " + ", ".join(texts)

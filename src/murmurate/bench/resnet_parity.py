@@ -34,7 +34,7 @@ from murmurate.training.members import build_learner, open_only_source
 from murmurate.training.run import Run
 from murmurate.workloads.image_classifier import ClassifierLearner, ImageClassifier, Net
 
-_EQUAL = 1e-4
+_EQUAL = 1e-4  # losses that differ by at most this count as equal
 
 NAME = "resnet-parity"
 SUMMARY = (
@@ -79,15 +79,15 @@ def measure(plan: ParityPlan, log: Log) -> dict[str, Any]:
     with float64():
         exact = losses_compared(run, plan.steps)
     single = losses_compared(run, plan.steps)
-    for name, found in (("float64", exact), ("float32", single)):
-        log(f"{name}: {equal_steps(found['ours'])} steps equal to {_EQUAL:g}, of the perturbed loop "
-            f"{equal_steps(found['perturbed_plain'])}")  # fmt: skip
+    for name, differences in (("float64", exact), ("float32", single)):
+        log(f"{name}: {equal_steps(differences['ours'])} steps equal to {_EQUAL:g}, of the perturbed loop "
+            f"{equal_steps(differences['perturbed_plain'])}")  # fmt: skip
     figures: dict[str, Any] = {
         "equal_steps": equal_steps(exact["ours"]),
         "equal_steps_perturbed_plain": equal_steps(exact["perturbed_plain"]),
         "largest_loss_difference": max(exact["ours"]),
-        "float64": {name: up_to(differences) for name, differences in exact.items()},
-        "float32": {name: up_to(differences) for name, differences in single.items()},
+        "float64": {name: up_to(by_step) for name, by_step in exact.items()},
+        "float32": {name: up_to(by_step) for name, by_step in single.items()},
     }
     return figures | (accuracies(plan, where, log) if plan.images else {})
 
@@ -190,11 +190,11 @@ class PlainLoop:
         self.deviation = torch.tensor(config.pixel_std).view(1, -1, 1, 1)
         self.bfloat16 = config.precision != "float32" and native_bfloat16(torch.device("cpu"))
         weights = [p for p in self.net.parameters() if p.dim() > 1]
-        others = [p for p in self.net.parameters() if p.dim() == 1]
+        biases_and_norms = [p for p in self.net.parameters() if p.dim() == 1]
         self.optimizer = torch.optim.SGD(
             [
                 {"params": weights, "weight_decay": config.weight_decay},
-                {"params": others, "weight_decay": 0.0},
+                {"params": biases_and_norms, "weight_decay": 0.0},
             ],
             lr=config.rate(1),
             momentum=config.momentum,

@@ -49,14 +49,14 @@ def measure(plan: ResNetPlan, log: Log) -> dict[str, Any]:
     """Ratios of our images per CPU second. ``ratio_ddp``: to the faster of two plain loops, whose data sets
     decode with our functions and with Pillow. ``ratio_loader``: of loading alone, to a DataLoader with
     Pillow; ``loading`` has all figures of ``image-loading``. Takes ten minutes on two cores."""
-    loading = image_loading.QUICK if plan.images == QUICK.images else image_loading.FULL
-    loaded = image_loading.measure(loading, log)
+    loading_plan = image_loading.QUICK if plan.images == QUICK.images else image_loading.FULL
+    loading = image_loading.measure(loading_plan, log)
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as name:
         where = Path(name)
         make_folder(where / "images", plan.images, plan.height, plan.width, plan.quality, plan.classes)
-        racing = ThroughputPlan(plan.rounds, plan.window_cpu_seconds)
-        windows = race(racers(plan, where), racing, log, warm_up_cpu_seconds=20.0)
-    return {**figures(windows), "ratio_loader": loaded["ratio_pillow"], "loading": loaded}
+        race_plan = ThroughputPlan(plan.rounds, plan.window_cpu_seconds)
+        windows = race(racers(plan, where), race_plan, log, warm_up_cpu_seconds=20.0)
+    return {**figures(windows), "ratio_loader": loading["ratio_pillow"], "loading": loading}
 
 
 def racers(plan: ResNetPlan, where: Path) -> dict[str, Racer]:
@@ -68,12 +68,12 @@ def racers(plan: ResNetPlan, where: Path) -> dict[str, Racer]:
         "--replicas", "2", "--agent.batch", str(plan.batch),
         "--augment.crop", "resized", "--augment.flip", "--workers", "1", "--record-every-seconds", "0.5",
     )  # fmt: skip
-    found = {"ours": ours}
+    racers_by_label = {"ours": ours}
     for data in ("same", "pillow"):
-        found[f"ddp {data}"] = plain(sys.executable, "ddp", data, plan, where)
+        racers_by_label[f"ddp {data}"] = plain(sys.executable, "ddp", data, plan, where)
     if _peers.absent(_PEER) is None:
-        found[_PEER] = plain(_peers.command(_PEER)[0], _PEER, "same", plan, where)
-    return found
+        racers_by_label[_PEER] = plain(_peers.command(_PEER)[0], _PEER, "same", plan, where)
+    return racers_by_label
 
 
 def plain(python: str, engine: str, data: str, plan: ResNetPlan, where: Path) -> Racer:

@@ -52,15 +52,15 @@ def measure(plan: SpatialPlan, log: Log) -> dict[str, Any]:
     for name, dilation in (("plain", 1), ("dilated", 3)):
         log(f"two parts, dilation {dilation}")
         case = Case(plan.size, (2, 1), dilation, channels=plan.channels, batch=plan.batch)
-        whole, parts = timed(case, plan.rounds)
+        whole, split = timed(case, plan.rounds)
         timings[name] = {
-            "memory_share": parts.activation_bytes / whole.activation_bytes,
-            "forward": spread(ratios(whole.forward, parts.forward)),
-            "backward": spread(ratios(whole.backward, parts.backward)),
-            "both": spread(ratios(whole.both, parts.both)),
+            "memory_share": split.activation_bytes / whole.activation_bytes,
+            "forward": spread(ratios(whole.forward, split.forward)),
+            "backward": spread(ratios(whole.backward, split.backward)),
+            "both": spread(ratios(whole.both, split.both)),
             "whole_seconds": spread(whole.both),
-            "parts_seconds": spread(parts.both),
-            "both_by_cpu": spread(ratios(whole.cpu, parts.cpu)),
+            "parts_seconds": spread(split.both),
+            "both_by_cpu": spread(ratios(whole.cpu, split.cpu)),
         }
     return {
         "largest_error_float64": error,

@@ -1,7 +1,7 @@
 """Jin 2018, Tables 4.2 and 4.3: one convolution on 1, 2 and 4 processors, plain and dilated.
 
-The paper has 32 images of 64 channels on V100 GPUs; here each part is a process with one core. Interrupted at
-any time, the same command continues: each row is kept in a file.
+The paper has 32 images of 64 channels on V100 GPUs; here each part is a process with one core. After an
+interruption, the same command continues: each row is kept in a file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ PAPER: dict[tuple[int, int, int], tuple[float, float, float]] = {
     (3, 512, 2): (1.9, 2.0, 0.52),
     (3, 512, 4): (3.5, 4.1, 0.26),
 }
-CLAIM = "Jin 2018, section 4.4: from 256 x 256 roughly linear up to 4 GPUs; dilated ones from 512 x 512"
+CLAIM = (
+    "Jin 2018, section 4.4: speed-ups are roughly linear up to 4 GPUs on images from 256 x 256, and those of "
+    "dilated convolutions from 512 x 512"
+)
 _LINEAR = 0.85  # a speed-up of at least this times the number of cores counts as roughly linear
 
 
@@ -68,12 +71,13 @@ def measure(plan: TablePlan, log: Log) -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0))
     rows = []
     for dilation, size, parts in itertools.product(plan.dilations, plan.sizes, plan.parts):
-        found = row(plan, dilation, size, parts)
-        found["enough_cores"] = parts <= cores
-        rows.append(found)
+        result = row(plan, dilation, size, parts)
+        result["enough_cores"] = parts <= cores
+        rows.append(result)
         log(
-            f"dilation {dilation}, {size} x {size}, {parts} parts: forward {found['forward_speedup']:.2f} x, "
-            f"backward {found['backward_speedup']:.2f} x, memory {found['memory_share']:.3f}"
+            f"dilation {dilation}, {size} x {size}, {parts} parts: "
+            f"forward {result['forward_speedup']:.2f} x, backward {result['backward_speedup']:.2f} x, "
+            f"memory {result['memory_share']:.3f}"
         )
     return {
         "paper": CLAIM,
@@ -91,8 +95,8 @@ def row(plan: TablePlan, dilation: int, size: int, parts: int) -> dict[str, Any]
     if file.exists():
         return dict(read_object(file))
     case = Case(size, (parts, 1), dilation, channels=plan.channels, batch=plan.batch)
-    whole, share = timed(case, plan.rounds)
-    found = {
+    whole, split = timed(case, plan.rounds)
+    measured = {
         "size": size,
         "parts": parts,
         "dilation": dilation,
@@ -100,13 +104,13 @@ def row(plan: TablePlan, dilation: int, size: int, parts: int) -> dict[str, Any]
         "whole_forward_ms": 1e3 * median(whole.forward),
         "whole_backward_ms": 1e3 * median(whole.backward),
         "whole_megabytes": whole.activation_bytes / 1e6,
-        "forward_ms": 1e3 * median(share.forward),
-        "backward_ms": 1e3 * median(share.backward),
-        "megabytes": share.activation_bytes / 1e6,
-        "forward_speedup": median([a / b for a, b in zip(whole.forward, share.forward, strict=True)]),
-        "backward_speedup": median([a / b for a, b in zip(whole.backward, share.backward, strict=True)]),
-        "cpu_speedup": median([a / b for a, b in zip(whole.cpu, share.cpu, strict=True)]),
-        "memory_share": share.activation_bytes / whole.activation_bytes,
+        "forward_ms": 1e3 * median(split.forward),
+        "backward_ms": 1e3 * median(split.backward),
+        "megabytes": split.activation_bytes / 1e6,
+        "forward_speedup": median([a / b for a, b in zip(whole.forward, split.forward, strict=True)]),
+        "backward_speedup": median([a / b for a, b in zip(whole.backward, split.backward, strict=True)]),
+        "cpu_speedup": median([a / b for a, b in zip(whole.cpu, split.cpu, strict=True)]),
+        "memory_share": split.activation_bytes / whole.activation_bytes,
         "paper": dict(
             zip(
                 ("forward_speedup", "backward_speedup", "memory_share"),
@@ -117,7 +121,7 @@ def row(plan: TablePlan, dilation: int, size: int, parts: int) -> dict[str, Any]
         "case": asdict(case),
     }
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_json(file, found)
+    write_json(file, measured)
     return dict(read_object(file))
 
 
@@ -130,13 +134,13 @@ def verdict(rows: list[dict[str, Any]]) -> str:
     ]
     if not tested:
         return "not tested: no row of the claim's sizes has a core for each part here"
-    short = [r for r in tested if min(r["forward_speedup"], r["backward_speedup"]) < _LINEAR * r["parts"]]
-    named = ", ".join(
-        f"{r['size']} x {r['size']} dilation {r['dilation']} on {r['parts']} parts" for r in short
+    slower = [r for r in tested if min(r["forward_speedup"], r["backward_speedup"]) < _LINEAR * r["parts"]]
+    failing = ", ".join(
+        f"{r['size']} x {r['size']} dilation {r['dilation']} on {r['parts']} parts" for r in slower
     )
-    if not short:
+    if not slower:
         return f"holds in all {len(tested)} rows with a core for each part (at least {_LINEAR:g} of linear)"
-    return f"does not hold in {len(short)} of {len(tested)} rows with a core for each part: {named}"
+    return f"does not hold in {len(slower)} of {len(tested)} rows with a core for each part: {failing}"
 
 
 def draw(plan: TablePlan, rows: list[dict[str, Any]]) -> Path:
@@ -151,15 +155,15 @@ def draw(plan: TablePlan, rows: list[dict[str, Any]]) -> Path:
     )
     for panel, dilation in zip(panels[0], plan.dilations, strict=True):
         for colour, size in enumerate(plan.sizes):
-            own = [r for r in rows if (r["dilation"], r["size"]) == (dilation, size)]
-            parts = [1, *(r["parts"] for r in own)]
-            panel.plot(parts, [1, *(r["backward_speedup"] for r in own)], f"C{colour}o-", label=f"{size}")
-            published = [(r["parts"], r["paper"]["backward_speedup"]) for r in own if r["paper"]]
+            chosen = [r for r in rows if (r["dilation"], r["size"]) == (dilation, size)]
+            parts = [1, *(r["parts"] for r in chosen)]
+            panel.plot(parts, [1, *(r["backward_speedup"] for r in chosen)], f"C{colour}o-", label=f"{size}")
+            published = [(r["parts"], r["paper"]["backward_speedup"]) for r in chosen if r["paper"]]
             panel.plot([1, *(p for p, _ in published)], [1, *(s for _, s in published)], f"C{colour}--")
         panel.set_xlabel("parts")
         panel.set_title(f"dilation {dilation}")
     panels[0][0].set_ylabel("backward pass: times as fast as whole")
-    panels[0][0].legend(title="rows = columns (dashed: Jin, GPUs)")
+    panels[0][0].legend(title="image side in pixels (dashed: Jin, GPUs)")
     figure.tight_layout()
     path = Path(plan.where) / "speedup.svg"
     figure.savefig(path)

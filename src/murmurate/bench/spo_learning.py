@@ -1,7 +1,7 @@
 """Zhang 2022, Figures 5.11 and 5.13: SPO-TD3 with 1, 2 and 4 learners, and with H of 5, 10 and 25.
 
-All runs have the same number of env steps and of transitions in a batch of all learners together. Interrupted
-at any time, the same command continues (see ``_resumable``).
+All runs have the same number of env steps and of transitions in a batch of all learners together. After
+an interruption, the same command continues (see ``_resumable``).
 """
 
 from __future__ import annotations

@@ -56,12 +56,12 @@ def measure(plan: StragglerPlan, log: Log) -> dict[str, Any]:
 def figures(answers: list[dict[str, float]], replicas: int) -> dict[str, float]:
     """The fast replicas' share of blocked time, and rates of updates; CPU seconds are those of all
     members."""
-    learners, quick = answers[:replicas], answers[: replicas - 1]
+    learners, fast = answers[:replicas], answers[: replicas - 1]
     return {
-        "blocked_share": statistics.fmean(a["blocked_seconds"] / a["wall_seconds"] for a in quick),
+        "blocked_share": statistics.fmean(a["blocked_seconds"] / a["wall_seconds"] for a in fast),
         "updates_per_cpu_second": sum(a["updates"] for a in learners)
         / sum(a["cpu_seconds"] for a in answers),
-        "updates_of_the_quick_per_second": statistics.fmean(a["updates"] / a["wall_seconds"] for a in quick),
+        "updates_of_the_quick_per_second": statistics.fmean(a["updates"] / a["wall_seconds"] for a in fast),
         "updates_of_the_slow_per_second": learners[-1]["updates"] / learners[-1]["wall_seconds"],
     }
 
@@ -82,21 +82,22 @@ def work(fabric: Fabric, name: str, plan: StragglerPlan) -> dict[str, float]:
     # synchronous members all end at the same round, asynchronous ones when the time is up
     rounds = max(20, int(plan.seconds / (step_seconds * (1 + plan.sleeps))))
     synchronous, centre = bound.strategy.synchronous, fabric.rank >= plan.replicas
-    blocked, cpu, start = bound.channel.traffic.waiting_seconds, time.process_time(), time.monotonic()
+    blocked_before = bound.channel.traffic.waiting_seconds
+    cpu_start, start = time.process_time(), time.monotonic()
     replica.grad.zero_()
     while replica.clock < rounds if synchronous else time.monotonic() - start < plan.seconds:
         if centre:
             bound.strategy.serve(replica, bound.channel)
             continue
-        began, waited = time.monotonic(), bound.channel.traffic.waiting_seconds
+        began, waiting_before = time.monotonic(), bound.channel.traffic.waiting_seconds
         replica.descend((net(x) - y).square().mean())
         if fabric.rank == plan.replicas - 1:
-            own = time.monotonic() - began - (bound.channel.traffic.waiting_seconds - waited)
-            time.sleep(plan.sleeps * own)
+            waited = bound.channel.traffic.waiting_seconds - waiting_before
+            time.sleep(plan.sleeps * (time.monotonic() - began - waited))
     result = {
-        "blocked_seconds": bound.channel.traffic.waiting_seconds - blocked,
+        "blocked_seconds": bound.channel.traffic.waiting_seconds - blocked_before,
         "wall_seconds": time.monotonic() - start,
-        "cpu_seconds": time.process_time() - cpu,
+        "cpu_seconds": time.process_time() - cpu_start,
         "updates": float(0 if centre else replica.clock),
     }
     deadline = time.monotonic() + plan.seconds

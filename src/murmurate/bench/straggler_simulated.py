@@ -40,7 +40,7 @@ QUICK, FULL = SimulatedStragglerPlan(), SimulatedStragglerPlan(steps=40, learnin
 def measure(plan: SimulatedStragglerPlan, log: Log) -> dict[str, Any]:
     """``others_kept``: updates per second of the other replicas, over those of a learner that runs alone.
 
-    Exchanges cost time, too, so it is below 1 even without a straggler.
+    Exchanges cost time, too, so ``others_kept`` is below 1 even without a straggler.
     """
     names = [name for name in plan.strategies or sorted(strategies()) if name != "solo"]
     cluster = Cluster(compute=f"straggler:{plan.step_seconds},{plan.times}", network=plan.network)
@@ -63,9 +63,9 @@ def kept(name: str, replicas: int, cluster: Cluster, plan: SimulatedStragglerPla
     seconds = plan.steps * plan.step_seconds
     run = _simulated.small(strategies()[name](), replicas, minutes=seconds / 60)
     summary, _ = _simulated.simulated(run, cluster)
-    others = (summary["total_updates"] - summary["updates_least"]) / (replicas - 1)
+    updates_of_others = (summary["total_updates"] - summary["updates_least"]) / (replicas - 1)
     return {
-        "others_kept": others / (summary["virtual_seconds"] / plan.step_seconds),
+        "others_kept": updates_of_others / (summary["virtual_seconds"] / plan.step_seconds),
         "share_waiting": summary["share_waiting"],
         "staleness_max": summary["staleness_max"],
         "disagreement_final": summary["disagreement_final"],

@@ -110,16 +110,16 @@ def work(fabric: Fabric, name: str, parameters: int, turns: int) -> dict[str, An
 
 
 def figures(answers: list[dict[str, Any]]) -> dict[str, Any]:
-    """Over the members: medians of copy, update and step, and the step's excess in copies.
+    """Over the members: medians of copy, update and step, and the step's excess over an update, in copies.
 
-    The excess is taken turn by turn, so that a slow moment of the machine enters both sides. Its mean over
+    The excess is computed turn by turn, so that a slow moment of the machine enters both sides. Its mean over
     all steps, and its median over the steps that received a peer's values, are for strategies that exchange
     only now and then.
     """
     excess = [[s - u for s, u in zip(a["times"]["step"], a["times"]["update"], strict=True)] for a in answers]
-    heard = [
-        [e for e, heard in zip(own, answer["heard"], strict=True) if heard]
-        for own, answer in zip(excess, answers, strict=True)
+    when_heard = [
+        [e for e, heard in zip(of_member, answer["heard"], strict=True) if heard]
+        for of_member, answer in zip(excess, answers, strict=True)
     ]
     copy = [median(a["times"]["copy"]) for a in answers]
     medians = {
@@ -129,7 +129,7 @@ def figures(answers: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "copies": spread([median(e) / c for e, c in zip(excess, copy, strict=True)]),
         "copies_mean": spread([statistics.fmean(e) / c for e, c in zip(excess, copy, strict=True)]),
-        "copies_when_heard": spread([median(e or [0.0]) / c for e, c in zip(heard, copy, strict=True)]),
+        "copies_when_heard": spread([median(e or [0.0]) / c for e, c in zip(when_heard, copy, strict=True)]),
         **medians,
         "share_of_steps_that_heard_others": statistics.fmean(h for a in answers for h in a["heard"]),
     }

@@ -1,4 +1,4 @@
-"""Topic models against gensim, scikit-learn and tomotopy on one core; step rules and starts of DPSVI."""
+"""Topic models against gensim, scikit-learn and tomotopy on one core; DPSVI by step rule and by ``init``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SUMMARY = "topic models against gensim, scikit-learn and tomotopy: speed, qualit
 
 PEERS = ("gensim", "scikit-learn", "tomotopy")
 _OURS = "murmurate"
-_TWENTY = " 20 iterations"
+_20_ITERATIONS = " 20 iterations"
 ALPHA, PRIOR = 0.08, 0.05
 # settings that gensim, scikit-learn and we have in common (Hoffman et al. 2010: kappa, tau0)
 _COMMON = {"topics": 50, "alpha": ALPHA, "prior": PRIOR, "batch": 1024, "forgetting": 0.5, "delay": 1.0}
@@ -85,7 +85,7 @@ def contenders(plan: TopicsPlan) -> list[Contender]:
     average = {"step_rule": "average", "rate": 0.15}
     dpsvi = {**_OWN, **average, "batch": 256, "replicas": 4, "strategy": nodes}
     contenders = [
-        Contender(f"{_OURS}{_TWENTY}", _OURS, {**random, "iterations": 20}, marks),
+        Contender(f"{_OURS}{_20_ITERATIONS}", _OURS, {**random, "iterations": 20}, marks),
         Contender(f"{_OURS} 50 iterations", _OURS, {**random, "iterations": 50}, slow),
         Contender(f"{_OURS} 100 iterations", _OURS, {**random, "iterations": 100}, slow),
         Contender(f"{_OURS} batches of 256", _OURS, {**random, "iterations": 20, "batch": 256}, marks),
@@ -98,7 +98,7 @@ def contenders(plan: TopicsPlan) -> list[Contender]:
         ),
     ]
     for name in ("gensim", "scikit-learn"):
-        contenders.append(Contender(f"{name}{_TWENTY}", name, {**_COMMON, "iterations": 20}, marks))
+        contenders.append(Contender(f"{name}{_20_ITERATIONS}", name, {**_COMMON, "iterations": 20}, marks))
         contenders.append(Contender(name, name, {**_COMMON, "iterations": None}, slow))
     contenders.append(Contender("tomotopy", "tomotopy", _OWN, tuple(range(10, plan.sweeps + 1, 10))))
     return contenders
@@ -110,12 +110,12 @@ _RULES, _STARTS = ("paper", "average", "robbins-monro"), ("random", "documents",
 
 
 def step_rules(plan: TopicsPlan) -> list[Contender]:
-    """Every step rule from every start under DPSVI, and its baselines.
+    """Every step rule from every initialisation under DPSVI, and its baselines.
 
     A speed-up by the paper's rule is relative to one worker that pushes after each step: p = B = M = 1.
     """
     marks = tuple(i / 8 * plan.trap / plan.documents for i in range(1, 9))
-    every = [
+    every_rule = [
         Contender(
             f"{rule} from {start}",
             _OURS,
@@ -128,9 +128,9 @@ def step_rules(plan: TopicsPlan) -> list[Contender]:
     single = {**NODES, "local_updates": 1, "batch": 1}
     for start in ("random", "documents"):
         options = {**_OWN, "batch": 64, "step_rule": "paper", "init": start, "strategy": single}
-        every.append(Contender(f"paper, p = B = M = 1, from {start}", _OURS, options, marks))
-    every.append(Contender("svi, the paper's baseline", _OURS, {**_COMMON, "init": "random"}, marks))
-    return every
+        every_rule.append(Contender(f"paper, p = B = M = 1, from {start}", _OURS, options, marks))
+    every_rule.append(Contender("svi, the paper's baseline", _OURS, {**_COMMON, "init": "random"}, marks))
+    return every_rule
 
 
 class Point(NamedTuple):
@@ -177,9 +177,9 @@ def measure(plan: TopicsPlan, log: Log) -> dict[str, Any]:
 
 def generated(plan: TopicsPlan) -> tuple[Corpus, Corpus]:
     """(training documents, held-out documents)."""
-    every = plan.documents + plan.held_out
-    corpus = generate(every, plan.vocabulary, mean_length=plan.mean_length, seed=0).corpus
-    return corpus.select(range(plan.documents)), corpus.select(range(plan.documents, every))
+    count = plan.documents + plan.held_out
+    corpus = generate(count, plan.vocabulary, mean_length=plan.mean_length, seed=0).corpus
+    return corpus.select(range(plan.documents)), corpus.select(range(plan.documents, count))
 
 
 def _corpora(plan: TopicsPlan) -> dict[str, tuple[Corpus, Corpus]]:
@@ -188,16 +188,16 @@ def _corpora(plan: TopicsPlan) -> dict[str, tuple[Corpus, Corpus]]:
         corpus = library_text()
         # shuffled here, because gensim and scikit-learn take documents in the given order
         order = np.random.default_rng(0).permutation(len(corpus))
-        few = len(corpus) // 20
-        pairs["library"] = corpus.select(order[few:]), corpus.select(order[:few])
+        held_out = len(corpus) // 20
+        pairs["library"] = corpus.select(order[held_out:]), corpus.select(order[:held_out])
     return pairs
 
 
 def _warm_up(servers: dict[str, Server], folder: Path) -> None:
     """Make a small fit with each library, because libraries load some of their code at the first fit."""
-    few = generate(100, 200, 5, 20, seed=0).corpus
+    small = generate(100, 200, 5, 20, seed=0).corpus
     for name, server in servers.items():
-        fit(server, few, Contender(name, name, {**_COMMON, "iterations": 5}, (5.0,)), 0, folder)
+        fit(server, small, Contender(name, name, {**_COMMON, "iterations": 5}, (5.0,)), 0, folder)
 
 
 def fit(
@@ -276,14 +276,14 @@ def median_curve(rounds: list[list[Point]]) -> list[Point]:
 
 def headline(curves: Curves) -> dict[str, Any]:
     """The main figures: the generated corpus, 20 iterations for all."""
-    ours = curves[f"{_OURS}{_TWENTY}"]
+    ours = curves[f"{_OURS}{_20_ITERATIONS}"]
     figures: dict[str, Any] = {
         "documents_per_second": median([_rate(points) for points in ours]),
         "perplexity": median([points[-1].perplexity for points in ours]),
         "perplexity_defaults": median([p[-1].perplexity for p in curves[f"{_OURS} defaults"]]),
     }
     for name, key in (("scikit-learn", "sklearn"), ("gensim", "gensim")):
-        theirs = curves.get(f"{name}{_TWENTY}")
+        theirs = curves.get(f"{name}{_20_ITERATIONS}")
         ratio, end = None, None
         if theirs is not None:
             ratio = median(ratios([_rate(points) for points in ours], [_rate(points) for points in theirs]))
@@ -313,9 +313,9 @@ def to_the_peers(curves: Curves) -> dict[str, Any]:
     row["ours"] = {}
     for label, rounds in curves.items():
         if label.startswith(_OURS):
-            here = first_at(median_curve(rounds), ends[best])
-            ratio = None if here is None or theirs is None else theirs.cpu_seconds / here.cpu_seconds
-            seconds = None if here is None else here.cpu_seconds
+            ours = first_at(median_curve(rounds), ends[best])
+            ratio = None if ours is None or theirs is None else theirs.cpu_seconds / ours.cpu_seconds
+            seconds = None if ours is None else ours.cpu_seconds
             row["ours"][label] = {"cpu_seconds": seconds, "times_faster": ratio}
     return row
 
@@ -327,7 +327,7 @@ def dpsvi_against_sampler(curves: Curves, plan: TopicsPlan) -> dict[str, Any]:
     rounds = curves.get("tomotopy")
     swept = None if rounds is None or plan.sweeps < SWEEPS else median_curve(rounds)[SWEEPS // 10 - 1]
     if swept is not None:
-        here = first_at(ours, swept.perplexity)
+        as_good = first_at(ours, swept.perplexity)
         row["sampler_perplexity"], row["sampler_cpu_seconds"] = swept.perplexity, swept.cpu_seconds
-        row["cpu_seconds_to_the_samplers"] = None if here is None else here.cpu_seconds
+        row["cpu_seconds_to_the_samplers"] = None if as_good is None else as_good.cpu_seconds
     return row

@@ -50,7 +50,7 @@ NOTE = (
 
 @dataclasses.dataclass(frozen=True)
 class SpeedupCase:
-    """A point of Fig. 1 to 3 under a step rule. batch: M."""
+    """A point of Fig. 1 to 3 under a step rule. panel: the figure's group of points. batch: M."""
 
     panel: str
     rule: str
@@ -71,9 +71,9 @@ def measure(plan: SpeedupPlan, log: Log) -> dict[str, Any]:
     There are two baselines T(SVI): ``serial`` is DPSVI's own rule at nW = p = B = M = 1, and ``svi`` is the
     paper's best (mini-batches of 1024, kappa 0.5, tau0 1), compared at the perplexity that ``serial`` has
     after half the documents. ``speedup`` is relative to the panel's first case, which has the fewest
-    replicas, times the number of these (``largest``: relative to the first case of ``threads``). This must be
-    what Fig. 1 to 3 call linear, because the step rule makes steps shorter as p, B or M grow. Times are known
-    to the master's ``folds`` only. Results below ``plan.where`` are reused.
+    replicas, times its number of replicas (``largest``: relative to the first case of ``threads``). This must
+    be what is linear in Fig. 1 to 3, because the step rule makes steps shorter as p, B or M grow. Times are
+    known only to within one step of the master (a fold). Results below ``plan.where`` are reused.
     """
     where = Path(plan.where)
     where.mkdir(parents=True, exist_ok=True)
@@ -198,23 +198,23 @@ def _rule(
     target = alone[-1].perplexity
     serial_at = reached(alone, target)
     # SVI's longer steps do not reach the target, so it has an easier one
-    half = [point for point in alone if point.documents <= plan.target_documents // 2] or alone[:1]
-    easier = half[-1].perplexity
-    svi_at = reached(curve(f"{rule} svi", svi, cost.svi_step_seconds, easier, plan.most), easier)
+    first_half = [point for point in alone if point.documents <= plan.target_documents // 2] or alone[:1]
+    svi_target = first_half[-1].perplexity
+    svi_at = reached(curve(f"{rule} svi", svi, cost.svi_step_seconds, svi_target, plan.most), svi_target)
     rows: list[dict[str, Any]] = []
-    first: dict[tuple[str, int], tuple[SpeedupCase, Evaluated | None]] = {}
+    baselines: dict[tuple[str, int], tuple[SpeedupCase, Evaluated | None]] = {}
     for case in cases(plan, rule):
         points = curve(case.name, dpsvi(plan, world, case), cost.step_seconds, target, plan.most)
         at = reached(points, target)
         # the largest is the only case of its panel: its baseline is the node of one thread
         group = ("threads" if case.panel == "largest" else case.panel, case.local_updates)
-        first.setdefault(group, (case, at))
-        tsp_svi = _speed_ratio(svi_at, reached(points, easier))
-        rows.append(_row(case, at, serial_at, first[group]) | {"tsp_svi": tsp_svi})
+        baselines.setdefault(group, (case, at))
+        tsp_svi = _speed_ratio(svi_at, reached(points, svi_target))
+        rows.append(_row(case, at, serial_at, baselines[group]) | {"tsp_svi": tsp_svi})
     eta = 0.1 if rule == "paper" else plan.rate
     return {
         "target_perplexity": target,
-        "target_perplexity_svi": easier,
+        "target_perplexity_svi": svi_target,
         "serial": {
             "step": eta * eta if rule == "paper" else eta,
             "batch": 64,
@@ -234,11 +234,11 @@ def _row(
     case: SpeedupCase,
     at: Evaluated | None,
     serial: Evaluated | None,
-    first: tuple[SpeedupCase, Evaluated | None],
+    baseline: tuple[SpeedupCase, Evaluated | None],
 ) -> dict[str, Any]:
-    """first: the panel's first case, the baseline of the speed-up."""
+    """baseline: the panel's first case, to which the speed-up is relative."""
     p, B, M = case.threads, case.local_updates, case.batch
-    ratio = _speed_ratio(first[1], at)
+    ratio = _speed_ratio(baseline[1], at)
     return {
         **dataclasses.asdict(case),
         "eta_and_rho": scaled_rate(0.1, p, B, M) if case.rule == "paper" else None,
@@ -246,7 +246,7 @@ def _row(
         "folds": None if at is None else at.folds,
         "seconds": None if at is None else at.seconds,
         "tsp_serial": _speed_ratio(serial, at),
-        "speedup": None if ratio is None else ratio * first[0].workers * first[0].threads,
+        "speedup": None if ratio is None else ratio * baseline[0].workers * baseline[0].threads,
         "documents_per_second": None if at is None else at.documents / at.seconds,
     }
 
@@ -262,21 +262,21 @@ def sparse(plan: SpeedupPlan, world: CorpusWorld, log: Log) -> list[dict[str, An
     shrinks the present v.
     """
     rows = []
-    first = plan.sparse_documents // plan.sparse_looks
+    every = plan.sparse_documents // plan.sparse_looks
     for rate in plan.sparse_rates:
         for B in plan.sparse_local_updates:
-            chosen = replace(plan, rate=rate)
+            with_rate = replace(plan, rate=rate)
             case = SpeedupCase("", "average", 4, 1, B, 4)
-            pulled, present = dpsvi(chosen, world, case, "pulled"), dpsvi(chosen, world, case)
+            pulled, present = dpsvi(with_rate, world, case, "pulled"), dpsvi(with_rate, world, case)
             kinds = {"sparse": (pulled, False), "dense": (pulled, True), "present": (present, False)}
             curves = {
-                kind: _push_curve(plan, world, *kinds[kind], first, f"{kind} pushes", log) for kind in kinds
+                kind: _push_curve(plan, world, *kinds[kind], every, f"{kind} pushes", log) for kind in kinds
             }
             rows.append(
                 {
                     "local_updates": B,
                     "rate": rate,
-                    "documents": first,
+                    "documents": every,
                     **curves,
                     "most_apart": _largest_difference(curves["sparse"], curves["dense"]),
                     "present_most_apart": _largest_difference(curves["present"], curves["dense"]),
@@ -292,21 +292,24 @@ def _largest_difference(curve: list[float | None], other: list[float | None]) ->
 
 
 def _push_curve(
-    plan: SpeedupPlan, world: CorpusWorld, run: Run, dense: bool, first: int, name: str, log: Log
+    plan: SpeedupPlan, world: CorpusWorld, run: Run, dense: bool, every: int, name: str, log: Log
 ) -> list[float | None]:
+    """The perplexity each time that ``every`` more documents are learned; None where it is not finite, and
+    everywhere if a step was refused."""
+
     def compute() -> list[float | None]:
         log(name)
-        schedule = EvaluationSchedule(validation(world), first, 1, first * plan.sparse_looks)
-        free = Cluster(compute="lognormal:0.01,0.1", network="latency=1e-4")
+        schedule = EvaluationSchedule(validation(world), every, 1, every * plan.sparse_looks)
+        any_cluster = Cluster(compute="lognormal:0.01,0.1", network="latency=1e-4")
         try:
-            points = evaluations(run, free, schedule, dense=dense)
+            points = evaluations(run, any_cluster, schedule, dense=dense)
         except StepTooLarge as refusal:
             log(f"{name}: {refusal}")
             return [None] * plan.sparse_looks
         values = [point.perplexity for point in points[: plan.sparse_looks]]
         return [value if math.isfinite(value) else None for value in values]
 
-    key = [plain(run), first, plan.sparse_looks]
+    key = [plain(run), every, plan.sparse_looks]
     curve: list[float | None] = cached_value(Path(plan.where), name, key, compute)
     return curve
 

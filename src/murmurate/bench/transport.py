@@ -169,8 +169,8 @@ def _gloo(x: Tensor) -> Transfer:
 
 
 def _mean(channel: Channel, x: Tensor) -> Transfer:
-    mine = x.clone()
-    return Transfer(lambda: channel.mean_(mine), lambda: channel.mean_(mine))
+    vector = x.clone()
+    return Transfer(lambda: channel.mean_(vector), lambda: channel.mean_(vector))
 
 
 def _register(channel: Channel, x: Tensor, spins: bool) -> Transfer:

@@ -9,8 +9,8 @@ from typing import Any
 from murmurate.cli.help import Fields, add_fields, verbs_of
 
 SHELLS = ("bash", "zsh")
-# shell functions that list what an argument of this name takes
-_WORDS = {"recipe": "recipes", "strategy": "strategies", "what": "lists", "name": "benches"}
+# by an argument's name, the shell function that lists its possible values
+_FUNCTIONS = {"recipe": "recipes", "strategy": "strategies", "what": "lists", "name": "benches"}
 _FOLDERS = ("folder", "folders", "out")  # arguments that take run folders
 
 
@@ -46,7 +46,7 @@ def _describe(parser: argparse.ArgumentParser) -> None:
         add_fields(parser, fields_of(None, []))
         parser.usage = usage
     for action in parser._actions:
-        function = _WORDS.get(action.dest)
+        function = _FUNCTIONS.get(action.dest)
         if action.dest in _FOLDERS:
             function = "runs"
         if function is not None:

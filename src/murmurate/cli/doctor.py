@@ -49,7 +49,7 @@ def show(report: dict[str, Any]) -> None:
         mark = Text(check["status"], style[check["status"]])
         table.add_row(
             mark, *(Text(check[key]) for key in ("name", "found", "advice"))
-        )  # brackets are no markup
+        )  # Text, because brackets would be markup
     rich.console.Console().print(table)
 
 
@@ -89,7 +89,7 @@ def _shared_memory() -> dict[str, str]:
     if os.path.isdir("/dev/shm"):
         size = f"{psutil.disk_usage('/dev/shm').total / 2**20:.0f} MiB"
     return _check(
-        "shared memory", _OK, f"works (/dev/shm: {size})", "unnamed; the size of /dev/shm does not limit it"
+        "shared memory", _OK, f"works (/dev/shm: {size})", "unnamed files, not limited by /dev/shm's size"
     )
 
 
@@ -112,7 +112,7 @@ def _gpu() -> dict[str, str]:
 def _bfloat16() -> dict[str, str]:
     if native_bfloat16(torch.device("cpu")):
         return _check("bfloat16", _OK, "native", "image networks use it (--agent.precision)")
-    return _check("bfloat16", _NOTE, "emulated", "stay with float32")
+    return _check("bfloat16", _NOTE, "emulated", "use float32")
 
 
 def _kernels() -> dict[str, str]:
@@ -129,10 +129,10 @@ def _kernels() -> dict[str, str]:
 def _torso() -> dict[str, str]:
     if native.kernels is None:
         return _check("torso", _NOTE, "torch", "image networks are slower: see compiled kernels")
-    if which := native.kernels.torso_kernels():
-        return _check("torso", _OK, f"compiled, {which[0]}", "where it computes in bfloat16")
-    if (chosen := os.environ.get("MURMURATE_NATIVE")) is not None:
-        return _check("torso", _NOTE, "torch", f"its kernels are not in {chosen}: unset MURMURATE_NATIVE")
+    if kernels := native.kernels.torso_kernels():
+        return _check("torso", _OK, f"compiled, {kernels[0]}", "where it computes in bfloat16")
+    if (build := os.environ.get("MURMURATE_NATIVE")) is not None:
+        return _check("torso", _NOTE, "torch", f"its kernels are not in {build}: unset MURMURATE_NATIVE")
     return _check(
         "torso",
         _NOTE,
@@ -163,29 +163,29 @@ def _control() -> dict[str, str]:
     from murmurate.worlds import dm_control
 
     pictures = dm_control.DmcWorld("pendulum", "swingup", pixels=True)
-    return _starts("dm_control", "control", pictures if dm_control.names() else None)
+    return _start_check("dm_control", "control", pictures if dm_control.names() else None)
 
 
 def _adroit() -> dict[str, str]:
     from murmurate.worlds import adroit
 
-    return _starts("Adroit hand", "adroit", adroit.AdroitWorld("door") if adroit.names() else None)
+    return _start_check("Adroit hand", "adroit", adroit.AdroitWorld("door") if adroit.names() else None)
 
 
 def _doom() -> dict[str, str]:
     from murmurate.worlds import vizdoom
 
-    return _starts("Doom", "doom", vizdoom.DoomWorld("my-way-home") if vizdoom.names() else None)
+    return _start_check("Doom", "doom", vizdoom.DoomWorld("my-way-home") if vizdoom.names() else None)
 
 
 def _mazes() -> dict[str, str]:
     from murmurate.worlds import mazes
 
-    return _starts("mazes", "mazes", mazes.MazeWorld(5) if mazes.names() else None)
+    return _start_check("mazes", "mazes", mazes.MazeWorld(5) if mazes.names() else None)
 
 
-def _starts(name: str, extra: str, world: SimulatorWorld | None) -> dict[str, str]:
-    """Whether ``world`` starts (it may lack a file, a system library or a driver); None: not installed."""
+def _start_check(name: str, extra: str, world: SimulatorWorld | None) -> dict[str, str]:
+    """Check that ``world`` starts (it may lack a file, a system library or a driver); None: not installed."""
     if world is None:
         return _check(name, _NOTE, "not installed", f"pip install 'murmurate[{extra}]'")
     simulators = world.open(1, training=False)
@@ -210,7 +210,7 @@ def _secret() -> dict[str, str]:
 def _store() -> dict[str, str]:
     if where := exposure.torchrun_listens():
         return _check("torchrun's store", _NOTE, f"listens on {where}", exposure.DANGER)
-    return _check("torchrun's store", _OK, "none that other hosts reach")
+    return _check("torchrun's store", _OK, "none that other hosts can reach")
 
 
 def _video() -> dict[str, str]:

@@ -80,16 +80,16 @@ def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    found = verify(_shape(options), options.operations, options.seed, say)
+    result = verify(_shape(options), options.operations, options.seed, say)
     if options.json:
-        print(json.dumps(dataclasses.asdict(found)))
+        print(json.dumps(dataclasses.asdict(result)))
     else:
         print(
-            f"{found.updates:,} updates and {found.samples:,} samples: {found.mismatches} mismatches; "
-            f"{found.cycles:,} cycles, {found.cycles_over_model:.4f} of the model, in "
-            f"{found.wall_seconds:.0f} s"
+            f"{result.updates:,} updates and {result.samples:,} samples: {result.mismatches} mismatches; "
+            f"{result.cycles:,} cycles, {result.cycles_over_model:.4f} of the model, in "
+            f"{result.wall_seconds:.0f} s"
         )
-    return 1 if found.mismatches else 0
+    return 1 if result.mismatches else 0
 
 
 def _pnr(options: argparse.Namespace, rest: list[str]) -> int:
@@ -131,7 +131,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
         "sample_cycles",
         "update_cycles",
     )
-    shown = rich.table.Table(*names, title="place and route (static timing; no board)")
+    table = rich.table.Table(*names, title="place and route (static timing; no board)")
     for row in rows:
-        shown.add_row(*(f"{row[name]:,}" for name in names))
-    rich.console.Console().print(shown)
+        table.add_row(*(f"{row[name]:,}" for name in names))
+    rich.console.Console().print(table)

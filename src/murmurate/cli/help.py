@@ -13,7 +13,7 @@ from murmurate.errors import Refusal, printable
 if TYPE_CHECKING:
     from murmurate.cli.options import Option
 
-WORDS = ("-h", "--help")
+_HELP_WORDS = ("-h", "--help")
 _TITLES = {
     "placement": "where it runs",
     "learner": "the agent",
@@ -32,7 +32,7 @@ class Misused(Refusal):
 class Fields:
     """The fields that a verb takes as options.
 
-    usage: the command. configs: (title of the config's own fields, config) of each. general: show only fields
+    usage: the command. configs: (title of the config's own fields, config) pairs. general: show only fields
     that every recipe has, without their values. note: text below the options. only: names of the config's
     fields that are options here; empty: all.
     """
@@ -45,7 +45,7 @@ class Fields:
 
 
 def asks_for_help(words: Sequence[str]) -> bool:
-    return any(word in WORDS for word in words)
+    return any(word in _HELP_WORDS for word in words)
 
 
 def show_help(
@@ -54,7 +54,7 @@ def show_help(
     """Print the help of the verb that ``words`` begin with, with the fields of the recipe, folder or
     benchmark that they name. order: puts the name in front of the options. Returns the exit code, always 0.
     """
-    rest = [word for word in words if word not in WORDS]
+    rest = [word for word in words if word not in _HELP_WORDS]
     verb = parser
     for word in rest:
         verbs = verbs_of(verb)
@@ -64,12 +64,12 @@ def show_help(
     if (fields_of := verb.get_default("fields")) is not None:
         try:
             options, others = parser.parse_known_args(order(rest))
-            given = fields_of(options, others)
+            fields = fields_of(options, others)
         except Refusal as refusal:
             if not isinstance(refusal, Misused):  # an unknown name, a folder that holds no run
                 print(f"murmurate: {printable(str(refusal))}\n", file=sys.stderr)
-            given = fields_of(None, [])
-        add_fields(verb, given)
+            fields = fields_of(None, [])
+        add_fields(verb, fields)
     print(verb.format_help(), end="")
     return 0
 
@@ -82,20 +82,20 @@ def verbs_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPars
     return {}
 
 
-def add_fields(parser: argparse.ArgumentParser, given: Fields) -> None:
+def add_fields(parser: argparse.ArgumentParser, fields: Fields) -> None:
     """Add the fields to a parser's help."""
     from murmurate.cli.options import options
 
-    parser.usage, parser.epilog = given.usage, given.note
-    for own_title, config in given.configs:
+    parser.usage, parser.epilog = fields.usage, fields.note
+    for own_title, config in fields.configs:
         groups: dict[str, Any] = {}
-        for option in sorted(options(config), key=_order):
-            inside = len(option.path) > 1
-            if given.general and inside and option.path[0] != "placement":
+        for option in sorted(options(config), key=_sort_key):
+            is_nested = len(option.path) > 1
+            if fields.general and is_nested and option.path[0] != "placement":
                 continue
-            if given.only and option.path[0] not in given.only:
+            if fields.only and option.path[0] not in fields.only:
                 continue
-            title, about = _title(config, option.path[0], given.general) if inside else (own_title, None)
+            title, about = _title(config, option.path[0], fields.general) if is_nested else (own_title, None)
             if f"--{option.name}" in parser._option_string_actions:  # the verb's own option comes first
                 continue
             if title not in groups:
@@ -103,11 +103,11 @@ def add_fields(parser: argparse.ArgumentParser, given: Fields) -> None:
             groups[title].add_argument(
                 f"--{option.name}",
                 metavar=option.type_name(),
-                help=option.help(with_value=not given.general).replace("%", "%%"),
+                help=option.help(with_value=not fields.general).replace("%", "%%"),
             )
 
 
-def _order(option: Option) -> int:
+def _sort_key(option: Option) -> int:
     """Fields of the config itself first, then its parts in the order of ``_TITLES``."""
     parts = list(_TITLES)
     return parts.index(option.path[0]) if len(option.path) > 1 and option.path[0] in parts else -1

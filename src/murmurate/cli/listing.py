@@ -22,7 +22,7 @@ from murmurate.strategies import strategies
 from murmurate.worlds.registry import families, vector_worlds
 
 _COLUMNS = 100  # characters of a line
-_DATA = "data sets"
+_DATA_SETS = "data sets"
 _TITLES = {
     "adroit": "Adroit hand",
     "atari": "Atari",
@@ -31,7 +31,7 @@ _TITLES = {
     "mazes": "mazes",
     "vizdoom": "Doom",
 }
-_GYM = (
+_OTHER_WORLDS = (
     "and gym:<Id> of any registered Gymnasium environment; gym:my_module:MyEnv-v0 imports my_module;\n"
     "and env:FILE.py:NAME or env:module:NAME of a class or function that makes one"
 )
@@ -52,8 +52,8 @@ def show(what: str, rows: list[dict[str, Any]]) -> None:
     if what == "worlds":
         for family, names in _by_family(rows).items():
             print(f"{_TITLES.get(family, family)}:")
-            print(textwrap.indent(_columns(names), "  "))
-        print(_GYM)
+            print(textwrap.indent(_wrapped(names), "  "))
+        print(_OTHER_WORLDS)
         return
     if what == "strategies":
         print("\n".join(_block(row) for row in rows), end="")
@@ -81,13 +81,13 @@ def _show_recipes() -> None:
     titles = {family: f"{_TITLES.get(family, family)} ({len(names)})" for family, names in families.items()}
     width = max(map(len, titles.values())) + 2
     for family, names in families.items():
-        some = textwrap.shorten("  ".join(names), _COLUMNS - width, placeholder="  …", break_on_hyphens=False)
+        text = textwrap.shorten("  ".join(names), _COLUMNS - width, placeholder="  …", break_on_hyphens=False)
         # shorten leaves one space between names
-        print(f"  {titles[family]:<{width}}{some.replace(' ', '  ').replace('    ', '  ')}")
-    print(_GYM)
+        print(f"  {titles[family]:<{width}}{text.replace(' ', '  ').replace('    ', '  ')}")
+    print(_OTHER_WORLDS)
 
 
-def _columns(names: list[str]) -> str:
+def _wrapped(names: list[str]) -> str:
     return textwrap.fill("  ".join(names), _COLUMNS, break_on_hyphens=False)
 
 
@@ -135,7 +135,7 @@ def _worlds() -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "family": family_of.get(name, _DATA),
+            "family": family_of.get(name, _DATA_SETS),
             "actions": "none" if name not in family_of else "vector" if name in vectors else "discrete",
         }
         for name in names

@@ -37,13 +37,13 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code: 0, or one of the above."""
-    warnings.formatwarning = _sentence  # type: ignore[assignment]
+    """Entry point; returns the exit code: 0, or a constant above."""
+    warnings.formatwarning = _format_warning  # type: ignore[assignment]
     if arguments is None:  # called as a command, not from Python
         signal.signal(signal.SIGTERM, _terminate)
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
-        words = _imported(words)
+        words = _import_modules(words)
         if asks_for_help(words):
             return show_help(_parser(), words, _name_first)
         options, rest = _parser().parse_known_args(_name_first(words))
@@ -83,12 +83,12 @@ def _terminate(number: int, frame: object) -> NoReturn:
     raise _Terminated
 
 
-def _sentence(message: Warning | str, category: type[Warning], *_: object) -> str:
+def _format_warning(message: Warning | str, category: type[Warning], *_: object) -> str:
     """A warning in the form of the command line's messages, without the line of code."""
     return f"murmurate: warning: {printable(str(message))}\n"
 
 
-def _imported(arguments: Sequence[str]) -> list[str]:
+def _import_modules(arguments: Sequence[str]) -> list[str]:
     """Import what ``--import MODULE`` names, wherever it stands; returns the other arguments."""
     rest: list[str] = []
     names: list[str] = []
@@ -115,7 +115,8 @@ def _name_first(arguments: Sequence[str]) -> list[str]:
     if verb not in ("train", "tune", "resume", "simulate"):
         return [verb, *rest]
     if any(word.partition("=")[0] == "--env" for word in rest):
-        return [verb, "", *rest]  # empty, or argparse would take an unknown option's value for it
+        # an empty recipe, because argparse would take an unknown option's value for the recipe
+        return [verb, "", *rest]
     index = 0
     while index < len(rest) and rest[index].startswith("-"):
         index += 1 if "=" in rest[index] else 2

@@ -39,8 +39,8 @@ class Option:
 
     def help(self, with_value: bool = True) -> str:
         """Its documentation, its value and its range."""
-        demands = dict.fromkeys(str(kind.range) for kind in self.numbers if kind.annotated)
-        facts = [f"default {_plain(self.value)}"] * with_value + [" or ".join(demands)] * bool(demands)
+        ranges = dict.fromkeys(str(kind.range) for kind in self.numbers if kind.annotated)
+        facts = [f"default {_plain(self.value)}"] * with_value + [" or ".join(ranges)] * bool(ranges)
         about = self.about.replace("``", "").removesuffix(".")
         return f"{about} ({'; '.join(facts)})".strip() if facts else about
 
@@ -78,23 +78,23 @@ def change(config: Any, arguments: Sequence[str], command: str) -> Any:
     field's type.
     """
     known = {option.name: option for option in options(config)}
-    left = list(arguments)
-    while left:
-        word = left.pop(0)
+    remaining = list(arguments)
+    while remaining:
+        word = remaining.pop(0)
         if not word.startswith("--"):
             raise Refusal(f"'{word}' belongs to no option. Options are --name value. See: {command} --help")
-        name, equals, first = word[2:].replace("_", "-").partition("=")
+        name, equals, value = word[2:].replace("_", "-").partition("=")
         if equals:
-            _, _, first = word.partition("=")  # the value keeps its underscores
+            _, _, value = word.partition("=")  # the value keeps its underscores
         name = _full_name(name, known, command)
-        words = [first] if equals else []
-        many = typing.get_origin(known[name].kind) is tuple
-        while not equals and left and not left[0].startswith("--") and (many or not words):
-            words.append(left.pop(0))
+        words = [value] if equals else []
+        takes_several = typing.get_origin(known[name].kind) is tuple
+        while not equals and remaining and not remaining[0].startswith("--") and (takes_several or not words):
+            words.append(remaining.pop(0))
         new = _read(known[name], words)
         check_number(f"--{name}", new, known[name].numbers, known[name].value)
         try:
-            config = _put(config, known[name].path, new)
+            config = _with_value(config, known[name].path, new)
         except OutOfRange:
             raise
         except ValueError as error:  # a dataclass that checks its own fields
@@ -110,13 +110,13 @@ def divide(
     Raises Refusal for a field that neither has, with the nearest name of both.
     """
     names = {option.name: option for option in options(config)}
-    others = {option.name: option for option in options(other_config)}
+    other_names = {option.name: option for option in options(other_config)}
     config_arguments: list[str] = []
     other_arguments: list[str] = []
     target = other_arguments
     for word in arguments:
         if word.startswith("--"):
-            name = _full_name(word[2:].partition("=")[0].replace("_", "-"), names | others, command)
+            name = _full_name(word[2:].partition("=")[0].replace("_", "-"), names | other_names, command)
             target = config_arguments if name in names else other_arguments
         target.append(word)
     return config_arguments, other_arguments
@@ -127,11 +127,11 @@ def _full_name(name: str, known: Mapping[str, Option], command: str) -> str:
     (``learning-rate``: ``agent.learning-rate``). Raises Refusal where there is none, or more than one."""
     if name in known:
         return name
-    inside = [option for option in known if option.endswith(f".{name}")]
-    if len(inside) == 1:
-        return inside[0]
-    if inside:
-        raise Refusal(f"--{name} may be {' or '.join(f'--{option}' for option in inside)}. Say which.")
+    matching = [option for option in known if option.endswith(f".{name}")]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        raise Refusal(f"--{name} may be {' or '.join(f'--{option}' for option in matching)}. Say which.")
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f" Did you mean --{near[0]}?" if near else ""
     raise Refusal(f"There is no field called '{name}'.{hint} See: {command} --help")
@@ -196,8 +196,8 @@ def number_argument(kind: Any) -> Callable[[str], Any]:
                 return value
         except ValueError:
             pass
-        whole = "integer" if number.type is int else "number"
-        raise argparse.ArgumentTypeError(f"'{word}' is no {whole} {number.range}")
+        type_name = "integer" if number.type is int else "number"
+        raise argparse.ArgumentTypeError(f"'{word}' is no {type_name} {number.range}")
 
     return convert
 
@@ -210,13 +210,13 @@ def parse_bool(word: str) -> bool:
 
 
 def _type_name(kind: Any) -> str:
-    origin, inside = typing.get_origin(kind), typing.get_args(kind)
+    origin, type_arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (Union, types.UnionType):
-        return " or ".join("none" if k is type(None) else _type_name(k) for k in inside)
+        return " or ".join("none" if k is type(None) else _type_name(k) for k in type_arguments)
     if origin is Literal:
-        return "|".join(map(str, inside))
+        return "|".join(map(str, type_arguments))
     if origin is tuple:
-        return f"{_type_name(inside[0])},..."
+        return f"{_type_name(type_arguments[0])},..."
     return {int: "integer", float: "number", str: "name", bool: "true|false"}.get(kind, str(kind))
 
 
@@ -232,9 +232,9 @@ def _plain(value: Any) -> str:
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _put(value: Any, path: tuple[str, ...], new: Any) -> Any:
+def _with_value(value: Any, path: tuple[str, ...], new: Any) -> Any:
     name, *rest = path
-    inner = _put(getattr(value, name), tuple(rest), new) if rest else new
+    inner = _with_value(getattr(value, name), tuple(rest), new) if rest else new
     return dataclasses.replace(value, **{name: inner})
 
 

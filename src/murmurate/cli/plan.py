@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from murmurate.training.run import Run
 
 PROFILE = Path("runs") / "profile.json"
-_SHOWN, _CHECKED = 5, 3
+_MOST_SHOWN, _MOST_CHECKED = 5, 3
 
 
 def add_verb(verbs: Any) -> None:
@@ -71,18 +71,18 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
     run = change(run, rest, f"murmurate train {options.recipe}")
     run.validate()
     profile = _profile(run, options)
-    found = search(run, profile, options.objective, options.hosts, _say)
-    checked = _checked(found, options) if options.check else {}
+    candidates = search(run, profile, options.objective, options.hosts, _say)
+    rates = _measured_rates(candidates, options) if options.check else {}
     if options.page is not None:
         from murmurate.mapping.page import write_page
 
-        _say(f"the page is {write_page(options.page, run, profile, found, checked)}")
+        _say(f"the page is {write_page(options.page, run, profile, candidates, rates)}")
     if options.json:
-        rows = [candidate.plain() | {"measured": checked.get(candidate.name)} for candidate in found]
+        rows = [candidate.plain() | {"measured": rates.get(candidate.name)} for candidate in candidates]
         print(json.dumps(rows))
     else:
-        _show(run, found, profile, checked)
-    return _apply(found[0], options) if options.apply else 0
+        _show(run, candidates, profile, rates)
+    return _apply(candidates[0], options) if options.apply else 0
 
 
 def _say(line: str) -> None:
@@ -106,35 +106,35 @@ def _profile(run: Run, options: argparse.Namespace) -> DeviceProfile:
             f"{path} is of another machine ({profile.hardware.get('cpu')}, {profile.cores} cores), and what "
             "is measured here does not belong in it. Use --on with another file, or remove it."
         )
-    measured = False
+    has_changed = False
     if here and (options.profile or key(run) not in profile.recipes):
         _say(f"measuring {run.recipe} on this machine")
         measure.add_recipe(profile, run, _say)
-        measured = True
+        has_changed = True
     if here:
-        for other in needed(run, cores):
-            measured |= measure.add_exchange(profile, other, _say)
+        for needed_run in needed(run, cores):
+            has_changed |= measure.add_exchange(profile, needed_run, _say)
     costs = profile.recipes.get(key(run))
     if here and costs is not None and options.target not in (None, getattr(costs.learning, "target", None)):
         costs.learning = learning.measure(run, options.target, _say)
-        measured = True
+        has_changed = True
     if options.watts is not None:
         profile.watts = options.watts
-    if measured:
+    if has_changed:
         path.parent.mkdir(parents=True, exist_ok=True)
         save(profile, path)
         _say(f"the profile is {path}")
     return profile
 
 
-def _checked(found: Sequence[Candidate], options: argparse.Namespace) -> dict[str, float]:
+def _measured_rates(candidates: Sequence[Candidate], options: argparse.Namespace) -> dict[str, float]:
     """Measured env steps per second of the best few candidates, by name."""
     from murmurate.mapping.check import measured
 
     if options.on is not None:
         raise Refusal("--check runs the candidates here, and --on is of a machine that need not be this one.")
     rates = {}
-    for candidate in found[:_CHECKED]:
+    for candidate in candidates[:_MOST_CHECKED]:
         rate = rates[candidate.name] = measured(candidate.run)
         predicted = candidate.prediction.env_steps_per_second
         _say(
@@ -143,42 +143,44 @@ def _checked(found: Sequence[Candidate], options: argparse.Namespace) -> dict[st
     return rates
 
 
-def _show(run: Run, found: Sequence[Candidate], profile: DeviceProfile, checked: Mapping[str, float]) -> None:
+def _show(
+    run: Run, candidates: Sequence[Candidate], profile: DeviceProfile, rates: Mapping[str, float]
+) -> None:
     import rich.console
     import rich.table
     from rich.text import Text
 
-    unit = found[0].unit
+    unit = candidates[0].unit
     table = rich.table.Table(
-        title=Text(f"{run.recipe} on {profile.cores} cores: {len(found)} configurations")
+        title=Text(f"{run.recipe} on {profile.cores} cores: {len(candidates)} configurations")
     )
     table.add_column("configuration")
     table.add_column(f"predicted {unit}", justify="right")
-    if checked:
+    if rates:
         table.add_column("measured env steps/s", justify="right")
     table.add_column("why")
-    unchanged = next((c for c in found if not c.changes), None)
+    unchanged = next((c for c in candidates if not c.changes), None)
     shown = [
-        *found[:_SHOWN],
-        *([unchanged] if unchanged is not None and unchanged not in found[:_SHOWN] else []),
+        *candidates[:_MOST_SHOWN],
+        *([unchanged] if unchanged is not None and unchanged not in candidates[:_MOST_SHOWN] else []),
     ]
     for candidate in shown:
-        measured = [f"{checked[candidate.name]:,.0f}" if candidate.name in checked else ""] * bool(checked)
+        measured = [f"{rates[candidate.name]:,.0f}" if candidate.name in rates else ""] * bool(rates)
         table.add_row(*map(Text, (candidate.name, candidate.figure, *measured, candidate.why)))
     rich.console.Console().print(table)
-    print(f"Train with the first: murmurate train {run.recipe} {' '.join(found[0].changes)}")
-    for sentence in advice(found, profile):
+    print(f"Train with the first: murmurate train {run.recipe} {' '.join(candidates[0].changes)}")
+    for sentence in advice(candidates, profile):
         print(sentence)
 
 
-def advice(found: Sequence[Candidate], profile: DeviceProfile) -> list[str]:
+def advice(candidates: Sequence[Candidate], profile: DeviceProfile) -> list[str]:
     """What would make the plan, or the run, better."""
     sentences = []
-    best = found[0].prediction
+    best = candidates[0].prediction
     if best.bottleneck == "cores" or best.busy > 0.9 * profile.cores:
-        sentences.append(f"All {profile.cores} cores are busy with it: more cores would make it faster.")
-    if found[0].run.replicas > profile.cores and "network" not in profile.links:
-        sentences.append("The network was assumed: put its latency and bandwidth in the profile's links.")
+        sentences.append(f"The run keeps all {profile.cores} cores busy: more cores would make it faster.")
+    if candidates[0].run.replicas > profile.cores and "network" not in profile.links:
+        sentences.append("The network is a guess: put its latency and bandwidth in the profile's links.")
     return sentences
 
 

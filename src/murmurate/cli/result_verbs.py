@@ -67,7 +67,7 @@ def _report(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.record.sweeps import run_folders
     from murmurate.training.evaluate import write_picture
 
-    default, more = Path("comparison.html"), []  # for several runs
+    default_out, more = Path("comparison.html"), []  # for several runs
     if len(options.folders) == 1 and (options.folders[0] / "study.json").is_file():
         from murmurate.tuning.study import rewrite_page
 
@@ -77,12 +77,12 @@ def _report(options: argparse.Namespace, rest: list[str]) -> int:
         return 0
     folders = run_folders(options.folders)
     if len(folders) > 1 and len(options.folders) == 1:
-        default = options.folders[0] / "report.html"  # the folder of a sweep
+        default_out = options.folders[0] / "report.html"  # the folder of a sweep
     if len(folders) == 1:
         (folder,) = folders
-        default = folder / "report.html"
+        default_out = folder / "report.html"
         if not (folder / "videos" / "frames.png").exists():
             write_picture(stored(folder), folder)
         more = stored(folder).evaluation.sections(folder)
-    print(report(folders, options.out or default, more))
+    print(report(folders, options.out or default_out, more))
     return 0

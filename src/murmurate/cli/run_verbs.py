@@ -180,7 +180,7 @@ def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _resume(options: argparse.Namespace, rest: list[str]) -> int:
-    if _launched_here(options.folder):
+    if _launcher_is_local(options.folder):
         begin_fork_server(rest)
     from murmurate.cli.options import change
     from murmurate.launch import launcher
@@ -193,7 +193,7 @@ def _resume(options: argparse.Namespace, rest: list[str]) -> int:
     return report_end(finish, finish.folder or options.folder)
 
 
-def _launched_here(folder: Path) -> bool:
+def _launcher_is_local(folder: Path) -> bool:
     from murmurate.record.stored import read_object
 
     try:
@@ -220,10 +220,10 @@ def report_end(finish: Any, folder: Path) -> int:
         for rank in dead:
             print(f"replica {rank} died during the run; the others continued")
     saved = finish.run.launcher != "simulated" and (folder / "checkpoints" / "last").exists()
-    to_resume = saved and finish.code in _INTERRUPTED
-    following = "resume" if to_resume else finish.run.evaluation.next_command
+    is_resumable = saved and finish.code in _INTERRUPTED
+    next_command = "resume" if is_resumable else finish.run.evaluation.next_command
     if failed and not saved and (folder / "logs").exists():
         print(f"The run is in {folder}, and what its processes printed in {folder / 'logs'}")
     else:
-        print(f"The run is in {folder} — next: murmurate {following} {folder}")
+        print(f"The run is in {folder} — next: murmurate {next_command} {folder}")
     return int(finish.code)

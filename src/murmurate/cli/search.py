@@ -17,8 +17,8 @@ def search_space(run: Any, texts: Sequence[str], command: str) -> list[Dimension
     known = {option.name: option for option in options(run)}
     space: dict[str, Dimension] = {}
     for text in texts or ["default"]:
-        found = default_space(known) if text == "default" else [_read(text, run, known, command)]
-        space |= {dimension.name: dimension for dimension in found}
+        dimensions = default_space(known) if text == "default" else [_parse(text, run, known, command)]
+        space |= {dimension.name: dimension for dimension in dimensions}
     if not space:
         raise Refusal(
             f"There is no default of what to search for {run.recipe}. Name the fields, as in --search "
@@ -35,13 +35,13 @@ def search_space(run: Any, texts: Sequence[str], command: str) -> list[Dimension
 
 def default_space(known: dict[str, Option]) -> list[Dimension]:
     """For each field of the learner that ``_RULES`` knows: values around the recipe's, within its range."""
-    found = []
+    dimensions = []
     for name, option in known.items():
         rule = _RULES.get(name.removeprefix("agent.")) if name.startswith("agent.") else None
-        number = isinstance(option.value, (int, float)) and math.isfinite(option.value)
-        if rule is not None and number and (dimension := rule(name, option.value)) is not None:
-            found.append(_within_range(dimension, option))
-    return found
+        is_number = isinstance(option.value, (int, float)) and math.isfinite(option.value)
+        if rule is not None and is_number and (dimension := rule(name, option.value)) is not None:
+            dimensions.append(_within_range(dimension, option))
+    return dimensions
 
 
 _Rule = Callable[[str, float], Dimension | None]
@@ -56,7 +56,7 @@ def _around(factor: float) -> _Rule:
     return rule
 
 
-def _around_or(factor: float, most: float) -> _Rule:
+def _around_or_up_to(factor: float, most: float) -> _Rule:
     """As ``_around``, but from 0 to ``most`` where the recipe's value is 0."""
     around = _around(factor)
     return lambda name, value: around(name, value) or Dimension(name, 0.0, most)
@@ -67,14 +67,14 @@ def _choices(*values: float) -> _Rule:
     return lambda name, value: Dimension(name, choices=tuple(f"{x:g}" for x in sorted({*values, value})))
 
 
-def _doubled(name: str, value: float) -> Dimension:
+def _multiples(name: str, value: float) -> Dimension:
     """0.5, 1, 2 and 4 times the recipe's value."""
     return Dimension(
         name, choices=tuple(str(n) for n in sorted({max(1, int(value * x)) for x in (0.5, 1, 2, 4)}))
     )
 
 
-def _from(low: float, high: float) -> _Rule:
+def _range(low: float, high: float) -> _Rule:
     """From ``low`` to ``high``, extended so far that the recipe's value is in it."""
     return lambda name, value: Dimension(name, min(low, value), max(high, value))
 
@@ -84,12 +84,12 @@ _RULES: dict[str, _Rule] = {
         ("learning-rate", "value-learning-rate", "policy-rate", "critic-rate", "temperature-rate"),
         _around(10),
     ),
-    "entropy-coefficient": _around_or(10, 0.02),
-    "steps": _doubled,
+    "entropy-coefficient": _around_or_up_to(10, 0.02),
+    "steps": _multiples,
     "n-step": _choices(1, 3, 5),
     "discount": _choices(0.95, 0.98, 0.99, 0.995),
-    "gae-lambda": _from(0.8, 1.0),
-    "trace-lambda": _from(0.8, 1.0),
+    "gae-lambda": _range(0.8, 1.0),
+    "trace-lambda": _range(0.8, 1.0),
     "ratio-clip": _around(3),
     "max-kl": _around(5),
     "clip": _around(4),
@@ -108,9 +108,9 @@ def _within_range(dimension: Dimension, option: Option) -> Dimension:
 # -- what --search names ----------------------------------------------------------------------------------
 
 
-def _read(text: str, run: Any, known: dict[str, Option], command: str) -> Dimension:
+def _parse(text: str, run: Any, known: dict[str, Option], command: str) -> Dimension:
     name, equals, values = text.partition("=")
-    option = _named(name.removeprefix("--").replace("_", "-"), run, known, command)
+    option = _find_option(name.removeprefix("--").replace("_", "-"), run, known, command)
     usage = f"--search {option.name}=LOW..HIGH, LOW..HIGH:log or A,B,C"
     if not equals or not values:
         raise Refusal(f"--search {text} names no values. Use {usage}.")
@@ -125,28 +125,28 @@ def _read(text: str, run: Any, known: dict[str, Option], command: str) -> Dimens
         raise Refusal(f"{option.name} is no number. Name its values: --search {option.name}=A,B,C")
     if colon and scale != "log":
         raise Refusal(f"--search {text}: there is no scale '{scale}'. Use {usage}.")
-    whole = all(kind.type is int for kind in option.numbers)
+    is_integer = all(kind.type is int for kind in option.numbers)
     try:
         ends = [float(word) for word in (low, high)]
     except ValueError:
         raise Refusal(f"--search {text}: '{low}' and '{high}' are no two numbers. Use {usage}.") from None
     if not (math.isfinite(ends[0]) and math.isfinite(ends[1]) and ends[0] < ends[1]):
         raise Refusal(f"--search {text}: the first number must be below the second, and both finite.")
-    if whole and not (ends[0].is_integer() and ends[1].is_integer()):
+    if is_integer and not (ends[0].is_integer() and ends[1].is_integer()):
         raise Refusal(f"--search {text}: {option.name} is an integer.")
     if scale and ends[0] <= 0:
         raise Refusal(f"--search {text}: a logarithmic scale begins above 0. Leave out :log.")
-    return Dimension(option.name, ends[0], ends[1], bool(scale), whole)
+    return Dimension(option.name, ends[0], ends[1], bool(scale), is_integer)
 
 
-def _named(name: str, run: Any, known: dict[str, Option], command: str) -> Option:
+def _find_option(name: str, run: Any, known: dict[str, Option], command: str) -> Option:
     """The option called ``name``, with or without its group (``learning-rate``)."""
     if name in known:
         return known[name]
-    inside = [option for option in known.values() if option.name.rpartition(".")[2] == name]
-    if len(inside) == 1:
-        return inside[0]
-    if inside:
-        raise Refusal(f"--search {name}: say which of {', '.join(option.name for option in inside)}.")
+    matching = [option for option in known.values() if option.name.rpartition(".")[2] == name]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        raise Refusal(f"--search {name}: say which of {', '.join(option.name for option in matching)}.")
     change(run, [f"--{name}", "0"], command)  # refuses it, with the nearest name
     raise Refusal(f"There is no field called '{name}'. See: {command} --help")

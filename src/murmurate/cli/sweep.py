@@ -56,4 +56,4 @@ def check_jobs(jobs: int) -> None:
 
 
 def _say(line: str) -> None:
-    print(line, flush=True)  # at once, before the output of the run's process
+    print(line, flush=True)  # flushed, so that it precedes the output of the run's process

@@ -138,10 +138,10 @@ def _warn_of_left_out(world: CorpusWorld) -> None:
     """Warn of Markdown files in a folder that is read for its ``.txt`` files."""
     path = Path(world.path)
     if world.kind is None and path.is_dir() and files_of(path, "text"):
-        others = len(files_of(path, "markdown")) - len(files_of(path, "text"))
-        if others:
+        ignored = len(files_of(path, "markdown")) - len(files_of(path, "text"))
+        if ignored:
             warnings.warn(
-                f"{others:,} Markdown files in {path} are left out, since it has .txt files. To read all of "
+                f"{ignored:,} Markdown files in {path} are left out, since it has .txt files. To read all of "
                 "them: --kind markdown",
                 stacklevel=2,
             )
@@ -149,13 +149,13 @@ def _warn_of_left_out(world: CorpusWorld) -> None:
 
 def _with_full_names(words: Sequence[str]) -> list[str]:
     """``words`` with short names of options replaced by full ones."""
-    long = []
+    full = []
     for word in words:
         name, equals, value = word.removeprefix("--").partition("=")
-        long.append(
+        full.append(
             f"--{_FULL_NAMES[name]}{equals}{value}" if word.startswith("--") and name in _FULL_NAMES else word
         )
-    return long
+    return full
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,8 +222,8 @@ class OtherCorpus:
     @property
     def numbers(self) -> NDArray[np.int64]:
         """The number of each document [D] in its source, from 0."""
-        everything = np.arange(len(self.documents) + len(self.skipped.documents))
-        return np.setdiff1d(everything, self.skipped.documents, assume_unique=True)
+        all_numbers = np.arange(len(self.documents) + len(self.skipped.documents))
+        return np.setdiff1d(all_numbers, self.skipped.documents, assume_unique=True)
 
 
 def other_corpus(fitted: FittedTopics, options: argparse.Namespace) -> OtherCorpus:
@@ -250,16 +250,16 @@ def other_corpus(fitted: FittedTopics, options: argparse.Namespace) -> OtherCorp
         world.vocabulary_size or world.vocabulary or vocabulary_beside(Path(path)).exists()
     ):
         overrides["vocabulary_size"] = fitted.vocabulary_size
-    other, skipped = world.read_as(**overrides)
-    if other.vocabulary is None or fitted.vocabulary is None or other.vocabulary == fitted.vocabulary:
-        if other.vocabulary_size != fitted.vocabulary_size:
+    corpus, skipped = world.read_as(**overrides)
+    if corpus.vocabulary is None or fitted.vocabulary is None or corpus.vocabulary == fitted.vocabulary:
+        if corpus.vocabulary_size != fitted.vocabulary_size:
             raise Refusal(
-                f"{path} is over {other.vocabulary_size:,} words, the topics over "
+                f"{path} is over {corpus.vocabulary_size:,} words, the topics over "
                 f"{fitted.vocabulary_size:,}. "
                 "Give a corpus with the same vocabulary, or one that names its words."
             )
-        return OtherCorpus(other, skipped, world.texts())
-    return OtherCorpus(other.with_vocabulary(fitted.vocabulary), skipped, world.texts())
+        return OtherCorpus(corpus, skipped, world.texts())
+    return OtherCorpus(corpus.with_vocabulary(fitted.vocabulary), skipped, world.texts())
 
 
 @contextlib.contextmanager

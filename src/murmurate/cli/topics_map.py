@@ -22,10 +22,10 @@ def svg_map(points: NDArray[np.float64], rows: list[dict[str, Any]]) -> str:
     """
     weights = np.array([row["weight"] for row in rows])
     radii = np.maximum(_LARGEST_RADIUS * np.sqrt(weights / weights.max()), 4.0)
-    places = _placed(points[[row["topic"] for row in rows]])
+    centres = _scaled(points[[row["topic"] for row in rows]])
     circles, labels = [], []
     boxes: list[tuple[float, float, float]] = []  # x, y and width of each label
-    for row, (x, y), radius in zip(rows, places.tolist(), radii.tolist(), strict=True):
+    for row, (x, y), radius in zip(rows, centres.tolist(), radii.tolist(), strict=True):
         words = [top["word"] for top in row["words"]]
         title = html.escape(f"{row['topic']}: {' '.join(words)} ({row['weight']:.1%})")
         circles.append(
@@ -33,7 +33,7 @@ def svg_map(points: NDArray[np.float64], rows: list[dict[str, Any]]) -> str:
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}"/></a>'
         )
         label = " ".join(words[:_WORDS])
-        boxes.append(_free(x, y, len(label) * _LETTER_WIDTH, boxes))
+        boxes.append(_free_box(x, y, len(label) * _LETTER_WIDTH, boxes))
         y = boxes[-1][1]
         labels.append(
             f'<text class=number x="{x:.1f}" y="{y:.1f}">{row["topic"]}</text>'
@@ -45,27 +45,27 @@ def svg_map(points: NDArray[np.float64], rows: list[dict[str, Any]]) -> str:
     )
 
 
-def _free(
+def _free_box(
     x: float, y: float, width: float, boxes: list[tuple[float, float, float]]
 ) -> tuple[float, float, float]:
-    """The box of a label at (x, y), moved up or down until it hides no other label."""
+    """The box of a label at (x, y), moved up or down until it overlaps no other label."""
 
-    def hidden(at: float) -> bool:
+    def overlaps(box_y: float) -> bool:
         return any(
-            abs(at - other_y) < _LABEL_HEIGHT and abs(x - other_x) < (width + other_width) / 2
+            abs(box_y - other_y) < _LABEL_HEIGHT and abs(x - other_x) < (width + other_width) / 2
             for other_x, other_y, other_width in boxes
         )
 
     offsets = sorted(range(-150, 151, 5), key=abs)
-    free = (y + offset for offset in offsets if not hidden(y + offset) and 20 < y + offset < _HEIGHT - 20)
+    free = (y + offset for offset in offsets if not overlaps(y + offset) and 20 < y + offset < _HEIGHT - 20)
     return x, next(free, y), width
 
 
-def _placed(points: NDArray[np.float64]) -> NDArray[np.float64]:
+def _scaled(points: NDArray[np.float64]) -> NDArray[np.float64]:
     """``points`` moved and scaled into the picture [K, 2], with the same scale on both axes."""
     room = np.array([_WIDTH, _HEIGHT]) - 2 * (_LARGEST_RADIUS + _MARGIN)
     low, high = points.min(0), points.max(0)
     extent = np.maximum(high - low, 1e-9)
     scale = float((room / extent).min()) if (high - low).max() > 1e-9 else 0.0
-    placed: NDArray[np.float64] = (points - (low + high) / 2) * scale + np.array([_WIDTH, _HEIGHT]) / 2
-    return placed
+    scaled: NDArray[np.float64] = (points - (low + high) / 2) * scale + np.array([_WIDTH, _HEIGHT]) / 2
+    return scaled

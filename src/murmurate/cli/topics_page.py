@@ -21,7 +21,7 @@ from murmurate.errors import Refusal
 from murmurate.record.stored import read_object
 from murmurate.workloads.topics import Topics
 
-_SIMILAR = 0.4  # diversity below which topics are hard to distinguish
+_SIMILAR_DIVERSITY = 0.4  # diversity below which topics are hard to distinguish
 _MOST_DOCUMENTS = 20_000  # for coherence and sample documents
 _SAMPLE_LETTERS = 220
 _FIGURES = (
@@ -37,7 +37,7 @@ _FIGURES = (
 def show_command(options: argparse.Namespace, rest: list[str]) -> int:
     fitted = load(options.folder)
     weights = fitted.topics.weights().tolist()
-    tops = fitted.topics.top_words(options.words)
+    top_words = fitted.topics.top_words(options.words)
     name: Callable[[int], str] = str if fitted.vocabulary is None else fitted.vocabulary.__getitem__
     coherence, samples = _from_corpus(fitted, options.samples)
     rows = [
@@ -45,7 +45,7 @@ def show_command(options: argparse.Namespace, rest: list[str]) -> int:
             "topic": k,
             "weight": weights[k],
             "coherence": coherence[k],
-            "words": [{"word": name(word), "share": share} for word, share in tops[k]],
+            "words": [{"word": name(word), "share": share} for word, share in top_words[k]],
             "documents": samples[k],
         }
         for k in sorted(range(fitted.topics.count), key=lambda k: -weights[k])
@@ -83,23 +83,23 @@ def _samples(fitted: FittedTopics, most: int) -> list[list[dict[str, Any]]]:
         return [[] for _ in range(fitted.topics.count)]
     corpus, skipped = fitted.world.read_as()
     numbers = np.setdiff1d(np.arange(len(corpus) + len(skipped.documents)), skipped.documents)
-    some = np.unique(np.linspace(0, len(corpus) - 1, min(len(corpus), _MOST_DOCUMENTS)).astype(np.int64))
-    shares = fitted.topics.transform(corpus.select(some))
-    first = np.argsort(-shares, axis=0, kind="stable")[:most].T  # [K, most]
+    sampled = np.unique(np.linspace(0, len(corpus) - 1, min(len(corpus), _MOST_DOCUMENTS)).astype(np.int64))
+    shares = fitted.topics.transform(corpus.select(sampled))
+    top_rows = np.argsort(-shares, axis=0, kind="stable")[:most].T  # [K, most]
     texts = fitted.world.texts()
-    found = {} if texts is None else texts.pick(numbers[some[first]].ravel().tolist())
+    documents = {} if texts is None else texts.pick(numbers[sampled[top_rows]].ravel().tolist())
 
     def sample(row: int, topic: int) -> dict[str, Any]:
-        number = int(numbers[some[row]])
-        document = found.get(number)
+        number = int(numbers[sampled[row]])
+        document = documents.get(number)
         words = "" if document is None else " ".join(document.text.split())
-        short = (
+        excerpt = (
             words if len(words) <= _SAMPLE_LETTERS else words[:_SAMPLE_LETTERS].rpartition(" ")[0] + " ..."
         )
         name = f"document {number}" if document is None else document.name
-        return {"name": name, "share": float(shares[row, topic]), "text": short}
+        return {"name": name, "share": float(shares[row, topic]), "text": excerpt}
 
-    return [[sample(row, topic) for row in rows] for topic, rows in enumerate(first.tolist())]
+    return [[sample(row, topic) for row in rows] for topic, rows in enumerate(top_rows.tolist())]
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
@@ -108,7 +108,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
         table.add_column(column, justify="left" if column == "words" else "right")
     for row in rows:
         words = " ".join(top["word"] for top in row["words"])
-        table.add_row(str(row["topic"]), f"{row['weight']:.1%}", _plain(row["coherence"]), words)
+        table.add_row(str(row["topic"]), f"{row['weight']:.1%}", _coherence_text(row["coherence"]), words)
     rich.console.Console().print(table)
 
 
@@ -116,14 +116,14 @@ def _print_diversity(topics: Topics) -> None:
     """Print how different the topics are, and a remedy where they are similar."""
     diversity = topics.diversity()
     print(f"diversity {diversity:.2f}: the share of different words among the likeliest of the topics")
-    if topics.count > 1 and diversity < _SIMILAR:
+    if topics.count > 1 and diversity < _SIMILAR_DIVERSITY:
         print(
             "The topics are similar. Use more steps (--passes, a smaller --batch), fewer --topics, or leave "
             "out more of the common words of a text (--max-df 0.3)."
         )
 
 
-def _plain(coherence: float | None) -> str:
+def _coherence_text(coherence: float | None) -> str:
     return "-" if coherence is None else f"{coherence:.2f}"
 
 
@@ -141,7 +141,7 @@ def _page(fitted: FittedTopics, rows: list[dict[str, Any]]) -> str:
     """An HTML page: a map, then for each topic its weight, its words and documents, and what figures mean."""
     title = f"Topics of {html.escape(Path(fitted.world.path).name)}"
     points, shown = fitted.topics.plane()
-    most = max(row["weight"] for row in rows)
+    largest_weight = max(row["weight"] for row in rows)
     about = (
         "Topics with similar words are near one another. The area of a circle is the topic's share of all "
         f"words. The two axes show {shown:.0%} of the variance (principal components of Hellinger distances)."
@@ -154,25 +154,25 @@ def _page(fitted: FittedTopics, rows: list[dict[str, Any]]) -> str:
     return (
         f"<!doctype html><meta charset=utf-8>{_POLICY}<title>{title}</title><style>{_STYLE}</style>"
         f"<h1>{title}</h1><figure>{svg_map(points, rows)}<figcaption>{about}</figcaption></figure>"
-        f"<main>{''.join(_section(row, most) for row in rows)}</main>{explanation}\n"
+        f"<main>{''.join(_section(row, largest_weight) for row in rows)}</main>{explanation}\n"
     )
 
 
-def _section(row: dict[str, Any], most: float) -> str:
-    top = max(word["share"] for word in row["words"])
+def _section(row: dict[str, Any], largest_weight: float) -> str:
+    largest_share = max(word["share"] for word in row["words"])
     bars = "".join(
         f"<tr><td>{html.escape(word['word'])}</td>"
-        f'<td><i style="width:{8 * word["share"] / top:.2f}em"></i>{word["share"]:.2%}</td></tr>'
+        f'<td><i style="width:{8 * word["share"] / largest_share:.2f}em"></i>{word["share"]:.2%}</td></tr>'
         for word in row["words"]
     )
     documents = "".join(
-        f"<li><cite>{html.escape(one['name'])}</cite> {one['share']:.0%}<br>{html.escape(one['text'])}</li>"
-        for one in row["documents"]
+        f"<li><cite>{html.escape(doc['name'])}</cite> {doc['share']:.0%}<br>{html.escape(doc['text'])}</li>"
+        for doc in row["documents"]
     )
-    caption = f"{row['weight']:.1%} of all words, NPMI {_plain(row['coherence'])}"
+    caption = f"{row['weight']:.1%} of all words, NPMI {_coherence_text(row['coherence'])}"
     return (
         f"<section id=topic-{row['topic']}><h2>{row['topic']} <small>{caption}</small></h2>"
-        f'<b style="width:{100 * row["weight"] / most:.1f}%"></b><table>{bars}</table>'
+        f'<b style="width:{100 * row["weight"] / largest_weight:.1f}%"></b><table>{bars}</table>'
         + (f"<h3>Documents</h3><ul>{documents}</ul>" if documents else "")
         + "</section>"
     )

@@ -48,7 +48,7 @@ def transform_command(options: argparse.Namespace, rest: list[str]) -> int:
             _write_parquet(out, weights, _columns(corpus))
     print(f"{len(weights):,} documents x {weights.shape[1]} topics in {out}")
     if corpus.skipped.causes or len(corpus.skipped.documents):
-        print(f"{corpus.skipped}; the column {_key(corpus)} says which row is which{_missing(corpus)}")
+        print(f"{corpus.skipped}; the column {_key(corpus)} says which row is which{_missing_remark(corpus)}")
     return 0
 
 
@@ -59,17 +59,17 @@ def _key(corpus: OtherCorpus) -> str:
 
 def _names(corpus: OtherCorpus, numbers: NDArray[np.int64]) -> Iterator[str]:
     """The names of the documents with these numbers, which are in ascending order."""
-    wanted = iter(numbers.tolist())
-    following = next(wanted, None)
+    remaining = iter(numbers.tolist())
+    next_number = next(remaining, None)
     for number, name in enumerate(corpus.texts.names() if corpus.texts is not None else ()):
-        if following is None:
+        if next_number is None:
             return
-        if number == following:
+        if number == next_number:
             yield name
-            following = next(wanted, None)
+            next_number = next(remaining, None)
 
 
-def _missing(corpus: OtherCorpus, most: int = 3) -> str:
+def _missing_remark(corpus: OtherCorpus, most: int = 3) -> str:
     """The first documents that have no row, as a remark."""
     if _key(corpus) != "name" or not len(corpus.skipped.documents):
         return ""
@@ -81,12 +81,12 @@ def _missing(corpus: OtherCorpus, most: int = 3) -> str:
 def _write_csv(file: TextIO, corpus: OtherCorpus, weights: NDArray[np.float32]) -> None:
     """A row for each document: its name where it has one, its number in the source from 0, and its topics."""
     rows = csv.writer(file, lineterminator="\n")
-    named = _key(corpus) == "name"
+    has_names = _key(corpus) == "name"
     topics = [f"topic_{k}" for k in range(weights.shape[1])]
-    rows.writerow([*["name"] * named, "document", *topics])
-    names = _names(corpus, corpus.numbers) if named else iter(())
+    rows.writerow([*["name"] * has_names, "document", *topics])
+    names = _names(corpus, corpus.numbers) if has_names else iter(())
     for number, shares in zip(corpus.numbers.tolist(), weights, strict=True):
-        name = [next(names)] if named else []
+        name = [next(names)] if has_names else []
         rows.writerow([*name, number, *(f"{share:.6g}" for share in shares.tolist())])
 
 

@@ -32,7 +32,7 @@ def add_verbs(verbs: Any) -> None:
     )
     fit.add_argument("--strategy", help="how the replicas agree; see: murmurate list strategies")
     fit.add_argument("--out", type=Path, help="run folder (default: runs/topics-<time>)")
-    fit.set_defaults(act=act, fields=_later("topics", "fit_fields"))
+    fit.set_defaults(act=act, fields=_lazy("topics", "fit_fields"))
     show = verbs.add_parser(
         "show", help="top words of each topic, as a table, and as a page with a map and sample documents"
     )
@@ -50,7 +50,7 @@ def add_verbs(verbs: Any) -> None:
         "--out", type=Path, default=None, help="the page (default: topics.html in the run folder)"
     )
     show.add_argument("--json", action="store_true", help="print the topics as JSON")
-    show.set_defaults(act=_later("topics_page", "show_command"))
+    show.set_defaults(act=_lazy("topics_page", "show_command"))
     transform = verbs.add_parser("transform", help="the topics of documents, as .csv, .npz or .parquet")
     transform.add_argument("folder", type=Path, help="folder of the run that found the topics")
     transform.add_argument("corpus", type=Path, help="the run's own or other documents")
@@ -59,7 +59,7 @@ def add_verbs(verbs: Any) -> None:
         "--csv", action="store_true", help="write CSV whatever --out is called; without --out, print it"
     )
     _add_reading_options(transform)
-    transform.set_defaults(act=_later("topics_tables", "transform_command"))
+    transform.set_defaults(act=_lazy("topics_tables", "transform_command"))
     evaluate = verbs.add_parser(
         "evaluate",
         help="perplexity of the test documents, or of other ones",
@@ -75,7 +75,7 @@ def add_verbs(verbs: Any) -> None:
         "--seed", type=number_argument(Seed), default=0, help="seed of the choice of held-out words"
     )
     evaluate.add_argument("--json", action="store_true", help="print the figures as JSON")
-    evaluate.set_defaults(act=_later("topics_tables", "evaluate_command"))
+    evaluate.set_defaults(act=_lazy("topics_tables", "evaluate_command"))
 
 
 def _add_reading_options(verb: argparse.ArgumentParser) -> None:
@@ -113,7 +113,7 @@ def _bool_argument(word: str) -> bool:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _later(module: str, name: str) -> Callable[[argparse.Namespace, list[str]], Any]:
+def _lazy(module: str, name: str) -> Callable[[argparse.Namespace, list[str]], Any]:
     """Function ``name`` of a module beside this one, which is imported when the function is called."""
 
     def act(options: argparse.Namespace, rest: list[str]) -> Any:

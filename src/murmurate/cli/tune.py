@@ -13,7 +13,7 @@ from murmurate.errors import Refusal
 from murmurate.ranges import PositiveFloat, PositiveInt
 
 # options that only ``tune`` has
-_OWN = ("trials", "minutes", "search", "objective", "sampler", "pruner", "jobs")
+_TUNE_OPTIONS = ("trials", "minutes", "search", "objective", "sampler", "pruner", "jobs")
 
 
 def add_verb(verbs: Any) -> None:
@@ -86,11 +86,12 @@ def _tune(options: argparse.Namespace, rest: list[str]) -> int:
     objective = read_objective(options.objective, run)
     study = Study(
         run,
-        ["train", *forwarded(options, _OWN), *rest],
-        _own_words(options),
+        ["train", *forwarded(options, _TUNE_OPTIONS), *rest],
+        _tune_words(options),
         space,
         objective,
         options.out or Path(f"{new_folder(run.recipe)}-study"),
+        lambda run, words: change(run, words, command),
         options.trials,
         options.minutes,
         options.jobs,
@@ -102,11 +103,11 @@ def _tune(options: argparse.Namespace, rest: list[str]) -> int:
     return study.tune()
 
 
-def _own_words(options: argparse.Namespace) -> list[str]:
+def _tune_words(options: argparse.Namespace) -> list[str]:
     """The options of this verb alone, as they were given."""
     words: list[str] = []
     defaults = {"sampler": "tpe", "pruner": "median", "jobs": 1}
-    for name in _OWN:
+    for name in _TUNE_OPTIONS:
         value = getattr(options, name)
         if value is None or value == defaults.get(name):
             continue

@@ -31,7 +31,7 @@ OPTIMIZERS: dict[str, Callable[[list[Any]], torch.optim.Optimizer]] = {
     "dampened": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, dampening=0.5),
 }
 LINEAR = ("sgd", "momentum", "nesterov", "decayed")  # the update is a linear map of the gradients
-SIX = ("sgd", "momentum", "nesterov", "rmsprop", "adam", "adamw")
+SIX = ("sgd", "momentum", "nesterov", "rmsprop", "adam", "adamw")  # the optimizers of most tests
 
 
 def halving(clock: int) -> float:
@@ -42,10 +42,10 @@ def halving(clock: int) -> float:
 def head_apart(net: nn.Module) -> list[dict[str, Any]]:
     """Two parameter groups: the last layer, with a learning rate of its own; the rest, with weight decay."""
     last = list(net.children())[-1]
-    own = {id(p) for p in last.parameters()}
+    last_ids = {id(p) for p in last.parameters()}
     return [
         {"params": list(last.parameters()), "lr": 0.03},
-        {"params": [p for p in net.parameters() if id(p) not in own], "weight_decay": 0.02},
+        {"params": [p for p in net.parameters() if id(p) not in last_ids], "weight_decay": 0.02},
     ]
 
 
@@ -94,7 +94,7 @@ class Problem:
         return loss
 
     def alone(self, updates: int, ranks: Iterable[int] = (0,)) -> Result:
-        """A bare Replica on the joined batches of ``ranks``: no strategy, no fabric, no replicator."""
+        """Train a bare Replica on the joined batches of ``ranks``: no strategy, no fabric, no replicator."""
         replica = Replica("model", self.net(), OPTIMIZERS[self.optimizer], **self.options())
         return self._run(replica, updates, tuple(ranks))
 

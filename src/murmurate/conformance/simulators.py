@@ -24,32 +24,32 @@ def play(simulators: Simulators, actions: torch.Tensor) -> TimeStep:
 
 
 def same_steps(one: TimeStep, other: TimeStep) -> bool:
-    final = (one.final_observation is None) == (other.final_observation is None)
-    if final and one.final_observation is not None and other.final_observation is not None:
-        final = torch.equal(one.final_observation[one.truncated], other.final_observation[one.truncated])
+    same_final = (one.final_observation is None) == (other.final_observation is None)
+    if same_final and one.final_observation is not None and other.final_observation is not None:
+        same_final = torch.equal(one.final_observation[one.truncated], other.final_observation[one.truncated])
     tensors = ("observation", "reward", "terminated", "truncated")
     equal = all(torch.equal(getattr(one, name), getattr(other, name)) for name in tensors)
-    return final and equal and list(one.episodes) == list(other.episodes)
+    return same_final and equal and list(one.episodes) == list(other.episodes)
 
 
 def assert_resumes_exactly(world: SimulatorWorld, before: int, after: int, size: int = 2) -> int:
     """Raise AssertionError unless simulators of ``world`` that are saved after ``before`` steps and loaded
     take the same ``after`` steps. Returns how many episodes ended in these."""
-    simulators, other = (world.open(size, training=True) for _ in range(2))
+    simulators, loaded = (world.open(size, training=True) for _ in range(2))
     simulators.reset(1)
-    other.reset(2)
-    chosen = drawn_actions(simulators.spec, before + after, size, seed=3)
+    loaded.reset(2)
+    actions = drawn_actions(simulators.spec, before + after, size, seed=3)
     for t in range(before):
-        last = play(simulators, chosen[t])
-        play(other, chosen[t].flip(0))
+        last = play(simulators, actions[t])
+        play(loaded, actions[t].flip(0))
     saved = simulators.state()
     assert saved is not None
-    assert torch.equal(other.load(copy.deepcopy(saved)).observation, last.observation)
+    assert torch.equal(loaded.load(copy.deepcopy(saved)).observation, last.observation)
     ended = 0
     for t in range(before, before + after):
-        one = play(simulators, chosen[t])
-        assert same_steps(one, play(other, chosen[t])), t
-        ended += len(one.episodes)
-    for each in (simulators, other):
+        step = play(simulators, actions[t])
+        assert same_steps(step, play(loaded, actions[t])), t
+        ended += len(step.episodes)
+    for each in (simulators, loaded):
         each.close()
     return ended

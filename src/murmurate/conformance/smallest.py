@@ -47,8 +47,8 @@ SMALL = {"batch": 4, "channels": 4, "width": 4}  # fields of those learners that
 def recipe_of(algorithm: str) -> Run:
     """The recipe on cartpole or pendulum, or, if it is for neither, on its first world."""
     worlds = [world for world, other in pairs().values() if other == algorithm]
-    plain = [world for world in ("cartpole", "pendulum") if world in worlds]
-    return recipe(f"{[*plain, *worlds][0]}-{algorithm}")
+    preferred = [world for world in ("cartpole", "pendulum") if world in worlds]
+    return recipe(f"{[*preferred, *worlds][0]}-{algorithm}")
 
 
 def smallest(algorithm: str, folder: Path) -> Run:
@@ -59,12 +59,12 @@ def smallest(algorithm: str, folder: Path) -> Run:
     small = {name: value for name, value in SMALL.items() if hasattr(run.learner, name)}
     world: Any = run.world
     held_out = {"test": 0.2} if hasattr(run.world, "test") else {"validation": 0.2}
-    few = {"samples": 20} if hasattr(run.evaluation, "samples") else {}
+    fewer = {"samples": 20} if hasattr(run.evaluation, "samples") else {}
     return dataclasses.replace(
         run,
         world=dataclasses.replace(world, path=DATA[run.world.name](folder), **held_out),
         learner=dataclasses.replace(run.learner, **small),
-        evaluation=dataclasses.replace(run.evaluation, **few),
+        evaluation=dataclasses.replace(run.evaluation, **fewer),
     )
 
 
@@ -72,9 +72,9 @@ def altered(run: Run, **fields: Any) -> Run:
     """``dataclasses.replace`` that also replaces fields of the source and of the evaluation."""
     for part in ("source", "evaluation"):
         value = getattr(run, part)
-        own = {f.name for f in dataclasses.fields(value)} & fields.keys()
+        names = {f.name for f in dataclasses.fields(value)} & fields.keys()
         run = dataclasses.replace(
-            run, **{part: dataclasses.replace(value, **{n: fields.pop(n) for n in own})}
+            run, **{part: dataclasses.replace(value, **{n: fields.pop(n) for n in names})}
         )
     return dataclasses.replace(run, **fields)
 
@@ -102,13 +102,13 @@ def _with_small_model(run: Run, source: dict[str, Any]) -> tuple[Run, dict[str, 
     """``run`` with a small model that is fitted at every second env step."""
     if not hasattr(run.learner, "model"):
         return run, source
-    config: Any = run.learner
-    drawn: Any = run.source
+    learner_config: Any = run.learner
+    source_config: Any = run.source
     learner = dataclasses.replace(
-        config,
-        policy=dataclasses.replace(config.policy, batch=16, hidden=16),
-        model=dataclasses.replace(config.model, members=3, elites=2, hidden=16, batch=16, patience=1),
+        learner_config,
+        policy=dataclasses.replace(learner_config.policy, batch=16, hidden=16),
+        model=dataclasses.replace(learner_config.model, members=3, elites=2, hidden=16, batch=16, patience=1),
     )
-    rollouts = dataclasses.replace(drawn.rollouts, every=1, starts=32, kept=3)
+    rollouts = dataclasses.replace(source_config.rollouts, every=1, starts=32, kept=3)
     small = {"learning_starts": 40, "fit_every": 2, "updates_per_step": 1.0, "rollouts": rollouts}
     return dataclasses.replace(run, learner=learner), source | small

@@ -63,13 +63,13 @@ def check_sentences_of(config: type) -> None:
 def _configs_of_other_packages() -> list[type]:
     """Murmurate's own configs are checked by its own tests."""
     bases = tuple(base for base in _BASES.values() if base is not object)
-    found = [
+    configs = [
         config
         for folder, base in _BASES.items()
         for config in plugins.classes(f"murmurate.{folder}", base)
         if dataclasses.is_dataclass(config) and any(base in config.__mro__ for base in bases)
     ]
-    return [c for c in dict.fromkeys(found) if not c.__module__.startswith("murmurate.")]
+    return [c for c in dict.fromkeys(configs) if not c.__module__.startswith("murmurate.")]
 
 
 @pytest.mark.parametrize(

@@ -98,34 +98,34 @@ def test_a_learner_makes_as_many_updates_as_it_says(run: Run) -> None:
 
 
 def test_saved_and_loaded_equals_uninterrupted(run: Run) -> None:
-    one = build_learner(run, 0, Replica)
-    source = open_only_source(run, one)
-    learn(one, source, 6)
+    learner = build_learner(run, 0, Replica)
+    source = open_only_source(run, learner)
+    learn(learner, source, 6)
     assert source.exact or not type(run.source).__module__.startswith("murmurate.")
     saved = through_a_checkpoint(
         {
             "source": source.state(),
-            "learner": one.state(),
-            "replicas": {name: replica.state() for name, replica in one.replicas.items()},
+            "learner": learner.state(),
+            "replicas": {name: replica.state() for name, replica in learner.replicas.items()},
         }
     )
     json.dumps(source.fields())
     run.source.check_state(saved["source"])
-    learn(one, source, 4)
-    other = build_learner(run, 0, Replica)
-    again = open_only_source(run, other)
-    for name, replica in other.replicas.items():
+    learn(learner, source, 4)
+    loaded = build_learner(run, 0, Replica)
+    loaded_source = open_only_source(run, loaded)
+    for name, replica in loaded.replicas.items():
         replica.load(saved["replicas"][name])
-    other.load(saved["learner"])
-    again.load(saved["source"])
-    learn(other, again, 4)
-    assert updates_of(one) == updates_of(other)
-    assert same(values(one), values(other)) or not source.exact, "state() or load() leaves out something"
+    loaded.load(saved["learner"])
+    loaded_source.load(saved["source"])
+    learn(loaded, loaded_source, 4)
+    assert updates_of(learner) == updates_of(loaded)
+    assert same(values(learner), values(loaded)) or not source.exact, "state() or load() leaves out something"
     source.close()
-    again.close()
+    loaded_source.close()
 
 
-def _seen(batch: Any) -> torch.Tensor:
+def _numbers_of(batch: Any) -> torch.Tensor:
     """The examples, or the observations, of a batch as one vector of numbers."""
     data = batch.data
     for name in ("observation", "words", "values", "images"):
@@ -139,9 +139,9 @@ def test_a_joining_replica_gets_other_data_than_its_peer_and_than_at_its_first_s
     fabric = SimulatedFabric(2, seed=0, keep_log=False)
 
     def first(source: Any) -> torch.Tensor:
-        found = _seen(next(source))
+        data = _numbers_of(next(source))
         source.close()
-        return found
+        return data
 
     def role(rank: int, member: Any) -> dict[str, torch.Tensor]:
         # each source has a learner of its own, since a source may make its learner fit a model
@@ -154,8 +154,8 @@ def test_a_joining_replica_gets_other_data_than_its_peer_and_than_at_its_first_s
 
     one, other = fabric.run([lambda m, r=r: role(r, m) for r in range(2)])  # type: ignore[misc]
     assert torch.equal(other["joined"], other["joined again"]), "the seed must determine the data"
-    for others in (other["started"], one["started"], one["joined"]):
-        assert others.shape != other["joined"].shape or not torch.equal(others, other["joined"])
+    for different in (other["started"], one["started"], one["joined"]):
+        assert different.shape != other["joined"].shape or not torch.equal(different, other["joined"])
 
 
 def test_an_evaluation_gives_plain_figures_and_a_sentence(run: Run, tmp_path: Path) -> None:

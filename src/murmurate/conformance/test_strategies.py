@@ -109,15 +109,15 @@ def learner_role(kind, make_optimizer, updates, endpoint):
     bound.channel.gather(replica.params.detach())  # after this, reads on the channel see what was published
     before = replica.params.detach().clone()
     consensus = bound.strategy.consensus(replica, bound.channel)
-    fresh = consensus.data_ptr() != replica.params.data_ptr()
+    is_new = consensus.data_ptr() != replica.params.data_ptr()
     state = bound.strategy.state()
     return {
         "exchanges": result.exchanges,
         "params": before,
         "path": result.path,
-        "untouched": bool(torch.equal(before, replica.params)),
+        "params_are_unchanged": bool(torch.equal(before, replica.params)),
         "consensus": consensus.detach().clone(),
-        "fresh": fresh and not consensus.requires_grad,
+        "consensus_is_new": is_new and not consensus.requires_grad,
         "state": state,
         "plain": is_plain(state),
         "clock": replica.clock,
@@ -132,9 +132,9 @@ def test_its_declarations_are_complete(kind):
     assert kind.summary
     behaviour = kind.behaviour
     for field in ("on_death", "on_slow", "on_join", "bounded_by"):
-        said = getattr(behaviour, field)
-        assert said, f"its behaviour has no {field}"
-        assert not said.endswith("."), f"{field} ends in a full stop"
+        text = getattr(behaviour, field)
+        assert text, f"its behaviour has no {field}"
+        assert not text.endswith("."), f"{field} ends in a full stop"
     assert behaviour.carries in ("state", "deltas", "nothing")
     assert kind.paper or kind.name == "solo"
     assert isinstance(kind().needs, frozenset)
@@ -146,20 +146,20 @@ def test_its_declarations_are_complete(kind):
 
 def test_it_is_a_dataclass_whose_fields_all_have_defaults(kind):
     assert "__dataclass_fields__" in vars(kind)
-    made = kind()
+    strategy = kind()
     for field in dataclasses.fields(kind):
         if field.init:
             assert not field.name.startswith("_"), "what is remembered is no hyper-parameter"
-            assert json.loads(json.dumps(getattr(made, field.name))) == getattr(made, field.name)
-    assert kind(**{f.name: getattr(made, f.name) for f in dataclasses.fields(kind) if f.init}) == made
+            assert json.loads(json.dumps(getattr(strategy, field.name))) == getattr(strategy, field.name)
+    assert kind(**{f.name: getattr(strategy, f.name) for f in dataclasses.fields(kind) if f.init}) == strategy
 
 
 def test_pickling_keeps_its_hyper_parameters_alone(kind):
     """The pickler of processes cannot send a generator, and must not send any state of a strategy."""
-    made = kind()
-    sent = pickle.loads(ForkingPickler.dumps(made))
-    assert sent == made
-    assert vars(sent).keys() == vars(made).keys()
+    strategy = kind()
+    unpickled = pickle.loads(ForkingPickler.dumps(strategy))
+    assert unpickled == strategy
+    assert vars(unpickled).keys() == vars(strategy).keys()
 
 
 # -- on every fabric --------------------------------------------------------------------------------
@@ -172,14 +172,14 @@ def cases():
     the others one case of a strategy is not slow: that with 2 or 3 members, alternating over strategies and
     fabrics, or with 1 for ``solo``.
     """
-    found = []
+    params = []
     for row, kind in enumerate(KNOWN.values()):
         for column, name in enumerate(fabrics()):
             for size in sizes(kind):
                 fast = name == "simulated" or len(sizes(kind)) == 1 or size == 2 + (row + column) % 2
                 marks = () if fast else pytest.mark.slow
-                found.append(pytest.param(kind, name, size, marks=marks, id=f"{kind.name}-{name}-{size}"))
-    return found
+                params.append(pytest.param(kind, name, size, marks=marks, id=f"{kind.name}-{name}-{size}"))
+    return params
 
 
 @pytest.mark.parametrize(("kind", "fabric", "size"), cases())
@@ -188,44 +188,44 @@ def test_it_learns_on_every_fabric(kind, fabric, size):
     if fabric == "network" and Capability.SHARED_MEMORY in kind().needs:
         pytest.skip(f"a run of {kind.name} on this fabric is refused, as another test shows")
     results = fabrics()[fabric](len(roles), roles)
-    found = results[:size]
+    learners = results[:size]
     for centre in results[size:]:
         assert centre["plain"]
         assert torch.equal(centre["consensus"], centre["params"])
-        torch.testing.assert_close(found[0]["consensus"], centre["params"], rtol=0, atol=0)
-    start = PROBLEM.net().state_dict()
-    for one in found:
-        assert one["clock"] == UPDATES
-        assert one["plain"]
-        assert one["fresh"]
-        assert one["untouched"]
-        assert one["consensus"].shape == one["params"].shape
-        assert bool(torch.isfinite(one["consensus"]).all())
-        assert not torch.equal(one["params"][:24], start["0.weight"].flatten())
-        check_exchanges(one["exchanges"], len(results))
-        difference = float((one["consensus"] - found[0]["consensus"]).abs().max())
+        torch.testing.assert_close(learners[0]["consensus"], centre["params"], rtol=0, atol=0)
+    initial = PROBLEM.net().state_dict()
+    for learner in learners:
+        assert learner["clock"] == UPDATES
+        assert learner["plain"]
+        assert learner["consensus_is_new"]
+        assert learner["params_are_unchanged"]
+        assert learner["consensus"].shape == learner["params"].shape
+        assert bool(torch.isfinite(learner["consensus"]).all())
+        assert not torch.equal(learner["params"][:24], initial["0.weight"].flatten())
+        check_exchanges(learner["exchanges"], len(results))
+        difference = float((learner["consensus"] - learners[0]["consensus"]).abs().max())
         assert difference <= 1e-12, (
             "the consensus is not the same on all members after their last update. Where replicas differ "
             "between exchanges, return mean_of_published(replica, channel), or the mean by channel.mean_"
         )
         if kind.synchronous:
-            assert torch.equal(one["consensus"], found[0]["consensus"])
+            assert torch.equal(learner["consensus"], learners[0]["consensus"])
     if size == 1 and not has_consensus_of_its_own(kind):
-        assert torch.equal(found[0]["consensus"], found[0]["params"])
+        assert torch.equal(learners[0]["consensus"], learners[0]["params"])
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
 def test_its_state_is_all_that_must_survive_a_checkpoint(kind, seed):
-    """Half-way each learner's strategy gets the fields that it had after ``attach``, and loads its state: it
-    goes on as if nothing had happened."""
+    """Half-way each learner's strategy is reset to its fields after ``attach``, and loads its saved state: it
+    must go on as if nothing had happened."""
     if not kind.synchronous or kind.centre:
         pytest.skip("what it does after a checkpoint depends on what peers have published meanwhile")
     size = 1 if kind.name == "solo" else 3
-    goes_on, restored = (
+    uninterrupted, restored = (
         SimulatedFabric(size, seed=seed).run([functools.partial(saving_role, kind, restores)] * size)
         for restores in (False, True)
     )
-    for one, other in zip(goes_on, restored, strict=True):
+    for one, other in zip(uninterrupted, restored, strict=True):
         assert one.exchanges == other.exchanges, "state() or load() leaves out something of exchanges"
         assert all(map(torch.equal, one.path, other.path)), "state() or load() leaves out something"
 
@@ -236,7 +236,7 @@ def saving_role(kind, restores, endpoint):
     strategy = replicator.bound_replicas["model"].strategy
     attached = {name: copied(value) for name, value in vars(strategy).items()}
     PROBLEM._run(replica, MANY_UPDATES // 4, (endpoint.rank,))
-    end.gather(torch.zeros(1))  # all have come here
+    end.gather(torch.zeros(1))  # wait for all members
     assert replicator.drain(1, 5.0)
     end.gather(torch.zeros(1))
     state = copy.deepcopy(strategy.state())
@@ -276,10 +276,10 @@ def test_under_any_schedule_members_stay_closer_than_separate_learners(kind, see
         pytest.skip("solo has one member")
     size = 3
     roles = members(kind, size, MANY_UPDATES, OPTIMIZERS["sgd"])
-    found = SimulatedFabric(len(roles), seed=seed, latency=(0.0, 5e-6)).run(roles)[:size]
+    learners = SimulatedFabric(len(roles), seed=seed, latency=(0.0, 5e-6)).run(roles)[:size]
     separate = [separate_path(rank) for rank in range(size)]
 
-    assert spread([one["path"] for one in found]) < 0.9 * spread(separate)
+    assert spread([learner["path"] for learner in learners]) < 0.9 * spread(separate)
 
 
 def spread(paths):

@@ -16,17 +16,17 @@ from murmurate.worlds.registry import world, world_names
 STEPS = 40
 
 
-def _chosen() -> list[str]:
+def _tested_names() -> list[str]:
     """All worlds of other packages' modules, and the first world of each module of murmurate."""
-    found = []
+    names = []
     for module in plugins.modules("murmurate.worlds"):
         if hasattr(module, "names"):
-            own = module.__name__.startswith("murmurate.worlds.")
-            found += module.names()[:1] if own else module.names()
-    return found
+            is_own = module.__name__.startswith("murmurate.worlds.")
+            names += module.names()[:1] if is_own else module.names()
+    return names
 
 
-@pytest.fixture(params=_chosen())
+@pytest.fixture(params=_tested_names())
 def name(request):
     """The name of a world that can be opened here."""
     try:
@@ -38,18 +38,18 @@ def name(request):
 
 def test_it_is_found_by_its_name_and_can_be_pickled(name):
     assert name in world_names()
-    found = world(name)
-    assert found.name == name
-    assert found == world(name)
-    assert pickle.loads(pickle.dumps(found)) == found
-    assert found.unit == "env steps"
+    tested = world(name)
+    assert tested.name == name
+    assert tested == world(name)
+    assert pickle.loads(pickle.dumps(tested)) == tested
+    assert tested.unit == "env steps"
 
 
 def test_its_steps_agree_with_its_spec(name):
-    found = world(name)
-    simulators = found.open(2, training=True)
+    tested = world(name)
+    simulators = tested.open(2, training=True)
     spec = simulators.spec
-    assert spec == found.spec()
+    assert spec == tested.spec()
     assert simulators.size == 2
     assert bool(spec.actions) != bool(spec.action_shape), "actions are numbers, or vectors"
     step = simulators.reset(1)

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from murmurate.errors import Refusal
 
-# What unpacks to more than 64 MiB and to more than 100 times its size is refused: deflate compresses
-# a thousandfold only data without information.
-_ALWAYS_BYTES, _TIMES = 1 << 26, 100
+# What unpacks to more than 64 MiB and to more than 100 times its size is refused: data that deflate
+# compresses so much hold next to no information.
+_ALLOWED_BYTES, _LARGEST_RATIO = 1 << 26, 100
 
 
 def refuse_special(path: Path) -> None:
@@ -32,7 +32,7 @@ def refuse_special(path: Path) -> None:
 
 def refuse_inflated(path: Path, packed_bytes: int, unpacked_bytes: int, remedy: str) -> None:
     """Raise Refusal if ``packed_bytes`` of a file unpack to so many bytes that they cannot be data."""
-    if unpacked_bytes > max(_ALWAYS_BYTES, _TIMES * packed_bytes):
+    if unpacked_bytes > max(_ALLOWED_BYTES, _LARGEST_RATIO * packed_bytes):
         raise Refusal(
             f"{packed_bytes:,} bytes of {path} unpack to {unpacked_bytes:,} or more, and no data are packed "
             f"so tightly. If it is sound, {remedy}."
@@ -52,7 +52,7 @@ def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
         raise
     except MemoryError as error:
         raise ValueError(f"its arrays do not fit in memory ({error})") from error
-    except Exception as error:  # zipfile and numpy raise a dozen kinds for damaged files
+    except Exception as error:  # zipfile and numpy raise a dozen kinds of exceptions for damaged files
         raise ValueError(str(error) or type(error).__name__) from error
 
 

@@ -40,16 +40,16 @@ def column_values(
 
 def _text_column(path: Path, first: Record, column: str | None, name_column: str | None) -> str:
     """The name of the column that holds the text. first: the first record. Raises Refusal."""
-    there = ", ".join(map(str, first))
+    columns = ", ".join(map(str, first))
     for option, wanted in (("--column", column), ("--name-column", name_column)):
         if wanted is not None and wanted not in first:
-            raise Refusal(f"{path} has no column '{wanted}'. Its columns: {there}. Name one with {option}.")
+            raise Refusal(f"{path} has no column '{wanted}'. Its columns: {columns}. Name one with {option}.")
     if column is None and len(first) == 1:
         return next(iter(first))
     if column is None:
         longest = max(first, key=lambda name: len(str(first[name] or "")))
         raise Refusal(
-            f"{path} has the columns {there}. Say which holds the text, as in --column {longest} "
+            f"{path} has the columns {columns}. Say which holds the text, as in --column {longest} "
             f"(column={longest!r} in Python)."
         )
     return column
@@ -69,8 +69,8 @@ def _text(record: Record, column: str, line: int, errors: RecordErrors) -> str:
 
 
 def _csv(path: Path, errors: RecordErrors) -> Iterator[tuple[int, Record]]:
-    """(number of its last line, values by column) of each row below the header; no values where the row has
-    an error."""
+    """(number of the row's last line, values by column) of each row below the header; no values where the row
+    has an error."""
     with Lines(path, errors) as lines, _long_fields():
         header = (lines.line() or b"").removeprefix(codecs.BOM_UTF8)
         text = "" if not header.strip() else _decoded(header, 1, errors)
@@ -144,8 +144,8 @@ def _decoded(line: bytes, number: int, errors: RecordErrors) -> str | None:
     try:
         return line.decode()
     except UnicodeDecodeError as error:
-        wrong = f"byte {line[error.start]:#04x} is not UTF-8; iconv -t utf-8 converts"
-        errors.add(number, "not UTF-8", wrong)
+        detail = f"byte {line[error.start]:#04x} is not UTF-8; iconv -t utf-8 converts"
+        errors.add(number, "not UTF-8", detail)
         return None
 
 

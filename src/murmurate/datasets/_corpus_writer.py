@@ -14,7 +14,7 @@ from murmurate.datasets.corpus import LARGEST_COUNT, sort_and_sum
 
 Entries = NDArray[np.int32]  # [3, n]: document, word, count
 _BUCKET = 1 << 20  # approximate number of entries in a bucket
-_EMPTY_TIMES = 10  # if documents are more than so many times those with words, their number must be wrong
+_LARGEST_RATIO = 10  # of all documents to those with words; above it their number must be wrong
 
 
 class Unordered(Exception):
@@ -58,7 +58,7 @@ class CorpusWriter:
         self._errors = errors
         self._words = _ArrayFile(folder / "words.npy")
         self._counts = _ArrayFile(folder / "counts.npy")
-        # (first document, numbers of distinct words of it and of the documents after it)
+        # (number of a document, numbers of distinct words of that document and of the ones after it)
         self._lengths: list[tuple[int, NDArray[np.int64]]] = []
         self._last_document = np.empty((3, 0), np.int32)  # entries kept back: more of the document may come
 
@@ -68,9 +68,10 @@ class CorpusWriter:
         documents = entries[0]
         if (documents[1:] < documents[:-1]).any():
             raise Unordered
-        last = np.searchsorted(documents, documents[-1:]).sum()  # where the last document begins; 0 if none
-        self.add_documents(entries[:, :last])
-        self._last_document = entries[:, last:]
+        # index of the first entry of the last document; 0 if there is none
+        last_start = np.searchsorted(documents, documents[-1:]).sum()
+        self.add_documents(entries[:, :last_start])
+        self._last_document = entries[:, last_start:]
 
     def add_documents(self, entries: Entries) -> None:
         """Add entries in any order; they must be all entries of their documents."""
@@ -96,8 +97,8 @@ class CorpusWriter:
         document. documents: D."""
         self.add_documents(self._last_document)
         self.close()
-        with_words = sum(len(part) for _, part in self._lengths)
-        if documents > _EMPTY_TIMES * (with_words + _BUCKET):
+        with_words = sum(len(lengths) for _, lengths in self._lengths)
+        if documents > _LARGEST_RATIO * (with_words + _BUCKET):
             raise self._errors.refusal(
                 "its sizes",
                 f"{documents:,} documents, and all words are in the first {with_words:,} of them or fewer",

@@ -101,7 +101,8 @@ class Triples(LineFormat):
         if len(fields) != 3 or not all(map(_ID.fullmatch, fields[:2])):
             names = "word document" if self.header.transposed else "document word"
             raise RecordError("malformed line", f"{quoted(line)} is not '{names} count'")
-        document, word = map(int, fields[1::-1] if self.header.transposed else fields[:2])
+        ids = fields[1::-1] if self.header.transposed else fields[:2]
+        document, word = map(int, ids)
         return [(document, word, _number(fields[2], "count"), number)]
 
     def documents(self, last_line: int, errors: RecordErrors) -> int:
@@ -133,13 +134,13 @@ class Pairs(LineFormat):
         values, separators = _integers(chunk)
         ends = np.flatnonzero(separators == ord("\n"))
         fields = np.diff(ends, prepend=-1)  # numbers in each line: 1 + 2 for each pair
-        heads = ends - fields + 1
+        heads = ends - fields + 1  # index of the first number of each line
         if not len(ends) or (fields % 2 == 0).any() or (separators[heads] != ord(" ")).any():
             return None
         pairs = np.delete(values, heads).reshape(-1, 2)
-        behind = np.delete(separators, heads).reshape(-1, 2)
+        pair_separators = np.delete(separators, heads).reshape(-1, 2)
         lengths = fields // 2
-        if (behind[:, 0] != ord(":")).any() or (behind[:, 1] == ord(":")).any():
+        if (pair_separators[:, 0] != ord(":")).any() or (pair_separators[:, 1] == ord(":")).any():
             return None
         if not self._labels and (values[heads] != lengths).any():
             return None
@@ -183,59 +184,62 @@ def convert(
 
     If entries are not in the order of documents, the file is read again, and they are sorted.
     """
-    causes = errors.causes.copy()
-    form, writer = make_format(), CorpusWriter(folder, errors)
+    earlier_causes = errors.causes.copy()
+    line_format, writer = make_format(), CorpusWriter(folder, errors)
     try:
-        documents = _read(path, form, errors, writer.add)
+        documents = _read(path, line_format, errors, writer.add)
     except Unordered:
-        errors.causes = causes
+        errors.causes = earlier_causes
         writer.close()
-        form, writer = make_format(), CorpusWriter(folder, errors)
-        buckets = Buckets(folder, form.header.documents, form.header.entries)
-        documents = _read(path, form, errors, buckets.add)
+        line_format, writer = make_format(), CorpusWriter(folder, errors)
+        buckets = Buckets(folder, line_format.header.documents, line_format.header.entries)
+        documents = _read(path, line_format, errors, buckets.add)
         for entries in buckets.ranges():
             writer.add_documents(entries)
     return writer.finish(documents), writer.greatest_word + 1
 
 
 def _read(
-    path: Path, form: LineFormat, errors: RecordErrors, add: Callable[[NDArray[np.int32]], None]
+    path: Path, line_format: LineFormat, errors: RecordErrors, add: Callable[[NDArray[np.int32]], None]
 ) -> int:
+    """Read a file, and pass its valid entries to ``add``. Returns D."""
+    header, base, hint = line_format.header, line_format.base, line_format.hint
     with Lines(path, errors) as lines:
-        for _ in range(form.header.lines):
+        for _ in range(header.lines):
             lines.line()
         for first, chunk in lines.chunks():
-            for parsed in parse(form, first, chunk, errors):
-                add(valid_entries(parsed, form.header, form.base, errors, form.hint))
-        return form.documents(lines.number, errors)
+            for parsed in parse(line_format, first, chunk, errors):
+                add(valid_entries(parsed, header, base, errors, hint))
+        return line_format.documents(lines.number, errors)
 
 
 def parse(
-    form: LineFormat, first: int, chunk: bytes, errors: RecordErrors, plain: bool = False
+    line_format: LineFormat, first: int, chunk: bytes, errors: RecordErrors, plain: bool = False
 ) -> Iterator[Parsed]:
     """The entries of a chunk that begins with line ``first``; malformed lines are refused or counted.
 
     plain: whether the chunk is already in the form that ``LineFormat.plain`` makes.
     """
-    parsed = form.parse_chunk(first, chunk)
+    parsed = line_format.parse_chunk(first, chunk)
     middle = chunk.find(b"\n", len(chunk) // 2) + 1
     if parsed is not None:
         yield parsed
     elif not plain:
-        yield from parse(form, first, form.plain(chunk), errors, plain=True)
+        yield from parse(line_format, first, line_format.plain(chunk), errors, plain=True)
     elif middle == len(chunk) or chunk.count(b"\n") <= _FEW_LINES:
         rows: list[_Row] = []
         for number, line in enumerate(chunk.split(b"\n")[:-1], first):
             try:
-                rows += form.parse_line(number, line)
+                rows += line_format.parse_line(number, line)
             except RecordError as error:
                 yield _columns(rows)  # first, so that errors are reported in the order of lines
                 rows = []
                 errors.add(number, *error.args)
         yield _columns(rows)
     else:
-        yield from parse(form, first, chunk[:middle], errors, plain)
-        yield from parse(form, first + chunk.count(b"\n", 0, middle), chunk[middle:], errors, plain)
+        yield from parse(line_format, first, chunk[:middle], errors, plain)
+        second = first + chunk.count(b"\n", 0, middle)
+        yield from parse(line_format, second, chunk[middle:], errors, plain)
 
 
 def valid_entries(
@@ -268,26 +272,26 @@ def _without_errors(
     documents, words: (least, greatest) valid number.
     """
     document, word, count, lines = parsed
-    wrong = {
+    masks = {  # cause -> [n], whether an entry has that error
         "document out of range": (document < documents[0]) | (document > documents[1]),
         "word out of range": (word < words[0]) | (word > words[1]),
         "count of zero or below": ~(count > 0),
         "count too large": count > LARGEST_COUNT,
         "fractional count": count != np.floor(count),
     }
-    any_wrong = np.logical_or.reduce(list(wrong.values()))
+    has_error = np.logical_or.reduce(list(masks.values()))
     records = np.arange(len(word)) if lines is None else lines
-    faulty, first = np.unique(records[any_wrong], return_index=True)
-    for i in np.flatnonzero(any_wrong)[first]:
-        value, below = f"word {word[i]} has {count[i]:.12g}", hint if word[i] < words[0] else ""
+    faulty, first = np.unique(records[has_error], return_index=True)
+    for i in np.flatnonzero(has_error)[first]:
+        value, word_hint = f"word {word[i]} has {count[i]:.12g}", hint if word[i] < words[0] else ""
         details = {
             "document out of range": f"document {document[i]} is not in {documents[0]}..{documents[1]}",
-            "word out of range": f"word {word[i]} is not in {words[0]}..{words[1]}{below}",
+            "word out of range": f"word {word[i]} is not in {words[0]}..{words[1]}{word_hint}",
             "count of zero or below": f"{value}, and counts are 1 or more",
             "count too large": f"{value}, too large: the largest is {LARGEST_COUNT}",
             "fractional count": f"{value}, no whole number. {FRACTIONS[:-1]}",
         }
-        cause = next(cause for cause, mask in wrong.items() if mask[i])
+        cause = next(cause for cause, mask in masks.items() if mask[i])
         where = f"document {document[i]} (from 0)" if lines is None else int(lines[i])
         errors.add(where, cause, details[cause])
     return ~np.isin(records, faulty)

@@ -56,14 +56,15 @@ def _by_content(path: Path, name: str) -> str | None:
         if file.read(4) == b"PK\x03\x04":
             return "npz"
     with Lines(path, RecordErrors(path, skip=False)) as lines:
-        first = list(islice(iter(lines.line, None), _FIRST_LINES))
-    if first and first[0].lower().startswith(b"%%matrixmarket"):
+        top = list(islice(iter(lines.line, None), _FIRST_LINES))
+    if top and top[0].lower().startswith(b"%%matrixmarket"):
         return "matrix-market"
-    if len(first) >= 3 and all(line.strip().isdigit() for line in first[:3]):
+    if len(top) >= 3 and all(line.strip().isdigit() for line in top[:3]):
         return "uci"
-    if all(_PAIRS.fullmatch(line.rstrip()) for line in first) and any(b":" in line for line in first):
-        counted = [line.split(None, 1)[0] == str(line.count(b":")).encode() for line in first]
-        if all(counted) and len(counted) > 1:
+    if all(_PAIRS.fullmatch(line.rstrip()) for line in top) and any(b":" in line for line in top):
+        # for each line, whether it begins with the number of its pairs
+        begins_with_count = [line.split(None, 1)[0] == str(line.count(b":")).encode() for line in top]
+        if all(begins_with_count) and len(begins_with_count) > 1:
             return "lda-c"
-        return None if any(counted) else "svmlight"
+        return None if any(begins_with_count) else "svmlight"
     return "text" if name.endswith((".txt", ".text")) else None

@@ -41,8 +41,8 @@ def _read(file: IO[bytes], dimensions: int, most: int) -> NDArray[np.uint8]:
     head = file.read(4 + 4 * dimensions)
     if len(head) < 4 + 4 * dimensions:
         raise ValueError("it ends in its header")
-    zero, kind, found, *shape = struct.unpack(f">HBB{dimensions}I", head)
-    if zero or kind != _UNSIGNED_BYTE or found != dimensions:
+    zero, kind, file_dimensions, *shape = struct.unpack(f">HBB{dimensions}I", head)
+    if zero or kind != _UNSIGNED_BYTE or file_dimensions != dimensions:
         raise ValueError(
             f"it begins with {head[:4].hex()}, not with 0000{_UNSIGNED_BYTE:02x}{dimensions:02x}"
         )

@@ -119,7 +119,7 @@ def centre_crop(height: int, width: int, size: int, shortest: int) -> Crop:
 
 
 def _part(image: NDArray[np.uint8], crop: Crop, scale: float) -> NDArray[np.uint8]:
-    """The part of a decoded image that ``crop`` means, rounded to whole pixels; at least one pixel. scale:
+    """The part of a decoded image that ``crop`` covers, rounded to whole pixels; at least one pixel. scale:
     scale at which the image was decoded."""
     height, width = image.shape[:2]
     top = min(max(round(crop.top * scale), 0), height - 1)

@@ -47,28 +47,28 @@ def header_of(data: bytes) -> Header:
 
 
 def _jpeg(data: bytes) -> Header:
-    place, found = 2, None
+    position, header = 2, None
     while True:
-        if data[place] != 0xFF:
-            raise ImageError("not an image", f"there is no marker of JPEG at byte {place}")
-        marker = data[place + 1]
+        if data[position] != 0xFF:
+            raise ImageError("not an image", f"there is no marker of JPEG at byte {position}")
+        marker = data[position + 1]
         if marker == 0xFF:  # padding
-            place += 1
+            position += 1
             continue
         if marker in _BARE:
-            place += 2
+            position += 2
             continue
         if marker in _FRAMES:
-            height, width = struct.unpack_from(">HH", data, place + 5)
-            found = Header(height, width, True)
+            height, width = struct.unpack_from(">HH", data, position + 5)
+            header = Header(height, width, True)
         if marker == _SCAN:
             break
-        place += 2 + struct.unpack_from(">H", data, place + 2)[0]
-    if found is None:
+        position += 2 + struct.unpack_from(">H", data, position + 2)[0]
+    if header is None:
         raise ImageError("not an image", "it is a JPEG file without a size")
-    if data.rfind(_END, place) < 0:  # an end before the pixels may be that of a thumbnail
+    if data.rfind(_END, position) < 0:  # an end before the pixels may be that of a thumbnail
         raise ImageError("truncated image", "its end is missing")
-    return found
+    return header
 
 
 def _webp(data: bytes) -> Header:
@@ -86,8 +86,8 @@ def _webp(data: bytes) -> Header:
 
 
 def _bmp(data: bytes) -> Header:
-    size, width, height = struct.unpack_from("<I", data, 14)[0], 0, 0
-    if size == 12:
+    header_bytes, width, height = struct.unpack_from("<I", data, 14)[0], 0, 0
+    if header_bytes == 12:
         width, height = struct.unpack_from("<HH", data, 18)
     else:
         width, height = struct.unpack_from("<ii", data, 18)

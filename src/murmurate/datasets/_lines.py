@@ -95,7 +95,8 @@ class TolerantGzip(io.RawIOBase):
     ``damage`` describes the damage."""
 
     def __init__(self, file: io.BufferedReader, path: Path) -> None:
-        self._text, self._packed, self._path, self._bytes = gzip.GzipFile(fileobj=file), file, path, 0
+        self._unpacked, self._packed, self._path = gzip.GzipFile(fileobj=file), file, path
+        self._unpacked_bytes = 0
         self.damage = ""
 
     def readable(self) -> bool:
@@ -103,14 +104,15 @@ class TolerantGzip(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         try:
-            text = self._text.read1(len(buffer))
+            data = self._unpacked.read1(len(buffer))
         except EOFError:
             self.damage = "the gzip is cut short"
         except (zlib.error, gzip.BadGzipFile) as error:
             self.damage = f"the gzip is corrupt ({error})"
         else:
-            self._bytes += len(text)
-            refuse_inflated(self._path, self._packed.tell(), self._bytes, "unpack it first (gunzip)")
-            buffer[: len(text)] = text
-            return len(text)
+            self._unpacked_bytes += len(data)
+            packed_bytes = self._packed.tell()
+            refuse_inflated(self._path, packed_bytes, self._unpacked_bytes, "unpack it first (gunzip)")
+            buffer[: len(data)] = data
+            return len(data)
         return 0

@@ -30,8 +30,8 @@ def convert(path: Path, transpose: bool, errors: RecordErrors, folder: Path) -> 
     writer = CorpusWriter(folder, errors)
     header = Header(shape[0], shape[1], len(rows), 0)
     for first, last in blocks(np.arange(len(order) + 1)):
-        part = order[first:last]
-        writer.add(valid_entries(Parsed(rows[part], columns[part], counts[part]), header, 0, errors))
+        block = order[first:last]
+        writer.add(valid_entries(Parsed(rows[block], columns[block], counts[block]), header, 0, errors))
     return writer.finish(shape[0]), shape[1]
 
 
@@ -39,32 +39,32 @@ def _coordinates(path: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], 
     """Rows, columns, counts [N], and the shape, of a csr, csc or coo matrix. Raises Refusal."""
     try:
         with refuse_unreadable(path):
-            parts = load_arrays(path)
-        form = np.asarray(parts["format"], np.str_).item()
-        shape, counts = (int(parts["shape"][0]), int(parts["shape"][1])), parts["data"]
+            arrays = load_arrays(path)
+        kind = np.asarray(arrays["format"], np.str_).item()
+        shape, counts = (int(arrays["shape"][0]), int(arrays["shape"][1])), arrays["data"]
         if counts.dtype.kind not in "biuf":
             raise ValueError(f"counts of type {counts.dtype}")
-        if form == "coo":
-            rows, columns = parts["row"], parts["col"]
-        elif form in ("csr", "csc"):
-            starts = parts["indptr"].astype(np.int64)
+        if kind == "coo":
+            rows, columns = arrays["row"], arrays["col"]
+        elif kind in ("csr", "csc"):
+            starts = arrays["indptr"].astype(np.int64)
             lengths = starts[1:] - starts[:-1]
-            if not ((lengths >= 0).all() and lengths.sum() == len(parts["indices"])):
+            if not ((lengths >= 0).all() and lengths.sum() == len(arrays["indices"])):
                 raise ValueError("indptr does not rise from 0 to the number of indices")
-            rows, columns = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths), parts["indices"]
+            rows, columns = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths), arrays["indices"]
         else:
             raise Refusal(
-                f"{path} is a sparse matrix of format {form}. Save it as csr: save_npz(path, m.tocsr())."
+                f"{path} is a sparse matrix of format {kind}. Save it as csr: save_npz(path, m.tocsr())."
             )
         if rows.dtype.kind not in "iu" or columns.dtype.kind not in "iu":
             raise ValueError(f"indices of types {rows.dtype} and {columns.dtype}")
         if min(shape) < 0 or max(shape) > LARGEST:
             raise ValueError(f"a shape of {shape}; at most {LARGEST:,} documents or words can be read")
-        if any(part.ndim != 1 for part in (rows, columns, counts)):
+        if any(array.ndim != 1 for array in (rows, columns, counts)):
             raise ValueError("its arrays are not one-dimensional")
         if not len(rows) == len(columns) == len(counts):
             raise ValueError(f"{len(rows)} rows, {len(columns)} columns and {len(counts)} counts")
-        if form == "csc":
+        if kind == "csc":
             rows, columns = columns, rows
         return rows, columns, counts.astype(np.int8) if counts.dtype.kind == "b" else counts, shape
     except (ValueError, KeyError, IndexError, TypeError, OverflowError) as error:

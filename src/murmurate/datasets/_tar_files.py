@@ -76,8 +76,9 @@ def _members(descriptor: int, length: int) -> Iterator[Member]:
             if first + size > length:
                 raise TarError(f"it ends within the member at byte {place:,}")
             if kind in _FILES:
-                inside = block[_BLOCK : _BLOCK + size]
-                yield Member(long_name or _name(head), first, size, inside if len(inside) == size else None)
+                content = block[_BLOCK : _BLOCK + size]
+                is_complete = len(content) == size
+                yield Member(long_name or _name(head), first, size, content if is_complete else None)
             long_name = None
         place = first + -(-size // _BLOCK) * _BLOCK
 

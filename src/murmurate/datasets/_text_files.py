@@ -16,5 +16,5 @@ TEXT_KINDS = tuple(SUFFIXES)
 
 def files_of(folder: Path, kind: str) -> list[Path]:
     """The files of a folder that are documents of a kind, in the order of their paths."""
-    found = {path for suffix in SUFFIXES.get(kind, ()) for path in folder.rglob(f"*{suffix}")}
-    return sorted(found)
+    files = {path for suffix in SUFFIXES.get(kind, ()) for path in folder.rglob(f"*{suffix}")}
+    return sorted(files)

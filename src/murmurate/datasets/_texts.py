@@ -9,11 +9,10 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from murmurate.datasets import _columns, _markdown
+from murmurate.datasets import _columns, _markdown, collocations
 from murmurate.datasets._lines import Lines
 from murmurate.datasets._record_errors import RecordErrors, refuse_unreadable
 from murmurate.datasets._text_files import SUFFIXES, files_of
-from murmurate.datasets.collocations import find
 from murmurate.datasets.corpus import Corpus
 from murmurate.datasets.tokens import Tokens, WordCounter
 from murmurate.errors import Refusal
@@ -74,16 +73,16 @@ class TextSource:
 
         Raises Refusal for a file that cannot be read.
         """
-        wanted, errors, found = set(numbers), RecordErrors(self.path, skip=True), {}
+        wanted, errors, picked = set(numbers), RecordErrors(self.path, skip=True), {}
         if self.path.is_dir():
             paths = files_of(self.path, self.kind)
             return {n: _file(paths[n], self.path, self.kind, errors) for n in wanted if n < len(paths)}
         for number, document in enumerate(self.documents(errors)):
             if number in wanted:
-                found[number] = document
-            if len(found) == len(wanted):
+                picked[number] = document
+            if len(picked) == len(wanted):
                 break
-        return found
+        return picked
 
 
 def corpus(
@@ -95,28 +94,28 @@ def corpus(
     the pairs in ``vocabulary``, or the collocations of these documents.
     """
 
-    def counted(counter: WordCounter, errors: RecordErrors) -> Corpus:
+    def count_all(counter: WordCounter, errors: RecordErrors) -> Corpus:
         for document in source.documents(errors):
             counter.add(document.text)
         return counter.finish()
 
     if vocabulary is not None:
         counter = WordCounter(tokens, vocabulary, bigrams=bigrams)
-        if lost := counter.unreachable():
+        if unreachable := counter.unreachable():
             warnings.warn(
-                f"{lost:,} of the {len(vocabulary):,} words of the vocabulary cannot be found, because "
-                "words of a text are runs of letters in lower case: their counts are 0",
+                f"{unreachable:,} of the {len(vocabulary):,} words of the vocabulary cannot be found, "
+                "because words of a text are runs of letters in lower case: their counts are 0",
                 stacklevel=2,
             )
-        return counted(counter, errors)
+        return count_all(counter, errors)
     if not bigrams:
-        return counted(WordCounter(tokens), errors)
+        return count_all(WordCounter(tokens), errors)
     # the documents are read three times, and only errors of the last reading are counted
-    earlier = [RecordErrors(source.path, errors.skip) for _ in range(2)]
-    pairs = find((document.text for document in source.documents(earlier[0])), tokens)
-    found = counted(WordCounter(tokens, pairs=pairs), earlier[1])
+    ignored = [RecordErrors(source.path, errors.skip) for _ in range(2)]
+    pairs = collocations.find((document.text for document in source.documents(ignored[0])), tokens)
+    first_corpus = count_all(WordCounter(tokens, pairs=pairs), ignored[1])
     # count again, as in new texts: a pair that the vocabulary's bounds left out now counts as its two words
-    return counted(WordCounter(tokens, found.vocabulary, bigrams=True), errors)
+    return count_all(WordCounter(tokens, first_corpus.vocabulary, bigrams=True), errors)
 
 
 def _decode(where: int | str, text: bytes, errors: RecordErrors) -> str:

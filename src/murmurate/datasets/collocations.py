@@ -26,7 +26,8 @@ def find(
     """
     alone: Counter[str] = Counter()
     together: Counter[tuple[str, str]] = Counter()
-    total, forgotten, documents = 0, 0, 0
+    total, documents = 0, 0
+    forgotten = 0  # pairs counted at most so often have been forgotten
     for text in texts:
         documents += 1
         words = tokens.all_words_of(text)

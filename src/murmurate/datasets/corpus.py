@@ -37,11 +37,11 @@ class Corpus:
     digest: str | None = None  # a hash of all fields above; None if the corpus was not read from a file
 
     def __post_init__(self) -> None:
-        kinds = {"starts": np.int64, "words": np.int32, "counts": np.int32}
-        for name, kind in kinds.items():
+        dtypes = {"starts": np.int64, "words": np.int32, "counts": np.int32}
+        for name, dtype in dtypes.items():
             array = getattr(self, name)
-            if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype != kind:
-                raise Refusal(f"A corpus's {name} are a one-dimensional {kind.__name__} array of numpy.")
+            if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype != dtype:
+                raise Refusal(f"A corpus's {name} are a one-dimensional {dtype.__name__} array of numpy.")
         if not (
             len(self.starts)
             and self.starts[0] == 0
@@ -83,22 +83,22 @@ class Corpus:
         np.cumsum(lengths, out=starts[1:])
         words, counts = np.empty(starts[-1], np.int32), np.empty(starts[-1], np.int32)
         for first, last in blocks(starts):
-            into = slice(starts[first], starts[last])
+            block = slice(starts[first], starts[last])
             shift = self.starts[chosen[first:last]] - starts[first:last]
-            index = np.arange(into.start, into.stop) + np.repeat(shift, lengths[first:last])
-            words[into], counts[into] = self.words[index], self.counts[index]
+            index = np.arange(block.start, block.stop) + np.repeat(shift, lengths[first:last])
+            words[block], counts[block] = self.words[index], self.counts[index]
         return Corpus(starts, words, counts, self.vocabulary, self.vocabulary_size)
 
     def with_vocabulary(self, vocabulary: tuple[str, ...]) -> RemappedCorpus:
-        """The same documents over another vocabulary; words are matched by name, and left out if it lacks
-        them.
+        """The same documents over another vocabulary; words are matched by name, and left out if the other
+        vocabulary lacks them.
 
         Raises Refusal if this corpus has no vocabulary, or no word of the other vocabulary.
         """
         if self.vocabulary is None:
             raise Refusal("Words have no names here. Give the corpus its vocabulary.")
-        number = {word: i for i, word in enumerate(vocabulary)}
-        new_ids = np.array([number.get(word, -1) for word in self.vocabulary], np.int32)
+        ids = {word: i for i, word in enumerate(vocabulary)}
+        new_ids = np.array([ids.get(word, -1) for word in self.vocabulary], np.int32)
         remapped = RemappedCorpus(self, vocabulary, new_ids)
         if len(self.words) and not remapped.tokens:
             raise Refusal("These documents have no word of the topics' vocabulary.")
@@ -148,20 +148,22 @@ class Corpus:
 
         Raises Refusal for an id outside the shape, and for counts that are negative or fractional.
         """
-        which, word, count = np.asarray(documents), np.asarray(words), _as_integers(np.asarray(counts))
-        for name, ids, size in (("document", which, shape[0]), ("word", word, shape[1])):
+        document, word, count = np.asarray(documents), np.asarray(words), _as_integers(np.asarray(counts))
+        for name, ids, size in (("document", document, shape[0]), ("word", word, shape[1])):
             if len(ids) and not 0 <= ids.min() <= ids.max() < size:
-                raise Refusal(f"There is a {name} {ids.min()} or {ids.max()}, and they are in 0..{size - 1}.")
+                raise Refusal(
+                    f"The {name} ids are from {ids.min()} to {ids.max()}, and must be in 0..{size - 1}."
+                )
         kept = count > 0
-        which, word, count = sort_and_sum(which[kept], word[kept], count[kept])
+        document, word, count = sort_and_sum(document[kept], word[kept], count[kept])
         if count.max(initial=0) > LARGEST_COUNT:
             at = int(count.argmax())
             raise Refusal(
-                f"Document {which[at]} has word {word[at]} {count[at]} times, above {LARGEST_COUNT}. "
+                f"Document {document[at]} has word {word[at]} {count[at]} times, above {LARGEST_COUNT}. "
                 "Leave that word out."
             )
         starts = np.zeros(shape[0] + 1, np.int64)
-        np.cumsum(np.bincount(which, minlength=shape[0]), out=starts[1:])
+        np.cumsum(np.bincount(document, minlength=shape[0]), out=starts[1:])
         names = None if vocabulary is None else tuple(vocabulary)
         return cls(starts, word.astype(np.int32), count.astype(np.int32), names, shape[1])
 
@@ -173,7 +175,7 @@ class RemappedCorpus:
 
     corpus: Corpus
     vocabulary: tuple[str, ...]
-    new_ids: NDArray[np.int32]  # [V of the corpus]: each word's id in the new vocabulary, -1 if it lacks it
+    new_ids: NDArray[np.int32]  # [V of the corpus]: each word's id in the new vocabulary; -1: not in it
 
     def __len__(self) -> int:
         return len(self.corpus)

@@ -45,7 +45,7 @@ class CorpusWorld(World):
     transpose: a Matrix Market file is [words, documents]. one_based: whether word ids begin at 1 (required
         for SVMlight). vocabulary_size: number of words, where the format does not give it.
     min_letters: for text, the least length of words that are counted.
-    stop_words: for text, file with words that are not counted; none is a list of English words.
+    stop_words: for text, file with words that are not counted; none uses a built-in list of English words.
     min_df: for text, least number of documents that a word must occur in; 3 is a number, 0.01 a share.
     max_df: for text, greatest number of documents that a word may occur in; 1 is one document, 1.0 is all.
     max_vocabulary: for text, how many words are kept, the most frequent ones; none keeps all.
@@ -105,7 +105,7 @@ class CorpusWorld(World):
         """(all documents, what was left out of them). overrides: arguments of ``read`` that replace these
         settings."""
         skipped = Skipped()
-        given = {
+        arguments = {
             "kind": self.kind,
             "vocabulary": None if self.vocabulary is None else Path(self.vocabulary),
             "skip_bad": self.skip_bad,
@@ -119,7 +119,7 @@ class CorpusWorld(World):
             "column": self.column,
             "name_column": self.name_column,
         }
-        return read(Path(self.path), skipped=skipped, **(given | overrides)), skipped
+        return read(Path(self.path), skipped=skipped, **(arguments | overrides)), skipped
 
     def skipped(self) -> tuple[str, dict[str, int]] | None:
         skipped = _read(self, repr(self))[1]
@@ -133,8 +133,8 @@ class CorpusWorld(World):
         """
         stop_words = STOP_WORDS if self.stop_words is None else stop_words_in(Path(self.stop_words))
         tokens = Tokens(self.min_letters, stop_words, self.min_df, self.max_df, self.max_vocabulary)
-        unset = tokens == Tokens() or (tokens == FORMER and not self.is_text)
-        return None if self.stop_words is None and unset else tokens
+        is_default = tokens == Tokens() or (tokens == FORMER and not self.is_text)
+        return None if self.stop_words is None and is_default else tokens
 
     def divided(self) -> Split:
         corpus = self.load()

@@ -82,23 +82,23 @@ def _read(path: Path) -> ImageData:
         raise Refusal(f"{path} cannot be read: {error.strerror or error}. Check the path.") from error
     except ValueError as error:
         raise Refusal(f"{path} is no .npz file of arrays: {error}. Restore it.") from error
-    found = {
+    names_of_parts = {
         part: names
         for part, spellings in _NAMES.items()
         for names in spellings
         if names[0] in arrays and names[1] in arrays
     }
-    if "train" not in found:
+    if "train" not in names_of_parts:
         raise Refusal(
             f"{path} holds {', '.join(arrays) or 'nothing'}; it should hold train_images and train_labels."
         )
-    parts = {part: _part(path, arrays, *names) for part, names in found.items()}
+    parts = {part: _part(path, arrays, *names) for part, names in names_of_parts.items()}
     shapes = {part: images.shape for part, images in parts.items()}
     if len(set(shapes.values())) > 1:
         raise Refusal(f"{path} has images of several sizes: {shapes}. Scale them to one.")
-    classes = 1 + max(int(images.labels.max()) for images in parts.values())
-    names = tuple(str(label) for label in range(classes))
-    return ImageData(parts["train"], names, parts.get("validation"), parts.get("test"))
+    count = 1 + max(int(images.labels.max()) for images in parts.values())
+    classes = tuple(str(label) for label in range(count))
+    return ImageData(parts["train"], classes, parts.get("validation"), parts.get("test"))
 
 
 def _part(path: Path, arrays: Mapping[str, NDArray[Any]], images: str, labels: str) -> ImageSet:

@@ -21,7 +21,8 @@ from murmurate.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Rang
 
 DRAWS = 33
 _TRIES = 10  # rectangles tried for a random resized crop; each uses 2 of the first 20 columns
-_TOP, _LEFT, _PAD, _FLIP, _FACTORS, _ORDER, _LIGHTING = 20, 21, 22, 24, 25, 28, 29  # first columns
+# first column of each kind of change
+_TOP, _LEFT, _PAD, _FLIP, _FACTORS, _ORDER, _LIGHTING = 20, 21, 22, 24, 25, 28, 29
 
 _Share = Annotated[float, Range(0, 1, above=True)]
 _GREY = np.array([0.299, 0.587, 0.114])  # shares of red, green and blue (ITU-R 601)
@@ -199,25 +200,25 @@ def shifted(
     top, left: [G], where the crop begins in the padded image, from 0 to 2 * padding.
     """
     count, height, width, channels = pixels.shape
-    wide = np.zeros((count, height + 2 * padding, width + 2 * padding, channels), np.uint8)
-    wide[:, padding : padding + height, padding : padding + width] = pixels
-    image, row, column, _ = wide.strides
-    places = 2 * padding + 1
+    padded = np.zeros((count, height + 2 * padding, width + 2 * padding, channels), np.uint8)
+    padded[:, padding : padding + height, padding : padding + width] = pixels
+    image, row, column, _ = padded.strides
+    offsets = 2 * padding + 1
     crops = np.lib.stride_tricks.as_strided(
-        wide,
-        (count, places, places, height, width * channels),
+        padded,
+        (count, offsets, offsets, height, width * channels),
         (image, row, column, row, 1),
         writeable=False,
     )
     return crops[np.arange(count), top, left].reshape(pixels.shape)
 
 
-def mirrored(pixels: NDArray[np.uint8], chosen: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """The images [G, H, W, C], of which those where ``chosen`` [G] is true are mirrored left to right."""
+def mirrored(pixels: NDArray[np.uint8], mask: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """The images [G, H, W, C], of which those where ``mask`` [G] is true are mirrored left to right."""
     channels = pixels.shape[3]
-    whole = np.ascontiguousarray(pixels).view(f"V{channels}")[..., 0]  # one element for each pixel: faster
-    mirror = whole.copy()
-    mirror[chosen] = whole[chosen][:, :, ::-1]
+    elements = np.ascontiguousarray(pixels).view(f"V{channels}")[..., 0]  # one for each pixel: faster
+    mirror = elements.copy()
+    mirror[mask] = elements[mask][:, :, ::-1]
     return mirror.view(np.uint8).reshape(pixels.shape)
 
 

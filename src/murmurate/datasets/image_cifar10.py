@@ -147,8 +147,8 @@ def _read_jpegs(path: Path) -> ImageData:
 def _decoded(path: Path, part: str, arrays: Mapping[str, NDArray[Any]], classes: int) -> ImageSet:
     files, offsets = arrays[f"{part}_jpeg"], arrays[f"{part}_offset"]
     labels = checked_labels(arrays[f"{part}_label"], classes, path)
-    ordered = offsets.dtype.kind in "iu" and offsets.shape == (len(labels) + 1,)
-    if files.dtype != np.uint8 or files.ndim != 1 or not ordered or (np.diff(offsets) < 0).any():
+    are_offsets = offsets.dtype.kind in "iu" and offsets.shape == (len(labels) + 1,)
+    if files.dtype != np.uint8 or files.ndim != 1 or not are_offsets or (np.diff(offsets) < 0).any():
         raise ValueError(f"{part}_offset is not the offsets of {len(labels):,} files in {part}_jpeg")
     if not len(labels) or offsets[0] < 0 or offsets[-1] > len(files):
         raise ValueError(f"{part}_offset points outside {part}_jpeg, which has {len(files):,} bytes")

@@ -173,8 +173,7 @@ def _index(folder: Path, classes: list[str], skip_bad: bool, skipped: Counter[st
     for label, name in enumerate(classes):
         if not (folder / name).is_dir():
             continue
-        found = sorted(_files(folder / name, os.fsencode(name)))
-        for file, size in found:
+        for file, size in sorted(_files(folder / name, os.fsencode(name))):
             if size:
                 names.append(file)
                 sizes.append(size)

@@ -82,6 +82,6 @@ def split_indices(
 def other_data(path: str, then: str, now: str) -> Refusal:
     """The error for a data set that differs from the one that a run began with."""
     return Refusal(
-        f"{path} is not what the run was fitted on: {then} then, {now} now, and different ones. Restore the "
-        "file, name its new place (murmurate resume DIR --world.path NEW), or fit anew with --out."
+        f"{path} is not what the run was fitted on: {then} then, {now} now, with other contents. Restore "
+        "the file, name its new place (murmurate resume DIR --world.path NEW), or fit anew with --out."
     )

@@ -95,14 +95,14 @@ def read(
             f"Text is counted over exactly the words of a given --vocabulary. Leave it out, or {_TOKENS}."
         )
     words, words_from = _vocabulary(source, kind, vocabulary)
-    options["tokens"] = used = tokens or Tokens()
+    options["tokens"] = used_tokens = tokens or Tokens()
     key = {
         "source": _cache.fingerprint(source, kind),
         "kind": kind,
         "vocabulary": None if words is None else _cache.digest(words),
         "skip_bad": skip_bad,
         **options,
-        "tokens": {**asdict(used), "stop_words": sorted(used.stop_words)},
+        "tokens": {**asdict(used_tokens), "stop_words": sorted(used_tokens.stop_words)},
         **{option: value for option, value in columns.items() if value is not None},
     }
     if kind in TEXT_KINDS:
@@ -169,7 +169,7 @@ def _convert(
             return
         hint = ""
         if documents == len(words) and kind in _KINDS_WITH_OPTION["transpose"]:
-            hint = " Its documents are as many: if rows are words, add --transpose (transpose=True)."
+            hint = " It has as many documents: if its rows are words, add --transpose (transpose=True)."
         raise Refusal(
             f"{path} has {size:,} words, and {words_from} has {len(words):,}. Name the vocabulary that "
             f"belongs to it.{hint}"
@@ -185,12 +185,12 @@ def _convert(
         check_vocabulary(size, header.documents)
         lengths, _ = _entries.convert(path, partial(_entries.Triples, header), errors, folder)
     elif kind in ("lda-c", "svmlight"):
-        known = options["vocabulary_size"] or (None if words is None else len(words))
-        if known is not None:
-            check_vocabulary(known, 0)
-        make = partial(_entries.Pairs, kind == "svmlight", bool(options["one_based"]), known)
-        lengths, size = _entries.convert(path, make, errors, folder)
-        size = size if known is None else known
+        known_size = options["vocabulary_size"] or (None if words is None else len(words))
+        if known_size is not None:
+            check_vocabulary(known_size, 0)
+        make_format = partial(_entries.Pairs, kind == "svmlight", bool(options["one_based"]), known_size)
+        lengths, size = _entries.convert(path, make_format, errors, folder)
+        size = size if known_size is None else known_size
     elif kind == "npz":
         lengths, size = _matrices.convert(path, bool(options["transpose"]), errors, folder)
         check_vocabulary(size, len(lengths))

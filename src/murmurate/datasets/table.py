@@ -97,7 +97,7 @@ def read_table(path: Path) -> Table:
         raise Refusal(
             f"{path} does not fit in memory ({error}). Save it with np.save: it is mapped."
         ) from error
-    except Exception as error:  # numpy and gzip raise a dozen kinds for damaged files
+    except Exception as error:  # numpy and gzip raise a dozen kinds of exceptions for damaged files
         raise Refusal(f"{path} is no table of numbers: {error}.") from error
     return table
 

@@ -40,7 +40,7 @@ while who whoever whole whom whose why will with within without won would wouldn
 yourselves
 """
 DocumentFrequency = NonNegativeInt | UnitInterval  # a number of documents, or a share of them
-VERSION = 2  # of the tokeniser; version 1 did not treat signs on letters as part of words
+VERSION = 2  # of the tokeniser; version 1 did not treat combining marks on letters as part of words
 STOP_WORDS = frozenset(_STOP_TEXT.split())
 PAIR = "_"  # joins the two words of a pair; no word contains it
 _LETTER = r"[^\W\d_]"
@@ -53,8 +53,8 @@ _JOINERS = "\u200c\u200d"  # occur within words of Persian and of Indic scripts
 class Tokens:
     """How text is split into words, and which of them a vocabulary keeps.
 
-    A word is a run of letters of any script with the signs that are written on them (vowels, accents), in
-    lower case and composed form (Unicode's NFC), of at least ``min_letters`` characters. The vocabulary keeps
+    A word is a run of letters of any script with their combining marks (accents, vowel signs), in lower case
+    and composed form (Unicode's NFC), of at least ``min_letters`` characters. The vocabulary keeps
     words that occur in ``min_df`` documents or more, and in ``max_df`` at most; either is a number of
     documents (int) or a share of them (float). Of these words it keeps the ``max_vocabulary`` most frequent
     (None: all).
@@ -92,11 +92,11 @@ FORMER = Tokens(min_letters=2, max_df=0.95)
 
 def _joined(words: list[str], pairs: Set[str]) -> list[str]:
     """The words, with adjacent words whose pair is in ``pairs`` joined, from left to right."""
-    joined, at = [], 0
-    while at < len(words):
-        pair = PAIR.join(words[at : at + 2])
-        joined.append(pair if pair in pairs else words[at])
-        at += 1 + (pair in pairs)
+    joined, position = [], 0
+    while position < len(words):
+        pair = PAIR.join(words[position : position + 2])
+        joined.append(pair if pair in pairs else words[position])
+        position += 1 + (pair in pairs)
     return joined
 
 
@@ -108,10 +108,10 @@ def _all_words(text: str) -> list[str]:
 
 @functools.cache
 def _any_word() -> re.Pattern[str]:
-    """The pattern of a word of any script, with signs on its letters, such as vowels of Hindi, which Python's
-    ``\\w`` does not match."""
-    signs = "".join(c for c in map(chr, range(sys.maxunicode + 1)) if unicodedata.category(c)[0] == "M")
-    inside = rf"(?:[{signs}]+|[{_JOINERS}](?={_LETTER}|[{signs}]))"
+    """The pattern of a word of any script, with combining marks on its letters, such as vowel signs of Hindi,
+    which Python's ``\\w`` does not match."""
+    marks = "".join(c for c in map(chr, range(sys.maxunicode + 1)) if unicodedata.category(c)[0] == "M")
+    inside = rf"(?:[{marks}]+|[{_JOINERS}](?={_LETTER}|[{marks}]))"
     # the look-ahead spares ASCII characters a test against the long class: five times as fast on text with
     # few accents
     return re.compile(rf"{_LETTERS}(?:(?=[^\x00-\x7f]){inside}(?:{_LETTERS})?)*")
@@ -146,7 +146,7 @@ class WordCounter:
     ) -> None:
         # every word of a given vocabulary counts, however the vocabulary was chosen
         self._tokens = tokens if vocabulary is None else Tokens(min_letters=1, stop_words=frozenset())
-        self._given = vocabulary
+        self._given_vocabulary = vocabulary
         self._pairs = {word for word in vocabulary if PAIR in word} if bigrams and vocabulary else pairs
         self._ids: dict[str, int] = {} if vocabulary is None else {w: i for i, w in enumerate(vocabulary)}
         self._words, self._counts, self._lengths = array("i"), array("i"), array("q")
@@ -154,7 +154,7 @@ class WordCounter:
     def add(self, text: str) -> None:
         """Count one more document."""
         ids, words = self._ids, self._tokens.words_of(text, self._pairs)
-        if self._given is not None:
+        if self._given_vocabulary is not None:
             words = [word for word in words if word in ids]
         counts = Counter(words)
         self._words.extend([ids.setdefault(word, len(ids)) for word in counts])
@@ -164,7 +164,8 @@ class WordCounter:
     def unreachable(self) -> int:
         """How many words of the given vocabulary the tokeniser never finds, such as words with capitals or
         digits."""
-        return sum(self._tokens.words_of(word, self._pairs) != [word] for word in self._given or ())
+        given_words = self._given_vocabulary or ()
+        return sum(self._tokens.words_of(word, self._pairs) != [word] for word in given_words)
 
     def finish(self) -> Corpus:
         """The corpus of all documents, empty ones included. The vocabulary is in alphabetical order, or as
@@ -173,21 +174,23 @@ class WordCounter:
         Raises Refusal if no word is kept.
         """
         starts = np.cumsum([0, *self._lengths], dtype=np.int64)
-        names = list(self._ids) if self._given is None else list(self._given)
-        seen = Corpus(starts, np.asarray(self._words), np.asarray(self._counts), None, len(names))
-        kept = list(range(len(names))) if self._given is not None else self._kept(names, seen)
+        given = self._given_vocabulary
+        names = list(self._ids) if given is None else list(given)
+        corpus = Corpus(starts, np.asarray(self._words), np.asarray(self._counts), None, len(names))
+        kept = list(range(len(names))) if given is not None else self._kept(names, corpus)
         new_ids = np.full(len(names), -1, np.int32)
         new_ids[kept] = np.arange(len(kept))
-        return RemappedCorpus(seen, tuple(names[word] for word in kept), new_ids).to_corpus()
+        return RemappedCorpus(corpus, tuple(names[word] for word in kept), new_ids).to_corpus()
 
-    def _kept(self, names: Sequence[str], seen: Corpus) -> list[int]:
-        """The ids of the words that the vocabulary keeps, in alphabetical order of the words."""
-        tokens, total = self._tokens, len(seen)
+    def _kept(self, names: Sequence[str], corpus: Corpus) -> list[int]:
+        """The ids of the words that the vocabulary keeps, in alphabetical order of the words. corpus: counts
+        of all words ``names``."""
+        tokens, total = self._tokens, len(corpus)
         df, frequency = np.zeros(len(names), np.int64), np.zeros(len(names))
-        for begin, end in blocks(seen.starts):
-            part = slice(seen.starts[begin], seen.starts[end])
-            df += np.bincount(seen.words[part], minlength=len(names))
-            frequency += np.bincount(seen.words[part], seen.counts[part], minlength=len(names))
+        for begin, end in blocks(corpus.starts):
+            part = slice(corpus.starts[begin], corpus.starts[end])
+            df += np.bincount(corpus.words[part], minlength=len(names))
+            frequency += np.bincount(corpus.words[part], corpus.counts[part], minlength=len(names))
         low, high = document_bound(tokens.min_df, total), document_bound(tokens.max_df, total)
         kept = np.flatnonzero((df >= low) & (df <= high))
         if not len(kept):

@@ -12,7 +12,7 @@ from murmurate.errors import Refusal
 
 def vocabulary_beside(path: Path) -> Path:
     """The vocabulary file of a corpus file: ``vocab.x.txt`` for ``docword.x.txt.gz``, otherwise
-    ``<file>.vocab.txt``; neither name has the ``.gz``."""
+    ``<file>.vocab.txt``; a ``.gz`` of the corpus file is left out."""
     name = path.name.removesuffix(".gz")
     if name.startswith("docword."):
         return path.with_name("vocab." + name.removeprefix("docword."))

@@ -21,11 +21,11 @@ _KINDS = ("uci", "matrix-market", "lda-c", "svmlight", "npz")
 
 def write(corpus: Corpus, path: str | Path, kind: str, *, one_based: bool = True) -> None:
     """Write a corpus as ``uci``, ``matrix-market``, ``lda-c``, ``svmlight`` or ``npz``; compressed if the
-    name ends in ``.gz``. A vocabulary is written to the file beside it that ``read`` looks for.
+    name ends in ``.gz``. The corpus's vocabulary is written to a file beside it, where ``read`` looks for it.
 
-    ``one_based``: whether word ids begin at 1 in SVMlight, where all labels are 0. LDA-C and SVMlight do not
-    store V. Files are replaced atomically. Raises Refusal for another kind, for words that a line cannot
-    hold, and where the files cannot be written.
+    ``one_based``: whether word ids begin at 1 in SVMlight. All labels in SVMlight are 0. LDA-C and SVMlight
+    do not store V. Files are replaced atomically. Raises Refusal for another kind, for words that a line
+    cannot hold, and where the files cannot be written.
     """
     target = Path(path)
     if kind not in _KINDS:

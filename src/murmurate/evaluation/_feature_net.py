@@ -25,7 +25,7 @@ FEATURES = 128
 _VERSION = 1  # of the net and its training: files of other versions are not used
 _CHANNELS = (32, 64, FEATURES, FEATURES)
 _BATCH, _RATE = 128, 2e-3
-_AT_ONCE = 500  # images whose features are computed at a time
+_EVALUATION_BATCH = 500  # images whose features are computed at a time
 _SEED = 0  # not the run's: so runs on the same images have the same classifier, and comparable figures
 
 
@@ -52,8 +52,8 @@ class FeatureNet(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Features [B, 128] and logits [B, classes] of images [B, C, H, W] uint8."""
         x = images.contiguous(memory_format=torch.channels_last).float() / 127.5 - 1
-        bfloat16 = native_bfloat16(x.device)
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=bfloat16):
+        use_bfloat16 = native_bfloat16(x.device)
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=use_bfloat16):
             features = self.body(x).float().mean((2, 3))
         return features, self.head(features)
 
@@ -68,8 +68,8 @@ class FeatureClassifier:
     @torch.no_grad()
     def features(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Features [n, 128] and log-probabilities [n, classes] of images [n, C, H, W] uint8, in float64."""
-        parts = [self.net(part) for part in torch.split(images, _AT_ONCE)]
-        features, logits = (torch.cat(list(part)).double() for part in zip(*parts, strict=True))
+        outputs = [self.net(batch) for batch in torch.split(images, _EVALUATION_BATCH)]
+        features, logits = (torch.cat(list(parts)).double() for parts in zip(*outputs, strict=True))
         return features, logits.log_softmax(1)
 
 
@@ -83,13 +83,13 @@ def feature_classifier(
     """
     made_of = json.dumps({"version": _VERSION, "epochs": epochs, "data": data}, sort_keys=True)
     net = FeatureNet(spec.observation_shape[0], spec.actions)
-    found = _read(path, net, made_of)
-    if found is None:
+    classifier = _read(path, net, made_of)
+    if classifier is None:
         _train(net, split.train, epochs)
         test = split.test if len(split.test) else split.validation
-        found = FeatureClassifier(net, _accuracy(net, test))
-        _write(path, found, made_of)
-    return found
+        classifier = FeatureClassifier(net, _accuracy(net, test))
+        _write(path, classifier, made_of)
+    return classifier
 
 
 def _train(net: FeatureNet, train: ExampleSet[Any], epochs: int) -> None:
@@ -97,9 +97,9 @@ def _train(net: FeatureNet, train: ExampleSet[Any], epochs: int) -> None:
     generator = derive_generator(_SEED, "feature net")
     for parameter in net.parameters():
         if parameter.dim() > 1:
-            drawn = torch.empty(parameter.shape)
-            nn.init.kaiming_normal_(drawn, generator=generator)
-            parameter.data.copy_(drawn)
+            weights = torch.empty(parameter.shape)
+            nn.init.kaiming_normal_(weights, generator=generator)
+            parameter.data.copy_(weights)
     nn.init.zeros_(net.head.bias)
     optimizer = torch.optim.Adam(net.parameters(), lr=_RATE)
     size = min(_BATCH, len(train))
@@ -124,11 +124,11 @@ def _train(net: FeatureNet, train: ExampleSet[Any], epochs: int) -> None:
 def _accuracy(net: FeatureNet, test: ExampleSet[Any]) -> float | None:
     if not len(test):
         return None
-    right = 0
-    for first in range(0, len(test), _AT_ONCE):
-        batch = test.select(np.arange(first, min(first + _AT_ONCE, len(test))))
-        right += int((net(batch.images)[1].argmax(1) == batch.labels).sum())
-    return right / len(test)
+    correct = 0
+    for first in range(0, len(test), _EVALUATION_BATCH):
+        batch = test.select(np.arange(first, min(first + _EVALUATION_BATCH, len(test))))
+        correct += int((net(batch.images)[1].argmax(1) == batch.labels).sum())
+    return correct / len(test)
 
 
 def _read(path: Path, net: FeatureNet, made_of: str) -> FeatureClassifier | None:
@@ -145,12 +145,12 @@ def _read(path: Path, net: FeatureNet, made_of: str) -> FeatureClassifier | None
     return FeatureClassifier(net, json.loads(saved["accuracy"]))
 
 
-def _write(path: Path, made: FeatureClassifier, made_of: str) -> None:
+def _write(path: Path, classifier: FeatureClassifier, made_of: str) -> None:
     """Write the classifier atomically: another run may read the file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    tensors = {name: x.contiguous() for name, x in made.net.state_dict().items()}
+    tensors = {name: x.contiguous() for name, x in classifier.net.state_dict().items()}
     try:
-        save_file(tensors, temporary, {"made_of": made_of, "accuracy": json.dumps(made.accuracy)})
+        save_file(tensors, temporary, {"made_of": made_of, "accuracy": json.dumps(classifier.accuracy)})
         os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):

@@ -36,14 +36,14 @@ class Accuracy(Evaluation):
             raise Refusal(f"{context.count} images are to be classified; take at least one.")
         test = cast(DataSet, context.world).divided().test
         figures = learner.figures(test, context.count)
-        number = len(test) if context.count is None else min(context.count, len(test))
-        if not number:
+        count = len(test) if context.count is None else min(context.count, len(test))
+        if not count:
             return dict.fromkeys(_FIGURES) | {"test_images": 0}
-        share = figures["accuracy"]
+        accuracy = figures["accuracy"]
         return {
-            "test_images": number,
-            "accuracy": share,
-            "accuracy_stderr": math.sqrt(share * (1 - share) / number),
+            "test_images": count,
+            "accuracy": accuracy,
+            "accuracy_stderr": math.sqrt(accuracy * (1 - accuracy) / count),
             "top5_accuracy": figures["top5_accuracy"],
             "test_loss": figures["loss"],
         }

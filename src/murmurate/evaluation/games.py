@@ -24,7 +24,7 @@ from murmurate.worlds.interface import Picture, Simulators, SimulatorWorld
 
 @dataclass(frozen=True)
 class EvalResult:
-    """Unclipped returns and lengths (in env steps) of whole games, one of each for every game.
+    """Unclipped returns and lengths (in env steps) of whole games, in the order of their numbers.
 
     successes: whether each reached the goal; None where the world does not say so. cut: number of games that
     were ended at the limit of env steps.
@@ -194,11 +194,11 @@ def evaluate(
     finally:
         for game in games:
             game.simulator.close()
-    whole = [ended[number] for number in range(episodes)]
+    in_order = [ended[number] for number in range(episodes)]
     return EvalResult(
-        tuple(e.episode_return for e in whole),
-        tuple(e.length for e in whole),
-        tuple(e.success for e in whole),
+        tuple(e.episode_return for e in in_order),
+        tuple(e.length for e in in_order),
+        tuple(e.success for e in in_order),
         cut,
     )
 
@@ -240,7 +240,7 @@ def _begin(world: SimulatorWorld, policy: Policy, seed: int, number: int, pictur
 def _act(policy: Policy, games: list[_Game], generator: torch.Generator, greedy: bool = True) -> Tensor:
     """Actions [n] or [n, D]; updates every game's memory."""
     memories = [game.memory for game in games if game.memory is not None]
-    chosen = policy.act(
+    action = policy.act(
         torch.cat([game.observation for game in games]),
         torch.cat(memories) if memories else None,
         torch.tensor([game.first for game in games]),
@@ -248,5 +248,5 @@ def _act(policy: Policy, games: list[_Game], generator: torch.Generator, greedy:
         greedy=greedy,
     )
     for i, game in enumerate(games):
-        game.memory = None if chosen.memory is None else chosen.memory[i : i + 1]
-    return chosen.action
+        game.memory = None if action.memory is None else action.memory[i : i + 1]
+    return action.action

@@ -88,10 +88,10 @@ class HeldOutRows(Evaluation):
         }
         if len(test):
             rows = test.select(range(len(test)))
-            each = mixture.log_likelihood(rows).double()
-            figures["log_likelihood"] = float(each.mean())
+            likelihoods = mixture.log_likelihood(rows).double()
+            figures["log_likelihood"] = float(likelihoods.mean())
             if len(test) > 1:
-                figures["log_likelihood_stderr"] = float(each.std()) / len(test) ** 0.5
+                figures["log_likelihood_stderr"] = float(likelihoods.std()) / len(test) ** 0.5
             figures["bound_per_row"] = learner.elbo(rows) / learner.examples
         return figures
 
@@ -105,7 +105,8 @@ class HeldOutRows(Evaluation):
 def perplexities(
     topics: Topics, prior: float, documents: Corpus | RemappedCorpus, seed: int = 0
 ) -> dict[str, Any]:
-    """Perplexities of ``documents`` by name; each is None if the documents have fewer than two words."""
+    """Perplexities of ``documents`` by name; if the documents have fewer than two words, they are None and
+    ``perplexity_bound_full`` is left out."""
     figures = {"test_documents": len(documents), "perplexity": None, "perplexity_bound": None}
     if documents.tokens < 2:
         return figures

@@ -22,7 +22,7 @@ from murmurate.ranges import PositiveInt, Range
 from murmurate.spec import derive_generator
 
 GRID = "samples.png"
-_REAL = 10_000  # real images, at most, with whose features those of samples are compared
+_MAX_REAL_IMAGES = 10_000  # the most real images with whose features those of samples are compared
 _ROWS, _COLUMNS = 10, 10  # of the grid of samples
 _LEAST_SIDE = 64  # pixels of an image in the grid; smaller ones are enlarged by a whole factor
 
@@ -119,14 +119,15 @@ def frechet_distance(x: Tensor, y: Tensor) -> float:
     [m, D]: |m_x - m_y|^2 + tr(C_x + C_y - 2 (C_x C_y)^(1/2)).
 
     Source: Heusel et al. 2017, eq. 6. The trace of the root is computed from the eigenvalues of the symmetric
-    C_x^(1/2) C_y C_x^(1/2), which are those of C_x C_y. Each needs at least two rows; computed in float64.
+    C_x^(1/2) C_y C_x^(1/2), which are those of C_x C_y. ``x`` and ``y`` need at least two rows each; computed
+    in float64.
     """
     x, y = x.double(), y.double()
     c_x, c_y = torch.cov(x.T).reshape(x.shape[1], -1), torch.cov(y.T).reshape(y.shape[1], -1)
     values, vectors = torch.linalg.eigh(c_x)
     root = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
-    shared = torch.linalg.eigvalsh(root @ c_y @ root).clamp(min=0).sqrt().sum()
-    return float((x.mean(0) - y.mean(0)).square().sum() + c_x.trace() + c_y.trace() - 2 * shared)
+    root_trace = torch.linalg.eigvalsh(root @ c_y @ root).clamp(min=0).sqrt().sum()
+    return float((x.mean(0) - y.mean(0)).square().sum() + c_x.trace() + c_y.trace() - 2 * root_trace)
 
 
 def class_score(log_p: Tensor) -> float:
@@ -155,18 +156,18 @@ def _test_figures(classifier: FeatureClassifier, test: ExampleSet[Any], train: T
     names = ("frechet_distance_test", "class_score_test", "class_agreement_test")
     if len(test) < 2:
         return dict.fromkeys(names)
-    batch = test.select(_first(test))
+    batch = test.select(_spaced_indices(test))
     return _figures("_test", classifier, batch.images, batch.labels, train)
 
 
 def _images(examples: ExampleSet[Any]) -> Tensor:
-    images: Tensor = examples.select(_first(examples)).images
+    images: Tensor = examples.select(_spaced_indices(examples)).images
     return images
 
 
-def _first(examples: ExampleSet[Any]) -> NDArray[np.int64]:
-    """Evenly spaced numbers of up to 10,000 examples: files may be sorted by class."""
-    return np.linspace(0, len(examples) - 1, min(len(examples), _REAL)).astype(np.int64)
+def _spaced_indices(examples: ExampleSet[Any]) -> NDArray[np.int64]:
+    """Evenly spaced indices of up to 10,000 examples: files may be sorted by class."""
+    return np.linspace(0, len(examples) - 1, min(len(examples), _MAX_REAL_IMAGES)).astype(np.int64)
 
 
 def write_grid(sampler: Any, classes: int, generator: torch.Generator, path: Path) -> None:
@@ -177,9 +178,9 @@ def write_grid(sampler: Any, classes: int, generator: torch.Generator, path: Pat
     images: Tensor = sampler(torch.arange(rows).repeat_interleave(_COLUMNS), generator)
     channels, height, width = images.shape[1:]
     factor = max(1, -(-_LEAST_SIDE // max(height, width)))
-    shown = images.repeat_interleave(factor, 2).repeat_interleave(factor, 3)
-    shown = torch.nn.functional.pad(shown, (1, 1, 1, 1), value=255)
-    tiles = shown.view(rows, _COLUMNS, channels, height * factor + 2, width * factor + 2)
+    enlarged = images.repeat_interleave(factor, 2).repeat_interleave(factor, 3)
+    framed = torch.nn.functional.pad(enlarged, (1, 1, 1, 1), value=255)
+    tiles = framed.view(rows, _COLUMNS, channels, height * factor + 2, width * factor + 2)
     picture = tiles.permute(0, 3, 1, 4, 2).reshape(rows * tiles.shape[3], _COLUMNS * tiles.shape[4], channels)
     pixels = (picture if channels == 3 else picture[..., :1].expand(-1, -1, 3)).contiguous().numpy()
     matplotlib.image.imsave(path, pixels)

@@ -9,10 +9,10 @@ from types import ModuleType
 
 def fabrics() -> dict[str, ModuleType]:
     """Every fabric's module, by the fabric's name; its ``run_members`` starts members on the fabric."""
-    found = {}
+    by_name = {}
     for entry in pkgutil.iter_modules(__path__):
-        name = f"{__name__}.{entry.name}"
-        module = importlib.import_module(f"{name}.fabric" if entry.ispkg else name)
+        path = f"{__name__}.{entry.name}"
+        module = importlib.import_module(f"{path}.fabric" if entry.ispkg else path)
         if hasattr(module, "run_members"):
-            found[entry.name] = module
-    return found
+            by_name[entry.name] = module
+    return by_name

@@ -1,4 +1,4 @@
-"""The interface between strategies and fabrics: four small protocols, two kinds of message.
+"""The interface between strategies and fabrics: four small protocols, for two kinds of data.
 
 *State* is read from registers: only the newest version of a vector counts, and no call blocks. *Deltas* are
 sent as mail: each is delivered once. Every wait has a deadline, and the caller decides what to do when it has
@@ -140,7 +140,7 @@ class Collective(Protocol):
 
 @runtime_checkable
 class Mail(Protocol):
-    """Deltas: bounded queues, in which each message is delivered once, in the order of its sender."""
+    """Deltas: bounded queues. Each message is delivered once, and those of one sender in the order sent."""
 
     def send(
         self, to: int, tag: str, x: Tensor, note: float = 0.0, deadline_seconds: float | None = None
@@ -232,9 +232,9 @@ class Fabric(Members, Protocol):
         """A channel for vectors shaped like ``like`` [N], among all members or a group of them.
 
         members: the group's ranks in this fabric, ascending; None for all. Only the group's members make the
-            channel, at any time; its ``rank`` and ``size`` are the position in the group and the size of the
-            group. Channels of different groups may have the same name.
-        Channels of all members must be made in the same order by each member.
+            channel; its ``rank`` and ``size`` are the position in the group and the size of the group.
+            Channels of different groups may have the same name.
+        Each member must make the channels among all members in the same order; those of groups, in any order.
         Raises ValueError for a group without the caller, or with ranks that do not exist.
         """
         ...

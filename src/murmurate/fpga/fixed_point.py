@@ -55,17 +55,17 @@ def narrow(
         if noise is None:
             wide = wide + (1 << (shift - 1))
         else:
-            lag = LFSR_BITS - shift
-            wide = wide + (noise >> lag if lag >= 0 else noise << -lag)
+            unused_bits = LFSR_BITS - shift
+            wide = wide + (noise >> unused_bits if unused_bits >= 0 else noise << -unused_bits)
         wide = wide >> shift
     else:
         wide = wide << -shift
     low, high = limits(bits)
-    kept = wide.clamp(low, high)
+    clamped = wide.clamp(low, high)
     if count is not None:
         count.numbers += wide.numel()
-        count.saturated += int((kept != wide).sum())
-    return kept
+        count.saturated += int((clamped != wide).sum())
+    return clamped
 
 
 def longest_sum(accumulator_bits: int) -> int:
@@ -106,6 +106,6 @@ class Lfsr:
     def draw(self, count: int) -> Tensor:
         """The current state and the ``count`` - 1 states after it: [count]."""
         states = _lfsr_states()
-        found = states[(torch.arange(count) + self.position) % len(states)]
+        drawn = states[(torch.arange(count) + self.position) % len(states)]
         self.position = (self.position + count) % len(states)
-        return found
+        return drawn

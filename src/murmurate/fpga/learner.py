@@ -1,4 +1,7 @@
-"""Emulates the learner's pipeline: fixed point, bit by bit as its hardware (Zhang, section 4.2.2.3)."""
+"""Emulates the learner's pipeline: fixed point, bit by bit as its hardware (Zhang, section 4.2.2.3).
+
+Its stages: FW (forward pass), LOSS, BW (backward pass), WA (gradients of weights), and WU (weight update).
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ MASTER_BITS = 32
 
 @dataclass(frozen=True)
 class Numbers:
-    """Fractional bits of activations, weights and errors (16 bits each), and of the master weights that the
-    weight update keeps (32 bits); bits of an accumulator."""
+    """The fixed-point formats: fractional bits of activations, weights and errors (16 bits each), and of the
+    master weights that the weight update keeps (32 bits); all bits of an accumulator."""
 
     activation: int = 11
     weight: int = 12
@@ -47,7 +50,7 @@ class EmulatedLearner:
         layers: widths of all layers, from the observation to the actions.
         rate_shift: -log2 of the learning rate.
         generator: generator of the initial weights, uniform within 1 / sqrt(K).
-        pipelines: DP; the batch is split among them and their gradients are added.
+        pipelines: DP, their number; the batch is split among them and their gradients are added.
         stochastic: round the updates of weights stochastically, by ``Lfsr``, instead of to the nearest.
     """
 
@@ -86,17 +89,17 @@ class EmulatedLearner:
     def forward(self, inputs: Tensor, weights: list[Tensor] | None = None) -> list[Tensor]:
         """FW: the activations of each layer with their constant 1, [B, K + 1], and the outputs [B, A]."""
         n = self.numbers
-        found, x = [], inputs
+        activations, x = [], inputs
         weights = self.weights if weights is None else weights
         one = torch.full((len(inputs), 1), 1 << n.activation)
         for layer, weight in enumerate(weights):
             x = torch.cat((x, one), 1)
-            found.append(x)
+            activations.append(x)
             count = self.saturations["forward"]
             x = narrow(matmul(x, weight, n.accumulator_bits), n.weight, count=count)
             if layer < len(weights) - 1:
                 x = x.clamp(min=0)
-        return [*found, x]
+        return [*activations, x]
 
     def values(self, observation: Tensor, weights: list[Tensor] | None = None) -> Tensor:
         """[B, A] float32, the outputs for ``observation`` [B, S]."""
@@ -118,14 +121,14 @@ class EmulatedLearner:
         """BW and WA of one pipeline: the gradient of each layer, [K + 1, N], summed over the pipeline's
         samples."""
         n, weights = self.numbers, self.weights
-        found = []
+        gradients = []
         for layer in reversed(range(len(weights))):
-            found.append(matmul(activations[layer].T, errors, n.accumulator_bits))
+            gradients.append(matmul(activations[layer].T, errors, n.accumulator_bits))
             if layer:
                 wide = matmul(errors, weights[layer][:-1].T, n.accumulator_bits)
                 errors = narrow(wide, n.weight, count=self.saturations["backward"])
                 errors = errors * (activations[layer][:, :-1] > 0)
-        return found[::-1]
+        return gradients[::-1]
 
     def step(self, observation: Tensor, action: Tensor, target: Tensor) -> GradientStep:
         """One gradient step on B transitions: ``observation`` [B, S], ``action`` [B], ``target`` [B] float.
@@ -146,8 +149,8 @@ class EmulatedLearner:
             *activations, output = self.forward(inputs[rows])
             outputs.append(output)
             errors = self.errors(output, action[rows], targets[rows])
-            parts = self.gradients(activations, errors)
-            sums = [total + part for total, part in zip(sums, parts, strict=True)]
+            gradients = self.gradients(activations, errors)
+            sums = [total + gradient for total, gradient in zip(sums, gradients, strict=True)]
         self.update(sums, size)
         output = torch.cat(outputs)
         error = targets - output.gather(1, action[:, None])[:, 0]

@@ -20,8 +20,8 @@ _DEVICE = ("lfe5u-85f", "--85k", "--package", "CABGA756", "--speed", "6")
 
 def measured_units() -> list[dict[str, Any]]:
     """The committed results of ``place_and_route_unit``."""
-    found: list[dict[str, Any]] = json.loads(Path(__file__).with_name("learner_units.json").read_text())
-    return found
+    units: list[dict[str, Any]] = json.loads(Path(__file__).with_name("learner_units.json").read_text())
+    return units
 
 
 def place_and_route_unit(

@@ -50,7 +50,7 @@ def stages(layers: Sequence[int]) -> list[tuple[str, int, int]]:
 
 @dataclass(frozen=True)
 class LearnerModel:
-    """DP pipelines of FW, LOSS, BW and WA with a unit for each of ``stages(layers)``.
+    """DP pipelines of FW, LOSS, BW and WA (see ``learner``) with a unit for each of ``stages(layers)``.
 
     The weights of a tile are loaded once, for all samples of a sub-batch. A stage begins when the stage
     before has sent its first complete row. clock_provenance: whether ``clock_hz`` is ``measured-pnr`` (from
@@ -114,36 +114,36 @@ def choose(
 
     Raises Refusal if ``dsps`` is less than one multiplier per stage.
     """
-    works = stages(layers)
-    if len(works) > dsps:
-        raise Refusal(f"{len(works)} stages need {len(works)} multipliers at least, and there are {dsps}.")
+    shapes = stages(layers)
+    if len(shapes) > dsps:
+        raise Refusal(f"{len(shapes)} stages need {len(shapes)} multipliers at least, and there are {dsps}.")
     best: LearnerModel | None = None
-    for dp in (1 << i for i in range(min(batch, dsps // len(works)).bit_length())):
-        model = LearnerModel(layers, (Unit(1, 1),) * len(works), dp, clock_hz, clock_provenance)
+    for dp in (1 << i for i in range(min(batch, dsps // len(shapes)).bit_length())):
+        model = LearnerModel(layers, (Unit(1, 1),) * len(shapes), dp, clock_hz, clock_provenance)
         while True:
             if best is None or model.gradient_step_cycles(batch) < best.gradient_step_cycles(batch):
                 best = model
             cycles = model.stage_cycles(batch)
             slowest = cycles.index(max(cycles))
-            kind, k, n = works[slowest]
-            room = dsps // dp - model.dsps // dp + model.units[slowest].dsps
-            cost = outer_cycles if kind == "WA" else product_cycles
+            kind, k, n = shapes[slowest]
+            available = dsps // dp - model.dsps // dp + model.units[slowest].dsps
+            unit_cycles = outer_cycles if kind == "WA" else product_cycles
             share = math.ceil(batch / dp)
             faster = [
                 unit
-                for r, c in product(_sizes(k), _sizes(n))
-                if (unit := Unit(r, c)).dsps <= room and cost(unit, share, k, n) < cycles[slowest]
+                for r, c in product(_tile_sizes(k), _tile_sizes(n))
+                if (unit := Unit(r, c)).dsps <= available and unit_cycles(unit, share, k, n) < cycles[slowest]
             ]
             if not faster:
                 break
             # the smallest of the faster units
-            unit = min(faster, key=lambda u: (u.dsps, cost(u, share, k, n)))
+            unit = min(faster, key=lambda u: (u.dsps, unit_cycles(u, share, k, n)))
             units = (*model.units[:slowest], unit, *model.units[slowest + 1 :])
             model = LearnerModel(layers, units, dp, clock_hz, clock_provenance)
     assert best is not None
     return best
 
 
-def _sizes(extent: int) -> list[int]:
+def _tile_sizes(extent: int) -> list[int]:
     """For each number of tiles that ``extent`` may be cut into, the smallest size of a tile."""
     return sorted({math.ceil(extent / tiles) for tiles in range(1, extent + 1)})

@@ -56,7 +56,7 @@ class ReplayManager(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m, shape = Module(), self.shape
-        updaters = self._updates(m)
+        updaters = self._connected_updaters(m)
         m.submodules.multiplier = multiplier = Multiplier(shape.total_bits)
         m.d.comb += [multiplier.uniform.eq(self.samples.payload), multiplier.total.eq(self.total)]
         depth = self.sample_latency + 2
@@ -103,7 +103,7 @@ class ReplayManager(wiring.Component):
         index: Signal = node
         entry = self.indices.payload.shape()(output.w_data)
         if self.row_bits:
-            m.submodules.rows = rows = self._rows()
+            m.submodules.rows = rows = self._row_memory()
             m.d.comb += rows.read_address.eq(index)
             for stage in range(self._row_cycles):
                 later = [
@@ -128,7 +128,7 @@ class ReplayManager(wiring.Component):
         ]
         return m
 
-    def _updates(self, m: Module) -> list[LevelUpdater]:
+    def _connected_updaters(self, m: Module) -> list[LevelUpdater]:
         """The updaters by level, from the root down, connected from the leaves up."""
         shape = self.shape
         updaters = [LevelUpdater(shape, level) for level in range(shape.levels)]
@@ -143,5 +143,5 @@ class ReplayManager(wiring.Component):
         m.d.sync += self.total.eq(Mux(valid, self.total + delta, self.total))
         return updaters
 
-    def _rows(self) -> LaneMemory:
+    def _row_memory(self) -> LaneMemory:
         return LaneMemory(self.shape.leaves, 1, self.row_bits, bypass=True)

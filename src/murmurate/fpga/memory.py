@@ -9,9 +9,9 @@ from amaranth.lib.wiring import In, Out
 
 from murmurate.fpga.shape import READ, read_cycles
 
-# word width in bits of one block RAM, by its number of words: LaneMemory cuts a memory into columns of this
-# width, as Yosys alone would stack block RAMs, which needs multiplexers between them and the output register
-_COLUMNS = {16_384: 1, 8_192: 2, 4_096: 4, 2_048: 9, 1_024: 18}
+# word width in bits of one block RAM, by its number of words. LaneMemory cuts a memory into columns of this
+# width; left to itself, Yosys would stack block RAMs, with multiplexers between them and the output register
+_COLUMN_BITS = {16_384: 1, 8_192: 2, 4_096: 4, 2_048: 9, 1_024: 18}
 
 
 class LaneMemory(wiring.Component):
@@ -24,7 +24,7 @@ class LaneMemory(wiring.Component):
 
     def __init__(self, words: int, lanes: int, width: int, bypass: bool = False) -> None:
         self.words, self.lanes, self.width, self.bypass = words, lanes, width, bypass
-        self.piece = next((bits for depth, bits in sorted(_COLUMNS.items()) if words <= depth), 1)
+        self.piece = next((bits for depth, bits in sorted(_COLUMN_BITS.items()) if words <= depth), 1)
         address = max(1, (words - 1).bit_length())
         super().__init__(
             {
@@ -61,7 +61,7 @@ class LaneMemory(wiring.Component):
         if not self.bypass:
             m.d.comb += self.read_data.eq(data)
             return m
-        # delay a write to the address that is read by two cycles, until the data arrive
+        # a write to the address that is being read is kept for two cycles, until the data arrive
         hit, hits = Signal(self.lanes), Signal(self.lanes)
         new, news = (Signal(self.width, reset_less=True, name=name) for name in ("new", "news"))
         same = Mux(read_address == write_address, write_enable, 0)
@@ -74,6 +74,7 @@ class LaneMemory(wiring.Component):
 
     @staticmethod
     def _later(m: Module, signal: Signal) -> Signal:
+        """``signal`` one cycle later."""
         later = Signal.like(signal)
         m.d.sync += later.eq(signal)
         return later

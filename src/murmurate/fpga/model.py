@@ -30,8 +30,7 @@ class ReplayManagerModel:
     """A replay manager of ``banks`` trees, each with a pipeline of its own; each index belongs to a random
     bank.
 
-    speed: speed grade of the device. mhz: the clock; None takes it from the committed table, while a number
-    is an assumption.
+    speed: speed grade of the device. mhz: an assumed clock; None: the clock of the committed table.
     """
 
     shape: TreeShape
@@ -50,9 +49,9 @@ class ReplayManagerModel:
         if self.mhz is not None:
             return 1e6 * self.mhz, "assumed"
         rows = self._rows()
-        exact = [row["mhz"] for row in rows if row["leaves"] == self.shape.leaves]
-        if exact:
-            return 1e6 * max(exact), "measured-pnr"
+        measured_mhz = [row["mhz"] for row in rows if row["leaves"] == self.shape.leaves]
+        if measured_mhz:
+            return 1e6 * max(measured_mhz), "measured-pnr"
         below = [row for row in rows if row["leaves"] < self.shape.leaves]
         above = [row for row in rows if row["leaves"] > self.shape.leaves]
         if not below or not above:

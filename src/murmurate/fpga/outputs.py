@@ -35,7 +35,7 @@ def use_output_registers(netlist: dict[str, Any]) -> int:
             if cell["type"] == "TRELLIS_FF" and _is_plain(cell)
         }
         for cell in [c for c in cells.values() if c["type"] == "DP16KD"]:
-            changed += sum(_change(cells, cell, letter, registers, readers) for letter in "AB")
+            changed += sum(_change_port(cells, cell, letter, registers, readers) for letter in "AB")
     return changed
 
 
@@ -50,13 +50,17 @@ def _is_plain(cell: dict[str, Any]) -> bool:
     )
 
 
-def _change(
+def _change_port(
     cells: dict[str, Any],
     memory: dict[str, Any],
     letter: str,
     registers: dict[int, str],
     readers: Counter[int],
 ) -> bool:
+    """Change port ``letter`` of ``memory`` if possible; returns whether it was changed.
+
+    registers: names of the flip-flops, by the bit at their input. readers: how many inputs read each bit.
+    """
     connections = memory["connections"]
     ports = [f"DO{letter}{i}" for i in range(_BITS)]
     used = {

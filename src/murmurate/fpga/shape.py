@@ -10,7 +10,7 @@ from murmurate.errors import Refusal
 
 READ = 2  # cycles from an address to the data at the memory's output register
 BYPASS = 1  # extra cycle of memories that return data written in the cycle of the read
-FAR_WORDS = 4_096  # memories of at least so many words are spread out: their inputs have an extra register
+FAR_WORDS = 4_096  # memories of this many words or more are spread out: their inputs have an extra register
 SUM = 3  # cycles to select the lane, take a newer sum, and add
 UNIFORM_BITS = 24  # bits of a random number
 # cycles of a multiplication: one for its inputs, then one for each level of a tree of adders

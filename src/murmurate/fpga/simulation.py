@@ -56,8 +56,8 @@ class SimulatedManager:
                 if context.get(dut.samples.ready):
                     self._samples.popleft()
             if context.get(dut.indices.valid):
-                found = context.get(dut.indices.payload)
-                self._indices.append((found.index, bool(found.found), found.row if self.row_bits else 0))
+                entry = context.get(dut.indices.payload)
+                self._indices.append((entry.index, bool(entry.found), entry.row if self.row_bits else 0))
             self._total = context.get(dut.total)
             await context.tick()
             self.cycles += 1

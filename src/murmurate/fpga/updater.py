@@ -67,15 +67,15 @@ class LevelUpdater(wiring.Component):
         history = self._delayed(m, written, in_flight - 1, "written")
 
         # the lane as the memory has it, replaced by the newest sum in flight of the same place; the sum of
-        # the operation just before (follows) is known only one cycle later
-        own = Array(memory.read_data.word_select(k, self.width) for k in range(lanes))
+        # the operation just before (if ``follows``) is known only one cycle later
+        memory_lanes = Array(memory.read_data.word_select(k, self.width) for k in range(lanes))
         stored = Signal(self.width)
-        m.d.sync += stored.eq(own[place[read][:lane_bits]])
-        found = stored
+        m.d.sync += stored.eq(memory_lanes[place[read][:lane_bits]])
+        newest = stored
         for d in range(in_flight, 1, -1):  # the newest operation wins
-            found = Mux(matches[d - 1], history[d - 2], found)
+            newest = Mux(matches[d - 1], history[d - 2], newest)
         base, follows = Signal(self.width), Signal()
-        m.d.sync += [base.eq(found), follows.eq(matches[0])]
+        m.d.sync += [base.eq(newest), follows.eq(matches[0])]
         before = Mux(follows, written, base)
         change = Signal(signed(self.delta_bits))
         if self.leaf:
@@ -101,10 +101,10 @@ class LevelUpdater(wiring.Component):
     @staticmethod
     def _delayed(m: Module, signal: Signal, stages: int, name: str) -> Sequence[Signal]:
         """[signal, signal one cycle later, ...], ``stages`` in all."""
-        found = [signal]
+        signals = [signal]
         for stage in range(1, stages):
             # a reset clears only the valid bits
-            later = Signal.like(found[-1], name=f"{name}_{stage}", reset_less=name != "valid")
-            m.d.sync += later.eq(found[-1])
-            found.append(later)
-        return found
+            later = Signal.like(signals[-1], name=f"{name}_{stage}", reset_less=name != "valid")
+            m.d.sync += later.eq(signals[-1])
+            signals.append(later)
+        return signals

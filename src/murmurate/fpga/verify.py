@@ -30,11 +30,11 @@ class Verification:
 def hazards(shape: TreeShape, count: int, generator: random.Random) -> list[tuple[int, int, int]]:
     """Updates (index, priority, row) to be made in consecutive cycles: random ones of any leaf, of the leaves
     of one node, and of a single leaf. Priorities include zero and the greatest value."""
-    last = (1 << shape.width) - 1
+    greatest = (1 << shape.width) - 1
     return [
         (
             generator.choice((generator.randrange(shape.leaves), generator.randrange(shape.fan_out), 3)),
-            generator.choice((0, 1, generator.randrange(last + 1), last)),
+            generator.choice((0, 1, generator.randrange(greatest + 1), greatest)),
             number % 256,
         )
         for number in range(count)
@@ -48,13 +48,13 @@ def verify(
     After a round's updates the total is compared, and then the index of every sample."""
     generator, manager = random.Random(seed), SimulatedManager(shape)
     priorities = np.zeros(shape.leaves, np.int64)
-    done = mismatches = modelled = 0
+    done = mismatches = modelled_cycles = 0
     began = time.monotonic()
     while done < operations:
         count = min(2_000, operations - done)
         updates = hazards(shape, count, generator)
         manager.run(updates, ())
-        modelled += count + shape.update_latency + 1
+        modelled_cycles += count + shape.update_latency + 1
         for index, priority, _ in updates:
             priorities[index] = priority
         total = int(priorities.sum())
@@ -63,12 +63,12 @@ def verify(
         masses = np.array([(u * total) >> UNIFORM_BITS for u in uniforms])
         expected = np.searchsorted(priorities.cumsum(), masses, side="right")
         drawn = manager.sample(uniforms)
-        modelled += count + shape.sample_latency
+        modelled_cycles += count + shape.sample_latency
         mismatches += sum(
-            (index, found) != (int(right), True)
-            for (index, found, _), right in zip(drawn, expected, strict=True)
+            (index, found) != (int(expected_index), True)
+            for (index, found, _), expected_index in zip(drawn, expected, strict=True)
         )
         done += count
         log(f"{done:,} updates and samples, {mismatches} mismatches, {manager.cycles:,} cycles")
     seconds = time.monotonic() - began
-    return Verification(done, done, mismatches, manager.cycles, manager.cycles / modelled, seconds)
+    return Verification(done, done, mismatches, manager.cycles, manager.cycles / modelled_cycles, seconds)

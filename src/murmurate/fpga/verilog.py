@@ -1,4 +1,4 @@
-"""The replay manager as Verilog; and within a module with few pins, to be placed and routed."""
+"""The replay manager as Verilog, and, for place and route, within a module that has few pins."""
 
 from __future__ import annotations
 

@@ -12,12 +12,12 @@ from murmurate.training.launcher import Launcher
 
 def launchers() -> dict[str, Launcher]:
     """Every launcher by its command-line name (see ``plugins``)."""
-    found: dict[str, Launcher] = {}
+    by_name: dict[str, Launcher] = {}
     for module in plugins.modules(__name__):
-        for thing in vars(module).values():
-            if isinstance(thing, type) and issubclass(thing, Launcher) and thing is not Launcher:
-                found[thing.name] = thing()
-    return dict(sorted(found.items()))
+        for value in vars(module).values():
+            if isinstance(value, type) and issubclass(value, Launcher) and value is not Launcher:
+                by_name[value.name] = value()
+    return dict(sorted(by_name.items()))
 
 
 def launcher(name: str) -> Launcher:

@@ -15,17 +15,17 @@ DANGER = (
 )
 
 
-def listens_beyond_loopback(wanted: Callable[[Any], bool]) -> str:
+def listens_beyond_loopback(is_wanted: Callable[[Any], bool]) -> str:
     """The address and port at which other hosts can reach a wanted socket of this host; empty if none can.
 
-    wanted: whether a listening socket, as psutil describes it, is to be considered.
+    is_wanted: whether a listening socket, as psutil describes it, is to be considered.
     """
     try:
         sockets = psutil.net_connections("tcp")
     except (psutil.Error, OSError):  # some systems show sockets only to root
         return ""
     for socket in sockets:
-        if socket.status != psutil.CONN_LISTEN or not socket.laddr or not wanted(socket):
+        if socket.status != psutil.CONN_LISTEN or not socket.laddr or not is_wanted(socket):
             continue
         if not ipaddress.ip_address(socket.laddr.ip).is_loopback:
             return f"{socket.laddr.ip} port {socket.laddr.port}"
@@ -39,7 +39,7 @@ def torchrun_listens() -> str:
 
 def _is_torchrun(pid: int) -> bool:
     try:
-        words = " ".join(psutil.Process(pid).cmdline())
+        command = " ".join(psutil.Process(pid).cmdline())
     except psutil.Error:
         return False
-    return "torch.distributed.run" in words or "torchrun" in words
+    return "torch.distributed.run" in command or "torchrun" in command

@@ -45,7 +45,8 @@ class Monitored(Protocol):
 
 @dataclass(frozen=True)
 class EngineMember:
-    """A member whose process another engine started. Only on this host can it be seen to be stopped."""
+    """A member whose process another engine (torchrun, Ray) started. Whether the process is stopped can be
+    seen only on this host."""
 
     rank: int
     process: Process

@@ -25,7 +25,7 @@ from murmurate.launch.host_memory import Offer, Process, borrow, this_host
 from murmurate.launch.secret import SET_IT, VARIABLE, user_secret
 from murmurate.training.worker_context import Resume, WorkerContext
 
-_PROOF = "job"
+_PROOF = "job"  # name of the file with the proof, in logs/
 # how long a fabric answers others before it closes: by then all members have saved, or the run has failed
 _LINGER_SECONDS = 5.0
 
@@ -107,10 +107,10 @@ class MemberHost:
                 self.run_state.open()
         else:
             place = f"murmurate/{spec.run_id}/{spec.epoch}"
-            run_states = PrefixStore("run_state", store).clone()  # type: ignore[attr-defined]
+            own_store = PrefixStore("run_state", store).clone()  # type: ignore[attr-defined]
             try:
                 self.run_state = StoreRunState(
-                    spec.members, AuthenticatedStore(run_states, place, self._secret()), mine, leads
+                    spec.members, AuthenticatedStore(own_store, place, self._secret()), mine, leads
                 )
             except Unauthentic as problem:
                 raise Refusal(f"{problem}. {SET_IT}") from problem
@@ -125,7 +125,8 @@ class MemberHost:
         return WorkerContext(rank, fabric, self.run_state, folder, self.started_at, offset_seconds, restored)
 
     def is_gone(self, rank: int, process: Process, silent_seconds: float) -> bool:
-        """Whether the process of ``rank`` has ended or, on another host, has been silent for longer."""
+        """Whether the process of ``rank`` has ended or, on another host, has been silent for longer than
+        ``silent_seconds``."""
         has_ended = process.is_gone()
         if has_ended is None and isinstance(self.run_state, StoreRunState):
             run_state = self.run_state
@@ -181,11 +182,11 @@ class MemberHost:
 
     def _secret(self) -> bytes:
         """The secret for all communication between hosts: the user's, or one drawn for this epoch."""
-        mine, drawn = user_secret(), bytes.fromhex(self.spec.secret)
-        if bool(mine) == bool(drawn):
-            here, there = ("has", "has not") if mine else ("has not", "has")
-            raise Refusal(f"this host {here} {VARIABLE} and the one that started the run {there}. {SET_IT}")
-        return mine or drawn
+        users, drawn = user_secret(), bytes.fromhex(self.spec.secret)
+        if bool(users) == bool(drawn):
+            here, there = ("has", "does not") if users else ("does not have", "does")
+            raise Refusal(f"this host {here} {VARIABLE}, and the one that started the run {there}. {SET_IT}")
+        return users or drawn
 
     def _memory_file(self, offer: Offer) -> SharedMemoryFile:
         """The leader's memory, opened again for each member, which takes its regions from the beginning."""
@@ -215,10 +216,10 @@ def prove(folder: Path) -> str:
 def check_folder(spec: JobSpec) -> None:
     """Raise Refusal unless this host sees the leader's run folder under the same path."""
     try:
-        seen = (Path(spec.folder) / "logs" / _PROOF).read_text()
+        token = (Path(spec.folder) / "logs" / _PROOF).read_text()
     except OSError:
-        seen = ""
-    if seen != spec.proof:
+        token = ""
+    if token != spec.proof:
         raise Refusal(
             f"the run is kept in {spec.folder}, which is not the same folder on this host. "
             "All hosts write their part of a checkpoint there: give --out a folder that they share."

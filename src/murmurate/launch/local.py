@@ -77,7 +77,7 @@ def _watch(workers: WorkerProcesses, coordinator: Coordinator, detector: Failure
     ending = shutdown.Shutdown(coordinator)
     while workers.alive:
         for worker in workers.wait(_POLL_SECONDS):
-            _take_end(worker, coordinator, detector)
+            _handle_end(worker, coordinator, detector)
         coordinator.poll()
         detector.poll()
         if ending.is_overdue():
@@ -85,7 +85,7 @@ def _watch(workers: WorkerProcesses, coordinator: Coordinator, detector: Failure
                 workers.by_rank[rank].kill()
 
 
-def _take_end(worker: WorkerProcess, coordinator: Coordinator, detector: FailureDetector) -> None:
+def _handle_end(worker: WorkerProcess, coordinator: Coordinator, detector: FailureDetector) -> None:
     end, rank = worker.exit, worker.rank
     if end is None:
         return

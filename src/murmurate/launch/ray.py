@@ -19,7 +19,7 @@ from murmurate.launch.host_memory import Process, lend
 from murmurate.launch.job_spec import JobSpec, MemberHost, fresh_secret, prove
 from murmurate.launch.ray_actor import STORE_SECONDS, WorkerActor, WorkerInfo
 from murmurate.launch.ray_cluster import bundle, cluster, first_line, import_ray, place
-from murmurate.training import checkpoint as saved
+from murmurate.training import checkpoint
 from murmurate.training.coordinator import Coordinator
 from murmurate.training.interrupts import SecondInterrupt, signals
 from murmurate.training.launcher import Launcher
@@ -126,7 +126,7 @@ class RayJob:
         self._start_members()
 
     def another_epoch(self) -> bool:
-        """Called after all members have ended: if that was for a new epoch, begin it; returns whether."""
+        """Called after all members have ended. If that was for a new epoch, begin it and return True."""
         coordinator = self.coordinator
         if set(coordinator.dead) >= set(range(self.run.replicas)):
             raise RunFailed(shutdown.ALL_DIED)
@@ -134,11 +134,13 @@ class RayJob:
         if not (self.new_epoch_requested and committed) or self._is_over():
             return False
         last = coordinator.checkpoints / "last"
-        saved_ranks = saved.parts(last)
-        learned = [rank for rank in saved_ranks if rank < self.run.replicas]
-        parts = {r: r if r in saved_ranks else learned[r % len(learned)] for r in range(self.run.replicas)}
+        # each member gets the part that its rank has saved, and a new replica that of some replica
+        saved_ranks = checkpoint.parts(last)
+        donors = [rank for rank in saved_ranks if rank < self.run.replicas]
+        parts = {r: r if r in saved_ranks else donors[r % len(donors)] for r in range(self.run.replicas)}
         parts |= {rank: rank for rank in saved_ranks if rank >= self.run.replicas}
-        self.resume = Resume(last.resolve(), parts, saved.read_manifest(last), coordinator.seconds_before)
+        manifest = checkpoint.read_manifest(last)
+        self.resume = Resume(last.resolve(), parts, manifest, coordinator.seconds_before)
         for rank, (actor, info) in list(self.replacements.items()):
             if self._is_ready(rank):
                 self.actors[rank], self.workers[rank] = actor, self.ray.get(info)
@@ -159,11 +161,13 @@ class RayJob:
         if coordinator.interrupted or coordinator.stopped_because:
             return True
         living = [rank for rank in run_state.living() if rank < run.replicas]
-        steps = run.env_steps is not None and run_state.total_env_steps() >= run.env_steps
-        return steps or (run.updates is not None and all(run_state.clock(r) >= run.updates for r in living))
+        if run.env_steps is not None and run_state.total_env_steps() >= run.env_steps:
+            return True
+        return run.updates is not None and all(run_state.clock(r) >= run.updates for r in living)
 
     def _lend(self) -> None:
-        """Offer a new memory file to the members, which may have taken different regions of the last one."""
+        """For the next epoch, offer a new memory file to the members, which may have taken different regions
+        of the last one."""
         if self.memory_file is not None:
             self.host.close()
             self.memory_file.close()
@@ -174,13 +178,13 @@ class RayJob:
     def _open_epoch(self) -> None:
         """Open the epoch's run state, in which the members that have an actor are alive, with the counts from
         which they go on."""
-        shares = self.offer.descriptor >= 0 and all(s.shares for s in self.workers.values())
+        all_share = self.offer.descriptor >= 0 and all(w.shares for w in self.workers.values())
         self.spec = JobSpec(
             run_id=self.proof,
             epoch=self.epoch,
             members=self.run.members,
             leader=Process.this(),
-            offer=self.offer if shares else None,
+            offer=self.offer if all_share else None,
             secret=fresh_secret(),
             folder=str(self.folder.resolve()),
             proof=self.proof,
@@ -212,8 +216,8 @@ class RayJob:
         ending, heartbeats = shutdown.Shutdown(self.coordinator), HeartbeatMonitor(self.coordinator)
         while self.awaited:
             ended, _ = self.ray.wait(list(self.awaited), num_returns=len(self.awaited), timeout=_POLL_SECONDS)
-            for end in ended:
-                self._take_end(self.awaited.pop(end), end)
+            for reference in ended:
+                self._handle_end(self.awaited.pop(reference), reference)
             self.coordinator.poll()
             running = [EngineMember(rank, self.workers[rank].process) for rank in self.awaited.values()]
             for silent in heartbeats.poll(running):
@@ -224,9 +228,9 @@ class RayJob:
                 for rank in shutdown.members_to_kill(self.coordinator, sorted(self.awaited.values())):
                     self.ray.kill(self.actors[rank])
 
-    def _take_end(self, rank: int, end: Any) -> None:
+    def _handle_end(self, rank: int, reference: Any) -> None:
         try:
-            result = self.ray.get(end)
+            end = self.ray.get(reference)
         except self.ray.exceptions.RayActorError as error:
             del self.actors[rank], self.workers[rank]
             self.coordinator.died(rank, first_line(error))
@@ -234,10 +238,10 @@ class RayJob:
             return
         except self.ray.exceptions.RayError as error:
             raise self.coordinator.failed(rank, first_line(error)) from error
-        if result.how == REFUSED:
-            raise Refusal(result.error)
-        if result.how != FINISHED:
-            raise self.coordinator.failed(rank, result.error)
+        if end.how == REFUSED:
+            raise Refusal(end.error)
+        if end.how != FINISHED:
+            raise self.coordinator.failed(rank, end.error)
 
     def _replace(self, rank: int) -> None:
         """Request another actor for ``rank`` from Ray; not for a centre, whose state no peer has."""

@@ -66,9 +66,9 @@ class WorkerActor:
         finally:
             host.close()
 
-    def _store(self, spec: JobSpec, where: tuple[str, int]) -> PrefixStore:
+    def _store(self, spec: JobSpec, address: tuple[str, int]) -> PrefixStore:
         timeout = datetime.timedelta(seconds=STORE_SECONDS)
-        client = TCPStore(*where, is_master=False, timeout=timeout, wait_for_workers=False)
+        client = TCPStore(*address, is_master=False, timeout=timeout, wait_for_workers=False)
         return PrefixStore(f"epoch-{spec.epoch}", client)
 
 

@@ -38,7 +38,7 @@ def cluster(cores_needed: int) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
-    quiet = {"include_dashboard": False} | {"log_to_driver": False, "logging_level": "ERROR"}
+    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
     temp_folder = None
     try:
         if address := os.environ.get("RAY_ADDRESS"):
@@ -77,15 +77,15 @@ def bundle(run: Run, rank: int) -> dict[str, float]:
     return resources(run.device(rank), learners, run.placement.threads)
 
 
-def resources(own: torch.device, learners: Sequence[torch.device], threads: int) -> dict[str, float]:
-    """Cores for a member's threads and, if its device ``own`` is a GPU, a share of that GPU.
+def resources(device: torch.device, learners: Sequence[torch.device], threads: int) -> dict[str, float]:
+    """Cores for a member's threads and, if its ``device`` is a GPU, a share of that GPU.
 
     learners: the devices of all replicas. The share is 1/k for a whole number k, so that k replicas fit on
     each GPU, and no more GPUs are needed than ``learners`` names.
     """
     cores = {"CPU": float(threads)}
-    on_gpus = [device for device in learners if device.type == "cuda"]
-    if own.type != "cuda":
+    on_gpus = [learner for learner in learners if learner.type == "cuda"]
+    if device.type != "cuda":
         return cores
     sharers = math.ceil(len(on_gpus) / len(set(on_gpus)))
     # rounded down to Ray's unit: k shares that were rounded up would be more than a GPU

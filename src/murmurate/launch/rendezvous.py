@@ -31,7 +31,7 @@ from murmurate.launch.host_memory import Offer, Process, borrow, lend, this_host
 from murmurate.launch.job_spec import JobSpec
 from murmurate.launch.secret import SET_IT, VARIABLE, user_secret
 
-_GATHER_SECONDS = 300.0  # what ranks may take for imports and for opening simulators, on a busy machine
+_GATHER_SECONDS = 300.0  # how long ranks may take to import and to open simulators, on a busy machine
 _STORE_SECONDS = 60.0
 _POLL_SECONDS = 0.02
 _PIECE_BYTES = 2**22  # a torch store takes no value of 8 MiB
@@ -135,10 +135,11 @@ class Rendezvous:
     # -- values that outlive an epoch
 
     def earlier_folder(self) -> Path | None:
-        """The run folder that rank 0 claimed in an earlier epoch of this group."""
+        """The run folder that rank 0 claimed in an earlier epoch of this group; None if there is none."""
         return Path(self._trusted(self._root, "folder").decode()) if self._root.check("folder") else None
 
     def claimed(self, folder: Path) -> None:
+        """Rank 0 has claimed ``folder`` as the run folder: later epochs find it by ``earlier_folder``."""
         self._root.set("folder", str(folder.resolve()).encode())
 
     # -- the leader
@@ -153,19 +154,19 @@ class Rendezvous:
         self._messages.set("offer", json.dumps(dataclasses.asdict(self.offer)).encode())
         self._root.set("current", str(self.epoch).encode())
         until = time.monotonic() + _GATHER_SECONDS
-        silent = set(range(1, self.environment.size))
-        while silent:
-            for rank in sorted(silent):
+        missing = set(range(1, self.environment.size))
+        while missing:
+            for rank in sorted(missing):
                 if self._messages.check(f"rank/{rank}"):
                     plain = json.loads(self._trusted(self._messages, f"rank/{rank}", rank))
                     self.others[rank] = RankInfo(**{**plain, "process": Process(**plain["process"])})
-                    silent.remove(rank)
-            if silent and time.monotonic() > until:
+                    missing.remove(rank)
+            if missing and time.monotonic() > until:
                 raise Refusal(
-                    f"ranks {sorted(silent)} did not register within {_GATHER_SECONDS:g} s. "
+                    f"ranks {sorted(missing)} did not register within {_GATHER_SECONDS:g} s. "
                     "Look at their output, and give every host the same torchrun command."
                 )
-            time.sleep(_POLL_SECONDS if silent else 0)
+            time.sleep(_POLL_SECONDS if missing else 0)
         return self.offer.descriptor >= 0 and all(o.shares for o in self.others.values())
 
     def announce(self, spec: JobSpec) -> None:
@@ -198,13 +199,13 @@ class Rendezvous:
         until = time.monotonic() + _GATHER_SECONDS
         while True:
             if self._root.check("current"):
-                current = int(self._current(nonce))
-                enters = current != self.epoch
-                if enters:
-                    self._enter(current)
+                epoch = int(self._leaders_epoch(nonce))
+                is_new = epoch != self.epoch
+                if is_new:
+                    self._enter(epoch)
                 if self._messages.find("refused") is not None:
                     raise Refusal("rank 0 refused to start; see its output")
-                if enters:
+                if is_new:
                     self._register(nonce)
                 if self._messages.check("announcement"):
                     announced = json.loads(self._trusted(self._messages, "announcement"))
@@ -217,9 +218,9 @@ class Rendezvous:
                 )
             time.sleep(_POLL_SECONDS)
 
-    def _current(self, nonce: str) -> bytes:
-        """The leader's epoch. If the leader has another secret, registers all the same, so that the leader
-        refuses this rank too, and raises Refusal."""
+    def _leaders_epoch(self, nonce: str) -> bytes:
+        """The epoch's number. If the leader has another secret, raises Refusal, but registers before, so that
+        the leader learns of it and refuses this rank, too."""
         try:
             return self._root.get("current")
         except Unauthentic as problem:
@@ -248,7 +249,7 @@ class Rendezvous:
     def dismissed(self, leader_is_gone: Callable[[], bool]) -> int | None:
         """Wait for the exit code that the leader publishes at the end; None if the leader ends before."""
         while True:
-            is_gone = leader_is_gone()
+            is_gone = leader_is_gone()  # asked first: the leader may publish the code and then end
             code = self.dismissal_code()
             if code is not None:
                 self.confirm_dismissal()
@@ -279,8 +280,8 @@ class Rendezvous:
         """What a rank has written by ``share``; None if there is nothing, or if a stranger has written it."""
         count = self._messages.find(key)
         pieces = [self._messages.find(f"{key}/{number}") for number in range(int(count or 0))]
-        whole = [piece for piece in pieces if piece is not None]
-        return None if count is None or len(whole) < len(pieces) else b"".join(whole)
+        present = [piece for piece in pieces if piece is not None]
+        return None if count is None or len(present) < len(pieces) else b"".join(present)
 
     def refuse(self) -> None:
         """Announce that the leader does not start, so that the others do not wait."""
@@ -296,7 +297,7 @@ class Rendezvous:
 
     def _refusal(self, problem: Unauthentic, writer: int = 0) -> Refusal:
         return Refusal(
-            f"rank {writer}{_claimed(problem.content)} has another {VARIABLE} than rank "
+            f"rank {writer}{_claimed_process(problem.content)} has another {VARIABLE} than rank "
             f"{self.environment.rank}, or none; or a stranger has written into the store ({problem}). "
             f"{SET_IT}"
         )
@@ -311,7 +312,7 @@ class Rendezvous:
             self._memory_file.close()
 
 
-def _claimed(content: bytes) -> str:
+def _claimed_process(content: bytes) -> str:
     """Which process the writer of a registration claims to be, in words; anybody may have written it."""
     try:
         info = json.loads(content)
@@ -321,13 +322,13 @@ def _claimed(content: bytes) -> str:
 
 
 def _run_id(environment: Environment, store: Store) -> str:
-    """The engine's run id; if the user gave none, a random one that the first rank sets for all."""
+    """The engine's run id; if the user gave none, a random one, set for all by the rank that comes first."""
     if environment.run_id != _NO_RUN_ID:
         return environment.run_id
-    drawn = store.compare_set("murmurate/run_id", "", secrets.token_hex(8)).decode(errors="replace")
-    if not re.fullmatch("[0-9a-f]{16}", drawn):
-        raise Refusal(f"a stranger has written {ascii(drawn)[:80]} into the store as the run's id. {SET_IT}")
-    return drawn
+    run_id = store.compare_set("murmurate/run_id", "", secrets.token_hex(8)).decode(errors="replace")
+    if not re.fullmatch("[0-9a-f]{16}", run_id):
+        raise Refusal(f"a stranger has written {ascii(run_id)[:80]} into the store as the run's id. {SET_IT}")
+    return run_id
 
 
 def _place(run_id: str) -> str:

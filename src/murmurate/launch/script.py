@@ -51,7 +51,7 @@ def run(
     Call it under ``if __name__ == "__main__":``, as each process imports the script again.
 
     Args:
-        main: function of an ``OwnLoop``, at module level, as other processes import it by name.
+        main: a function that takes an ``OwnLoop``; at module level, as other processes import it by name.
         replicas: by default 1; in a script that torchrun started, as many as the ranks form.
         parts: number of parts of each replica, along rows and columns of its images (see
             ``murmurate.spatial``). Each part is a member; ``replicator.parts`` connects those of a replica.
@@ -79,34 +79,34 @@ def run(
     if launcher is not None and launcher not in _LAUNCHERS:
         known = f"{', '.join(_LAUNCHERS[:-1])} or {_LAUNCHERS[-1]}"
         raise Refusal(f"there is no launcher '{launcher}' for scripts: use {known}")
-    kind = strategy_by_name(strategy)() if isinstance(strategy, str) else strategy
+    chosen = strategy_by_name(strategy)() if isinstance(strategy, str) else strategy
     grid = checked_grid(parts)
-    ranks = script_ranks.torchrun_environment()
+    environment = script_ranks.torchrun_environment()
     if launcher is None:
-        launcher = "local" if ranks is None else "torchrun"
-    if ranks is not None and ranks.size > 1 and launcher in ("local", "ray"):
+        launcher = "local" if environment is None else "torchrun"
+    if environment is not None and environment.size > 1 and launcher in ("local", "ray"):
         raise Refusal(
-            f"torchrun started this script {ranks.size} times, and each would start replicas of its own by "
-            f"launcher='{launcher}'. Leave launcher out: then each rank is a replica."
+            f"torchrun started this script {environment.size} times, and each would start replicas of its "
+            f"own by launcher='{launcher}'. Leave launcher out: then each rank is a replica."
         )
     if launcher == "torchrun":
-        replicas = script_ranks.replicas_of(ranks, replicas, grid)
+        replicas = script_ranks.replicas_of(environment, replicas, grid)
     replicas = 1 if replicas is None else replicas
     replica_devices = tuple((d,) if isinstance(d, str) else tuple(d) for d in devices)
-    offered, by = frozenset(Capability), "this host"
+    offered, offered_by = frozenset(Capability), "this host"
     if launcher == "torchrun":
-        offered, by = script_ranks.fabric_capabilities(ranks)
-    check_capabilities(kind, offered, by, itertools.chain(*replica_devices))
+        offered, offered_by = script_ranks.fabric_capabilities(environment)
+    check_capabilities(chosen, offered, offered_by, itertools.chain(*replica_devices))
     if collectives:
-        check_common_rounds(kind, "collectives")
+        check_common_rounds(chosen, "collectives")
     if replicas < 1:
         raise Refusal(f"replicas is {replicas}: use at least 1")
-    kind.check(replicas)
+    chosen.check(replicas)
     settings = ScriptSettings(
-        main, kind, replicas, seed, workers, replica_devices, collectives, output, threads, deadline_seconds,
-        grid,
+        main, chosen, replicas, seed, workers, replica_devices, collectives, output, threads,
+        deadline_seconds, grid,
     )  # fmt: skip
-    check_parts(kind, settings.parts)
+    check_parts(chosen, settings.parts)
     return _start(settings, launcher)
 
 
@@ -151,7 +151,7 @@ def _local(settings: ScriptSettings) -> list[Any]:
             "each process imports the script, and this one started replicas while it was imported. Put "
             "murmurate.run(...) under: if __name__ == '__main__':"
         )
-    settings.pickled()  # raises Refusal if that is impossible
+    settings.pickled()  # raises Refusal if they cannot be sent to another process
     sys.stdout.flush()
     with WorkerProcesses(settings.members, _PRELOADED) as workers:
         for rank in range(settings.members):
@@ -160,9 +160,9 @@ def _local(settings: ScriptSettings) -> list[Any]:
 
 
 def _collect(settings: ScriptSettings, workers: WorkerProcesses) -> list[Any]:
-    """Collect results as they arrive. The first worker that fails ends the rest; the others go on without one
-    that is killed. Once some worker has finished, workers that stay stopped are killed, and so is a centre
-    that outlives all replicas."""
+    """Collect results as they arrive. The first worker that fails ends the rest; if a worker is killed, the
+    others go on without it. Once some worker has finished, workers that stay stopped are killed, and so is a
+    centre that outlives all replicas."""
     results: dict[int, Any] = {}
     idle: Counter[int] = Counter()  # by rank: at how many successive polls the worker was idle
     while workers.alive:

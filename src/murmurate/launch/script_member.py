@@ -61,13 +61,13 @@ class ScriptSettings:
 
     def run_member(self, fabric: Fabric) -> Any:
         """Run ``main`` as the member behind ``fabric``; None for a centre."""
-        strategy, across = role_of(self.strategy, fabric, self.parts)
+        strategy, strategy_fabric = role_of(self.strategy, fabric, self.parts)
         is_centre = fabric.rank == self.replicas * self.parts
         deadline = self.deadline_seconds
         grid = (1, 1) if is_centre else self.grid
         loop = OwnLoop(
             strategy,
-            across,
+            strategy_fabric,
             parts=Parts.open(fabric, grid, seed=self.seed, deadline_seconds=deadline),
             seed=self.seed,
             workers=self.workers,
@@ -95,8 +95,8 @@ class ScriptSettings:
         return Exit(FINISHED, result=result)
 
     def result_of(self, rank: int, end: Exit, exit_code: int | None = None) -> Any:
-        """The result of the member ``rank``, which ended as ``end`` says. Raises Refusal or RunFailed if that
-        was an error."""
+        """The result of the member ``rank``, which ended as ``end`` says. Prints how it ended if it died or
+        stopped; raises Refusal or RunFailed if it ended by an error."""
         name = self.name_of(rank)
         if end.how == REFUSED:
             raise Refusal(end.error)
@@ -120,9 +120,9 @@ class ScriptSettings:
         return replicas
 
     def _of_replica(self, results: Mapping[int, Any], replica: int) -> Any:
-        own = [results[rank] for rank in self.members_of(replica)]
-        dead = [result for result in own if isinstance(result, Died)]
-        return Died(replica, next((d.exit_code for d in dead if d.exit_code), None)) if dead else own[0]
+        of_parts = [results[rank] for rank in self.members_of(replica)]
+        dead = [result for result in of_parts if isinstance(result, Died)]
+        return Died(replica, next((d.exit_code for d in dead if d.exit_code), None)) if dead else of_parts[0]
 
     def pickled(self) -> bytes:
         """These settings, pickled for another process. Raises Refusal if that could not import ``main``."""
@@ -143,6 +143,7 @@ class ScriptSettings:
 
 
 def failure(name: str, end: Exit) -> str:
+    """The message of the error that says that the member called ``name`` failed."""
     return f"{name} failed: {end.error}" + f"\n\n{end.trace}" * bool(end.trace)
 
 
@@ -180,10 +181,10 @@ class _Marked(io.TextIOBase):
     """Writes whole lines to stdout, each after ``mark``, so that lines of several processes do not mix."""
 
     def __init__(self, mark: str) -> None:
-        self._mark, self._begun, self._out = mark, "", sys.stdout
+        self._mark, self._last_line, self._out = mark, "", sys.stdout
 
     def write(self, text: str) -> int:
-        *lines, self._begun = (self._begun + text).split("\n")
+        *lines, self._last_line = (self._last_line + text).split("\n")
         for line in lines:
             self._out.write(f"{self._mark}{line}\n")
         self._out.flush()

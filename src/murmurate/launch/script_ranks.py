@@ -50,37 +50,37 @@ def torchrun_environment() -> Environment | None:
     return Environment.read(os.environ) if all(name in os.environ for name in _VARIABLES) else None
 
 
-def replicas_of(ranks: Environment | None, replicas: int | None, grid: tuple[int, int]) -> int:
+def replicas_of(environment: Environment | None, replicas: int | None, grid: tuple[int, int]) -> int:
     """The number of replicas that the ranks form. Raises Refusal if that is not ``replicas``, and in a
     process that torchrun did not start."""
-    if ranks is None:
+    if environment is None:
         raise Refusal(
             "launcher='torchrun' takes its ranks from torchrun, which did not start this script. Run: "
             "torchrun --nproc-per-node 2 script.py; or leave launcher out."
         )
-    parts = math.prod(grid)
-    members = "replica" if parts == 1 else f"part of a replica of {parts} parts"
-    if ranks.size % parts or (replicas is not None and replicas * parts != ranks.size):
+    parts, size = math.prod(grid), environment.size
+    member = "replica" if parts == 1 else f"part of a replica of {parts} parts"
+    if size % parts or (replicas is not None and replicas * parts != size):
         wanted = "whole replicas" if replicas is None else f"replicas={replicas}"
-        start = parts if replicas is None else replicas * parts
+        needed = parts if replicas is None else replicas * parts
         raise Refusal(
-            f"torchrun started {ranks.size} rank(s), each of them a {members}: they do not make {wanted}. "
-            f"Leave replicas out, or start {start} rank(s) (--nproc-per-node times --nnodes)."
+            f"torchrun started {size} rank(s), each of them a {member}: they do not make {wanted}. "
+            f"Leave replicas out, or start {needed} rank(s) (--nproc-per-node times --nnodes)."
         )
-    return ranks.size // parts
+    return size // parts
 
 
-def fabric_capabilities(ranks: Environment | None) -> tuple[frozenset[Capability], str]:
+def fabric_capabilities(environment: Environment | None) -> tuple[frozenset[Capability], str]:
     """The capabilities of the fabric between the ranks, and what has them, in words (for messages)."""
-    if ranks is None or ranks.hosts == 1:
+    if environment is None or environment.hosts == 1:
         return frozenset(Capability), "this host"
-    return frozenset(Capability) - {Capability.SHARED_MEMORY}, f"a group of {ranks.hosts} hosts"
+    return frozenset(Capability) - {Capability.SHARED_MEMORY}, f"a group of {environment.hosts} hosts"
 
 
 @functools.cache
 def _rendezvous() -> Rendezvous:
-    """The rendezvous of this process. It is kept for later calls of ``run``, and as it may contain the store
-    of all ranks."""
+    """The rendezvous of this process. It is kept for later calls of ``run``, and because rank 0's may be the
+    server of the store that all ranks use."""
     environment = torchrun_environment()
     assert environment is not None
     return Rendezvous(environment)
@@ -91,13 +91,13 @@ def run_rank(settings: ScriptSettings) -> list[Any]:
     rendezvous = _rendezvous()
     rank = rendezvous.environment.rank
     with _Members(settings, rendezvous) as members:
-        own = _run_member(settings, members, rank)
-        rendezvous.share(f"result/{rank}", _packed(own.result))
-        rendezvous.report(Exit(own.how, own.error, own.trace))
+        own_end = _run_member(settings, members, rank)
+        rendezvous.share(f"result/{rank}", _packed(own_end.result))
+        rendezvous.report(Exit(own_end.how, own_end.error, own_end.trace))
         members.host.run_state.finished(rank)
         members.host.flush()
         results = members.until_all_have_ended()
-    results[rank] = settings.result_of(rank, own)
+    results[rank] = settings.result_of(rank, own_end)
     return settings.results(results)
 
 
@@ -138,11 +138,11 @@ class _Members:
 
     def __enter__(self) -> _Members:
         rendezvous, settings = self.rendezvous, self.settings
-        agreed = _fingerprint(settings)
+        fingerprint = _fingerprint(settings)
         rendezvous.begin()
         if not self.leads:
             self.spec = rendezvous.join()
-            if self.spec.proof != agreed:
+            if self.spec.proof != fingerprint:
                 raise Refusal(
                     "this rank calls murmurate.run with other settings (strategy, parts, seed, workers or "
                     "collectives) than rank 0: give all ranks the same."
@@ -151,7 +151,8 @@ class _Members:
                 self.spec, rendezvous.store, [self.rank], leads=False, address=rendezvous.address()
             )
             return self
-        packed = settings.pickled() if settings.strategy.centre else b""
+        if settings.strategy.centre:
+            settings.pickled()  # raises Refusal if they cannot be sent to the centre's process
         shares = rendezvous.gather()
         self.spec = JobSpec(
             run_id=rendezvous.run_id,
@@ -161,14 +162,14 @@ class _Members:
             offer=rendezvous.offer if shares else None,
             secret=fresh_secret(),
             folder="",
-            proof=agreed,
+            proof=fingerprint,
             started_at=time.monotonic(),
         )
         self.host = MemberHost(
             self.spec, rendezvous.store, [self.rank], leads=True, address=rendezvous.address()
         )
         rendezvous.announce(self.spec)
-        if packed:
+        if settings.strategy.centre:
             self.centre = WorkerProcesses(1)
             self.centre.start(0, functools.partial(_run_centre, settings, self.spec, rendezvous.address()))
         return self
@@ -223,18 +224,18 @@ class _Members:
             if end is None and gone:
                 end = Exit(DIED, f"process {peer.process.pid} on {peer.name}")
             if end is not None:
-                self._take_end(rank, end)
+                self._handle_end(rank, end)
         if self.centre is not None:
             for worker in self.centre.wait(0.0):
                 assert worker.exit is not None
-                self._take_end(self.settings.members - 1, worker.exit)
+                self._handle_end(self.settings.members - 1, worker.exit)
         failed = [(r, e) for r, e in self.ended.items() if e.how in (FAILED, REFUSED)]
         return next((failure(self.settings.name_of(r), e) for r, e in failed), None)
 
-    def _take_end(self, rank: int, end: Exit) -> None:
+    def _handle_end(self, rank: int, end: Exit) -> None:
         self.ended[rank] = end
         if end.how in (DIED, LEFT):
-            self.settings.result_of(rank, end)  # called as it prints how the member ended
+            self.settings.result_of(rank, end)  # only to print how the member ended
         if end.how != FINISHED or self.settings.strategy.common_rounds:
             self.host.run_state.mark_dead(rank)  # the others go on without it
 
@@ -253,7 +254,7 @@ class _Members:
             only_centre = self.leads and len(self.ended) == self.settings.members - 2 and self.centre
             alone_since = (alone_since or time.monotonic()) if only_centre else None
             if alone_since and time.monotonic() - alone_since > self.settings.deadline_seconds:
-                self._take_end(self.settings.members - 1, Exit(DIED, "it outlived all replicas"))
+                self._handle_end(self.settings.members - 1, Exit(DIED, "it outlived all replicas"))
             time.sleep(_POLL_SECONDS)
         if problem is not None:
             if self.leads:
@@ -264,17 +265,17 @@ class _Members:
     def _collect(self) -> dict[int, Any]:
         if self.leads:
             self.rendezvous.dismiss(0, 0.0)
-        found: dict[int, Any] = {}
+        results: dict[int, Any] = {}
         for rank in range(self.rendezvous.environment.size):
             end = self.ended.get(rank)
             if rank != self.rank:
                 packed = None if end and end.how == DIED else self.rendezvous.shared(f"result/{rank}")
-                found[rank] = Died(rank, None) if packed is None else _unpacked(packed)
+                results[rank] = Died(rank, None) if packed is None else _unpacked(packed)
         if self.leads:
             self.rendezvous.dismiss(0, _LEAVE_SECONDS)
         else:
             self.rendezvous.confirm_dismissal()
-        return found
+        return results
 
 
 def _run_centre(settings: ScriptSettings, spec: JobSpec, address: str, worker: Worker) -> Exit:
@@ -296,8 +297,8 @@ def _run_centre(settings: ScriptSettings, spec: JobSpec, address: str, worker: W
 
 def _fingerprint(settings: ScriptSettings) -> str:
     """A digest of the settings that must be the same on all ranks."""
-    same = (settings.strategy.name, settings.strategy, settings.grid, settings.seed, settings.workers)
-    return hashlib.blake2b(repr((same, settings.collectives)).encode(), digest_size=16).hexdigest()
+    common = (settings.strategy.name, settings.strategy, settings.grid, settings.seed, settings.workers)
+    return hashlib.blake2b(repr((common, settings.collectives)).encode(), digest_size=16).hexdigest()
 
 
 def _packed(result: Any) -> bytes:

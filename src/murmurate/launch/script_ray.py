@@ -96,9 +96,9 @@ class _Job:
         ray, settings = self.ray, self.settings
         offer = lend(self.memory_file)
         self.actors = [self._actor(rank) for rank in range(settings.members)]
-        begun = [actor.begin.remote(offer) for actor in self.actors]
+        references = [actor.begin.remote(offer) for actor in self.actors]
         try:
-            infos: list[WorkerInfo] = ray.get(begun, timeout=_BEGIN_SECONDS)
+            infos: list[WorkerInfo] = ray.get(references, timeout=_BEGIN_SECONDS)
         except ray.exceptions.RayError as error:
             raise Refusal(
                 f"Ray could not start the members ({first_line(error)}). murmurate must be installed on "
@@ -117,15 +117,15 @@ class _Job:
         )
         self.members_store = PrefixStore(f"epoch-{spec.epoch}", self.store)
         self.host = MemberHost(spec, self.members_store, [], leads=True, address=self.address)
-        where = (self.address, self.store.port)
+        store_address = (self.address, self.store.port)
         self.awaited = {
-            actor.run_script.remote(settings, rank, spec, where): rank
+            actor.run_script.remote(settings, rank, spec, store_address): rank
             for rank, actor in enumerate(self.actors)
         }
 
     def results(self) -> dict[int, Any]:
-        """Collect results as they arrive, by rank. The first member that fails ends the rest; the others go
-        on without one that dies."""
+        """Collect results as they arrive, by rank. The first member that fails ends the rest; if a member
+        dies, the others go on without it."""
         assert self.host is not None
         settings = self.settings
         printer = _Printer(self.members_store, settings.members)
@@ -183,12 +183,12 @@ class _Lines(io.TextIOBase):
     """A stream that sends what a member prints to the driver, in whole lines, through the driver's store."""
 
     def __init__(self, store: Store, settings: ScriptSettings, rank: int) -> None:
-        self._store, self._rank, self._begun, self._count = store, rank, "", 0
+        self._store, self._rank, self._last_line, self._count = store, rank, "", 0
         self._is_shown = settings.output == "all" or rank == 0
         self._mark = f"[{rank}] " if settings.output == "all" else ""
 
     def write(self, text: str) -> int:
-        *lines, self._begun = (self._begun + text).split("\n")
+        *lines, self._last_line = (self._last_line + text).split("\n")
         for line in lines if self._is_shown else ():
             self._store.set(f"said/{self._rank}/{self._count}", self._mark + line)
             self._count += 1
@@ -196,7 +196,7 @@ class _Lines(io.TextIOBase):
 
     def end(self) -> None:
         """Send the last line, if it was not ended."""
-        if self._begun:
+        if self._last_line:
             self.write("\n")
 
 

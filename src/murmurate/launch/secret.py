@@ -9,8 +9,8 @@ import secrets
 from murmurate.errors import Refusal
 
 VARIABLE = "MURMURATE_SECRET"
-_CHARACTERS = 32  # least length of a secret
-_PAIRS = 20  # least number of different pairs of neighbouring characters; a repeated word has few
+_LEAST_LENGTH = 32  # characters
+_LEAST_PAIRS = 20  # different pairs of neighbouring characters; a repeated word has few
 SET_IT = f"Set {VARIABLE} to the same on every host, or on none; murmurate secret prints a good one."
 
 
@@ -32,8 +32,8 @@ def user_secret() -> bytes:
 
 def weakness(text: str) -> str:
     """Why the secret ``text`` can be guessed; empty for a good one."""
-    if len(text) < _CHARACTERS:
-        return f"it has {len(text)} characters, and must have at least {_CHARACTERS}"
-    if len({*itertools.pairwise(text)}) < _PAIRS:
+    if len(text) < _LEAST_LENGTH:
+        return f"it has {len(text)} characters, and must have at least {_LEAST_LENGTH}"
+    if len({*itertools.pairwise(text)}) < _LEAST_PAIRS:
         return "it repeats itself"
     return ""

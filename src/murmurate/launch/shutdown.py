@@ -74,9 +74,9 @@ class Shutdown:
 
     def _read_heartbeats(self, now: float) -> None:
         # if this process itself was stopped, by Ctrl-Z for instance, missed heartbeats mean nothing
-        woke = now - self._polled_at > _ASLEEP_SECONDS
+        was_stopped = now - self._polled_at > _ASLEEP_SECONDS
         self._polled_at = now
-        for rank, (known, _) in enumerate(self._beats):
+        for rank, (last, _) in enumerate(self._beats):
             beats = self.run_state.beats(rank)
-            if woke or beats != known:
+            if was_stopped or beats != last:
                 self._beats[rank] = beats, now

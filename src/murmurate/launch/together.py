@@ -33,12 +33,12 @@ def together(members: int, work: Work, *arguments: Any) -> list[Any]:
                 late = workers.alive[0].rank
                 raise RunFailed(f"member {late} did not answer within {_DEADLINE_SECONDS:g} s")
             for worker in workers.wait(1.0):
-                ended = worker.exit
-                assert ended is not None
-                if ended.how != FINISHED:
-                    reason = ended.trace or ended.error
-                    raise RunFailed(f"member {worker.rank} {ended.how}: {reason}")
-                results[worker.rank] = ended.result
+                end = worker.exit
+                assert end is not None
+                if end.how != FINISHED:
+                    reason = end.trace or end.error
+                    raise RunFailed(f"member {worker.rank} {end.how}: {reason}")
+                results[worker.rank] = end.result
     return [results[rank] for rank in range(members)]
 
 

@@ -54,8 +54,8 @@ class Torchrun(Launcher):
 
     def capabilities(self, run: Run) -> frozenset[Capability]:
         """All, but no shared memory if the ranks are on several hosts."""
-        several = Environment.read(os.environ).hosts > 1
-        return self.offers - {Capability.SHARED_MEMORY} if several else self.offers
+        several_hosts = Environment.read(os.environ).hosts > 1
+        return self.offers - {Capability.SHARED_MEMORY} if several_hosts else self.offers
 
     def check(self, run: Run) -> None:
         """Also raises Refusal in a process without ranks, and if there are not as many replicas as ranks."""
@@ -147,11 +147,11 @@ def _watch(roles: list[_OwnRole], elastic: ElasticRanks, host: MemberHost, coord
         time.sleep(_POLL_SECONDS)
         for role in roles:
             if role.exit is not None:
-                _take_end(role.rank, role.exit, coordinator)
+                _raise_failure(role.rank, role.exit, coordinator)
         for rank, peer in elastic.others.items():
             gone = host.is_gone(rank, peer.process, _SILENT_SECONDS)
             if gone and not run_state.has_saved(rank, FINAL_REQUEST):
-                _take_end(rank, elastic.reported(rank), coordinator)
+                _raise_failure(rank, elastic.reported(rank), coordinator)
                 _raise_death(rank, peer, elastic.environment, coordinator)
         members = [EngineMember(role.rank, elastic.process) for role in roles]
         members += [EngineMember(rank, peer.process) for rank, peer in elastic.others.items()]
@@ -164,7 +164,8 @@ def _watch(roles: list[_OwnRole], elastic: ElasticRanks, host: MemberHost, coord
             raise RunFailed(f"rank(s) {late} did not stop within {shutdown.STOP_DEADLINE_SECONDS:g} s.")
 
 
-def _take_end(rank: int, end: Exit | None, coordinator: Coordinator) -> None:
+def _raise_failure(rank: int, end: Exit | None, coordinator: Coordinator) -> None:
+    """Raise Refusal or RunFailed if ``rank`` has reported an end other than that of its work."""
     if end is None or end.how == FINISHED:
         return
     if end.how == REFUSED:
@@ -202,7 +203,7 @@ def _danger(environment: Environment) -> str:
 
 
 def _unblock(roles: list[_OwnRole], host: MemberHost, coordinator: Coordinator) -> None:
-    """Release the members' threads in this process from their waits, so that the process can end."""
+    """If members' threads in this process still run, let their waits end, so that the process can end."""
     if all(role.exit is not None for role in roles):
         return
     host.run_state.request_stop()
@@ -252,11 +253,11 @@ class ElasticRanks(Rendezvous):
             raise (Refusal if end.how == REFUSED else RunFailed)(end.error)
         host.flush()
         # the other ranks may go on for hours; rank 0 announces when all have ended
-        answer = self.dismissed(lambda: host.is_gone(0, spec.leader, _SILENT_SECONDS))
+        code = self.dismissed(lambda: host.is_gone(0, spec.leader, _SILENT_SECONDS))
         host.close()
-        if answer is None:
+        if code is None:
             raise RunFailed("rank 0 is gone before it could save the last checkpoint")
-        return answer
+        return code
 
 
 @functools.cache

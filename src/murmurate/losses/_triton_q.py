@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from murmurate.native import gpu
 
-_ROWS = 16  # handled by one program
+_ROWS = 16  # rows that one program handles
 
 
 @triton.jit(do_not_specialize=["count"])

@@ -1,7 +1,7 @@
 """Losses for vector actions: twin critics, deterministic policies and squashed Gaussian policies.
 
-Gradients are computed in closed form, because an update of two small critics takes little time, and recording
-it for autograd is a good part of this time. The tests compare these gradients with autograd's.
+Gradients are computed in closed form, because recording an update of two small critics for autograd would be
+a good part of its time. The tests compare these gradients with autograd's.
 """
 
 from __future__ import annotations

@@ -3,10 +3,11 @@
 Bishop 2006, section 10.2; Mohamad et al., equations 38 to 47. The weights have a Dirichlet prior. Each
 component's mean and precision have a Normal-Wishart prior (full covariance), or a Normal-Gamma prior for each
 dimension, which is a Normal-Wishart of one dimension (diagonal covariance). The sufficient statistics of an
-example x are 1, x and x x'. The sum of the first, a count, serves the weights, the mean's precision beta and
-the degrees of freedom nu alike. So a row of the table of statistics is [count, sum of x, sum of x x']: W = 1
-+ D + P numbers, with P = D (D + 1) / 2 (the lower triangle) or D. The prior's mean is subtracted from x
-beforehand. All tensors are float64, because a scatter matrix is a small difference of large numbers.
+example x are 1, x and x x'. The sum of the first, a count, is added to alpha of the weights, to the precision
+beta of the mean and to the degrees of freedom nu. So a row of the table of statistics is [count, sum of x,
+sum of x x']: W = 1 + D + P numbers, with P = D (D + 1) / 2 (the lower triangle) or D. The prior's mean is
+subtracted from x beforehand. All tensors are float64, because a scatter matrix is a small difference of large
+numbers.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def q_step(
     """
     shape = q_tm1.shape
     batch = shape[:1]
-    fits = (
+    has_fast_path = (
         len(shape) == 2
         and shape[0] > 0
         and a_tm1.dtype == torch.int64
@@ -47,10 +47,10 @@ def q_step(
         and q_t.shape == shape
         and (q_t_selector is None or (q_t_selector.shape == shape and q_t_selector.dtype == q_tm1.dtype))
     )
-    if q_tm1.is_cpu and fits:
+    if q_tm1.is_cpu and has_fast_path:
         selector = q_t if q_t_selector is None else q_t_selector
         return _closed_form(q_tm1, a_tm1, r_t, discount_t, weight, q_t, selector)
-    if q_tm1.is_cuda and fits and gpu.installed():
+    if q_tm1.is_cuda and has_fast_path and gpu.installed():
         from murmurate.losses._triton_q import FusedStep
 
         selector = q_t if q_t_selector is None else q_t_selector

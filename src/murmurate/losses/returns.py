@@ -1,7 +1,7 @@
 """Advantages over a time-major rollout, with termination and truncation kept apart.
 
-A *terminated* step ends the task, so its return does not bootstrap. A *truncated* step ends the episode
-alone (a time limit): the task would have continued, so its return bootstraps from the value of the final
+A *terminated* step ends the task, so its return does not bootstrap. A *truncated* step ends only the episode
+(a time limit): the task would have continued, so its return bootstraps from the value of the final
 observation. After either, the recursion restarts, because the next row belongs to another episode. A
 step that is both counts as terminated.
 """
@@ -76,10 +76,10 @@ def bootstrapped_rewards(
     *,
     discount: float | Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Rewards and discounts [T, B] from which a recursion over time needs no case distinction.
+    """Rewards and discounts [T, B] with which a recursion over time needs no case distinction.
 
     At a truncated step the reward includes the discounted value of the final observation. Where an episode
-    ends, the discount of the next step is 0. Both are without gradient. Arguments and exceptions are those of
+    ends, the discount is 0. Both are without gradient. Arguments and exceptions are those of
     ``generalized_advantages``; discount may also be a tensor [T, B].
     """
     check_rank(2, r_t=r_t)

@@ -18,7 +18,7 @@ from torch import Tensor
 from murmurate.losses.checks import check_kind, check_rank, check_shape
 from murmurate.native import kernels
 
-LANES = 16
+LANES = 16  # float32 numbers in a cache line
 
 
 def width_for(topics: int) -> int:
@@ -83,7 +83,7 @@ def expected_topics(
         raise ValueError(f"there is no word {wrong}: x has {len(x)} words")
     prior = max(prior, _TINY)
     log_total = torch.digamma(total[:topics])
-    if kernels is None or not _plain(x):
+    if kernels is None or not _fits_kernels(x):
         beta = torch.zeros(len(row), x.shape[1], device=x.device)
         beta[:, :topics] = _relative(torch.digamma(prior + scale * x[row, :topics].double()) - log_total)
         return beta
@@ -154,17 +154,17 @@ def fold_in(
     statistics = torch.zeros_like(beta)
     if not len(documents.word):
         return FoldedIn(alpha.expand_as(gamma).clone(), statistics, 0)
-    if kernels is None or not _plain(beta):
+    if kernels is None or not _fits_kernels(beta):
         return _fold_in(documents, beta, alpha, topics, iterations, tolerance, gamma)
     starts, word, counts = (
         part.contiguous() for part in (documents.starts, documents.word, documents.counts)
     )
     gamma = gamma.float().contiguous()
-    padded = alpha.float().clone()
-    padded[topics:] = gamma[:, topics:] = _TINY  # exp(digamma) of it is 0, and that of 0 is undefined
+    padded_alpha = alpha.float().clone()
+    padded_alpha[topics:] = gamma[:, topics:] = _TINY  # exp(digamma) of it is 0, and that of 0 is undefined
     iterations = kernels.fold_in(
         starts.data_ptr(), word.data_ptr(), counts.data_ptr(), len(documents), beta.data_ptr(), beta.shape[1],
-        topics, padded.data_ptr(), iterations, tolerance, gamma.data_ptr(), statistics.data_ptr(),
+        topics, padded_alpha.data_ptr(), iterations, tolerance, gamma.data_ptr(), statistics.data_ptr(),
     )  # fmt: skip
     gamma[starts[1:] == starts[:-1]] = alpha
     return FoldedIn(gamma, statistics, iterations)
@@ -232,7 +232,9 @@ def _dots(starts: Tensor, columns: Tensor, theta: Tensor, beta: Tensor, shape: t
         return products
     except RuntimeError:  # a torch without MKL
         document = torch.repeat_interleave(torch.arange(shape[0], device=beta.device), starts.diff())
-        return torch.cat([(theta[document[k]] * beta[columns[k]]).sum(1) for k in pieces(len(columns))])
+        return torch.cat(
+            [(theta[document[piece]] * beta[columns[piece]]).sum(1) for piece in pieces(len(columns))]
+        )
 
 
 def _csr(starts: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -246,7 +248,7 @@ def pieces(count: int) -> list[slice]:
     return [slice(start, start + _PIECE) for start in range(0, count, _PIECE)]
 
 
-def _plain(x: Tensor) -> bool:
+def _fits_kernels(x: Tensor) -> bool:
     """Whether the compiled kernels accept ``x``."""
     rows = x.is_contiguous() and x.shape[1] % LANES == 0
     return x.device.type == "cpu" and x.dtype == torch.float32 and rows
@@ -266,9 +268,9 @@ def document_bound(
     log_theta = torch.digamma(g) - torch.digamma(g.sum(1, keepdim=True))
     document = torch.repeat_interleave(torch.arange(len(documents), device=g.device), documents.starts.diff())
     log_likelihood = torch.zeros(len(documents), dtype=torch.float64, device=g.device)
-    for k in pieces(len(document)):
-        log = torch.logsumexp(log_theta[document[k]] + log_beta[documents.word[k].long()], 1)
-        log_likelihood.index_add_(0, document[k], documents.counts[k].double() * log)
+    for piece in pieces(len(document)):
+        log = torch.logsumexp(log_theta[document[piece]] + log_beta[documents.word[piece].long()], 1)
+        log_likelihood.index_add_(0, document[piece], documents.counts[piece].double() * log)
     log_p = torch.lgamma(a.sum()) - torch.lgamma(a).sum() + ((a - 1) * log_theta).sum(1)
     log_q = torch.lgamma(g.sum(1)) - torch.lgamma(g).sum(1) + ((g - 1) * log_theta).sum(1)
     return log_likelihood + log_p - log_q

@@ -68,9 +68,9 @@ def conjugate_gradient(
         raise ValueError(f"iterations must be at least 1, but it is {iterations}")
     x, r, p = torch.zeros_like(b), b.clone(), b.clone()
     square = r @ r
-    enough = tolerance * square
+    square_limit = tolerance * square
     for _ in range(iterations):
-        if square <= enough:
+        if square <= square_limit:
             break
         product_p = product(p)
         step = square / (p @ product_p)

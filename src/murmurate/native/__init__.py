@@ -16,23 +16,23 @@ _VARIABLE = "MURMURATE_NATIVE"
 
 def _load() -> tuple[ModuleType | None, str]:
     """(the extension module or None, the instruction set in use or why none is)"""
-    wish = os.environ.get(_VARIABLE, "")
-    if wish == "off":
+    choice = os.environ.get(_VARIABLE, "")
+    if choice == "off":
         return None, f"switched off by {_VARIABLE}"
     try:
         from murmurate.native import _kernels
     except ImportError as reason:
-        if wish:
+        if choice:
             raise Refusal(
-                f"{_VARIABLE} is '{wish}', and the compiled kernels cannot be loaded ({reason}). Install "
+                f"{_VARIABLE} is '{choice}', and the compiled kernels cannot be loaded ({reason}). Install "
                 "murmurate where there is a C++ compiler, or leave the variable out."
             ) from None
         return None, f"not built: {reason}"
-    if wish:
+    if choice:
         try:
-            _kernels.use(wish)
+            _kernels.use(choice)
         except ValueError as reason:
-            raise Refusal(f"{_VARIABLE}: {reason}. Leave it out for the best that does.") from None
+            raise Refusal(f"{_VARIABLE}: {reason}. Leave it out for the best instruction set.") from None
     return _kernels, str(_kernels.simd())
 
 

@@ -27,13 +27,13 @@ inline void transpose_words(const Rows& from, int64_t columns, uint8_t* to) {
   __m512i r[16];
   for (int64_t row = 0; row < from.count; row += 16)
     for (int64_t column = 0; column < columns; column += 16) {
-      const __mmask16 wide = first_lanes(columns - column), tall = first_lanes(from.count - row);
+      const __mmask16 column_mask = first_lanes(columns - column), row_mask = first_lanes(from.count - row);
       for (int64_t i = 0; i < 16; ++i)
-        r[i] = row + i < from.count ? _mm512_maskz_loadu_epi32(wide, from.at(row + i) + column * kSide)
+        r[i] = row + i < from.count ? _mm512_maskz_loadu_epi32(column_mask, from.at(row + i) + column * kSide)
                                     : _mm512_setzero_si512();
       transpose(r);
       for (int64_t i = 0; i < 16 && column + i < columns; ++i)
-        _mm512_mask_storeu_epi32(to + ((column + i) * from.count + row) * kSide, tall, r[i]);
+        _mm512_mask_storeu_epi32(to + ((column + i) * from.count + row) * kSide, row_mask, r[i]);
     }
 }
 #else
@@ -61,12 +61,13 @@ inline void widen(const uint8_t* from, int64_t count, uint16_t* to) {
 template <typename T>
 void to_blocks(const Frames& f, T* to) {
   alignas(64) uint8_t transposed[kMostChannels * kSide * kSide];
-  const int64_t block = f.channels * kSide * kSide, together = kMostChannels / f.channels, plane = f.height * f.width;
+  const int64_t block = f.channels * kSide * kSide, columns_at_once = kMostChannels / f.channels;
+  const int64_t plane = f.height * f.width;
   for (int64_t b = 0; b < f.batch; ++b)
     for (int64_t y = 0; y + kSide <= f.height; y += kSide)
-      for (int64_t x = 0; x + kSide <= f.width; x += together * kSide) {
+      for (int64_t x = 0; x + kSide <= f.width; x += columns_at_once * kSide) {
         const Rows rows = {f.pixels + b * f.stride + y * f.width + x, plane, f.width, f.channels * kSide};
-        const int64_t left = (f.width - x) / kSide, columns = left < together ? left : together;
+        const int64_t rest = (f.width - x) / kSide, columns = rest < columns_at_once ? rest : columns_at_once;
         transpose_words(rows, columns, transposed);
         widen(transposed, columns * block, to);
         to += columns * block;

@@ -12,7 +12,7 @@ struct Field {
 };
 
 constexpr int64_t kCacheLine = 64;
-constexpr int64_t kAhead = 8;  // rows that are prefetched before their use
+constexpr int64_t kAhead = 8;  // so many rows before its use a row is prefetched
 
 inline void prefetch(const char* row, int64_t bytes) {
 #if defined(__GNUC__)
@@ -32,8 +32,8 @@ inline void gather(const char* base, int64_t stride, int64_t bytes, const int64_
   }
 }
 
-// Fields are small: copies of a constant size, which compilers inline, cost less than a call. The last one may overlap
-// the one before.
+// Fields are small: copies of a constant size, which compilers inline, cost less than a call. The last copy may
+// overlap the one before.
 inline void copy_field(char* to, const char* from, int64_t bytes) {
   if (bytes >= 16 && bytes <= 512) {
     for (int64_t at = 0; at + 16 <= bytes; at += 16) std::memcpy(to + at, from + at, 16);
@@ -49,11 +49,11 @@ inline void copy_field(char* to, const char* from, int64_t bytes) {
 
 // Copies each field of row index[i] to fields[k].out[i].
 inline void split(const char* base, int64_t stride, const int64_t* index, int64_t count, const Field* fields,
-                  int64_t number) {
+                  int64_t field_count) {
   for (int64_t i = 0; i < count; ++i) {
     if (i + kAhead < count) prefetch(base + index[i + kAhead] * stride, stride);
     const char* row = base + index[i] * stride;
-    for (int64_t k = 0; k < number; ++k)
+    for (int64_t k = 0; k < field_count; ++k)
       copy_field(fields[k].out + i * fields[k].bytes, row + fields[k].offset, fields[k].bytes);
   }
 }

@@ -28,10 +28,10 @@ struct Split {
   const char* base;
   int64_t stride;
   const int64_t* index;
-  int64_t count, number;
+  int64_t count, field_count;
   Field fields[kMost];
 
-  void operator()() const { split(base, stride, index, count, fields, number); }
+  void operator()() const { split(base, stride, index, count, fields, field_count); }
 };
 
 // args: (base, stride, index, count, places, out); places are pairs (offset, bytes) of int64, one for each address in
@@ -42,13 +42,13 @@ bool split_of(PyObject* const* args, Split* work) {
   work->stride = PyLong_AsLongLong(args[1]);
   work->index = at<int64_t>(args[2]);
   work->count = PyLong_AsLongLong(args[3]);
-  work->number = PyTuple_Size(args[5]);
+  work->field_count = PyTuple_Size(args[5]);
   if (PyErr_Occurred()) return false;
-  if (work->number > Split::kMost) {
+  if (work->field_count > Split::kMost) {
     PyErr_Format(PyExc_ValueError, "a row has at most %zd fields", Split::kMost);
     return false;
   }
-  for (Py_ssize_t k = 0; k < work->number; ++k)
+  for (Py_ssize_t k = 0; k < work->field_count; ++k)
     work->fields[k] = {places[2 * k], places[2 * k + 1], at<char>(PyTuple_GetItem(args[5], k))};
   return !PyErr_Occurred();
 }
@@ -79,13 +79,13 @@ Courier* courier_of(PyObject* capsule) { return static_cast<Courier*>(PyCapsule_
 
 // courier() -> a background thread that gathers and splits; it ends when the returned capsule is freed
 PyObject* make_courier(PyObject*, PyObject*) {
-  Courier* made = new (std::nothrow) Courier;
-  if (!made) return PyErr_NoMemory();
-  PyObject* capsule = PyCapsule_New(made, kCourier, [](PyObject* same) {
-    Courier* courier = courier_of(same);
-    if (courier->in_owner_process()) delete courier;
+  Courier* courier = new (std::nothrow) Courier;
+  if (!courier) return PyErr_NoMemory();
+  PyObject* capsule = PyCapsule_New(courier, kCourier, [](PyObject* freed) {
+    Courier* owned = courier_of(freed);
+    if (owned->in_owner_process()) delete owned;
   });
-  if (!capsule) delete made;
+  if (!capsule) delete courier;
   return capsule;
 }
 

@@ -11,7 +11,7 @@
 namespace murmurate {
 namespace {
 
-constexpr int64_t kFarLeaves = 1 << 22;  // so many leaves (16 MB) are not in the caches
+constexpr int64_t kFarLeaves = 1 << 22;  // from so many leaves (16 MB) on, they do not fit into the caches
 constexpr int64_t kChunk = 1024;  // numbers of a batch that one thread takes at a time
 constexpr int kGroup = 64;  // so many queries, or twice as many, are searched together, so that cache misses overlap
 // Number of queries from which on a second thread saves more time than waking it costs: 150 microseconds of work.
@@ -42,7 +42,7 @@ void set(const Tree& tree, const int64_t* index, const float* priority, int64_t 
     if (i + kAhead < count) prefetch_write(tree.raw[0] + index[i + kAhead]);
     tree.raw[0][index[i]] = priority[i];
   }
-  // level by level for the whole batch, so that a line is not read right after it was written, which would wait
+  // level by level for the whole batch, so that a line is not read right after it was written, which would stall
   for (int level = 0; level <= tree.top; ++level) {
     const int shift = 4 * level + 4;
     if (tree.lines[level] <= count) {
@@ -69,9 +69,9 @@ inline float rounded_down(double x) {
   int32_t bits;
   std::memcpy(&bits, &nearest, sizeof bits);
   bits -= static_cast<double>(nearest) > x;
-  float found;
-  std::memcpy(&found, &bits, sizeof found);
-  return found;
+  float result;
+  std::memcpy(&result, &bits, sizeof result);
+  return result;
 }
 
 inline double not_negative(double x) {
@@ -85,9 +85,9 @@ inline double not_negative(double x) {
 #ifdef __AVX512F__
 
 template <int kCount>
-inline void all_rounded_down(const double* x, float* found) {
+inline void all_rounded_down(const double* x, float* out) {
   for (int i = 0; i < kCount; i += 8)
-    _mm256_store_ps(found + i, _mm512_cvt_roundpd_ps(_mm512_loadu_pd(x + i), _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC));
+    _mm256_store_ps(out + i, _mm512_cvt_roundpd_ps(_mm512_loadu_pd(x + i), _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC));
 }
 
 // How many of a line's sums are not above x.
@@ -118,29 +118,29 @@ inline void find_in_root(const float* before, double* rest, int64_t* child) {
     constexpr int kDown = _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC;
     const Line x = _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvt_roundpd_ps(_mm512_load_pd(low), kDown)),
                                       _mm512_cvt_roundpd_ps(_mm512_load_pd(high), kDown), 1);
-    __m512i found = _mm512_setzero_si512();
+    __m512i position = _mm512_setzero_si512();
     for (int half = kLine / 2; half > 0; half /= 2) {
-      const __m512i further = _mm512_or_si512(found, _mm512_set1_epi32(half));
+      const __m512i further = _mm512_or_si512(position, _mm512_set1_epi32(half));
       const Line sum = _mm512_permutexvar_ps(further, sums);
-      found = _mm512_mask_mov_epi32(found, _mm512_cmp_ps_mask(sum, x, _CMP_LE_OQ), further);
+      position = _mm512_mask_mov_epi32(position, _mm512_cmp_ps_mask(sum, x, _CMP_LE_OQ), further);
     }
-    const Line passed = _mm512_permutexvar_ps(found, sums);
-    const auto go_on = [](double* x, __m256 by) {
+    const Line sum_before = _mm512_permutexvar_ps(position, sums);
+    const auto subtract = [](double* x, __m256 by) {
       const __m512d left = _mm512_sub_pd(_mm512_load_pd(x), _mm512_cvtps_pd(by));
       _mm512_store_pd(x, _mm512_max_pd(left, _mm512_setzero_pd()));
     };
-    go_on(low, _mm512_castps512_ps256(passed));
-    go_on(high, _mm512_extractf32x8_ps(passed, 1));
-    _mm512_store_si512(child + i, _mm512_cvtepi32_epi64(_mm512_castsi512_si256(found)));
-    _mm512_store_si512(child + i + 8, _mm512_cvtepi32_epi64(_mm512_extracti64x4_epi64(found, 1)));
+    subtract(low, _mm512_castps512_ps256(sum_before));
+    subtract(high, _mm512_extractf32x8_ps(sum_before, 1));
+    _mm512_store_si512(child + i, _mm512_cvtepi32_epi64(_mm512_castsi512_si256(position)));
+    _mm512_store_si512(child + i + 8, _mm512_cvtepi32_epi64(_mm512_extracti64x4_epi64(position, 1)));
   }
 }
 
 #else
 
 template <int kCount>
-inline void all_rounded_down(const double* x, float* found) {
-  for (int i = 0; i < kCount; ++i) found[i] = rounded_down(x[i]);
+inline void all_rounded_down(const double* x, float* out) {
+  for (int i = 0; i < kCount; ++i) out[i] = rounded_down(x[i]);
 }
 
 #ifdef __SSE2__
@@ -166,8 +166,8 @@ inline int count_not_above(const float* sums, float x) {
 inline int leaf(const float* line, float x) {
   alignas(64) float sum[kLine];
   prefix_sums(line, sum);
-  const int found = count_not_above(sum, x);
-  if (found < kLine) return found;  // this leaf is positive, as sums do not grow at zeros
+  const int position = count_not_above(sum, x);
+  if (position < kLine) return position;  // this leaf is positive, as sums do not grow at zeros
   int last = kLine - 1;
   while (last > 0 && !(line[last] > 0.0f)) --last;
   return last;
@@ -224,7 +224,7 @@ inline void find_staggered(const Tree& tree, const double* mass, int64_t* index)
     Group* walking[kGroups];
     int count = 0;
     Group* arriving = nullptr;
-    int64_t* found = nullptr;
+    int64_t* arriving_index = nullptr;
     for (int g = 0; g < kGroups; ++g) {
       Group& group = groups[g];
       group.level = tree.top - (wave - g);
@@ -241,7 +241,7 @@ inline void find_staggered(const Tree& tree, const double* mass, int64_t* index)
       if (group.level > 0)
         walking[count++] = &group;
       else
-        arriving = &group, found = index + g * kGroup;
+        arriving = &group, arriving_index = index + g * kGroup;
     }
     for (int i = 0; i < kGroup; ++i) {
       for (int k = 0; k < count; ++k) {
@@ -250,7 +250,7 @@ inline void find_staggered(const Tree& tree, const double* mass, int64_t* index)
       }
       if (arriving) {
         const int64_t line = arriving->line[i];
-        found[i] = line * kLine + leaf(tree.raw[0] + line * kLine, arriving->bound[i]);
+        arriving_index[i] = line * kLine + leaf(tree.raw[0] + line * kLine, arriving->bound[i]);
       }
     }
   }
@@ -263,11 +263,11 @@ void find_chunk(const Tree& tree, const double* mass, int64_t count, int64_t* in
   for (; done + 2 * kGroup <= count; done += 2 * kGroup) find_group<2 * kGroup>(tree, mass + done, index + done);
   for (; done + kGroup <= count; done += kGroup) find_group<kGroup>(tree, mass + done, index + done);
   if (done < count) {
-    double some[kGroup] = {};
-    int64_t found[kGroup];
-    std::memcpy(some, mass + done, sizeof(double) * static_cast<std::size_t>(count - done));
-    find_group<kGroup>(tree, some, found);
-    std::memcpy(index + done, found, sizeof(int64_t) * static_cast<std::size_t>(count - done));
+    double padded_mass[kGroup] = {};
+    int64_t padded_index[kGroup];
+    std::memcpy(padded_mass, mass + done, sizeof(double) * static_cast<std::size_t>(count - done));
+    find_group<kGroup>(tree, padded_mass, padded_index);
+    std::memcpy(index + done, padded_index, sizeof(int64_t) * static_cast<std::size_t>(count - done));
   }
 }
 
@@ -275,14 +275,14 @@ void find_chunk(const Tree& tree, const double* mass, int64_t count, int64_t* in
 template <typename Work>
 void in_chunks(int64_t count, int64_t threads, const Work& work) {
   in_parts(count >= kThreadedBatch ? threads : 1, (count + kChunk - 1) / kChunk, [&](int64_t chunk) {
-    const int64_t done = chunk * kChunk;
-    work(done, count - done < kChunk ? count - done : kChunk);
+    const int64_t first = chunk * kChunk;
+    work(first, count - first < kChunk ? count - first : kChunk);
   });
 }
 
 void find(const Tree& tree, const double* mass, int64_t count, int64_t* index, int64_t threads) {
   in_chunks(count, threads,
-            [&](int64_t done, int64_t some) { find_chunk(tree, mass + done, some, index + done); });
+            [&](int64_t first, int64_t numbers) { find_chunk(tree, mass + first, numbers, index + first); });
 }
 
 // -- weights ------------------------------------------------------------------------------------------------
@@ -336,9 +336,9 @@ float power(const float* error, int64_t count, float alpha, float epsilon, float
     std::memcpy(&bits, priority + i, sizeof bits);
     greatest = bits > greatest ? bits : greatest;
   }
-  float found;
-  std::memcpy(&found, &greatest, sizeof found);
-  return found;
+  float result;
+  std::memcpy(&result, &greatest, sizeof result);
+  return result;
 }
 
 // -- draws --------------------------------------------------------------------------------------------------
@@ -360,21 +360,21 @@ bool sample(const Tree& tree, uint64_t* state, int64_t count, float beta, int64_
   // another process may set a leaf to 0 after it was found: its weight is limited to that of the least leaf
   const float least = tree.has_minimum ? 1.0f : 0.0f;
   const uint64_t key = state[0], start = state[1];
-  in_chunks(count, threads, [&](int64_t done, int64_t some) {
+  in_chunks(count, threads, [&](int64_t offset, int64_t numbers) {
     double mass[kChunk];
-    const uint64_t first = start + static_cast<uint64_t>(done);
+    const uint64_t first = start + static_cast<uint64_t>(offset);
     if (stratified) {
       const double width = total / static_cast<double>(count);
-      for (int64_t i = 0; i < some; ++i)
-        mass[i] = (static_cast<double>(done + i) + uniform(key, first + static_cast<uint64_t>(i))) * width;
+      for (int64_t i = 0; i < numbers; ++i)
+        mass[i] = (static_cast<double>(offset + i) + uniform(key, first + static_cast<uint64_t>(i))) * width;
     } else {
-      for (int64_t i = 0; i < some; ++i) mass[i] = uniform(key, first + static_cast<uint64_t>(i)) * total;
+      for (int64_t i = 0; i < numbers; ++i) mass[i] = uniform(key, first + static_cast<uint64_t>(i)) * total;
     }
-    find_chunk(tree, mass, some, index + done);
+    find_chunk(tree, mass, numbers, index + offset);
     float drawn[kChunk];
-    for (int64_t i = 0; i < some; ++i) drawn[i] = tree.raw[0][index[done + i]];
-    for (int64_t i = 0; i < some; ++i)
-      weight[done + i] = exp2_of(-beta * log2_of(std::max(drawn[i] * scale, least)));
+    for (int64_t i = 0; i < numbers; ++i) drawn[i] = tree.raw[0][index[offset + i]];
+    for (int64_t i = 0; i < numbers; ++i)
+      weight[offset + i] = exp2_of(-beta * log2_of(std::max(drawn[i] * scale, least)));
   });
   state[1] = start + static_cast<uint64_t>(count);
   return true;

@@ -78,9 +78,9 @@ inline float least_of(__m256i low, __m256i high, uint32_t plus) {
   x = _mm_min_epu32(x, _mm_shuffle_epi32(x, 0x4E));
   x = _mm_min_epu32(x, _mm_shuffle_epi32(x, 0xB1));
   const uint32_t bits = static_cast<uint32_t>(_mm_cvtsi128_si32(x)) + plus;
-  float found;
-  std::memcpy(&found, &bits, sizeof found);
-  return found;
+  float result;
+  std::memcpy(&result, &bits, sizeof result);
+  return result;
 }
 
 inline float least(const float* line) {
@@ -93,9 +93,9 @@ inline float least(const float* line) {
 inline float least_positive(const float* line) {
   const __m256i* halves = reinterpret_cast<const __m256i*>(line);
   const __m256i one = _mm256_set1_epi32(1);
-  const float found = least_of(_mm256_sub_epi32(_mm256_load_si256(halves), one),
-                               _mm256_sub_epi32(_mm256_load_si256(halves + 1), one), 1);
-  return found > 0.0f ? found : kInfinity;
+  const float result = least_of(_mm256_sub_epi32(_mm256_load_si256(halves), one),
+                                _mm256_sub_epi32(_mm256_load_si256(halves + 1), one), 1);
+  return result > 0.0f ? result : kInfinity;
 }
 
 #else

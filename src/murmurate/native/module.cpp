@@ -24,6 +24,7 @@ const Kernels* kernels = nullptr;
 const char* kTree = "murmurate.tree";
 constexpr std::size_t kAlign = 64;
 
+// Whether this machine runs code for the instruction set `name`.
 bool runs(const char* name) {
 #if defined(MURMURATE_X86)
   __builtin_cpu_init();
@@ -65,11 +66,11 @@ int64_t lay_out(Tree& tree, int64_t capacity, bool minimum, char* base) {
     numbers = tree.lines[level];
   }
   tree.top = level;
-  int64_t place = 0;
+  int64_t used = 0;  // bytes
   auto take = [&](int64_t lines) {
-    float* here = reinterpret_cast<float*>(base + place);
-    place += lines * kLine * static_cast<int64_t>(sizeof(float));
-    return here;
+    float* taken = reinterpret_cast<float*>(base + used);
+    used += lines * kLine * static_cast<int64_t>(sizeof(float));
+    return taken;
   };
   tree.lines[tree.top + 1] = 1;
   for (level = tree.top; level > 0; --level) tree.before[level] = take(tree.lines[level]);  // searches read these
@@ -77,7 +78,7 @@ int64_t lay_out(Tree& tree, int64_t capacity, bool minimum, char* base) {
     tree.raw[level] = take(tree.lines[level]);
     if (level > 0 && minimum) tree.least[level] = take(tree.lines[level]);
   }
-  return place;
+  return used;
 }
 
 Tree* tree_of(PyObject* capsule) { return static_cast<Tree*>(PyCapsule_GetPointer(capsule, kTree)); }
@@ -93,8 +94,8 @@ T* at(PyObject* address) {
   return reinterpret_cast<T*>(PyLong_AsSize_t(address));
 }
 
-// Two vectors of the same length, given as two tensors or as two addresses; of addresses `count` is their length, and
-// of tensors it is set. False for tensors that are not two contiguous vectors of these kinds and of equal length in
+// Two vectors of the same length, given as two tensors or as two addresses; for addresses `count` is their length, and
+// for tensors it is set. False for tensors that are not two contiguous vectors of these kinds and of equal length in
 // host memory.
 template <typename A, typename B>
 bool two_vectors(PyObject* first, Kind one, A** a, PyObject* second, Kind another, B** b, int64_t* count) {
@@ -159,7 +160,7 @@ int64_t first_invalid(const Tree& tree, const int64_t* index, const float* prior
       return i;
 }
 
-// set(tree, index, priority, count) -> -1; or the position of the first invalid one, after which nothing was set; or
+// set(tree, index, priority, count) -> -1; or the position of the first invalid one, and nothing was set; or
 // None for tensors that `two_vectors` refuses. count is ignored for tensors.
 PyObject* set(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!expect(n, 4)) return nullptr;
@@ -168,19 +169,19 @@ PyObject* set(PyObject*, PyObject* const* args, Py_ssize_t n) {
   int64_t* index;
   float* priority;
   int64_t count = PyLong_AsLongLong(args[3]);
-  const bool fit = two_vectors(args[1], kInteger, &index, args[2], kFloat, &priority, &count);
+  const bool are_vectors = two_vectors(args[1], kInteger, &index, args[2], kFloat, &priority, &count);
   if (PyErr_Occurred()) return nullptr;
-  if (!fit) Py_RETURN_NONE;
-  int64_t wrong;
+  if (!are_vectors) Py_RETURN_NONE;
+  int64_t invalid;
   Py_BEGIN_ALLOW_THREADS
-  wrong = first_invalid(*tree, index, priority, count);
-  if (wrong < 0) kernels->set(*tree, index, priority, count);
+  invalid = first_invalid(*tree, index, priority, count);
+  if (invalid < 0) kernels->set(*tree, index, priority, count);
   Py_END_ALLOW_THREADS
-  return PyLong_FromLongLong(wrong);
+  return PyLong_FromLongLong(invalid);
 }
 
 // update(tree, index, error, count, alpha, epsilon): sets priority <- (|error| + epsilon) ** alpha -> the greatest of
-// these priorities; or -1 - the position of the first invalid one, after which nothing was set; tensors as in `set`
+// these priorities; or -1 - the position of the first invalid one, and nothing was set; tensors as in `set`
 PyObject* update(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!expect(n, 6)) return nullptr;
   const Tree* tree = tree_of(args[0]);
@@ -188,25 +189,25 @@ PyObject* update(PyObject*, PyObject* const* args, Py_ssize_t n) {
   int64_t* index;
   float* error;
   int64_t count = PyLong_AsLongLong(args[3]);
-  const bool fit = two_vectors(args[1], kInteger, &index, args[2], kFloat, &error, &count);
+  const bool are_vectors = two_vectors(args[1], kInteger, &index, args[2], kFloat, &error, &count);
   const float alpha = static_cast<float>(PyFloat_AsDouble(args[4]));
   const float epsilon = static_cast<float>(PyFloat_AsDouble(args[5]));
   if (PyErr_Occurred()) return nullptr;
-  if (!fit) Py_RETURN_NONE;
+  if (!are_vectors) Py_RETURN_NONE;
   constexpr int64_t kOnStack = 1024;
   float on_stack[kOnStack];
   std::unique_ptr<float[]> on_heap(count > kOnStack ? new (std::nothrow) float[static_cast<std::size_t>(count)]
                                                     : nullptr);
   if (count > kOnStack && !on_heap) return PyErr_NoMemory();
   float* priority = on_heap ? on_heap.get() : on_stack;
-  int64_t wrong;
+  int64_t invalid;
   double greatest;
   Py_BEGIN_ALLOW_THREADS
   greatest = kernels->power(error, count, alpha, epsilon, priority);
-  wrong = first_invalid(*tree, index, priority, count);
-  if (wrong < 0) kernels->set(*tree, index, priority, count);
+  invalid = first_invalid(*tree, index, priority, count);
+  if (invalid < 0) kernels->set(*tree, index, priority, count);
   Py_END_ALLOW_THREADS
-  return PyFloat_FromDouble(wrong < 0 ? greatest : -1.0 - static_cast<double>(wrong));
+  return PyFloat_FromDouble(invalid < 0 ? greatest : -1.0 - static_cast<double>(invalid));
 }
 
 // find(tree, mass, count, index, threads) -> whether all masses were at least 0 and below the total; otherwise `index`
@@ -219,9 +220,9 @@ PyObject* find(PyObject*, PyObject* const* args, Py_ssize_t n) {
   int64_t* index;
   int64_t count = PyLong_AsLongLong(args[2]);
   const int64_t threads = PyLong_AsLongLong(args[4]);
-  const bool fit = two_vectors(args[1], kFloat, &mass, args[3], kInteger, &index, &count);
+  const bool are_vectors = two_vectors(args[1], kFloat, &mass, args[3], kInteger, &index, &count);
   if (PyErr_Occurred()) return nullptr;
-  if (!fit) Py_RETURN_NONE;
+  if (!are_vectors) Py_RETURN_NONE;
   bool outside = false;
   Py_BEGIN_ALLOW_THREADS
   const double total = tree->total();
@@ -244,12 +245,12 @@ PyObject* sample(PyObject*, PyObject* const* args, Py_ssize_t n) {
   int64_t* index;
   float* weight;
   int64_t given_count = count;
-  const bool fit = two_vectors(args[4], kInteger, &index, args[5], kFloat, &weight, &given_count) &&
-                   given_count == count;
+  const bool are_vectors = two_vectors(args[4], kInteger, &index, args[5], kFloat, &weight, &given_count) &&
+                           given_count == count;
   const bool stratified = PyObject_IsTrue(args[6]);
   const int64_t threads = PyLong_AsLongLong(args[7]);
   if (PyErr_Occurred()) return nullptr;
-  if (!fit) Py_RETURN_NONE;
+  if (!are_vectors) Py_RETURN_NONE;
   bool drawn;
   Py_BEGIN_ALLOW_THREADS
   drawn = kernels->sample(*tree, state, count, beta, index, weight, stratified, threads);
@@ -320,10 +321,10 @@ PyObject* use(PyObject*, PyObject* word) {
   PyObject* text = PyUnicode_AsUTF8String(word);
   if (!text) return nullptr;
   const char* name = PyBytes_AsString(text);
-  const bool wanted = name && runs(name);
-  if (wanted) use_instruction_set(name);
+  const bool usable = name && runs(name);
+  if (usable) use_instruction_set(name);
   Py_DECREF(text);
-  if (!wanted) return PyErr_Format(PyExc_ValueError, "%R does not run on this machine", word);
+  if (!usable) return PyErr_Format(PyExc_ValueError, "%R does not run on this machine", word);
   Py_RETURN_NONE;
 }
 

@@ -90,17 +90,17 @@ void moments_of(Rows n, const T* x, double* mean, double* squares, int64_t threa
     double *m = means + part * C, *s = sums + part * C;
     const int64_t block = block_rows<T>(C);
     for (int64_t r = 0; r < rows; r += block) {
-      const int64_t here = smaller(block, rows - r);
+      const int64_t count = smaller(block, rows - r);
       over_lanes(C, [&](int64_t c, int64_t lanes) {
-        float mean_here[kLanes], squares_here[kLanes];
+        float block_mean[kLanes], block_squares[kLanes];
         const T* from = x + (first + r) * C + c;
         if (lanes == kLanes)
-          block_moments(from, here, C, kLanes, mean_here, squares_here);
+          block_moments(from, count, C, kLanes, block_mean, block_squares);
         else
-          block_moments(from, here, C, lanes, mean_here, squares_here);
+          block_moments(from, count, C, lanes, block_mean, block_squares);
         for (int64_t k = 0; k < lanes; ++k)
-          merge(static_cast<double>(r), m + c + k, s + c + k, static_cast<double>(here), mean_here[k],
-                squares_here[k]);
+          merge(static_cast<double>(r), m + c + k, s + c + k, static_cast<double>(count), block_mean[k],
+                block_squares[k]);
       });
     }
   });
@@ -116,11 +116,11 @@ template <bool kResidual, bool kRectify, typename T>
 void apply_rows(const T* x, const T* residual, const float* scale, const float* shift, int64_t rows, int64_t C,
                 T* y) {
   for (int64_t r = 0; r < rows; ++r) {
-    const T *from = x + r * C, *other = kResidual ? residual + r * C : nullptr;
+    const T *from = x + r * C, *residual_row = kResidual ? residual + r * C : nullptr;
     T* to = y + r * C;
     for (int64_t c = 0; c < C; ++c) {
       float v = widened(from[c]) * scale[c] + shift[c];
-      if (kResidual) v += widened(other[c]);
+      if (kResidual) v += widened(residual_row[c]);
       if (kRectify) v = v < 0.0f ? 0.0f : v;  // NaN stays
       narrow(v, to + c);
     }
@@ -168,15 +168,15 @@ void sums_of(Rows n, const T* gradient, const T* y, const T* x, const float* mea
   over_rows(n.rows, threads, [&](int64_t part, int64_t first, int64_t rows) {
     const int64_t block = block_rows<T>(C);
     for (int64_t r = 0; r < rows; r += block) {
-      const int64_t here = smaller(block, rows - r);
+      const int64_t count = smaller(block, rows - r);
       over_lanes(C, [&](int64_t c, int64_t lanes) {
         float s[kLanes], p[kLanes];
         const int64_t skip = (first + r) * C + c;
         const T* mask = kMasked ? y + skip : nullptr;
         if (lanes == kLanes)
-          block_sums<kMasked>(gradient + skip, mask, x + skip, mean + c, here, C, kLanes, s, p);
+          block_sums<kMasked>(gradient + skip, mask, x + skip, mean + c, count, C, kLanes, s, p);
         else
-          block_sums<kMasked>(gradient + skip, mask, x + skip, mean + c, here, C, lanes, s, p);
+          block_sums<kMasked>(gradient + skip, mask, x + skip, mean + c, count, C, lanes, s, p);
         for (int64_t k = 0; k < lanes; ++k) sums[part * C + c + k] += s[k], products[part * C + c + k] += p[k];
       });
     }
@@ -238,8 +238,8 @@ void apply(Rows n, int bits, const void* x, const void* residual, const float* s
 template <typename T>
 void sums(Rows n, const void* gradient, const void* y, const void* x, const float* mean, double* sum, double* product,
           int64_t threads) {
-  const auto found = y ? sums_of<true, T> : sums_of<false, T>;
-  found(n, as<T>(gradient), as<T>(y), as<T>(x), mean, sum, product, threads);
+  const auto variant = y ? sums_of<true, T> : sums_of<false, T>;
+  variant(n, as<T>(gradient), as<T>(y), as<T>(x), mean, sum, product, threads);
 }
 
 void gradient_sums(Rows n, int bits, const void* gradient, const void* y, const void* x, const float* mean,
@@ -247,13 +247,13 @@ void gradient_sums(Rows n, int bits, const void* gradient, const void* y, const 
   (bits == 16 ? sums<Bf16> : sums<float>)(n, gradient, y, x, mean, sum, product, threads);
 }
 
-void gradient(Rows n, int bits, const void* given, const void* y, const void* x, const float* a, const float* b,
+void gradient(Rows n, int bits, const void* y_gradient, const void* y, const void* x, const float* a, const float* b,
               const float* c, void* x_gradient, void* residual_gradient, int64_t threads) {
   if (bits == 16)
-    gradient_of(n, as<Bf16>(given), as<Bf16>(y), as<Bf16>(x), a, b, c, as<Bf16>(x_gradient),
+    gradient_of(n, as<Bf16>(y_gradient), as<Bf16>(y), as<Bf16>(x), a, b, c, as<Bf16>(x_gradient),
                 as<Bf16>(residual_gradient), threads);
   else
-    gradient_of(n, as<float>(given), as<float>(y), as<float>(x), a, b, c, as<float>(x_gradient),
+    gradient_of(n, as<float>(y_gradient), as<float>(y), as<float>(x), a, b, c, as<float>(x_gradient),
                 as<float>(residual_gradient), threads);
 }
 

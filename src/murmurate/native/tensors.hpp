@@ -32,20 +32,20 @@ constexpr int32_t kCpu = 1;
 
 // The table of a tensor's type; null if the type has none.
 inline const DLPackExchangeAPI* table_of(PyObject* tensor) {
-  static PyTypeObject* known = nullptr;  // safe without a lock of its own, as the interpreter's is held
-  static const DLPackExchangeAPI* table = nullptr;
+  static PyTypeObject* last_type = nullptr;  // safe without a lock of its own, as the interpreter's is held
+  static const DLPackExchangeAPI* last_table = nullptr;
   PyTypeObject* type = Py_TYPE(tensor);
-  if (type == known) return table;
+  if (type == last_type) return last_table;
   PyObject* capsule = PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__");
-  const void* found = capsule ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : nullptr;
+  const void* pointer = capsule ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : nullptr;
   PyErr_Clear();
   Py_XDECREF(capsule);
-  const auto* given = static_cast<const DLPackExchangeAPI*>(found);
-  while (given && given->major > 1) given = given->prev_api;
-  if (given && given->major != 1) given = nullptr;
-  Py_INCREF(reinterpret_cast<PyObject*>(type));  // never freed: another type at the same address would be taken for it
-  known = type, table = given;
-  return given;
+  const auto* supported = static_cast<const DLPackExchangeAPI*>(pointer);
+  while (supported && supported->major > 1) supported = supported->prev_api;
+  if (supported && supported->major != 1) supported = nullptr;
+  Py_INCREF(reinterpret_cast<PyObject*>(type));  // never freed: another type at the same address would pass for it
+  last_type = type, last_table = supported;
+  return supported;
 }
 
 // Sets the address and length of a contiguous vector of T in host memory. False if the tensor is not one, or if that

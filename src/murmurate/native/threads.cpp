@@ -98,23 +98,23 @@ std::atomic<ThreadPool*> pool{nullptr};
 void forget_pool() { pool.store(nullptr); }
 
 ThreadPool* current_pool() {
-  if (ThreadPool* found = pool.load(std::memory_order_acquire)) return found;
+  if (ThreadPool* existing = pool.load(std::memory_order_acquire)) return existing;
 #if defined(__unix__) || defined(__APPLE__)
   static const bool registered = pthread_atfork(nullptr, nullptr, forget_pool) == 0;
   if (!registered) return nullptr;
 #endif
   ThreadPool* fresh = new (std::nothrow) ThreadPool;
-  ThreadPool* other = nullptr;
-  if (fresh && pool.compare_exchange_strong(other, fresh, std::memory_order_acq_rel)) return fresh;
+  ThreadPool* existing = nullptr;
+  if (fresh && pool.compare_exchange_strong(existing, fresh, std::memory_order_acq_rel)) return fresh;
   delete fresh;
-  return other;
+  return existing;
 }
 
 }  // namespace
 
 void in_parts(int64_t threads, int64_t parts, Part part, const void* work) {
-  ThreadPool* found = threads > 1 && parts > 1 ? current_pool() : nullptr;
-  if (found) return found->run(threads < parts ? threads : parts, parts, part, work);
+  ThreadPool* available = threads > 1 && parts > 1 ? current_pool() : nullptr;
+  if (available) return available->run(threads < parts ? threads : parts, parts, part, work);
   ThreadPool::run_alone(parts, part, work);
 }
 

@@ -16,7 +16,7 @@ void in_parts(int64_t threads, int64_t parts, Part part, const void* work);
 template <typename Work>
 void in_parts(int64_t threads, int64_t parts, const Work& work) {
   in_parts(
-      threads, parts, [](const void* same, int64_t part) { (*static_cast<const Work*>(same))(part); }, &work);
+      threads, parts, [](const void* erased, int64_t part) { (*static_cast<const Work*>(erased))(part); }, &work);
 }
 
 }  // namespace murmurate

@@ -45,23 +45,24 @@ inline void pack_pairs(const Bf16* from, int64_t stride, int64_t rows, int64_t c
     high[2 * i] = static_cast<Bf16>(16 + i), high[2 * i + 1] = static_cast<Bf16>(48 + i);
   }
   const __m512i first = _mm512_load_si512(low), second = _mm512_load_si512(high);
-  const auto mix = [&](__m512i a, __m512i b, Bf16* there) {
-    _mm512_store_si512(there, _mm512_permutex2var_epi16(a, first, b));
-    _mm512_store_si512(there + kTile, _mm512_permutex2var_epi16(a, second, b));
+  const auto mix = [&](__m512i a, __m512i b, Bf16* packed) {
+    _mm512_store_si512(packed, _mm512_permutex2var_epi16(a, first, b));
+    _mm512_store_si512(packed + kTile, _mm512_permutex2var_epi16(a, second, b));
   };
-  const int64_t whole = columns / kDeep * kDeep, band = steps * 2 * kTile;
+  const int64_t full_columns = columns / kDeep * kDeep, band = steps * 2 * kTile;  // band: numbers of 32 columns
   for (int64_t pair = 0; pair < steps * kRows; ++pair) {
     const Bf16 *upper = from + 2 * pair * stride, *lower = upper + stride;
-    Bf16* there = to + pair / kRows * 2 * kTile + pair % kRows * kDeep;
+    Bf16* packed = to + pair / kRows * 2 * kTile + pair % kRows * kDeep;
     int64_t column = 0;
     if (2 * pair + 1 < rows)
-      for (; column < whole; column += kDeep, there += band)
-        mix(_mm512_loadu_si512(upper + column), _mm512_loadu_si512(lower + column), there);
-    const __mmask32 one = 2 * pair < rows ? ~__mmask32{0} : 0, two = 2 * pair + 1 < rows ? ~__mmask32{0} : 0;
-    for (; column < columns; column += kDeep, there += band) {
-      const __mmask32 some = column < whole ? ~__mmask32{0} : 0xffffu;
-      mix(_mm512_maskz_loadu_epi16(one & some, upper + column), _mm512_maskz_loadu_epi16(two & some, lower + column),
-          there);
+      for (; column < full_columns; column += kDeep, packed += band)
+        mix(_mm512_loadu_si512(upper + column), _mm512_loadu_si512(lower + column), packed);
+    const __mmask32 upper_mask = 2 * pair < rows ? ~__mmask32{0} : 0;
+    const __mmask32 lower_mask = 2 * pair + 1 < rows ? ~__mmask32{0} : 0;
+    for (; column < columns; column += kDeep, packed += band) {
+      const __mmask32 column_mask = column < full_columns ? ~__mmask32{0} : 0xffffu;
+      mix(_mm512_maskz_loadu_epi16(upper_mask & column_mask, upper + column),
+          _mm512_maskz_loadu_epi16(lower_mask & column_mask, lower + column), packed);
     }
   }
 }

@@ -29,7 +29,7 @@ typedef float Unaligned __attribute__((vector_size(4 * kWide), aligned(4)));
 
 inline Lanes load(const float* at) { return *reinterpret_cast<const Unaligned*>(at); }
 inline void store(float* at, Lanes x) { *reinterpret_cast<Unaligned*>(at) = x; }
-inline Lanes all(float x) { return x - Lanes{}; }
+inline Lanes all(float x) { return x - Lanes{}; }  // x in all lanes
 inline Lanes as_numbers(Bits x) { return reinterpret_cast<Lanes>(x); }
 inline Bits as_bits(Lanes x) { return reinterpret_cast<Bits>(x); }
 inline Lanes greater(Lanes a, Lanes b) { return a > b ? a : b; }
@@ -158,7 +158,7 @@ inline Lanes exp_of_negative(Lanes x) {
 // y = x - 1/2, exp(digamma(x)) is y + 1/24y - 37/5760y^3 + 10313/2903040y^5 - ..., which needs neither log nor exp.
 inline Lanes exp_digamma(Lanes x, Lanes most, Lanes inverse_most) {
   const Lanes p = ((x + all(6.0f)) * x + all(11.0f)) * x + all(6.0f);  // (x + 1)(x + 2)(x + 3)
-  const Lanes slope = (all(3.0f) * x + all(12.0f)) * x + all(11.0f);
+  const Lanes slope = (all(3.0f) * x + all(12.0f)) * x + all(11.0f);  // derivative of p
   const Lanes fractions = ((most - x) * inverse_most * p + x * slope) / (x * p);
   const Lanes y = x + all(3.5f), inverse = all(1.0f) / y, square = inverse * inverse;
   Lanes series = all(-3.9535574e-3f);
@@ -179,7 +179,7 @@ void exp_digamma_of(const float* x, int64_t width, float* out) {
 
 // -- rows ---------------------------------------------------------------------------------------------------
 
-constexpr int64_t kAhead = 6;  // rows that are prefetched before their use
+constexpr int64_t kAhead = 6;  // so many rows before its use a row is prefetched
 
 inline void prefetch(const float* row, int64_t width) {
 #if defined(__GNUC__)
@@ -298,10 +298,10 @@ int64_t fold(const Documents& documents, const float* beta, int64_t width, int64
       for (int64_t k = 0; k < width; k += kWide) {
         const Lanes before = load(g + k), now = load(alpha + k) + load(theta + k) * load(word_sums + k);
         store(g + k, now);
-        float by[kWide];
-        store(by, now - before);
-        for (float& lane : by) lane = std::fabs(lane);
-        moved += load(by);
+        float change[kWide];
+        store(change, now - before);
+        for (float& lane : change) lane = std::fabs(lane);
+        moved += load(change);
       }
       if (sum(moved) < tolerance * static_cast<float>(topics)) {
         ++done;
@@ -323,14 +323,14 @@ int64_t fold(const Documents& documents, const float* beta, int64_t width, int64
 int64_t fold_in(const Documents& documents, const float* beta, int64_t width, int64_t topics, const float* alpha,
                 int64_t iterations, float tolerance, float* work, float* gamma, float* statistics) {
   const int64_t registers = width / kWide;
-  const auto fitting = registers == 1   ? fold<1>
+  const auto variant = registers == 1   ? fold<1>
                        : registers == 2 ? fold<2>
                        : registers == 3 ? fold<3>
                        : registers == 4 ? fold<4>
                        : registers == 7 ? fold<7>
                        : registers == 8 ? fold<8>
                                         : fold<0>;
-  return fitting(documents, beta, width, topics, alpha, iterations, tolerance, work, gamma, statistics);
+  return variant(documents, beta, width, topics, alpha, iterations, tolerance, work, gamma, statistics);
 }
 
 }  // namespace

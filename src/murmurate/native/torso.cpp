@@ -24,7 +24,7 @@ class Scratch {
   int64_t bytes_ = 0;
 };
 
-thread_local Scratch room;
+thread_local Scratch scratch;
 
 // Packs the filters as a right factor: window x filter.
 void pack_filters(const Layer& l, const Bf16* weight, const int32_t* order, Bf16* to) {
@@ -49,20 +49,21 @@ void output_places(const Torso& t, int64_t i, int32_t* place) {
   const int64_t s = next.block;
   for (int64_t y = 0; y < l.height; ++y)
     for (int64_t x = 0; x < l.width; ++x) {
-      const bool read = y < s * next.height && x < s * next.width;
+      const bool is_read = y < s * next.height && x < s * next.width;
       const int64_t block = (y / s * next.width + x / s) * next.channels;
-      *place++ = read ? static_cast<int32_t>(block + (y % s * s + x % s) * l.filters) : -1;
+      *place++ = is_read ? static_cast<int32_t>(block + (y % s * s + x % s) * l.filters) : -1;
     }
 }
 
+// Arrays of a forward pass, each large enough for every layer.
 struct Forward {
-  int64_t* offset;
-  int32_t *order, *place;
+  int64_t* offset;         // of step_offsets
+  int32_t *order, *place;  // of filter_order and output_places
   float* bias;
-  Bf16* right;
+  Bf16* right;             // packed right factor
 };
 
-Forward allocate_forward(const Torso& t, int64_t batch, Arena& shares) {
+Forward allocate_forward(const Torso& t, int64_t batch, Arena& arena) {
   int64_t steps = flat(t) / kDeep, places = 0, deep = 0, width = t.features;
   int64_t right = round_up(batch, kRows) * flat(t);
   for (int64_t i = 0; i < t.layers; ++i) {
@@ -73,8 +74,8 @@ Forward allocate_forward(const Torso& t, int64_t batch, Arena& shares) {
     if (depth(l) * l.filters > right) right = depth(l) * l.filters;
   }
   if (deep / kDeep > steps) steps = deep / kDeep;
-  return {shares.take<int64_t>(steps), shares.take<int32_t>(deep), shares.take<int32_t>(places),
-          shares.take<float>(width), shares.take<Bf16>(right)};
+  return {arena.take<int64_t>(steps), arena.take<int32_t>(deep), arena.take<int32_t>(places),
+          arena.take<float>(width), arena.take<Bf16>(right)};
 }
 
 void convolve(const Torso& t, int64_t i, int64_t batch, const Bf16* x, const Bf16* weight, const Bf16* bias,
@@ -89,11 +90,11 @@ void convolve(const Torso& t, int64_t i, int64_t batch, const Bf16* x, const Bf1
   settle();
   const int64_t steps = step_offsets(l.kernel, l.kernel * l.channels, l.width * l.channels, f.offset);
   // ends with the last meaningful place, so that no window reaches beyond the last image
-  const int64_t line = (batch - 1) * places + (out_height(l) - 1) * l.width + out_width(l);
+  const int64_t used_places = (batch - 1) * places + (out_height(l) - 1) * l.width + out_width(l);
   const __m512 times = _mm512_set1_ps(scale);
   const int32_t* place = f.place;
   const float* add = f.bias;
-  multiply_windows({x, line, {l.channels, f.offset, steps, kTile}, f.right, l.filters / kRows},
+  multiply_windows({x, used_places, {l.channels, f.offset, steps, kTile}, f.right, l.filters / kRows},
            [=](int64_t first, int64_t skip, int64_t tile, const float* sums) {
              const __m512 bias = _mm512_loadu_ps(add + tile * kRows);
              int64_t at = (first + skip) % places;
@@ -101,9 +102,9 @@ void convolve(const Torso& t, int64_t i, int64_t batch, const Bf16* x, const Bf1
              for (int64_t row = skip; row < kRows; ++row) {
                const __m512 y = _mm512_fmadd_ps(_mm512_load_ps(sums + row * kRows), times, bias);
                if (place[at] >= 0) store16(image + place[at], rounded(rectified(y)));
-               const bool whole = ++at == places;
-               at = whole ? 0 : at;
-               image += whole ? size : 0;
+               const bool image_done = ++at == places;
+               at = image_done ? 0 : at;
+               image += image_done ? size : 0;
              }
            });
 }
@@ -113,19 +114,19 @@ void convolve(const Torso& t, int64_t i, int64_t batch, const Bf16* x, const Bf1
 void connect(const Torso& t, int64_t batch, const Bf16* x, const Bf16* weight, const Bf16* bias, const Forward& f,
              Bf16* out) {
   alignas(64) float sums[4 * kSums];
-  const int64_t deep = flat(t), steps = deep / kDeep, wide = steps * kTile;
+  const int64_t deep = flat(t), steps = deep / kDeep, tile_stride = steps * kTile;
   for (int64_t n = 0; n < batch; n += kRows)
-    pack_columns(x + n * deep, deep, batch - n < kRows ? batch - n : kRows, steps, f.right + n / kRows * wide);
+    pack_columns(x + n * deep, deep, batch - n < kRows ? batch - n : kRows, steps, f.right + n / kRows * tile_stride);
   widen(bias, t.features, f.bias);
   settle();
   step_offsets(1, deep, 0, f.offset);
   const Inner inner = {deep, f.offset, steps, kTile};
   for (int64_t n = 0; n < batch; n += 2 * kRows) {
-    const Bf16* b = f.right + n / kRows * wide;
-    const bool two = n + kRows < batch;
+    const Bf16* b = f.right + n / kRows * tile_stride;
+    const bool has_second = n + kRows < batch;
     for (int64_t m = 0; m < t.features; m += 2 * kRows) {
       const Bf16* a = weight + m * deep;
-      products_2x2(inner, a, a + kRows * deep, b, two ? b + wide : b, sums, sums + 2 * kSums);
+      products_2x2(inner, a, a + kRows * deep, b, has_second ? b + tile_stride : b, sums, sums + 2 * kSums);
       for (int64_t part = 0; part < 4; ++part) {
         const int64_t sample = n + part % 2 * kRows, feature = m + part / 2 * kRows;
         if (sample >= batch) continue;
@@ -166,9 +167,9 @@ bool forward(const Torso& t, int64_t batch, const Bf16* laid, const Bf16* const*
              Bf16* features) {
   Arena measured = {nullptr, 0};
   allocate_forward(t, batch, measured);
-  Arena shares = {MURMURATE_TILES::scratch_of(measured.used), 0};
-  if (!shares.base) return false;
-  const Forward f = allocate_forward(t, batch, shares);
+  Arena arena = {MURMURATE_TILES::scratch_of(measured.used), 0};
+  if (!arena.base) return false;
+  const Forward f = allocate_forward(t, batch, arena);
   const TileConfig tiles;
   const Bf16* x = laid;
   for (int64_t i = 0; i < t.layers; ++i) {
@@ -182,7 +183,7 @@ bool forward(const Torso& t, int64_t batch, const Bf16* laid, const Bf16* const*
 
 }  // namespace
 
-char* MURMURATE_TILES::scratch_of(int64_t bytes) { return room.of(bytes); }
+char* MURMURATE_TILES::scratch_of(int64_t bytes) { return scratch.of(bytes); }
 
 const TorsoKernels MURMURATE_TORSO = {MURMURATE_NAME, fits,     inner_numbers, forward, MURMURATE_TILES::backward};
 

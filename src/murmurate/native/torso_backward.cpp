@@ -29,18 +29,19 @@ int64_t row_stride(const Layer& l, int64_t batch) {
   return round_up(front(l) + image_places(l, batch), 2 * kDeep) + kDeep;
 }
 
+// Arrays of a backward pass, each large enough for every layer.
 struct Backward {
-  int64_t *offset, *steps;
-  int32_t* order;
-  int64_t* place;
-  float *bias, *sums;
+  int64_t *offset, *steps;       // of step_offsets; steps[j] is 32 j, the offsets of contiguous steps
+  int32_t* order;                // of filter_order
+  int64_t* place;                // position, on the grid of the layer before, of the block at each place
+  float *bias, *sums;            // gradient of a bias; sums of products
   Bf16 *by_sample, *by_feature;  // gradient of the fully connected layer's outputs, and its transpose
-  Bf16 *right;                   // packed right factor
-  Bf16 *by_filter;               // transposed gradient of a convolution's outputs
-  Bf16* grid[Torso::kMost];  // gradient of each convolution's outputs
+  Bf16* right;                   // packed right factor
+  Bf16* by_filter;               // transposed gradient of a convolution's outputs
+  Bf16* grid[Torso::kMost];      // gradient of each convolution's outputs
 };
 
-Backward allocate_backward(const Torso& t, int64_t batch, Arena& shares) {
+Backward allocate_backward(const Torso& t, int64_t batch, Arena& arena) {
   const int64_t samples = round_up(batch, kDeep);
   int64_t deep = 0, steps = larger(samples, t.features) / kDeep, places = 0, width = t.features, sums = 0;
   int64_t by_filter = 0;
@@ -55,19 +56,19 @@ Backward allocate_backward(const Torso& t, int64_t batch, Arena& shares) {
     sums = larger(sums, (combinations(l) + 1) * channel_tiles(l) * kSums);
     by_filter = larger(by_filter, l.filters * row_stride(l, batch));
     right = larger(right, larger(l.filters * depth(l), places_packed(l) * channel_tiles(l) * kRows));
-    b.grid[i] = shares.take<Bf16>((front(l) + image_places(l, batch)) * l.filters);
+    b.grid[i] = arena.take<Bf16>((front(l) + image_places(l, batch)) * l.filters);
   }
-  b.offset = shares.take<int64_t>(steps);
-  b.steps = shares.take<int64_t>(steps);
-  for (int64_t j = 0; shares.base && j < steps; ++j) b.steps[j] = j * kDeep;
-  b.order = shares.take<int32_t>(deep);
-  b.place = shares.take<int64_t>(places);
-  b.bias = shares.take<float>(width);
-  b.sums = shares.take<float>(sums);
-  b.by_sample = shares.take<Bf16>(samples * t.features);
-  b.by_feature = shares.take<Bf16>(samples * t.features);
-  b.right = shares.take<Bf16>(right);
-  b.by_filter = shares.take<Bf16>(by_filter);
+  b.offset = arena.take<int64_t>(steps);
+  b.steps = arena.take<int64_t>(steps);
+  for (int64_t j = 0; arena.base && j < steps; ++j) b.steps[j] = j * kDeep;
+  b.order = arena.take<int32_t>(deep);
+  b.place = arena.take<int64_t>(places);
+  b.bias = arena.take<float>(width);
+  b.sums = arena.take<float>(sums);
+  b.by_sample = arena.take<Bf16>(samples * t.features);
+  b.by_feature = arena.take<Bf16>(samples * t.features);
+  b.right = arena.take<Bf16>(right);
+  b.by_filter = arena.take<Bf16>(by_filter);
   return b;
 }
 
@@ -166,9 +167,9 @@ void filter_gradient(const Torso& t, int64_t i, int64_t batch, const Bf16* x, co
     const int64_t block = combination / bands, back = block / l.kernel * l.width + block % l.kernel;
     return b.by_filter + combination % bands * kRows * stride + front(l) - back;
   };
-  const int64_t some = places_packed(l);
-  for (int64_t place = 0; place < total; place += some) {
-    const int64_t rest = total - place, steps = round_up(rest < some ? rest : some, kDeep) / kDeep;
+  const int64_t places_at_once = places_packed(l);
+  for (int64_t place = 0; place < total; place += places_at_once) {
+    const int64_t rest = total - place, steps = round_up(rest < places_at_once ? rest : places_at_once, kDeep) / kDeep;
     const Inner inner = {stride, b.steps, steps, 2 * kTile};
     pack_pairs(x + place * l.channels, l.channels, rest, l.channels, steps, b.right);
     settle();
@@ -193,10 +194,10 @@ void filter_gradient(const Torso& t, int64_t i, int64_t batch, const Bf16* x, co
       for (int64_t row = 0; row < kRows; ++row) {
         const float* at = b.sums + (k * tiles + c / kRows) * kSums + row * kRows;
         const int32_t* order = b.order + k / bands * l.channels + c;
-        alignas(32) Bf16 some[kRows];
-        store16(some, rounded(_mm512_mul_ps(_mm512_loadu_ps(at), scale)));
+        alignas(32) Bf16 numbers[kRows];
+        store16(numbers, rounded(_mm512_mul_ps(_mm512_loadu_ps(at), scale)));
         Bf16* to = gradient + (k % bands * kRows + row) * deep;
-        for (int64_t n = 0; n < kRows; ++n) to[order[n]] = some[n];
+        for (int64_t n = 0; n < kRows; ++n) to[order[n]] = numbers[n];
       }
 }
 
@@ -240,9 +241,9 @@ void input_gradient(const Torso& t, int64_t i, int64_t batch, const Bf16* x, con
                const __m512 y = _mm512_maskz_mov_ps(passes, _mm512_load_ps(sums + row * kRows));
                sum = _mm512_add_ps(sum, y);
                store16(image + place[at], rounded(y));
-               const bool whole = ++at == places;
-               at = whole ? 0 : at;
-               image += whole ? size : 0;
+               const bool image_done = ++at == places;
+               at = image_done ? 0 : at;
+               image += image_done ? size : 0;
              }
              add_to(bias + band, sum);
            });
@@ -255,9 +256,9 @@ bool MURMURATE_TILES::backward(const Torso& t, int64_t batch, const Bf16* laid, 
                                Bf16* const* to, int64_t first) {
   Arena measured = {nullptr, 0};
   allocate_backward(t, batch, measured);
-  Arena shares = {MURMURATE_TILES::scratch_of(measured.used), 0};
-  if (!shares.base) return false;
-  const Backward b = allocate_backward(t, batch, shares);
+  Arena arena = {MURMURATE_TILES::scratch_of(measured.used), 0};
+  if (!arena.base) return false;
+  const Backward b = allocate_backward(t, batch, arena);
   const Bf16* x[Torso::kMost + 1] = {laid};  // inputs of each layer
   for (int64_t i = 0; i < t.layers; ++i) {
     const Layer& l = t.layer[i];

@@ -57,8 +57,8 @@ const TorsoKernels* torso_kernels_named(const char* name) {
   static const bool amx = multiplies_bf16(true);
   if (amx && !std::strcmp(name, "amx")) return &kTorsoAmx;
 #endif
-  static const bool pairs = multiplies_bf16(false);
-  return pairs && !std::strcmp(name, "avx512_bf16") ? &kTorsoAvx512Bf16 : nullptr;
+  static const bool avx512_bf16 = multiplies_bf16(false);
+  return avx512_bf16 && !std::strcmp(name, "avx512_bf16") ? &kTorsoAvx512Bf16 : nullptr;
 }
 #else
 const TorsoKernels* torso_kernels_named(const char*) { return nullptr; }

@@ -37,9 +37,9 @@ struct Arena {
   int64_t used;
   template <typename T>
   T* take(int64_t count) {
-    T* here = reinterpret_cast<T*>(base + used);
+    T* array = reinterpret_cast<T*>(base + used);
     used += round_up(count * static_cast<int64_t>(sizeof(T)), kBytes);
-    return here;
+    return array;
   }
 };
 
@@ -80,27 +80,27 @@ struct Line {
 template <typename Finish>
 void multiply_windows(const Line& line, const Finish& finish) {
   alignas(64) float sums[4 * kSums];
-  const int64_t wide = line.inner.steps * kTile;  // numbers of a tile of columns, in all steps
+  const int64_t tile_numbers = line.inner.steps * kTile;  // of a tile of columns, in all steps
   const bool pairs = line.tiles > 1;
-  const int64_t tall = pairs ? 2 : 4;
-  for (int64_t place = 0; place < line.places; place += tall * kRows) {
+  const int64_t left_tiles = pairs ? 2 : 4;
+  for (int64_t place = 0; place < line.places; place += left_tiles * kRows) {
     const Bf16* a[4];
     int64_t from[4], skip[4];
-    for (int64_t i = 0; i < tall; ++i) {
-      const int64_t wanted = place + i * kRows;
-      from[i] = wanted + kRows <= line.places ? wanted : line.places - kRows;
-      skip[i] = wanted - from[i] < kRows ? wanted - from[i] : kRows;
+    for (int64_t i = 0; i < left_tiles; ++i) {
+      const int64_t begin = place + i * kRows;
+      from[i] = begin + kRows <= line.places ? begin : line.places - kRows;
+      skip[i] = begin - from[i] < kRows ? begin - from[i] : kRows;
       a[i] = line.x + from[i] * line.inner.stride;
     }
     for (int64_t n = 0; n < line.tiles; n += 2) {
-      const Bf16* b = line.right + n * wide;
-      const int64_t some = pairs && n + 1 < line.tiles ? 2 : 1;
+      const Bf16* b = line.right + n * tile_numbers;
+      const int64_t right_tiles = pairs && n + 1 < line.tiles ? 2 : 1;
       if (pairs)
-        products_2x2(line.inner, a[0], a[1], b, some == 2 ? b + wide : b, sums, sums + 2 * kSums);
+        products_2x2(line.inner, a[0], a[1], b, right_tiles == 2 ? b + tile_numbers : b, sums, sums + 2 * kSums);
       else
         products_4x1(line.inner, a, b, sums);
-      for (int64_t i = 0; i < tall; ++i)
-        for (int64_t k = 0; k < some; ++k)
+      for (int64_t i = 0; i < left_tiles; ++i)
+        for (int64_t k = 0; k < right_tiles; ++k)
           if (skip[i] < kRows) finish(from[i], skip[i], n + k, sums + (pairs ? 2 * i + k : i) * kSums);
     }
   }

@@ -58,7 +58,7 @@ def rows_of(observation: Tensor) -> Tensor:
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
-def computes(dtype: torch.dtype) -> bool:
+def has_kernels_for(dtype: torch.dtype) -> bool:
     """Whether ``run`` may have kernels for parameters of this dtype."""
     return dtype == torch.bfloat16 and bool(_kernel_names()) and not _is_traced()
 
@@ -185,11 +185,11 @@ class _Passes(torch.autograd.Function):
                 "MURMURATE_NATIVE=off for them"
             )
         blocks, inner, features, *parameters = map(_checked, ctx.saved_tensors)
-        wanted = ctx.needs_input_grad[2:]
-        # the first layer that is not frozen
-        first = next(i for i, asked in enumerate(wanted) if asked) // 2
+        is_needed = ctx.needs_input_grad[2:]
+        # index of the first layer that is not frozen
+        first = next(i for i, needed in enumerate(is_needed) if needed) // 2
         gradients = [torch.empty_like(p) for p in parameters]  # each has its parameter's layout
-        gradient = gradient.contiguous()  # the name keeps its memory, which the kernels read by address
+        gradient = gradient.contiguous()  # referenced, as the kernels read its memory by address
         kernels.torso_backward(
             ctx.torso,
             len(blocks),
@@ -201,4 +201,4 @@ class _Passes(torch.autograd.Function):
             tuple([g.data_ptr() for g in gradients]),
             first,
         )
-        return None, None, *(g if asked else None for g, asked in zip(gradients, wanted, strict=True))
+        return None, None, *(g if needed else None for g, needed in zip(gradients, is_needed, strict=True))

@@ -15,15 +15,15 @@ _PLAIN = (Tensor, torch.nn.Parameter)  # a subclass may have no memory that the 
 _MOST_CHANNELS = 1 << 16  # the kernels' limit (native/normalize.hpp)
 
 
-def takes(x: Tensor, residual: Tensor | None) -> bool:
+def can_process(x: Tensor, residual: Tensor | None) -> bool:
     """Whether the kernels can process ``x`` and ``residual``: both must be dense, channels last, bfloat16 or
     float32 and in host memory, and torch must neither record nor transform operations."""
     if native.kernels is None or _is_traced() or x.dtype not in _BITS or not x.numel():
         return False
     if x.shape[1] > _MOST_CHANNELS or not _is_readable(x):
         return False
-    same = residual is None or (residual.shape, residual.dtype) == (x.shape, x.dtype)
-    return same and (residual is None or _is_readable(residual))
+    residual_matches = residual is None or (residual.shape, residual.dtype) == (x.shape, x.dtype)
+    return residual_matches and (residual is None or _is_readable(residual))
 
 
 def as_channels_last(x: Tensor, like: Tensor) -> Tensor:

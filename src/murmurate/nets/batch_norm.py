@@ -27,7 +27,7 @@ class BatchNorm(nn.Module):
         channels: C. ghost: size of the ghost batches, parts of a batch with their own statistics (Hoffer et
             al. 2017); the last one may be smaller. 0: the whole batch.
         sum_over: sums a tensor over the replicas, for statistics of all their batches together
-            (TF-Replicator, section 3.3). None: statistics of the own batch alone.
+            (TF-Replicator, section 3.3). None: statistics of this replica's batch alone.
 
     Raises:
         ValueError: for ghost batches over replicas.
@@ -70,7 +70,7 @@ class BatchNorm(nn.Module):
                 f"of images {list(x.shape)}, a (ghost) batch has one value for each channel, and so no "
                 "variance: use larger batches"
             )
-        compiled = kernels.takes(x, residual) and self.weight.dtype == torch.float32
+        compiled = kernels.can_process(x, residual) and self.weight.dtype == torch.float32
         if not compiled:
             return self._in_torch(x, residual, rectify)
         y, mean, unbiased = _Normalize.apply(  # type: ignore[no-untyped-call]
@@ -86,7 +86,7 @@ class BatchNorm(nn.Module):
         needs_gradient = torch.is_grad_enabled() and any(
             t is not None and t.requires_grad for t in (x, residual, self.weight)
         )
-        if not needs_gradient and scale.dtype == torch.float32 and kernels.takes(x, residual):
+        if not needs_gradient and scale.dtype == torch.float32 and kernels.can_process(x, residual):
             y = torch.empty_like(x)
             kernels.apply(x, residual, scale.detach(), shift.detach(), rectify, y)
             return y
@@ -105,12 +105,12 @@ class BatchNorm(nn.Module):
             if self.sum_over is None:
                 variance, mean = torch.var_mean(wide, (0, 2, 3), correction=0)
             else:
-                own = wide.double()
-                ones = own.new_full((1,), count)
-                sums = self.sum_over(torch.cat([own.sum((0, 2, 3)), own.square().sum((0, 2, 3)), ones]))
+                wider = wide.double()
+                ones = wider.new_full((1,), count)
+                sums = self.sum_over(torch.cat([wider.sum((0, 2, 3)), wider.square().sum((0, 2, 3)), ones]))
                 count = sums[-1].detach()
-                total, squares = (sums[:-1] / count).view(2, -1)
-                mean, variance = total.to(wide), (squares - total.square()).clamp(min=0).to(wide)
+                wide_mean, mean_square = (sums[:-1] / count).view(2, -1)
+                mean, variance = wide_mean.to(wide), (mean_square - wide_mean.square()).clamp(min=0).to(wide)
             scale = self.weight * (variance + self.epsilon).rsqrt()
             parts.append(wide * _column(scale) + _column(self.bias - mean * scale))
             means.append(mean.detach())
@@ -144,11 +144,11 @@ class _Normalize(torch.autograd.Function):
         size = ghost or len(x)
         pieces = zip(_parts(x, size), _parts(y, size), _parts(residual, size, x), strict=True)
         means, inverses, variances, counts = [], [], [], []
-        for part, out, other in pieces:
+        for part, out, residual_part in pieces:
             mean, variance, count = _statistics(part, sum_over)
             inverse = (variance + epsilon).rsqrt()
             scale = weight * inverse.float()
-            kernels.apply(part, other, scale, (bias - mean * scale).float(), rectify, out)
+            kernels.apply(part, residual_part, scale, (bias - mean * scale).float(), rectify, out)
             means.append(mean)
             inverses.append(inverse)
             counts.append(count)
@@ -205,11 +205,11 @@ def _statistics(x: Tensor, sum_over: SumOver | None) -> tuple[Tensor, Tensor, fl
     mean, squares = kernels.moments(x)
     count = float(x.numel() // x.shape[1])
     if sum_over is not None:
-        own = torch.cat([count * mean, squares + count * mean.square(), mean.new_full((1,), count)])
-        sums = sum_over(own)
+        own_sums = torch.cat([count * mean, squares + count * mean.square(), mean.new_full((1,), count)])
+        sums = sum_over(own_sums)
         count = float(sums[-1])
-        mean, total = (sums[:-1] / count).view(2, -1)
-        return mean, (total - mean.square()).clamp(min=0), count
+        mean, mean_square = (sums[:-1] / count).view(2, -1)
+        return mean, (mean_square - mean.square()).clamp(min=0), count
     return mean, squares / count, count
 
 

@@ -57,7 +57,7 @@ class BatchedMLP(nn.Module):
         self.biases = nn.ParameterList(torch.empty(members, 1, b) for _, b in pairs)
         with torch.no_grad():
             for weight, bias in zip(self.weights, self.biases, strict=True):
-                if not weight.is_meta:  # a net that is built for its sizes alone
+                if not weight.is_meta:  # else the net is built for its sizes alone
                     drawn = [torch.empty(x.shape, device=generator.device) for x in (weight, bias)]
                     initialize(drawn[0], drawn[1], generator)
                     weight.copy_(drawn[0])

@@ -22,9 +22,9 @@ class ConditionalBatchNorm(nn.Module):
     digits where the mean is large. Here it is the mean of the replicas' variances plus the variance of their
     means.
 
-    gather: if set, statistics are over all replicas, whose batches must have equal sizes; None: over the own
-    batch. Each batch is normalised by its own statistics until ``fix`` stores fixed ones, which make samples
-    independent of one another.
+    gather: if set, statistics are over all replicas, whose batches must have equal sizes; None: over this
+    replica's batch. Each batch is normalised by its own statistics until ``fix`` stores fixed ones, which
+    make samples independent of one another.
     """
 
     mean: Tensor | None

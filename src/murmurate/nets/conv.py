@@ -29,7 +29,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from murmurate.nets import _conv_kernels
 from murmurate.spec import EnvSpec
 
-_USUAL = ((0, 0), (1, 1), 1)  # the only padding, dilation and groups of the compiled kernels
+_SUPPORTED = ((0, 0), (1, 1), 1)  # the only padding, dilation and groups of the compiled kernels
 
 
 class Convolution(NamedTuple):
@@ -72,7 +72,7 @@ class ConvTorso(nn.Module):
         channels_last: bool = True,
     ) -> None:
         super().__init__()
-        channels, height, wide = shape
+        channels, rows, columns = shape
         self.shape = torch.Size(shape)
         self.out_features = width
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
@@ -81,14 +81,14 @@ class ConvTorso(nn.Module):
         for layer in layers:
             self.convolutions.append(nn.Conv2d(channels, layer.channels, layer.kernel, layer.stride))
             channels = layer.channels
-            height = (height - layer.kernel) // layer.stride + 1
-            wide = (wide - layer.kernel) // layer.stride + 1
-            if min(height, wide) < 1:
+            rows = (rows - layer.kernel) // layer.stride + 1
+            columns = (columns - layer.kernel) // layer.stride + 1
+            if min(rows, columns) < 1:
                 raise ValueError(f"frames of {list(shape)} are too small for filters {list(layers)}")
         for convolution in self.convolutions.parameters():
             if convolution.dim() == 4:
                 convolution.data = convolution.data.contiguous(memory_format=self.memory_format)
-        self.linear = nn.Linear(channels * height * wide, width)
+        self.linear = nn.Linear(channels * rows * columns, width)
         self.layers_in_blocks = None if self.blocks is None else _in_blocks(shape, layers)
 
     def preprocess(self, observation: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class ConvTorso(nn.Module):
 
     def _as_read(self, observation: Tensor) -> Tensor:
         """The observation as the first layer reads it: rearranged into blocks if it is not yet."""
-        if torch.compiler.is_exporting():  # blocks read four bytes as a word, which only torch can
+        if torch.compiler.is_exporting():  # the blocks' view as 32-bit words cannot be exported
             self._check(observation)
             return observation
         in_blocks = self.blocks is not None and observation.shape[1:] == self.blocks.shape
@@ -141,11 +141,11 @@ class ConvTorso(nn.Module):
         was replaced, changed, or given hooks."""
         blocks = self.layers_in_blocks
         # read from the dictionaries: nn.Module's attribute access would take most of this method's time
-        own: dict[str, Any] = vars(self)["_modules"]
-        weight = own["linear"]._parameters.get("weight")
-        if blocks is None or weight is None or not _conv_kernels.computes(weight.dtype):
+        modules: dict[str, Any] = vars(self)["_modules"]
+        weight = modules["linear"]._parameters.get("weight")
+        if blocks is None or weight is None or not _conv_kernels.has_kernels_for(weight.dtype):
             return None
-        layers = [*own["convolutions"]._modules.values(), own["linear"]]
+        layers = [*modules["convolutions"]._modules.values(), modules["linear"]]
         if len(layers) != len(blocks) + 1 or _has_any_global_hook():  # type: ignore[no-untyped-call]
             return None
         parameters: list[Any] = []
@@ -154,7 +154,7 @@ class ConvTorso(nn.Module):
                 return None
             if block is not None and (
                 layer.stride != (block.block, block.block)
-                or (layer.padding, layer.dilation, layer.groups) != _USUAL
+                or (layer.padding, layer.dilation, layer.groups) != _SUPPORTED
             ):
                 return None
             # a plain tensor in a parameter's place is not in ``_parameters``
@@ -182,15 +182,15 @@ def _in_blocks(shape: Sequence[int], layers: Sequence[Convolution]) -> tuple[_co
     """``layers`` as convolutions with stride 1 over blocks of stride x stride pixels; None if a filter does
     not consist of whole blocks."""
     channels, height, width = shape
-    made = []
+    block_layers = []
     for layer in layers:
         s = layer.stride
         if layer.kernel % s:
             return None
         height, width, side = height // s, width // s, layer.kernel // s
-        made.append(_conv_kernels.Layer(height, width, channels * s * s, side, layer.channels, s))
+        block_layers.append(_conv_kernels.Layer(height, width, channels * s * s, side, layer.channels, s))
         channels, height, width = layer.channels, height - side + 1, width - side + 1
-    return tuple(made)
+    return tuple(block_layers)
 
 
 class _Blocks(nn.Module):

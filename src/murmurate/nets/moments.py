@@ -31,10 +31,10 @@ class RunningMoments(nn.Module):
         Source: Chan, Golub and LeVeque 1979, eq. 2.1, divided by the counts.
         """
         total = self.count + count
-        delta, spread = mean - self.mean, (square - mean.square()).clamp(min=0.0)
+        delta, batch_variance = mean - self.mean, (square - mean.square()).clamp(min=0.0)
         share = count / total
         self.variance.copy_(
-            (1.0 - share) * self.variance + share * spread + share * (1.0 - share) * delta.square()
+            (1.0 - share) * self.variance + share * batch_variance + share * (1.0 - share) * delta.square()
         )
         self.mean.add_(share * delta)
         self.count.copy_(total)
@@ -45,7 +45,7 @@ class ObservationNormalizer(nn.Module):
     float32.
 
     The moments change only by ``moments.include``: a learner includes a rollout after it has learned from
-    it, so acting and learning normalise in the same way, and an evaluation does not change it.
+    it, so acting and learning normalise in the same way, and an evaluation does not change the moments.
 
     Raises:
         ValueError: for images, whose torsos read uint8.

@@ -14,8 +14,8 @@ Net = TypeVar("Net", bound=nn.Module)
 class MovingAverage(nn.Module, Generic[Net]):
     """``net``, and its copy ``average``, whose buffers are the moving averages of ``net``'s parameters.
 
-    A replica of this module thus saves both. An evaluation uses the mean of the replicas' averages, as of
-    every buffer.
+    A replica's checkpoint thus contains both. An evaluation uses the mean of each average over the replicas,
+    as it does of every buffer.
     """
 
     def __init__(self, net: Net) -> None:

@@ -121,24 +121,24 @@ def policy_value_net(
         )
     if recurrent:
         raise ValueError("recurrent is an LSTM behind a torso, and network is a whole net: leave one out")
-    net = OwnActorCritic(_made(spec, network, hidden, generator), _normalizer(spec, normalize))
+    net = OwnActorCritic(_make_net(spec, network, hidden, generator), _normalizer(spec, normalize))
     size = spec.actions or sum(spec.factors) or 2 * math.prod(spec.action_shape)
     memory = net.initial_memory(2)
-    observation = _zeros(spec)
-    given = net.network(observation) if memory is None else net.network(observation, memory)
+    observation = _two_observations(spec)
+    result = net.network(observation) if memory is None else net.network(observation, memory)
     count = 2 if memory is None else 3
-    if not isinstance(given, tuple) or len(given) != count:
-        what = "(parameters of the policy, values)" if memory is None else "(parameters, values, memory)"
-        raise ValueError(f"the net {network} must return {what}, and it returns {_described(given)}")
-    if given[0].shape != (2, size) or given[1].numel() != 2:
+    if not isinstance(result, tuple) or len(result) != count:
+        expected = "(parameters of the policy, values)" if memory is None else "(parameters, values, memory)"
+        raise ValueError(f"the net {network} must return {expected}, and it returns {_describe(result)}")
+    if result[0].shape != (2, size) or result[1].numel() != 2:
         raise ValueError(
             f"the net {network} must return parameters [B, {size}] and values [B], and for 2 observations it "
-            f"returns {_described(given)}"
+            f"returns {_describe(result)}"
         )
-    if memory is not None and given[2].shape != memory.shape:
+    if memory is not None and result[2].shape != memory.shape:
         raise ValueError(
             f"the net {network} must return a memory {list(memory.shape)}, as initial_memory does, and it "
-            f"returns {list(given[2].shape)}"
+            f"returns {list(result[2].shape)}"
         )
     return net
 
@@ -158,12 +158,12 @@ def action_value_net(
         return q_network(
             spec, generator=generator, torso=torso, hidden=hidden, dueling=dueling, normalize=normalize
         )
-    net = OwnQNetwork(_made(spec, network, hidden, generator), _normalizer(spec, normalize))
-    given = net.network(_zeros(spec))
-    if not isinstance(given, Tensor) or given.shape != (2, spec.actions):
+    net = OwnQNetwork(_make_net(spec, network, hidden, generator), _normalizer(spec, normalize))
+    result = net.network(_two_observations(spec))
+    if not isinstance(result, Tensor) or result.shape != (2, spec.actions):
         raise ValueError(
             f"the net {network} must return action values [B, {spec.actions}], and for 2 observations it "
-            f"returns {_described(given)}"
+            f"returns {_describe(result)}"
         )
     return net
 
@@ -181,25 +181,25 @@ def refuse_low_precision(network: str, precision: str) -> None:
         raise ValueError("precision bfloat16 is for torsos, and network is a whole net: use float32")
 
 
-def _made(spec: EnvSpec, network: str, hidden: Sequence[int], generator: torch.Generator) -> nn.Module:
+def _make_net(spec: EnvSpec, network: str, hidden: Sequence[int], generator: torch.Generator) -> nn.Module:
     with seeded_by(generator):
-        made = plugins.made(network, "net", _OPTION, spec, hidden)
-    if not isinstance(made, nn.Module):
-        raise ValueError(f"the net {network} is a {type(made).__name__}, and must be a torch.nn.Module")
-    return made
+        net = plugins.made(network, "net", _OPTION, spec, hidden)
+    if not isinstance(net, nn.Module):
+        raise ValueError(f"the net {network} is a {type(net).__name__}, and must be a torch.nn.Module")
+    return net
 
 
 def _normalizer(spec: EnvSpec, normalize: bool) -> nn.Module | None:
     return ObservationNormalizer(spec.observation_shape, spec.observation_dtype) if normalize else None
 
 
-def _zeros(spec: EnvSpec) -> Tensor:
+def _two_observations(spec: EnvSpec) -> Tensor:
     return torch.zeros(2, *spec.observation_shape, dtype=spec.observation_dtype)
 
 
-def _described(given: object) -> str:
-    if isinstance(given, Tensor):
-        return str(list(given.shape))
-    if isinstance(given, tuple):
-        return f"({', '.join(map(_described, given))})"
-    return type(given).__name__
+def _describe(result: object) -> str:
+    if isinstance(result, Tensor):
+        return str(list(result.shape))
+    if isinstance(result, tuple):
+        return f"({', '.join(map(_describe, result))})"
+    return type(result).__name__

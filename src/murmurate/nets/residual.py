@@ -36,7 +36,7 @@ class ResidualTorso(nn.Module):
 
     def __init__(self, shape: Sequence[int], channels: Sequence[int] = CHANNELS, width: int = 256) -> None:
         super().__init__()
-        inputs, height, wide = shape
+        inputs, rows, columns = shape
         self.shape = torch.Size(shape)
         self.out_features = width
         self.sections = nn.ModuleList()
@@ -46,8 +46,8 @@ class ResidualTorso(nn.Module):
             self.sections.append(
                 nn.Sequential(convolution, pooling, ResidualBlock(outputs), ResidualBlock(outputs))
             )
-            inputs, height, wide = outputs, (height + 1) // 2, (wide + 1) // 2
-        self.linear = nn.Linear(inputs * height * wide, width)
+            inputs, rows, columns = outputs, (rows + 1) // 2, (columns + 1) // 2
+        self.linear = nn.Linear(inputs * rows * columns, width)
         for weight in self.parameters():
             if weight.dim() == 4:  # faster on a CPU and on tensor cores
                 weight.data = weight.data.contiguous(memory_format=torch.channels_last)

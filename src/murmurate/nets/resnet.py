@@ -69,19 +69,19 @@ class ProjectedShortcut(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
         super().__init__()
-        self.sampled = stride if inputs < _ONEDNN_BLOCK else 1
-        self.conv = _conv(inputs, outputs, 1, stride // self.sampled)
+        self.pre_stride = stride if inputs < _ONEDNN_BLOCK else 1  # of the subsampling before the convolution
+        self.conv = _conv(inputs, outputs, 1, stride // self.pre_stride)
         self.norm = norm(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.sampled > 1:
-            x = x[:, :, :: self.sampled, :: self.sampled].contiguous(memory_format=torch.channels_last)
+        if self.pre_stride > 1:
+            x = x[:, :, :: self.pre_stride, :: self.pre_stride].contiguous(memory_format=torch.channels_last)
         return self.norm(self.conv(x))  # type: ignore[no-any-return]
 
 
 class Block(nn.Module):
-    """Convolutions, each with batch normalisation and a ReLU; the shortcut is added before the last ReLU. Of
-    a bottleneck, the 3 x 3 filters have the stride (torchvision's ResNet v1.5, and Goyal et al. 2017)."""
+    """Convolutions, each with batch normalisation and a ReLU; the shortcut is added before the last ReLU. In
+    a bottleneck the 3 x 3 filters have the stride (torchvision's ResNet v1.5, and Goyal et al. 2017)."""
 
     def __init__(self, architecture: Architecture, inputs: int, width: int, stride: int, norm: Norm) -> None:
         super().__init__()
@@ -157,13 +157,13 @@ class ResNet(nn.Module):
             self.conv = _conv(shape[0], channels, 3 if small else 7, 1 if small else 2)
             self.norm = norm(channels)
             self.pool = nn.Identity() if small else nn.MaxPool2d(3, 2, padding=1)
-            stages, inputs = [], channels
+            blocks, inputs = [], channels
             for stage, count in enumerate(architecture.blocks):
                 for block in range(count):
                     stride = 2 if stage and not block else 1
-                    stages.append(Block(architecture, inputs, channels << stage, stride, norm))
-                    inputs = stages[-1].outputs
-            self.blocks = nn.Sequential(*stages)
+                    blocks.append(Block(architecture, inputs, channels << stage, stride, norm))
+                    inputs = blocks[-1].outputs
+            self.blocks = nn.Sequential(*blocks)
             self.average = GlobalAverage()
             self.head = nn.Linear(inputs, classes)
             self._initialize(architecture)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from murmurate.nets.conditional_norm import ConditionalBatchNorm, Gather
 from murmurate.nets.spectral_norm import SpectralNorm, normalized
 
-_LEAST_SIDE = 4  # pixels of a side of the smallest feature maps, at least
+_LEAST_SIDE = 4  # least side of the smallest feature maps, in pixels
 _SMALL_IMAGE_LEVELS = 3  # with at most so many doublings of the sides, all maps have equally many channels
 _CLASS_DEVIATION = 0.4  # standard deviation of the initial gains and shifts over the classes
 
@@ -206,9 +206,9 @@ class Discriminator(nn.Module):
 
 
 def _convolution(inputs: int, outputs: int, kernel: int, spectral: bool = True) -> nn.Module:
-    made = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2)
-    made.weight.data = made.weight.data.contiguous(memory_format=torch.channels_last)
-    return SpectralNorm(made) if spectral else made
+    convolution = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2)
+    convolution.weight.data = convolution.weight.data.contiguous(memory_format=torch.channels_last)
+    return SpectralNorm(convolution) if spectral else convolution
 
 
 def _doubled(x: Tensor) -> Tensor:
@@ -217,7 +217,8 @@ def _doubled(x: Tensor) -> Tensor:
 
 def _initialise(net: nn.Module, generator: torch.Generator) -> None:
     """Draw Glorot's uniform weights, as Miyato et al.; biases are 0. Differs: gains and shifts of classes are
-    drawn around 1 and 0. If all began equal, an update would part classes by at most the learning rate."""
+    drawn around 1 and 0. If all began equal, an update would separate classes by no more than the learning
+    rate."""
     for part in net.modules():
         if isinstance(part, nn.Conv2d | nn.Linear | nn.Embedding):
             _draw(part.weight, generator)

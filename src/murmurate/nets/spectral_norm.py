@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_FIRST_ITERATIONS = 16
+_FIRST_ITERATIONS = 16  # power iterations after ``u`` has been drawn
 _LEAST = 1e-12  # smaller norms are replaced by this one
 
 
@@ -83,7 +83,7 @@ def iterate_(module: nn.Module) -> None:
 
 def normalized(module: nn.Module) -> nn.Module:
     """``module`` with plain layers in place of its spectral normalisations, their weights divided by the
-    exact largest singular values. Changes ``module`` in place; a ``SpectralNorm`` itself gives its layer."""
+    exact largest singular values. Changes ``module`` in place; for a ``SpectralNorm`` returns its layer."""
     if isinstance(module, SpectralNorm):
         return module.normalized()
     for name, child in module.named_children():

@@ -43,7 +43,7 @@ class TargetNetwork(Generic[Net]):
     def after_update(self, staleness: int, common_rounds: bool) -> bool:
         """Count an update of this replica, and move if a move is due; returns whether it moved.
 
-        staleness: staleness of the update's ``Exchange``; 0 ends a round. common_rounds: of the replica.
+        staleness: staleness of the update's ``Exchange``; 0 ends a round. common_rounds: the replica's.
         """
         self.since += 1
         if common_rounds and staleness:
@@ -72,9 +72,9 @@ class TargetNetwork(Generic[Net]):
             torch._foreach_copy_(self._exact, new_values)
         else:
             torch._foreach_lerp_(self._exact, new_values, share)
-        for own, exact in zip(self.net.parameters(), self._exact, strict=True):
-            if own.dtype != exact.dtype:
-                own.copy_(exact)
+        for parameter, exact in zip(self.net.parameters(), self._exact, strict=True):
+            if parameter.dtype != exact.dtype:
+                parameter.copy_(exact)
         for buffer, new_buffer in zip(self.net.buffers(), self.source.buffers(), strict=True):
             buffer.copy_(new_buffer)
 
@@ -84,13 +84,13 @@ class TargetNetwork(Generic[Net]):
     def _float32_copies(self) -> list[Tensor]:
         """The float32 values of the parameters whose dtype has fewer bits."""
         pairs = zip(self.net.parameters(), self._exact, strict=True)
-        return [exact for own, exact in pairs if own.dtype != exact.dtype]
+        return [exact for parameter, exact in pairs if parameter.dtype != exact.dtype]
 
     @torch.no_grad()
     def load(self, state: dict[str, Any]) -> None:
         self.net.load_state_dict(state["net"])
-        for own, exact in zip(self.net.parameters(), self._exact, strict=True):
-            exact.copy_(own)
+        for parameter, exact in zip(self.net.parameters(), self._exact, strict=True):
+            exact.copy_(parameter)
         if self.polyak < 1:
             for exact, saved in zip(self._float32_copies(), state["exact"], strict=True):
                 exact.copy_(saved)

@@ -19,7 +19,7 @@ from murmurate.training.run_folder import read_run
 from murmurate.worlds.own import lasting, world_name
 from murmurate.worlds.registry import vector_worlds, world_names
 
-_FEW = 4  # at most so many worlds of an algorithm are listed by name; more are counted
+_MOST_LISTED = 4  # at most so many worlds of an algorithm are listed by name; more are counted
 
 
 def _modules() -> tuple[ModuleType, ...]:
@@ -43,7 +43,7 @@ def summaries() -> dict[str, str]:
 def _limits(module: ModuleType) -> str:
     """The worlds that the algorithm is limited to, in brackets; empty if it is for all."""
     worlds = getattr(module, "WORLDS", ())
-    if len(worlds) > _FEW:
+    if len(worlds) > _MOST_LISTED:
         return f" ({len(worlds)} worlds)"
     if worlds:
         return f" (world: {', '.join(worlds)})"
@@ -115,10 +115,10 @@ def _name_in_file(file: str, world: str) -> str:
         raise Refusal(
             f"{file} holds no recipe: it needs ALGORITHM = 'a name' and a function recipe(world_name) -> Run."
         )
-    others = [other for other in _modules() if other.ALGORITHM == module.ALGORITHM and other is not module]
-    if others:
+    twins = [other for other in _modules() if other.ALGORITHM == module.ALGORITHM and other is not module]
+    if twins:
         raise Refusal(
-            f"ALGORITHM in {file} is '{module.ALGORITHM}', as in {others[0].__name__}: choose another name."
+            f"ALGORITHM in {file} is '{module.ALGORITHM}', as in {twins[0].__name__}: choose another name."
         )
     worlds = list(getattr(module, "WORLDS", ()))
     if not world and not worlds:

@@ -19,8 +19,8 @@ from murmurate.strategies.all_reduce import AllReduce
 from murmurate.training.run import Run
 from murmurate.workloads.image_classifier import ImageClassifier, Net
 
-_SMALL = Augmentation(padding=4, flip=True)  # He et al. 2016, section 4.2
-_PHOTOGRAPHS = Augmentation(crop="multi-scale", flip=True, lighting=0.1)  # Jin 2018, section 3.4
+_SMALL_AUGMENTATION = Augmentation(padding=4, flip=True)  # He et al. 2016, section 4.2
+_PHOTOGRAPH_AUGMENTATION = Augmentation(crop="multi-scale", flip=True, lighting=0.1)  # Jin 2018, section 3.4
 _IMAGENET_MEAN, _IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 # by world: its config, the number of images to train on, and the mean and deviation of its pixels
@@ -41,12 +41,12 @@ def classifier(name: str, net: Net) -> Run:
     if name in _SMALL_SETS:
         world, images, mean, deviation = _SMALL_SETS[name]
         learner = dataclasses.replace(learner, weight_decay=5e-4)
-        source = ImageSourceConfig(_SMALL)
+        source = ImageSourceConfig(_SMALL_AUGMENTATION)
     elif name in _LARGE_SETS:  # 90 passes through as many images as ImageNet has; Goyal et al. 2017
         world, images = _LARGE_SETS[name], 90 * 1_281_167
         mean, deviation = _IMAGENET_MEAN, _IMAGENET_DEVIATION
         learner = dataclasses.replace(learner, batch=32, rate_batch=256)
-        source = ImageSourceConfig(_PHOTOGRAPHS)
+        source = ImageSourceConfig(_PHOTOGRAPH_AUGMENTATION)
     else:
         raise unknown("world", name, ALL)
     return Run(

@@ -21,16 +21,16 @@ def recipe(name: str) -> Run:
 
 def settings(name: str) -> dict[str, Any]:
     """The fields of the Run that depend on the world, and not on the strategy."""
-    chosen = world(name)
-    if chosen.images:
+    environment = world(name)
+    if environment.images:
         return {
-            "world": chosen,
+            "world": environment,
             "learner": A2C(precision="auto"),
             "source": RolloutSourceConfig(),
             "evaluation": Games(),
             "env_steps": 10_000_000,
         }
-    if chosen.name == "cartpole":
+    if environment.name == "cartpole":
         # A good critic leaves gradients near zero. With the usual epsilon of 1e-5, RMSprop scales these up to
         # full steps, and the first failure after such a phase causes a step of up to ten times that size,
         # which destroys the policy.
@@ -43,7 +43,7 @@ def settings(name: str) -> dict[str, Any]:
             entropy_coefficient=0.0,
         )
         return {
-            "world": chosen,
+            "world": environment,
             "learner": agent,
             "source": RolloutSourceConfig(simulators=8),
             "evaluation": Games(),
@@ -51,7 +51,7 @@ def settings(name: str) -> dict[str, Any]:
             "checkpoint_every_env_steps": 20_000,  # the best checkpoint is chosen from these
         }
     return {
-        "world": chosen,
+        "world": environment,
         "learner": A2C(steps=8, gae_lambda=0.95, entropy_coefficient=0.0),
         "source": RolloutSourceConfig(),
         "evaluation": Games(),

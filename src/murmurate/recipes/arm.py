@@ -23,20 +23,20 @@ def recipe(name: str) -> Run:
 
 def settings(name: str) -> dict[str, Any]:
     """The fields of the Run that depend on the world, and not on the strategy."""
-    chosen = world(name)
-    if chosen.images:  # Jin, Tables 2.1 and 2.2, and section 2.5
+    environment = world(name)
+    if environment.images:  # Jin, Tables 2.1 and 2.2, and section 2.5
         agent = ARM(precision="auto")
-        if chosen.first_person:
+        if environment.first_person:
             agent = dataclasses.replace(agent, n_step=5, learning_rate=1e-5, torso="jin2018")
         return {
-            "world": chosen,
+            "world": environment,
             "learner": agent,
             "source": SequenceSourceConfig(),
             "evaluation": Games(),
             "env_steps": 10_000_000,
         }
     return {
-        "world": chosen,
+        "world": environment,
         "learner": ARM(n_step=5, learning_rate=1e-3),
         "source": SequenceSourceConfig(simulators=8, collect_env_steps=1_000, minibatches=250),
         "evaluation": Games(),

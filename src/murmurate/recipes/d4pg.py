@@ -34,18 +34,18 @@ _RETURNS = {
 def recipe(name: str) -> Run:
     """One learner that acts and learns in turn, with a uniform replay; with ``--actors K``, K processes act
     instead, and ``--replicas N`` adds learners that all-reduce."""
-    chosen = world(name)
-    if not chosen.images:
-        low, high = _RETURNS.get(chosen.name, (D4PG.v_min, D4PG.v_max))
+    environment = world(name)
+    if not environment.images:
+        low, high = _RETURNS.get(environment.name, (D4PG.v_min, D4PG.v_max))
         learner = D4PG(v_min=low, v_max=high)
         return Run(recipe=f"{name}-{ALGORITHM}", learner=learner, strategy=AllReduce(), **settings(name))
     # rewards of the Control Suite are from 0 to 1 per step, and an action is repeated for several steps
-    high = 100.0 * getattr(chosen, "action_repeat", 1)
+    high = 100.0 * getattr(environment, "action_repeat", 1)
     # much as DrQ learns from pixels: one update on 128 transitions for every env step
     replay = ReplayConfig(capacity=100_000, alpha=0.0, learning_starts=1_000, samples_per_insert=128.0)
     return Run(
         recipe=f"{name}-{ALGORITHM}",
-        world=chosen,
+        world=environment,
         learner=D4PG(
             batch=128,
             n_step=3,

@@ -23,17 +23,17 @@ def recipe(name: str) -> Run:
 
 def settings(name: str) -> dict[str, Any]:
     """The fields of the Run that depend on the world, and not on the strategy."""
-    chosen = world(name)
-    if chosen.images:
+    environment = world(name)
+    if environment.images:
         return {
-            "world": chosen,
+            "world": environment,
             "learner": DQN(n_step=3, precision="auto"),
             "source": ReplaySourceConfig(simulators=8),
             "evaluation": Games(),
             "env_steps": 10_000_000,
         }
     return {
-        "world": chosen,
+        "world": environment,
         "learner": DQN(
             batch=64,
             n_step=10,

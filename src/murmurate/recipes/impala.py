@@ -23,14 +23,14 @@ def recipe(name: str) -> Run:
 
 def settings(name: str) -> dict[str, Any]:
     """The fields of the Run that depend on the world, and not on the strategy."""
-    chosen = world(name)
-    if chosen.images:
+    environment = world(name)
+    if environment.images:
         # The paper's settings are for 50 million env steps. RMSprop's epsilon of 0.1, added to the root of
         # the mean squared gradient, exceeds that root: steps are a third as long. With it and batches of
-        # 640 steps, the return on Pong had not risen after a million env steps. So: a smaller epsilon, half
-        # batches, twice the rate.
+        # 640 steps, the return on Pong had not risen after a million env steps. So: a smaller epsilon,
+        # batches of half the size, and twice the learning rate.
         return {
-            "world": chosen,
+            "world": environment,
             "learner": IMPALA(precision="auto", learning_rate=1.2e-3, optimizer_epsilon=0.01),
             "source": TrajectorySourceConfig(actors=_ACTORS, simulators=32, trajectories=1),
             "evaluation": Games(),
@@ -46,9 +46,9 @@ def settings(name: str) -> dict[str, Any]:
         clip=32.0,
         entropy_coefficient=0.0,
     )
-    if chosen.name == "cartpole":
+    if environment.name == "cartpole":
         return {
-            "world": chosen,
+            "world": environment,
             "learner": agent,
             "source": TrajectorySourceConfig(actors=_ACTORS, simulators=8),
             "evaluation": Games(),
@@ -56,7 +56,7 @@ def settings(name: str) -> dict[str, Any]:
             "checkpoint_every_env_steps": 20_000,  # the best checkpoint is chosen from these
         }
     return {
-        "world": chosen,
+        "world": environment,
         "learner": agent,
         "source": TrajectorySourceConfig(actors=_ACTORS, simulators=16),
         "evaluation": Games(),

@@ -45,7 +45,7 @@ TASKS = {
 }
 # settings of tasks that Janner et al. do not have
 _OTHER, _OTHER_SHORT = Task(300_000), Task(20_000, updates=10.0, learning_starts=500)
-_SHORT = ("pendulum", "inverted-double-pendulum")
+_SHORT_TASKS = ("pendulum", "inverted-double-pendulum")
 
 
 def recipe(name: str) -> Run:
@@ -68,7 +68,7 @@ def recipe(name: str) -> Run:
 
 
 def task_of(name: str) -> Task:
-    return TASKS.get(name, _OTHER_SHORT if name in _SHORT else _OTHER)
+    return TASKS.get(name, _OTHER_SHORT if name in _SHORT_TASKS else _OTHER)
 
 
 def settings(name: str, task: Task) -> dict[str, Any]:

@@ -22,18 +22,18 @@ def recipe(name: str) -> Run:
 def settings(name: str) -> dict[str, Any]:
     """The fields of the Run that depend on the world. Hyper-parameters are those of CleanRL's ``ppo_atari``,
     ``ppo_continuous_action`` and ``ppo``."""
-    chosen = world(name)
-    if chosen.images:
+    environment = world(name)
+    if environment.images:
         return {
-            "world": chosen,
+            "world": environment,
             "learner": PPO(precision="auto"),
             "source": RolloutSourceConfig(simulators=8),
             "evaluation": Games(),
             "env_steps": 10_000_000,
         }
-    if chosen.spec().categorical:
+    if environment.spec().categorical:
         return {
-            "world": chosen,
+            "world": environment,
             "learner": PPO(ratio_clip=0.2, value_clip=0.2),
             "source": RolloutSourceConfig(simulators=4),
             "evaluation": Games(),
@@ -41,7 +41,7 @@ def settings(name: str) -> dict[str, Any]:
             "checkpoint_every_env_steps": 20_000,  # the best checkpoint is chosen from these
         }
     return {
-        "world": chosen,
+        "world": environment,
         "learner": PPO(
             steps=2048,
             epochs=10,

@@ -15,7 +15,7 @@ from murmurate.worlds.registry import world
 ALGORITHM = "td3"
 ACTIONS = "vector"
 _RANDOM_ENV_STEPS = 25_000
-_SHORT = ("pendulum", "inverted-pendulum", "inverted-double-pendulum", "mountain-car-continuous")
+_SHORT_RUNS = ("pendulum", "inverted-pendulum", "inverted-double-pendulum", "mountain-car-continuous")
 
 
 def recipe(name: str) -> Run:
@@ -28,7 +28,7 @@ def settings(name: str, random_env_steps: int = _RANDOM_ENV_STEPS) -> dict[str, 
     per env step, as the authors' code does. random_env_steps: env steps with random actions, before the first
     update."""
     env_steps = 1_000_000
-    if name in _SHORT:
+    if name in _SHORT_RUNS:
         env_steps, random_env_steps = 50_000, 1_000
     replay = ReplayConfig(
         capacity=min(env_steps, 1_000_000),

@@ -21,19 +21,19 @@ def recipe(name: str) -> Run:
 
 def settings(name: str) -> dict[str, Any]:
     """The fields of the Run that depend on the world."""
-    chosen = world(name)
-    if chosen.images:  # the batch of Jin, Table 2.5, for Doom: 12,500 steps, and full returns
+    environment = world(name)
+    if environment.images:  # the batch of Jin, Table 2.5, for Doom: 12,500 steps, and full returns
         learner = TRPO(steps=782, gae_lambda=1.0, curvature_every=5, value_epochs=2, value_minibatches=100)
         return {
-            "world": chosen,
+            "world": environment,
             "learner": learner,
             "source": RolloutSourceConfig(),
             "evaluation": Games(),
             "env_steps": 10_000_000,
         }
-    if chosen.spec().categorical:
+    if environment.spec().categorical:
         return {
-            "world": chosen,
+            "world": environment,
             "learner": TRPO(steps=256),
             "source": RolloutSourceConfig(simulators=8),
             "evaluation": Games(),
@@ -41,7 +41,7 @@ def settings(name: str) -> dict[str, Any]:
             "checkpoint_every_env_steps": 20_000,  # the best checkpoint is chosen from these
         }
     return {
-        "world": chosen,
+        "world": environment,
         "learner": TRPO(
             steps=2048,
             gae_lambda=0.95,

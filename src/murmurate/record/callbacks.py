@@ -77,23 +77,23 @@ def checked(callbacks: Sequence[Any]) -> tuple[Any, ...]:
     """
     for callback in callbacks:
         name = type(callback).__name__
-        own = [method for method in dir(callback) if method.startswith("on_")]
+        methods = [method for method in dir(callback) if method.startswith("on_")]
         if isinstance(callback, type):
             name = callback.__name__
             raise Refusal(f"{name} is a class: pass an object of it, as in callbacks=[{name}()].")
-        if not own:
+        if not methods:
             raise Refusal(f"{name} is no callback: it has none of the methods {', '.join(_METHODS)}.")
-        for method in own:
+        for method in methods:
             if method not in _METHODS:
-                near = difflib.get_close_matches(method, _METHODS, n=1)
-                hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(_METHODS)}."
+                similar = difflib.get_close_matches(method, _METHODS, n=1)
+                hint = f"Did you mean {similar[0]}?" if similar else f"There are {', '.join(_METHODS)}."
                 raise Refusal(f"{name}.{method} would never be called. {hint}")
     return tuple(callbacks)
 
 
 @dataclass(frozen=True)
 class Watch:
-    """How the process that launches a run watches it. quiet: print no progress."""
+    """What the process that launches a run does with its records. quiet: print no progress."""
 
     callbacks: tuple[Any, ...] = ()
     quiet: bool = False
@@ -135,10 +135,10 @@ class Callbacks:
         if not self._callbacks:
             return ""
         why = ""
-        kinds = {"event": "on_event", "evaluation": "on_evaluation"}
+        method_by_kind = {"event": "on_event", "evaluation": "on_evaluation"}
         for record in records:
             if not self._since or record["time_seconds"] > self._since:
-                method = kinds.get(str(record.get("kind")), "on_record")
+                method = method_by_kind.get(str(record.get("kind")), "on_record")
                 why = self._call_all(method, record) or why
         return why
 

@@ -43,19 +43,19 @@ def _cells(group: RunGroup, reference: float | None) -> list[Cell]:
     replicas = group.runs[0].replicas
     replica_count = f"{replicas} replica{'s' if replicas > 1 else ''}"
     run_count = f", {len(group.runs)} runs" if len(group.runs) > 1 else ""
-    spent, waited = group.mean(groups.seconds), group.mean(groups.waiting_share)
+    seconds, waited = group.mean(groups.seconds), group.mean(groups.waiting_share)
     exchanged, per_update = group.mean(groups.bytes_exchanged), group.mean(groups.bytes_per_update)
     frames = _frames(group)
     return [
         (group.label, replica_count + run_count),
         (_evaluation(group), number(_mean_fact(group, "train_return_mean"))),
         (number(_mean_fact(group, "env_steps")), number(frames) if frames else ""),
-        (number(spent), clock(spent) if spent is not None and spent >= 60 else ""),
+        (number(seconds), clock(seconds) if seconds is not None and seconds >= 60 else ""),
         (number(group.mean(groups.env_steps_per_second)), ""),
         _reached(group, reference),
         (_NONE if waited is None or replicas < 2 else f"{waited:.1%}", ""),
         _staleness(group) if replicas > 1 else (_NONE, ""),
-        (_small(_mean_fact(group, "disagreement_final")), ""),
+        (_scientific_if_small(_mean_fact(group, "disagreement_final")), ""),
         (
             _NONE if exchanged is None else byte_size(exchanged),
             "" if per_update is None else byte_size(per_update),
@@ -90,11 +90,11 @@ def _reached(group: RunGroup, reference: float | None) -> Cell:
     if reference is None:
         return _NONE, ""
     steps = group.each(lambda run: groups.reaches(run, reference, "total_env_steps"))
-    spent = group.each(lambda run: groups.reaches(run, reference, "time_seconds"))
+    seconds = group.each(lambda run: groups.reaches(run, reference, "time_seconds"))
     if not steps:
         return "not reached", ""
     of_runs = "" if len(steps) == len(group.runs) else f" ({len(steps)} of {len(group.runs)} runs)"
-    return number(round(statistics.median(steps))), f"{number(statistics.median(spent))} s{of_runs}"
+    return number(round(statistics.median(steps))), f"{number(statistics.median(seconds))} s{of_runs}"
 
 
 def _staleness(group: RunGroup) -> Cell:
@@ -102,7 +102,7 @@ def _staleness(group: RunGroup) -> Cell:
     return number(groups.median(group.staleness_counts)), f"max {number(max(greatest))}" if greatest else ""
 
 
-def _small(value: float | None) -> str:
+def _scientific_if_small(value: float | None) -> str:
     return f"{value:.1e}" if value is not None and 0 < abs(value) < 1e-3 else number(value)
 
 
@@ -121,7 +121,7 @@ def _note(shown: Sequence[RunGroup], reference: tuple[float, str] | None) -> str
     if reference is not None:
         sentences.append(f"Return {number(reference[0])}: {reference[1]}.")
     sentences.append(
-        "Seconds count from the launcher's start and include the start of the processes. Waiting is for "
+        "Seconds count from the launcher's start and include the start of the processes. Waiting: for "
         "other members, in a strategy's steps and to agree on when to stop. Bytes per update: all members' "
         "bytes divided by all replicas' updates."
     )

@@ -30,7 +30,6 @@ _STYLES = {"starting": "dim", "running": "green", "silent": "yellow", "finished"
 _EVENT_STYLES = {
     "evaluation": "green",
     "died": "red",
-    "failed": "red",
     "warning": "yellow",
     "checkpoint": "dim",
     "resumed": "cyan",
@@ -134,7 +133,7 @@ class Console:
         if (staleness := progress.number("staleness")) is not None:
             parts.append(f"staleness {staleness:.0f}")
         if (disagreement := progress.number("disagreement")) is not None:
-            parts.append(f"disagreement {_small(disagreement)}")
+            parts.append(f"disagreement {_scientific(disagreement)}")
         if (dead := [r.replica for r in progress.replicas if r.dead]) != []:
             parts.append(f"dead {dead}")
         if (eta := self._eta()) is not None:
@@ -168,7 +167,7 @@ class Console:
             if name := wide_name if wide else narrow_name:
                 table.add_column(name, justify="right", no_wrap=True)
         replicas = self.progress.replicas
-        # where not all fit, dead replicas come first
+        # where not all fit, dead replicas are shown before living ones
         shown = sorted(sorted(replicas, key=lambda r: not r.dead)[:SHOWN_REPLICAS], key=lambda r: r.replica)
         for replica in shown:
             state = replica.state(self._seconds(), SILENT_AFTER_SECONDS)
@@ -190,7 +189,7 @@ class Console:
         for key, _, narrow_name, full_format in _COLUMNS:
             if wide or narrow_name:
                 value = source.number(key)
-                to_text = _short if full_format is _whole and not wide else full_format
+                to_text = _abbreviated if full_format is _integer and not wide else full_format
                 cells.append("-" if value is None else to_text(value))
         return cells
 
@@ -200,21 +199,21 @@ class Console:
         if fraction is None:
             return Text("no end given: runs until stopped", style="dim")
         eta = self._eta()
-        end = f" {fraction:6.1%}   ETA {'--' if eta is None else clock(eta)}"
-        width = max(10, self._inner_width() - len(end))
+        suffix = f" {fraction:6.1%}   ETA {'--' if eta is None else clock(eta)}"
+        width = max(10, self._inner_width() - len(suffix))
         done = round(fraction * width)
-        full, empty = ("━", "━") if self._unicode() else ("=", "-")
-        return Text.assemble((full * done, "green"), (empty * (width - done), "bright_black"), end)
+        full, empty = ("━", "━") if self._has_unicode() else ("=", "-")
+        return Text.assemble((full * done, "green"), (empty * (width - done), "bright_black"), suffix)
 
     def _curve(self) -> Text | None:
         returns = self.progress.returns
         if len(returns) < 2:
             return None
-        ends = f" {_number(min(returns))} to {_number(max(returns))}"
+        suffix = f" {_number(min(returns))} to {_number(max(returns))}"
         head = "return "
-        width = max(10, self._inner_width() - len(ends) - len(head))
-        blocks = _BLOCKS if self._unicode() else _ASCII_BLOCKS
-        return Text.assemble((head, "dim"), (sparkline(returns, width, blocks), "green"), (ends, "dim"))
+        width = max(10, self._inner_width() - len(suffix) - len(head))
+        blocks = _BLOCKS if self._has_unicode() else _ASCII_BLOCKS
+        return Text.assemble((head, "dim"), (sparkline(returns, width, blocks), "green"), (suffix, "dim"))
 
     def _event(self, event: Mapping[str, Any]) -> Text:
         style = _EVENT_STYLES.get(str(event.get("event", event.get("kind"))), "")
@@ -235,7 +234,7 @@ class Console:
     def _inner_width(self) -> int:
         return self._console.width - 4
 
-    def _unicode(self) -> bool:
+    def _has_unicode(self) -> bool:
         return self._console.encoding.startswith("utf")
 
     def _print(self, line: str) -> None:
@@ -248,8 +247,8 @@ def _message(event: Mapping[str, Any]) -> str:
 
 def clock(seconds: float) -> str:
     """``seconds`` as h:mm:ss."""
-    whole = int(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+    whole_seconds = int(seconds)
+    return f"{whole_seconds // 3600}:{whole_seconds // 60 % 60:02d}:{whole_seconds % 60:02d}"
 
 
 def sparkline(values: Sequence[float], width: int, blocks: str = _BLOCKS) -> str:
@@ -262,11 +261,11 @@ def sparkline(values: Sequence[float], width: int, blocks: str = _BLOCKS) -> str
     return "".join(blocks[round((c - low) / (high - low) * top) if high > low else 0] for c in columns)
 
 
-def _whole(value: float) -> str:
+def _integer(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def _short(value: float) -> str:
+def _abbreviated(value: float) -> str:
     if value < 10_000:
         return f"{value:,.0f}"
     return f"{value / 1e6:.2f}M" if value >= 1e6 else f"{value / 1e3:.1f}k"
@@ -278,18 +277,18 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.2f}" if abs(value) < 100 else f"{value:.1f}"
 
 
-def _small(value: float) -> str:
+def _scientific(value: float) -> str:
     return "0" if value == 0 else f"{value:.1e}"
 
 
 # metric, heading in a wide and in a narrow table (empty: not shown there), format
 _COLUMNS: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
-    ("env_steps", "env steps", "steps", _whole),
-    ("updates", "updates", "", _whole),
-    ("env_steps_per_second", "steps/s", "steps/s", _whole),
+    ("env_steps", "env steps", "steps", _integer),
+    ("updates", "updates", "", _integer),
+    ("env_steps_per_second", "steps/s", "steps/s", _integer),
     ("return_mean", "return (100)", "return", _number),
-    ("staleness", "staleness", "stale", _whole),
-    ("disagreement", "disagreement", "disagr.", _small),
+    ("staleness", "staleness", "stale", _integer),
+    ("disagreement", "disagreement", "disagr.", _scientific),
     ("loss", "loss", "loss", _number),
     ("entropy", "entropy", "", _number),
 )

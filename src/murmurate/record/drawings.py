@@ -36,11 +36,11 @@ from murmurate.record.window_bound import WindowBound
 
 MOST_LINES = 32
 EXACT_BARS = 48  # up to this staleness, each value has a bar of its own
-_INTEGERS = frozenset({"staleness", "heard"})
-_ROW = 0.78  # height of a span in a timeline whose rows are 1 apart
-_LABEL = 36  # most characters of a row's label, so that room is left for the bars
+_INTEGER_METRICS = frozenset({"staleness", "heard"})
+_SPAN_HEIGHT = 0.78  # height of a span in a timeline whose rows are 1 apart
+_MOST_LETTERS = 36  # of a row's label, so that room is left for the bars
 # waiting is a thin line, so that more than its colour distinguishes it from work
-_HEIGHTS = {"collect": _ROW, "learn": _ROW, "exchange": _ROW, "wait": 0.22}
+_HEIGHT_BY_KIND = {"collect": _SPAN_HEIGHT, "learn": _SPAN_HEIGHT, "exchange": _SPAN_HEIGHT, "wait": 0.22}
 
 
 def curves(
@@ -72,7 +72,7 @@ def curves(
                 _group_line(axes, group, key, axis, divisor)
         virtual = all(run.virtual for run in runs)
         tidy(axes, label, axis_label(axis, unit, virtual=virtual, counted=runs[0].unit))
-        if key in _INTEGERS:
+        if key in _INTEGER_METRICS:
             axes.yaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
         if from_zero:
             axes.set_ylim(bottom=0, top=None if max(each.value.max() for each in series) > 0 else 1.0)
@@ -116,7 +116,7 @@ def _group_line(axes: Axes, group: RunGroup, key: str, axis: Axis, divisor: floa
 
 
 def ball(indicator: Ball) -> Draw:
-    """The recorded distance from consensus, and the indicator's band: just after to just before a mixing."""
+    """The recorded distance from consensus; the indicator as a band: just after to just before a mixing."""
 
     def draw(axes: Axes) -> None:
         x = indicator.total_env_steps
@@ -203,8 +203,8 @@ def histogram(counts: Counter[int], largest: int, colour: int | None, title: str
         axes.bar(range(len(share)), share, width=0.8, color=face, linewidth=0)
         tidy(axes, title, "staleness (own updates)")
         axes.set(xlim=(-0.7, max(len(share), 4) - 0.3), ylim=(0, 1.0))
-        shown = range(0, len(share), 1 + len(share) // 9)
-        axes.set_xticks(shown, [_class_label(edges[i], edges[i + 1] - 1) for i in shown])
+        ticks = range(0, len(share), 1 + len(share) // 9)
+        axes.set_xticks(ticks, [_class_label(edges[i], edges[i + 1] - 1) for i in ticks])
         percent_axis(axes.yaxis)
 
     return draw
@@ -238,7 +238,7 @@ def stacked(rows: Sequence[tuple[str, Mapping[str, float]]]) -> Draw:
         tidy(axes, "", "share of the replicas' time")
         axes.set(xlim=(0, 1.36))
         names = [
-            name if len(name) <= _LABEL else f"{name[: _LABEL - 1]}\N{HORIZONTAL ELLIPSIS}"
+            name if len(name) <= _MOST_LETTERS else f"{name[: _MOST_LETTERS - 1]}\N{HORIZONTAL ELLIPSIS}"
             for name, _ in rows
         ]
         _label_rows(axes, names)
@@ -281,5 +281,5 @@ def timeline(shown: Timeline, title: str, *, virtual: bool = False) -> Draw:
 
 def _box(span: TimelineSpan, origin: float, unit: float, row: int) -> Path:
     left, right = (span.start - origin) / unit, (span.end - origin) / unit
-    low, high = row - _HEIGHTS[span.kind] / 2, row + _HEIGHTS[span.kind] / 2
+    low, high = row - _HEIGHT_BY_KIND[span.kind] / 2, row + _HEIGHT_BY_KIND[span.kind] / 2
     return Path([(left, low), (right, low), (right, high), (left, high), (left, low)], closed=True)

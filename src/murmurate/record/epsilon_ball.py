@@ -28,7 +28,7 @@ Array = NDArray[np.float64]
 INTERVALS = 400  # time intervals, at whose ends the indicator is computed
 MOST_REPLICAS = 2048  # the mixing matrix of more would be too large
 WINDOW_ROUNDS = 8
-_EXACT = 1e-12  # a smaller contraction is rounding noise of exact averaging
+_ROUNDING_NOISE = 1e-12  # a smaller contraction means exact averaging
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def factor(name: str, size: int) -> float:
         return second_singular_value(matrices[0])
     joint = joint_contraction(matrices)
     # the root of rounding noise would look like a real factor
-    return float(joint ** (1.0 / WINDOW_ROUNDS)) if joint > _EXACT else 0.0
+    return float(joint ** (1.0 / WINDOW_ROUNDS)) if joint > _ROUNDING_NOISE else 0.0
 
 
 def _indicator(run: RecordedRun, name: str, edges: Array) -> tuple[Array, Array]:
@@ -125,13 +125,13 @@ def _indicator(run: RecordedRun, name: str, edges: Array) -> tuple[Array, Array]
     radius = 0.0
     for k in range(1, len(edges)):
         alive = np.array([edges[k - 1] < death for death in deaths])
-        lengths = (updates[:, k] - updates[:, k - 1]) * norms[:, k]  # of each replica's updates together
+        lengths = (updates[:, k] - updates[:, k - 1]) * norms[:, k]  # of its updates since edge k - 1
         moved = float(np.linalg.norm(lengths[alive]))
         # the median, because a replica that died within the interval stopped counting its rounds
-        mixed = float(np.median(rounds[alive, k] - rounds[alive, k - 1])) if alive.any() else 0.0
-        if mixed > 0.0:
-            push = moved / mixed
-            radius = advance(radius, factor(name, int(alive.sum())), mixed, push)
+        mixed_rounds = float(np.median(rounds[alive, k] - rounds[alive, k - 1])) if alive.any() else 0.0
+        if mixed_rounds > 0.0:
+            push = moved / mixed_rounds
+            radius = advance(radius, factor(name, int(alive.sum())), mixed_rounds, push)
         else:
             radius, push = radius + moved, 0.0
         after[k], before[k] = radius, radius + push

@@ -15,21 +15,21 @@ from murmurate.record.sections import LegendKey, Section, legend
 
 def evaluations(groups: Sequence[RunGroup]) -> list[Section]:
     """The headline figure of each evaluation against env steps and time; empty if no run was evaluated."""
-    with_points = [group for group in groups if any(run.evaluations for run in group.runs)]
-    if not with_points:
+    evaluated = [group for group in groups if any(run.evaluations for run in group.runs)]
+    if not evaluated:
         return []
     single = only_run(groups)
-    evaluated = [run for group in with_points for run in group.runs if run.evaluations]
-    curve = evaluated[0].run["headline"]
-    has_games = any(run.evaluations and run.evaluations.low is not None for run in evaluated)
+    evaluated_runs = [run for group in evaluated for run in group.runs if run.evaluations]
+    curve = evaluated_runs[0].run["headline"]
+    has_games = any(run.evaluations and run.evaluations.low is not None for run in evaluated_runs)
     text = "Each point evaluates the parameters of that moment; the band is the standard error"
-    keys = legend(with_points)
+    keys = legend(evaluated)
     if single:
         keys = [LegendKey("mean", "accent"), LegendKey("± standard error", "accent", "block")]
         if has_games:
             keys.append(LegendKey("lowest to highest game", "accent", "thin"))
-    drawn = [svg(_draw(with_points, axis, curve["label"]), name=f"evaluations by {axis}") for axis in _AXES]
-    return [Section(f"{curve['title']} while it learned", f"{curve['text']} {text}.".strip(), keys, drawn)]
+    svgs = [svg(_draw(evaluated, axis, curve["label"]), name=f"evaluations by {axis}") for axis in _AXES]
+    return [Section(f"{curve['title']} while it learned", f"{curve['text']} {text}.".strip(), keys, svgs)]
 
 
 _AXES: tuple[Axis, ...] = ("total_env_steps", "time_seconds")

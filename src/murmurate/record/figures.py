@@ -62,7 +62,7 @@ Draw = Callable[[Axes], None]
 def svg(draw: Draw, width: float = 5.2, height: float = 2.9, name: str = "") -> str:
     """What ``draw`` draws on axes of ``width`` x ``height`` inches, as an ``<svg>`` element.
 
-    name: makes the ids of this figure unlike those of others on the page; screen readers read it out.
+    name: makes the ids of this figure unique on the page; screen readers read it out.
     """
     with matplotlib.rc_context(
         {

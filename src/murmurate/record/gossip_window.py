@@ -1,9 +1,9 @@
 """Windows in which a member of a gossip strategy records every update and every vector that it averaged with.
 
 From these records the report computes a bound of the distance between replicas, by Proposition 1 of GALA
-(Assran et al. 2019; ``window_bound``). It compares the bound with the distance that a member measured once in
-each window, between its own vector and the newest ones that its peers had published. Windows begin in all
-members at the same total of env steps. Outside of windows an update costs one test.
+(Assran et al. 2019; ``window_bound``). The report compares this bound with the distance that a member
+measured once in each window, between its own vector and the newest ones that its peers had published. Windows
+begin in all members at the same total of env steps. Outside of windows an update costs one test.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from murmurate.replica.vector import Exchange, Replica
 from murmurate.replicator.replicator import BoundReplica
 
 FIRST, GROWTH = 2_000, 1.5  # env steps of all replicas at which windows begin: 2,000, 3,000, 4,500, ...
-# Own updates before a member's comparison. Of the differences from before the window, each averaging leaves
-# about half (0.7 on a ring of four), so hardly any are left then. A window lasts three times as many updates,
-# so that slower members have made theirs.
+# Updates that a member makes in a window before its comparison. Each averaging leaves about half (0.7 on a
+# ring of four) of the differences from before the window, so hardly any are left then. A window lasts three
+# times as many updates, so that slower members can make their comparison in it, too.
 UPDATES = 24
 _DIGITS = 9  # decimal places of an update's norm
 
@@ -41,7 +41,7 @@ class GossipWindow:
         self._open = False
         self._steps: list[list[Any]] = []
         self._comparison: dict[str, Any] | None = None
-        self._ready: dict[str, Any] | None = None
+        self._ended: dict[str, Any] | None = None
         bound.replica.exchange = self._recorded(bound.replica.exchange)
 
     def end_iteration(self) -> None:
@@ -49,19 +49,19 @@ class GossipWindow:
         if self._due is None:
             self._due = _next_window(self._total())
         elif not self._open:
-            self._open = self._ready is None and self._total() >= self._due
+            self._open = self._ended is None and self._total() >= self._due
         elif self._comparison is None:
             if len(self._steps) >= self._updates:
                 self._comparison = self._compare()
         elif len(self._steps) >= 3 * self._comparison["steps"]:
-            self._ready = {"window": round(self._due), "steps": self._steps, "cut": self._comparison}
+            self._ended = {"window": round(self._due), "steps": self._steps, "cut": self._comparison}
             self._steps, self._comparison, self._open = [], None, False
             self._due = _next_window(self._total())
 
     def fields(self) -> dict[str, Any]:
         """The field ``gossip_window``, if a window has ended."""
-        ready, self._ready = self._ready, None
-        return {} if ready is None else {"gossip_window": ready}
+        ended, self._ended = self._ended, None
+        return {} if ended is None else {"gossip_window": ended}
 
     def _recorded(self, step: Callable[[Replica], Exchange]) -> Callable[[Replica], Exchange]:
         """``step``, which also records what it does while a window is open."""
@@ -69,16 +69,16 @@ class GossipWindow:
         def recorded(replica: Replica) -> Exchange:
             if not self._open:
                 return step(replica)
-            listener = _Listener(self._bound.channel)
-            self._bound.channel, before = listener, self._bound.channel
+            recording = _RecordingChannel(self._bound.channel)
+            self._bound.channel, channel = recording, self._bound.channel
             replica.measure = True
             try:
                 exchange = step(replica)
             finally:
-                self._bound.channel = before
+                self._bound.channel = channel
             norm = 0.0 if replica.update_norm is None else float(replica.update_norm)
-            heard = {str(peer): version for peer, version in sorted(listener.peeked.items())}
-            self._steps.append([round(norm, _DIGITS), listener.published, heard])
+            heard = {str(peer): version for peer, version in sorted(recording.peeked.items())}
+            self._steps.append([round(norm, _DIGITS), recording.published, heard])
             return exchange
 
         return recorded
@@ -105,7 +105,7 @@ def _next_window(total: float) -> float:
     return due
 
 
-class _Listener:
+class _RecordingChannel:
     """A channel that notes what is published and read through it."""
 
     def __init__(self, channel: Any) -> None:

@@ -20,7 +20,7 @@ from murmurate.record.runs import Axis, RecordedRun
 Array = NDArray[np.float64]
 POINTS = 300  # of a curve
 # settings that may differ between the runs of one group
-_FREE = frozenset(
+_MAY_DIFFER = frozenset(
     {
         "seed",
         "command",
@@ -48,7 +48,7 @@ class GroupCurve:
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs that differ only in their seed and in settings that do not change what is learned (``_FREE``).
+    """Runs that differ only in their seed and in settings that do not affect learning (``_MAY_DIFFER``).
 
     index: selects the colour and dashes of the group in all figures. alone: whether the page is about a
     single run, this one.
@@ -106,11 +106,11 @@ def grouped(runs: Sequence[RecordedRun]) -> list[RunGroup]:
     by_settings: dict[str, list[RecordedRun]] = {}
     for run in runs:
         by_settings.setdefault(json.dumps(_settings(run), sort_keys=True), []).append(run)
-    settings = [json.loads(key) for key in by_settings]
-    labels = [_label(own, settings) for own in settings]
-    for number, members in enumerate(by_settings.values()):
-        if labels.count(labels[number]) > 1:  # they differ by a setting that one of them lacks
-            labels[number] += f" ({members[0].folder.name})"
+    all_settings = [json.loads(key) for key in by_settings]
+    labels = [_label(settings, all_settings) for settings in all_settings]
+    for index, members in enumerate(by_settings.values()):
+        if labels.count(labels[index]) > 1:  # they differ by a setting that one of them lacks
+            labels[index] += f" ({members[0].folder.name})"
     return [
         RunGroup(label, index, tuple(members))
         for index, (label, members) in enumerate(zip(labels, by_settings.values(), strict=True))
@@ -121,20 +121,20 @@ def _settings(run: RecordedRun) -> dict[str, Any]:
     """The settings that all runs of a group share, flat: "recipe", "strategy.name", "strategy.period", ..."""
     flat: dict[str, Any] = {"recipe": run.recipe, "replicas": run.replicas}
     for key, value in {**run.run, "strategy": run.strategy}.items():
-        parts = value.items() if isinstance(value, dict) else [("", value)]
-        for name, part in parts:
-            flat[f"{key}.{name}" if name else key] = part
-    return {k: v for k, v in flat.items() if k not in _FREE and k.split(".")[0] not in _FREE}
+        settings = value.items() if isinstance(value, dict) else [("", value)]
+        for name, setting in settings:
+            flat[f"{key}.{name}" if name else key] = setting
+    return {k: v for k, v in flat.items() if k not in _MAY_DIFFER and k.split(".")[0] not in _MAY_DIFFER}
 
 
-def _label(own: dict[str, Any], all_settings: Sequence[dict[str, Any]]) -> str:
-    """The label of a group with settings ``own``, among groups with ``all_settings``."""
-    name = str(own.get("strategy.name", "unknown strategy"))
+def _label(settings: dict[str, Any], all_settings: Sequence[dict[str, Any]]) -> str:
+    """The label of a group with ``settings``, among groups with ``all_settings``."""
+    name = str(settings.get("strategy.name", "unknown strategy"))
     words = [name]
-    for key, value in sorted(own.items(), key=lambda item: (item[0] != "recipe", item[0] != "replicas")):
-        # settings are compared only between groups with the same strategy, or recipe: others have others
-        same = "strategy.name" if key.startswith("strategy.") else "recipe"
-        compared = [s for s in all_settings if key == "recipe" or s.get(same) == own.get(same)]
+    for key, value in sorted(settings.items(), key=lambda item: (item[0] != "recipe", item[0] != "replicas")):
+        # a strategy's settings are compared within that strategy, other settings within the recipe
+        shared = "strategy.name" if key.startswith("strategy.") else "recipe"
+        compared = [s for s in all_settings if key == "recipe" or s.get(shared) == settings.get(shared)]
         if key == "strategy.name" or all(other.get(key, value) == value for other in compared):
             continue
         if key == "recipe":
@@ -170,11 +170,11 @@ def median(counts: Counter[int]) -> float | None:
 
 def waiting_share(run: RecordedRun) -> float | None:
     """Share of the replicas' time, between their first and last records, spent waiting for others."""
-    waited = passed = 0.0
+    waited = elapsed = 0.0
     for series in run.series("waiting_seconds").values():
         waited += float(series.value[-1] - series.value[0])
-        passed += float(series.time_seconds[-1] - series.time_seconds[0])
-    return waited / passed if passed > 0 else None
+        elapsed += float(series.time_seconds[-1] - series.time_seconds[0])
+    return waited / elapsed if elapsed > 0 else None
 
 
 def seconds(run: RecordedRun) -> float | None:
@@ -187,8 +187,8 @@ def env_steps_per_second(run: RecordedRun) -> float | None:
     if not run.virtual:
         value = run.fact("env_steps_per_second")
         return None if value is None else float(value)
-    passed = seconds(run)
-    return float(run.fact("env_steps")) / passed if passed else None
+    elapsed = seconds(run)
+    return float(run.fact("env_steps")) / elapsed if elapsed else None
 
 
 def bytes_exchanged(run: RecordedRun) -> float | None:
@@ -200,7 +200,7 @@ def bytes_exchanged(run: RecordedRun) -> float | None:
 
 def exchanges(run: RecordedRun) -> bool:
     """Whether members exchanged bytes after their first records (which count the bytes
-    that gave all the same first parameters)."""
+    by which all received the same first parameters)."""
     counts = run.series("bytes_exchanged").values()
     return any(bool(series.value[-1] > series.value[0]) for series in counts)
 
@@ -221,14 +221,14 @@ def reference_return(groups: Sequence[RunGroup]) -> tuple[float, str] | None:
     It is the largest ``stop_at_return`` of the runs, if any has one; else what half of the strategies
     reached, rounded down to two digits.
     """
-    ends = [run.run.get("stop_at_return") for group in groups for run in group.runs]
-    known = [float(value) for value in ends if value is not None]
+    targets = [run.run.get("stop_at_return") for group in groups for run in group.runs]
+    known = [float(value) for value in targets if value is not None]
     if known:
         return max(known), "the return at which the runs were to stop"
-    tops = [float(curve.mean.max()) for g in groups if (curve := g.curve("return_mean", "total_env_steps"))]
-    if not tops:
+    best = [float(curve.mean.max()) for g in groups if (curve := g.curve("return_mean", "total_env_steps"))]
+    if not best:
         return None
-    reached = sorted(tops)[(len(tops) - 1) // 2]
+    reached = sorted(best)[(len(best) - 1) // 2]
     step = 10.0 ** (math.floor(math.log10(abs(reached))) - 1) if reached else 1.0
     return math.floor(reached / step) * step, "reached by at least half of the strategies"
 
@@ -239,9 +239,9 @@ def reaches(run: RecordedRun, value: float, axis: Axis) -> float | None:
     if mean is None:
         return None
     x, y = mean
-    at = np.flatnonzero(y >= value)
-    if not len(at):
+    reached = np.flatnonzero(y >= value)
+    if not len(reached):
         return None
-    after = int(at[0])
+    after = int(reached[0])
     before = max(after - 1, 0)  # y rises between these two, so x can be interpolated over y
     return float(np.interp(value, y[[before, after]], x[[before, after]]))

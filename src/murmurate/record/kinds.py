@@ -85,15 +85,19 @@ def _is_histogram(value: Any) -> bool:
 
 
 def _is_gossip_window(value: Any) -> bool:
-    """steps: [norm of the update, version published, versions read by peer] each; cut: the comparison."""
+    """A gossip window is {window, steps, cut}; ``docs/metrics.md`` describes these fields."""
 
-    def by_rank(versions: Any) -> bool:
+    def maps_ranks_to_versions(versions: Any) -> bool:
         return isinstance(versions, dict) and all(
-            name.isascii() and name.isdigit() and len(name) < 8 and _is_rank(int(name)) and _is_whole(version)
-            for name, version in versions.items()
+            rank.isascii()
+            and rank.isdigit()
+            and len(rank) < 8
+            and _is_rank(int(rank))
+            and _is_natural(version)
+            for rank, version in versions.items()
         )
 
-    if not isinstance(value, dict) or not _is_whole(value.get("window")):
+    if not isinstance(value, dict) or not _is_natural(value.get("window")):
         return False
     steps, cut = value.get("steps"), value.get("cut")
     if not isinstance(steps, list) or not steps or not isinstance(cut, dict):
@@ -103,17 +107,17 @@ def _is_gossip_window(value: Any) -> bool:
             isinstance(step, list)
             and len(step) == 3
             and is_number(step[0])
-            and _is_whole(step[1])
-            and by_rank(step[2])
+            and _is_natural(step[1])
+            and maps_ranks_to_versions(step[2])
             for step in steps
         )
-        and _is_whole(cut.get("steps"))
-        and by_rank(cut.get("versions"))
+        and _is_natural(cut.get("steps"))
+        and maps_ranks_to_versions(cut.get("versions"))
         and is_number(cut.get("distance"))
     )
 
 
-def _is_whole(value: Any) -> bool:
+def _is_natural(value: Any) -> bool:
     return isinstance(value, int) and 0 <= value < 2**63
 
 

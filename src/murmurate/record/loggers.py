@@ -29,10 +29,10 @@ def open_loggers(names: Sequence[str], folder: Path, config: Mapping[str, Any]) 
 
     Raises Refusal for a logger that cannot start.
     """
-    made: list[Callback] = []
+    loggers: list[Callback] = []
     for name in dict.fromkeys(names):
         try:
-            made.append({"wandb": WeightsAndBiases, "mlflow": MLflow}[name](folder, config))
+            loggers.append({"wandb": WeightsAndBiases, "mlflow": MLflow}[name](folder, config))
         except Exception as problem:
             remedy = {
                 "wandb": "Run wandb login, or set WANDB_MODE=offline",
@@ -42,10 +42,10 @@ def open_loggers(names: Sequence[str], folder: Path, config: Mapping[str, Any]) 
                 f"the logger {name} cannot start ({type(problem).__name__}: {problem}). {remedy}; or leave "
                 "it out of --loggers."
             ) from problem
-    return made
+    return loggers
 
 
-def _by_replica(record: Mapping[str, Any]) -> list[tuple[str, float]]:
+def _tagged_numbers(record: Mapping[str, Any]) -> list[tuple[str, float]]:
     """(name, value) of all numbers of a record: ``replica-<i>/<group>/<field>``."""
     from murmurate.record.tensorboard import scalars  # slow to import, and not needed without a run
 
@@ -54,11 +54,12 @@ def _by_replica(record: Mapping[str, Any]) -> list[tuple[str, float]]:
     return [(f"{prefix}/{tag}", value) for tag, value in scalars(record)]
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The leaves of nested ``config``, named by their path with dots, as in ``agent.discount``."""
     flat: dict[str, Any] = {}
     for name, value in config.items():
-        inner = _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-        flat |= inner
+        path = prefix + name
+        flat |= _flattened(value, f"{path}.") if isinstance(value, Mapping) else {path: value}
     return flat
 
 
@@ -73,8 +74,8 @@ def _numbers(summary: Mapping[str, Any]) -> dict[str, float]:
 class WeightsAndBiases(Callback):
     """A run of Weights & Biases, in project ``$WANDB_PROJECT`` (default: murmurate), grouped by run folder.
 
-    After a resume, the run goes on as another one of the same group. Files of Weights & Biases are in the run
-    folder; its environment variables (``WANDB_MODE=offline``, say) apply.
+    A resumed run is another run of the same group. Files of Weights & Biases are in the run folder; its
+    environment variables (``WANDB_MODE=offline``, say) apply.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
@@ -91,12 +92,12 @@ class WeightsAndBiases(Callback):
         self._run.define_metric("*", step_metric="env_steps")
 
     def on_record(self, record: Mapping[str, Any]) -> None:
-        own = {name: record[name] for name in ("env_steps", "updates", "time_seconds") if name in record}
-        self._run.log(own | dict(_by_replica(record)))
+        counters = {name: record[name] for name in ("env_steps", "updates", "time_seconds") if name in record}
+        self._run.log(counters | dict(_tagged_numbers(record)))
 
     def on_evaluation(self, record: Mapping[str, Any]) -> None:
-        own = {name: record[name] for name in ("env_steps", "time_seconds") if name in record}
-        self._run.log(own | {f"evaluation/{name}": value for name, value in _numbers(record).items()})
+        counters = {name: record[name] for name in ("env_steps", "time_seconds") if name in record}
+        self._run.log(counters | {f"evaluation/{name}": value for name, value in _numbers(record).items()})
 
     def on_end(self, result: Result) -> None:
         self._run.summary.update(_numbers(result.summary))
@@ -105,8 +106,7 @@ class WeightsAndBiases(Callback):
 
 class MLflow(Callback):
     """A run of MLflow, in experiment ``$MLFLOW_EXPERIMENT_NAME`` (default: murmurate), stored where
-    ``$MLFLOW_TRACKING_URI`` says. After a resume, the run goes on as another one with the same tag
-    ``folder``."""
+    ``$MLFLOW_TRACKING_URI`` says. A resumed run is another run with the same tag ``folder``."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         from mlflow.entities import Param, RunTag
@@ -115,16 +115,16 @@ class MLflow(Callback):
         self._client = client = MlflowClient()
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
         experiment = client.get_experiment_by_name(name)
-        ident = client.create_experiment(name) if experiment is None else experiment.experiment_id
-        self._ident = client.create_run(ident, run_name=folder.name).info.run_id
-        values = {key: str(value)[:_LONGEST_PARAMETER] for key, value in _flat(config).items()}
+        experiment_id = client.create_experiment(name) if experiment is None else experiment.experiment_id
+        self._run_id = client.create_run(experiment_id, run_name=folder.name).info.run_id
+        values = {key: str(value)[:_LONGEST_PARAMETER] for key, value in _flattened(config).items()}
         parameters = [Param(key, value) for key, value in values.items() if value]
         tags = [RunTag("folder", str(folder.absolute()))]
         for start in range(0, len(parameters), 100):
-            client.log_batch(self._ident, params=parameters[start : start + 100], tags=tags)
+            client.log_batch(self._run_id, params=parameters[start : start + 100], tags=tags)
 
     def on_record(self, record: Mapping[str, Any]) -> None:
-        self._log(_by_replica(record), record)
+        self._log(_tagged_numbers(record), record)
 
     def on_evaluation(self, record: Mapping[str, Any]) -> None:
         self._log([(f"evaluation/{name}", value) for name, value in _numbers(record).items()], record)
@@ -134,12 +134,12 @@ class MLflow(Callback):
             [(f"summary/{name}", value) for name, value in _numbers(result.summary).items()], result.summary
         )
         status = "FINISHED" if result.code == 0 else "FAILED" if result.code == 1 else "KILLED"
-        self._client.set_terminated(self._ident, status)
+        self._client.set_terminated(self._run_id, status)
 
     def _log(self, values: Sequence[tuple[str, float]], record: Mapping[str, Any]) -> None:
         from mlflow.entities import Metric
 
-        now, step = int(time.time() * 1000), int(record.get("env_steps") or 0)
-        metrics = [Metric(name, value, now, step) for name, value in values]
+        milliseconds, step = int(time.time() * 1000), int(record.get("env_steps") or 0)
+        metrics = [Metric(name, value, milliseconds, step) for name, value in values]
         for start in range(0, len(metrics), _MOST_METRICS):
-            self._client.log_batch(self._ident, metrics=metrics[start : start + _MOST_METRICS])
+            self._client.log_batch(self._run_id, metrics=metrics[start : start + _MOST_METRICS])

@@ -26,21 +26,24 @@ class ReplicaProgress:
     death: str = ""  # the newest message about its death, since it was last started
 
     def number(self, key: str) -> float | None:
-        """The newest value of ``key``; NaN if it was not finite, None if there is none."""
+        """The newest value of ``key``; NaN if it was not finite, None if there is none.
+
+        None for the speed of a dead replica, too.
+        """
         value = self.latest.get(key)
         if self.dead and key == "env_steps_per_second":
             return None
         return float(value) if isinstance(value, (int, float)) else None
 
     def state(self, now_seconds: float, silent_after_seconds: float) -> str:
-        """One of starting, running, silent, finished, dead."""
+        """One of "starting", "running", "silent 20s" (say), "finished" and "dead"."""
         if self.dead:
             return "dead"
         if self.finished:
             return "finished"
         if not self.latest:
             return "starting"
-        silent = now_seconds - float(self.latest["time_seconds"])
+        silent = now_seconds - float(self.latest["time_seconds"])  # seconds
         return f"silent {silent:.0f}s" if self.silent or silent > silent_after_seconds else "running"
 
 
@@ -59,29 +62,29 @@ class Progress:
     def feed(self, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Add records; return the new events and evaluations among them. A death reported by several members
         counts once."""
-        fresh: list[dict[str, Any]] = []
+        new: list[dict[str, Any]] = []
         for record in records:
             self.seconds = max(self.seconds, float(record["time_seconds"]))
             if record.get("kind") == "evaluation":
-                fresh.append(dict(record))
+                new.append(dict(record))
                 continue
             if record.get("kind") == "event":
                 if self._event(record):
-                    fresh.append(dict(record))
+                    new.append(dict(record))
                 continue
             index = record.get("replica")
             if isinstance(index, int) and 0 <= index < len(self.replicas):
                 self._replica_record(self.replicas[index], record)
-        self.events.extend(fresh)
-        return fresh
+        self.events.extend(new)
+        return new
 
     def _event(self, record: Mapping[str, Any]) -> bool:
         """Apply an event to its replica; return whether it is new."""
         name, member = record.get("event"), record.get("member", record.get("replica"))
         if name in ("silent", "woke", "died") and isinstance(member, int) and member < len(self.replicas):
             self.replicas[member].silent = name == "silent"
-        lifecycle = ("died", "finished", "restarted", "joined")
-        if name in lifecycle and isinstance(member, int) and member < len(self.replicas):
+        lifecycle_events = ("died", "finished", "restarted", "joined")
+        if name in lifecycle_events and isinstance(member, int) and member < len(self.replicas):
             replica = self.replicas[member]
             message = str(record.get("message")) if name == "died" else ""
             if message and message == replica.death:
@@ -147,7 +150,10 @@ class Progress:
         return self._over_living("return_mean", statistics.fmean)
 
     def number(self, key: str) -> float | None:
-        """A total: the property above of that name, else the greatest or the mean of the living replicas."""
+        """The total of that name (a property above), if there is one.
+
+        Else the living replicas' mean; of staleness and disagreement their maximum.
+        """
         if key in ("env_steps", "updates", "env_steps_per_second", "return_mean"):
             total: float | None = getattr(self, key)
             return total
@@ -158,7 +164,7 @@ class Progress:
         return self._over_living(metric, min if lower_is_better else max)
 
     def eta_seconds(self, target_env_steps: int | None, target_seconds: float | None = None) -> float | None:
-        """Seconds to the first of the two ends, at the rate of the last minute; None if unknown."""
+        """Seconds until the earlier of the two targets, at the rate of the last minute; None if unknown."""
         ends: list[float] = []
         rate = self.env_steps_per_second
         if target_env_steps is not None and rate:
@@ -168,13 +174,13 @@ class Progress:
         return min(ends, default=None)
 
     def fraction(self, target_env_steps: int | None, target_seconds: float | None = None) -> float | None:
-        """Share of the run that is done, by the end that comes first; None if there is no end."""
-        parts: list[float] = []
+        """Share of the run that is done, by the target that is nearer; None without a target."""
+        shares: list[float] = []
         if target_env_steps:
-            parts.append(self.env_steps / target_env_steps)
+            shares.append(self.env_steps / target_env_steps)
         if target_seconds:
-            parts.append(self.seconds / target_seconds)
-        return min(1.0, max(parts)) if parts else None
+            shares.append(self.seconds / target_seconds)
+        return min(1.0, max(shares)) if shares else None
 
     def _over_living(self, key: str, merge: Any) -> float | None:
         values = (r.number(key) for r in self.living)

@@ -18,7 +18,7 @@ Record = dict[str, Any]
 def parse_line(line: bytes) -> Record | None:
     """The record in one line, or None if the line is damaged.
 
-    If another process's line was appended to the incomplete line of a killed process, that complete line is
+    If another process appended its line to the incomplete line of a killed process, the appended line is
     read.
     """
     start = line.rfind(LINE_START)
@@ -51,7 +51,7 @@ class Tail:
         self.path = Path(path)
         self._offset = 0
         self._inode = -1
-        self._part = b""
+        self._incomplete = b""
 
     def poll(self) -> list[Record]:
         """The records completed since the last call (at the first call all of them).
@@ -62,13 +62,13 @@ class Tail:
             with self.path.open("rb") as file:
                 status = os.fstat(file.fileno())
                 if status.st_ino != self._inode or status.st_size < self._offset:
-                    self._inode, self._offset, self._part = status.st_ino, 0, b""
+                    self._inode, self._offset, self._incomplete = status.st_ino, 0, b""
                 file.seek(self._offset)
                 data = file.read()
         except FileNotFoundError:
             return []
         self._offset += len(data)
-        *lines, self._part = (self._part + data).split(b"\n")
+        *lines, self._incomplete = (self._incomplete + data).split(b"\n")
         return [record for line in lines if (record := parse_line(line)) is not None]
 
 

@@ -25,7 +25,7 @@ from murmurate.errors import RunFailed
 # writer's line follows it directly; the reader finds that line by its start, which no JSON string can
 # contain.
 LINE_START = b'{"time_seconds":'
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class Recorder:
@@ -33,7 +33,7 @@ class Recorder:
 
     ``started_at`` is ``time.monotonic()`` in the launcher when the run began (all processes of a host share
     that clock); ``offset_seconds`` is the ``time_seconds`` of the checkpoint from which a run is resumed.
-    ``base`` is copied into every line. ``replica`` is None for the launcher, which writes only events.
+    ``base`` is copied into every line. ``replica`` is None for the launcher and for a centre.
 
     Raises ``RunFailed`` when the file cannot be opened, or a record cannot be written.
     """
@@ -109,7 +109,7 @@ class Recorder:
 
 
 def encode_line(first: Mapping[str, Any], rest: Mapping[str, Any]) -> bytes:
-    """One record as a line of JSON, ``first`` before ``rest``. Raises TypeError for other than JSON types."""
+    """One record as a line of JSON, ``first`` before ``rest``. Raises TypeError for a non-JSON value."""
     not_finite: list[str] = []
     line: dict[str, Any] = dict(first)
     for key, value in rest.items():
@@ -133,16 +133,16 @@ def _plain(value: Any) -> tuple[Any, bool]:
     if isinstance(value, float) and not math.isfinite(value):
         return None, False
     if isinstance(value, (list, tuple)):
-        parts = [_plain(part) for part in value]
-        return [part for part, _ in parts], all(finite for _, finite in parts)
+        elements = [_plain(element) for element in value]
+        return [plain for plain, _ in elements], all(finite for _, finite in elements)
     if isinstance(value, Mapping):
-        pairs = {str(key): _plain(part) for key, part in value.items()}
-        return {key: part for key, (part, _) in pairs.items()}, all(f for _, f in pairs.values())
+        fields = {str(key): _plain(field) for key, field in value.items()}
+        return {key: plain for key, (plain, _) in fields.items()}, all(f for _, f in fields.values())
     return value, True
 
 
 def _failure(path: Path, error: OSError) -> RunFailed:
-    if error.errno in _FULL:
+    if error.errno in _DISK_FULL:
         return RunFailed(
             f"The disk that holds {path} is full: free some space (or raise the quota or file-size limit)."
         )

@@ -69,7 +69,7 @@ def write_html(page: str, out: Path) -> Path:
 
 
 def _render(runs: Sequence[RecordedRun], more: Sequence[tuple[str, str]]) -> str:
-    shown = _one(runs[0], more) if len(runs) == 1 else _several(runs)
+    shown = _single_run(runs[0], more) if len(runs) == 1 else _comparison(runs)
     return render(shown, {"runs": [_data(run) for run in runs]}, [run.folder for run in runs])
 
 
@@ -93,11 +93,11 @@ def render(shown: dict[str, Any], data: dict[str, Any], sources: Sequence[Path])
     )
 
 
-def _one(run: RecordedRun, more: Sequence[tuple[str, str]]) -> dict[str, Any]:
+def _single_run(run: RecordedRun, more: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """The template's variables for a page about one run."""
-    state, bad = _state(run)
+    state, warns = _state(run)
     group = RunGroup(run.label, 0, (run,), alone=True)
-    parts = [
+    page_sections = [
         sections.returns([group]) if run.plays else None,
         *(sections.Section(title, figures=[html]) for title, html in more),
         *evaluations([group]),
@@ -116,15 +116,15 @@ def _one(run: RecordedRun, more: Sequence[tuple[str, str]]) -> dict[str, Any]:
     ]
     fields = {k: v for k, v in run.strategy.items() if k != "name"}
     strategy = run.strategy_name + (f" ({_fields(fields)})" if fields else "")
-    many = "1 replica" if run.replicas == 1 else f"{run.replicas} replicas"
+    replicas = "1 replica" if run.replicas == 1 else f"{run.replicas} replicas"
     return {
         "title": run.recipe,
-        "subtitle": f"{many}, {strategy}{_machine(run)}",
+        "subtitle": f"{replicas}, {strategy}{_machine(run)}",
         "state": state,
-        "state_bad": bad,
+        "state_bad": warns,
         "facts": _headline(run),
         "comparison": None,
-        "sections": [part for part in parts if part is not None],
+        "sections": [section for section in page_sections if section is not None],
     }
 
 
@@ -136,7 +136,7 @@ def _machine(run: RecordedRun) -> str:
     return f" · {hardware}" if hardware else ""
 
 
-def _several(runs: Sequence[RecordedRun]) -> dict[str, Any]:
+def _comparison(runs: Sequence[RecordedRun]) -> dict[str, Any]:
     """The template's variables for a comparison of runs."""
     shown = grouped(runs)
     strategies = f"{len(shown)} strategies" if len(shown) > 1 else shown[0].label
@@ -216,7 +216,7 @@ def _data(run: RecordedRun) -> dict[str, Any]:
 
 
 def _state(run: RecordedRun) -> tuple[str, bool]:
-    """How the run ended, and whether that is a failure."""
+    """How the run ended, and whether to show that as a warning."""
     ended = run.fact("exit")
     if ended is None:
         return "still running, or killed: there is no summary.json yet", True
@@ -242,7 +242,7 @@ def _text(value: Any) -> str:
     if isinstance(value, dict):
         return f"({_fields(value)})"
     if isinstance(value, (list, tuple)):
-        return ", ".join(_text(part) for part in value) or "none"
+        return ", ".join(_text(element) for element in value) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return number(value) if isinstance(value, float) else str(value)

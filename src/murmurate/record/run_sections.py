@@ -37,10 +37,10 @@ def disagreement(group: RunGroup) -> Section:
         return Section(title, "One replica has no peers to disagree with.")
     if not run.has("disagreement") and not run.has("distance_to_mean"):
         return Section(title, "The run recorded neither disagreement nor distance_to_mean.")
-    drawn, keys = [], legend([group])
+    svgs, keys = [], legend([group])
     indicator = epsilon_ball(run)
     if isinstance(indicator, Ball):
-        drawn.append(svg(drawings.ball(indicator), name="distance from consensus and indicator"))
+        svgs.append(svg(drawings.ball(indicator), name="distance from consensus and indicator"))
         keys = [
             LegendKey("recorded distance", "accent"),
             LegendKey("indicator: from just after to just before a mixing", "warm", "dashed"),
@@ -65,20 +65,20 @@ def disagreement(group: RunGroup) -> Section:
     if run.has("disagreement"):
         label = "disagreement relative to ‖mean‖"
         draw = drawings.curves([group], "disagreement", "total_env_steps", label)
-        drawn.append(svg(draw, name="relative disagreement"))
+        svgs.append(svg(draw, name="relative disagreement"))
     text = "Distance of the replicas' parameter vectors from their mean."
-    return Section(title, text, keys, drawn, note=note)
+    return Section(title, text, keys, svgs, note=note)
 
 
 def proposition(run: RecordedRun) -> Section | None:
     """GALA's Proposition 1 from recorded versions; None for a run that recorded no window."""
     if not run.has_windows:
         return None
-    title, found = "The epsilon-ball, from recorded versions", window_bounds(run)
-    if not found:
+    title, bounds = "The epsilon-ball, from recorded versions", window_bounds(run)
+    if not bounds:
         return Section(title, "No window was recorded completely by all replicas that it concerns.")
-    inside = sum(window.distance <= window.bound * (1 + _ROUNDING) for window in found)
-    bounded = [window for window in found if window.bound > 0]
+    within = sum(window.distance <= window.bound * (1 + _ROUNDING) for window in bounds)
+    bounded = [window for window in bounds if window.bound > 0]
     ratio = float(np.median([window.distance / window.bound for window in bounded] or [0.0]))
     carried = float(np.median([window.carried / window.bound for window in bounded] or [0.0]))
     text = (
@@ -87,7 +87,7 @@ def proposition(run: RecordedRun) -> Section | None:
         "computed, and bound how far apart the vectors that a replica compared in the window can be."
     )
     note = (
-        f"{inside} of {len(found)} recorded distances are within the bound; in the median, a distance is "
+        f"{within} of {len(bounds)} recorded distances are within the bound; in the median, a distance is "
         f"{ratio:.0%} of its bound. In the median, {carried:.1%} of a bound is for differences from before "
         "the window, which are taken to be as large as the run's largest distance."
     )
@@ -95,8 +95,8 @@ def proposition(run: RecordedRun) -> Section | None:
         LegendKey("recorded distance", "accent", "bar"),
         LegendKey("bound of Proposition 1", "warm", "bar"),
     ]
-    drawn = svg(drawings.windows(found), 9.4, 3.4, name="bound of Proposition 1 and distance")
-    return Section(title, text, keys, [drawn], layout="wide", note=note)
+    bounds_svg = svg(drawings.windows(bounds), 9.4, 3.4, name="bound of Proposition 1 and distance")
+    return Section(title, text, keys, [bounds_svg], layout="wide", note=note)
 
 
 def mean_cosines(run: RecordedRun) -> NDArray[np.float64] | None:
@@ -107,19 +107,19 @@ def mean_cosines(run: RecordedRun) -> NDArray[np.float64] | None:
     size = run.replicas
     if size > MOST_COSINES or not any(isinstance(r.get("gradient_cosine"), list) for r in run.records):
         return None
-    total, known = np.zeros((size, size)), np.zeros((size, size))
+    total, counts = np.zeros((size, size)), np.zeros((size, size))
     for record in run.records:
         row, i = record.get("gradient_cosine"), int(record["replica"])
         if isinstance(row, list) and i < size:
             for j, value in enumerate(row[:size]):
                 if isinstance(value, (int, float)):
                     total[i, j] += value
-                    known[i, j] += 1
+                    counts[i, j] += 1
     np.fill_diagonal(total, 1.0)
-    np.fill_diagonal(known, 1.0)
+    np.fill_diagonal(counts, 1.0)
     mean = np.full((size, size), np.nan)
-    np.divide(total, known, out=mean, where=known > 0)
-    return mean if (known[~np.eye(size, dtype=bool)] > 0).any() else None
+    np.divide(total, counts, out=mean, where=counts > 0)
+    return mean if (counts[~np.eye(size, dtype=bool)] > 0).any() else None
 
 
 def gradients(run: RecordedRun) -> Section:
@@ -129,14 +129,14 @@ def gradients(run: RecordedRun) -> Section:
     cosines = mean_cosines(run)
     if cosines is None:
         return Section(title, "The run recorded no cosines between gradients of two replicas.")
-    peers, others = _peers(run), ~np.eye(run.replicas, dtype=bool)
-    mean = f"{np.nanmean(cosines[others]):.3f}"
+    peers, off_diagonal = _peers(run), ~np.eye(run.replicas, dtype=bool)
+    mean = f"{np.nanmean(cosines[off_diagonal]):.3f}"
     if run.replicas > DRAWN_COSINES:
         return Section(title, f"{run.replicas} replicas are too many to draw; mean over all pairs {mean}.")
     note = f"Mean over all pairs {mean}"
-    for name, chosen in (("peers", peers), ("others", None if peers is None else others & ~peers)):
-        if chosen is not None and not np.isnan(cosines[chosen]).all():
-            note += f", over {name} {np.nanmean(cosines[chosen]):.3f}"
+    for name, pairs in (("peers", peers), ("others", None if peers is None else off_diagonal & ~peers)):
+        if pairs is not None and not np.isnan(cosines[pairs]).all():
+            note += f", over {name} {np.nanmean(cosines[pairs]):.3f}"
     return Section(
         title,
         "Cosine of the angle between two replicas' gradients, averaged over the run "
@@ -149,18 +149,18 @@ def gradients(run: RecordedRun) -> Section:
 
 
 def _peers(run: RecordedRun) -> NDArray[np.bool_] | None:
-    """[n, n] true at (i, j) where i hears j; None where the strategy has no topology of a known name."""
+    """[n, n] true at (i, j) where i receives from j; None without a topology of a known name."""
     name, size = run.strategy.get("topology"), run.replicas
     if not isinstance(name, str):
         return None
     try:
         graph = topology(name)
-        heard = np.zeros((size, size), dtype=bool)
+        is_peer = np.zeros((size, size), dtype=bool)
         for i in range(size):
-            heard[i, list(graph.in_peers(i, size))] = True
+            is_peer[i, list(graph.in_peers(i, size))] = True
     except (Refusal, ValueError):
         return None
-    return heard
+    return is_peer
 
 
 def learning(group: RunGroup) -> Section:
@@ -170,14 +170,14 @@ def learning(group: RunGroup) -> Section:
         "value_loss": "value loss",
         "gradient_norm": "gradient norm, before clipping",
     }
-    drawn = [
+    svgs = [
         svg(drawings.curves([group], key, "total_env_steps", label), name=key)
         for key, label in labels.items()
         if group.runs[0].has(key)
     ]
-    if not drawn:
+    if not svgs:
         return Section("Learning signals", "The run recorded neither loss, entropy nor gradient norm.")
-    return Section("Learning signals", legend=legend([group]), figures=drawn)
+    return Section("Learning signals", legend=legend([group]), figures=svgs)
 
 
 def episode(run: RecordedRun) -> Section:
@@ -185,8 +185,8 @@ def episode(run: RecordedRun) -> Section:
     folder = run.folder / "videos"
     picture = folder / "frames.png"
     archives = sorted(folder.glob("*.npz"), key=lambda path: (path.stat().st_mtime, path.name))
-    fits = picture.is_file() and picture.stat().st_size < _MOST_BYTES
-    strip = picture.read_bytes() if fits else film_strip(archives[-1]) if archives else None
+    has_picture = picture.is_file() and picture.stat().st_size < _MOST_BYTES
+    strip = picture.read_bytes() if has_picture else film_strip(archives[-1]) if archives else None
     if strip is None:
         return Section("An episode", f"No video was made; make one with: murmurate eval {run.folder} --video")
     return Section("An episode", image="data:image/png;base64," + base64.b64encode(strip).decode())

@@ -56,7 +56,7 @@ class Evaluations:
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """``run`` is run.json, ``summary`` is summary.json (empty while the run goes on or if it was killed).
+    """run: run.json. summary: summary.json (empty while the run goes on, or if it was killed).
 
     centre: records of the strategy's centre, if it has one. evaluated: records of evaluations during
     training. members: records of single replicas, where a record of ``records`` stands for many.
@@ -113,32 +113,32 @@ class RecordedRun:
     def evaluations(self) -> Evaluations | None:
         """Evaluations while the run learned; None if there were none."""
         curve = self.run.get("headline")
-        known = [r for r in self.evaluated if curve and isinstance(r.get(curve["metric"]), (int, float))]
-        if not curve or not known:
+        measured = [r for r in self.evaluated if curve and isinstance(r.get(curve["metric"]), (int, float))]
+        if not curve or not measured:
             return None
 
-        def column(key: str, missing: str = "") -> Array:
-            return np.array([float(r[key if r.get(key) is not None else missing]) for r in known])
+        def column(key: str, fallback: str = "") -> Array:
+            return np.array([float(r[key if r.get(key) is not None else fallback]) for r in measured])
 
-        spread = [r.get(curve.get("spread") or "") for r in known]
-        games = [r["returns"] for r in known if r.get("returns") and None not in r["returns"]]
+        errors = [r.get(curve.get("spread") or "") for r in measured]
+        games = [r["returns"] for r in measured if r.get("returns") and None not in r["returns"]]
         low, high = (
-            np.array([float(pick(each)) for each in games]) if len(games) == len(known) else None
+            np.array([float(pick(returns)) for returns in games]) if len(games) == len(measured) else None
             for pick in (min, max)
         )
         return Evaluations(
             column("snapshot_seconds", "time_seconds"),
             column("env_steps"),
             column(curve["metric"]),
-            np.array([math.nan if error is None else float(error) for error in spread]),
+            np.array([math.nan if error is None else float(error) for error in errors]),
             low,
             high,
         )
 
     @property
     def label(self) -> str:
-        many = "" if self.replicas == 1 else f", {self.replicas} replicas"
-        return f"{self.recipe}, {self.strategy_name}{many}"
+        replicas = "" if self.replicas == 1 else f", {self.replicas} replicas"
+        return f"{self.recipe}, {self.strategy_name}{replicas}"
 
     @property
     def command(self) -> tuple[str, bool]:
@@ -251,22 +251,22 @@ class RecordedRun:
         return np.interp(grid, x, series.value, left=np.nan, right=np.nan if dead else None)
 
     def fact(self, key: str) -> Any:
-        """A value of the summary, or, where that has none, of the records; None if unknown."""
+        """A value of the summary; if that has none, computed from the records; None if unknown."""
         if self.summary.get(key) is not None:
             return self.summary[key]
-        last = max(self.last_heard(replica) for replica in self.histories)
+        end_seconds = max(self.last_heard(replica) for replica in self.histories)
         latest = [history[-1] for history in self.histories.values()]
         if key == "env_steps":
             return sum(int(r.get("env_steps") or 0) for r in latest)
         if key == "updates":
             return int(np.median([r.get("updates") or 0 for r in latest]))
         if key == ("virtual_seconds" if self.virtual else "wall_seconds"):
-            return last
+            return end_seconds
         if key == "env_steps_per_second":
-            return self.fact("env_steps") / last if last else None
+            return self.fact("env_steps") / end_seconds if end_seconds else None
         if key == "train_return_mean":
-            ends = [s.value[-1] for i, s in self.series("return_mean").items() if i not in self.deaths]
-            return float(np.mean(ends)) if ends else None
+            last_means = [s.value[-1] for i, s in self.series("return_mean").items() if i not in self.deaths]
+            return float(np.mean(last_means)) if last_means else None
         if key == "dead_replicas":
             return sorted(self.deaths)
         if key == "disagreement_final":
@@ -295,21 +295,21 @@ def summed(paths: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
     Faster than interpolating each path at all times.
     """
     corners = np.concatenate([times for times, _ in paths])
-    bends, jumps = [], []  # by how much slope and value change at each corner
+    slope_changes, value_jumps = [], []  # at each corner
     for times, values in paths:
-        passed, gained = np.diff(times), np.diff(values)
-        slopes = np.divide(gained, passed, out=np.zeros_like(gained), where=passed > 0)
-        bends.append(np.diff(slopes, prepend=0.0, append=0.0))
-        jumps.append(np.concatenate([[0.0], np.where(passed > 0, 0.0, gained)]))
+        durations, increases = np.diff(times), np.diff(values)
+        slopes = np.divide(increases, durations, out=np.zeros_like(increases), where=durations > 0)
+        slope_changes.append(np.diff(slopes, prepend=0.0, append=0.0))
+        value_jumps.append(np.concatenate([[0.0], np.where(durations > 0, 0.0, increases)]))
     order = np.argsort(corners, kind="stable")
     corners = corners[order]
-    slope = np.cumsum(np.concatenate(bends)[order])
-    risen = np.concatenate([[0.0], np.cumsum(slope[:-1] * np.diff(corners))])
-    return corners, risen + np.cumsum(np.concatenate(jumps)[order])
+    slope = np.cumsum(np.concatenate(slope_changes)[order])
+    sloped = np.concatenate([[0.0], np.cumsum(slope[:-1] * np.diff(corners))])
+    return corners, sloped + np.cumsum(np.concatenate(value_jumps)[order])
 
 
 def open_run(folder: Path | str) -> RecordedRun:
-    """Read a run folder. Raises ``Refusal`` if it is none, or holds no records yet."""
+    """Read a run folder. Raises ``Refusal`` if it is not one, or holds no records yet."""
     folder = Path(folder)
     if not folder.is_dir():
         raise Refusal(f"There is no folder {folder}; give the folder that murmurate train wrote (its --out).")
@@ -346,8 +346,8 @@ def _object(path: Path, kinds: Kinds) -> dict[str, Any]:
     """The JSON object in ``path``. Raises Refusal for one that is damaged, or has fields of other kinds."""
     try:
         content = read_object(path)
-        if (wrong := first_unsound(content, kinds)) is not None:
-            raise ValueError(f"{wrong} is {reprlib.repr(content[wrong])}")
+        if (name := first_unsound(content, kinds)) is not None:
+            raise ValueError(f"{name} is {reprlib.repr(content[name])}")
     except (ValueError, OSError) as error:
         raise Refusal(
             f"{path} cannot be read ({error}); restore it from a backup or leave this run out."

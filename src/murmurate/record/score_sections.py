@@ -50,12 +50,12 @@ def score_sections(groups: Sequence[RunGroup]) -> list[Section]:
         return [
             Section(title, "Intervals and interquartile means need SciPy: pip install 'murmurate[topics]'")
         ]
-    found = [(group, score_statistics.summarized(scores)) for group, scores in scored.values()]
-    several = [(group, scores) for group, scores in scored.values() if len(scores) > 1]
-    return [_scores(title, figure, found), *_improvements(figure, several)]
+    summaries = [(group, score_statistics.summarized(scores)) for group, scores in scored.values()]
+    with_several = [(group, scores) for group, scores in scored.values() if len(scores) > 1]
+    return [_scores(title, figure, summaries), *_improvements(figure, with_several)]
 
 
-def _scores(title: str, figure: Figure, found: Sequence[tuple[RunGroup, Scores]]) -> Section:
+def _scores(title: str, figure: Figure, summaries: Sequence[tuple[RunGroup, Scores]]) -> Section:
     rows = [
         [
             group.label,
@@ -66,7 +66,7 @@ def _scores(title: str, figure: Figure, found: Sequence[tuple[RunGroup, Scores]]
             number(scores.iqm),
             _interval(scores.iqm_interval),
         ]
-        for group, scores in found
+        for group, scores in summaries
     ]
     heads = ["", "runs", "mean", "standard error", "95% interval", "interquartile mean", "95% interval"]
     text = (
@@ -77,13 +77,13 @@ def _scores(title: str, figure: Figure, found: Sequence[tuple[RunGroup, Scores]]
         f"95% percentile bootstrap intervals over runs, {score_statistics.RESAMPLES:,} resamples. With "
         "fewer than about five runs such intervals are too narrow."
     )
-    drawn = svg(_dots(figure, found), 9.4, 0.9 + 0.36 * len(found), name="interquartile means")
-    return Section(title, text, figures=[drawn], layout="wide", table=(heads, rows), note=note)
+    drawing = svg(_dots(figure, summaries), 9.4, 0.9 + 0.36 * len(summaries), name="interquartile means")
+    return Section(title, text, figures=[drawing], layout="wide", table=(heads, rows), note=note)
 
 
-def _improvements(figure: Figure, several: Sequence[tuple[RunGroup, Sequence[float]]]) -> list[Section]:
+def _improvements(figure: Figure, scored: Sequence[tuple[RunGroup, Sequence[float]]]) -> list[Section]:
     """The probability that a run of one group is better than one of another, for each pair of groups."""
-    pairs = list(combinations(several, 2))
+    pairs = list(combinations(scored, 2))
     if not pairs:
         return []
     rows: list[tuple[str, float, Interval | None]] = []
@@ -98,26 +98,26 @@ def _improvements(figure: Figure, several: Sequence[tuple[RunGroup, Sequence[flo
     )
     left_out = len(pairs) - len(rows)
     note = f"{left_out} more pairs are left out: compare fewer groups." if left_out else ""
-    drawn = svg(_chances(rows), 9.4, 0.9 + 0.52 * len(rows), name="probability of improvement")
-    return [Section("Probability of improvement", text, figures=[drawn], layout="wide", note=note)]
+    drawing = svg(_chances(rows), 9.4, 0.9 + 0.52 * len(rows), name="probability of improvement")
+    return [Section("Probability of improvement", text, figures=[drawing], layout="wide", note=note)]
 
 
-def _interval(found: Interval | None) -> str:
-    return _NONE if found is None else f"{number(found[0])} to {number(found[1])}"
+def _interval(interval: Interval | None) -> str:
+    return _NONE if interval is None else f"{number(interval[0])} to {number(interval[1])}"
 
 
-def _dots(figure: Figure, found: Sequence[tuple[RunGroup, Scores]]) -> Draw:
+def _dots(figure: Figure, summaries: Sequence[tuple[RunGroup, Scores]]) -> Draw:
     """A row for each group: its interquartile mean, the interval as a line, the mean as a small ring."""
 
     def draw(axes: Axes) -> None:
-        for row, (group, scores) in enumerate(found):
+        for row, (group, scores) in enumerate(summaries):
             colour = run_colour(group.index)
             if scores.iqm_interval is not None:
                 axes.plot(scores.iqm_interval, [row, row], color=colour, linewidth=5, alpha=0.35)
             axes.plot(scores.iqm, row, "o", color=colour, markersize=7)
             axes.plot(scores.mean, row, "o", color=COLOURS["muted"], markersize=4, fillstyle="none")
         tidy(axes, "", f"{figure.title}: interquartile mean with its 95% interval; ring: mean")
-        _rows(axes, [group.label for group, _ in found])
+        _label_rows(axes, [group.label for group, _ in summaries])
 
     return draw
 
@@ -134,14 +134,14 @@ def _chances(rows: Sequence[tuple[str, float, Interval | None]]) -> Draw:
             axes.text(1.03, row, f"{chance:.0%}", va="center", color=COLOURS["ink"], clip_on=False)
         tidy(axes, "", "probability of improvement")
         axes.set_xlim(0, 1.1)
-        _rows(axes, [name for name, *_ in rows])
+        _label_rows(axes, [name for name, *_ in rows])
         percent_axis(axes.xaxis)
         axes.spines["bottom"].set_bounds(0, 1)
 
     return draw
 
 
-def _rows(axes: Axes, names: Sequence[str]) -> None:
+def _label_rows(axes: Axes, names: Sequence[str]) -> None:
     axes.grid(visible=False)
     axes.set_ylim(len(names) - 0.4, -0.6)
     lines = [[textwrap.shorten(line, 56, placeholder=" …") for line in name.split("\n")] for name in names]

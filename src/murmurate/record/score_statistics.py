@@ -40,14 +40,14 @@ def summarized(scores: Sequence[float]) -> Scores:
     if not scores:
         raise ValueError("there are no scores")
     stats, values = _scipy_stats(), np.asarray(scores, np.float64)
-    several = len(values) > 1
+    has_several = len(values) > 1
     return Scores(
         len(values),
         float(values.mean()),
-        statistics.stdev(scores) / len(scores) ** 0.5 if several else None,
-        _interval([values], np.mean) if several else None,
+        statistics.stdev(scores) / len(scores) ** 0.5 if has_several else None,
+        _interval([values], np.mean) if has_several else None,
         float(stats.trim_mean(values, 0.25)),
-        _interval([values], lambda x, axis: stats.trim_mean(x, 0.25, axis=axis)) if several else None,
+        _interval([values], lambda x, axis: stats.trim_mean(x, 0.25, axis=axis)) if has_several else None,
     )
 
 
@@ -91,7 +91,7 @@ def available() -> bool:
 
 def _interval(samples: Sequence[NDArray[np.float64]], statistic: Any, seed: int = 0) -> Interval:
     """The 95% percentile interval of ``statistic``, each sample drawn anew with replacement."""
-    found = _scipy_stats().bootstrap(
+    result = _scipy_stats().bootstrap(
         samples,
         statistic,
         n_resamples=RESAMPLES,
@@ -101,7 +101,7 @@ def _interval(samples: Sequence[NDArray[np.float64]], statistic: Any, seed: int 
         method="percentile",
         rng=np.random.default_rng(seed),
     )
-    low, high = found.confidence_interval
+    low, high = result.confidence_interval
     return float(low), float(high)
 
 

@@ -18,8 +18,8 @@ from murmurate.record.timelines import same_length, shares, timeline
 
 SHOWN_EVENTS = 200
 _RETURNS = "Training return, sampled"
-_ROUTINE = frozenset({"checkpoint", "finished", "started"})  # events that a comparison leaves out
-_LINES = ("", "dashed", "dotted", "dashdot")  # CSS classes for ``DASHES``
+_ROUTINE_EVENTS = frozenset({"checkpoint", "finished"})  # events that a comparison leaves out
+_LINE_STYLES = ("", "dashed", "dotted", "dashdot")  # CSS classes for ``DASHES``
 _TIME_AXES: tuple[tuple[Axis, str], ...] = (("total_env_steps", "env steps"), ("time_seconds", "time"))
 
 
@@ -37,7 +37,8 @@ class Section:
     """What the template shows, in this order; empty parts are omitted.
 
     layout: a CSS class for the figures: "square", "three", "four" (a row), "wide", "speed" or "strips".
-    table: (heads, rows).
+    figures: HTML, which is not escaped. table: (heads, rows). details: (name, value) pairs.
+    code: commands.
     """
 
     title: str
@@ -62,7 +63,7 @@ SPAN_KEYS = [
 
 def group_key(group: RunGroup) -> LegendKey:
     """The legend's entry of a group."""
-    kind = _LINES[group.index // RUN_COLOURS % len(DASHES)]
+    kind = _LINE_STYLES[group.index // RUN_COLOURS % len(DASHES)]
     return LegendKey(group.label, f"run{group.index % RUN_COLOURS}", kind)
 
 
@@ -88,7 +89,7 @@ def returns(groups: Sequence[RunGroup]) -> Section:
         return Section(_RETURNS, "No episode has ended yet, so there is no return to draw.")
     label = "training return, sampled (mean of the last 100 episodes)"
     size = (5.2, 2.9) if only_run(groups) else (4.5, 3.2)
-    drawn = [
+    svgs = [
         svg(drawings.curves(groups, "return_mean", axis, label), *size, name=f"return by {name}")
         for axis, name in _TIME_AXES
     ]
@@ -97,11 +98,11 @@ def returns(groups: Sequence[RunGroup]) -> Section:
         "evaluation acts greedily), against the experience of all replicas together"
     )
     if only_run(groups):
-        return Section(_RETURNS, f"{text} and against time.", legend(groups), drawn)
+        return Section(_RETURNS, f"{text} and against time.", legend(groups), svgs)
     silent = [group.label for group in groups if not any(map(exchanges, group.runs))]
     if exchanging := [group for group in groups if group.label not in silent]:
         draw = drawings.curves(exchanging, "return_mean", "total_bytes", label)
-        drawn.append(svg(draw, *size, name="return by bytes"))
+        svgs.append(svg(draw, *size, name="return by bytes"))
     notes = []
     if any(len(group.runs) > 1 for group in groups):
         notes.append(
@@ -113,7 +114,7 @@ def returns(groups: Sequence[RunGroup]) -> Section:
             f"Not drawn against bytes: {', '.join(silent)}, which exchanged no message while learning."
         )
     text += ", against time, and against the bytes exchanged."
-    return Section(_RETURNS, text, legend(groups), drawn, layout="three", note=" ".join(notes))
+    return Section(_RETURNS, text, legend(groups), svgs, layout="three", note=" ".join(notes))
 
 
 def evaluation_curves(groups: Sequence[RunGroup]) -> list[Section]:
@@ -125,11 +126,11 @@ def evaluation_curves(groups: Sequence[RunGroup]) -> list[Section]:
         if not with_data:
             sections.append(Section(title, f"No {title.lower()} was recorded during the run."))
             continue
-        drawn = [
+        svgs = [
             svg(drawings.curves(with_data, metric, axis, curve["label"]), name=f"{metric} by {axis}")
             for axis, _ in _TIME_AXES
         ]
-        sections.append(Section(title, curve["text"], legend(with_data), drawn))
+        sections.append(Section(title, curve["text"], legend(with_data), svgs))
     return sections
 
 
@@ -137,7 +138,7 @@ def speed(groups: Sequence[RunGroup]) -> Section:
     """Speed over the run; for a single run also its waiting, for several how their time was spent."""
     run, with_data = only_run(groups), _with_metric(groups, "env_steps_per_second")
     first = groups[0].runs[0]
-    drawn = []
+    svgs = []
     if with_data:
         seconds = "virtual second" if first.virtual else "second"
         scope = "all replicas" if first.has("joined_replicas") else "each replica"
@@ -145,7 +146,7 @@ def speed(groups: Sequence[RunGroup]) -> Section:
         draw = drawings.curves(
             with_data, "env_steps_per_second", "time_seconds", label, from_zero=run is not None
         )
-        drawn.append(svg(draw, *((5.2, 2.9) if run else (6.8, 3.4)), name="speed"))
+        svgs.append(svg(draw, *((5.2, 2.9) if run else (6.8, 3.4)), name="speed"))
     text = "One env step is one decision of the agent." if first.plays else ""
     if run is not None:
         if not with_data:
@@ -153,24 +154,24 @@ def speed(groups: Sequence[RunGroup]) -> Section:
         if run.has("waiting_seconds") and run.replicas > 1:
             label = "time spent waiting for others (seconds, cumulative)"
             draw = drawings.curves(groups, "waiting_seconds", "time_seconds", label)
-            drawn.append(svg(draw, name="waiting"))
-        return Section("Speed", text, legend(groups), drawn)
+            svgs.append(svg(draw, name="waiting"))
+        return Section("Speed", text, legend(groups), svgs)
     rows = [
-        (group.label, spent)
+        (group.label, time_shares)
         for group in groups
-        if (spent := shares(group.runs, group.mean(waiting_share))) is not None
+        if (time_shares := shares(group.runs, group.mean(waiting_share))) is not None
     ]
     note = "The runs recorded no spans, so it is unknown how their time was spent."
     if rows:
         height = max(3.4, 0.9 + 0.27 * len(rows))
-        drawn.append(svg(drawings.stacked(rows), 6.8, height, name="shares of time"))
+        svgs.append(svg(drawings.stacked(rows), 6.8, height, name="shares of time"))
         note = (
             "Waiting is all waiting for others over the whole run, as in the table: in the strategy's steps, "
             "and for agreeing on when to stop, which synchronous strategies do in every round. The other "
             "kinds are from bursts of spans; the rest to 100% is recording and saving."
         )
     keys = legend(with_data) + (SPAN_KEYS if rows else [])
-    return Section("Speed, and how the time was spent", text, keys, drawn, layout="speed", note=note)
+    return Section("Speed, and how the time was spent", text, keys, svgs, layout="speed", note=note)
 
 
 def staleness(groups: Sequence[RunGroup]) -> Section:
@@ -181,61 +182,61 @@ def staleness(groups: Sequence[RunGroup]) -> Section:
         if not with_data:
             return Section("Staleness", "None of these runs has several replicas that recorded staleness.")
         largest = max(max(group.staleness_counts) for group in with_data)
-        drawn = []
+        svgs = []
         for group in with_data:
             title = textwrap.shorten(group.label, 36, placeholder=" …")
             draw = drawings.histogram(group.staleness_counts, largest, group.index, title)
-            drawn.append(svg(draw, 3.2, 2.3, name=f"staleness of {group.label}"))
-        return Section("Staleness", f"{text}: share of all updates.", figures=drawn, layout="four")
+            svgs.append(svg(draw, 3.2, 2.3, name=f"staleness of {group.label}"))
+        return Section("Staleness", f"{text}: share of all updates.", figures=svgs, layout="four")
     if run.replicas < 2 or not run.has("staleness"):
         return Section("Staleness", "One replica has no peers, so nothing can be stale.")
-    drawn = []
+    svgs = []
     if counts := groups[0].staleness_counts:
         draw = drawings.histogram(counts, max(counts), None, "share of updates, all replicas")
-        drawn.append(svg(draw, name="staleness histogram"))
+        svgs.append(svg(draw, name="staleness histogram"))
     for key, label in (("staleness", "staleness (own updates)"), ("heard", "replicas in the last agreement")):
         if run.has(key):
             draw = drawings.curves(groups, key, "total_env_steps", label, from_zero=True)
-            drawn.append(svg(draw, name=key))
-    return Section("Staleness", f"{text}.", legend(groups), drawn)
+            svgs.append(svg(draw, name=key))
+    return Section("Staleness", f"{text}.", legend(groups), svgs)
 
 
 def timelines(groups: Sequence[RunGroup]) -> Section:
     """A timeline for each run: when each member computed, waited and exchanged."""
     title, single = "Timelines", only_run(groups) is not None
     first_only = sum(len(group.runs) for group in groups) > 8
-    chosen = []
+    entries = []
     for group in groups:
         for run in group.runs[:1] if first_only else group.runs:
             seed = f", seed {run.run.get('seed')}" if len(group.runs) > 1 else ""
             if (shown := timeline(run)) is not None:
-                chosen.append(("" if single else f"{group.label}{seed}", run.virtual, shown))
-    if not chosen:
+                entries.append(("" if single else f"{group.label}{seed}", run.virtual, shown))
+    if not entries:
         return Section(
             title,
             "No spans of time were recorded yet; the first are about a second after the start (simulated: "
             "five steps after it).",
         )
-    cut = same_length([shown for *_, shown in chosen])
-    drawn = [
+    cut_timelines = same_length([shown for *_, shown in entries])
+    svgs = [
         svg(
             drawings.timeline(shown, name, virtual=virtual),
             11.0 if single else 14.2,
             0.85 + 0.3 * len(shown.members),
             name=f"timeline of {name}" if name else "timeline",
         )
-        for (name, virtual, _), shown in zip(chosen, cut, strict=True)
+        for (name, virtual, _), shown in zip(entries, cut_timelines, strict=True)
     ]
     notes = []
     if first_only and any(len(group.runs) > 1 for group in groups):
         notes.append("Where a strategy has several runs, the first is shown.")
-    if any(shown.left_out for shown in cut):
+    if any(shown.left_out for shown in cut_timelines):
         notes.append("Of many members a dozen are shown, evenly chosen.")
     text = (
         "What each member did in a short window near the middle of the run, in which it recorded spans of "
         "time. Blank: recording, saving, agreeing on when to stop."
     )
-    return Section(title, text, SPAN_KEYS, drawn, layout="strips", note=" ".join(notes))
+    return Section(title, text, SPAN_KEYS, svgs, layout="strips", note=" ".join(notes))
 
 
 def disagreement(groups: Sequence[RunGroup]) -> Section:
@@ -243,16 +244,16 @@ def disagreement(groups: Sequence[RunGroup]) -> Section:
     with_data = [g for g in _with_metric(groups, "disagreement") if g.runs[0].replicas > 1]
     if not with_data:
         return Section("Disagreement", "None of these runs has several replicas that recorded disagreement.")
-    zero = [g.label for g in with_data if not any(_has_positive_disagreement(run) for run in g.runs)]
-    drawable = [g for g in with_data if g.label not in zero]
+    all_zero = [g.label for g in with_data if not any(_has_positive_disagreement(run) for run in g.runs)]
+    drawable = [g for g in with_data if g.label not in all_zero]
     text = "Distance of the replicas from their mean, relative to its length: √(mean ‖xᵢ − mean‖²) / ‖mean‖."
-    note = f"Exactly 0 throughout, so not on this axis: {', '.join(zero)}." if zero else ""
+    note = f"Exactly 0 throughout, so not on this axis: {', '.join(all_zero)}." if all_zero else ""
     if not drawable:
         return Section("Disagreement", text, note=note)
     label = "disagreement relative to ‖mean‖"
     draw = drawings.curves(drawable, "disagreement", "total_env_steps", label, log_y=True)
-    drawn = [svg(draw, 9.4, 3.7, name="disagreement")]
-    return Section("Disagreement", text, legend(drawable), drawn, layout="wide", note=note)
+    svgs = [svg(draw, 9.4, 3.7, name="disagreement")]
+    return Section("Disagreement", text, legend(drawable), svgs, layout="wide", note=note)
 
 
 def _has_positive_disagreement(run: RecordedRun) -> bool:
@@ -267,7 +268,7 @@ def events(runs: Sequence[RecordedRun]) -> Section:
     rows: list[list[str]] = []
     for run in runs:
         for event in run.events:
-            if several and event.get("event") in _ROUTINE:
+            if several and event.get("event") in _ROUTINE_EVENTS:
                 continue
             cells = [clock(event["time_seconds"]), str(event.get("event", "")), str(event.get("message", ""))]
             rows.append([f"{run.label} ({run.folder.name})", *cells] if several else cells)

@@ -71,7 +71,7 @@ class StepTimer:
         self._channels = [*(bound.channel for bound in bound_replicas), *others]
         self._due = self._schedule.after(seconds())
         self._recording = False
-        self._began = self._last = self._waited = 0.0
+        self._burst_start = self._lap_start = self._waited_before = 0.0
         self._iterations = 0
         self._counts: dict[int, int] = {}
         self._spans: list[tuple[Kind, float, float]] = []
@@ -84,29 +84,29 @@ class StepTimer:
             return
         now = self._seconds()
         waited = self.waiting_seconds
-        wait = min(waited - self._waited, now - self._last)
+        wait = min(waited - self._waited_before, now - self._lap_start)
         if wait > _SHORTEST_SECONDS:
-            self._add("wait", self._last, wait)
-            self._last += wait
-        if kind is not None and now - self._last > _SHORTEST_SECONDS:
-            self._add(kind, self._last, now - self._last)
-        self._last, self._waited = now, waited
+            self._add("wait", self._lap_start, wait)
+            self._lap_start += wait
+        if kind is not None and now - self._lap_start > _SHORTEST_SECONDS:
+            self._add(kind, self._lap_start, now - self._lap_start)
+        self._lap_start, self._waited_before = now, waited
 
     def end_iteration(self) -> None:
         """End one iteration of the loop; a burst may begin or end here."""
         if self._recording:
             self.lap(None)
             self._iterations += 1
-            enough = self._last - self._began >= self._schedule.seconds
+            long_enough = self._lap_start - self._burst_start >= self._schedule.seconds
             if len(self._spans) >= self._schedule.most_spans or (
-                enough and self._iterations >= self._schedule.least_iterations
+                long_enough and self._iterations >= self._schedule.least_iterations
             ):
                 self._end()
         elif (now := self._seconds()) >= self._due and not self._spans:
             self._begin(now)
 
     def fields(self, *, last: bool = False) -> dict[str, Any]:
-        """``staleness_counts``, and ``spans`` if a burst has ended (or, with ``last``, the run)."""
+        """``staleness_counts``, and ``spans`` if a burst has ended. last: first end a burst in progress."""
         counts: dict[int, int] = {}
         for value, count in sorted(self._counts.items()):
             counts[rounded(value)] = counts.get(rounded(value), 0) + count
@@ -138,8 +138,8 @@ class StepTimer:
     def _begin(self, now: float) -> None:
         self._recording = True
         self._iterations = 0
-        self._began = self._last = now
-        self._waited = self.waiting_seconds
+        self._burst_start = self._lap_start = now
+        self._waited_before = self.waiting_seconds
         for replica in self._replicas:
             # updates inside the strategy's step count as learning, not as exchange
             vars(replica)["update"] = self._as_learning(replica.update)
@@ -163,9 +163,9 @@ class StepTimer:
 
     def _add(self, kind: Kind, start: float, length: float) -> None:
         if self._spans and self._spans[-1][0] == kind:
-            _, earlier, so_far = self._spans[-1]
-            if start - (earlier + so_far) < _SHORTEST_SECONDS:
-                self._spans[-1] = (kind, earlier, start + length - earlier)
+            _, span_start, span_length = self._spans[-1]
+            if start - (span_start + span_length) < _SHORTEST_SECONDS:
+                self._spans[-1] = (kind, span_start, start + length - span_start)
                 return
         self._spans.append((kind, start, length))
 

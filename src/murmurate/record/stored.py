@@ -1,7 +1,7 @@
 """The JSON files of a run folder: written with a checksum, and checked when they are read.
 
 A run folder may be damaged, changed by hand, or somebody else's. So a file is read only if it is a regular
-file, not very large and not deeply nested, and if its checksum fits. Files from before there were checksums
+file, not very large and not deeply nested, and if its checksum matches. Files older than the checksums
 (with ``format`` 1, or without ``format``) are read without one.
 """
 
@@ -17,11 +17,12 @@ from typing import Any
 from murmurate.errors import Refusal
 
 # The format of run.json and state.json. Since 2 they have a checksum; since 3 a world may hide a rectangle of
-# its images; since 4 a replica may have parts, and a Gymnasium environment a process of its own; since 5 a
-# replay may be in hardware; for 6 see docs/decisions/0036.
+# its images; since 4 a replica may be split into parts, and a Gymnasium environment may have a process of its
+# own; since 5 a replay may be in hardware; for 6 see docs/decisions/0036.
 FORMAT = 6
+_CHECKSUMS_SINCE = 2
 CHECKSUM = "checksum"
-# exceptions that code raises on values of other types or sizes than it was written for
+# exceptions that code raises when given values of other types or sizes than it expects
 UNSOUND = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
 _MOST_BYTES = 256 * 2**20
 _DEEPEST = 100  # levels of nesting
@@ -42,11 +43,11 @@ def read_object(path: Path) -> dict[str, Any]:
         raise ValueError("it holds no JSON object")
     written = value.pop(CHECKSUM, None)
     if written is None:
-        number = value.get("format")
-        if isinstance(number, int) and number >= FORMAT:
+        file_format = value.get("format")
+        if isinstance(file_format, int) and file_format >= _CHECKSUMS_SINCE:
             raise ValueError(f"it has no {CHECKSUM}")
     elif written != _checksum(value, path.name):
-        raise Changed("it is not as it was written: its checksum does not fit")
+        raise Changed("it was changed after it was written: its checksum does not match")
     return value
 
 
@@ -82,12 +83,12 @@ def refuse_foreign(folder: Path) -> None:
     Reading a pipe or a device may never end, and writing through a link changes a file outside the folder.
     """
     root = os.path.realpath(folder)
-    for place, folders, files in os.walk(root):
+    for parent, folders, files in os.walk(root):
         for name in (*folders, *files):
-            path = os.path.join(place, name)
+            path = os.path.join(parent, name)
             try:
                 mode = os.lstat(path).st_mode
-            except FileNotFoundError:  # a run that goes on removed it
+            except FileNotFoundError:  # a run in progress removed it
                 continue
             if stat.S_ISLNK(mode):
                 if not os.path.realpath(path).startswith(root + os.sep):

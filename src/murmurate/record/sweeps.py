@@ -12,20 +12,20 @@ FILE = "sweep.json"
 
 
 def run_folders(folders: Sequence[Path]) -> list[Path]:
-    """``folders``, with the runs of a sweep's folder in place of it, in the order of their seeds.
+    """``folders``, where the folders of its runs replace that of a sweep, in the order of their seeds.
 
     Raises Refusal for the folder of a sweep that has no run yet.
     """
-    found: list[Path] = []
+    expanded: list[Path] = []
     for folder in folders:
         if not (folder / FILE).is_file():
-            found.append(folder)
+            expanded.append(folder)
             continue
         runs = [path for path in seed_folders(folder).values() if (path / "metrics.jsonl").is_file()]
         if not runs:
             raise Refusal(f"The sweep in {folder} has no run yet. Start it with the same command again.")
-        found += runs
-    return found
+        expanded += runs
+    return expanded
 
 
 def seed_folders(folder: Path) -> dict[int, Path]:

@@ -13,13 +13,13 @@ from typing import Any
 from murmurate.errors import MissingExtra, Refusal
 from murmurate.record.reader import read_metrics
 
-_FIRST = ("time_seconds", "replica", "env_steps", "updates", "kind", "event", "message")
+_COMMON = ("time_seconds", "replica", "env_steps", "updates", "kind", "event", "message")
 
 
 def columns(records: Sequence[Mapping[str, Any]]) -> list[str]:
     """The fields of all records: first the common ones, then the others in the order of appearance."""
-    found = dict.fromkeys(name for record in records for name in record)
-    return [name for name in _FIRST if name in found] + [name for name in found if name not in _FIRST]
+    names = dict.fromkeys(name for record in records for name in record)
+    return [name for name in _COMMON if name in names] + [name for name in names if name not in _COMMON]
 
 
 def write_csv(folder: Path, path: Path) -> int:
@@ -31,12 +31,12 @@ def write_csv(folder: Path, path: Path) -> int:
     """
     records = _records(folder)
     names = columns(records)
-    fresh = _temporary_for(path)
-    with fresh.open("w", newline="") as file:
+    temporary = _temporary_for(path)
+    with temporary.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(names)
         writer.writerows([_cell(record.get(name)) for name in names] for record in records)
-    os.replace(fresh, path)
+    os.replace(temporary, path)
     return len(records)
 
 
@@ -50,9 +50,9 @@ def write_parquet(folder: Path, path: Path) -> int:
 
     records = _records(folder)
     table = {name: _column([record.get(name) for record in records]) for name in columns(records)}
-    fresh = _temporary_for(path)
-    pyarrow.parquet.write_table(pyarrow.table(table), fresh)
-    os.replace(fresh, path)
+    temporary = _temporary_for(path)
+    pyarrow.parquet.write_table(pyarrow.table(table), temporary)
+    os.replace(temporary, path)
     return len(records)
 
 

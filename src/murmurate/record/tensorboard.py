@@ -31,7 +31,9 @@ GROUPS = {
     ),
 }
 _GROUP_OF = {key: group for group, keys in GROUPS.items() for key in keys}
-_NOT_SCALARS = frozenset({"time_seconds", "env_steps", "replica", "kind", "event", "not_finite", "seed"})
+_NOT_SCALARS = frozenset(
+    {"time_seconds", "env_steps", "replica", "member", "kind", "event", "not_finite", "seed"}
+)
 
 
 class TensorBoard:

@@ -12,7 +12,7 @@ from murmurate.record.step_timer import KINDS
 
 SHOWN_MEMBERS = 12
 _MOST_ITERATIONS = 40  # of a member's loop, that a timeline shows
-_SIMILAR = 4.0  # ratio of lengths up to which timelines are cut to the same length
+_SIMILAR_LENGTHS = 4.0  # ratio of lengths up to which timelines are cut to the same length
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ Burst = list[TimelineSpan]
 
 def bursts(run: RecordedRun) -> dict[str, list[Burst]]:
     """Each member's bursts in order of time; the centre comes last."""
-    sources = {i: list(history) for i, history in run.histories.items()}
+    records = {i: list(history) for i, history in run.histories.items()}
     for record in run.members:
-        sources.setdefault(int(record["member"]), []).append(record)
-    histories = {**{f"replica {i}": sources[i] for i in sorted(sources)}, "centre": run.centre}
+        records.setdefault(int(record["member"]), []).append(record)
+    histories = {**{f"replica {i}": records[i] for i in sorted(records)}, "centre": run.centre}
     recorded = {
         name: [
             [TimelineSpan(str(kind), float(start), float(length)) for kind, start, length in record["spans"]]
@@ -61,7 +61,7 @@ def bursts(run: RecordedRun) -> dict[str, list[Burst]]:
         ]
         for name, history in histories.items()
     }
-    return {name: found for name, found in recorded.items() if found}
+    return {name: member_bursts for name, member_bursts in recorded.items() if member_bursts}
 
 
 def timeline(run: RecordedRun) -> Timeline | None:
@@ -69,35 +69,35 @@ def timeline(run: RecordedRun) -> Timeline | None:
 
     Of many members a dozen are shown, evenly chosen, the centre among them.
     """
-    of_member = bursts(run)
-    if not of_member:
+    bursts_by_member = bursts(run)
+    if not bursts_by_member:
         return None
-    names = [list(of_member)[i] for i in shown_members(len(of_member))]
-    begun = min(history[0]["time_seconds"] for history in run.histories.values())
-    middle = (begun + max(run.last_heard(replica) for replica in run.histories)) / 2
+    names = [list(bursts_by_member)[i] for i in shown_members(len(bursts_by_member))]
+    begun_seconds = min(history[0]["time_seconds"] for history in run.histories.values())
+    middle_seconds = (begun_seconds + max(run.last_heard(replica) for replica in run.histories)) / 2
 
-    def rank(burst: Burst) -> tuple[int, float]:
+    def sort_key(burst: Burst) -> tuple[int, float]:
         start, end = burst[0].start, burst[-1].end
-        sharing = sum(any(_overlap(other, start, end) for other in of_member[name]) for name in names)
-        return -sharing, abs((start + end) / 2 - middle)
+        sharing = sum(any(_overlap(other, start, end) for other in bursts_by_member[name]) for name in names)
+        return -sharing, abs((start + end) / 2 - middle_seconds)
 
-    best = min((burst for name in names for burst in of_member[name]), key=rank)
+    best = min((burst for name in names for burst in bursts_by_member[name]), key=sort_key)
     start, end = best[0].start, best[-1].end
     spans = {
-        name: [span for burst in of_member[name] if _overlap(burst, start, end) for span in burst]
+        name: [span for burst in bursts_by_member[name] if _overlap(burst, start, end) for span in burst]
         for name in names
     }
-    members = max(len(of_member), run.replicas)
-    whole = Timeline(start, end, spans, members - len(names) if members > SHOWN_MEMBERS else 0)
-    recorded = [found for found in spans.values() if found]
+    members = max(len(bursts_by_member), run.replicas)
+    uncut = Timeline(start, end, spans, members - len(names) if members > SHOWN_MEMBERS else 0)
+    recorded = [member_spans for member_spans in spans.values() if member_spans]
     common_start, common_end = (
-        max(found[0].start for found in recorded),
-        min(found[-1].end for found in recorded),
+        max(member_spans[0].start for member_spans in recorded),
+        min(member_spans[-1].end for member_spans in recorded),
     )
     if common_end > common_start:  # else the members recorded one after another
         start, end = common_start, common_end
     iterations = [span.start for span in best if span.kind == "collect" and start <= span.start < end]
-    return whole.cut(start, iterations[_MOST_ITERATIONS] if len(iterations) > _MOST_ITERATIONS else end)
+    return uncut.cut(start, iterations[_MOST_ITERATIONS] if len(iterations) > _MOST_ITERATIONS else end)
 
 
 def shown_members(members: int) -> list[int]:
@@ -110,7 +110,7 @@ def shown_members(members: int) -> list[int]:
 def same_length(timelines: Sequence[Timeline]) -> list[Timeline]:
     """Timelines of similar lengths cut to the shortest, so that they have the same scale on the page."""
     lengths = [each.length for each in timelines]
-    if not lengths or max(lengths) > _SIMILAR * min(lengths):
+    if not lengths or max(lengths) > _SIMILAR_LENGTHS * min(lengths):
         return list(timelines)
     return [each.cut(each.start_seconds, each.start_seconds + min(lengths)) for each in timelines]
 
@@ -127,21 +127,21 @@ def _cut(spans: Burst, start: float, end: float) -> Burst:
 def shares(runs: Sequence[RecordedRun], waiting: float | None = None) -> dict[str, float] | None:
     """Share of the replicas' time by kind of span, and "other" for the rest; None without bursts.
 
-    waiting: share of waiting in the whole run (``groups.waiting_share``), which is taken instead of that in
-    the bursts, so that it is the same number everywhere; the other kinds share the rest as in the bursts.
+    waiting: share of waiting in the whole run (``groups.waiting_share``), used instead of the share in the
+    bursts, so that it is the same number everywhere; the other kinds share the rest as in the bursts.
     """
     total: dict[str, float] = dict.fromkeys(KINDS, 0.0)
-    passed = 0.0
+    burst_seconds = 0.0
     for run in runs:
-        for burst in [burst for name, found in bursts(run).items() if name != "centre" for burst in found]:
-            passed += burst[-1].end - burst[0].start
+        for burst in [burst for name, each in bursts(run).items() if name != "centre" for burst in each]:
+            burst_seconds += burst[-1].end - burst[0].start
             for span in burst:
                 if span.kind in total:
                     total[span.kind] += span.length
-    if passed <= 0:
+    if burst_seconds <= 0:
         return None
-    known = {kind: length / passed for kind, length in total.items()}
-    if waiting is not None and known["wait"] < 1.0:
-        rest = (1.0 - waiting) / (1.0 - known["wait"])
-        known = {kind: waiting if kind == "wait" else share * rest for kind, share in known.items()}
-    return {**known, "other": max(0.0, 1.0 - sum(known.values()))}
+    by_kind = {kind: length / burst_seconds for kind, length in total.items()}
+    if waiting is not None and by_kind["wait"] < 1.0:
+        scale = (1.0 - waiting) / (1.0 - by_kind["wait"])
+        by_kind = {kind: waiting if kind == "wait" else share * scale for kind, share in by_kind.items()}
+    return {**by_kind, "other": max(0.0, 1.0 - sum(by_kind.values()))}

@@ -52,16 +52,16 @@ def window_bounds(run: RecordedRun) -> list[WindowBound]:
     for record in run.records:
         if (window := record.get("gossip_window")) is not None:
             windows.setdefault(float(window["window"]), {})[int(record["replica"])] = window
-    found = [
-        (begun, window["cut"]["distance"], *terms)
-        for begun, members in sorted(windows.items())
+    comparisons = [
+        (begin, window["cut"]["distance"], *terms)
+        for begin, members in sorted(windows.items())
         for rank, window in sorted(members.items())
         if (terms := _terms(rank, members)) is not None
     ]
-    largest = max((distance for _, distance, *_ in found), default=0.0)
+    largest = max((distance for _, distance, *_ in comparisons), default=0.0)
     return [
-        WindowBound(begun, distance, updates, rho * largest * sources**0.5, rho)
-        for begun, distance, updates, rho, sources in found
+        WindowBound(begin, distance, updates, rho * largest * row_ratio**0.5, rho)
+        for begin, distance, updates, rho, row_ratio in comparisons
     ]
 
 
@@ -77,25 +77,25 @@ def _terms(rank: int, members: Mapping[int, Mapping[str, Any]]) -> tuple[float, 
         return None
     sources = sorted({source for row in compared for source in row})
     c = np.array([[row.get(source, 0.0) for source in sources] for row in compared])
-    apart = c - c.mean(0)
+    deviations = c - c.mean(0)
     is_update = np.array([source[0] == "update" for source in sources])
     norms = np.array([rows.norm(source) for source in sources])
-    start = apart[:, ~is_update]
-    rho = float(np.linalg.norm(start, 2)) if start.size else 0.0
-    total = float((np.linalg.norm(apart, axis=0) * norms)[is_update].sum())
-    return total, rho, max(1.0, start.shape[1] / len(compared))
+    on_start = deviations[:, ~is_update]
+    rho = float(np.linalg.norm(on_start, 2)) if on_start.size else 0.0
+    total = float((np.linalg.norm(deviations, axis=0) * norms)[is_update].sum())
+    return total, rho, max(1.0, on_start.shape[1] / len(compared))
 
 
 class _Rows:
-    """The coefficients (by source: a row) of replicas' vectors and messages, computed as far as needed.
+    """A row is the coefficients of one vector or message, by source. Rows are computed when they are needed.
 
     Raises LookupError for a step or a message outside of the recorded windows.
     """
 
     def __init__(self, members: Mapping[int, Mapping[str, Any]]) -> None:
         self._steps: dict[int, Sequence[Any]] = {rank: window["steps"] for rank, window in members.items()}
-        self._now: dict[int, dict[Source, float]] = {rank: {("start", rank, 0): 1.0} for rank in members}
-        self._done: dict[int, int] = dict.fromkeys(members, 0)  # number of whole steps computed
+        self._latest: dict[int, dict[Source, float]] = {rank: {("start", rank, 0): 1.0} for rank in members}
+        self._steps_done: dict[int, int] = dict.fromkeys(members, 0)
         self._published: dict[tuple[int, int], dict[Source, float]] = {}
         self._after: dict[tuple[int, int], dict[Source, float]] = {}
 
@@ -122,7 +122,7 @@ class _Rows:
             rank, steps = wanted[-1]
             if steps > len(self._steps[rank]):
                 raise LookupError("a step after the window")
-            k = self._done[rank]
+            k = self._steps_done[rank]
             if k >= steps:
                 wanted.pop()
                 continue
@@ -139,7 +139,7 @@ class _Rows:
         if version != int(self._steps[rank][0][1]) + k:
             raise LookupError("a publication that was not recorded")
         if (rank, version) not in self._published:
-            self._published[rank, version] = {**self._now[rank], ("update", rank, k): 1.0}
+            self._published[rank, version] = {**self._latest[rank], ("update", rank, k): 1.0}
         rows = [self._published[rank, version]]
         for name, read in heard.items():
             peer = int(name)
@@ -154,6 +154,6 @@ class _Rows:
         for row in rows:
             for source, share in row.items():
                 mean[source] = mean.get(source, 0.0) + share / len(rows)
-        self._now[rank] = self._after[rank, k + 1] = mean
-        self._done[rank] = k + 1
+        self._latest[rank] = self._after[rank, k + 1] = mean
+        self._steps_done[rank] = k + 1
         return None

@@ -33,7 +33,7 @@ class FpgaTree:
         leaves = max(2 * _FAN_OUT, 1 << (capacity - 1).bit_length())
         self.manager = SimulatedManager(TreeShape(leaves, _FAN_OUT, _WIDTH))
         self.saturated = 0
-        self._fixed = torch.zeros(capacity, dtype=torch.int64)
+        self._fixed = torch.zeros(capacity, dtype=torch.int64)  # priorities in fixed point
         self._stream = torch.tensor([seed, 0], dtype=torch.int64)
 
     @property
@@ -74,8 +74,8 @@ class FpgaTree:
         mass = mass.view(-1).double()
         if not bool(((mass >= 0) & (mass < self.total)).all()):
             raise mass_outside(self.total)
-        found = torch.searchsorted(self._fixed.cumsum(0).double() / _SCALE, mass, right=True)
-        return found if out is None else out.copy_(found)
+        index = torch.searchsorted(self._fixed.cumsum(0).double() / _SCALE, mass, right=True)
+        return index if out is None else out.copy_(index)
 
     def sample(self, count: int, beta: float, stratified: bool = False, out: Draw | None = None) -> Draw:
         if not self.total > 0:
@@ -85,7 +85,7 @@ class FpgaTree:
         if stratified:
             u = (u + torch.arange(count, dtype=torch.float64)) / count
         bits = (u * (1 << UNIFORM_BITS)).long().clamp(max=(1 << UNIFORM_BITS) - 1)
-        index = torch.tensor([found for found, _, _ in self.manager.sample(bits.tolist())])
+        index = torch.tensor([leaf for leaf, _, _ in self.manager.sample(bits.tolist())])
         weight = ((self._fixed[index] / _SCALE / self.minimum).clamp(min=1.0) ** -beta).float()
         if out is None:
             return Draw(index, weight)

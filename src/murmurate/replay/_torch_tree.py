@@ -121,11 +121,12 @@ class TorchTree:
 
 
 def _positive(x: Tensor) -> Tensor:
+    """``x`` with inf in place of 0, for minima."""
     return torch.where(x > 0, x, math.inf)
 
 
 # constants of SplitMix64
-_INCREMENT, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_INCREMENT, _FACTOR_1, _FACTOR_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def _signed(x: int) -> int:
@@ -143,7 +144,7 @@ def _uniform(key: int, first: int, count: int) -> Tensor:
     """[count] float64 in [0, 1): the outputs of SplitMix64 from number ``first`` on (Steele et al. 2014)."""
     z = torch.arange(count, dtype=torch.int64) + first
     z = z * _signed(_INCREMENT) + _signed(key)
-    z = (z ^ _shifted(z, 30)) * _signed(_FIRST)
-    z = (z ^ _shifted(z, 27)) * _signed(_SECOND)
+    z = (z ^ _shifted(z, 30)) * _signed(_FACTOR_1)
+    z = (z ^ _shifted(z, 27)) * _signed(_FACTOR_2)
     z = z ^ _shifted(z, 31)
     return _shifted(z, 11).double() * 2.0**-53

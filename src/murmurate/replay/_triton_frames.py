@@ -8,7 +8,7 @@ from torch import Tensor
 
 from murmurate.native import gpu
 
-_BYTES = 4096  # copied by one program
+_PROGRAM_BYTES = 4096  # bytes that one program copies
 
 
 @triton.jit
@@ -28,6 +28,6 @@ def gather(frames: Tensor, first: Tensor, out: Tensor) -> None:
     """
     if not out.numel():
         return
-    window = out[0].numel()
-    (parts,), size = gpu.block(window, _BYTES)
-    _gather[(len(out), parts)](frames, first, out, frames[0].numel(), window, BLOCK=size)
+    window_bytes = out[0].numel()
+    (blocks,), block_bytes = gpu.block(window_bytes, _PROGRAM_BYTES)
+    _gather[(len(out), blocks)](frames, first, out, frames[0].numel(), window_bytes, BLOCK=block_bytes)

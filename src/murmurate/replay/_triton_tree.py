@@ -1,8 +1,8 @@
 """The sum tree in Triton, for CUDA devices. It makes the same additions in the same order as ``_torch_tree``,
 so both find the same leaves.
 
-Each thread adds a node's children one after the other; several threads do not share a scan of them. Children
-take one or two cache lines, and the order of a shared scan would depend on the layout of the block.
+Each thread adds all children of a node, one after the other: they take only one or two cache lines, and a
+scan by several threads would add them in an order that depends on the layout of the block.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from murmurate.replay.sum_tree import Draw
 _BLOCK = 64  # items of a program: few, so that a batch of 256 is spread over several multiprocessors
 # constants of SplitMix64
 _INCREMENT = tl.constexpr(0x9E3779B97F4A7C15)
-_FIRST = tl.constexpr(0xBF58476D1CE4E5B9)
-_SECOND = tl.constexpr(0x94D049BB133111EB)
+_FACTOR_1 = tl.constexpr(0xBF58476D1CE4E5B9)
+_FACTOR_2 = tl.constexpr(0x94D049BB133111EB)
 
 
 @triton.jit
@@ -87,17 +87,17 @@ def _sample(
     BLOCK: tl.constexpr,
 ):
     """Draw leaves, and compute their weights. SplitMix64 (Steele et al. 2014), from its output number
-    ``first`` on, gives each lane a u in [0, 1), and so the mass u x total."""
+    ``first`` on, gives each draw a u in [0, 1), and so the mass u x total."""
     item = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = item < count
     z = (item + first).to(tl.uint64) * _INCREMENT + key.to(tl.uint64)
-    z = (z ^ (z >> 30)) * _FIRST
-    z = (z ^ (z >> 27)) * _SECOND
+    z = (z ^ (z >> 30)) * _FACTOR_1
+    z = (z ^ (z >> 27)) * _FACTOR_2
     z = z ^ (z >> 31)
     u = (z >> 11).to(tl.float64) * 1.1102230246251565e-16  # 2 ** -53
     if STRATIFIED:
         u = (u + item) / count
-    # the root's sum comes first; lanes beyond the batch search, too, with mass 0
+    # the root's sum comes first in ``sums``; items beyond the batch are also searched for, with mass 0
     index = _descend(tl.where(inside, u, 0.0) * tl.load(sums), sums, leaves, starts, LEVELS, FAN_OUT)
     ratio = tl.maximum(tl.div_rn(tl.load(leaves + index), tl.load(lows)), 1.0)
     tl.store(indices + item, index, mask=inside)
@@ -174,15 +174,14 @@ class TritonTree:
             sizes.append(-(-sizes[-1] // fan_out // fan_out) * fan_out)
         self._leaves = torch.zeros(sizes[0], device=device)
         levels = [*sizes[1:], 1]  # from the leaves' parents up; the last is the root
-        starts = [
-            sum(levels[k + 1 :]) for k in range(len(levels))
-        ]  # places in ``_all_sums``, where the root comes first
+        # where each level begins in ``_all_sums``; the root comes first there
+        starts = [sum(levels[k + 1 :]) for k in range(len(levels))]
         self._all_sums = torch.zeros(sum(levels), dtype=torch.float64, device=device)
         self._all_lows = torch.full((sum(levels),), math.inf, device=device)
         spans = [slice(start, start + size) for start, size in zip(starts, levels, strict=True)]
         self._sums = [self._all_sums[span] for span in spans]
         self._lows = [self._all_lows[span] for span in spans]
-        # of the levels below the root, in the order of a search
+        # the starts of the levels below the root, in the order of a search
         self._starts = torch.tensor(starts[-2::-1] or [0], dtype=torch.int64, device=device)
         self._search = {"LEVELS": len(levels) - 1, "FAN_OUT": fan_out}
         self._owner = torch.zeros(capacity, dtype=torch.int64, device=device)
@@ -259,7 +258,7 @@ class TritonTree:
         rest = mass.to(self._device, torch.float64).contiguous().view(-1)
         if not bool(((rest >= 0) & (rest < self.total)).all()):
             raise mass_outside(self.total)
-        found = torch.empty(len(rest), dtype=torch.int64, device=self._device)
+        index = torch.empty(len(rest), dtype=torch.int64, device=self._device)
         if len(rest):
             grid, size = gpu.block(len(rest), _BLOCK)
             _find[grid](
@@ -268,12 +267,12 @@ class TritonTree:
                 self._all_sums,
                 self._leaves,
                 self._starts,
-                found,
+                index,
                 **self._search,
                 BLOCK=size,
                 enable_fp_fusion=False,
             )
-        return found if out is None else out.copy_(found)
+        return index if out is None else out.copy_(index)
 
     @property
     def _can_draw(self) -> bool:

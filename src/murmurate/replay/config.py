@@ -22,7 +22,7 @@ from murmurate.replay.rows import Column
 from murmurate.replay.segments import Segmented
 from murmurate.spec import EnvSpec, Shapes, derive_seed
 
-_SAMPLER_BYTES = 10  # per slot: its leaf of the sum tree, its share of the nodes above, its presence flag
+_SAMPLER_BYTES = 10  # for each slot: a leaf of the sum tree, a share of the nodes above it, a presence flag
 
 
 @dataclass(frozen=True)
@@ -163,12 +163,13 @@ def replay_bytes(
     behaviour: Shapes | None = None,
 ) -> int:
     """Memory of the full replay, in bytes. Raises Refusal if no batch could ever be drawn from it."""
-    recorded = 4 * sum(math.prod(shape) for shape in (behaviour or {}).values())
+    behaviour_bytes = 4 * sum(math.prod(shape) for shape in (behaviour or {}).values())
+    vector_action_bytes = 4 * math.prod(spec.action_shape)
     # below, 64 bytes (32 for images) are for reward, discount, a discrete action and padding
     if not spec.stacked:
         observation_bytes = math.prod(spec.observation_shape) * spec.observation_dtype.itemsize
         return config.capacity * (
-            2 * observation_bytes + 4 * math.prod(spec.action_shape) + recorded + 64 + _SAMPLER_BYTES
+            2 * observation_bytes + vector_action_bytes + behaviour_bytes + 64 + _SAMPLER_BYTES
         )
     if config.segments > 1:
         raise Refusal(
@@ -183,9 +184,8 @@ def replay_bytes(
             f"replay.capacity is {config.capacity:,}: {ring} images for each of {simulators} simulators "
             f"are too few for a batch of {batch}. Use --replay.capacity {4 * simulators * (window + batch)}."
         )
-    vector = 4 * math.prod(spec.action_shape)
     return simulators * (ring + window) * math.prod(shape) + config.capacity * (
-        32 + vector + recorded + _SAMPLER_BYTES
+        32 + vector_action_bytes + behaviour_bytes + _SAMPLER_BYTES
     )
 
 

@@ -28,9 +28,8 @@ from murmurate.replay.sum_tree import Draw
 from murmurate.spec import Shapes
 
 DISCRETE = Column((), torch.int64)  # a discrete action, stored as its index
-_STREAM_BITS = (
-    40  # the lower bits of a key are the frame's number in its stream, the others the stream's number
-)
+# the lower bits of a key are the frame's number in its stream, the others the stream's number
+_FRAME_NUMBER_BITS = 40
 
 
 class FrameReplay:
@@ -108,26 +107,26 @@ class FrameReplay:
         """Observations are [b, stack * C, H, W] uint8, the newest image last."""
         check_steps(steps, low, len(self._heads), self._observation, self._action, self._behaviour)
         count, length = steps.reward.shape[0], self.frames.length
-        here, streams = slice(low, low + count), np.arange(low, low + count)
+        stepping, streams = slice(low, low + count), np.arange(low, low + count)
         terminated, truncated = steps.terminated.numpy(), steps.truncated.numpy()
-        begins = self._first[here].copy()
+        begins = self._first[stepping].copy()
         if begins.any():
             for image in self._images(steps.observation[torch.from_numpy(begins)]).unbind(1):
                 self._append(streams[begins], image)
-        push(self._frame_numbers[:, here], self._heads[here] - 1)
-        push(self._actions[:, here], steps.action.numpy())
+        push(self._frame_numbers[:, stepping], self._heads[stepping] - 1)
+        push(self._actions[:, stepping], steps.action.numpy())
         for name, history in self._recorded.items():
-            push(history[:, here], steps.behaviour[name.removeprefix(RECORDED)].detach().numpy())
+            push(history[:, stepping], steps.behaviour[name.removeprefix(RECORDED)].detach().numpy())
         self._errors.step(low, count, steps.action_value)
         completed = self._returns.step(low, steps.reward.numpy(), terminated, truncated)
         image = self._images(steps.next_observation)[:, -1]
         self._append(streams, image)
-        # a window always has n frames after s; after a termination these are never used (discount 0)
+        # after a termination s' is not used (discount 0), but a window still has n frames after s
         if self.steps > 1 and terminated.any():
             ended = torch.from_numpy(terminated)
             for _ in range(self.steps - 1):
                 self._append(streams[terminated], image[ended])
-        self._first[here] = terminated | truncated
+        self._first[stepping] = terminated | truncated
         if not len(completed):
             return 0
         first_step = (completed.age - 1, completed.simulator)
@@ -140,7 +139,7 @@ class FrameReplay:
         for name, history in self._recorded.items():
             values[name] = self.rows.as_bytes(name, torch.from_numpy(history[first_step]))
         self.rows.put(slots, values)
-        # after a termination s' does not matter: n, which most transitions have, is stored
+        # after a termination s' is not used; the length is then n, for which s' needs no second copy
         self._lengths[slots] = np.where(terminated[completed.simulator - low], self.steps, completed.age)
         self.sampler.put(torch.from_numpy(slots), self._errors.errors(completed, low, steps.next_value))
         self.inserted += len(slots)
@@ -154,11 +153,11 @@ class FrameReplay:
         """Append one frame to each of ``streams``, and remove the transitions that used the overwritten
         frame from the sampler."""
         length, heads = self.frames.length, self._heads[streams]
-        full = heads >= length
-        if full.any():
+        overwrites = heads >= length
+        if overwrites.any():
             # the window that begins at the overwritten frame belongs to the transition stack - 1 slots later
-            slot = (heads[full] + self.frames.stack - 1) % length
-            self.sampler.remove(torch.from_numpy(streams[full] * length + slot))
+            slot = (heads[overwrites] + self.frames.stack - 1) % length
+            self.sampler.remove(torch.from_numpy(streams[overwrites] * length + slot))
         self.frames.append(streams, heads, images)
         self._heads[streams] = heads + 1
 
@@ -172,7 +171,7 @@ class FrameReplay:
         stream, position = np.divmod(draw.indices.numpy(), length)
         newest = self._heads[stream] - 1
         number = newest - (newest - position) % length
-        return Selection(torch.from_numpy(stream << _STREAM_BITS | number), draw)
+        return Selection(torch.from_numpy(stream << _FRAME_NUMBER_BITS | number), draw)
 
     def buffers(self, count: int, pinned: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
         return self.frames.buffers(count, pinned), self.rows.buffers(count, pinned)
@@ -208,7 +207,7 @@ class FrameReplay:
         return self.gather(self.choose(count, beta))
 
     def update(self, keys: Tensor, error: Tensor) -> None:
-        stream, number = np.divmod(keys.cpu().numpy(), 1 << _STREAM_BITS)
+        stream, number = np.divmod(keys.cpu().numpy(), 1 << _FRAME_NUMBER_BITS)
         heads = self._heads[stream]
         oldest = heads - self.frames.length + self.frames.stack - 1
         present = (number >= oldest) & (number < heads)

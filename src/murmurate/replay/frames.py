@@ -2,8 +2,8 @@
 
 A stream (the frames of one simulator) is a ring. A transition's slot is the slot of its observation's newest
 frame. The window of frames around this slot contains s and s', which become views of one copy. At the start
-of an episode all frames of its first stack are appended, so that no transition's window contains frames of
-another episode; the other slots are never drawn.
+of an episode all frames of its first stack are appended, so that neither s nor s' contains frames of another
+episode; slots that belong to no transition are never drawn.
 """
 
 from __future__ import annotations
@@ -91,12 +91,12 @@ class Frames:
             self._frames = torch.from_numpy(self._frames_array)
         else:
             self._frames = on_device(device, "frames", (streams * self._pitch, *shape))
-            self._fused = not gpu.why_not(device)
+            self._uses_triton = not gpu.why_not(device)
         self._address = self._frames.data_ptr()
         self._pool = Pool()
         self._chunk_frames = max(1, _CHUNK_BYTES // self.frame_bytes)
         self._token = secrets.token_hex(4)  # distinguishes this object's chunks from those of earlier objects
-        self._names: dict[tuple[int, int], str] = {}  # of loaded chunks, by stream and position
+        self._loaded_names: dict[tuple[int, int], str] = {}  # names of chunks, by stream and position
 
     def append(self, streams: Integers, heads: Integers, images: Tensor) -> None:
         """Append one of ``images`` [S, (C,) H, W] uint8 to each of ``streams`` [S].
@@ -155,7 +155,7 @@ class Frames:
         count = out.shape[1]
         if self._device is not None:
             first = first.to(self._device)
-            if self._fused:
+            if self._uses_triton:
                 from murmurate.replay import _triton_frames
 
                 return _triton_frames.gather(self._frames, first, out)
@@ -179,31 +179,33 @@ class Frames:
         for stream, head in enumerate(heads):
             end = min(head, self.length)
             starts = range(0, end, self._chunk_frames)
-            bounds = [(start, min(start + self._chunk_frames, end)) for start in starts]
+            spans = [(start, min(start + self._chunk_frames, end)) for start in starts]
             saved.append(
-                [Chunk(self._name(stream, head, *at), rings[stream, slice(*at)].cpu()) for at in bounds]
+                [
+                    Chunk(self._chunk_name(stream, head, *span), rings[stream, slice(*span)].cpu())
+                    for span in spans
+                ]
             )
         return saved
 
-    def _name(self, stream: int, head: int, start: int, stop: int) -> str:
+    def _chunk_name(self, stream: int, head: int, start: int, stop: int) -> str:
         """A name made of the chunk's range, its newest frame's number and this object's token: a chunk whose
-        newest frame is the same has not changed."""
+        newest frame is the same has not changed, so a loaded chunk keeps its name until then."""
         last = head - 1 - (head - 1 - (stop - 1)) % self.length  # number of the frame at the chunk's end
         newest = head - 1 if start <= (head - 1) % self.length < stop else last
-        where = f"frames-{stream}-{start}-{stop}-{newest}-"
-        loaded = self._names.get((stream, start // self._chunk_frames), "")
-        return loaded if loaded.startswith(where) else where + self._token
+        prefix = f"frames-{stream}-{start}-{stop}-{newest}-"
+        loaded_name = self._loaded_names.get((stream, start // self._chunk_frames), "")
+        return loaded_name if loaded_name.startswith(prefix) else prefix + self._token
 
     def load(self, frames: Sequence[list[Chunk] | Tensor]) -> None:
         """Restore what ``save`` returned; older checkpoints have one tensor for each stream."""
         rings = self._frames.view(self.streams, self._pitch, *self.shape)
-        self._names.clear()
+        self._loaded_names.clear()
         self._token = secrets.token_hex(4)  # frames appended from now on differ from those of other runs
         for stream, (ring, chunks) in enumerate(zip(rings, frames, strict=True)):
             end = 0
-            listed = [Chunk("", chunks)] if isinstance(chunks, Tensor) else chunks
-            for chunk in listed:
-                self._names[stream, end // self._chunk_frames] = chunk.name
+            for chunk in [Chunk("", chunks)] if isinstance(chunks, Tensor) else chunks:
+                self._loaded_names[stream, end // self._chunk_frames] = chunk.name
                 ring[end : end + len(chunk.values)].copy_(chunk.values)
                 end += len(chunk.values)
             repeated = min(self.window - 1, end)  # frames repeated behind the end of the ring

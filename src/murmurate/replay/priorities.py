@@ -45,7 +45,7 @@ class SlotSampler(Protocol):
         ...
 
     def draw(self, count: int, beta: float, out: Draw | None = None) -> Draw:
-        """Raises ValueError if there are fewer than ``count`` slots to draw."""
+        """``count`` draws with replacement. Raises ValueError if fewer than ``count`` slots can be drawn."""
         ...
 
     def set_alpha(self, alpha: float) -> None:

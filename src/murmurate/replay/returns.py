@@ -45,48 +45,51 @@ class NStepReturns:
             raise ValueError(f"the discount must lie between 0 and 1, but it is {discount}")
         self.steps, self.discount = steps, discount
         self._reward: Floats = np.zeros((steps, simulators))  # newest first
-        self._open: Integers = np.zeros(simulators, np.int64)  # number of incomplete returns
+        self._incomplete: Integers = np.zeros(simulators, np.int64)  # number of incomplete returns
 
     def step(self, low: int, reward: npt.ArrayLike, terminated: Flags, truncated: Flags) -> CompletedReturns:
         """Add one step of b simulators from number ``low`` on; rewards are [b]."""
         new = np.asarray(reward, np.float64)
-        here = slice(low, low + len(new))
+        stepping = slice(low, low + len(new))
         if self.steps == 1:  # every return is complete at once
-            self._reward[0, here] = new
+            self._reward[0, stepping] = new
             simulator, age = np.arange(low, low + len(new)), np.ones(len(new), np.int64)
             discount = np.where(terminated, np.float32(0.0), np.float32(self.discount))
             return CompletedReturns(simulator, age, new.astype(np.float32), discount)
-        rewards = self._reward[:, here]
+        rewards = self._reward[:, stepping]
         push(rewards, new)
-        ages = self._open[here] + 1
+        ages = self._incomplete[stepping] + 1
         ended = terminated | truncated
-        parts = []
+        by_age = []  # the columns of the completed returns of each age
         total = np.zeros(len(new))
         for k in range(1, self.steps + 1):
             total = rewards[k - 1] + self.discount * total  # the return of the last k steps
             complete = ages >= k if k == self.steps else ended & (ages >= k)
-            (which,) = np.nonzero(complete)
-            if len(which):
-                discount = np.where(terminated[which], 0.0, self.discount**k)
-                parts.append((which + low, np.full(len(which), k), total[which], discount))
-        self._open[here] = np.where(ended, 0, np.minimum(ages, self.steps - 1))
-        if not parts:
-            none = np.zeros(0, np.int64)
-            return CompletedReturns(none, none, none.astype(np.float32), none.astype(np.float32))
-        columns = parts[0] if len(parts) == 1 else [np.concatenate(c) for c in zip(*parts, strict=True)]
+            (rows,) = np.nonzero(complete)
+            if len(rows):
+                discount = np.where(terminated[rows], 0.0, self.discount**k)
+                by_age.append((rows + low, np.full(len(rows), k), total[rows], discount))
+        self._incomplete[stepping] = np.where(ended, 0, np.minimum(ages, self.steps - 1))
+        if not by_age:
+            empty = np.zeros(0, np.int64)
+            return CompletedReturns(empty, empty, empty.astype(np.float32), empty.astype(np.float32))
+        columns = by_age[0] if len(by_age) == 1 else [np.concatenate(c) for c in zip(*by_age, strict=True)]
         simulator, age, reward_sum, discount = columns
         return CompletedReturns(simulator, age, reward_sum.astype(np.float32), discount.astype(np.float32))
 
     def forget(self, low: int, count: int) -> None:
         """Discard the incomplete returns of ``count`` simulators from ``low`` on."""
-        self._open[low : low + count] = 0
+        self._incomplete[low : low + count] = 0
 
     def state(self) -> dict[str, Any]:
-        return {"reward": torch.from_numpy(self._reward.copy()), "open": torch.from_numpy(self._open.copy())}
+        return {
+            "reward": torch.from_numpy(self._reward.copy()),
+            "open": torch.from_numpy(self._incomplete.copy()),
+        }
 
     def load(self, state: dict[str, Any]) -> None:
         self._reward[:] = state["reward"].numpy()
-        self._open[:] = state["open"].numpy()
+        self._incomplete[:] = state["open"].numpy()
 
 
 class InitialErrors:

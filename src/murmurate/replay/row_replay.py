@@ -29,8 +29,8 @@ from murmurate.spec import Shapes
 
 
 class RowReplay:
-    """See ``Replay``. A key is a transition's number in the order of insertion; from it ``update`` recognizes
-    the errors of transitions that have been overwritten.
+    """See ``Replay``. A key is a transition's number in the order of insertion; by it ``update`` recognizes
+    transitions that have been overwritten.
 
     sampler: draws from ``capacity`` slots. steps, discount: n and gamma of the n-step returns. behaviour:
     shapes of the tensors stored with each action, by name.
@@ -65,14 +65,14 @@ class RowReplay:
         self.rows = RowStore(sampler.capacity, columns, allocate)
         self._returns = NStepReturns(simulators, steps, discount)
         self._errors = InitialErrors(simulators, steps)
-        # the last n steps of each simulator, newest first; ``_last`` is the same memory as bytes
+        # the last n steps of each simulator, newest first; ``_step_bytes`` is the same memory as bytes
         self._observations = torch.zeros(steps, simulators, *observation.shape, dtype=observation.dtype)
         self._actions = torch.zeros(steps, simulators, *action.shape, dtype=action.dtype)
         self._recorded = {
             name: torch.zeros(steps, simulators, *column.shape)
             for name, column in recorded_columns(self._behaviour).items()
         }
-        self._last = {
+        self._step_bytes = {
             name: self.rows.as_bytes(name, history.flatten(0, 1)).reshape(steps, simulators, -1)
             for name, history in (
                 ("observation", self._observations),
@@ -90,7 +90,7 @@ class RowReplay:
 
     @property
     def full(self) -> bool:
-        # a step completes at most all incomplete returns
+        # one step of all simulators completes at most n transitions of each
         return self.head + self._most_completed > self.sampler.capacity
 
     def observe(self, low: int, steps: Steps) -> int:
@@ -99,7 +99,7 @@ class RowReplay:
         self._errors.step(low, count, steps.action_value)
         new = {"observation": steps.observation, "action": steps.action}
         new |= {RECORDED + name: steps.behaviour[name] for name in self._behaviour}
-        for name, history in self._last.items():
+        for name, history in self._step_bytes.items():
             push(history[:, low : low + count], self.rows.as_bytes(name, new[name]))
         completed = self._returns.step(
             low, steps.reward.numpy(), steps.terminated.numpy(), steps.truncated.numpy()
@@ -107,7 +107,7 @@ class RowReplay:
         if not len(completed):
             return 0
         first_step = (completed.age - 1, completed.simulator)
-        values = {name: history[first_step] for name, history in self._last.items()}
+        values = {name: history[first_step] for name, history in self._step_bytes.items()}
         next_observation = self.rows.as_bytes("next_observation", steps.next_observation)
         values["next_observation"] = next_observation[completed.simulator - low]
         values["reward"] = numbers_as_bytes(completed.reward)
@@ -148,7 +148,7 @@ class RowReplay:
     def choose(self, count: int, beta: float, out: Draw | None = None) -> Selection:
         draw = self.sampler.draw(count, beta, out)
         keys = self._keys(draw.indices)
-        # keys are needed until the errors are known; ``out`` is reused before that
+        # keys are needed until the errors are known, and ``out`` may be reused before that
         return Selection(keys if out is None or keys is not draw.indices else keys.clone(), draw)
 
     def _keys(self, slots: Tensor) -> Tensor:

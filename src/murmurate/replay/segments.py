@@ -60,16 +60,16 @@ class Segmented:
         return sum(segment.filled for segment in self.segments)
 
     def put(self, slots: Tensor, error: Tensor | None = None) -> None:
-        for segment, inside, slot in self._by_segment(slots):
-            segment.put(slot, None if error is None else error[inside])
+        for segment, mask, own_slots in self._by_segment(slots):
+            segment.put(own_slots, None if error is None else error[mask])
 
     def remove(self, slots: Tensor) -> None:
-        for segment, _, slot in self._by_segment(slots):
-            segment.remove(slot)
+        for segment, _, own_slots in self._by_segment(slots):
+            segment.remove(own_slots)
 
     def update(self, slots: Tensor, error: Tensor) -> None:
-        for segment, inside, slot in self._by_segment(slots):
-            segment.update(slot, error[inside])
+        for segment, mask, own_slots in self._by_segment(slots):
+            segment.update(own_slots, error[mask])
 
     def set_alpha(self, alpha: float) -> None:
         for segment in self.segments:
@@ -88,15 +88,15 @@ class Segmented:
         least = self._least_probabilities()
         if not least:
             raise nothing_to_draw()
-        rarest = min(least.values())
+        least_of_all = min(least.values())
         start = 0
-        for k, number in self._counts(count).items():
-            part = Draw(*(x[start : start + number] for x in out))
-            self.segments[k].draw_any(number, beta, part)
+        for k, segment_count in self._counts(count).items():
+            part = Draw(*(x[start : start + segment_count] for x in out))
+            self.segments[k].draw_any(segment_count, beta, part)
             part.indices.add_(self._starts[k])
             if not self.whole:
-                part.weights.mul_((rarest / least[k]) ** beta)
-            start += number
+                part.weights.mul_((least_of_all / least[k]) ** beta)
+            start += segment_count
         return out
 
     def _segment_probabilities(self) -> dict[int, float]:
@@ -138,10 +138,10 @@ class Segmented:
 
     def _by_segment(self, slots: Tensor) -> Iterator[tuple[Prioritized | Uniform, Tensor, Tensor]]:
         """(segment, mask of the ``slots`` in it, their numbers within it) for each segment that has any."""
-        number = torch.bucketize(slots, self._ends, right=True)
-        for k in torch.unique(number).tolist():
-            inside = number == k
-            yield self.segments[k], inside, slots[inside] - self._starts[k]
+        segment_of_slot = torch.bucketize(slots, self._ends, right=True)
+        for k in torch.unique(segment_of_slot).tolist():
+            mask = segment_of_slot == k
+            yield self.segments[k], mask, slots[mask] - self._starts[k]
 
     def state(self) -> dict[str, Any]:
         segments = [segment.state() for segment in self.segments]

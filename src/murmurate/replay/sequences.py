@@ -61,8 +61,8 @@ class Trajectories:
         Raises ValueError for wrong shapes, dtypes or values (see ``checks``), before any change.
         """
         check_steps(steps, low, self.simulators, self._observation, self._action, self._behaviour)
-        here = np.arange(low, low + len(steps.reward))
-        rows = self._rows(self._heads[here], here)
+        simulators = np.arange(low, low + len(steps.reward))
+        rows = self._rows(self._heads[simulators], simulators)
         values = {"observation": steps.observation, "action": steps.action, "reward": steps.reward}
         values |= {"terminated": steps.terminated, "truncated": steps.truncated}
         values |= {RECORDED + name: steps.behaviour[name] for name in self._behaviour}
@@ -72,9 +72,10 @@ class Trajectories:
             self._final.pop(row, None)
         for b in torch.nonzero(steps.truncated)[:, 0].tolist():
             self._final[int(rows[b])] = steps.next_observation[b].clone()
-        self._heads[here] += 1
-        self._counts[here] = np.minimum(self._counts[here] + 1, self.length)
-        self._columns["observation"][self._rows(self._heads[here], here)] = steps.next_observation
+        self._heads[simulators] += 1
+        self._counts[simulators] = np.minimum(self._counts[simulators] + 1, self.length)
+        next_rows = self._rows(self._heads[simulators], simulators)
+        self._columns["observation"][next_rows] = steps.next_observation
 
     def restart(self, low: int, count: int) -> None:
         """The simulators from ``low`` on were reset: end their trajectories there, as if truncated."""
@@ -100,10 +101,11 @@ class Trajectories:
         """
         if not len(self):
             raise ValueError("there are no steps yet: draw after observe")
-        chosen = torch.randint(len(self), (batch,), generator=generator).numpy()
+        # first steps, numbered over all simulators, one after the other
+        numbers = torch.randint(len(self), (batch,), generator=generator).numpy()
         ends = np.cumsum(self._counts)
-        simulator = np.searchsorted(ends, chosen, side="right")
-        remaining = ends[simulator] - chosen  # steps from the chosen one to the newest
+        simulator = np.searchsorted(ends, numbers, side="right")
+        remaining = ends[simulator] - numbers  # steps from the first one to the newest
         start = self._heads[simulator] - remaining
         times = start + np.arange(steps)[:, None]
         rows = torch.from_numpy(self._rows(times, simulator))
@@ -111,11 +113,12 @@ class Trajectories:
         length = np.minimum(np.where(ended.any(0), ended.argmax(0) + 1, steps), remaining)
         valid = torch.from_numpy(np.arange(steps)[:, None] < length)
         last = rows[torch.from_numpy(length - 1), torch.arange(batch)]
-        final = self._read("observation", torch.from_numpy(self._rows(start + length, simulator)))
+        next_rows = torch.from_numpy(self._rows(start + length, simulator))
+        last_observation = self._read("observation", next_rows)
         if self._final:
             for b, row in enumerate(last.tolist()):
                 if row in self._final:
-                    final[b] = self._final[row]
+                    last_observation[b] = self._final[row]
 
         def masked(name: str) -> Tensor:  # 0 after the end of a sequence
             values = self._read(name, rows)
@@ -127,7 +130,7 @@ class Trajectories:
             reward=masked("reward"),
             length=torch.from_numpy(length),
             terminated=self._columns["terminated"][last],
-            last_observation=final,
+            last_observation=last_observation,
             behaviour={name: masked(RECORDED + name) for name in self._behaviour},
         )
 

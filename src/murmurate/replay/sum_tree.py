@@ -116,7 +116,8 @@ def sum_tree(
     threads: number of threads that search for large batches (16,384 draws and more); the result is the same
         to the bit. The torch tree uses torch's threads.
 
-    Raises Refusal if ``backend`` is native or triton, and that tree is unavailable or lacks such a property.
+    Raises Refusal if ``backend`` is native or triton, and that tree is unavailable or does not support one of
+    these arguments.
     """
     if capacity < 1:
         raise ValueError(f"a tree has at least one leaf, not {capacity}")
@@ -126,22 +127,22 @@ def sum_tree(
         raise ValueError(f"a search has at least one thread, not {threads}")
     device = torch.device(device)
     why_not_native = _why_not_native(fan_out, device)
-    chosen: str = backend
+    resolved: str = backend
     if backend == "auto" and not why_not_native:
-        chosen = "native"
+        resolved = "native"
     elif backend == "auto":
-        chosen = "triton" if device.type == "cuda" and not _why_not_triton(fan_out, device) else "torch"
+        resolved = "triton" if device.type == "cuda" and not _why_not_triton(fan_out, device) else "torch"
     elif backend == "native" and why_not_native:
         raise Refusal(f"backend is 'native', but {why_not_native}. Use backend='auto'.")
     elif backend == "triton" and (reason := _why_not_triton(fan_out, device)):
         raise Refusal(f"backend is 'triton', but {reason}. Use backend='auto'.")
-    if chosen == "native":
+    if resolved == "native":
         from murmurate.replay._native_tree import NativeTree
 
         return NativeTree(capacity, seed, memory, threads)
     if memory is not None:
-        raise Refusal(f"only the native sum tree takes memory: {why_not_native or f'backend is {chosen}'}.")
-    if chosen == "triton":
+        raise Refusal(f"only the native sum tree takes memory: {why_not_native or f'backend is {resolved}'}.")
+    if resolved == "triton":
         from murmurate.replay._triton_tree import TritonTree
 
         return TritonTree(capacity, fan_out, seed, device)

@@ -38,7 +38,7 @@ class Adam(torch.optim.Adam):
             return self._torch_step(closure)
         with torch.no_grad():
             state["step"].add_(1)
-            first, second = group["betas"]
+            beta1, beta2 = group["betas"]
             torch._fused_adam_(
                 [x],
                 [x.grad],
@@ -47,8 +47,8 @@ class Adam(torch.optim.Adam):
                 [],
                 [state["step"]],
                 lr=group["lr"],
-                beta1=first,
-                beta2=second,
+                beta1=beta1,
+                beta2=beta2,
                 weight_decay=group["weight_decay"],
                 eps=group["eps"],
                 amsgrad=False,
@@ -60,7 +60,7 @@ class Adam(torch.optim.Adam):
 
     def _torch_step(self, closure: Any) -> Any:
         torch_step = step_of(torch.optim.Adam.step)
-        if not getattr(torch_step, "hooked", False):  # it is, once a plain Adam has been constructed
+        if not getattr(torch_step, "hooked", False):  # true until a torch.optim.Adam has been constructed
             torch_step = self.profile_hook_step(torch_step)
         return torch_step(self, closure)
 

@@ -31,19 +31,19 @@ def check_norm(norm: float, name: str, clock: int) -> None:
         )
 
 
-def factor(norm: Tensor, most: float) -> Tensor:
+def factor(norm: Tensor, max_norm: float) -> Tensor:
     """The factor, [], by which torch.nn.utils.clip_grad_norm_ multiplies a gradient of this norm."""
-    return (most / (norm + 1e-6)).clamp(max=1.0)
+    return (max_norm / (norm + 1e-6)).clamp(max=1.0)
 
 
-def clip_(gradient: Tensor, most: float, name: str, clock: int) -> Tensor:
-    """Clip ``gradient`` [N] to norm ``most``, in place; returns its norm before, []. Raises NotFinite only
-    on a CPU (on a GPU the check would synchronize)."""
+def clip_(gradient: Tensor, max_norm: float, name: str, clock: int) -> Tensor:
+    """Clip ``gradient`` [N] to norm ``max_norm``, in place; returns its norm before clipping, []. Raises
+    NotFinite only on a CPU (on a GPU the check would synchronize)."""
     norm: Tensor = torch.linalg.vector_norm(gradient)
     if norm.device.type == "cpu":
-        size = norm.item()
-        check_norm(size, name, clock)
-        if size + 1e-6 <= most:  # the factor is 1, also after rounding to float32
+        value = norm.item()
+        check_norm(value, name, clock)
+        if value + 1e-6 <= max_norm:  # the factor is 1, also after rounding to float32
             return norm
-    gradient.mul_(factor(norm, most))
+    gradient.mul_(factor(norm, max_norm))
     return norm

@@ -42,10 +42,10 @@ def grouping(
     listed = [id(p) for group in made_groups for p in group["params"]]
     if len(set(listed)) != len(listed) or set(listed) != {id(p) for p in trainable}:
         raise ValueError("each trainable parameter must be in exactly one parameter group")
-    kinds = {(p.dtype, p.device) for p in trainable}
-    if len(kinds) > 1:
+    pairs = {(p.dtype, p.device) for p in trainable}
+    if len(pairs) > 1:
         raise ValueError(
-            f"one vector has one dtype and one device, but these parameters have {sorted(map(str, kinds))}. "
+            f"one vector has one dtype and one device, but these parameters have {sorted(map(str, pairs))}. "
             "Make one replica per device, and keep one dtype."
         )
     return made_groups
@@ -54,7 +54,8 @@ def grouping(
 def lay_out(
     module: nn.Module, grouping: list[dict[str, Any]]
 ) -> tuple[list[ParameterSlice], list[tuple[int, int]]]:
-    """The slice of the vector for each parameter (with its own strides, if dense) and for each group."""
+    """The slice of the vector for each parameter (with the parameter's strides, if it is dense), and the
+    (start, stop) of each group."""
     names: dict[int, tuple[str, nn.Module, str]] = {}
     for prefix, owner in module.named_modules():
         for attribute, parameter in owner.named_parameters(recurse=False):
@@ -67,13 +68,13 @@ def lay_out(
         for parameter in group["params"]:
             name, owner, attribute = names[id(parameter)]
             start, stop = stop, stop + parameter.numel()
-            stride = parameter.stride() if _dense(parameter) else _contiguous_stride(parameter.shape)
+            stride = parameter.stride() if _is_dense(parameter) else _contiguous_stride(parameter.shape)
             parts.append(ParameterSlice(name, owner, attribute, start, stop, parameter.shape, stride))
         bounds.append((group_start, stop))
     return parts, bounds
 
 
-def _dense(x: Tensor) -> bool:
+def _is_dense(x: Tensor) -> bool:
     """Whether the elements fill their memory without gaps or overlaps, for any order of axes."""
     expected = 1
     for stride, size in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n > 1):
@@ -89,13 +90,13 @@ def _contiguous_stride(shape: torch.Size) -> tuple[int, ...]:
 
 def merge(parts: Sequence[ParameterSlice]) -> list[tuple[int, int]]:
     """The slices, with adjacent ones merged: (start, stop) of each."""
-    runs: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for part in sorted(parts, key=lambda p: p.start):
-        if runs and runs[-1][1] == part.start:
-            runs[-1] = (runs[-1][0], part.stop)
+        if merged and merged[-1][1] == part.start:
+            merged[-1] = (merged[-1][0], part.stop)
         else:
-            runs.append((part.start, part.stop))
-    return runs
+            merged.append((part.start, part.stop))
+    return merged
 
 
 def refuse_late_hooks(parts: Sequence[ParameterSlice]) -> None:

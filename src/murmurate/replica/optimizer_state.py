@@ -77,13 +77,13 @@ def materialise(optimizer: torch.optim.Optimizer, make_optimizer: MakeOptimizer)
     if all(state for _, state in entries(optimizer)):
         return
     copy = _copy(optimizer, make_optimizer)
-    _step_along(copy, 0.0)
-    for (_, own), (_, copied) in zip(entries(optimizer), entries(copy), strict=True):
-        for key, value in copied.items():
+    _step_with_gradient(copy, 0.0)
+    for (_, state), (_, copied_state) in zip(entries(optimizer), entries(copy), strict=True):
+        for key, value in copied_state.items():
             if key == "step" or key in _INITIAL:
-                start = _INITIAL.get(key, 0.0)
-                value = torch.full_like(value, start) if torch.is_tensor(value) else type(value)(start)
-            own.setdefault(key, value)
+                initial = _INITIAL.get(key, 0.0)
+                value = torch.full_like(value, initial) if torch.is_tensor(value) else type(value)(initial)
+            state.setdefault(key, value)
 
 
 def check_start(optimizer: torch.optim.Optimizer, make_optimizer: MakeOptimizer) -> None:
@@ -93,8 +93,8 @@ def check_start(optimizer: torch.optim.Optimizer, make_optimizer: MakeOptimizer)
     """
     lazy, materialised = _copy(optimizer, make_optimizer), _copy(optimizer, make_optimizer)
     materialise(materialised, make_optimizer)
-    _step_along(lazy, 1.0)
-    _step_along(materialised, 1.0)
+    _step_with_gradient(lazy, 1.0)
+    _step_with_gradient(materialised, 1.0)
     for (one, _), (other, _) in zip(entries(lazy), entries(materialised), strict=True):
         if not torch.equal(one, other):
             raise ValueError(
@@ -105,6 +105,7 @@ def check_start(optimizer: torch.optim.Optimizer, make_optimizer: MakeOptimizer)
 
 
 def _copy(optimizer: torch.optim.Optimizer, make_optimizer: MakeOptimizer) -> torch.optim.Optimizer:
+    """An optimizer with the same settings, without state, for parameters of zeros."""
     groups = [
         {
             **{k: v for k, v in group.items() if k != "params"},
@@ -115,7 +116,8 @@ def _copy(optimizer: torch.optim.Optimizer, make_optimizer: MakeOptimizer) -> to
     return construct(make_optimizer, groups)
 
 
-def _step_along(optimizer: torch.optim.Optimizer, gradient: float) -> None:
+def _step_with_gradient(optimizer: torch.optim.Optimizer, gradient: float) -> None:
+    """Make one step with all components of the gradient equal to ``gradient``."""
     for parameter, _ in entries(optimizer):
         parameter.grad = torch.full_like(parameter, gradient)
     make_step(optimizer)

@@ -1,6 +1,6 @@
 """Locks in shared memory that survive the death of their holder: POSIX robust mutexes.
 
-When a thread or process dies while it holds one, the kernel gives the lock to the next one that acquires
+When a thread or process dies while it holds a lock, the kernel gives the lock to the next one that acquires
 it (``pthread_mutexattr_setrobust(3)``), which must repair what the dead holder left incomplete.
 """
 

@@ -27,7 +27,8 @@ _PATIENCE_SECONDS, _PAUSE_SECONDS = 1.0, 50e-6
 # float32 ends at 3e38, and a vector may hold counts of 1e15.
 LEAST_SCALE, _NO_SMALLER = 1e-10, 1e-20
 _CHUNK = 16_384  # number of elements of a vector that are multiplied at a time
-_FACTOR, _COPIED, _DONE = range(3)  # state of a fold: factor, or 0 if none; chunks copied; chunks multiplied
+# state of a fold: its factor, or 0 if there is no fold; number of chunks copied; number of chunks multiplied
+_FACTOR, _COPIED, _DONE = range(3)
 
 
 class Scale:
@@ -46,14 +47,14 @@ class Scale:
         self.kept = True
         self.touched: Tensor | None = None
         self._fold_if_small = self.fold_if_small
-        self._own = 0
+        self._own_index = 0
         self._logs = torch.zeros(1, dtype=torch.float64)
         self._locks: list[RobustLock] = []
-        self._turn = torch.zeros(1, dtype=torch.int64)  # odd during exclusive access
+        self._sequence = torch.zeros(1, dtype=torch.int64)  # odd during exclusive access
         # writers wait until this time for a member that asks for exclusive access
-        self._closing = torch.zeros(1, dtype=torch.float64)
-        self._fold = torch.zeros(3, dtype=torch.float64)
-        self._copy = torch.empty(0)
+        self._closed_until = torch.zeros(1, dtype=torch.float64)
+        self._fold_state = torch.zeros(3, dtype=torch.float64)
+        self._chunk_copy = torch.empty(0)
 
     def share(self, shared: Callable[[str, Tensor], Tensor], members: int, own: int) -> None:
         """Keep the scale in memory that all members of the same vector see.
@@ -61,13 +62,13 @@ class Scale:
         shared: (name, initial values) -> shared memory, as ``Channel.shared`` does; all ``members`` call
         this in the same order. own: index of this member.
         """
-        self.shared, self._own = True, own
+        self.shared, self._own_index = True, own
         self._logs = shared("scale: logarithms", torch.zeros(members, dtype=torch.float64))
         self._locks = [RobustLock(memory) for memory in shared("scale: locks", open_locks(members))]
-        self._turn = shared("scale: turn", torch.zeros(1, dtype=torch.int64))
-        self._closing = shared("scale: closing", torch.zeros(1, dtype=torch.float64))
-        self._fold = shared("scale: fold", torch.zeros(3, dtype=torch.float64))
-        self._copy = shared("scale: copy", self.vector.new_zeros(min(_CHUNK, len(self.vector))))
+        self._sequence = shared("scale: turn", torch.zeros(1, dtype=torch.int64))
+        self._closed_until = shared("scale: closing", torch.zeros(1, dtype=torch.float64))
+        self._fold_state = shared("scale: fold", torch.zeros(3, dtype=torch.float64))
+        self._chunk_copy = shared("scale: copy", self.vector.new_zeros(min(_CHUNK, len(self.vector))))
 
     def keep(
         self,
@@ -104,7 +105,7 @@ class Scale:
         if not (by < 1 or (by == 1 and not self.shared)):
             raise StepTooLarge(f"a step of {by:g} times the vector leaves nothing of it: use a smaller rate")
         # a vector of zeros has scale 1, logarithm 0
-        self._logs[self._own] += math.log1p(-by) if by < 1 else -float(self._logs[0])
+        self._logs[self._own_index] += math.log1p(-by) if by < 1 else -float(self._logs[0])
         return by == 1
 
     def step(self, rows: Rows, rate: float) -> None:
@@ -125,9 +126,9 @@ class Scale:
         if self.value >= LEAST_SCALE:
             return
         self._fold_if_small()
-        end = time.monotonic() + 10 * _PATIENCE_SECONDS
+        deadline = time.monotonic() + 10 * _PATIENCE_SECONDS
         while self.value < _NO_SMALLER:
-            if time.monotonic() > end:
+            if time.monotonic() > deadline:
                 raise RuntimeError(
                     "the scale of a shared vector cannot be folded, because a replica was stopped while it "
                     "wrote. Continue it (kill -CONT) or end it (kill -KILL), and go on from the last "
@@ -138,8 +139,8 @@ class Scale:
 
     def fold_if_small(self) -> None:
         """Fold the scale, unless another member has done so, or has been writing for too long."""
-        with self.exclusive() as alone:
-            if alone and self.value < LEAST_SCALE:
+        with self.exclusive() as is_exclusive:
+            if is_exclusive and self.value < LEAST_SCALE:
                 self.fold()
 
     def fold(self) -> None:
@@ -152,33 +153,34 @@ class Scale:
             self.vector.mul_(self.value)
             self._logs.zero_()
             return
-        if not self._fold[_FACTOR]:
-            self._fold.zero_()
-            self._fold[_FACTOR] = self.value
-        factor = float(self._fold[_FACTOR])
+        state = self._fold_state
+        if not state[_FACTOR]:
+            state.zero_()
+            state[_FACTOR] = self.value
+        factor = float(state[_FACTOR])
         for number, chunk in enumerate(torch.split(self.vector, _CHUNK)):
-            if number < self._fold[_DONE]:
+            if number < state[_DONE]:
                 continue
-            copy = self._copy[: len(chunk)]
-            if number == self._fold[_COPIED]:
+            copy = self._chunk_copy[: len(chunk)]
+            if number == state[_COPIED]:
                 copy.copy_(chunk)
-                self._fold[_COPIED] += 1
+                state[_COPIED] += 1
             torch.mul(copy, factor, out=chunk)
-            self._fold[_DONE] += 1
+            state[_DONE] += 1
         self._logs.zero_()
-        self._fold[_FACTOR] = 0
+        state[_FACTOR] = 0
 
     # -- reading, writing, exclusive access ----------------------------------------------------------
 
     def read_consistently(self, read: Callable[[float], T]) -> T:
         """``read(scale)``, repeated if another member had exclusive access to the vector meanwhile."""
         while True:
-            turn = int(self._turn[0])
-            if turn % 2:
+            sequence = int(self._sequence[0])
+            if sequence % 2:
                 with self.writing():  # waits for the end of the exclusive access, or repairs after a death
                     continue
             result = read(self.value)
-            if int(self._turn[0]) == turn:
+            if int(self._sequence[0]) == sequence:
                 return result
 
     @contextlib.contextmanager
@@ -187,25 +189,26 @@ class Scale:
         if not self._locks:
             yield
             return
-        own, end = self._locks[self._own], time.monotonic() + 10 * _PATIENCE_SECONDS
+        own_lock, deadline = self._locks[self._own_index], time.monotonic() + 10 * _PATIENCE_SECONDS
         while True:
-            while time.monotonic() < self._closing[0]:
+            while time.monotonic() < self._closed_until[0]:
                 time.sleep(_PAUSE_SECONDS)
-            if time.monotonic() > end or not own.acquire(10 * _PATIENCE_SECONDS):
+            if time.monotonic() > deadline or not own_lock.acquire(10 * _PATIENCE_SECONDS):
                 raise RuntimeError(
                     "a replica has had exclusive access to the shared vector for too long: it was stopped. "
                     "Continue it (kill -CONT) or end it (kill -KILL), and go on from the last checkpoint: "
                     "murmurate resume."
                 )
-            if int(self._turn[0]) % 2 == 0:
+            if int(self._sequence[0]) % 2 == 0:
                 break
-            own.release()  # exclusive access would need this lock, too: so its holder has died; repair
+            # exclusive access needs this lock, too: so the member that had it has died; repair
+            own_lock.release()
             with self.exclusive():
                 pass
         try:
             yield
         finally:
-            own.release()
+            own_lock.release()
 
     @contextlib.contextmanager
     def rewriting(self) -> Iterator[None]:
@@ -218,14 +221,14 @@ class Scale:
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[bool]:
         """Exclusive access for this member; yields False if another member has been writing for too long."""
-        end, acquired = time.monotonic() + _PATIENCE_SECONDS, 0
+        deadline, acquired = time.monotonic() + _PATIENCE_SECONDS, 0
         try:
-            self._closing[0] = end
+            self._closed_until[0] = deadline
             for lock in self._locks:
-                if not lock.acquire(end - time.monotonic()):
+                if not lock.acquire(deadline - time.monotonic()):
                     break
                 acquired += 1
-            self._closing[0] = 0
+            self._closed_until[0] = 0
             is_exclusive = acquired == len(self._locks)
             if is_exclusive:
                 self._begin()
@@ -240,12 +243,12 @@ class Scale:
 
     def _begin(self) -> None:
         """Make the counter odd; if it is odd already, finish the fold of a member that died meanwhile."""
-        if int(self._turn[0]) % 2 == 0:
-            self._turn[0] += bool(self._locks)  # not counted if the vector is not shared
-        elif self._fold[_FACTOR]:
+        if int(self._sequence[0]) % 2 == 0:
+            self._sequence[0] += bool(self._locks)  # not counted if the vector is not shared
+        elif self._fold_state[_FACTOR]:
             self.fold()
 
     def _end(self) -> None:
         """Make the counter even, unless an exception interrupted a fold, which the next member finishes."""
-        if not self._fold[_FACTOR]:
-            self._turn[0] += bool(self._locks)
+        if not self._fold_state[_FACTOR]:
+            self._sequence[0] += bool(self._locks)

@@ -40,8 +40,8 @@ class Rows(NamedTuple):
 def check_rows(rows: Rows, x: Tensor) -> None:
     """Raise ValueError for rows outside a vector x [N], or of another shape, dtype or device."""
     row, values = rows.row, rows.values
-    shaped = row.dim() == 1 and values.dim() == 2 and len(row) == len(values) and values.shape[1] > 0
-    if not shaped or x.numel() % values.shape[1]:
+    shapes_fit = row.dim() == 1 and values.dim() == 2 and len(row) == len(values) and values.shape[1] > 0
+    if not shapes_fit or x.numel() % values.shape[1]:
         raise ValueError(
             "row must be [R] and values [R, W], for a vector of rows of W numbers; they are "
             f"{list(row.shape)} and {list(values.shape)} for a vector of {x.numel()}"
@@ -58,8 +58,8 @@ def check_rows(rows: Rows, x: Tensor) -> None:
 def check_plain(optimizer: torch.optim.Optimizer, clip: float | None, name: str) -> None:
     """Raise ValueError unless the optimizer's step changes only the rows of the gradient."""
     group = optimizer.param_groups[0]
-    plain = type(optimizer) is torch.optim.SGD and len(optimizer.param_groups) == 1 and clip is None
-    if not plain or group["momentum"] or group["weight_decay"] or group["maximize"]:
+    is_sgd = type(optimizer) is torch.optim.SGD and len(optimizer.param_groups) == 1 and clip is None
+    if not is_sgd or group["momentum"] or group["weight_decay"] or group["maximize"]:
         raise ValueError(
             f"replica '{name}' has row-sparse gradients, and only plain SGD leaves the other rows "
             "unchanged: use torch.optim.SGD without momentum, weight decay and clipping, or dense gradients."
@@ -69,8 +69,10 @@ def check_plain(optimizer: torch.optim.Optimizer, clip: float | None, name: str)
 def add_rows(x: Tensor, rows: Rows, step: float) -> None:
     """x [N] += step * values, in place, without locks: of two concurrent writes to a row one may be lost."""
     width = rows.values.shape[1]
-    plain = x.dtype == torch.float32 and x.device.type == "cpu" and width % 16 == 0 and x.is_contiguous()
-    if kernels is None or not plain:
+    fits_kernel = (
+        x.dtype == torch.float32 and x.device.type == "cpu" and width % 16 == 0 and x.is_contiguous()
+    )
+    if kernels is None or not fits_kernel:
         x.view(-1, width).index_add_(0, rows.row, rows.values, alpha=step)
         return
     row, values = rows.row.contiguous(), rows.values.contiguous()

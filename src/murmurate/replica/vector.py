@@ -106,17 +106,17 @@ class Replica:
         self.gradient_norm: Tensor | None = None
         self.exchange: Callable[[Replica], Exchange] = _update_alone
         self._count: Callable[[], int] = lambda: self.clock
-        self._pending: Rows | None = None  # the gradient, if it is row-sparse
-        self.common_rounds = True  # whether all replicas make the same rounds; alone, each update is one
+        self._pending_rows: Rows | None = None  # the gradient of the next update, if it is row-sparse
+        self.common_rounds = True  # whether all replicas make the same rounds; alone, each update is a round
         self.measure = False  # whether the next step sets ``update_norm`` and ``own_gradient``
         self.update_norm: Tensor | None = None
         self.own_gradient: Tensor | None = None  # [N] before averaging
         self.make_optimizer = make_optimizer
         self._grouping = grouping(module, groups)
         self.parts, self.group_bounds = lay_out(module, self._grouping)
-        first = next(p for p in module.parameters() if p.requires_grad)
+        example = next(p for p in module.parameters() if p.requires_grad)
         total = self.parts[-1].stop
-        self._storage = torch.empty(total, dtype=first.dtype, device=first.device)
+        self._storage = torch.empty(total, dtype=example.dtype, device=example.device)
         self._storage_grad = self._storage.new_zeros(total)
         self.scale = Scale(self._storage)
         for part in self.parts:
@@ -131,7 +131,7 @@ class Replica:
         self.params = nn.Parameter(self._storage)
         self.params.grad = self._storage_grad
         self._optimizer_slices: list[nn.Parameter] = []
-        self._point_module()
+        self._make_views()
         self.optimizer = construct(make_optimizer, self._optimizer_input())
         self._initial_lr = [group["lr"] for group in self.optimizer.param_groups]
         disable_rnn_flattening(module)
@@ -158,6 +158,7 @@ class Replica:
             yield part.name, view(self._storage if vector is None else vector, part)
 
     def _optimizer_input(self) -> list[Any]:
+        """What ``make_optimizer`` is called with."""
         settings = [{k: v for k, v in g.items() if k != "params"} for g in self._grouping]
         if self.shape_aware:
             owned = self.own_parameters()
@@ -174,7 +175,8 @@ class Replica:
             self._optimizer_slices.append(piece)
         return [{"params": [p], **s} for p, s in zip(self._optimizer_slices, settings, strict=True)]
 
-    def _point_module(self) -> None:
+    def _make_views(self) -> None:
+        """Make the module's parameters views of the vector, or of its low-precision copy."""
         low_precision = {part.name for part in self._compute_parts}
         for part in self.parts:
             parameter: nn.Parameter = getattr(part.owner, part.attribute)
@@ -211,7 +213,7 @@ class Replica:
         if self._optimizer_slices and self._optimizer_slices[0] is not self.params:
             for piece, (start, stop) in zip(self._optimizer_slices, self.group_bounds, strict=True):
                 piece.data = storage[start:stop]
-        self._point_module()
+        self._make_views()
         if optimizer_state is not None:
             materialise(self.optimizer, self.make_optimizer)
             for index, (_, state) in enumerate(entries(self.optimizer)):
@@ -229,8 +231,8 @@ class Replica:
                 f"replica '{self.name}' has two vectors, because params was given other memory. Write to it "
                 "in place (params.copy_, params.lerp_), or replace all of it with rebind."
             )
-        owned = [] if self.shape_aware else [parameter for parameter, _ in entries(self.optimizer)]
-        for piece, (start, stop) in zip(owned, self.group_bounds, strict=not self.shape_aware):
+        pieces = [] if self.shape_aware else [parameter for parameter, _ in entries(self.optimizer)]
+        for piece, (start, stop) in zip(pieces, self.group_bounds, strict=not self.shape_aware):
             grad = self._storage_grad[start:stop].data_ptr()
             if piece.grad is None or piece.grad.data_ptr() != grad:
                 raise RuntimeError(
@@ -260,12 +262,12 @@ class Replica:
             refuse_late_hooks(self.parts)
             self._checked = True
         with torch.no_grad():
-            for place, gradient in zip(self._gradient_views, gradients, strict=True):
+            for target, gradient in zip(self._gradient_views, gradients, strict=True):
                 if gradient is None:
-                    place.zero_()
+                    target.zero_()
                 else:
-                    place.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
-        return self._agree()
+                    target.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+        return self._strategy_step()
 
     def follow(self, gradient: Tensor | Rows) -> Exchange:
         """Make one strategy step along a closed-form ``gradient``: [N], or row-sparse (a few rows of it).
@@ -276,15 +278,15 @@ class Replica:
             check_rows(gradient, self._storage)
             check_plain(self.optimizer, self.clip, self.name)
             if self.scale.kept:
-                self._pending = gradient
+                self._pending_rows = gradient
             else:
                 self._storage_grad.copy_(gradient.dense(self._storage))
-            return self._agree()
-        self._leave_scale()
+            return self._strategy_step()
+        self._fold_scale()
         if gradient.shape != self._storage_grad.shape:
             raise ValueError(f"the gradient has shape {tuple(gradient.shape)}, the vector ({len(self)},)")
         self._storage_grad.copy_(gradient)
-        return self._agree()
+        return self._strategy_step()
 
     @property
     def row_width(self) -> int | None:
@@ -298,7 +300,7 @@ class Replica:
             lambda scale: self._storage if scale == 1.0 else self._storage * scale
         )
 
-    def _leave_scale(self) -> None:
+    def _fold_scale(self) -> None:
         """Fold the scale before a dense gradient. Raises ValueError if the vector is shared."""
         if self.scale.logarithm == 0.0:
             return
@@ -311,10 +313,10 @@ class Replica:
         self.reload()
 
     def update(self) -> None:
-        """Clip the current gradient, apply the schedule, and make one optimizer step. For strategies."""
+        """Clip the current gradient, apply the schedule, and make one optimizer step; for strategies."""
         before = self.values().clone() if self.measure else None
-        if self._pending is not None:
-            rows, self._pending = self._pending, None
+        if self._pending_rows is not None:
+            rows, self._pending_rows = self._pending_rows, None
             self.scale.step(rows, *self._rates())
         else:
             if self.clip is not None:
@@ -360,10 +362,10 @@ class Replica:
         factor = 1.0 if self.schedule is None else self.schedule(self.steps_taken())
         return [float(rate) * factor for rate in self._initial_lr]
 
-    def _agree(self) -> Exchange:
+    def _strategy_step(self) -> Exchange:
         with torch.no_grad():
             if self.measure:
-                rows = self._pending
+                rows = self._pending_rows
                 self.own_gradient = self._storage_grad.clone() if rows is None else rows.dense(self.values())
             exchange = self.exchange(self)
             self.reload()
@@ -376,7 +378,7 @@ class Replica:
         return state_of(self)
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore a state of ``state``. Raises ValueError naming a parameter that does not fit."""
+        """Restore what ``state`` returned. Raises ValueError naming a parameter that does not fit."""
         load_into(self, state)
 
 

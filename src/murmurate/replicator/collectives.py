@@ -71,7 +71,7 @@ class Group:
         """Every tensor of all members, by rank: [k, ...] for k living members.
 
         join: whether to concatenate along the first dimension instead of stacking; its length may then differ
-        (for a shorter last batch). Backward: each member gets the sum of the gradients of its own part.
+        (for a shorter last batch). Backward: each member gets the sum of the gradients of its own rows.
         """
         if join:
             return self._map("gather", x)
@@ -94,21 +94,21 @@ class Group:
         """
         if not items:
             raise ValueError("map_gather and map_reduce need at least one item")
-        parts, order = [], torch.empty(0, dtype=torch.int64)
+        gathered, gathered_numbers = [], torch.empty(0, dtype=torch.int64)
         missing, workers = list(range(len(items))), list(range(self.size))
         while missing:
             own_items = missing[workers.index(self.rank) :: len(workers)]
             # a member without items still computes one, to know the structure of results
             computed = [function(items[i]) for i in own_items or missing[:1]]
             stacked = pytree.tree_map(lambda *rows: torch.stack([_tensor(r) for r in rows]), *computed)
-            results = pytree.tree_map(functools.partial(_first, len(own_items)), stacked)
-            numbers = torch.tensor(own_items, dtype=torch.int64)
-            part, received, living = self.gather((results, numbers, torch.tensor([self.rank])), join=True)
-            parts.append(part)
-            order = torch.cat([order, received])
-            missing, workers = sorted(set(missing) - set(received.tolist())), living.tolist()
-        in_order = order.argsort()
-        return pytree.tree_map(lambda *leaves: torch.cat(leaves)[in_order.to(leaves[0].device)], *parts)
+            own_results = pytree.tree_map(functools.partial(_first_rows, len(own_items)), stacked)
+            own_numbers, own_rank = torch.tensor(own_items, dtype=torch.int64), torch.tensor([self.rank])
+            results, numbers, living = self.gather((own_results, own_numbers, own_rank), join=True)
+            gathered.append(results)
+            gathered_numbers = torch.cat([gathered_numbers, numbers])
+            missing, workers = sorted(set(missing) - set(numbers.tolist())), living.tolist()
+        in_order = gathered_numbers.argsort()
+        return pytree.tree_map(lambda *leaves: torch.cat(leaves)[in_order.to(leaves[0].device)], *gathered)
 
     def map_reduce(self, function: Callable[[Any], Any], items: Sequence[Any], operation: Reduction) -> Any:
         """``operation`` (see ``reduce``) over ``function`` of every item, the work shared in the group."""
@@ -182,8 +182,8 @@ _ADJOINT = {
 
 
 class _Linear(torch.autograd.Function):
-    """Attaches the adjoint as the backward pass of results that are already computed; differentiable any
-    number of times."""
+    """Makes the adjoint the backward pass of results that are already computed; differentiable any number of
+    times."""
 
     @staticmethod
     def forward(ctx: Any, linear_map: _Map, results: list[Tensor], *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -197,21 +197,22 @@ class _Linear(torch.autograd.Function):
 
 def _apply(linear_map: _Map, tensors: Sequence[Tensor]) -> list[Tensor]:
     """The results of the map; if any member wants a gradient, with its adjoint as their backward pass."""
-    differentiable = [x.is_floating_point() or x.is_complex() for x in tensors]
-    wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    wants_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     with torch.no_grad():
-        results, wanted_by_any = linear_map.run([x.detach() for x in tensors], wanted)
-    if not (wanted_by_any and torch.is_grad_enabled()):
+        results, any_wants_gradient = linear_map.run([x.detach() for x in tensors], wants_gradient)
+    if not (any_wants_gradient and torch.is_grad_enabled()):
         return results
-    chosen = [i for i, is_differentiable in enumerate(differentiable) if is_differentiable]
+    differentiable = [i for i, x in enumerate(tensors) if x.is_floating_point() or x.is_complex()]
     # members with constant inputs also take part in the collective of the backward pass
     inputs = [
-        tensors[i] if tensors[i].requires_grad else tensors[i].detach().requires_grad_() for i in chosen
+        tensors[i] if tensors[i].requires_grad else tensors[i].detach().requires_grad_()
+        for i in differentiable
     ]
-    rows = {rank: [counts[i] for i in chosen] for rank, counts in linear_map.rows.items()}
-    chosen_map = _Map(linear_map.group, linear_map.kind, linear_map.root, rows)
-    attached = _Linear.apply(chosen_map, [results[i] for i in chosen], *inputs)  # type: ignore[no-untyped-call]
-    for i, result in zip(chosen, attached, strict=True):
+    rows = {rank: [counts[i] for i in differentiable] for rank, counts in linear_map.rows.items()}
+    restricted_map = _Map(linear_map.group, linear_map.kind, linear_map.root, rows)
+    restricted_results = [results[i] for i in differentiable]
+    attached = _Linear.apply(restricted_map, restricted_results, *inputs)  # type: ignore[no-untyped-call]
+    for i, result in zip(differentiable, attached, strict=True):
         results[i] = result
     return results
 
@@ -232,14 +233,14 @@ def _reduction(operation: Reduction) -> Callable[[Tensor], Tensor]:
     return _REDUCTIONS[operation]
 
 
-def _first(count: int, rows: Tensor) -> Tensor:
+def _first_rows(count: int, rows: Tensor) -> Tensor:
     return rows[:count]
 
 
-def _extreme(which: Callable[..., Tensor], stacked: Tensor) -> Tensor:
+def _extreme(position_of: Callable[..., Tensor], stacked: Tensor) -> Tensor:
     # argmin and argmax do not support booleans; of equal values they return the first, of the lowest rank
-    ordered = stacked.to(torch.uint8) if stacked.dtype == torch.bool else stacked
-    return torch.take_along_dim(stacked, which(ordered, 0, keepdim=True), 0).squeeze(0)
+    numbers = stacked.to(torch.uint8) if stacked.dtype == torch.bool else stacked
+    return torch.take_along_dim(stacked, position_of(numbers, 0, keepdim=True), 0).squeeze(0)
 
 
 _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {

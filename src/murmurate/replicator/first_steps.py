@@ -1,7 +1,7 @@
 """Compares what the replicas of a script see at their first steps.
 
 Each replica reads the source of its inputs itself. So a source that shuffles without a seed gives each
-replica other batches, and a script that does not call ``inputs`` trains all replicas on the same batches.
+replica different batches, and a script that does not call ``inputs`` trains all replicas on the same batches.
 Neither shows in the loss.
 """
 
@@ -24,8 +24,8 @@ from murmurate.replicator.input_split import InputSource
 
 _BATCHES = 3  # number of batches of the first call of ``inputs`` that are compared
 _GRADIENT = _BATCHES  # position of the first gradient's hash, after the batches' hashes
-_STEPS = 50  # number of steps at which others' hashes are read: asynchronous replicas publish late
-_VALUES = 4096  # approximate number of values of a tensor that are hashed
+_STEPS = 50  # number of steps at which the hashes of the others are read: asynchronous replicas publish late
+_HASHED_VALUES = 4096  # approximate number of values of a tensor that are hashed
 
 
 class FirstSteps:
@@ -37,12 +37,12 @@ class FirstSteps:
 
     def __init__(self, fabric: Fabric, members: int) -> None:
         self.rank = fabric.rank
-        self._others = [rank for rank in range(members) if rank != fabric.rank]
-        self._own = torch.zeros(_BATCHES + 1, dtype=torch.float64)
+        self._other_ranks = [rank for rank in range(members) if rank != fabric.rank]
+        self._own_hashes = torch.zeros(_BATCHES + 1, dtype=torch.float64)  # 0: not computed yet
         self._channel: Channel | None = None
-        if self._others and Capability.REGISTER in fabric.capabilities:
-            self._channel = fabric.channel("first steps", self._own)
-        self._begun = False  # whether the script has called ``inputs``
+        if self._other_ranks and Capability.REGISTER in fabric.capabilities:
+            self._channel = fabric.channel("first steps", self._own_hashes)
+        self._called_inputs = False  # whether the script has called ``inputs``
         self._steps = 0
 
     def watched(self, source: InputSource, compare: bool) -> InputSource:
@@ -50,8 +50,8 @@ class FirstSteps:
 
         A source that is a function gives each replica batches of its own, which are not compared.
         """
-        first, self._begun = not self._begun, True
-        return self._batches(source, compare and first) if not callable(source) else source
+        is_first_call, self._called_inputs = not self._called_inputs, True
+        return self._batches(source, compare and is_first_call) if not callable(source) else source
 
     def _batches(self, source: Iterable[Any], compare: bool) -> Iterator[Any]:
         iterator = iter(source)
@@ -65,32 +65,32 @@ class FirstSteps:
 
     def step(self, replica: Replica) -> None:
         """Before a step on the replica's own gradient: warn if all replicas began with the same one."""
-        if self._begun or self._channel is None or self._steps >= _STEPS:
+        if self._called_inputs or self._channel is None or self._steps >= _STEPS:
             return
         self._steps += 1
         if self._steps == 1 and bool(replica.grad.any()):
             self._publish(_GRADIENT, _hash_of(replica.grad))
-        own = float(self._own[_GRADIENT])
-        if self.rank or not own:
+        own_hash = float(self._own_hashes[_GRADIENT])
+        if self.rank or not own_hash:
             return
-        theirs = [float(hashes[_GRADIENT]) for hashes in self._published(self._channel)]
-        if len(theirs) < len(self._others) or 0.0 in theirs:
+        other_hashes = [float(hashes[_GRADIENT]) for hashes in self._published(self._channel)]
+        if len(other_hashes) < len(self._other_ranks) or 0.0 in other_hashes:
             return
-        self._steps = _STEPS
-        if set(theirs) == {own}:
+        self._steps = _STEPS  # compared: later steps need not read the hashes
+        if set(other_hashes) == {own_hash}:
             warnings.warn(
-                f"all {len(theirs) + 1} replicas train on the same batches: their first gradients are equal, "
-                "and the script has not called replicator.inputs(...). Loop over replicator.inputs(batches), "
-                "which gives each its share.",
+                f"all {len(other_hashes) + 1} replicas train on the same batches: their first gradients are "
+                "equal, and the script has not called replicator.inputs(...). Loop over "
+                "replicator.inputs(batches), which gives each its share.",
                 stacklevel=6,
             )
 
     def _check_batches(self) -> None:
         assert self._channel is not None
-        for hashes in self._published(self._channel):
-            differs = (
-                (hashes[:_BATCHES] != 0) & (self._own[:_BATCHES] != 0) & (hashes != self._own)[:_BATCHES]
-            )
+        own_hashes = self._own_hashes[:_BATCHES]
+        for published in self._published(self._channel):
+            hashes = published[:_BATCHES]
+            differs = (hashes != 0) & (own_hashes != 0) & (hashes != own_hashes)
             if bool(differs.any()):
                 number = int(differs.nonzero()[0, 0])
                 raise Refusal(
@@ -101,13 +101,14 @@ class FirstSteps:
                     "If only random augmentation differs, add compare=False."
                 )
 
-    def _publish(self, position: int, number: float) -> None:
+    def _publish(self, position: int, hash_: float) -> None:
         assert self._channel is not None
-        self._own[position] = number
-        self._channel.publish(self._own)
+        self._own_hashes[position] = hash_
+        self._channel.publish(self._own_hashes)
 
     def _published(self, channel: Channel) -> list[Tensor]:
-        return [channel.peek(rank)[0] for rank in self._others if channel.version(rank) > 0]
+        """The hashes of the other replicas that have published any."""
+        return [channel.peek(rank)[0] for rank in self._other_ranks if channel.version(rank) > 0]
 
 
 def _hash_of(batch: Any) -> float:
@@ -119,7 +120,7 @@ def _hash_of(batch: Any) -> float:
             leaf = torch.from_numpy(np.ascontiguousarray(leaf))
         if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
             values = leaf.detach().reshape(-1)
-            values = values[:: max(1, len(values) // _VALUES)].cpu().contiguous()
+            values = values[:: max(1, len(values) // _HASHED_VALUES)].cpu().contiguous()
             digest.update(repr((tuple(leaf.shape), leaf.dtype)).encode())
             digest.update(values.view(torch.uint8).numpy().tobytes())
         elif isinstance(leaf, str | bytes | int | float):

@@ -37,8 +37,8 @@ class NoExchange:
 class TensorExchange:
     """Gathers tensors of any number, shape and dtype over two channels of fixed length.
 
-    The first is long enough for most batch statistics; the second carries the rest of longer messages in
-    pieces. members: the group's ranks in the fabric; None: all. All members must make this object at the
+    The first channel is long enough for most batch statistics; the second carries the rest of longer messages
+    in pieces. members: the group's ranks in the fabric; None: all. All members must make this object at the
     same point, and call ``gather`` in the same way. Ranks are positions in the group.
     """
 
@@ -79,8 +79,9 @@ class TensorExchange:
         for rank, (header, _) in messages.items():
             if _must_match(header) != _must_match(own_header):
                 raise FabricError(
-                    f"rank {rank} calls {_call(header)} where rank {self.rank} calls {_call(own_header)}. "
-                    "Make the same collective calls on all replicas, in one order, also in backward passes."
+                    f"rank {rank} calls {_in_words(header)} where rank {self.rank} calls "
+                    f"{_in_words(own_header)}. Make the same collective calls on all replicas, in one order, "
+                    "also in backward passes."
                 )
         return {
             rank: Contribution(tensors, bool(header["gradient"]))
@@ -149,7 +150,7 @@ def _must_match(header: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
-def _call(header: dict[str, Any]) -> str:
+def _in_words(header: dict[str, Any]) -> str:
     """A call in words, for an error message."""
     tensors = ", ".join(f"{dtype}{shape}" for dtype, shape in header["tensors"][:4])
     more = len(header["tensors"]) - 4

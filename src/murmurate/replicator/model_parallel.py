@@ -94,7 +94,7 @@ class ModelParallelReplica:
                     self._clip(waiting)
                 return
             shard = self.shards[k]
-            update, replaced = shard.update, shard.__dict__.get("update")
+            update, instance_update = shard.update, shard.__dict__.get("update")
             updated = False
 
             def update_after_the_others() -> None:
@@ -110,8 +110,8 @@ class ModelParallelReplica:
                 exchanges[k] = shard.follow(gradients[k])
             finally:
                 del shard.__dict__["update"]
-                if replaced is not None:
-                    shard.__dict__["update"] = replaced
+                if instance_update is not None:
+                    shard.__dict__["update"] = instance_update
             if not updated:  # a strategy may skip the local update
                 step_from(k + 1)
 
@@ -120,8 +120,8 @@ class ModelParallelReplica:
 
     def _clip(self, shards: Sequence[Replica]) -> None:
         """Clip the gradients of these shards by their common norm."""
-        first = shards[0].device
-        norms = torch.stack([torch.linalg.vector_norm(s.grad).to(first) for s in shards])
+        device = shards[0].device
+        norms = torch.stack([torch.linalg.vector_norm(s.grad).to(device) for s in shards])
         norm = torch.linalg.vector_norm(norms)
         check_norm(norm.item(), self.name, self.clock)
         self.gradient_norm = norm

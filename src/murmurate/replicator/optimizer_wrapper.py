@@ -37,10 +37,10 @@ class ParameterModule(nn.Module):
     def _owner_and_attribute(self, name: str) -> tuple[nn.Module, str]:
         *path, attribute = name.split(".")
         owner: nn.Module = self
-        for step in path:
-            if step not in owner._modules:
-                owner.add_module(step, nn.Module())
-            owner = owner.get_submodule(step)
+        for child in path:
+            if child not in owner._modules:
+                owner.add_module(child, nn.Module())
+            owner = owner.get_submodule(child)
         return owner, attribute
 
 
@@ -83,8 +83,8 @@ def optimizer_factory(optimizer: torch.optim.Optimizer) -> Callable[[list[Any]],
 def _copy(optimizer: torch.optim.Optimizer, groups: list[Any]) -> torch.optim.Optimizer:
     """A new optimizer of the same class, with the same defaults, for other groups."""
     kind = type(optimizer)
-    known = inspect.signature(kind.__init__).parameters
-    return kind(groups, **{k: v for k, v in optimizer.defaults.items() if k in known})
+    options = inspect.signature(kind.__init__).parameters
+    return kind(groups, **{k: v for k, v in optimizer.defaults.items() if k in options})
 
 
 def check_can_be_wrapped(
@@ -164,8 +164,8 @@ class WrappedOptimizer(torch.optim.Optimizer):
     """Behaves like the optimizer that it wraps, except that ``step()`` runs the strategy's update.
 
     ``param_groups``, ``state`` and ``defaults`` are the wrapped optimizer's, whose parameters are now slices
-    of the flat vector of ``replica``. ``last`` says with how many members the last step
-    exchanged, and how stale it was.
+    of the flat vector of ``replica``. ``last`` is the result of the last step: how many members took part in
+    it, and how stale it was (see ``Exchange``).
 
     Differs: a parameter that the loss does not touch has gradient zero instead of None (see ``Replica``).
     """
@@ -206,7 +206,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         )
 
     def refuse_plain_steps(self) -> None:
-        """Make steps of the wrapped optimizer itself raise Refusal: no other replica would hear of them."""
+        """Make steps of the wrapped optimizer itself raise Refusal: they would not be exchanged."""
 
         def refuse(*_: Any) -> None:
             if not self._is_stepping:
@@ -272,20 +272,20 @@ class WrappedOptimizer(torch.optim.Optimizer):
         replica = self.replica
         saved = replica.state()["optimizer"]
         counts = [sum(start <= p.start < stop for p in replica.parts) for start, stop in replica.group_bounds]
-        groups, state, first = [], {}, 0
+        groups, state, first_index = [], {}, 0
         for number, (group, count) in enumerate(zip(self.optimizer.param_groups, counts, strict=True)):
-            indices = list(range(first, first + count))
+            indices = list(range(first_index, first_index + count))
             settings = {k: v for k, v in group.items() if k != "params"}
             groups.append(settings | {"params": indices})
             for index in indices:
-                own = {
+                parameter_state = {
                     key.split(".", 1)[1]: _state_of_parameter(value, replica.parts[index].name)
                     for key, value in saved.items()
                     if key.startswith(f"{number}.")
                 }
-                if own:
-                    state[index] = own
-            first += count
+                if parameter_state:
+                    state[index] = parameter_state
+            first_index += count
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -299,8 +299,8 @@ class WrappedOptimizer(torch.optim.Optimizer):
         counts = [sum(start <= p.start < stop for p in replica.parts) for start, stop in replica.group_bounds]
         if [len(g["params"]) for g in groups] != counts:
             raise ValueError(f"the state has groups of other sizes than {counts}: it is of another model")
-        for number, (group, own) in enumerate(zip(groups, self.optimizer.param_groups, strict=True)):
-            own.update({k: v for k, v in group.items() if k != "params"})
+        for number, (group, own_group) in enumerate(zip(groups, self.optimizer.param_groups, strict=True)):
+            own_group.update({k: v for k, v in group.items() if k != "params"})
             for index in group["params"]:
                 for key, value in stored.get(index, {}).items():
                     part = replica.parts[index]

@@ -88,10 +88,10 @@ class OwnLoop(Replicator):
         self._exchanges: dict[tuple[int, ...], TensorExchange] = {}  # by the ranks of a group
         if strategy.common_rounds:  # opened on all members at the same point, before any collective
             self._exchanges[tuple(range(self.size))] = TensorExchange(fabric)
-        self._ends = (
+        self._ends = (  # each member publishes here that it has ended
             fabric.channel("ends", torch.zeros(1)) if Capability.REGISTER in fabric.capabilities else None
         )
-        self._first = FirstSteps(fabric, self.size)
+        self._first_steps = FirstSteps(fabric, self.size)
 
     # -- rank and devices ----------------------------------------------------------------------------
 
@@ -144,7 +144,7 @@ class OwnLoop(Replicator):
 
         def step(stepping: Replica) -> Exchange:
             self._begin()
-            self._first.step(stepping)
+            self._first_steps.step(stepping)
             return exchange(stepping)
 
         replica.exchange = step
@@ -204,7 +204,7 @@ class OwnLoop(Replicator):
         placed: from a parameter's name to the number of its device; None: the device that holds it.
         clip: largest norm of the gradient over all devices.
 
-        Raises Refusal for ``clip`` if a centre steps, as it receives each device's gradient separately.
+        Raises Refusal for ``clip`` if a centre makes the updates: it gets each device's gradient separately.
         """
         if self.parts.size > 1:
             raise Refusal("a replica has either several parts or several devices: give each part one device")
@@ -244,16 +244,16 @@ class OwnLoop(Replicator):
         Raises Refusal if ``source`` gives the replicas different batches.
         """
         self._begin()
-        source = self._first.watched(source, compare)
+        source = self._first_steps.watched(source, compare)
         yield from inputs(source, self._index, per=per, split=split, all_have=self._all_have)
 
-    def run(self, step: Callable[[Any], Any], batches: InputSource, **how: Any) -> Iterator[Any]:
-        """The results of ``step(batch)`` for each of the ``inputs``, merged over replicas.
+    def run(self, step: Callable[[Any], Any], batches: InputSource, **options: Any) -> Iterator[Any]:
+        """The results of ``step(batch)`` for each of ``inputs(batches, **options)``, merged over replicas.
 
         Every tensor of ``step``'s nested result gets a first dimension, [k, ...], by rank; without common
-        rounds it has only the own result, k = 1. Raises FabricError if results differ in structure.
+        rounds it has this replica's result alone, k = 1. Raises FabricError if results differ in structure.
         """
-        for batch in self.inputs(batches, **how):
+        for batch in self.inputs(batches, **options):
             result = step(batch)
             with torch.no_grad():
                 if self.strategy.common_rounds:
@@ -275,7 +275,7 @@ class OwnLoop(Replicator):
 
     @property
     def within(self) -> Group:
-        """The replicas of the own worker."""
+        """The replicas of this replica's worker."""
         return self._group(ranks_within(self.rank, self._index.per_worker), "a collective within workers")
 
     @property
@@ -286,10 +286,10 @@ class OwnLoop(Replicator):
 
     def _group(self, ranks: Sequence[int], feature: str) -> Group:
         check_common_rounds(self.strategy, feature)
-        group = tuple(ranks)
-        if group not in self._exchanges:
-            self._exchanges[group] = TensorExchange(self.fabric, group)
-        return Group(self._exchanges[group])
+        members = tuple(ranks)
+        if members not in self._exchanges:
+            self._exchanges[members] = TensorExchange(self.fabric, members)
+        return Group(self._exchanges[members])
 
     def mean(self, x: Any) -> Any:
         """See ``Group.mean``; this method and the six below call those of ``everyone``."""
@@ -357,8 +357,8 @@ class OwnLoop(Replicator):
                 self._ends.publish(torch.ones(1))
         if deadline_seconds <= 0 or self._ends is None:
             return True
-        others = [r for r in range(self.fabric.size) if r != self.rank]
-        return self._ends.wait_newer(others, [0] * len(others), deadline_seconds)
+        other_ranks = [r for r in range(self.fabric.size) if r != self.rank]
+        return self._ends.wait_newer(other_ranks, [0] * len(other_ranks), deadline_seconds)
 
     def __enter__(self) -> OwnLoop:
         return self

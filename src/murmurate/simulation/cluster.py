@@ -28,7 +28,7 @@ _NETWORK = {
 }
 
 
-# a mean time of less would make more faults in a second than a computer can simulate
+# a shorter mean time would mean more faults per second than can be simulated
 FaultSeconds = Annotated[float, Range(1e-3, 1e9)]
 
 
@@ -36,7 +36,7 @@ FaultSeconds = Annotated[float, Range(1e-3, 1e9)]
 class Cluster:
     """All seconds are virtual; every replica has a processor of its own.
 
-    compute: what a step (batch, gradient, update) takes: ``constant:0.01``; ``lognormal:0.01,0.5`` (median,
+    compute: the time of a step (batch, gradient, update): ``constant:0.01``; ``lognormal:0.01,0.5`` (median,
         spread of its logarithm); ``straggler:0.01,4`` (replica 0 takes 4 times as long); ``sleeper:0.01,3``
         (replica 0 sleeps 3 of its step times after each step); ``trace:FILE`` (numbers, or a run folder).
     network: ``latency=`` seconds, ``bandwidth=`` bytes a second of each port, ``spread=`` of the logarithm of
@@ -92,7 +92,7 @@ class Cluster:
         read."""
         name, _, rest = self.compute.partition(":")
         try:
-            numbers = _trace(Path(rest)) if name == "trace" else tuple(map(float, rest.split(",")))
+            numbers = _read_trace(Path(rest)) if name == "trace" else tuple(map(float, rest.split(",")))
             return compute_model(name, numbers)
         except ValueError as error:
             raise Refusal(
@@ -125,7 +125,7 @@ def _network_value(key: str, value: str) -> object:
     if key == "collective":
         return value
     if key == "trace":
-        return _trace(Path(value))
+        return _read_trace(Path(value))
     if key == "ports":
         if value not in ("yes", "no"):
             raise ValueError(f"ports is yes or no, not '{value}'")
@@ -133,32 +133,32 @@ def _network_value(key: str, value: str) -> object:
     return float(value)
 
 
-def _trace(path: Path) -> tuple[float, ...]:
-    """Seconds from a file of numbers (a JSON list, or separated by spaces), or of the steps of a run folder.
+def _read_trace(path: Path) -> tuple[float, ...]:
+    """Seconds: from a file of numbers (a JSON list, or separated by spaces), or of the steps of a run folder.
 
-    A step of a run folder takes the time that a replica did not wait between two of its records, divided by
-    its updates between them. Raises ValueError if ``path`` has no such numbers.
+    A step takes the time between two records of a replica, without its waiting, divided by its updates
+    between them. Raises ValueError if ``path`` has no such numbers.
     """
     try:
         if path.is_dir():
-            return _steps_of(path)
+            return _step_seconds(path)
         text = path.read_text()
         return tuple(float(x) for x in (json.loads(text) if text.lstrip().startswith("[") else text.split()))
     except (OSError, TypeError) as error:
         raise ValueError(f"{path} holds no numbers ({error})") from error
 
 
-def _steps_of(folder: Path) -> tuple[float, ...]:
+def _step_seconds(folder: Path) -> tuple[float, ...]:
     last_record: dict[int, tuple[float, int]] = {}
     seconds: dict[int, list[float]] = defaultdict(list)
     for record in read_metrics(folder / "metrics.jsonl"):
         if record.get("kind") == "event" or record.get("waiting_seconds") is None:
             continue
         rank, updates = int(record["replica"]), int(record["updates"])
-        busy = float(record["time_seconds"]) - float(record["waiting_seconds"])
+        busy_seconds = float(record["time_seconds"]) - float(record["waiting_seconds"])
         if rank in last_record and updates > last_record[rank][1]:
-            seconds[rank].append((busy - last_record[rank][0]) / (updates - last_record[rank][1]))
-        last_record[rank] = busy, updates
+            seconds[rank].append((busy_seconds - last_record[rank][0]) / (updates - last_record[rank][1]))
+        last_record[rank] = busy_seconds, updates
     steps = tuple(s for _, durations in sorted(seconds.items()) for s in durations if s > 0)
     if not steps:
         raise ValueError(f"{folder} has too few records to derive the time of a step")

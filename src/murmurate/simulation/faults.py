@@ -11,11 +11,11 @@ from murmurate.fabric.simulated.fabric import Partition, SimulatedFabric
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.monitor import Monitor
 
-_RETRY_SECONDS = 0.1
+_RETRY_SECONDS = 0.1  # virtual: between attempts to let a replica join
 
 
 class FaultInjector:
-    """Schedules all faults of a run. start_rank: starts a replica, perhaps again, once the strategy allows
+    """Schedules all faults of a run. start_rank: starts or restarts a replica, once the strategy allows
     it."""
 
     def __init__(
@@ -53,7 +53,7 @@ class FaultInjector:
 
         def act() -> None:
             running = self._monitor.running
-            if len(running) > 1:  # the last one is spared, or the run would end
+            if len(running) > 1:  # the last running replica is spared, or the run would end
                 inject(int(running[self._generator.integers(len(running))]))
             if not self._monitor.all_drained():
                 self._schedule(mean_seconds, inject)
@@ -74,7 +74,7 @@ class FaultInjector:
     def _enter(self, rank: int) -> None:
         if self._monitor.running:
             self._start_rank(rank)
-        elif not self._monitor.finished:  # no replica has started whose state it could load
+        elif not self._monitor.finished:  # no replica is running whose state it could load
             later = self._fabric.virtual_seconds + _RETRY_SECONDS
             self._fabric.at(later, functools.partial(self._enter, rank))
 

@@ -103,16 +103,16 @@ class SimulatedLearner:
         """Learn until ``control`` ends the run."""
         self.replicator.publish()
         for batch in self.source:
-            busy, asleep = next(self._steps)
-            self.member.compute(busy)
-            self.busy_seconds += busy
+            busy_seconds, sleep_seconds = next(self._steps)
+            self.member.compute(busy_seconds)
+            self.busy_seconds += busy_seconds
             self.timer.lap("learn")
             self.outcome = self.agent.learn(batch)
             batch.feedback(self.outcome.priorities)
             self.env_steps += batch.env_steps
             control.stepped(self, batch)
-            if asleep:
-                self.member.compute(asleep)
+            if sleep_seconds:
+                self.member.compute(sleep_seconds)
                 self.timer.lap(None)
             if self._round_ended():
                 if self._barrier is not None and control.joiners_waiting(self):

@@ -21,8 +21,8 @@ from murmurate.spec import Batch
 from murmurate.training.divergence import relative_spread
 from murmurate.training.run import Run
 
-MOST_OWN_RECORDS = 16  # replicas; with more, one record combines all
-_RETURNS_A_RECORD = 100
+MOST_OWN_RECORDS = 16  # with at most so many replicas, each has its own records; else one record combines all
+_MOST_RETURNS = 100  # of training episodes, in one record
 _PRINT_SECONDS = 10.0
 
 
@@ -42,7 +42,7 @@ class Monitor:
     ) -> None:
         self.run, self.fabric, self._print_line = run, fabric, print_line
         self._path = folder / "metrics.jsonl"
-        self._records_each = run.replicas <= MOST_OWN_RECORDS
+        self._records_apart = run.replicas <= MOST_OWN_RECORDS
         self.recorder = self._open_recorder(None)
         self._recorders: dict[int, Recorder] = {}
         self.learners: dict[int, SimulatedLearner] = {}  # the newest incarnation of each rank
@@ -53,17 +53,17 @@ class Monitor:
         self.env_steps, self.updates = 0, 0
         self.returns: deque[float] = deque(maxlen=100)
         self.events: list[dict[str, Any]] = []
-        self.faults: dict[str, int] = {}
+        self.event_counts: dict[str, int] = {}
         self.interrupted, self.signal = False, 0
         self.stopped_because = ""
         self._unrecorded: dict[int, list[list[float]]] = {}  # by recorder: returns and lengths of episodes
         self._last_updates: dict[int, int] = {}
         self._stop_at: float = math.inf  # the number of updates at which synchronous members stop
-        self._pending: dict[int, Callable[[SimulatedLearner], None]] = {}
-        self._admit_at = math.inf
+        self._pending_joiners: dict[int, Callable[[SimulatedLearner], None]] = {}
+        self._admit_at = math.inf  # the number of updates at which synchronous members admit joiners
         planned = run.planned_updates() or 100
-        self._every = max(run.replicas, planned * run.replicas // cluster.lines)
-        self._next_record = self._every
+        self._record_interval = max(run.replicas, planned * run.replicas // cluster.lines)
+        self._next_record = self._record_interval
         self._started = self._printed_at = time.monotonic()
 
     # -- called by learners ------------------------------------------------------------------------
@@ -80,12 +80,12 @@ class Monitor:
         self._last_updates[learner.rank] = learner.updates
         if batch.episodes:
             self.returns.extend(episode.episode_return for episode in batch.episodes)
-            record = learner.rank if self._records_each else 0
-            self._unrecorded.setdefault(record, []).extend(
+            recorder = learner.rank if self._records_apart else 0
+            self._unrecorded.setdefault(recorder, []).extend(
                 [episode.episode_return, episode.length] for episode in batch.episodes
             )
         if self.updates >= self._next_record:
-            self._next_record += self._every
+            self._next_record += self._record_interval
             self.record()
         self._stop_if_due()
 
@@ -136,9 +136,9 @@ class Monitor:
     def admit_later(self, rank: int, enter: Callable[[SimulatedLearner], None]) -> None:
         """Call ``enter`` with a donor, the learner whose state the joiner loads, once all members are between
         two rounds."""
-        if not self._pending:  # else some members may wait at the barrier already
+        if not self._pending_joiners:  # else some members may wait at the barrier already
             self._admit_at = 1 + max((self.learners[r].updates for r in self.running), default=0)
-        self._pending[rank] = enter
+        self._pending_joiners[rank] = enter
 
     def joiners_waiting(self, learner: SimulatedLearner) -> bool:
         return learner.updates >= self._admit_at
@@ -146,7 +146,7 @@ class Monitor:
     def admit_joiners(self, learner: SimulatedLearner) -> None:
         """Called by each learner after the barrier: the first one admits all pending joiners."""
         self._admit_at = math.inf
-        pending, self._pending = self._pending, {}
+        pending, self._pending_joiners = self._pending_joiners, {}
         if not self.is_over(learner):  # else no member would take part in their rounds
             for enter in pending.values():
                 enter(learner)
@@ -155,7 +155,7 @@ class Monitor:
 
     def event(self, name: str, message: str, **fields: Any) -> None:
         now = self.fabric.virtual_seconds
-        self.faults[name] = self.faults.get(name, 0) + 1
+        self.event_counts[name] = self.event_counts.get(name, 0) + 1
         # the summary stays readable; metrics.jsonl has all events
         if len(self.events) < 1000:
             self.events.append({"event": name, "message": message, "time_seconds": round(now, 6), **fields})
@@ -170,14 +170,14 @@ class Monitor:
         spread = {}
         if len(living) > 1:  # as seen from outside, at one instant
             spread["disagreement"] = disagreement([self.learners[r] for r in living])
-        for replica, ranks in ({r: [r] for r in living} if self._records_each else {0: living}).items():
+        for replica, ranks in ({r: [r] for r in living} if self._records_apart else {0: living}).items():
             if replica not in self._recorders:
                 self._recorders[replica] = self._open_recorder(replica)
             timings = [self.learners[r].timer.fields(last=last) for r in ranks]
             if len(ranks) > 1:
                 self._record_members(ranks, timings)
-            facts = self._combined_record([self.learners[r] for r in ranks], replica)
-            self._recorders[replica].record(facts | _summed(timings) | spread)
+            fields = self._combined_record([self.learners[r] for r in ranks], replica)
+            self._recorders[replica].record(fields | _combined_timing(timings) | spread)
         if time.monotonic() - self._printed_at > _PRINT_SECONDS:
             self._printed_at = time.monotonic()
             self._print_line(self.progress())
@@ -207,15 +207,15 @@ class Monitor:
         several = len(learners) > 1
         now = max(self.fabric.virtual_seconds, 1e-12)
         costs = [learner.costs() for learner in learners]
-        env_steps = learners[0].env_steps if self._records_each else self.env_steps
+        env_steps = learners[0].env_steps if self._records_apart else self.env_steps
         episodes = self._unrecorded.pop(replica, [])
-        facts: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "env_steps": env_steps,
             "updates": int(statistics.median(learner.updates for learner in learners)),
             "total_env_steps": self.env_steps,
             "env_steps_per_second": env_steps / now,
             "return_mean": statistics.fmean(self.returns) if self.returns else None,
-            "episode_returns": episodes[-_RETURNS_A_RECORD:],
+            "episode_returns": episodes[-_MOST_RETURNS:],
             **_means([learner.outcome.read_metrics() for learner in learners if learner.outcome.metrics]),
             "staleness": max(b.last.staleness for b in bound_replicas),
             "staleness_max": max(b.staleness_max for b in bound_replicas),
@@ -226,7 +226,7 @@ class Monitor:
             "exchanging_seconds": statistics.fmean(cost.exchanging_seconds for cost in costs),
             "bytes_exchanged": sum(cost.bytes for cost in costs),
         }
-        return facts | ({"joined_replicas": len(learners)} if several else {})
+        return fields | ({"joined_replicas": len(learners)} if several else {})
 
     def close(self) -> None:
         for recorder in (self.recorder, *self._recorders.values()):
@@ -246,13 +246,13 @@ def _vector(learner: SimulatedLearner) -> Tensor:
     )
 
 
-def _summed(timings: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _combined_timing(timings: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One replica's timing; for several replicas, their summed staleness counts."""
     counts: Counter[int] = Counter()
     for timing in timings:
         counts.update(timing.pop("staleness_counts", {}))
-    rest = timings[0] if len(timings) == 1 else {}
-    return rest | ({"staleness_counts": dict(sorted(counts.items()))} if counts else {})
+    other_fields = timings[0] if len(timings) == 1 else {}
+    return other_fields | ({"staleness_counts": dict(sorted(counts.items()))} if counts else {})
 
 
 def _means(metrics: Sequence[dict[str, Tensor | float]]) -> dict[str, float]:

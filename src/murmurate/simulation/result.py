@@ -29,11 +29,11 @@ def summarize(
     learners = [*monitor.former, *monitor.learners.values()]
     costs = [learner.costs() for learner in learners]
     bound_replicas = [bound for learner in learners for bound in learner.replicator.bound_replicas.values()]
-    centres = [centre.replicator.bytes_exchanged] if centre is not None else []
-    last = [monitor.learners[rank] for rank in sorted(monitor.finished)]
-    virtual = max(monitor.finished.values(), default=monitor.fabric.virtual_seconds)
+    centre_bytes = [centre.replicator.bytes_exchanged] if centre is not None else []
+    finished = [monitor.learners[rank] for rank in sorted(monitor.finished)]
+    virtual_seconds = max(monitor.finished.values(), default=monitor.fabric.virtual_seconds)
     frames = monitor.env_steps * run.world.spec().frames_per_step
-    facts: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "recipe": run.recipe,
         "agent": run.learner.name,
         "strategy": run.strategy.name,
@@ -42,22 +42,24 @@ def summarize(
         "seed": run.seed,
         "env_steps": monitor.env_steps,
         "frames": frames,
-        "updates": int(statistics.median(learner.updates for learner in last)) if last else 0,
-        "updates_least": min((learner.updates for learner in last), default=0),
-        "updates_greatest": max((learner.updates for learner in last), default=0),
+        "updates": int(statistics.median(learner.updates for learner in finished)) if finished else 0,
+        "updates_least": min((learner.updates for learner in finished), default=0),
+        "updates_greatest": max((learner.updates for learner in finished), default=0),
         "wall_seconds": wall_seconds,
-        "virtual_seconds": virtual,
+        "virtual_seconds": virtual_seconds,
         "env_steps_per_second": monitor.env_steps / max(wall_seconds, 1e-9),
-        "env_steps_per_virtual_second": monitor.env_steps / max(virtual, 1e-12),
-        "updates_per_virtual_second": monitor.updates / max(virtual, 1e-12),
+        "env_steps_per_virtual_second": monitor.env_steps / max(virtual_seconds, 1e-12),
+        "updates_per_virtual_second": monitor.updates / max(virtual_seconds, 1e-12),
         "total_updates": monitor.updates,
         **shares(costs),
-        "bytes_exchanged": sum(cost.bytes for cost in costs) + sum(centres),
+        "bytes_exchanged": sum(cost.bytes for cost in costs) + sum(centre_bytes),
         "staleness_max": max((bound.staleness_max for bound in bound_replicas), default=0),
-        "disagreement_final": disagreement(last) if len(last) > 1 else None,
+        "disagreement_final": disagreement(finished) if len(finished) > 1 else None,
         "train_return_mean": statistics.fmean(monitor.returns) if monitor.returns else None,
         "dead_replicas": sorted(monitor.died),
-        "faults": {k: monitor.faults[k] for k in sorted(monitor.faults) if k != "stopping"},
+        "faults": {
+            name: monitor.event_counts[name] for name in sorted(monitor.event_counts) if name != "stopping"
+        },
         "events": monitor.events,
         "stopped_because": monitor.stopped_because,
         "resume_exact": False,
@@ -68,14 +70,14 @@ def summarize(
         "best_eval_return_mean": None,
     }
     if (skipped := run.world.skipped()) is not None:
-        facts["skipped"] = skipped[1]
+        fields["skipped"] = skipped[1]
     last_checkpoint = folder / "checkpoints" / "last"
     if reason == "finished" and checkpoint.damage(last_checkpoint) is None:
-        values = figures(run, last_checkpoint)
-        values.pop("returns", None)
-        facts |= values
-    write_json(folder / "summary.json", facts)
-    return facts
+        evaluation = figures(run, last_checkpoint)
+        evaluation.pop("returns", None)
+        fields |= evaluation
+    write_json(folder / "summary.json", fields)
+    return fields
 
 
 def shares(costs: Sequence[Costs]) -> dict[str, float]:

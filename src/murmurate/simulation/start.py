@@ -40,9 +40,9 @@ from murmurate.training.worker_context import member_state, staging
 
 LAUNCHER = "simulated"
 _DEADLINE_SECONDS = 600.0  # virtual: for collectives
-_LATEST_SECONDS = 60.0  # virtual: for the last vectors to arrive before their mean is taken
-_END = "simulated"  # where the checkpoint is written before it is committed
-_STEPS_OF_A_BURST = 20  # so many steps in succession have their spans recorded
+_LATEST_SECONDS = 60.0  # virtual: for the last vectors to arrive before the consensus is taken
+_STAGING = "simulated"  # names the folder that the checkpoint is written to before it is committed
+_STEPS_OF_A_BURST = 20  # number of consecutive steps whose spans are recorded
 _MEMBER_BYTES = 500_000  # memory of a member beside its vectors: learner, simulators, stack
 
 
@@ -51,7 +51,7 @@ def simulate(run: Run, cluster: Cluster, folder: Path, quiet: bool = False) -> F
     """Check everything that can be checked, then run. Raises Refusal before anything has changed."""
     cluster.validate()
     run.validate()
-    # two replicas suffice for the checks, and need less memory than a thousand processes
+    # two replicas suffice for these checks, and need less memory than a thousand
     preflight(dataclasses.replace(run, replicas=min(run.replicas, 2)), Inline())
     refuse_if_small(
         run.members * (_MEMBER_BYTES + 16 * (planned_bytes(run) or 0)),
@@ -80,9 +80,9 @@ class Simulation:
         self._print_line: Callable[[str], None] = (
             (lambda line: None) if quiet else functools.partial(print, file=sys.stderr, flush=True)
         )
-        self._times = cluster.compute_model()
+        self._compute = cluster.compute_model()
         self._incarnations = [0] * run.replicas
-        self._with_spans = frozenset(shown_members(run.replicas))
+        self._traced_ranks = frozenset(shown_members(run.replicas))
         self._trace_schedule = self._early_trace_schedule()
         late, network = cluster.late(run.replicas), cluster.network_model()
         self.fabric = SimulatedFabric(
@@ -91,7 +91,7 @@ class Simulation:
             network=network,
             mail_faults=MailFaults(loss=network.loss, resend_seconds=network.resend_seconds),
             collective_deadline_seconds=_DEADLINE_SECONDS,
-            # no others, so that there is no synchronization for what the strategy does not need
+            # no others, as the fabric would synchronize for capabilities that the strategy does not need
             capabilities=run.strategy.needs,
             keep_log=False,
             absent=late,
@@ -136,7 +136,7 @@ class Simulation:
 
     def _learn(self, member: Member) -> None:
         if self.monitor.interrupted and not self.monitor.updates:
-            raise SecondInterrupt  # while a large cluster is being built: there is nothing to save yet
+            raise SecondInterrupt  # no update was made yet, so there is nothing to save
         learner = self._learner(member)
         self.monitor.begin(learner)
         learner.run_to_end(self.monitor)
@@ -144,14 +144,14 @@ class Simulation:
     def _learner(self, member: Member) -> SimulatedLearner:
         incarnation = self._incarnations[member.rank]
         seed = derive_seed(self.run.seed, f"compute, life {incarnation}", member.rank)
-        steps = self._times.steps(member.rank, np.random.default_rng(seed))
-        trace_schedule = self._trace_schedule if member.rank in self._with_spans else NO_TRACE
+        steps = self._compute.steps(member.rank, np.random.default_rng(seed))
+        trace_schedule = self._trace_schedule if member.rank in self._traced_ranks else NO_TRACE
         return SimulatedLearner(self.run, member, steps, incarnation, trace_schedule)
 
     def _early_trace_schedule(self) -> TraceSchedule:
-        """When spans are recorded: after five typical steps, then at growing intervals, for few steps."""
+        """When spans are recorded: a few steps each, after five typical steps and at growing intervals."""
         rank = self.run.replicas - 1  # the straggler is rank 0
-        steps = self._times.steps(rank, np.random.default_rng(0))
+        steps = self._compute.steps(rank, np.random.default_rng(0))
         typical_seconds = statistics.median(sum(next(steps)) for _ in range(100))
         return TraceSchedule(
             5 * typical_seconds,
@@ -193,7 +193,7 @@ class Simulation:
     # -- the end ------------------------------------------------------------------------------------
 
     def _save(self) -> None:
-        """Save a checkpoint with one part, that of the lowest living replica, with the consensus of all."""
+        """Save a checkpoint: the consensus, and one part, that of the living replica of the lowest rank."""
         run, monitor = self.run, self.monitor
         living = [rank for rank in self.fabric.living if rank in monitor.finished]
         writer = living[0]
@@ -214,7 +214,7 @@ class Simulation:
                 "env_steps": learner.env_steps,
                 "updates": learner.updates,
             }
-            checkpoint.write_part(staging(self.folder, _END), writer, state)
+            checkpoint.write_part(staging(self.folder, _STAGING), writer, state)
 
         self.fabric.run([role] * run.members)
         manifest_fields = {
@@ -225,16 +225,16 @@ class Simulation:
             "dead": sorted(monitor.died),
             "best": None,
         }
-        checkpoint.commit(self.folder / "checkpoints", staging(self.folder, _END), manifest_fields)
+        checkpoint.commit(self.folder / "checkpoints", staging(self.folder, _STAGING), manifest_fields)
 
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
     """One torch thread: the models are small and run one after another."""
-    before = torch.get_num_threads()
+    threads_before = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads_before)

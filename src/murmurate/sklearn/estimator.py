@@ -146,17 +146,17 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     def fit(self, X: Any, y: Any = None) -> LatentDirichletAllocation:
         """Learn topics from the documents X [D, V], counts of words; previous results are discarded."""
         self._check_parameters()
-        corpus, kind = self._counts(X, reset=True)
+        corpus, dtype = self._counts(X, reset=True)
         self._begin()
-        every = self.evaluate_every if self.evaluate_every > 0 else self.max_iter
+        most_passes = self.evaluate_every if self.evaluate_every > 0 else self.max_iter
         if self.verbose:
-            every = 1
+            most_passes = 1
         previous: float | None = None
         matrix: torch.Tensor | None = None
         while matrix is None or self.n_iter_ < self.max_iter:
-            number = min(every, self.max_iter - self.n_iter_)
-            matrix = self._learn(corpus, len(corpus), matrix, self.n_iter_, number)
-            self.n_iter_ += number
+            passes = min(most_passes, self.max_iter - self.n_iter_)
+            matrix = self._learn(corpus, len(corpus), matrix, self.n_iter_, passes)
+            self.n_iter_ += passes
             perplexity = None
             if self.evaluate_every > 0 and self.n_iter_ % self.evaluate_every == 0:
                 topics = self._topics(matrix)
@@ -168,29 +168,29 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
                 if previous is not None and abs(previous - perplexity) < self.perp_tol:
                     break
                 previous = perplexity
-        self.components_ = matrix.T.numpy().astype(kind)
+        self.components_ = matrix.T.numpy().astype(dtype)
         self.bound_ = self._perplexity(corpus)
         return self
 
     def partial_fit(self, X: Any, y: Any = None) -> LatentDirichletAllocation:
         """Train on one more pass through X, in its order; X is a sample of ``total_samples`` documents."""
         self._check_parameters()
-        first = not hasattr(self, "components_")
-        corpus, kind = self._counts(X, reset=first)
-        if first:
+        is_first = not hasattr(self, "components_")
+        corpus, dtype = self._counts(X, reset=is_first)
+        if is_first:
             self._begin()
-        start = None if first else self._matrix()
+        start = None if is_first else self._matrix()
         matrix = self._learn(corpus, round(self.total_samples), start, self.n_iter_, 1, shuffled=False)
-        self.components_ = matrix.T.numpy().astype(kind if first else self.components_.dtype)
+        self.components_ = matrix.T.numpy().astype(dtype if is_first else self.components_.dtype)
         return self
 
     def _begin(self) -> None:
         self.random_state_ = check_random_state(self.random_state)
         self._seed = int(self.random_state_.randint(2**31 - 1))
         self.n_batch_iter_, self.n_iter_ = 1, 0
-        share = 1.0 / self.n_components
-        self.doc_topic_prior_ = share if self.doc_topic_prior is None else float(self.doc_topic_prior)
-        self.topic_word_prior_ = share if self.topic_word_prior is None else float(self.topic_word_prior)
+        default = 1.0 / self.n_components
+        self.doc_topic_prior_ = default if self.doc_topic_prior is None else float(self.doc_topic_prior)
+        self.topic_word_prior_ = default if self.topic_word_prior is None else float(self.topic_word_prior)
 
     def _learn(
         self,
@@ -201,7 +201,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         number: int,
         shuffled: bool = True,
     ) -> torch.Tensor:
-        """lambda [V, K] after ``number`` passes from ``start``; ``first`` numbers the first pass."""
+        """lambda [V, K] after ``number`` passes from ``start``. first: the number of the first pass."""
         model = self._model(len(corpus))
         passes = Passes(model, documents, self._seed, first, number, shuffled)
         with _as_value_errors():
@@ -210,10 +210,10 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         return learned.matrix
 
     def _model(self, documents: int) -> TopicModel:
-        batch = self.learning_method == "batch"
+        is_batch = self.learning_method == "batch"
         return TopicModel(
             topics=self.n_components,
-            batch=documents if batch else self.batch_size,
+            batch=documents if is_batch else self.batch_size,
             alpha=self.doc_topic_prior_,
             prior=self.topic_word_prior_,
             iterations=self.max_doc_update_iter,
@@ -221,7 +221,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             step_rule=self.step_rule,
             rate=self.learning_rate,
             delay=self.learning_offset + self.n_batch_iter_,  # continues the schedule of step sizes
-            forgetting=0.0 if batch else self.learning_decay,
+            forgetting=0.0 if is_batch else self.learning_decay,
             init=self.init,
             validate_every=0,
         )
@@ -246,7 +246,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         """The topics [D, K] of the documents X [D, V]; if ``normalize``, rows sum to 1."""
         check_is_fitted(self)
         corpus, _ = self._counts(X, reset=False)
-        gamma = np.concatenate(self._each(corpus, self._topics(self._matrix()).gammas))
+        gamma = np.concatenate(self._in_threads(corpus, self._topics(self._matrix()).gammas))
         if normalize:
             gamma /= gamma.sum(1, keepdims=True)
         return gamma.astype(self.components_.dtype)
@@ -274,17 +274,17 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
     def _bound(self, corpus: Corpus, scale: float = 1.0) -> float:
         topics = self._topics(self._matrix())
-        documents = sum(self._each(corpus, topics.document_bound))
-        return scale * documents + topics.topic_bound(self.topic_word_prior_)
+        documents_bound = sum(self._in_threads(corpus, topics.document_bound))
+        return scale * documents_bound + topics.topic_bound(self.topic_word_prior_)
 
-    def _each(self, corpus: Corpus, function: Callable[[Corpus], T]) -> list[T]:
+    def _in_threads(self, corpus: Corpus, function: Callable[[Corpus], T]) -> list[T]:
         """``function`` of each thread's part of the documents."""
         jobs = min(effective_n_jobs(self.n_jobs), max(len(corpus), 1))
         if jobs == 1:
             return [function(corpus)]
         with ThreadPoolExecutor(jobs) as pool:
-            shares = map(corpus.select, np.array_split(np.arange(len(corpus)), jobs))
-            return list(pool.map(function, shares))
+            parts = map(corpus.select, np.array_split(np.arange(len(corpus)), jobs))
+            return list(pool.map(function, parts))
 
     def _topics(self, matrix: torch.Tensor) -> Topics:
         alpha = torch.full((matrix.shape[1],), self.doc_topic_prior_)
@@ -315,8 +315,8 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             if value is None and name in _MAY_BE_NONE:
                 continue
             if not isinstance(value, kind) or isinstance(value, bool):
-                whole = "a whole number" if kind is numbers.Integral else "a number"
-                raise TypeError(f"{name} is {value!r}; give {whole}")
+                needed = "a whole number" if kind is numbers.Integral else "a number"
+                raise TypeError(f"{name} is {value!r}; give {needed}")
             if not least <= value <= most or (name in _MAY_BE_NONE and value == 0):
                 raise ValueError(f"{name} is {value}; it must lie between {least} and {most}")
         choices = {

@@ -64,10 +64,10 @@ class Passes:
             order = np.arange(total)
             if self.shuffled:
                 order = np.random.default_rng(derive_seed(self.seed, "pass", number)).permutation(total)
-            own = order[rank::replicas]
-            if len(own) < updates:
-                own = np.resize(own if len(own) else order, updates)  # repeats some documents
-            yield from np.array_split(own, updates)
+            documents = order[rank::replicas]
+            if len(documents) < updates:
+                documents = np.resize(documents if len(documents) else order, updates)  # repeats some
+            yield from np.array_split(documents, updates)
 
     def learner(self, replicate: Any, corpus: Corpus, start: Tensor | None) -> ConjugateLearner[Topics]:
         spec = EnvSpec("corpus", (corpus.vocabulary_size,), torch.int32, 0, examples=self.documents)
@@ -76,7 +76,7 @@ class Passes:
     def run(self, corpus: Corpus, strategy: Strategy, replicas: int, start: Tensor | None = None) -> Learned:
         """Train: a single replica in this process, several in processes of their own.
 
-        The processes import the calling script again, so that must have its work under
+        The processes import the calling script again, so the script must have its work under
         ``if __name__ == "__main__"``.
         Raises Refusal for a strategy that does not allow so many replicas, or whose steps could reduce lambda
         to 0, and RunFailed if all replicas died.
@@ -95,7 +95,7 @@ class Passes:
     ) -> Learned:
         from murmurate.launch.script import run  # slow to import, and a single replica does not need it
 
-        # all replicas map its files into memory: pickling would copy the corpus
+        # all replicas map the files of this folder into memory: pickling would copy the corpus
         with tempfile.TemporaryDirectory() as folder:
             for name in _ARRAYS:
                 np.save(Path(folder) / f"{name}.npy", getattr(corpus, name))
@@ -112,7 +112,7 @@ class Passes:
 def _replica(
     passes: Passes, folder: str, words: int, has_start: bool, loop: OwnLoop
 ) -> tuple[NDArray[np.float32], int] | None:
-    """The work of one replica. The main one returns lambda [V, K] and the number of updates."""
+    """Train one replica. The main replica returns lambda [V, K] and the number of updates, others None."""
     starts, word, counts = (np.load(Path(folder) / f"{name}.npy", mmap_mode="r") for name in _ARRAYS)
     corpus = Corpus(starts, word, counts, None, words)
     start = torch.from_numpy(np.load(Path(folder) / "start.npy")) if has_start else None

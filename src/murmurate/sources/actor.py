@@ -76,7 +76,7 @@ class ActorLoop:
         if steps.action_value is None or next_value is None:
             steps = steps._replace(action_value=None, next_value=None)
         else:
-            if steps.truncated.any():  # there it is the value of the next episode's first observation
+            if steps.truncated.any():  # there ``next_value`` belongs to the next episode's first observation
                 next_value = next_value.clone()
                 next_value[steps.truncated] = self._greedy_value(steps.next_observation[steps.truncated])
             steps = steps._replace(next_value=next_value)
@@ -94,7 +94,7 @@ class ActorLoop:
 
 
 def main() -> None:
-    """The process's ``main``."""
+    """Entry point of the actor process."""
     run_actor(lambda settings: ActorLoop(settings).run())
 
 

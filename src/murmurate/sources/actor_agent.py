@@ -37,8 +37,8 @@ class ActorSettings:
     global_first_simulator: the same, among the ``total_simulators`` of all replicas. incarnation: identifies
     this start of the process; each start has its own random seeds. starts_before: number of earlier starts of
     this actor in this run. random_env_steps, queue, poll_seconds: see ``ActorPlan``; random_env_steps is this
-    actor's share. parameters: file descriptor and number of the shared parameters. ring: file descriptor of
-    the ring through which the actor sends.
+    actor's share. parameters: (file descriptor, number of scalars) of the ``SharedParameters``. ring: file
+    descriptor of the ring through which the actor sends.
     """
 
     world: SimulatorWorld
@@ -118,7 +118,7 @@ def _exit_with_learner(pipe: BinaryIO) -> None:
 
 
 def run_actor(run: Callable[[ActorSettings], None]) -> None:
-    """The ``main`` of an actor process: ``run`` with the settings from stdin."""
+    """Set up an actor process, and call ``run`` with the settings that it reads from stdin."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
     settings: ActorSettings = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_exit_with_learner, args=(sys.stdin.buffer,), daemon=True).start()

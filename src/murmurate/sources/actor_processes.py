@@ -28,7 +28,7 @@ _SILENCE_SECONDS = 60.0
 _STOPPED_SECONDS = 10.0  # the limit while the operating system reports the process as stopped
 _SLOWEST_FACTOR = 20
 _STARTUP_SECONDS = 300.0  # the limit before the first step
-_DEATHS = 5  # the run fails after so many deaths of one actor in a row, each without having sent anything
+_MAX_DEATHS = 5  # the run fails after so many deaths of one actor in a row without a record sent in between
 
 
 class Ring(Protocol):
@@ -87,15 +87,15 @@ class ActorProcess(Generic[R]):
     process: ModuleProcess | None = None
     starts: int = 0
     silent_deaths: int = 0
-    has_sent: bool = False  # whether it made a step since it was last started
+    has_stepped: bool = False  # whether it made a step since it was last started
     beats: int = 0
     silent_seconds: float = 0.0
     longest_seconds: float = 0.0
 
     def note_step(self) -> None:
-        if self.has_sent:
+        if self.has_stepped:
             self.longest_seconds = max(self.longest_seconds, self.silent_seconds)
-        self.has_sent, self.silent_seconds = True, 0.0
+        self.has_stepped, self.silent_seconds = True, 0.0
 
     def note_record(self) -> None:
         self.note_step()
@@ -105,7 +105,7 @@ class ActorProcess(Generic[R]):
     def is_hung(self) -> bool:
         if self.silent_seconds > _STOPPED_SECONDS and self.process and is_stopped(self.process.pid):
             return True
-        if not self.has_sent:
+        if not self.has_stepped:
             return self.silent_seconds > _STARTUP_SECONDS
         return self.silent_seconds > max(_SILENCE_SECONDS, _SLOWEST_FACTOR * self.longest_seconds)
 
@@ -206,10 +206,10 @@ class ActorProcesses(Generic[R]):
             else:
                 continue
             actor.silent_deaths += 1
-            if actor.silent_deaths >= _DEATHS:
+            if actor.silent_deaths >= _MAX_DEATHS:
                 raise RunFailed(
-                    f"{name} died {_DEATHS} times without having made a step ({cause}). See its output "
-                    "in logs/ in the run folder."
+                    f"{name} died {_MAX_DEATHS} times without having sent any steps ({cause}). See its "
+                    "output in logs/ in the run folder."
                 )
             self.events.append(("actor died", f"{name} died ({cause}) and is started again"))
             actor.kill()
@@ -238,7 +238,7 @@ class ActorProcesses(Generic[R]):
             self._module, (self._memory_file.descriptor, actor.memory_file.descriptor)
         )
         actor.starts += 1
-        actor.has_sent, actor.silent_seconds = False, 0.0
+        actor.has_stepped, actor.silent_seconds = False, 0.0
         if actor.process.stdin is None:
             raise RuntimeError("the actor process has no stdin")
         try:

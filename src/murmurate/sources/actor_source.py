@@ -107,15 +107,15 @@ class ActorSource:
         ]
 
     def _publish(self) -> None:
-        version, published = updates_of(self.learner) + 1, self._processes.parameters.version
-        if not published or version >= published + self._sampler.config.publish_every:
+        version, published_version = updates_of(self.learner) + 1, self._processes.parameters.version
+        if not published_version or version >= published_version + self._sampler.config.publish_every:
             self._processes.publish(version)
 
     def state(self) -> dict[str, Any]:
         """Call it between two batches only. The actors' unfinished episodes are lost."""
         return {
             **self._sampler.state(),
-            "groups": [None],
+            "groups": [None],  # this and below: what a ``ReplaySource`` needs to load the state
             "generator": torch.Generator().get_state(),
             "first": torch.ones(self.plan.simulators, dtype=torch.bool),
         }

@@ -100,9 +100,9 @@ class EncodedImageSource:
             processes.memory.finish(0)
         polls = 0
         while not processes.memory.is_decoded(self._taken):
-            blamed = processes.check()
-            if blamed is not None:
-                processes.leave_out(*blamed, "damaged image", _CRASH)
+            blamed_image = processes.check()
+            if blamed_image is not None:
+                processes.leave_out(*blamed_image, "damaged image", _CRASH)
             self._events += processes.taken_events()
             polls += 1
             if polls % _POLLS == 0 and self.alive(0):
@@ -157,16 +157,16 @@ class EncodedImageSource:
         self._stop()
         self._order.load(state)
         self._skipped = Counter(state.get("skipped", {}))
-        self._begin()
+        self._note_order()
 
     def fresh_start(self, batches: int) -> None:
         """Go on where this replica would be after ``batches`` batches: a peer's state is of no use here,
         because it covers other images."""
         self._stop()
         self._order.skip_to(batches * self._settings.layout.batch)
-        self._begin()
+        self._note_order()
 
-    def _begin(self) -> None:
+    def _note_order(self) -> None:
         self._state, self._passes = self._order.state(), self._order.passes
 
     def _stop(self) -> None:

@@ -14,7 +14,7 @@ from murmurate.errors import Refusal
 from murmurate.sources.interface import RunView, SourceConfig, SourceContext
 from murmurate.spec import Batch, derive_seed
 
-_SAMPLED = 100  # number of examples from which the size of all is estimated
+_SAMPLE_COUNT = 100  # number of examples from which the size of all is estimated
 _INDEX_BYTES = 24  # bytes for each example of a batch: copies of its index
 
 
@@ -32,11 +32,11 @@ class ExampleSourceConfig(SourceConfig):
 
     def memory_bytes(self, run: RunView) -> int:
         train = cast(DataSet, run.world).divided().train
-        sample = train.select(np.arange(min(len(train), _SAMPLED)))
+        sample = train.select(np.arange(min(len(train), _SAMPLE_COUNT)))
         fields = sample if isinstance(sample, tuple) else vars(sample).values()
         size = sum(int(getattr(value, "nbytes", 0)) for value in fields)
         batch: int = run.learner.requires.batch
-        return batch * (_INDEX_BYTES + 2 * size // max(min(len(train), _SAMPLED), 1))
+        return batch * (_INDEX_BYTES + 2 * size // max(min(len(train), _SAMPLE_COUNT), 1))
 
     def open(self, context: SourceContext) -> ExampleSource:
         run = context.run
@@ -89,13 +89,13 @@ class ExampleOrder:
         return np.concatenate(parts), np.concatenate(passes)
 
     def _current_pass(self) -> NDArray[np.int64]:
-        """This replica's indices in the current pass, in order; with fewer examples than replicas, all
-        indices."""
+        """This replica's indices in the current pass, in order; all indices if there are too few examples for
+        this replica to have any."""
         if self._order is None:
             random = np.random.default_rng(derive_seed(self._seed, "pass", self._passes))
-            whole = random.permutation(self._count)
-            part = whole[self._rank :: self._replicas]
-            self._order = part if len(part) else whole
+            permutation = random.permutation(self._count)
+            part = permutation[self._rank :: self._replicas]
+            self._order = part if len(part) else permutation
         return self._order
 
     @property

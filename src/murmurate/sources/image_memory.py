@@ -41,19 +41,20 @@ class Layout:
         return self.slots * self.batch * math.prod(self.shape)
 
     def _regions(self) -> tuple[tuple[str, tuple[int, ...], Any], ...]:
-        places = (self.slots, self.batch)
+        """(name, shape, dtype) of each array in the file."""
+        per_image = (self.slots, self.batch)
         return (
             ("counters", (1 + self.workers, _LINE), np.int64),
-            ("tasks", places, _TASK),
+            ("tasks", per_image, _TASK),
             ("paths", (self.slots, self.batch * _LONGEST_PATH), np.uint8),
-            ("results", places, _RESULT),
-            ("pixels", (*places, *self.shape), np.uint8),
+            ("results", per_image, _RESULT),
+            ("pixels", (*per_image, *self.shape), np.uint8),
         )
 
     @property
     def size_bytes(self) -> int:
         """The size of the file. Most of the space for paths is never written, and takes no memory."""
-        return sum(_padded(shape, kind) for _, shape, kind in self._regions())
+        return sum(_padded_bytes(shape, dtype) for _, shape, dtype in self._regions())
 
 
 class BatchMemory:
@@ -65,13 +66,13 @@ class BatchMemory:
         mapped = memoryview(mmap.mmap(descriptor, layout.size_bytes, flags=mmap.MAP_SHARED))
         arrays: dict[str, NDArray[Any]] = {}
         offset = 0
-        for name, shape, kind in layout._regions():
+        for name, shape, dtype in layout._regions():
             count = math.prod(shape)
-            arrays[name] = np.frombuffer(mapped, kind, count, offset).reshape(shape)
-            offset += _padded(shape, kind)
-        # First the number of assigned batches; then, one cache line for each process, the number of batches
-        # that it has done, and 1 + position of the image that it decodes, or 0. They are polled often, so
-        # they are read through a memoryview, which is several times as fast as numpy.
+            arrays[name] = np.frombuffer(mapped, dtype, count, offset).reshape(shape)
+            offset += _padded_bytes(shape, dtype)
+        # First the number of assigned batches; then, in a cache line for each process, the number of batches
+        # of which it has decoded its part, and 1 + position of the image that it is decoding, or 0 for none.
+        # They are polled often: reading them through a memoryview is several times as fast as through numpy.
         self._counters = mapped[: (1 + layout.workers) * _LINE * 8].cast("q")
         self._tasks, self._paths, self.results = arrays["tasks"], arrays["paths"], arrays["results"]
         self.pixels: NDArray[np.uint8] = arrays["pixels"]  # [slots, batch, H, W, C]
@@ -89,12 +90,12 @@ class BatchMemory:
         """Assign the next batch; each image has a pass, a number and a place (path, offset, size)."""
         slot = self.assigned % self.layout.slots
         tasks = self._tasks[slot]
-        names = [path.encode("utf-8", "surrogateescape") for path, _, _ in places]
+        paths = [path.encode("utf-8", "surrogateescape") for path, _, _ in places]
         tasks["pass"], tasks["number"] = passes, numbers
         tasks["offset"], tasks["size"] = [p[1] for p in places], [p[2] for p in places]
-        tasks["end"] = np.cumsum([len(name) for name in names])
-        text = np.frombuffer(b"".join(names), np.uint8)
-        self._paths[slot, : len(text)] = text
+        tasks["end"] = np.cumsum([len(path) for path in paths])
+        joined_paths = np.frombuffer(b"".join(paths), np.uint8)
+        self._paths[slot, : len(joined_paths)] = joined_paths
         self.results[slot] = np.zeros((), _RESULT)
         fence(self._lock)
         self._counters[0] += 1
@@ -128,8 +129,8 @@ class BatchMemory:
         """(path, offset, size) of an image."""
         tasks = self._tasks[slot]
         first = int(tasks["end"][position - 1]) if position else 0
-        name = self._paths[slot, first : int(tasks["end"][position])].tobytes()
-        path = name.decode("utf-8", "surrogateescape")
+        encoded_path = self._paths[slot, first : int(tasks["end"][position])].tobytes()
+        path = encoded_path.decode("utf-8", "surrogateescape")
         return path, int(tasks["offset"][position]), int(tasks["size"][position])
 
     def keys(self, slot: int, positions: slice) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -148,7 +149,7 @@ class BatchMemory:
         self._counters[_LINE * (1 + worker)] += 1
 
 
-def _padded(shape: tuple[int, ...], kind: Any) -> int:
+def _padded_bytes(shape: tuple[int, ...], dtype: Any) -> int:
     """Size of an array in bytes, rounded up to whole pages."""
-    size: int = math.prod(shape) * np.dtype(kind).itemsize
+    size: int = math.prod(shape) * np.dtype(dtype).itemsize
     return -(-size // _PAGE) * _PAGE

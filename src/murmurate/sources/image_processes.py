@@ -32,8 +32,8 @@ _CHECK_SECONDS = 0.2  # between two checks of the processes
 _SILENCE_SECONDS = 60.0  # a process that decodes nothing for so long counts as hung
 _STOPPED_SECONDS = 10.0  # the limit while the operating system reports the process as stopped
 _STARTUP_SECONDS = 300.0  # the limit before the first image
-_DEATHS = 5  # the run fails after so many deaths in a row, without a batch done in between
-_BLAMED = 2  # an image at which a process died so many times in a row counts as the cause
+_MAX_DEATHS = 5  # the run fails after so many deaths in a row, without a batch done in between
+_DEATHS_TO_BLAME = 2  # an image at which a process died so many times in a row counts as the cause
 
 
 @dataclass
@@ -113,9 +113,9 @@ class ImageProcesses:
             return None
         self._checked_at += elapsed
         for decoder in self._decoders:
-            blamed = self._check(decoder, min(elapsed, 2 * _CHECK_SECONDS))
-            if blamed is not None:
-                return blamed
+            blamed_image = self._check(decoder, min(elapsed, 2 * _CHECK_SECONDS))
+            if blamed_image is not None:
+                return blamed_image
         return None
 
     def _check(self, decoder: _Decoder, elapsed: float) -> tuple[int, int] | None:
@@ -138,21 +138,23 @@ class ImageProcesses:
         decoder.repeats = decoder.repeats + 1 if progress == decoder.died_at else 1
         decoder.died_at = progress
         name = f"decoding process {number} of replica {self._rank}"
-        if decoder.deaths >= _DEATHS:
+        if decoder.deaths >= _MAX_DEATHS:
             raise RunFailed(
-                f"{name} died {_DEATHS} times in a row ({cause}). See its output in logs/ in the run folder."
+                f"{name} died {_MAX_DEATHS} times in a row ({cause}). See its output in logs/ in the run "
+                "folder."
             )
         self.events.append(("decoder died", f"{name} died ({cause}) and is started again"))
         decoder.kill()
         self._spawn(decoder)
         batches, position = progress
-        if position is not None and decoder.repeats >= _BLAMED:
+        if position is not None and decoder.repeats >= _DEATHS_TO_BLAME:
             decoder.deaths = decoder.repeats = 0
             return batches % self.layout.slots, position
         return None
 
     def leave_out(self, slot: int, position: int, cause: str, detail: str) -> None:
-        """Tell the processes to skip an image, for the reason ``cause``, ``detail``."""
+        """Tell the processes to skip an image. cause: the kind of fault, which is counted; detail: for the
+        message."""
         results = self.memory.results[slot]
         results["cause"][position], results["detail"][position] = cause.encode(), detail.encode()
         results["left_out"][position] = True

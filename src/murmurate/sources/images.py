@@ -43,7 +43,7 @@ class ImageSourceConfig(SourceConfig):
     def check(self, run: RunView) -> None:
         check_examples(run)
         if run.world.unit != "images":
-            raise Refusal(f"the world {run.world.name} is of {run.world.unit}, and this source needs images.")
+            raise Refusal(f"the world {run.world.name} has {run.world.unit}, and this source needs images.")
 
     def batches(self, run: RunView) -> int | None:
         return batches_of(run)
@@ -55,15 +55,15 @@ class ImageSourceConfig(SourceConfig):
         self.augment.check(shape)
         split = cast(DataSet, run.world).divided()
         # the parts of a split may share one set of images, which is in memory once
-        whole = {id(part): part for part in (getattr(part, "all_examples", part) for part in split)}
-        held = sum(part.nbytes for part in whole.values())
+        image_sets = {id(x): x for x in (getattr(part, "all_examples", part) for part in split)}
+        set_bytes = sum(image_set.nbytes for image_set in image_sets.values())
         images = split.train.all_examples
         if images.encoded is None:
             padding = 2 * self.augment.padding
             padded_size = shape[0] * (shape[1] + padding) * (shape[2] + padding)
-            return int(held + 4 * run.learner.requires.batch * padded_size)
+            return int(set_bytes + 4 * run.learner.requires.batch * padded_size)
         layout = self._layout(run, images)
-        return int(held + layout.pixel_bytes + layout.workers * _WORKER_BYTES)
+        return int(set_bytes + layout.pixel_bytes + layout.workers * _WORKER_BYTES)
 
     def _layout(self, run: RunView, images: ImageFiles) -> Layout:
         channels, height, width = images.shape

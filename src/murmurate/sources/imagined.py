@@ -1,8 +1,8 @@
 """Batches that a learner's own model of the world imagines, with a share of real transitions.
 
-Model-based policy optimisation (Janner et al. 2019, Algorithm 2) and maximum-entropy model rollouts (Zhang,
-Algorithm 2). This source holds the replays of real and of imagined transitions, and decides when the model is
-fitted and rolled out; the learner decides how (``agents.interface.ModelAgent``).
+Model-based policy optimisation (Janner et al. 2019, Algorithm 2) and maximum-entropy model rollouts (Zhang
+2022, Algorithm 2). This source holds the replays of real and of imagined transitions, and decides when the
+model is fitted and rolled out; the learner decides how (``agents.interface.ModelAgent``).
 """
 
 from __future__ import annotations
@@ -126,10 +126,10 @@ class ImaginedSourceConfig(SourceConfig):
 
     def memory_bytes(self, run: RunView) -> int:
         batches = 2 * run.learner.requires.batch * step_bytes(run)
-        # while the replay of imagined transitions is resized, there are two of them
-        rounds = 2 * self.rollouts.starts * max(self.rollouts.length, self.rollouts.length_end)
-        resizing = rounds * step_bytes(run) * (self.rollouts.kept if self.rollouts.length_end > 1 else 1)
-        return int(self.saved_bytes(run) + batches + resizing + self.simulators * SIMULATOR_BYTES)
+        # twice a round of rollouts; if the replay of all kept rounds is resized, which copies it, twice these
+        twice_a_round = 2 * self.rollouts.starts * max(self.rollouts.length, self.rollouts.length_end)
+        copies = twice_a_round * step_bytes(run) * (self.rollouts.kept if self.rollouts.length_end > 1 else 1)
+        return int(self.saved_bytes(run) + batches + copies + self.simulators * SIMULATOR_BYTES)
 
     def saved_bytes(self, run: RunView) -> int:
         requires, rollouts = run.learner.requires, self.rollouts

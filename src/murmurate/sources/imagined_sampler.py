@@ -52,7 +52,8 @@ class ImaginedSampler:
         self.config, self.rollouts, self.requires = config, config.rollouts, requires
         self.device, self.exact = device, True
         self.alive: Callable[[int], bool] = lambda played: False
-        self.batches = self.played = self.imagined = self._drawn = 0
+        # ``batches`` counts from the start of the run, ``_drawn_batches`` since the replays were empty
+        self.batches = self.played = self.imagined = self._drawn_batches = 0
         self._spec, self._learner, self._seed, self._progress = spec, learner, seed, progress
         self._sampler = self._new_sampler(config.capacity, seed)
         self.replay = self._new_replay(self._sampler, config.simulators)
@@ -92,7 +93,7 @@ class ImaginedSampler:
     def due(self) -> bool:
         """Whether a batch is to be drawn before further env steps."""
         allowed = self.config.updates_per_step * (self.played - self.config.learning_starts)
-        return self._drawn + 1 <= allowed and len(self.replay) >= self.requires.batch
+        return self._drawn_batches + 1 <= allowed and len(self.replay) >= self.requires.batch
 
     def before_steps(self) -> None:
         """Do nothing: no batch is drawn in advance."""
@@ -117,7 +118,7 @@ class ImaginedSampler:
         if self.batches % self._roll_out_every == 0 or not len(self.model_replay):
             self._roll_out()
         self.batches += 1
-        self._drawn += 1
+        self._drawn_batches += 1
         return Batch(on_device(self._draw(), self.device), env_steps, episodes)
 
     def _roll_out(self) -> None:
@@ -153,13 +154,14 @@ class ImaginedSampler:
     def _draw(self) -> Sample:
         real_count = int(self.requires.batch * self.config.real_share)
         imagined_count = self.requires.batch - real_count
-        parts = [self.replay.sample(real_count, self._beta())] if real_count else []
+        samples = [self.replay.sample(real_count, self._beta())] if real_count else []
         if imagined_count:
-            part = self.model_replay.sample(imagined_count, 1.0)
-            part.weights = part.behaviour.get(WEIGHT, part.weights)
-            parts.append(part)
+            imagined = self.model_replay.sample(imagined_count, 1.0)
+            # a transition has the weight of the real state from which its rollout began
+            imagined.weights = imagined.behaviour.get(WEIGHT, imagined.weights)
+            samples.append(imagined)
         names = ("keys", "weights", *_MODELLED, "discount")
-        joined: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+        joined: dict[str, Any] = {name: torch.cat([getattr(x, name) for x in samples]) for name in names}
         return Sample(**joined)
 
     def _beta(self) -> float:
@@ -179,11 +181,11 @@ class ImaginedSampler:
     def state(self) -> dict[str, Any]:
         counters = {name: getattr(self, name) for name in ("batches", "played", "imagined")}
         replays = {"replay": self.replay.state(), "model_replay": self.model_replay.state()}
-        return {**counters, "drawn": self._drawn, "length": self._length, "replays": replays}
+        return {**counters, "drawn": self._drawn_batches, "length": self._length, "replays": replays}
 
     def load(self, state: dict[str, Any]) -> None:
         self.batches, self.played = int(state["batches"]), int(state["played"])
-        self.imagined, self._drawn = int(state["imagined"]), int(state["drawn"])
+        self.imagined, self._drawn_batches = int(state["imagined"]), int(state["drawn"])
         self._length = int(state["length"])
         self.replay.load(state["replays"]["replay"])
         self.model_replay = self._new_model_replay()
@@ -192,7 +194,7 @@ class ImaginedSampler:
     def fresh_start(self, batches: int) -> None:
         """Begin in the middle of a run with empty replays: learn as soon as a batch can be drawn."""
         self.batches = batches
-        self.played, self._drawn = self.config.learning_starts, 0
+        self.played, self._drawn_batches = self.config.learning_starts, 0
         self.exact = False
 
     def close(self) -> None:

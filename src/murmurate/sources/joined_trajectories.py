@@ -10,7 +10,7 @@ from torch import Tensor
 from murmurate.sources.trajectory_ring import TrajectoryShape
 from murmurate.spec import Trajectory
 
-_NAMES = ("observation", "action", "reward", "terminated", "truncated", "first")  # [T, B, ...]
+_TIME_MAJOR = ("observation", "action", "reward", "terminated", "truncated", "first")  # [T, B, ...]
 
 
 class JoinedTrajectories:
@@ -26,8 +26,8 @@ class JoinedTrajectories:
         joined = TrajectoryShape(shape.spec, shape.steps, shape.size * count, shape.memory, shape.behaviour)
         pin = device.type == "cuda"
         self._tensors = {
-            name: torch.zeros(field[0], dtype=field[1], pin_memory=pin)
-            for name, field in joined.fields().items()
+            name: torch.zeros(field_shape, dtype=dtype, pin_memory=pin)
+            for name, (field_shape, dtype) in joined.fields().items()
             if name not in ("episodes", "header", "truncated_observation")
         }
         self._behaviour = [name for name in self._tensors if name.startswith("behaviour.")]
@@ -37,7 +37,7 @@ class JoinedTrajectories:
     def put(self, index: int, data: Trajectory) -> None:
         """Copy ``data`` to trajectory ``index`` of the batch."""
         part = slice(index * self._size, (index + 1) * self._size)
-        for name in _NAMES:
+        for name in _TIME_MAJOR:
             self._tensors[name][:, part].copy_(getattr(data, name))
         for name in self._behaviour:
             self._tensors[name][:, part].copy_(data.behaviour[name.partition(".")[2]])
@@ -52,7 +52,7 @@ class JoinedTrajectories:
         on_device = {name: x.to(self._device, non_blocking=True) for name, x in self._tensors.items()}
         final = row_major(self._tensors["truncated"], self._finals)
         return Trajectory(
-            **{name: on_device[name] for name in _NAMES},
+            **{name: on_device[name] for name in _TIME_MAJOR},
             last_observation=on_device["last_observation"],
             truncated_observation=None if final is None else final.to(self._device),
             memory=on_device["memory"] if self._has_memory else None,
@@ -68,10 +68,10 @@ def row_major(truncated: Tensor, finals: Sequence[Tensor | None]) -> Tensor | No
     count = int(truncated.sum())
     rows[truncated] = torch.arange(count)
     joined: Tensor | None = None
-    for final, places in zip(finals, rows.chunk(len(finals), 1), strict=True):
+    for final, group_rows in zip(finals, rows.chunk(len(finals), 1), strict=True):
         if final is None:
             continue
         if joined is None:
             joined = torch.empty((count, *final.shape[1:]), dtype=final.dtype)
-        joined[places[places >= 0]] = final
+        joined[group_rows[group_rows >= 0]] = final
     return joined

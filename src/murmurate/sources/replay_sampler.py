@@ -89,17 +89,17 @@ class ReplaySampler:
         self.name = name
         self.replay, self.config, self.batch, self.device = replay, config, batch, device
         self.banks = banks
-        self.batches = self._played = self._drawn = 0
+        self.batches = self._played = self._drawn_transitions = 0
         self.exact = config.saved  # whether a killed and resumed run equals an uninterrupted one
         self._progress = progress
-        self._weighted = replay.sampler.weighted
-        self._ahead = Prefetcher(replay, batch, config.ahead, device.type == "cuda", self._weigh)
+        self._is_weighted = replay.sampler.weighted
+        self._prefetcher = Prefetcher(replay, batch, config.ahead, device.type == "cuda", self._weigh)
 
     @property
     def due(self) -> bool:
         """Whether the replay holds a batch, and ``samples_per_insert`` allows drawing one."""
         allowed = self.config.samples_per_insert * self.config.learnable(self._played)
-        return self._drawn + self.batch <= allowed and len(self.replay) >= self.batch
+        return self._drawn_transitions + self.batch <= allowed and len(self.replay) >= self.batch
 
     @property
     def played(self) -> int:
@@ -110,7 +110,7 @@ class ReplaySampler:
         """To be called before ``insert``: waits until prefetched batches are copied out of slots that the
         next steps may overwrite."""
         if self.replay.full:
-            self._ahead.drain()
+            self._prefetcher.drain()
 
     def insert(self, first_simulator: int, steps: Steps) -> None:
         """Insert one step of each of the simulators ``first_simulator``, ``first_simulator`` + 1, ..."""
@@ -119,19 +119,19 @@ class ReplaySampler:
 
     def next(self, env_steps: int, episodes: Sequence[Episode]) -> Batch:
         """Draw a batch. env_steps, episodes: number of env steps, and ended episodes, since the last one."""
-        self._drawn += self.batch
+        self._drawn_transitions += self.batch
         self.batches += 1
         if self.config.alpha_end is not None:
             self.replay.sampler.set_alpha(self.config.alpha_at(self._progress()))
-        sample = self._ahead.next(self._beta())
+        sample = self._prefetcher.next(self._beta())
         data = on_device(sample, self.device)
-        replay = self.replay if self._weighted else None  # an unweighted replay has no priorities to update
+        replay = self.replay if self._is_weighted else None  # else there are no priorities
         return ReplayBatch(data, env_steps, episodes, replay=replay, keys=sample.keys)
 
     def _weigh(self, weights: Tensor, beta: float) -> None:
         if self.banks is not None:
             self.banks.weigh(weights, *self.replay.sampler.mass, beta)
-        elif self._weighted:
+        elif self._is_weighted:
             # divided by the batch's greatest weight: the replay's greatest weight may belong to a transition
             # with an error near 0, and would shrink all update steps
             weights.div_(weights.max())
@@ -143,18 +143,20 @@ class ReplaySampler:
         inserted = max(self._played - self.config.learning_starts, 1)
         return {
             "replay_transitions": len(self.replay),
-            "samples_per_insert": self._drawn / inserted,
+            "samples_per_insert": self._drawn_transitions / inserted,
             "beta": self._beta(),
             **({} if self.config.alpha_end is None else {"alpha": self.config.alpha_at(self._progress())}),
         }
 
     def state(self) -> dict[str, Any]:
-        contents = {"store": self.replay.state(), "ahead": self._ahead.state()} if self.config.saved else None
+        replays: dict[str, Any] = {}
+        if self.config.saved:
+            replays[self.name] = {"store": self.replay.state(), "ahead": self._prefetcher.state()}
         return {
             "batches": self.batches,
             "played": self._played,
-            "drawn": self._drawn,
-            "replays": {} if contents is None else {self.name: contents},
+            "drawn": self._drawn_transitions,
+            "replays": replays,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -163,18 +165,18 @@ class ReplaySampler:
         if contents is None:
             return self.fresh_start(int(state["batches"]))
         self.batches = int(state["batches"])
-        self._played, self._drawn = int(state["played"]), int(state["drawn"])
+        self._played, self._drawn_transitions = int(state["played"]), int(state["drawn"])
         self.replay.load(contents["store"])
-        self._ahead.load(contents["ahead"])
+        self._prefetcher.load(contents["ahead"])
 
     def fresh_start(self, batches: int) -> None:
         """Begin in the middle of a run with an empty replay: learn as soon as a batch can be drawn."""
         self.batches = batches
-        self._played, self._drawn = self.config.learning_starts, 0
+        self._played, self._drawn_transitions = self.config.learning_starts, 0
         self.exact = False
 
     def close(self) -> None:
-        self._ahead.close()
+        self._prefetcher.close()
 
 
 def on_device(sample: Drawn, device: torch.device) -> Drawn:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, cast
 
 from murmurate.agents.interface import Agent
 from murmurate.errors import Refusal
+from murmurate.fabric.processes.memory_limits import PROCESS_BYTES
 from murmurate.ranges import NonNegativeInt, PositiveInt, Range
 from murmurate.replay.config import ReplayConfig, memory_bytes, replay_bytes
 from murmurate.replay.rate_limiter import least_slack
@@ -27,9 +28,9 @@ from murmurate.sources.simulator_groups import SIMULATOR_BYTES, check_saved_simu
 from murmurate.spec import Transitions, derive_seed
 from murmurate.worlds.interface import SimulatorWorld
 
-SLOTS = 2  # blocks of a sampler: one that the learner uses or will use, one that is being drawn
-_PROCESS_BYTES, _SAMPLER_BYTES = 150 * 2**20, 30 * 2**20
-_POLL_SECONDS = 5e-3  # the longest between two polls of an actor whose ring is full
+SLOTS = 2  # of a sampler, one block each: one that the learner uses or will use, one that is being drawn
+_SAMPLER_BYTES = 30 * 2**20
+_POLL_SECONDS = 5e-3  # the longest time between two polls of an actor whose ring is full
 
 
 @dataclass(frozen=True)
@@ -83,13 +84,13 @@ class ReplayServiceSourceConfig(SourceConfig):
                 f"{self.shards} shards are filled by {self.actors} actors, and each needs one. Use --shards "
                 f"{self.actors}, or more actors."
             )
-        parts, batch = run.replicas * self.shards, run.learner.requires.batch
-        if parts > batch:
+        all_shards, batch = run.replicas * self.shards, run.learner.requires.batch
+        if all_shards > batch:
             raise Refusal(
-                f"a batch of {batch} has a part from each of {parts} shards. Use fewer --shards, or a larger "
-                "--agent.batch."
+                f"a batch of {batch} has a part from each of {all_shards} shards. Use fewer --shards, or a "
+                "larger --agent.batch."
             )
-        self._check_replay(math.ceil(batch / parts))
+        self._check_replay(math.ceil(batch / all_shards))
         least = self._least_slack(run)
         if self.slack and self.slack < least:
             raise Refusal(
@@ -134,8 +135,8 @@ class ReplayServiceSourceConfig(SourceConfig):
         part = math.ceil(requires.batch / (run.replicas * self.shards))
         actor_simulators = math.ceil(self.simulators / self.actors)
         shard_simulators = math.ceil(self.simulators / self.shards)
-        block = least_slack(self.replay.samples_per_insert, self.block * part, actor_simulators)
-        return max(math.ceil(block), part + requires.n_step * (shard_simulators + actor_simulators))
+        for_block = least_slack(self.replay.samples_per_insert, self.block * part, actor_simulators)
+        return max(math.ceil(for_block), part + requires.n_step * (shard_simulators + actor_simulators))
 
     def memory_bytes(self, run: RunView) -> int:
         if not self.actors:
@@ -143,11 +144,11 @@ class ReplayServiceSourceConfig(SourceConfig):
         requires, step = run.learner.requires, step_bytes(run)
         stored = self._store_bytes(run)
         # while a learner saves, it has a copy of its shards' contents
-        held = memory_bytes(self.replay, stored) + self.saved_bytes(run)
+        replays = memory_bytes(self.replay, stored) + self.saved_bytes(run)
         batches = self.samplers * self._layout(run).size_bytes
         pending = self.simulators * (SIMULATOR_BYTES + (requires.n_step + 4) * step)
-        processes = (self.actors + self.shards) * _PROCESS_BYTES + self.samplers * _SAMPLER_BYTES
-        return int(held + batches + pending + processes)
+        processes = (self.actors + self.shards) * PROCESS_BYTES + self.samplers * _SAMPLER_BYTES
+        return int(replays + batches + pending + processes)
 
     def saved_bytes(self, run: RunView) -> int:
         return self._store_bytes(run) if self.replay.saved else 0
@@ -185,8 +186,8 @@ class ReplayServiceSourceConfig(SourceConfig):
     def _layout(self, run: RunView) -> SlotLayout:
         requires = run.learner.requires
         sizes = {
-            name: math.prod(shape) * kind.itemsize
-            for name, (shape, kind) in batch_fields(run.world.spec(), requires.behaviour).items()
+            name: math.prod(shape) * dtype.itemsize
+            for name, (shape, dtype) in batch_fields(run.world.spec(), requires.behaviour).items()
         }
         return SlotLayout(SLOTS, self.block, requires.batch, run.replicas * self.shards, tuple(sizes.items()))
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from murmurate.agents.interface import Action, Agent, Policy
 from murmurate.errors import Refusal
+from murmurate.fabric.processes.memory_limits import PROCESS_BYTES
 from murmurate.ranges import NonNegativeInt, PositiveInt
 from murmurate.replay.config import ReplayConfig, memory_bytes, open_replay, replay_bytes
 from murmurate.replay.memory import refuse_full_disk
@@ -31,8 +32,6 @@ from murmurate.sources.simulator_groups import (
 from murmurate.sources.steps import random_actions, steps_of
 from murmurate.spec import Batch, Episode, derive_seed
 from murmurate.worlds.interface import Simulators, SimulatorWorld
-
-_ACTOR_BYTES = 150 * 2**20
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ class ReplaySourceConfig(SourceConfig):
         requires, step = run.learner.requires, step_bytes(run)
         batches = 2 * (1 + self.replay.ahead) * requires.batch * step
         pending = self.simulators * (SIMULATOR_BYTES + requires.n_step * step)
-        return int(memory_bytes(self.replay, stored) + batches + pending + self.actors * _ACTOR_BYTES)
+        return int(memory_bytes(self.replay, stored) + batches + pending + self.actors * PROCESS_BYTES)
 
     def saved_bytes(self, run: RunView) -> int:
         return self._store_bytes(run) if self.replay.saved else 0
@@ -130,8 +129,8 @@ class ReplaySourceConfig(SourceConfig):
             behaviour=requires.behaviour,
             device=context.device,
         )
-        shared = self.replay.weights == "all" and run.replicas > 1
-        banks = BankWeights(context.channel("banks", LIKE), run.replicas) if shared else None
+        joint_weights = self.replay.weights == "all" and run.replicas > 1
+        banks = BankWeights(context.channel("banks", LIKE), run.replicas) if joint_weights else None
         device = context.device
         sampler = ReplaySampler(store, self.replay, requires.batch, device, context.progress, banks)
         first_simulator, total = rank * self.simulators, run.replicas * self.simulators

@@ -113,14 +113,14 @@ class RolloutSource:
 
     @property
     def exact(self) -> bool:
-        self._present_observation()
+        self._current_observation()  # starts the simulators: before that they have no state
         return self._groups.exact
 
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
-        observation, groups = self._present_observation(), self._groups
+        observation, groups = self._current_observation(), self._groups
         buffers = self._buffers[self._batches % 2]
         buffers.begin(observation, groups.first, groups.joined_memory())
         episodes: list[Episode] = []
@@ -146,7 +146,7 @@ class RolloutSource:
 
     def state(self) -> dict[str, Any]:
         """Call it between two batches only."""
-        return {"batches": self._batches, **self._groups.state(self._present_observation())}
+        return {"batches": self._batches, **self._groups.state(self._current_observation())}
 
     def load(self, state: dict[str, Any]) -> None:
         self._batches = state["batches"]
@@ -159,7 +159,7 @@ class RolloutSource:
     def close(self) -> None:
         self._groups.close()
 
-    def _present_observation(self) -> Tensor:
+    def _current_observation(self) -> Tensor:
         if self._observation is None:
             self._observation = self._joined(self._groups.start(self._batches))
         return self._observation
@@ -167,17 +167,18 @@ class RolloutSource:
     def _joined(self, observations: list[Tensor]) -> Tensor:
         return torch.cat(observations).to(self._device)
 
-    def _act(self, into: _RolloutBuffers, t: int, g: int) -> Tensor:
-        before, groups = into.before[t][g], self._groups
+    def _act(self, buffers: _RolloutBuffers, t: int, g: int) -> Tensor:
+        """Act in step t for group g, and record the actions in ``buffers``."""
+        before, groups = buffers.before[t][g], self._groups
         first = before.first.to(self._device, non_blocking=True)
         with torch.no_grad():
-            chosen = self.policy.act(before.observation, groups.memory[g], first, groups.generator)
-        groups.memory[g] = chosen.memory
-        after = into.after[t][g]
-        after.action.copy_(chosen.action)
+            action = self.policy.act(before.observation, groups.memory[g], first, groups.generator)
+        groups.memory[g] = action.memory
+        after = buffers.after[t][g]
+        after.action.copy_(action.action)
         for name, recorded in after.behaviour.items():
-            recorded.copy_(chosen.behaviour[name])
-        return chosen.action.cpu()
+            recorded.copy_(action.behaviour[name])
+        return action.action.cpu()
 
 
 class _Before(NamedTuple):

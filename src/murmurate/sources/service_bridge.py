@@ -39,10 +39,10 @@ from murmurate.sources.service_slots import BatchSlots
 
 SILENCE_SECONDS = 20.0  # a connection without a byte for so long counts as dead
 _DIAL_SECONDS = 5.0
-_HELLO_BYTES, _LARGEST_BYTES = 1 << 16, 1 << 31
+_MAX_HELLO_BYTES, _MAX_PAYLOAD_BYTES = 1 << 16, 1 << 31
 _CONNECTIONS = 64  # number of members that the listener allows for; see ``Listener``
-_INCARNATION = bytes(16)
-_ENDED = (OSError, Closed, FrameRejected)
+_INCARNATION = bytes(16)  # a field of the handshake that bridges do not use
+_CONNECTION_ERRORS = (OSError, Closed, FrameRejected)
 Convert = Callable[[bytes], bytes]
 
 
@@ -64,7 +64,7 @@ class Bridge:
             thread.start()
 
     def _until_ended(self, work: Callable[[], None]) -> None:
-        with contextlib.suppress(*_ENDED):
+        with contextlib.suppress(*_CONNECTION_ERRORS):
             work()
         self._pipe.close()
         with contextlib.suppress(OSError):
@@ -113,12 +113,12 @@ def dial_bridge(address: ShardAddress, stream: Stream, slots: BatchSlots) -> tup
     def to_message(payload: bytes) -> bytes:
         view = memoryview(payload)
         message = bytes(view[:REPLY_BYTES])
-        reply, at = DrawReply.read(message), REPLY_BYTES
+        reply, offset = DrawReply.read(message), REPLY_BYTES
         if reply.number == slots.number(reply.slot) and not slots.is_filled(reply.slot, reply.part):
             for name in _drawn_columns(slots):
                 for rows in _part_rows(slots, name, reply.slot, reply.part):
-                    rows[:] = view[at : at + rows.nbytes]
-                    at += rows.nbytes
+                    rows[:] = view[offset : offset + rows.nbytes]
+                    offset += rows.nbytes
             slots.fill(reply.slot, reply.part, reply.number)
         return message
 
@@ -148,14 +148,15 @@ class Bridges:
 
     def _authenticate(self, sock: socket.socket, seconds: float) -> None:
         try:
-            self._begin(answer(self._credentials, sock, self._record, lambda rank: 0, seconds).pipe)
-        except (*_ENDED, ValueError, KeyError, TypeError):
+            pipe = answer(self._credentials, sock, self._peer_record, lambda rank: 0, seconds).pipe
+            self._open_bridge(pipe)
+        except (*_CONNECTION_ERRORS, ValueError, KeyError, TypeError):
             sock.close()
 
-    def _record(self, rank: int, incarnation: bytes) -> PeerRecord:
+    def _peer_record(self, rank: int, incarnation: bytes) -> PeerRecord:
         return PeerRecord(rank, "", 0, self._credentials.identity.public, incarnation)
 
-    def _begin(self, pipe: Pipe) -> None:
+    def _open_bridge(self, pipe: Pipe) -> None:
         stream, layout = read_hello(pipe.receive(_allocate_hello).payload)
         with self._lock:
             token, slots = self._mirrors.get((stream.rank, stream.index), ("", None))
@@ -172,10 +173,10 @@ class Bridges:
             message = bytes(payload[:REQUEST_BYTES])
             request = DrawRequest.read(message)
             if request.has_errors:
-                at = REQUEST_BYTES
+                offset = REQUEST_BYTES
                 for rows in _part_rows(slots, "errors", request.slot, request.part):
-                    rows[:] = memoryview(payload)[at : at + rows.nbytes]
-                    at += rows.nbytes
+                    rows[:] = memoryview(payload)[offset : offset + rows.nbytes]
+                    offset += rows.nbytes
             return message
 
         outer, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -216,12 +217,12 @@ def _credentials(address: ShardAddress, rank: int) -> Credentials:
 
 
 def _allocate(frame: Frame, length: int) -> Any:
-    if length > _LARGEST_BYTES:
+    if length > _MAX_PAYLOAD_BYTES:
         raise FrameRejected("length", f"a message of {length} bytes")
     return bytearray(length)
 
 
 def _allocate_hello(frame: Frame, length: int) -> Any:
-    if length > _HELLO_BYTES:
+    if length > _MAX_HELLO_BYTES:
         raise FrameRejected("length", f"a greeting of {length} bytes")
     return bytearray(length)

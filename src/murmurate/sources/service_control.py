@@ -22,16 +22,16 @@ def batch_fields(spec: EnvSpec, behaviour: Shapes) -> dict[str, Field]:
     """For each column of a ``BatchSlots``, the shape of a row, which is one transition, and the dtype."""
     observation: Field = (spec.observation_shape, spec.observation_dtype)
     action: Field = ((), torch.int64) if spec.actions else (spec.action_shape, torch.float32)
-    number: Field = ((), torch.float32)
+    scalar: Field = ((), torch.float32)
     return {
         "keys": ((), torch.int64),
-        "weights": number,
-        "errors": number,
+        "weights": scalar,
+        "errors": scalar,
         "observation": observation,
         "next_observation": observation,
         "action": action,
-        "reward": number,
-        "discount": number,
+        "reward": scalar,
+        "discount": scalar,
         **{f"behaviour.{name}": (shape, torch.float32) for name, shape in behaviour.items()},
     }
 
@@ -39,8 +39,8 @@ def batch_fields(spec: EnvSpec, behaviour: Shapes) -> dict[str, Field]:
 def row_tensors(slots: BatchSlots, fields: dict[str, Field], slot: int, rows: Rows) -> dict[str, Tensor]:
     """The columns of some rows of a slot, as tensors in its memory."""
     return {
-        name: torch.frombuffer(slots.bytes_of(name, slot, rows), dtype=kind).view(-1, *shape)
-        for name, (shape, kind) in fields.items()
+        name: torch.frombuffer(slots.bytes_of(name, slot, rows), dtype=dtype).view(-1, *shape)
+        for name, (shape, dtype) in fields.items()
     }
 
 
@@ -101,14 +101,15 @@ def send_state(connection: Connection, state: Any) -> None:
     buffers: list[pickle.PickleBuffer] = []
     pickled = io.BytesIO()
     _TensorPickler(pickled, protocol=5, buffer_callback=buffers.append).dump(state)
-    parts = [buffer.raw() for buffer in buffers]
-    connection.send(([part.nbytes for part in parts], pickled.getvalue()))
-    for part in parts:
-        if part.nbytes:
-            connection.send_bytes(part)
+    tensor_bytes = [buffer.raw() for buffer in buffers]
+    connection.send(([data.nbytes for data in tensor_bytes], pickled.getvalue()))
+    for data in tensor_bytes:
+        if data.nbytes:
+            connection.send_bytes(data)
 
 
 def receive_state(connection: Connection) -> Any:
+    """The state that the other end sends with ``send_state``."""
     sizes, pickled = connection.recv()
     buffers = []
     for size in sizes:
@@ -123,12 +124,12 @@ class _TensorPickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return NotImplemented
-        whole = value.detach().cpu().contiguous()
-        data = whole.reshape(-1).view(torch.uint8).numpy()
-        return _tensor, (pickle.PickleBuffer(data.data), whole.dtype, tuple(whole.shape))
+        tensor = value.detach().cpu().contiguous()
+        data = tensor.reshape(-1).view(torch.uint8).numpy()
+        return _rebuild_tensor, (pickle.PickleBuffer(data.data), tensor.dtype, tuple(tensor.shape))
 
 
-def _tensor(data: Any, kind: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+def _rebuild_tensor(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     if not memoryview(data).nbytes:
-        return torch.empty(shape, dtype=kind)
-    return torch.frombuffer(data, dtype=kind).view(shape)
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(data, dtype=dtype).view(shape)

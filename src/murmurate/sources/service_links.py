@@ -27,8 +27,8 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid and gid of a peer
 class DrawRequest(NamedTuple):
     """A request to draw the rows of ``part`` into ``slot``.
 
-    number: number of the slot's draw. has_errors: a bit for each batch of the block; if it is set, the shard
-    first updates its priorities by the errors of the rows that it drew for the slot's previous batch. beta,
+    number: number of the slot's draw. has_errors: a bit for each batch of the slot's previous block; if it is
+    set, the shard first updates its priorities by the errors of the rows that it drew for that batch. beta,
     alpha: exponents; a negative alpha leaves the shard's alpha unchanged."""
 
     slot: int
@@ -90,6 +90,7 @@ class Stream:
 
 
 def new_name() -> str:
+    """A name for a shard's socket, which cannot be guessed."""
     return f"murmurate-replay-{secrets.token_hex(16)}"
 
 

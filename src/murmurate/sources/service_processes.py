@@ -35,7 +35,7 @@ _CHECK_SECONDS = 0.5
 _STARTUP_SECONDS, _SILENCE_SECONDS = 300.0, 60.0  # the longest wait for the first, and for a later heartbeat
 _STOPPED_SECONDS = 10.0  # the longest wait while the operating system reports the process as stopped
 _ANSWER_SECONDS = 300  # the longest wait for the contents of a shard
-_DEATHS = 5  # the run fails after so many deaths of a sampler in a row, each without a heartbeat
+_MAX_DEATHS = 5  # the run fails after so many deaths of a sampler in a row, each without a heartbeat
 
 
 def shard_config(config: ReplayConfig, shards: int, index: int) -> ReplayConfig:
@@ -50,7 +50,7 @@ class _Watched:
     """A process that is watched. kind: what it is, such as "sampler". where: which process of this kind.
 
     beats, seen_at: number of heartbeats, and time of the last one, as last seen. silent_deaths: number of
-    starts in a row after which no heartbeat came."""
+    starts in a row after which no heartbeat has come, including the current start."""
 
     kind: str
     where: str
@@ -64,7 +64,7 @@ class _Watched:
     def name(self) -> str:
         return f"{self.kind} {self.where}"
 
-    def began(self, process: subprocess.Popen[bytes], beats: float) -> None:
+    def note_start(self, process: subprocess.Popen[bytes], beats: float) -> None:
         self.process, self.beats, self.seen_at = process, beats, time.monotonic()
         self.starts += 1
         self.silent_deaths += 1  # until its first heartbeat
@@ -105,8 +105,8 @@ class ShardProcess:
         self.address = settings.address
         self.episodes: list[Episode] = []
         self.is_listening = not settings.address.host
-        self.inserted = 0  # number of its env steps that were reported to the training loop
-        self._received = 0
+        self.reported_steps = 0  # number of its env steps that were reported to the training loop
+        self._received_messages = 0
         self._control: Connection | None = None
 
     def start(self, rings: Sequence[int], state: dict[str, Any] | None) -> None:
@@ -126,50 +126,51 @@ class ShardProcess:
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
         self._control = Connection(ours.detach())
-        self.watched.began(process, self.counts.beats)
-        with self._named():
+        self.watched.note_start(process, self.counts.beats)
+        with self._raising_run_failed():
             self._control.send(settings)
             if state is not None:
                 send_state(self._control, state)
 
     @contextlib.contextmanager
-    def _named(self) -> Any:
-        """Turn a failed exchange with the shard into a RunFailed that names it."""
+    def _raising_run_failed(self) -> Any:
+        """Turn a failed exchange with the shard into a RunFailed that names the shard."""
         try:
             yield
         except (EOFError, OSError) as problem:
-            how = self.watched.cause_of_death(self.counts.beats) or f"no answer: {problem}"
-            raise self._failure(how) from problem
+            cause = self.watched.cause_of_death(self.counts.beats) or f"no answer: {problem}"
+            raise self._failure(cause) from problem
 
-    def _failure(self, how: str, error: str = "") -> RunFailed:
-        cause = f" ({error})" if error else ""
+    def _failure(self, cause: str, error: str = "") -> RunFailed:
+        detail = f" ({error})" if error else ""
         return RunFailed(
-            f"{self.watched.name} died ({how}){cause}, and with it its part of the replay. See its output in "
-            "logs/ in the run folder; murmurate resume has the replay of the last checkpoint."
+            f"{self.watched.name} died ({cause}){detail}, and with it its part of the replay. See its output "
+            "in logs/ in the run folder; murmurate resume has the replay of the last checkpoint."
         )
 
     def check(self) -> None:
-        how = self.watched.cause_of_death(self.counts.beats)
-        if how is not None:
+        """Raise RunFailed if the shard has died or counts as hung."""
+        cause = self.watched.cause_of_death(self.counts.beats)
+        if cause is not None:
             with contextlib.suppress(EOFError, OSError):
                 while self._control is not None and self._control.poll():
-                    self._take(*self._control.recv())
-            raise self._failure(how)
+                    self._handle_message(*self._control.recv())
+            raise self._failure(cause)
 
     def receive_messages(self) -> None:
         """Read all messages that the shard has sent."""
-        while self._received < self.counts.messages:
+        while self._received_messages < self.counts.messages:
             self._next_message()
 
     def _next_message(self) -> str:
         assert self._control is not None
-        with self._named():
+        with self._raising_run_failed():
             kind, content = self._control.recv()
-        self._received += 1
-        self._take(kind, content)
+        self._received_messages += 1
+        self._handle_message(kind, content)
         return str(kind)
 
-    def _take(self, kind: str, content: Any) -> None:
+    def _handle_message(self, kind: str, content: Any) -> None:
         if kind == "episodes":
             self.episodes += content
         elif kind == "listening":
@@ -180,7 +181,7 @@ class ShardProcess:
 
     def send(self, command: str) -> None:
         assert self._control is not None
-        with self._named():
+        with self._raising_run_failed():
             self._control.send(command)
 
     def state(self) -> dict[str, Any]:
@@ -189,7 +190,7 @@ class ShardProcess:
         self.send("state")
         while self._next_message() != "state":
             pass
-        with self._named():
+        with self._raising_run_failed():
             state: dict[str, Any] = receive_state(self._control)
         return state
 
@@ -208,19 +209,19 @@ class SamplerProcess:
         self._descriptor = os.memfd_create("murmurate", os.MFD_CLOEXEC)
         os.ftruncate(self._descriptor, layout.size_bytes)
         self.slots = BatchSlots.mapped(self._descriptor, layout)
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wake_eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         stream = Stream(rank, index, secrets.token_hex(8))
-        self._settings = SamplerSettings(stream, layout, self._descriptor, self._wake, ready)
+        self._settings = SamplerSettings(stream, layout, self._descriptor, self._wake_eventfd, ready)
 
     def start(self, addresses: dict[int, ShardAddress]) -> None:
         settings = self._settings
-        process = subprocess.Popen(  # no fork of the fork server, which has imported torch
+        process = subprocess.Popen(  # rather than a fork of the fork server, which has imported torch
             [sys.executable, "-m", "murmurate.sources.service_sampler"],
             stdin=subprocess.PIPE,
             pass_fds=(settings.memory, settings.wake, settings.ready),
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
-        self.watched.began(process, self.slots.beats)
+        self.watched.note_start(process, self.slots.beats)
         self._write(settings)
         self.send(addresses)
 
@@ -235,11 +236,11 @@ class SamplerProcess:
                 process.stdin.flush()  # stdin stays open: the process exits when it is closed
 
     def wake(self) -> None:
-        os.eventfd_write(self._wake, 1)
+        os.eventfd_write(self._wake_eventfd, 1)
 
     def close(self) -> None:
         self.watched.kill()
-        os.close(self._wake)
+        os.close(self._wake_eventfd)
         os.close(self._descriptor)
 
 
@@ -260,17 +261,17 @@ class ServiceProcesses:
     ) -> None:
         self.shards = [ShardProcess(settings, rank, index) for index, settings in enumerate(shards)]
         self._rings = rings
-        self._ready = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._ready_eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll = select.poll()
-        self._poll.register(self._ready, select.POLLIN)
-        self.samplers = [SamplerProcess(layout, rank, index, self._ready) for index in range(samplers)]
+        self._poll.register(self._ready_eventfd, select.POLLIN)
+        self.samplers = [SamplerProcess(layout, rank, k, self._ready_eventfd) for k in range(samplers)]
         self.addresses: dict[int, ShardAddress] = {}  # of all learners' shards by number, once known
         self.events: list[tuple[str, str]] = []
         self._checked_at = 0.0
         self.has_started = False
 
     def start(self, states: Sequence[dict[str, Any] | None]) -> None:
-        """Start the shards. states: of each shard its saved contents, or None."""
+        """Start the shards. states: the saved contents of each shard, or None."""
         self.has_started = True
         for shard, rings, state in zip(self.shards, self._rings, states, strict=True):
             shard.start(rings, state)
@@ -280,7 +281,7 @@ class ServiceProcesses:
         """Wait until a sampler has a batch ready, at most ``seconds``."""
         if self._poll.poll(1_000 * seconds):
             with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._ready)
+                os.eventfd_read(self._ready_eventfd)
 
     def send(self, addresses: dict[int, ShardAddress]) -> None:
         """Send the samplers the addresses of new shards, by number; the first call starts the samplers."""
@@ -294,7 +295,7 @@ class ServiceProcesses:
                 sampler.send(addresses)
 
     def check(self) -> bool:
-        """Check all processes, unless the last check was a short time ago; returns whether it did.
+        """Check all processes, unless the last check was a short time ago; returns whether they were checked.
 
         Raises RunFailed for a shard that has died, and for a sampler that dies again and again.
         """
@@ -306,23 +307,24 @@ class ServiceProcesses:
             shard.check()
         for sampler in self.samplers:
             watched = sampler.watched
-            how = watched.cause_of_death(sampler.slots.beats)
-            if how is None:
+            cause = watched.cause_of_death(sampler.slots.beats)
+            if cause is None:
                 continue
-            if watched.silent_deaths >= _DEATHS:
+            if watched.silent_deaths >= _MAX_DEATHS:
                 raise RunFailed(
-                    f"{watched.name} died {_DEATHS} times in a row ({how}). See its output in logs/ in the "
-                    "run folder."
+                    f"{watched.name} died {_MAX_DEATHS} times in a row ({cause}). See its output in logs/ in "
+                    "the run folder."
                 )
-            self._note(watched, "died", f" ({how}) and is started again")
+            self._note(watched, "died", f" ({cause}) and is started again")
             watched.kill()
             sampler.start(self.addresses)
             self._note(watched, "began")
         return True
 
-    def _note(self, watched: _Watched, kind: str, how: str = "") -> None:
+    def _note(self, watched: _Watched, verb: str, detail: str = "") -> None:
+        """Append an event. verb: "began" or "died"."""
         pid = watched.process.pid if watched.process is not None else 0
-        self.events.append((f"{watched.kind} {kind}", f"{watched.name} {kind}{how or f', process {pid}'}"))
+        self.events.append((f"{watched.kind} {verb}", f"{watched.name} {verb}{detail or f', process {pid}'}"))
 
     @property
     def deaths(self) -> int:
@@ -334,4 +336,4 @@ class ServiceProcesses:
             sampler.close()
         for shard in self.shards:
             shard.close()
-        os.close(self._ready)
+        os.close(self._ready_eventfd)

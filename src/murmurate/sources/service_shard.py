@@ -47,7 +47,7 @@ from murmurate.spec import EnvSpec, Episode, Shapes
 # time between two polls of the rings, while a draw is waiting and otherwise
 _REQUESTED_SECONDS, _POLL_SECONDS = 1e-3, 1e-2
 _IDLE_SECONDS = 1.0  # between two heartbeats of a shard that waits
-_EPISODES = 50  # the most episodes in one message
+_MAX_EPISODES = 50  # the most episodes in one message
 
 
 @dataclass(frozen=True)
@@ -108,14 +108,14 @@ class _Link:
 
     def views_of(self, slots: BatchSlots, slot: int, part: int) -> list[_Views]:
         """The views of a part's rows, one for each batch of a block."""
-        found = self.views.get((slot, part))
-        if found is None:
-            found = self.views[slot, part] = []
+        views = self.views.get((slot, part))
+        if views is None:
+            views = self.views[slot, part] = []
             for number in range(slots.layout.block):
                 columns = row_tensors(slots, self.fields, slot, slots.layout.rows(part, number))
                 keys, weights, errors = (columns.pop(name) for name in ("keys", "weights", "errors"))
-                found.append(_Views(keys, weights, errors, columns))
-        return found
+                views.append(_Views(keys, weights, errors, columns))
+        return views
 
 
 def joined(records: list[Steps]) -> Steps:
@@ -158,7 +158,7 @@ class ReplayShard:
         self._version = self._restarts = 0
         self._episodes: collections.deque[Episode] = collections.deque()
         self._fields = batch_fields(settings.spec, settings.behaviour)
-        self._uniform = config.alpha == 0 and not config.alpha_end
+        self._is_uniform = config.alpha == 0 and not config.alpha_end
         self._requests: collections.deque[tuple[_Link, DrawRequest]] = collections.deque()
         self._draws: dict[int, Draw] = {}  # number of rows -> memory for their indices
         self._is_paused = False
@@ -175,15 +175,15 @@ class ReplayShard:
             self._watch(
                 bridges.arrived,
                 lambda: self._add_links(
-                    _Link(end, self._fields, True, slots) for end, slots in bridges.accept()
+                    _Link(link, self._fields, True, slots) for link, slots in bridges.accept()
                 ),
             )
 
     def run(self) -> None:
         while True:
-            progressed = not self._is_paused and (self._serve() | self._insert())
+            has_worked = not self._is_paused and (self._serve() | self._insert())
             self._report_counts()
-            if progressed:
+            if has_worked:
                 seconds = 0.0
             elif not self._is_paused and self.limiter.may_insert(self._smallest_record):  # waiting for actors
                 seconds = _REQUESTED_SECONDS if self._requests else _POLL_SECONDS
@@ -206,25 +206,25 @@ class ReplayShard:
         The records of consecutive actors are inserted together, which costs little more than a single record.
         """
         feeds, start = self._feeds, self._next_feed
-        together: list[_Feed] = []
-        size, moved = 0, False
-        for step in range(len(feeds)):
-            feed = feeds[(start + step) % len(feeds)]
+        consecutive: list[_Feed] = []
+        size, has_inserted = 0, False
+        for offset in range(len(feeds)):
+            feed = feeds[(start + offset) % len(feeds)]
             if not self.limiter.may_insert(size + feed.size):
                 break
             if not feed.ring.waiting_records:
                 continue
-            if together and together[-1].first + together[-1].size != feed.first:
-                self._take(together)
-                together, size = [], 0
-            together.append(feed)
-            size, moved = size + feed.size, True
-            self._next_feed = (start + step + 1) % len(feeds)
-        if together:
-            self._take(together)
-        return moved
+            if consecutive and consecutive[-1].first + consecutive[-1].size != feed.first:
+                self._store_records(consecutive)
+                consecutive, size = [], 0
+            consecutive.append(feed)
+            size, has_inserted = size + feed.size, True
+            self._next_feed = (start + offset + 1) % len(feeds)
+        if consecutive:
+            self._store_records(consecutive)
+        return has_inserted
 
-    def _take(self, feeds: list[_Feed]) -> None:
+    def _store_records(self, feeds: list[_Feed]) -> None:
         """Store the oldest record of each actor, then acknowledge them all by freeing their slots."""
         records = []
         for feed in feeds:
@@ -239,11 +239,11 @@ class ReplayShard:
             ]
             self._version, self._restarts = record.version, self._restarts + record.restarts
             records.append(record.steps)
-        low = feeds[0].first
+        first = feeds[0].first
         for _, group in itertools.groupby(records, lambda steps: steps.action_value is None):
             steps = joined(list(group))
-            self.replay.observe(low, steps)
-            low += steps.reward.shape[0]
+            self.replay.observe(first, steps)
+            first += steps.reward.shape[0]
         for feed in feeds:
             self.limiter.inserted += feed.size
             feed.taken += 1
@@ -291,8 +291,8 @@ class ReplayShard:
         self._requests.append((link, request))
 
     def _serve(self) -> bool:
-        """Serve the requested draws in order, as far as the limiter allows."""
-        moved = False
+        """Serve the requested draws in order, as far as the limiter allows; returns whether any was drawn."""
+        has_drawn = False
         while self._requests:
             link, request = self._requests[0]
             assert link.slots is not None
@@ -306,8 +306,8 @@ class ReplayShard:
             self._requests.popleft()
             self._draw(link, link.slots, request)
             self.limiter.drawn += count
-            moved = True
-        return moved
+            has_drawn = True
+        return has_drawn
 
     def _draw(self, link: _Link, slots: BatchSlots, request: DrawRequest) -> None:
         replay = self.replay
@@ -320,7 +320,7 @@ class ReplayShard:
             selection = replay.choose(count, request.beta, Draw(self._draws[count].indices, views.weights))
             replay.write(selection, views.columns)
             views.keys.copy_(selection.keys)
-            if not self._uniform:
+            if not self._is_uniform:
                 # P(i) = count / batch * p_i / sum p, and the weights are (p_i / least p) ** -beta: make them
                 # P(i) ** -beta, up to a factor that is the same in all shards
                 total, least = replay.sampler.mass
@@ -330,7 +330,7 @@ class ReplayShard:
             self._answer(link, request)
 
     def _answer(self, link: _Link, request: DrawRequest) -> None:
-        # the sampler may have ended, or its socket be full: then the marks tell it what was drawn
+        # the sampler may have ended, or its socket may be full: then the slot's marks say what was drawn
         with contextlib.suppress(OSError):
             link.socket.send(DrawReply(request.slot, request.part, request.number).pack())
 
@@ -341,7 +341,7 @@ class ReplayShard:
         self._counts.set(limiter.inserted, limiter.drawn, len(self.replay), self._version, self._restarts)
         self._counts.beat()
         if self._episodes and select.select([], [self._control], [], 0)[1]:
-            count = min(_EPISODES, len(self._episodes))
+            count = min(_MAX_EPISODES, len(self._episodes))
             self._send("episodes", [self._episodes.popleft() for _ in range(count)])
 
     def _send(self, kind: str, content: Any) -> None:

@@ -17,7 +17,7 @@ from murmurate.fabric.processes.fence import fence
 
 FREE, DRAWING, READY, USED = range(4)
 _LINE, _CELL = 64, 8  # bytes of a cache line, and of a cell (an int64)
-_STATE, _NUMBER, _HAS_ERRORS, _PARTS = range(4)  # a slot's cells; then owner and mark of each part
+_STATE, _NUMBER, _HAS_ERRORS, _PARTS = range(4)  # a slot's cells; from _PARTS on, owner and mark of each part
 _NO_OWNER = -1  # subtracted from the owner before it is stored, so that zeroed memory has no owners
 
 
@@ -30,8 +30,9 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """block: number of batches in a slot, at most 32. parts: number of parts of each batch; each part is
-    drawn from one shard. columns: (name, bytes of a row) of each; one is called ``errors``."""
+    """block: number of batches in a slot, at most 32. batch: rows of a batch. parts: number of parts of each
+    batch; each part is drawn from one shard. columns: (name, bytes of a row) of each column; one is called
+    ``errors``."""
 
     slots: int
     block: int
@@ -138,9 +139,9 @@ class BatchSlots:
 
     def is_complete(self, slot: int) -> bool:
         """Whether all parts have been written for the current draw."""
-        cells, at = self._cells, slot * self._width
-        number = cells[at + _NUMBER]
-        return all(cells[at + _PARTS + 2 * part + 1] == number for part in range(self.layout.parts))
+        cells, first = self._cells, slot * self._width
+        number = cells[first + _NUMBER]
+        return all(cells[first + _PARTS + 2 * part + 1] == number for part in range(self.layout.parts))
 
     def mark(self, slot: int, part: int) -> int:
         """The number of the draw that last filled the part."""
@@ -152,11 +153,11 @@ class BatchSlots:
     def begin(self, slot: int) -> None:
         """Begin the next draw (state DRAWING); the sampler does so after it has set the owners, and before it
         requests any part."""
-        cells, at = self._cells, slot * self._width
-        cells[at + _NUMBER] += 1
-        cells[at + _HAS_ERRORS] = 0
+        cells, first = self._cells, slot * self._width
+        cells[first + _NUMBER] += 1
+        cells[first + _HAS_ERRORS] = 0
         fence(self._lock)
-        cells[at + _STATE] = DRAWING
+        cells[first + _STATE] = DRAWING
 
     def fill(self, slot: int, part: int, number: int) -> None:
         """Mark a part as filled; the shard, or the bridge to it, does so once the rows are written."""

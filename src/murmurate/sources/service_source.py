@@ -96,14 +96,14 @@ class ServiceSource:
             lambda memory_file, size: ActorRing(memory_file, spec, size, behaviour),
             seed=self._seed,
         )
-        # of each shard: its first simulator, its actors' rings, its settings
+        # of each shard: its first simulator, descriptors of its actors' rings, its settings
         self._first_simulators, rings, settings = [], [], []
         for shard, (start, stop) in zip(shards, actors, strict=True):
-            own = self._actors.actors[start:stop]
-            first = own[0].first_simulator
+            feeders = self._actors.actors[start:stop]
+            first = feeders[0].first_simulator
             self._first_simulators.append(first)
-            rings.append([actor.memory_file.descriptor for actor in own])
-            described = [(a.memory_file.descriptor, a.first_simulator - first, a.simulators) for a in own]
+            rings.append([a.memory_file.descriptor for a in feeders])
+            described = [(a.memory_file.descriptor, a.first_simulator - first, a.simulators) for a in feeders]
             settings.append(dataclasses.replace(shard, rings=tuple(described)))
         self._processes = ServiceProcesses(plan.rank, settings, rings, samplers, layout)
         self._fields = batch_fields(spec, behaviour)
@@ -112,10 +112,10 @@ class ServiceSource:
             for number in range(layout.slots)
             for sampler in self._processes.samplers
         ]
-        # ``_held``: the slot whose batches are being handed out
-        self._next_slot, self._held = 0, cast(_Slot | None, None)
+        # ``_current_slot``: the slot whose batches are being handed out
+        self._next_slot, self._current_slot = 0, cast(_Slot | None, None)
         self._peers = _Peers(context, len(shards)) if plan.replicas > 1 else None
-        self._states: list[dict[str, Any] | None] = [None] * len(shards)  # what the shards load
+        self._states: list[dict[str, Any] | None] = [None] * len(shards)  # that the shards start with
         self._is_paused = False
         self._batches = 0
         self._connected_before = 0
@@ -138,26 +138,26 @@ class ServiceSource:
 
     def __next__(self) -> Batch:
         self._start()
-        if self._held is not None and self._held.handed == self._layout.block:
-            self._release(self._held)
+        if self._current_slot is not None and self._current_slot.handed == self._layout.block:
+            self._release(self._current_slot)
         while (slot := self._next_ready()) is None:
             self._processes.wait_ready(_WAIT_SECONDS)
             self._supervise()
-            if self.alive(self._inserted(report=False)):
-                return Batch(None, self._inserted(), self._episodes())
+            if self.alive(self._new_steps(report=False)):
+                return Batch(None, self._new_steps(), self._new_episodes())
         self._supervise()
-        self._held, number = slot, slot.handed
+        self._current_slot, number = slot, slot.handed
         slot.handed += 1
         self._batches += 1
         sample = slot.samples[number]
         sample.weights.div_(sample.weights.max())
         data = on_device(sample, self._context.device)
-        return ServiceBatch(data, self._inserted(), self._episodes(), slot=slot, number=number)
+        return ServiceBatch(data, self._new_steps(), self._new_episodes(), slot=slot, number=number)
 
     def _next_ready(self) -> _Slot | None:
-        """The slot with the next batch: the held one, or else the next ready one in turn, if any."""
-        if self._held is not None:
-            return self._held
+        """The slot with the next batch: the current slot, or else the next ready one in turn, if any."""
+        if self._current_slot is not None:
+            return self._current_slot
         count = len(self._slots)
         for step in range(count):
             slot = self._slots[(self._next_slot + step) % count]
@@ -171,24 +171,26 @@ class ServiceSource:
         slot.slots.set_exponents(*self._exponents())
         slot.slots.release(slot.number, slot.has_errors)
         slot.sampler.wake()
-        self._held, slot.handed, slot.has_errors = None, 0, 0
+        self._current_slot, slot.handed, slot.has_errors = None, 0, 0
 
     def _exponents(self) -> tuple[float, float]:
         progress = self._context.progress()
         alpha = -1.0 if self.config.alpha_end is None else self.config.alpha_at(progress)
         return self.config.beta_at(progress), alpha
 
-    def _inserted(self, report: bool = True) -> int:
+    def _new_steps(self, report: bool = True) -> int:
         """Number of env steps inserted into this learner's shards since the last call with ``report``."""
-        new = 0
+        new_steps = 0
         for shard in self._processes.shards:
-            inserted = max(shard.counts.inserted, shard.inserted)  # the count is 0 until the shard has loaded
-            new += inserted - shard.inserted
+            # the shard's count is 0 until it has loaded its state
+            inserted = max(shard.counts.inserted, shard.reported_steps)
+            new_steps += inserted - shard.reported_steps
             if report:
-                shard.inserted = inserted
-        return new
+                shard.reported_steps = inserted
+        return new_steps
 
-    def _episodes(self) -> list[Episode]:
+    def _new_episodes(self) -> list[Episode]:
+        """Episodes that ended since the last call."""
         episodes = []
         for first, shard in zip(self._first_simulators, self._processes.shards, strict=True):
             shard.receive_messages()
@@ -202,15 +204,15 @@ class ServiceSource:
     def _start(self) -> None:
         """Publish parameters if due; at the first call, start all processes; end a ``hold``."""
         processes = self._processes
-        version, published = updates_of(self.learner) + 1, self._actors.parameters.version
-        if not published or version >= published + self.config.publish_every:
+        version, published_version = updates_of(self.learner) + 1, self._actors.parameters.version
+        if not published_version or version >= published_version + self.config.publish_every:
             self._actors.publish(version)
         if not processes.has_started:
             for slot in self._slots:
                 slot.slots.set_exponents(*self._exponents())
             processes.start(self._states)
             for shard, state in zip(processes.shards, self._states, strict=True):
-                shard.inserted = 0 if state is None else int(state["inserted"])
+                shard.reported_steps = 0 if state is None else int(state["inserted"])
             self._states = []
             self._actors.start(self._batches)
         if self._is_paused:
@@ -229,8 +231,8 @@ class ServiceSource:
         self._actors.check(self._batches)
         own = [shard.address for shard in self._processes.shards if shard.is_listening]
         if len(own) == len(self._processes.shards):
-            known = own if self._peers is None else self._peers.exchange(own)
-            numbered = {a.rank * len(own) + a.index: a for a in known}
+            addresses = own if self._peers is None else self._peers.exchange(own)
+            numbered = {a.rank * len(own) + a.index: a for a in addresses}
             new = {n: a for n, a in numbered.items() if self._processes.addresses.get(n) != a}
             if new:
                 self._processes.send(new)
@@ -246,12 +248,12 @@ class ServiceSource:
     def fields(self) -> dict[str, Any]:
         counts = [shard.counts for shard in self._processes.shards]
         starts = sum(shard.settings.config.learning_starts for shard in self._processes.shards)
-        after = sum(c.inserted for c in counts) - starts
+        after_starts = sum(c.inserted for c in counts) - starts
         exponents = self._exponents()
         restarts = sum(c.restarts for c in counts)
         return {
             "replay_transitions": sum(c.transitions for c in counts),
-            "samples_per_insert": sum(c.drawn for c in counts) / max(after, 1),
+            "samples_per_insert": sum(c.drawn for c in counts) / max(after_starts, 1),
             "beta": exponents[0],
             **({} if self.config.alpha_end is None else {"alpha": exponents[1]}),
             "actor_lag_updates": updates_of(self.learner) + 1 - min(c.version for c in counts),
@@ -326,7 +328,7 @@ class ServiceSource:
                 for k, s in enumerate(shards)
                 if s and s["store"] is not None
             },
-            "groups": [None],
+            "groups": [None],  # this and below: what a ``ReplaySource`` needs to load the state
             "generator": generator.get_state(),
             "first": torch.ones(self.plan.simulators, dtype=torch.bool),
         }
@@ -370,26 +372,26 @@ class _Peers:
         self._size = shards * _ADDRESS_BYTES
         like = torch.zeros(self._size // 8, dtype=torch.int64)
         self._channel = context.channel("replay service", like)
-        self._others = [rank for rank in range(context.run.replicas) if rank != context.rank]
-        self._seen: dict[int, int] = {}
-        self._known: dict[int, list[ShardAddress]] = {}
+        self._other_ranks = [rank for rank in range(context.run.replicas) if rank != context.rank]
+        self._seen_versions: dict[int, int] = {}  # rank -> version of the addresses last read
+        self._known: dict[int, list[ShardAddress]] = {}  # rank -> addresses
         self._published: list[ShardAddress] = []
 
     def exchange(self, own: list[ShardAddress]) -> list[ShardAddress]:
-        """Publish the addresses of this learner's shards; returns those of all learners' shards, or none
-        before all living learners have published theirs."""
+        """Publish ``own``, the addresses of this learner's shards; returns those of all learners' shards, or
+        none before all living learners have published theirs."""
         channel = self._channel
         if own != self._published:
             self._published = own
             text = json.dumps([dataclasses.asdict(address) for address in own]).encode().ljust(self._size)
             channel.publish(torch.frombuffer(bytearray(text), dtype=torch.int64))
         living = set(channel.living())
-        for rank in self._others:
+        for rank in self._other_ranks:
             version = channel.version(rank)
-            if rank in living and version > self._seen.get(rank, 0):
-                vector, self._seen[rank] = channel.peek(rank)
+            if rank in living and version > self._seen_versions.get(rank, 0):
+                vector, self._seen_versions[rank] = channel.peek(rank)
                 text = vector.numpy().tobytes()
                 self._known[rank] = [ShardAddress(**fields) for fields in json.loads(text)]
-        if any(rank in living and rank not in self._known for rank in self._others):
+        if any(rank in living and rank not in self._known for rank in self._other_ranks):
             return []
-        return own + [address for rank in self._others for address in self._known.get(rank, [])]
+        return own + [address for rank in self._other_ranks for address in self._known.get(rank, [])]

@@ -20,8 +20,8 @@ from murmurate.spec import EnvSpec, Episode, Shapes
 
 SLOTS = 4  # steps by which an actor may be ahead of its learner
 _LINE = 8  # int64 values in a cache line
-_KINDS = (torch.uint8, torch.int64, torch.float32, torch.float64, torch.bool)
-_NUMPY = {kind: torch.empty(0, dtype=kind).numpy().dtype for kind in _KINDS}
+_DTYPES = (torch.uint8, torch.int64, torch.float32, torch.float64, torch.bool)
+_NUMPY_DTYPES = {dtype: torch.empty(0, dtype=dtype).numpy().dtype for dtype in _DTYPES}
 
 
 class SharedParameters:
@@ -53,12 +53,12 @@ class SharedParameters:
     def read(self, into: Tensor) -> int:
         """Copy the newest complete version into ``into`` [N]; returns the version."""
         while True:
-            seen = int(self._counters[1])
+            completed_writes = int(self._counters[1])
             fence(self._lock)
             into.copy_(self._values)
             version = self.version
             fence(self._lock)
-            if int(self._counters[0]) == seen:
+            if int(self._counters[0]) == completed_writes:  # no later write has begun
                 return version
 
 
@@ -89,10 +89,11 @@ class ActorRing:
         recorded = {f"behaviour.{name}": shape for name, shape in (behaviour or {}).items()}
         # all in one region, because each region takes a file descriptor
         fields = [
-            (name, _NUMPY[kind], shape) for name, (shape, kind) in _shapes(spec, size, recorded).items()
+            (name, _NUMPY_DTYPES[dtype], shape)
+            for name, (shape, dtype) in _fields(spec, size, recorded).items()
         ]
-        record = np.dtype(fields, align=True)
-        records = np.frombuffer(memory_file.take("records", SLOTS * record.itemsize), record)
+        record_dtype = np.dtype(fields, align=True)
+        records = np.frombuffer(memory_file.take("records", SLOTS * record_dtype.itemsize), record_dtype)
         self._slots = [
             {name: torch.from_numpy(records[name][slot]) for name, *_ in fields} for slot in range(SLOTS)
         ]
@@ -153,8 +154,8 @@ class ActorRing:
     def oldest(self) -> ActorStep:
         """The oldest step, as views that are valid until ``drop``. Requires ``waiting_records`` > 0."""
         fence(self._lock)
-        place = int(self._counters[1]) % SLOTS
-        slot, steps = self._slots[place], self._steps[place]
+        index = int(self._counters[1]) % SLOTS
+        slot, steps = self._slots[index], self._steps[index]
         version, ended, has_values, restarts, incarnation, number = slot["header"].tolist()
         if not has_values:
             steps = steps._replace(action_value=None, next_value=None)
@@ -174,19 +175,20 @@ def _steps_in(slot: dict[str, Tensor]) -> Steps:
     return Steps(**fields, behaviour=behaviour)
 
 
-def _shapes(spec: EnvSpec, size: int, recorded: Shapes) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+def _fields(spec: EnvSpec, size: int, recorded: Shapes) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shapes and dtypes of what a slot holds, by name."""
     observation = ((size, *spec.observation_shape), spec.observation_dtype)
     action = ((size,), torch.int64) if spec.actions else ((size, *spec.action_shape), torch.float32)
-    number, flag = ((size,), torch.float32), ((size,), torch.bool)
+    scalar, flag = ((size,), torch.float32), ((size,), torch.bool)
     return {
         "observation": observation,
         "action": action,
-        "reward": number,
+        "reward": scalar,
         "next_observation": observation,
         "terminated": flag,
         "truncated": flag,
-        "action_value": number,
-        "next_value": number,
+        "action_value": scalar,
+        "next_value": scalar,
         **{name: ((size, *shape), torch.float32) for name, shape in recorded.items()},
         "header": ((6,), torch.int64),  # see ``put``
         "episodes": ((size, 3), torch.float64),

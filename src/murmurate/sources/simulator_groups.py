@@ -26,9 +26,9 @@ SIMULATOR_BYTES = 2_000  # memory of one simulator, at least
 def step_bytes(run: RunView) -> int:
     """Memory of one step of one simulator: its observation, action and a few numbers."""
     spec = run.world.spec()
-    seen = math.prod(spec.observation_shape) * spec.observation_dtype.itemsize
-    recorded = sum(math.prod(shape) for shape in run.learner.requires.behaviour.values())
-    return int(seen + 4 * (math.prod(spec.action_shape) + recorded) + 16)
+    observation_bytes = math.prod(spec.observation_shape) * spec.observation_dtype.itemsize
+    behaviour_size = sum(math.prod(shape) for shape in run.learner.requires.behaviour.values())
+    return int(observation_bytes + 4 * (math.prod(spec.action_shape) + behaviour_size) + 16)
 
 
 def check_simulators(simulators: int, double_buffer: bool) -> None:

@@ -34,6 +34,6 @@ def random_actions(spec: EnvSpec, size: int, generator: torch.Generator) -> Tens
     device = generator.device
     if spec.actions:
         return torch.randint(spec.actions, (size,), generator=generator, device=device)
-    share = torch.rand(size, *spec.action_shape, generator=generator, device=device)
+    uniform = torch.rand(size, *spec.action_shape, generator=generator, device=device)
     low = torch.as_tensor(spec.action_low, device=device)
-    return low + share * (torch.as_tensor(spec.action_high, device=device) - low)
+    return low + uniform * (torch.as_tensor(spec.action_high, device=device) - low)

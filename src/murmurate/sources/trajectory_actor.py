@@ -49,7 +49,7 @@ def make_trajectories(settings: ActorSettings) -> None:
 
 
 def main() -> None:
-    """The process's ``main``."""
+    """Entry point of the actor process."""
     run_actor(make_trajectories)
 
 

@@ -38,15 +38,16 @@ class TrajectoryShape:
     def fields(self) -> dict[str, Field]:
         """Shapes and dtypes of what a slot holds, by name."""
         spec, steps, size = self.spec, self.steps, self.size
-        seen, kind = spec.observation_shape, spec.observation_dtype
+        observation_shape, dtype = spec.observation_shape, spec.observation_dtype
         action: Field = ((steps, size), torch.int64)
         if not spec.actions:
             action = ((steps, size, *spec.action_shape), torch.float32)
         flag: Field = ((steps, size), torch.bool)
         return {
-            "observation": ((steps, size, *seen), kind),
-            "last_observation": ((size, *seen), kind),
-            "truncated_observation": ((steps * size, *seen), kind),  # K of the rows, see below
+            "observation": ((steps, size, *observation_shape), dtype),
+            "last_observation": ((size, *observation_shape), dtype),
+            # of which the first K rows are used; ``header`` has K
+            "truncated_observation": ((steps * size, *observation_shape), dtype),
             "action": action,
             "reward": ((steps, size), torch.float32),
             "terminated": flag,
@@ -54,7 +55,7 @@ class TrajectoryShape:
             "first": flag,
             "memory": ((size, self.memory), torch.float32),
             "episodes": ((steps * size, 3), torch.float64),
-            "header": ((3,), torch.int64),  # version, episodes, K truncated steps
+            "header": ((3,), torch.int64),  # version, number of episodes, K (truncated steps)
             **{
                 f"behaviour.{n}": ((steps, size, *shape), torch.float32)
                 for n, shape in self.behaviour.items()
@@ -63,7 +64,7 @@ class TrajectoryShape:
 
     @property
     def slot_bytes(self) -> int:
-        return sum(_aligned(_size(field)) for field in self.fields().values())
+        return sum(_aligned(_field_bytes(field)) for field in self.fields().values())
 
 
 @dataclass
@@ -90,7 +91,7 @@ class TrajectoryRing:
             slot = {}
             for name, field in shape.fields().items():
                 slot[name] = _view(region, offset, field)
-                offset += _aligned(_size(field))
+                offset += _aligned(_field_bytes(field))
             self._slots.append(slot)
         self._has_memory = shape.memory > 0
         self._lock = threading.Lock()
@@ -131,12 +132,12 @@ class TrajectoryRing:
     def put(self, data: Trajectory, episodes: Sequence[Episode], version: int) -> None:
         """Append a trajectory. To be called after ``wait_for_room``."""
         slot = self._slots[int(self._counters[0]) % len(self._slots)]
-        for name, part in slot.items():
+        for name, tensor in slot.items():
             value = getattr(data, name, None)
             if name == "truncated_observation" and value is not None:
-                part[: len(value)].copy_(value)
+                tensor[: len(value)].copy_(value)
             elif isinstance(value, Tensor):
-                part.copy_(value)
+                tensor.copy_(value)
         for name, value in data.behaviour.items():
             slot[f"behaviour.{name}"].copy_(value)
         final = data.truncated_observation
@@ -153,7 +154,7 @@ class TrajectoryRing:
         """The oldest trajectory, as views that are valid until ``drop``. Requires ``waiting_records`` > 0."""
         fence(self._lock)
         slot = self._slots[int(self._counters[1]) % len(self._slots)]
-        version, ended, finals = slot["header"].tolist()
+        version, ended, truncated = slot["header"].tolist()
         episodes = [Episode(int(s), r, int(n)) for s, r, n in slot["episodes"][:ended].tolist()]
         data = Trajectory(
             observation=slot["observation"],
@@ -163,7 +164,7 @@ class TrajectoryRing:
             truncated=slot["truncated"],
             first=slot["first"],
             last_observation=slot["last_observation"],
-            truncated_observation=slot["truncated_observation"][:finals] if finals else None,
+            truncated_observation=slot["truncated_observation"][:truncated] if truncated else None,
             memory=slot["memory"] if self._has_memory else None,
             behaviour={n.partition(".")[2]: x for n, x in slot.items() if n.startswith("behaviour.")},
         )
@@ -175,9 +176,9 @@ class TrajectoryRing:
         self._counters[1] += 1
 
 
-def _size(field: Field) -> int:
-    shape, kind = field
-    return math.prod(shape) * kind.itemsize
+def _field_bytes(field: Field) -> int:
+    shape, dtype = field
+    return math.prod(shape) * dtype.itemsize
 
 
 def _aligned(size: int) -> int:
@@ -185,8 +186,8 @@ def _aligned(size: int) -> int:
 
 
 def _view(region: memoryview, offset: int, field: Field) -> Tensor:
-    shape, kind = field
+    shape, dtype = field
     count = math.prod(shape)
     if not count:
-        return torch.empty(shape, dtype=kind)
-    return torch.frombuffer(region, dtype=kind, count=count, offset=offset).view(shape)
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(region, dtype=dtype, count=count, offset=offset).view(shape)

@@ -11,6 +11,7 @@ import torch
 
 from murmurate.agents.interface import Agent
 from murmurate.errors import Refusal
+from murmurate.fabric.processes.memory_limits import PROCESS_BYTES
 from murmurate.ranges import NonNegativeInt, PositiveInt
 from murmurate.sources.actor_processes import ActorPlan, ActorProcess, ActorProcesses
 from murmurate.sources.interface import RunView, Source, SourceConfig, SourceContext
@@ -23,7 +24,6 @@ from murmurate.spec import Batch, Episode, derive_generator, derive_seed
 from murmurate.worlds.interface import SimulatorWorld
 
 _POLLS = 50  # polls of the rings between two calls of ``alive``
-_ACTOR_BYTES = 150 * 2**20
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ class TrajectorySourceConfig(SourceConfig):
 
     def check(self, run: RunView) -> None:
         if self.actors and self.simulators % self.actors:
-            share = max(1, round(self.simulators / self.actors))
+            per_actor = max(1, round(self.simulators / self.actors))
             raise Refusal(
                 f"{self.actors} actors have equal shares of the simulators, and {self.simulators} cannot be "
-                f"divided. Use --simulators {share * self.actors}."
+                f"divided. Use --simulators {per_actor * self.actors}."
             )
         RolloutSourceConfig(self.columns).check(run)
         if not self.actors:
@@ -72,11 +72,11 @@ class TrajectorySourceConfig(SourceConfig):
             raise Refusal(
                 "actors are processes, and the inline launcher has none. Use --launcher local, or --actors 0."
             )
-        waiting = math.ceil(self.actors * self.queue / self.batch)
-        if self.max_lag < waiting:
+        longest_wait = math.ceil(self.actors * self.queue / self.batch)  # in updates
+        if self.max_lag < longest_wait:
             raise Refusal(
-                f"max_lag is {self.max_lag}, and trajectories wait for up to {waiting} updates. "
-                f"Use --max-lag {waiting}, or a smaller --queue."
+                f"max_lag is {self.max_lag}, and trajectories wait for up to {longest_wait} updates. "
+                f"Use --max-lag {longest_wait}, or a smaller --queue."
             )
 
     @property
@@ -96,8 +96,8 @@ class TrajectorySourceConfig(SourceConfig):
         size = self.simulators // self.actors
         shape = TrajectoryShape(run.world.spec(), requires.steps, size, 0, requires.behaviour)
         trajectories = self.actors * self.queue + 2 * self.batch
-        acting = self.actors * _ACTOR_BYTES + self._as_rollouts.memory_bytes(run)
-        return acting + trajectories * shape.slot_bytes
+        actor_bytes = self.actors * PROCESS_BYTES + self._as_rollouts.memory_bytes(run)
+        return actor_bytes + trajectories * shape.slot_bytes
 
     def check_state(self, state: dict[str, Any]) -> None:
         check_saved_simulators(state, self.simulators)
@@ -224,7 +224,7 @@ class TrajectorySource:
         generator = derive_generator(self._seed, f"actions after batch {self._batches}")
         return {
             "batches": self._batches,
-            "groups": [None],
+            "groups": [None],  # this and below: what a ``RolloutSource`` needs to load the state
             "generator": generator.get_state(),
             "first": torch.ones(self.config.simulators, dtype=torch.bool),
         }

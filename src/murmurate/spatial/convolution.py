@@ -1,8 +1,8 @@
 """Convolution over the parts of a replica (Jin, section 4.3), and transposed convolution.
 
-Differs from the paper: while halos are being sent, all outputs are computed from the own pixels, and
-afterwards only the outputs that need a halo are computed again; so no padded copy of the image is made or
-kept. Strides, uneven sizes, and halos wider than a part are allowed.
+Differs from the paper: while halos are being sent, each part computes all its outputs from its own pixels,
+and afterwards computes again only those that need a halo; so no padded copy of the image is made or kept.
+Strides, uneven sizes, and halos wider than a part are allowed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from murmurate.spatial.sliding import Kernel, Pair, Sliding, needed, outputs_of,
 from murmurate.spatial.tensor import SpatialTensor, arranged_evenly, spatial, window
 from murmurate.spatial.window import Pieces, add_returned, assemble, empty, format_of, received, start
 
+NeedsGrad = tuple[bool, bool, bool]  # whether input, weight and bias need a gradient
 _MOST_REPEATED = 0.125  # share of the outputs; if more need a halo, all are computed only once it has arrived
 
 
@@ -29,7 +30,7 @@ class Strip:
     """Outputs that need a halo.
 
     outputs: their rectangle in the whole output. inputs: the rectangle of the whole input that they need.
-    halo: what of it other parts hold.
+    halo: the rectangle of ``inputs`` that other parts hold.
     """
 
     outputs: Rect
@@ -41,8 +42,9 @@ class Strip:
 class Geometry:
     """How one part computes its outputs.
 
-    padding: the padding with which the own pixels give all outputs; those in ``strips`` are computed again
-    once their halos have arrived. None: outputs are computed from the whole window, once it has arrived.
+    padding: the padding with which the part's own pixels give an output at every place; those in ``strips``
+    are computed again once their halos have arrived. None: all outputs are computed once the whole window has
+    arrived.
     """
 
     kernel: Kernel
@@ -88,8 +90,8 @@ class _Conv2d(torch.autograd.Function):
                 y[strip.outputs.slices(g.outputs)] = strip_y
         else:
             pieces = received(number, x, g.plan, parts)
-            whole = assemble(g.plan.window, [(g.plan.own, x), *pieces], g.plan.image, x)
-            y = functional.conv2d(whole, weight, bias, g.stride, 0, g.dilation, groups)
+            window_x = assemble(g.plan.window, [(g.plan.own, x), *pieces], g.plan.image, x)
+            y = functional.conv2d(window_x, weight, bias, g.stride, 0, g.dilation, groups)
         # copies: messages are views of a queue's memory, which stays in use as long as they exist
         ctx.save_for_backward(x, weight, *(pixels.clone() for _, pixels in pieces))
         ctx.rects = [rect for rect, _ in pieces]
@@ -101,41 +103,42 @@ class _Conv2d(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         x, weight, *pixels = ctx.saved_tensors
         pieces = list(zip(ctx.rects, pixels, strict=True))
-        wanted = ctx.needs_input_grad[:3]
+        needs_grad = ctx.needs_input_grad[:3]
         compute = _backward_with_strips if ctx.geometry.padding is not None else _backward_of_window
-        gradients = compute(ctx, gradient, x, weight, pieces, wanted)
+        gradients = compute(ctx, gradient, x, weight, pieces, needs_grad)
         return (*gradients, None, None, None)
 
 
 def _backward_with_strips(
-    ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor, pieces: Pieces, wanted: tuple[bool, bool, bool]
+    ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor, pieces: Pieces, needs_grad: NeedsGrad
 ) -> list[Tensor | None]:
     """Compute the halos' gradients, and send them before the own pixels' gradients are computed."""
     g, parts = ctx.geometry, ctx.parts
     weight_gradients: list[Tensor] = []
     halo_gradients: list[tuple[Rect, Tensor]] = []
     for strip in g.strips:
+        # without the part's own pixels, whose share of the gradients is computed below
         halo_alone = [
             (rect.intersection(strip.halo), _crop(pixels, rect, strip.halo)) for rect, pixels in pieces
         ]
         strip_x = assemble(strip.inputs, [p for p in halo_alone if not p[0].is_empty], g.plan.image, x)
         strip_gradient = gradient[strip.outputs.slices(g.outputs)]
-        mask = (wanted[0], wanted[1], False)
+        strip_needs = (needs_grad[0], needs_grad[1], False)
         gradients = _gradients(
-            strip_gradient, strip_x, weight, g.stride, (0, 0), g.dilation, ctx.groups, mask
+            strip_gradient, strip_x, weight, g.stride, (0, 0), g.dilation, ctx.groups, strip_needs
         )
         if gradients[0] is not None:
             halo_gradients.append((strip.halo, _crop(gradients[0], strip.inputs, strip.halo)))
         if gradients[1] is not None:
             weight_gradients.append(gradients[1])
     number = 0
-    if wanted[0]:
+    if needs_grad[0]:
         messages = []
         for q, rect in g.plan.incoming:
             halo, pixels = next(h for h in halo_gradients if h[0].contains(rect))
             messages.append((q, pixels[rect.slices(halo)]))
         number = parts.send(messages)
-    own_gradients = _gradients(gradient, x, weight, g.stride, g.padding, g.dilation, ctx.groups, wanted)
+    own_gradients = _gradients(gradient, x, weight, g.stride, g.padding, g.dilation, ctx.groups, needs_grad)
     if own_gradients[1] is not None:
         for addend in weight_gradients:
             own_gradients[1] += addend
@@ -145,21 +148,21 @@ def _backward_with_strips(
 
 
 def _backward_of_window(
-    ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor, pieces: Pieces, wanted: tuple[bool, bool, bool]
+    ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor, pieces: Pieces, needs_grad: NeedsGrad
 ) -> list[Tensor | None]:
     """Compute the gradients of the whole window, and then send those of its halo."""
     g, parts = ctx.geometry, ctx.parts
-    whole = assemble(g.plan.window, [(g.plan.own, x), *pieces], g.plan.image, x)
-    gradients = _gradients(gradient, whole, weight, g.stride, (0, 0), g.dilation, ctx.groups, wanted)
+    window_x = assemble(g.plan.window, [(g.plan.own, x), *pieces], g.plan.image, x)
+    gradients = _gradients(gradient, window_x, weight, g.stride, (0, 0), g.dilation, ctx.groups, needs_grad)
     window_gradient = gradients[0]
     if window_gradient is not None:
         number = parts.send([(q, window_gradient[rect.slices(g.plan.window)]) for q, rect in g.plan.incoming])
-        own = empty(g.plan.own, window_gradient).zero_()
+        own_gradient = empty(g.plan.own, window_gradient).zero_()
         shared = g.plan.own.intersection(g.plan.window)
         if not shared.is_empty:
-            own[shared.slices(g.plan.own)] = window_gradient[shared.slices(g.plan.window)]
-        add_returned(own, number, g.plan, parts)
-        gradients[0] = own
+            own_gradient[shared.slices(g.plan.own)] = window_gradient[shared.slices(g.plan.window)]
+        add_returned(own_gradient, number, g.plan, parts)
+        gradients[0] = own_gradient
     return gradients
 
 
@@ -171,20 +174,20 @@ def _gradients(
     padding: Pair,
     dilation: Pair,
     groups: int,
-    wanted: tuple[bool, bool, bool],
+    needs_grad: NeedsGrad,
 ) -> list[Tensor | None]:
-    """The gradients with respect to input, weight and bias; None where not ``wanted``."""
-    if not any(wanted):
+    """The gradients with respect to input, weight and bias; None where none is needed."""
+    if not any(needs_grad):
         return [None, None, None]
-    biases = [weight.shape[0]] if wanted[2] else None
+    bias_sizes = [weight.shape[0]] if needs_grad[2] else None
     gradients = torch.ops.aten.convolution_backward(
-        gradient, x, weight, biases, stride, padding, dilation, False, (0, 0), groups, list(wanted)
+        gradient, x, weight, bias_sizes, stride, padding, dilation, False, (0, 0), groups, list(needs_grad)
     )
-    return [each if asked else None for each, asked in zip(gradients, wanted, strict=True)]
+    return [each if required else None for each, required in zip(gradients, needs_grad, strict=True)]
 
 
 def _crop(pixels: Tensor, frame: Rect, rect: Rect) -> Tensor:
-    """The part in ``rect`` of the pixels of ``frame``; all of them if it is empty."""
+    """Of the pixels of ``frame`` those in ``rect``; all of them if none are."""
     shared = frame.intersection(rect)
     return pixels if shared.is_empty else pixels[shared.slices(frame)]
 
@@ -287,10 +290,10 @@ def conv_transpose2d(
     ]
     local, weight, bias = cast(window(x, needs[0], needs[1]), weight, bias)
     y = functional.conv_transpose2d(local, weight, None, stride, 0, 0, groups, dilation)
-    own = divmod(x.parts.rank, x.parts.grid[1])
-    for axis in (0, 1):
-        first = needs[axis][own[axis]][0] * stride[axis] - padding[axis]
-        y = _placed(y, axis - 2, first, outputs.intervals()[axis][own[axis]])
+    grid_place = divmod(x.parts.rank, x.parts.grid[1])
+    for axis, i in enumerate(grid_place):
+        first = needs[axis][i][0] * stride[axis] - padding[axis]
+        y = _placed(y, axis - 2, first, outputs.intervals()[axis][i])
     y = y.contiguous(memory_format=format_of(local))
     return x.like(y if bias is None else y + bias[:, None, None], outputs)
 

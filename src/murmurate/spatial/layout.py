@@ -1,7 +1,7 @@
 """Which part holds which rectangle of an image, and which rectangles an operation needs from others.
 
-Rows and columns are the last two dimensions of a tensor. Intervals are half open and count
-pixels of the whole image.
+Rows and columns are the last two dimensions of a tensor. Intervals are half open, in pixels of the whole
+image.
 """
 
 from __future__ import annotations

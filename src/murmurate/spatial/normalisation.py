@@ -128,9 +128,9 @@ def _follow(running: Tensor, present: Tensor, momentum: float) -> None:
 
 def _moments(x: Tensor, number: int, parts: Parts) -> Statistics:
     """Mean and variance [C] over all parts' x [N, C, ...]. number: values of a channel in all of them."""
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     with torch.no_grad():
-        unused = torch.zeros(2, x.shape[1], dtype=wide, device=x.device)
+        unused = torch.zeros(2, x.shape[1], dtype=dtype, device=x.device)  # running statistics
         mean, variance = torch.ops.aten.batch_norm_update_stats(x, unused[0], unused[1], 0.0)
         return _joined(mean, variance, x.numel() // x.shape[1], number, parts)
 
@@ -188,8 +188,8 @@ class _NormaliseChannels(torch.autograd.Function):
 
 
 def _scaled(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """scale * x + shift for each channel, by batch normalisation as in evaluation: it takes one pass in any
-    memory format."""
+    """scale * x + shift for each channel. It is computed as a batch normalisation in evaluation mode, which
+    takes one pass in any memory format."""
     return torch.native_batch_norm(
         x, scale, shift, torch.zeros_like(scale), torch.ones_like(scale), False, 0.0, 0.0
     )[0]
@@ -201,18 +201,18 @@ def _scaled(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 def _statistics(x: Tensor, dims: list[int], count: int, parts: Parts) -> Statistics:
     """The statistics of all parts' x over ``dims``, which are kept with size 1. count: values that each mean
     is over, on all parts together."""
-    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    at_least_float32 = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
     with torch.no_grad():
-        variance, mean = torch.var_mean(wide, dims, correction=0, keepdim=True)
+        variance, mean = torch.var_mean(at_least_float32, dims, correction=0, keepdim=True)
         return _joined(mean, variance, math.prod(x.shape[d] for d in dims), count, parts)
 
 
-def _joined(mean: Tensor, variance: Tensor, own: int, number: int, parts: Parts) -> Statistics:
-    """The statistics of all parts together, from this part's mean and variance. own, number: the number of
-    values that a mean is over on this part, and on all parts."""
+def _joined(mean: Tensor, variance: Tensor, own_number: int, number: int, parts: Parts) -> Statistics:
+    """The statistics of all parts together, from this part's mean and variance. own_number, number: the
+    number of values that a mean is over on this part, and on all parts."""
     if parts.size == 1:
         return Statistics(mean, variance, number)
-    gathered = parts.gather(torch.stack([mean, variance, torch.full_like(mean, own)]))
+    gathered = parts.gather(torch.stack([mean, variance, torch.full_like(mean, own_number)]))
     shares = [(m, v, n / number) for m, v, n in gathered]
     joint = _sum_in_order([m * share for m, _, share in shares])
     variance = _sum_in_order([(v + (m - joint) ** 2) * share for m, v, share in shares])

@@ -40,8 +40,8 @@ class NormOverParts:
             # only for this call and its backward pass: other calls, on whole images, do not involve the other
             # parts
             norm.sum_over = self._sum_over if self._parts.size > 1 else self._over_replicas
-            other = None if residual is None else aligned(x, residual)
-            return x.like(BatchNorm.forward(norm, x.local, other, rectify))
+            local_residual = None if residual is None else aligned(x, residual)
+            return x.like(BatchNorm.forward(norm, x.local, local_residual, rectify))
         finally:
             norm.sum_over = self._over_replicas
 

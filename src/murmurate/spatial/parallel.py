@@ -18,7 +18,7 @@ from murmurate.spatial.tensor import SpatialTensor, scatter
 _HANDLES = "_spatial_handles"
 
 # modules whose forward pass never has a spatial form, with what to use instead
-_CANNOT: dict[type[nn.Module], str] = {
+_UNSUPPORTED: dict[type[nn.Module], str] = {
     nn.Conv1d: "Conv2d with a kernel of one row",
     nn.Conv3d: "Conv2d",
     nn.ConvTranspose1d: "ConvTranspose2d with a kernel of one row",
@@ -65,7 +65,7 @@ def parallelize(
     module.__dict__[_HANDLES] = handles
     for name, layer in module.named_modules():
         if name:
-            handles.append(layer.register_forward_pre_hook(_Enter(parts, name)))
+            handles.append(layer.register_forward_pre_hook(_NoteLayer(parts, name)))
         if isinstance(layer, BatchNorm):
             handles.append(NormOverParts(layer, parts, name))
     return module
@@ -88,14 +88,14 @@ class _Scatter:
         if not (module.training or self._in_evaluation):
             return args, kwargs
         self._parts.layer = ""
-        return tuple(self._share(a) for a in args), {k: self._share(a) for k, a in kwargs.items()}
+        return tuple(self._scattered(a) for a in args), {k: self._scattered(a) for k, a in kwargs.items()}
 
-    def _share(self, value: Any) -> Any:
+    def _scattered(self, value: Any) -> Any:
         is_image = isinstance(value, Tensor) and value.dim() == 4 and not isinstance(value, SpatialTensor)
         return scatter(value, self._parts) if is_image else value
 
 
-class _Enter:
+class _NoteLayer:
     """Notes which layer is computed, for error messages."""
 
     def __init__(self, parts: Parts, name: str) -> None:
@@ -106,11 +106,11 @@ class _Enter:
 
 
 def _check(module: nn.Module) -> None:
-    cannot = [
+    unsupported = [
         f"'{name}' ({type(layer).__name__}; use {instead})"
         for name, layer in module.named_modules()
-        for kind, instead in _CANNOT.items()
+        for kind, instead in _UNSUPPORTED.items()
         if isinstance(layer, kind)
     ]
-    if cannot:
-        raise Refusal(f"these layers cannot be computed in parts: {', '.join(cannot)}")
+    if unsupported:
+        raise Refusal(f"these layers cannot be computed in parts: {', '.join(unsupported)}")

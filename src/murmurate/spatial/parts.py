@@ -17,7 +17,7 @@ from murmurate.replica.vector import Exchange, Replica
 from murmurate.spec import derive_generator
 
 _PIECE_BYTES = 1 << 20  # longer messages are sent in several pieces
-_WAIT_SECONDS = 0.5  # longest wait at a time; after it, look whether the awaited part has died
+_WAIT_SECONDS = 0.5  # longest wait at a time; then the part checks whether the awaited part has died
 _RETRY_SECONDS = 1e-3  # between attempts to send while a queue to another part is full
 
 
@@ -96,9 +96,9 @@ class Parts:
         if parts > 1:
             channel = fabric.channel(name, torch.zeros(_PIECE_BYTES, dtype=torch.uint8), members)
         replica = fabric.rank // parts
-        made = cls(channel, (rows, columns), replica=replica, seed=seed, deadline_seconds=deadline_seconds)
-        made._open_channel = lambda label, like: fabric.channel(f"{name} {label}", like, members)
-        return made
+        opened = cls(channel, (rows, columns), replica=replica, seed=seed, deadline_seconds=deadline_seconds)
+        opened._open_channel = lambda label, like: fabric.channel(f"{name} {label}", like, members)
+        return opened
 
     def share(self, replica: Replica) -> SharedVector:
         """``replica``'s vector on all parts, with the leader's values (see ``SharedVector``).
@@ -154,9 +154,9 @@ class Parts:
 
     def gather(self, x: Tensor) -> list[Tensor]:
         """``x`` of every part, by rank; shapes and dtypes must be the same."""
-        others = [part for part in range(self.size) if part != self.rank]
-        number = self.send([(part, x) for part in others])
-        arrived = self.receive(number, [Expected(part, tuple(x.shape), x.dtype) for part in others])
+        other_parts = [part for part in range(self.size) if part != self.rank]
+        number = self.send([(part, x) for part in other_parts])
+        arrived = self.receive(number, [Expected(part, tuple(x.shape), x.dtype) for part in other_parts])
         return [*arrived[: self.rank], x.detach(), *arrived[self.rank :]]
 
     def sum(self, x: Tensor) -> Tensor:
@@ -205,7 +205,7 @@ class Parts:
             pieces.append(message.x)
             deadline = time.monotonic() + self.deadline_seconds
         data = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        return _as(data, dtype, shape)
+        return _reinterpreted(data, dtype, shape)
 
     def _progress(self, sender: int | None, deadline: float) -> None:
         """Wait a little for a message from ``sender``. If it is None or messages are unsent, also take all
@@ -275,20 +275,20 @@ class SharedVector:
         self._parts.require(self._channel.mean_(replica.grad) == self._parts.size)
         if replica.measure:
             replica.own_gradient = replica.grad.clone()  # the gradient of the whole replica, not of this part
-        others = range(1, self._parts.size)
         if self._parts.rank == 0:
-            done = step(replica)
-            outcome = torch.tensor([*done, replica.clock], dtype=torch.int64)
-            self._parts.receive(self._parts.send([(part, outcome) for part in others]), [])
+            exchange = step(replica)
+            outcome = torch.tensor([*exchange, replica.clock], dtype=torch.int64)
+            messages = [(part, outcome) for part in range(1, self._parts.size)]
+            self._parts.receive(self._parts.send(messages), [])
         else:
             expected = Expected(0, (len(Exchange._fields) + 1,), torch.int64)
             (outcome,) = self._parts.receive(self._parts.send([]), [expected])
             *fields, clock = (int(n) for n in outcome)
-            done = Exchange(*fields)
+            exchange = Exchange(*fields)
             while replica.clock < clock:
                 replica.tick()
         self.broadcast(replica.params.data)
-        return done
+        return exchange
 
     def broadcast(self, vector: Tensor) -> None:
         """Replace ``vector`` [N] on every part by the leader's. Raises PartLost if the leader has died."""
@@ -311,7 +311,7 @@ def checked_grid(grid: int | Sequence[int]) -> tuple[int, int]:
     return numbers[0], numbers[1]
 
 
-def _as(data: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+def _reinterpreted(data: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     """``data`` (bytes) as a tensor of this dtype and shape; copied only if its alignment requires it."""
     if data.storage_offset() * data.element_size() % dtype.itemsize:
         data = data.clone()

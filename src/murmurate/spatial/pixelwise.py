@@ -1,5 +1,5 @@
-"""Functions of single pixels, of channels and of shapes, which need no other part or gather the whole
-image."""
+"""Functions of single pixels, of channels and of shapes. They need no pixels of other parts, except for those
+that gather the whole image."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ _PIXELWISE = [
     "__rtruediv__", "__sub__", "__truediv__",
 ]
 # functions along dimensions, which need no other part unless these are rows or columns; ``dim`` is argument 1
-_ALONG = [
+_ALONG_DIM = [
     "softmax", "log_softmax", "softmin", "argmax", "argmin", "max", "min", "amax", "amin", "prod", "any",
     "all", "cumsum", "logsumexp", "unbind", "glu", "sort", "std", "var",
 ]
 # fmt: on
 _CHANNELWISE = {  # which argument is ``dim``, counted from 0
-    **dict.fromkeys(_ALONG, 1),
+    **dict.fromkeys(_ALONG_DIM, 1),
     **dict.fromkeys(["chunk", "split", "topk", "normalize", "norm"], 2),
 }
 _DEFAULT_DIM = {"unbind": 0, "chunk": 0, "split": 0, "normalize": 1, "glu": -1}
@@ -55,13 +55,13 @@ _DEFAULT_DIM = {"unbind": 0, "chunk": 0, "split": 0, "normalize": 1, "glu": -1}
 def _pixelwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     image = first_of((args, kwargs))
     result = func(*_locals(image, args), **{key: _local(image, value) for key, value in kwargs.items()})
-    return image if result is image.local else image.like(result)  # in place: the same tensor
+    return image if result is image.local else image.like(result)  # in-place functions return ``local``
 
 
 def _channelwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     image = first_of((args, kwargs))
-    name, place = func.__name__, _CHANNELWISE[func.__name__]
-    dim = kwargs.get("dim", args[place] if len(args) > place else _DEFAULT_DIM.get(name))
+    name, position = func.__name__, _CHANNELWISE[func.__name__]
+    dim = kwargs.get("dim", args[position] if len(args) > position else _DEFAULT_DIM.get(name))
     if isinstance(dim, SpatialTensor):  # the maximum of two images
         return _pixelwise(func, args, kwargs)
     dims = [dim] if isinstance(dim, int) else dim
@@ -160,28 +160,28 @@ def squeeze(x: SpatialTensor, dim: Any = None) -> SpatialTensor:
 def item(x: SpatialTensor, index: Any) -> SpatialTensor:
     """``x[index]``: any index of images and channels, but only slices of rows and columns, of steps 1 or
     more."""
-    given = list(index) if isinstance(index, tuple) else [index]
-    if any(isinstance(entry, SpatialTensor) for entry in given):
+    entries = list(index) if isinstance(index, tuple) else [index]
+    if any(isinstance(entry, SpatialTensor) for entry in entries):
         raise refuse(x, "indexing with an image")
-    used = sum(entry is not None and entry is not Ellipsis for entry in given)
-    if Ellipsis not in [e for e in given if not isinstance(e, Tensor)]:
-        given.append(Ellipsis)
-    at = next(i for i, entry in enumerate(given) if entry is Ellipsis)
-    given[at : at + 1] = [slice(None)] * (x.dim() - used)
-    *leading, rows, columns = given
+    indexed_dims = sum(entry is not None and entry is not Ellipsis for entry in entries)
+    if Ellipsis not in [e for e in entries if not isinstance(e, Tensor)]:
+        entries.append(Ellipsis)
+    at = next(i for i, entry in enumerate(entries) if entry is Ellipsis)
+    entries[at : at + 1] = [slice(None)] * (x.dim() - indexed_dims)
+    *leading, rows, columns = entries
     if not isinstance(rows, slice) or not isinstance(columns, slice):
         raise refuse(x, "indexing of rows and columns by anything but slices")
     keeps_all = all(isinstance(entry, slice) and entry == slice(None) for entry in leading)
     local = x.local if keeps_all else x.local[(*leading, slice(None), slice(None))]
-    chosen = x.like(local)
+    selected = x.like(local)
     if rows == columns == slice(None):
-        return chosen
+        return selected
     taps = [
         Taps(torch.arange(size)[cut][None], None)
         for size, cut in zip(x.arrangement.sizes, (rows, columns), strict=True)
     ]
     sizes = taps[0].pixels.shape[1], taps[1].pixels.shape[1]
-    return mapped(chosen, taps[0], taps[1], arranged_evenly(sizes, x.parts))
+    return mapped(selected, taps[0], taps[1], arranged_evenly(sizes, x.parts))
 
 
 # -- dropout --------------------------------------------------------------------------------------------

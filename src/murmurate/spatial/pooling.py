@@ -39,15 +39,15 @@ class _MaxPool(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, parts: Parts, wanted: Plan, kernel: Kernel) -> Tensor:
-        frame = x
+        window_x = x
         if not wanted.is_trivial:
             pieces = received(start(x, wanted, parts), x, wanted, parts)
             lowest = float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
-            frame = assemble(wanted.window, [(wanted.own, x), *pieces], wanted.image, x, lowest)
+            window_x = assemble(wanted.window, [(wanted.own, x), *pieces], wanted.image, x, lowest)
         sizes, strides, dilations = _as_pairs(kernel)
-        y, positions = functional.max_pool2d_with_indices(frame, sizes, strides, (0, 0), dilations)
+        y, positions = functional.max_pool2d_with_indices(window_x, sizes, strides, (0, 0), dilations)
         ctx.save_for_backward(positions)
-        ctx.parts, ctx.plan, ctx.kernel, ctx.shape = parts, wanted, kernel, frame.shape
+        ctx.parts, ctx.plan, ctx.kernel, ctx.shape = parts, wanted, kernel, window_x.shape
         return y
 
     @staticmethod
@@ -63,12 +63,12 @@ class _MaxPool(torch.autograd.Function):
         if wanted.is_trivial:
             return window_gradient, None, None, None
         number = parts.send([(q, window_gradient[rect.slices(wanted.window)]) for q, rect in wanted.incoming])
-        own = zeros(wanted.own, window_gradient)
+        own_gradient = zeros(wanted.own, window_gradient)
         shared = wanted.own.intersection(wanted.window)
         if not shared.is_empty:
-            own[shared.slices(wanted.own)] = window_gradient[shared.slices(wanted.window)]
-        add_returned(own, number, wanted, parts)
-        return own, None, None, None
+            own_gradient[shared.slices(wanted.own)] = window_gradient[shared.slices(wanted.window)]
+        add_returned(own_gradient, number, wanted, parts)
+        return own_gradient, None, None, None
 
 
 @spatial("avg_pool2d")

@@ -59,15 +59,15 @@ def mean(x: SpatialTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any
 
 def _reduced(x: SpatialTensor, name: str, dim: Any, keepdim: bool, dtype: Any) -> Any:
     dims = list(range(x.dim())) if dim is None else [dim] if isinstance(dim, int) else list(dim)
-    pixels = [d for d in dims if spatial_axis(x, d)]
-    if not pixels:
+    spatial_dims = [d for d in dims if spatial_axis(x, d)]
+    if not spatial_dims:
         if not keepdim and x.dim() - len(dims) < 2:
             raise refuse(x, f"{name} over {dims}")
         return x.like(x.local.sum(dims, keepdim, dtype=dtype) / (_count(x, dims) if name == "mean" else 1))
-    if len(pixels) == 1 and x.parts.grid[pixels[0] % x.dim() - x.dim() + 2] != x.parts.size:
+    if len(spatial_dims) == 1 and x.parts.grid[spatial_dims[0] % x.dim() - x.dim() + 2] != x.parts.size:
         raise refuse(x, f"{name} over rows or columns alone, on a grid of {x.parts.grid} parts,")
-    whole = summed(x.local.sum(dims, keepdim, dtype=dtype), x.parts)
-    return whole / _count(x, dims) if name == "mean" else whole
+    sums = summed(x.local.sum(dims, keepdim, dtype=dtype), x.parts)
+    return sums / _count(x, dims) if name == "mean" else sums
 
 
 def _count(x: SpatialTensor, dims: list[int]) -> int:
@@ -99,20 +99,20 @@ def _pointwise(loss: Callable[..., Tensor]) -> Callable[..., Any]:
         kwargs = {k: aligned(image, v) if k == "weight" else v for k, v in kwargs.items()}
         reduction = _reduction(image, kwargs)
         local_reduction = "none" if reduction == "none" else "sum"
-        own = aligned(image, input), aligned(image, target)
-        own_loss = loss(*own, *args, **kwargs, reduction=local_reduction)
+        own_input, own_target = aligned(image, input), aligned(image, target)
+        own_loss = loss(own_input, own_target, *args, **kwargs, reduction=local_reduction)
         if reduction == "none":
             return image.like(own_loss)
-        whole = summed(own_loss, image.parts)
-        return whole if reduction == "sum" else whole / image.numel()
+        loss_sum = summed(own_loss, image.parts)
+        return loss_sum if reduction == "sum" else loss_sum / image.numel()
 
     return form
 
 
 def _reduction(x: SpatialTensor, kwargs: dict[str, Any]) -> str:
-    for old in ("size_average", "reduce"):
-        if kwargs.pop(old, None) is not None:
-            raise refuse(x, f"a loss with {old}")
+    for deprecated in ("size_average", "reduce"):
+        if kwargs.pop(deprecated, None) is not None:
+            raise refuse(x, f"a loss with {deprecated}")
     return str(kwargs.pop("reduction", "mean"))
 
 
@@ -163,8 +163,8 @@ def _class_loss(
     divisor = _divisor(own_target, options["weight"], options["ignore_index"]).to(
         own_loss.device, torch.float64
     )
-    both = summed(torch.stack([own_loss.to(torch.float64), divisor]), x.parts)
-    return (both[0] / both[1].detach()).to(own_loss.dtype)
+    sums = summed(torch.stack([own_loss.to(torch.float64), divisor]), x.parts)
+    return (sums[0] / sums[1].detach()).to(own_loss.dtype)
 
 
 def _divisor(own_target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor:

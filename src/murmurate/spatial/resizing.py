@@ -50,9 +50,9 @@ def interpolate(
     for old, new, factor in zip(x.arrangement.sizes, sizes, factors, strict=True):
         outputs = torch.arange(new, dtype=torch.float64)
         if mode.startswith("nearest"):
-            half = 0.5 if mode == "nearest-exact" else 0.0
-            single = (outputs.float() + half) * factor  # torch computes these positions in single precision
-            taps.append(_nearest(single, old))
+            offset = 0.5 if mode == "nearest-exact" else 0.0
+            source = (outputs.float() + offset) * factor  # torch computes these positions in single precision
+            taps.append(_nearest(source, old))
         else:
             if align_corners:
                 source = outputs * ((old - 1) / (new - 1) if new > 1 else 0.0)
@@ -98,8 +98,8 @@ def pad(x: SpatialTensor, pad: Sequence[int], mode: str = "constant", value: flo
     """``torch.nn.functional.pad`` in all its modes; dimensions other than rows and columns only by a
     constant."""
     left, right, above, below = (*pad, 0, 0, 0, 0)[:4]
-    elsewhere = list(pad[4:])
-    if mode != "constant" and any(elsewhere):
+    other_dims = list(pad[4:])
+    if mode != "constant" and any(other_dims):
         raise refuse(x, f"pad with mode {mode} along other dimensions than rows and columns")
     rows, columns = x.arrangement.sizes
     outputs = arranged_evenly((rows + above + below, columns + left + right), x.parts)
@@ -111,7 +111,9 @@ def pad(x: SpatialTensor, pad: Sequence[int], mode: str = "constant", value: flo
             [(first - left, stop - left) for first, stop in own_columns],
             float(value or 0.0),
         )
-        return x.like(functional.pad(y, [0, 0, 0, 0, *elsewhere], value=value) if elsewhere else y, outputs)
+        if other_dims:
+            y = functional.pad(y, [0, 0, 0, 0, *other_dims], value=value)
+        return x.like(y, outputs)
     taps = []
     for size, before, after in ((rows, above, below), (columns, left, right)):
         if mode == "reflect" and max(before, after) >= size:
@@ -129,23 +131,23 @@ def pixel_shuffle(x: SpatialTensor, upscale_factor: int) -> SpatialTensor:
 
 def mapped(x: SpatialTensor, rows: Taps, columns: Taps, outputs: Layout) -> SpatialTensor:
     """The image [N, C, *outputs] whose pixels are sums over the taps ``rows`` and then ``columns``."""
-    needs, own = [], []
+    needs, own_taps = [], []
     for axis, (taps, intervals) in enumerate(zip((rows, columns), outputs.intervals(), strict=True)):
         spans = [taps.pixels[:, first:stop] for first, stop in intervals]
         needs.append([(int(s.min()), int(s.max()) + 1) for s in spans])
-        mine = divmod(x.parts.rank, x.parts.grid[1])[axis]
-        weights = None if taps.weights is None else taps.weights[:, slice(*intervals[mine])]
-        own.append(Taps(spans[mine] - needs[axis][mine][0], weights))
+        i = divmod(x.parts.rank, x.parts.grid[1])[axis]  # this part's row or column of the grid
+        weights = None if taps.weights is None else taps.weights[:, slice(*intervals[i])]
+        own_taps.append(Taps(spans[i] - needs[axis][i][0], weights))
     y = window(x, needs[0], needs[1])
-    return x.like(_along(_along(y, -2, own[0]), -1, own[1]), outputs)
+    return x.like(_along(_along(y, -2, own_taps[0]), -1, own_taps[1]), outputs)
 
 
 def _along(x: Tensor, dim: int, taps: Taps) -> Tensor:
     """The weighted sums over ``taps`` along ``dim``."""
     pixels = taps.pixels.to(x.device)
     if taps.weights is None:
-        same = torch.arange(x.shape[dim], device=x.device)
-        return x if torch.equal(pixels[0], same) else x.index_select(dim, pixels[0])
+        all_in_order = torch.arange(x.shape[dim], device=x.device)
+        return x if torch.equal(pixels[0], all_in_order) else x.index_select(dim, pixels[0])
     weights = taps.weights.to(x.device, x.dtype)
     if dim == -2:
         weights = weights[..., None]
@@ -162,16 +164,17 @@ def _nearest(source: Tensor, size: int) -> Taps:
 def _linear(source: Tensor, size: int) -> Taps:
     source = source.clamp(min=0)
     first = source.floor().long().clamp(max=size - 1)
-    part = (source - first).clamp(0, 1)
-    return Taps(torch.stack([first, (first + 1).clamp(max=size - 1)]), torch.stack([1 - part, part]))
+    fraction = (source - first).clamp(0, 1)
+    pixels = torch.stack([first, (first + 1).clamp(max=size - 1)])
+    return Taps(pixels, torch.stack([1 - fraction, fraction]))
 
 
 def _cubic(source: Tensor, size: int) -> Taps:
     """Cubic convolution (Keys 1981) with a = -0.75, as in torch."""
     a = -0.75
     first = source.floor()
-    part = source - first
-    distances = torch.stack([part + 1, part, 1 - part, 2 - part])
+    fraction = source - first
+    distances = torch.stack([fraction + 1, fraction, 1 - fraction, 2 - fraction])
     near = ((a + 2) * distances - (a + 3)) * distances * distances + 1
     far = ((a * distances - 5 * a) * distances + 8 * a) * distances - 4 * a
     weights = torch.stack([far[0], near[1], near[2], far[3]])

@@ -49,16 +49,16 @@ class SpatialTensor(Tensor):
     @staticmethod
     def __new__(cls, local: Tensor, arrangement: Layout, parts: Parts) -> SpatialTensor:
         shape = (*local.shape[:-2], *arrangement.sizes)
-        made = Tensor._make_wrapper_subclass(cls, shape, dtype=local.dtype, device=local.device)
-        made.local, made.arrangement, made.parts = local, arrangement, parts
-        return made
+        tensor = Tensor._make_wrapper_subclass(cls, shape, dtype=local.dtype, device=local.device)
+        tensor.local, tensor.arrangement, tensor.parts = local, arrangement, parts
+        return tensor
 
     def __init__(self, local: Tensor, arrangement: Layout, parts: Parts) -> None:
-        own = arrangement.rect(parts.rank).sizes
-        if tuple(local.shape[-2:]) != own:
+        own_sizes = arrangement.rect(parts.rank).sizes
+        if tuple(local.shape[-2:]) != own_sizes:
             raise ValueError(
-                f"part {parts.rank} of {list(arrangement.sizes)} holds {list(own)} pixels, and this tensor "
-                f"has {list(local.shape)}"
+                f"part {parts.rank} of {list(arrangement.sizes)} holds {list(own_sizes)} pixels, and this "
+                f"tensor has {list(local.shape)}"
             )
 
     @property
@@ -105,7 +105,7 @@ class SpatialTensor(Tensor):
         """This part's rectangle of another arrangement of the same image."""
         if arrangement.sizes != self.arrangement.sizes:
             raise Refusal(
-                f"images of {_by(self.arrangement.sizes)} and {_by(arrangement.sizes)} pixels in one "
+                f"images of {_text(self.arrangement.sizes)} and {_text(arrangement.sizes)} pixels in one "
                 f"operation{self.parts.where}: resize one of them first"
             )
         return fetch(self.local, self.arrangement, arrangement, self.parts)
@@ -167,7 +167,8 @@ def scatter(x: Tensor, parts: Parts) -> SpatialTensor:
 
 
 def arranged_evenly(sizes: tuple[int, int], parts: Parts) -> Layout:
-    """The layout of every result: nearly equal parts. Its Refusal also names the layer."""
+    """The layout of an image of ``sizes`` in nearly equal parts. Raises Refusal, naming the layer, if there
+    are more parts than rows or columns."""
     try:
         return balanced(sizes, parts.grid)
     except Refusal as refusal:
@@ -200,7 +201,7 @@ def aligned(x: SpatialTensor, other: Any) -> Any:
         return other.arranged(x.arrangement)
     if not isinstance(other, Tensor):
         return other
-    own = x.arrangement.rect(x.parts.rank)
+    rect = x.arrangement.rect(x.parts.rank)
     for dim in (-1, -2):
         if other.dim() < -dim or other.shape[dim] == 1:
             continue
@@ -209,7 +210,7 @@ def aligned(x: SpatialTensor, other: Any) -> Any:
                 f"a tensor of {list(other.shape)} in one operation with an image of {list(x.shape)}"
                 f"{x.parts.where}: give it as many rows and columns, or 1"
             )
-        other = other.narrow(dim, own[dim][0], own[dim][1] - own[dim][0])
+        other = other.narrow(dim, rect[dim][0], rect[dim][1] - rect[dim][0])
     return other
 
 
@@ -234,5 +235,5 @@ def _attribute(name: str, x: SpatialTensor) -> Any:
     raise Refusal(f"an image that is spread over parts has no attribute '{name}'{x.parts.where}: use x.local")
 
 
-def _by(sizes: tuple[int, int]) -> str:
+def _text(sizes: tuple[int, int]) -> str:
     return f"{sizes[0]} x {sizes[1]}"

@@ -43,12 +43,12 @@ class _Fetch(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         wanted, parts = ctx.plan, ctx.parts
         number = parts.send([(q, gradient[rect.slices(wanted.window)]) for q, rect in wanted.incoming])
-        own = zeros(wanted.own, gradient)
+        own_gradient = zeros(wanted.own, gradient)
         shared = wanted.own.intersection(wanted.window)
         if not shared.is_empty:
-            own[shared.slices(wanted.own)] = gradient[shared.slices(wanted.window)]
-        add_returned(own, number, wanted, parts)
-        return own, None, None, None
+            own_gradient[shared.slices(wanted.own)] = gradient[shared.slices(wanted.window)]
+        add_returned(own_gradient, number, wanted, parts)
+        return own_gradient, None, None, None
 
 
 def start(x: Tensor, wanted: Plan, parts: Parts) -> int:
@@ -64,8 +64,8 @@ def received(number: int, x: Tensor, wanted: Plan, parts: Parts) -> list[tuple[R
 
 
 def add_returned(gradient: Tensor, number: int, wanted: Plan, parts: Parts) -> None:
-    """Add to ``gradient``, which is of this part's rectangle, what the parts that used its pixels send back
-    (eq. 4.7, 4.8)."""
+    """Add to ``gradient``, that of this part's rectangle, the gradients that the parts which used its pixels
+    send back (eq. 4.7, 4.8)."""
     leading = gradient.shape[:-2]
     expected = [Expected(q, (*leading, *rect.sizes), gradient.dtype) for q, rect in wanted.outgoing]
     for (_, rect), addend in zip(wanted.outgoing, parts.receive(number, expected), strict=True):
@@ -73,16 +73,17 @@ def add_returned(gradient: Tensor, number: int, wanted: Plan, parts: Parts) -> N
 
 
 def assemble(frame: Rect, pieces: Pieces, image: Rect, like: Tensor, fill: float = 0.0) -> Tensor:
-    """A tensor of the rectangle ``frame`` with the pixels of ``pieces``, and ``fill`` elsewhere."""
-    memory = empty(frame, like)
+    """A tensor of the rectangle ``frame`` with the pixels of ``pieces``, and ``fill`` elsewhere. like: has
+    the result's leading dimensions, dtype, device and memory format."""
+    result = empty(frame, like)
     covered = sum(_area(frame.intersection(rect)) for rect, _ in pieces)
     if covered != _area(frame) or not image.contains(frame):
-        memory.fill_(fill)
+        result.fill_(fill)
     for rect, pixels in pieces:
         shared = frame.intersection(rect)
         if not shared.is_empty:
-            memory[shared.slices(frame)] = pixels[shared.slices(rect)]
-    return memory
+            result[shared.slices(frame)] = pixels[shared.slices(rect)]
+    return result
 
 
 def zeros(frame: Rect, like: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
-"""Strategies, by which replicas agree. They are found by listing the files and packages of this
-folder."""
+"""Strategies: how replicas agree on their parameters. They are found by listing the files and packages of
+this folder."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from murmurate.strategies.interface import Strategy
 
 def strategies() -> dict[str, type[Strategy]]:
     """Every strategy by its command-line name (see ``plugins``)."""
-    found: dict[str, type[Strategy]] = {}
+    by_name: dict[str, type[Strategy]] = {}
     for module in plugins.modules(__name__):
-        for thing in vars(module).values():
-            if isinstance(thing, type) and issubclass(thing, Strategy) and thing is not Strategy:
-                found[thing.name] = thing
-    return dict(sorted(found.items()))
+        for value in vars(module).values():
+            if isinstance(value, type) and issubclass(value, Strategy) and value is not Strategy:
+                by_name[value.name] = value
+    return dict(sorted(by_name.items()))
 
 
 def strategy(name: str) -> type[Strategy]:

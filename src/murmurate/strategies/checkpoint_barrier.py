@@ -29,9 +29,10 @@ class CheckpointBarrier:
 
     def __init__(self, tag: str) -> None:
         self.tag = tag
-        self._held: list[tuple[int, Message]] = []  # with the number of its sender's last marker before it
+        # (number of its sender's last marker before it, delta)
+        self._held: list[tuple[int, Message]] = []
         self._markers: dict[int, int] = {}  # by sender: the number of its last marker
-        self._next_number = 1  # of the next checkpoint
+        self._next_number = 1  # number of the next checkpoint
 
     def receive(self, channel: Channel, wait_seconds: float = 0.0) -> Message | None:
         """The next delta that belongs before the next checkpoint, or None."""
@@ -55,11 +56,11 @@ class CheckpointBarrier:
 
         Returns False if a marker could not be sent: then the checkpoint cannot be complete.
         """
-        # so short a message is not compressed: the compression error of deltas is left to the next delta
+        # a message this short is not compressed; the compression error of earlier deltas joins the next delta
         marker = like.new_zeros(1)
-        awaiting = [peer for peer in to if not self.has_ended(peer) or number >= FINAL_DRAIN]
-        reached = [channel.send(peer, self.tag, marker, note=-float(number)) for peer in awaiting]
-        return all(reached)
+        receivers = [peer for peer in to if not self.has_ended(peer) or number >= FINAL_DRAIN]
+        sent = [channel.send(peer, self.tag, marker, note=-float(number)) for peer in receivers]
+        return all(sent)
 
     def drain(
         self,
@@ -76,27 +77,27 @@ class CheckpointBarrier:
         """
         # markers of skipped checkpoints no longer hold deltas back
         self._next_number = max(self._next_number, number)
-        while (delta := self._due()) is not None:
+        while (delta := self._pop_due()) is not None:
             absorb(delta)
-        spent, awaited = 0.0, set(senders)
-        while spent <= deadline_seconds and self._silent(channel, awaited, number):
-            before = channel.traffic.waiting_seconds
+        spent_seconds, awaited = 0.0, set(senders)
+        while spent_seconds <= deadline_seconds and self._lacks_marker(channel, awaited, number):
+            waited_before = channel.traffic.waiting_seconds
             delta, arrived = self._next(channel, _POLL_SECONDS)
             if delta is not None:
                 absorb(delta)
-            waited = channel.traffic.waiting_seconds - before + _HANDLING_SECONDS
-            spent += waited if arrived else _POLL_SECONDS
-        complete = not self._silent(channel, awaited, number)
+            waited = channel.traffic.waiting_seconds - waited_before + _HANDLING_SECONDS
+            spent_seconds += waited if arrived else _POLL_SECONDS
+        complete = not self._lacks_marker(channel, awaited, number)
         self._next_number = max(self._next_number, number + 1)
         return complete
 
-    def _silent(self, channel: Channel, awaited: set[int], number: int) -> bool:
+    def _lacks_marker(self, channel: Channel, awaited: set[int], number: int) -> bool:
         """Whether a living member of ``awaited`` has not yet sent marker ``number``."""
         return any(self._markers.get(j, 0) < number for j in awaited & set(channel.living()))
 
     def _next(self, channel: Channel, wait_seconds: float) -> tuple[Message | None, bool]:
         """(the next message if it is a delta before the next checkpoint, whether any message arrived)."""
-        delta = self._due()
+        delta = self._pop_due()
         if delta is not None:
             return delta, True
         message = channel.wait(self.tag, wait_seconds) if wait_seconds else channel.receive(self.tag)
@@ -111,7 +112,7 @@ class CheckpointBarrier:
             self._held.append((marker, message))
         return None, True
 
-    def _due(self) -> Message | None:
+    def _pop_due(self) -> Message | None:
         """The first delta that need not be held back any longer."""
         for index, (marker, delta) in enumerate(self._held):
             if marker < self._next_number:

@@ -22,8 +22,8 @@ from murmurate.strategies.interface import (
 )
 from murmurate.strategies.reply import discard_replies, require_centre, wait_for_reply
 
-_PUSH, _REPLY = "theta", "centre"
-_LOST = "the centre's parameters"
+_PUSH, _REPLY = "theta", "centre"  # tags
+_LOST = "the centre's parameters"  # what is lost with the centre
 
 
 def moving_rate(given: float | None, replicas: int) -> float:
@@ -64,11 +64,13 @@ class Elastic(Strategy):
         on_join="takes a living peer's parameters; its next move is towards the centre",
     )
 
+    # the vector of the last push
     _sent: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
     _pushes: CheckpointBarrier = field(init=False, repr=False, compare=False)
     _beta: float = field(default=0.0, init=False, repr=False, compare=False)
     _awaited: bool = field(default=False, init=False, repr=False, compare=False)
     _rounds: int = field(default=0, init=False, repr=False, compare=False)
+    # the clock at the last move
     _moved_at: int = field(default=0, init=False, repr=False, compare=False)
 
     def attach(self, replica: Replica, channel: Channel) -> None:
@@ -160,8 +162,8 @@ class SynchronousElastic(Strategy):
     """Elastic averaging in common rounds: every member keeps a copy of the centre.
 
     theta~ <- theta~ + beta sum_i (theta_i - theta~);
-    theta_i <- theta_i - beta (theta_i - theta~) - eta grad f_i(theta_i), where the right sides have theta
-    from before.
+    theta_i <- theta_i - beta (theta_i - theta~) - eta grad f_i(theta_i); both right sides use the values from
+    before the move.
 
     period: common updates between two moves.
     moving_rate: beta; None is 0.8 / p with p replicas. Refused above 1 / p, where the centre would overshoot.
@@ -200,13 +202,13 @@ class SynchronousElastic(Strategy):
         if replica.clock > 0 and replica.clock % self.period == 0:
             mean = replica.params.detach().clone()
             heard = channel.mean_(mean)
-            before = self._centre.clone()
+            centre_before = self._centre.clone()
             self._centre.lerp_(mean, heard * self._beta)
-            replica.params.detach().lerp_(before, self._beta)
+            replica.params.detach().lerp_(centre_before, self._beta)
         replica.update()
         # staleness does not count the update that directly follows a move
-        rounds, since = divmod(max(replica.clock - 1, 0), self.period)
-        return Exchange(rounds, heard, since)
+        rounds, staleness = divmod(max(replica.clock - 1, 0), self.period)
+        return Exchange(rounds, heard, staleness)
 
     def consensus(self, replica: Replica, channel: Channel) -> Tensor:
         return self._centre.clone()

@@ -44,8 +44,10 @@ class GALA(Strategy):
         on_join="begins with a living peer's state; the graph is computed anew with it",
     )
 
+    # by in-peer: the version of its vector that was averaged last
     _seen: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     _round: int = field(default=0, init=False, repr=False, compare=False)
+    # the clock at the last averaging, and the clock after which a step waits
     _agreed_at: int = field(default=0, init=False, repr=False, compare=False)
     _wait_after: int = field(default=0, init=False, repr=False, compare=False)
     _graph: Topology | None = field(default=None, init=False, repr=False, compare=False)

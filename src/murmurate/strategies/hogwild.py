@@ -49,13 +49,13 @@ class Hogwild(Strategy):
         # one cell for each replica, so that no count is lost to a race
         self._clocks = channel.shared("clocks", torch.zeros(channel.size, dtype=torch.int64))
         replica.count_steps_by(lambda: int(self._clocks.sum()))
-        if replica.row_width is not None:  # gradients may consist of a few rows
+        if replica.row_width is not None:  # gradients may be row-sparse
             replica.scale.share(channel.shared, channel.size, channel.rank)
             replica.scale.keep()
 
     def step(self, replica: Replica, channel: Channel) -> Exchange:
         heard = len(channel.living())
-        # updates of others since the parameters were read at which this gradient was computed
+        # updates by others since this replica read the parameters at which it computed this gradient
         staleness = int(self._clocks.sum()) - self._last_seen
         replica.update()
         self._clocks[channel.rank] = replica.clock

@@ -15,7 +15,8 @@ from murmurate.fabric.interface import Capability, Channel
 from murmurate.ranges import check_ranges
 from murmurate.replica.vector import Exchange, Replica
 
-FINAL_DRAIN = 1 << 40  # the number of the ``drain`` after which a member sends no more
+# passed to ``drain`` instead of the number of a checkpoint when a member will send no more afterwards
+FINAL_DRAIN = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,9 @@ class Strategy:
     def check(self, replicas: int, *, shrinks: float = 0.0) -> None:
         """Raise Refusal for a run that this strategy does not support.
 
-        shrinks: the share of the parameters that each update takes away, where they must stay positive (as
-            counts must); else 0. Strategies that average, or apply updates one by one, take no larger share,
-            so they need no check.
+        shrinks: the share by which each update shrinks parameters that must stay positive (counts, say); 0
+            if there are none. A strategy that adds up updates checks that their shares sum to less than 1;
+            one that averages updates, or applies them one by one, need not.
         """
 
     def with_model_steps(self, rate: float) -> Strategy:
@@ -108,10 +109,10 @@ class Strategy:
         return functools.partial(type(self), **fields), ()
 
     def attach(self, replica: Replica, channel: Channel) -> None:
-        """Called once before the first step, on every member, in the same order.
+        """Called once, before ``load`` and the first step; on all members in the same order of replicas.
 
         A strategy that reads and writes ``scale * params`` calls ``replica.scale.keep()``, so that the update
-        by a gradient of a few rows touches only those rows (``Replica.follow``). For all other strategies
+        by a row-sparse gradient touches only its rows (``Replica.follow``). For all other strategies
         such a gradient is made dense.
         """
 
@@ -153,7 +154,7 @@ class Strategy:
         """Called when this member has joined late and has loaded a living peer's state, before its first
         step.
 
-        It replaces state that belongs to that peer alone (deltas that the peer has yet to send, random
+        The strategy then replaces the state that belongs to the peer alone (deltas still to be sent, random
         draws).
         """
 

@@ -34,7 +34,7 @@ class LocalSGD(Strategy):
     Optimizer moments stay local.
     """
 
-    period: Annotated[int, Range(1, 10_000)] = 10  # a run stops only at a mean
+    period: Annotated[int, Range(1, 10_000)] = 10  # bounded because a run stops only at an averaging
     outer_learning_rate: NonNegativeFloat | None = None
     outer_momentum: UnitInterval = 0.0
     outer_nesterov: bool = False
@@ -75,8 +75,8 @@ class LocalSGD(Strategy):
                 self._agreed.grad = self._agreed.detach() - replica.params.detach()
                 make_step(self._outer)
                 replica.params.copy_(self._agreed)
-        rounds, since = divmod(replica.clock, self.period)
-        return Exchange(round=rounds, heard=heard, staleness=since)
+        rounds, staleness = divmod(replica.clock, self.period)
+        return Exchange(round=rounds, heard=heard, staleness=staleness)
 
     def consensus(self, replica: Replica, channel: Channel) -> Tensor:
         mean = replica.params.detach().clone()

@@ -25,8 +25,8 @@ from murmurate.strategies.interface import (
 )
 from murmurate.strategies.reply import discard_replies, require_centre, wait_for_reply
 
-_PUSH, _REPLY = "gradient", "parameters"
-_LOST = "the optimizer"
+_PUSH, _REPLY = "gradient", "parameters"  # tags
+_LOST = "the optimizer"  # what is lost with the centre
 
 
 @dataclass
@@ -70,7 +70,7 @@ class ParameterServer(Strategy):
 
     _rank: int = field(default=0, init=False, repr=False, compare=False)
     _gradient: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
-    _summed: int = field(default=0, init=False, repr=False, compare=False)  # number of gradients in it
+    _summed: int = field(default=0, init=False, repr=False, compare=False)  # gradients in the sum
     # version of the parameters at which the first of them was computed
     _oldest: int = field(default=0, init=False, repr=False, compare=False)
     _pushes: CheckpointBarrier = field(init=False, repr=False, compare=False)
@@ -124,7 +124,7 @@ class ParameterServer(Strategy):
         self._version, self._pulled_at = abs(int(message.note)), replica.clock
         if message.note < 0:
             self.refused += 1
-            self._clear_gradient()  # gradients since that push were computed at parameters as old
+            self._clear_gradient()  # the gradients since that push were computed at equally old parameters
         return True
 
     def _clear_gradient(self) -> None:

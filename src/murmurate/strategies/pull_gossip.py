@@ -73,7 +73,10 @@ class PullGossip(Strategy):
         return Exchange(self._rounds, heard, replica.clock - self._agreed_at)
 
     def draw(self, rank: int, living: Sequence[int], turn: int = 0) -> int:
-        """j of eq. 3.5, uniform over the peers that may be drawn; ``rank`` itself where there are none."""
+        """j of eq. 3.5, uniform over the peers that may be drawn; ``rank`` itself where there are none.
+
+        turn: number of this exchange, which a time-varying graph depends on.
+        """
         if self._graph is None:
             raise RuntimeError("attach comes before step")
         peers = self._graph.in_peers(living.index(rank), len(living), turn)
@@ -88,8 +91,9 @@ class PullGossip(Strategy):
         heard = peer != channel.rank and channel.version(peer) > 0
         if heard:
             replica.params.detach().lerp_(channel.peek(peer)[0], self.mixing)
-        if heard or peer == channel.rank:  # a draw of itself also counts as a round
+        if heard or peer == channel.rank:  # drawing itself also counts as a round
             self._rounds += 1
+            # with ``stale`` the update follows the mix, and does not count as staleness
             self._agreed_at = replica.clock + self.stale
         return int(heard)
 

@@ -17,7 +17,7 @@ from murmurate.strategies.interface import Behaviour, Strategy, mean_of_publishe
 from murmurate.topology import Topology, topology
 
 _TAG = "theta"
-_MOST_MESSAGES = 64  # read from each peer in one step, so that a fast peer cannot delay the step forever
+_MOST_MESSAGES = 64  # per member, received in one step, so that a fast peer cannot prolong it forever
 
 
 @dataclass
@@ -25,7 +25,7 @@ class PushGossip(Strategy):
     """Update; every ``period`` (tau) updates send to one random peer, and average the vectors received.
 
     period: tau, own updates between two messages.
-    mixing: None averages the own vector and the k received ones, 1/(1 + k) each, as Algorithm 6 does; a
+    mixing: None averages the member's vector and the k received ones, 1/(1 + k) each, as Algorithm 6 does; a
         number beta mixes them in one after another by ascending rank,
         theta_i <- (1 - beta) theta_i + beta theta_j.
     stale: whether to send and average before the update instead of after it (section 3.6).
@@ -80,7 +80,10 @@ class PushGossip(Strategy):
         return Exchange(self._rounds, heard, replica.clock - self._agreed_at)
 
     def draw(self, rank: int, living: Sequence[int], turn: int = 0) -> int:
-        """The target, uniform over the peers that may be drawn; ``rank`` itself where there are none."""
+        """The target, uniform over the peers that may be drawn; ``rank`` itself where there are none.
+
+        turn: number of this exchange, which a time-varying graph depends on.
+        """
         if self._graph is None:
             raise RuntimeError("attach comes before step")
         peers = self._graph.out_peers(living.index(rank), len(living), turn)
@@ -103,8 +106,9 @@ class PushGossip(Strategy):
             newest[message.sender] = message.x
         for count, sender in enumerate(sorted(newest), start=1):
             x.lerp_(newest[sender], 1 / (1 + count) if self.mixing is None else self.mixing)
-        if newest or target == channel.rank:  # a draw of itself also counts as a round
+        if newest or target == channel.rank:  # drawing itself also counts as a round
             self._rounds += 1
+            # with ``stale`` the update follows the mix, and does not count as staleness
             self._agreed_at = replica.clock + self.stale
         return len(newest)
 

@@ -1,4 +1,4 @@
-"""Push-sum: gossip whose weights keep the mean (Kempe et al. 2003; Assran et al. 2019, SGP)."""
+"""Push-sum: gossip with weights that preserve the mean (Kempe et al. 2003; Assran et al. 2019, SGP)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from murmurate.strategies.checkpoint_barrier import CheckpointBarrier
 from murmurate.strategies.interface import Behaviour, MemberEvent, Strategy, mean_of_published
 from murmurate.topology import Topology, topology
 
-_TAG = "mass"
+_TAG = "mass"  # shares of sum and weight
 _LEAST_SHARE = 0.1  # of an equal share; smaller shares are not worth a message
 
 
@@ -26,8 +26,8 @@ class PushSum(Strategy):
     Whatever the graph and the delays, the totals of x and of w over replicas and messages in flight stay
     constant, so no replica counts more than another, which unweighted gossip does not guarantee. An update
     adds the optimizer's whole step to x, as in stochastic gradient push. Differs: SGP averages in rounds;
-    here no replica waits, so three rules keep weights away from 0, where an optimizer's step d, which changes
-    z by d / w, would be huge. A peer that has published nothing since its last share gets none, so a
+    here no replica waits, so three rules keep weights away from 0, near which the change d / w of z by an
+    optimizer step d would be huge. A peer that has published nothing since its last share gets none, so a
     stopped member does not drain the others. A sender keeps at least the weight ``least_weight``. And a share
     whose receiver has ended, or has a full queue, stays with its sender.
 
@@ -76,7 +76,7 @@ class PushSum(Strategy):
         if replica.clock % self.period == 0:
             self._send(replica.clock // self.period - 1, channel)
         heard: set[int] = set()
-        for _ in range(4 * channel.size):
+        for _ in range(4 * channel.size):  # bounded, so that fast senders cannot prolong the step forever
             message = self._mail.receive(channel)
             if message is None:
                 break
@@ -99,11 +99,11 @@ class PushSum(Strategy):
         share = min(equal_share, (1 - self.least_weight / self._weight) / len(peers))
         if share < _LEAST_SHARE * equal_share:
             return
-        part, weight = self._sum * share, self._weight * share
+        sum_share, weight_share = self._sum * share, self._weight * share
         for peer in peers:
-            if channel.send(peer, _TAG, part, note=weight, deadline_seconds=0.0):
-                self._sum.sub_(part)
-                self._weight -= weight
+            if channel.send(peer, _TAG, sum_share, note=weight_share, deadline_seconds=0.0):
+                self._sum.sub_(sum_share)
+                self._weight -= weight_share
                 self._sent_version[peer] = published[peer]
 
     def _out_peers(self, turn: int, channel: Channel) -> list[int]:

@@ -20,8 +20,8 @@ def require_centre(channel: Channel, lost: str) -> None:
 
 
 def discard_replies(channel: Channel, tag: str) -> None:
-    """Drop replies that are no longer awaited: to pushes of a process that this one replaced, or of a former
-    leader."""
+    """Drop replies that are no longer awaited: those to pushes of a former leader, or of the process that
+    this one replaced."""
     while channel.receive(tag) is not None:
         pass
 

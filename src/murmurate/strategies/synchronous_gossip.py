@@ -30,11 +30,11 @@ class SynchronousGossip(Strategy):
     deadline_seconds: longest time for the wait for a round's messages.
     direction: ``pull``: i mixes in the vector of the j that it drew (eq. 3.10); ``push``: i sends its vector
         to j, which averages all that it received (Algorithm 6).
-    mixing: beta; None is 0.5 for pull; for push it averages the own vector and the k received ones, 1/(1 + k)
+    mixing: beta; None is 0.5 for pull; for push it averages the own and the k received vectors, 1/(1 + k)
         each, as Algorithm 6 does. A number for push mixes them in one after another by ascending rank,
         theta_i <- (1 - beta) theta_i + beta theta_j.
     stale: whether to exchange the vectors from before the update (section 3.6).
-    with_self: whether a member may also draw itself, as one of all p members (Theorem 2); then it mixes
+    with_self: whether a member may also draw itself, as any of all p members (Theorem 2); then it mixes
     nothing.
     topology: the peers that may be drawn: ``complete`` is all, as in the paper; ``ring``, ``exponential`` and
         others limit them to the graph's in-peers (pull) or out-peers (push); a time-varying graph changes
@@ -64,8 +64,8 @@ class SynchronousGossip(Strategy):
     )
 
     _rounds: int = field(default=0, init=False, repr=False, compare=False)
+    # messages of later rounds
     _early: list[Message] = field(default_factory=list, init=False, repr=False, compare=False)
-    _dead: set[int] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

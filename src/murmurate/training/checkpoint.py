@@ -1,7 +1,7 @@
 """Checkpoints: named tensors in safetensors, everything else in JSON; never pickle, never incomplete.
 
-``checkpoints/last``, ``previous`` and ``best`` each hold a ``replica-<i>.safetensors`` for each replica
-and one ``state.json`` with a checksum of each and of itself; files that it does not list are never read. The
+``checkpoints/last``, ``previous`` and ``best`` each hold a ``replica-<i>.safetensors`` for each replica and
+one ``state.json`` with a checksum of each file and of itself; files that it does not list are never read. The
 contents of a replica's replay are in ``replay-<i>.safetensors`` (``replay.<name>-<i>`` for further replays);
 ``best`` is for evaluation and has no replays. Chunks of a replay's images are separate files; unchanged ones
 are hard-linked from one checkpoint to the next. Parts are written into a staging folder beside ``last``,
@@ -31,7 +31,7 @@ from murmurate.training.manifest import ranks as parts
 from murmurate.training.part_file import sync
 
 __all__ = ["lacks", "parts", "read_manifest"]
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_DISK_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def write_part(
@@ -178,8 +178,8 @@ def newest(folder: Path, fits: Callable[[Path], object] = lambda checkpoint: Non
         problems.append(problem)
     for name in ("last", "previous"):
         candidate = folder / name
-        whole = damage(candidate) is None
-        if not whole and (damage(candidate, replays=False) or _unfit(candidate, fits)) is None:
+        is_complete = damage(candidate) is None
+        if not is_complete and (damage(candidate, replays=False) or _unfit(candidate, fits)) is None:
             _set_replays_aside(candidate)
             warnings.warn(
                 f"{problems[0]} Going on from {candidate} with empty replays; the rest of the replays is "
@@ -262,7 +262,7 @@ def updates(checkpoint: Path, rank: int) -> int:
 def disk_failure(path: Path, error: Exception) -> RunFailed:
     """The exception to raise after an ``error`` of writing to ``path``."""
     number = getattr(error, "errno", None)
-    if number in _FULL or "No space" in str(error) or "File too large" in str(error):
+    if number in _DISK_FULL_ERRORS or "No space" in str(error) or "File too large" in str(error):
         return RunFailed(
             f"The disk that holds {path} is full: free some space (or raise the quota or file-size limit)."
         )

@@ -88,10 +88,10 @@ class Coordinator:
         self.is_admitting = False  # a replica is joining: no checkpoint meanwhile
         self._cleared = 0  # staging folders up to this checkpoint number are deleted
         self._pending = 0  # number of the checkpoint that replicas are writing; 0 if none
-        self._requested_at = 0.0
-        self._next_at = self._next_checkpoint_after(run_state.total_env_steps())
+        self._requested_at = 0.0  # time.monotonic() at the last request
+        self._next_at_env_steps = self._next_checkpoint_after(run_state.total_env_steps())
         self._every_seconds = None if in_process else run.checkpoint_every_seconds
-        self._requested_seconds = self.recorder.seconds
+        self._requested_seconds = self.recorder.seconds  # run time at the last request
         self._next_at_seconds = self._seconds_of_next_checkpoint()
         self.evaluator.begin_at(run_state.total_env_steps())
         self._clear_staging()
@@ -107,14 +107,14 @@ class Coordinator:
         """Read new records; request and commit checkpoints; stop the run when due. Call it a few times a
         second."""
         self._follow_folder()
-        self._read()
+        self._read_records()
         self._commit_if_ready()
         self._give_up_if_late()
         total = self.run_state.total_env_steps()
-        free = not (self._pending or self.is_admitting)
-        if free and not self.run_state.stop_requested:
-            if total >= self._next_at or self.recorder.seconds >= self._next_at_seconds:
-                self._next_at = self._next_checkpoint_after(total)
+        may_request = not (self._pending or self.is_admitting)
+        if may_request and not self.run_state.stop_requested:
+            if total >= self._next_at_env_steps or self.recorder.seconds >= self._next_at_seconds:
+                self._next_at_env_steps = self._next_checkpoint_after(total)
                 self._request()
             elif self.evaluator.is_due(total):
                 self._request(snapshot=True)
@@ -195,7 +195,7 @@ class Coordinator:
             self.tail.path, self.tensorboard.folder = now / "metrics.jsonl", now / "tensorboard"
             self.stop(f"the run folder was moved to {now}")
 
-    def _read(self) -> None:
+    def _read_records(self) -> None:
         records = self.tail.poll()
         for record in records:
             pairs = record.get("episode_returns") or ()
@@ -250,12 +250,12 @@ class Coordinator:
 
         Its parts stay until a later checkpoint is complete: another replica may still be writing its part.
         """
-        if self._pending and (late := self.run_state.skipped_by(self._pending)):
+        if self._pending and (late_ranks := self.run_state.skipped_by(self._pending)):
             self.skipped += 1
-            names = " and ".join(self.name(rank) for rank in late)
+            names = " and ".join(self.name(rank) for rank in late_ranks)
             cause = f"deltas on their way to {names} did not arrive in time"
             message = f"checkpoint {self._pending} is skipped: {cause}"
-            self.event("checkpoint skipped", message, member=late[0])
+            self.event("checkpoint skipped", message, member=late_ranks[0])
             self._end_pending()
         if (
             self._pending
@@ -286,7 +286,7 @@ class Coordinator:
         """Commit the replicas' final parts; returns False if there are none. Raises RunFailed if the run
         folder was moved: the user looks for it at its old path."""
         self._follow_folder()
-        self._read()
+        self._read_records()
         self._pending = 0
         saved = not checkpoint.lacks(staging(self.folder, FINAL), self.run)
         if saved:
@@ -298,7 +298,7 @@ class Coordinator:
         return saved
 
     def _commit(self, name: str) -> None:
-        self._read()
+        self._read_records()
         mean = self.return_mean()
         fields = self._manifest_fields(name)
         checkpoint.commit(self.checkpoints, staging(self.folder, name), fields)
@@ -327,14 +327,14 @@ class Coordinator:
             "replicas": self.run.replicas,
             "living": list(self.run_state.living()),
             "dead": self.dead,
-            "best": max(self.best, mean) if mean == mean else self.best_or_none(),
+            "best": self.best_or_none() if math.isnan(mean) else max(self.best, mean),
         }
 
     def _begin_evaluation(self, name: str) -> None:
         source, folder = staging(self.folder, name), staging(self.folder, "evaluated")
         fields = self._manifest_fields(name)
-        learned = [rank for rank in checkpoint.parts(source) if rank < self.run.replicas]
-        updates = int(statistics.median(checkpoint.updates(source, rank) for rank in learned))
+        learners = [rank for rank in checkpoint.parts(source) if rank < self.run.replicas]
+        updates = int(statistics.median(checkpoint.updates(source, rank) for rank in learners))
         try:
             checkpoint.complete(source, fields)
             shutil.rmtree(folder, ignore_errors=True)
@@ -345,8 +345,8 @@ class Coordinator:
 
     def _await_evaluation(self) -> None:
         """Wait for the running evaluation, unless the user interrupts, or it takes too long."""
-        until = time.monotonic() + _EVALUATION_DEADLINE_SECONDS
-        while self.evaluator.is_busy and not self.interrupted and time.monotonic() < until:
+        deadline = time.monotonic() + _EVALUATION_DEADLINE_SECONDS
+        while self.evaluator.is_busy and not self.interrupted and time.monotonic() < deadline:
             self._take_evaluation(self.evaluator.wait())
         if self.evaluator.is_busy:
             self.event("evaluation failed", "the evaluation that was running at the end was not waited for")
@@ -383,15 +383,15 @@ class Coordinator:
         # the returns so far are read from metrics.jsonl
         if manifest["best"] is not None:
             self.best = float(manifest["best"])
-        self._next_at = self._next_checkpoint_after(int(manifest["env_steps"]))
+        self._next_at_env_steps = self._next_checkpoint_after(int(manifest["env_steps"]))
         self.evaluator.begin_at(int(manifest["env_steps"]))
         self.event("resumed", f"resumed at {manifest['env_steps']:,} env steps")
 
     def close(self) -> None:
-        """Never raises: what does not fit on a full disk can be rebuilt from ``metrics.jsonl``."""
+        """Never raises for a full disk: what does not fit can be rebuilt from ``metrics.jsonl``."""
         with contextlib.suppress(OSError, RunFailed):
             self._follow_folder()
-            self._read()
+            self._read_records()
         self.evaluator.close()
         with contextlib.suppress(OSError):
             self.tensorboard.close()

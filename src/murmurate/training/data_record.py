@@ -71,7 +71,8 @@ def _exists(place: str) -> bool:
 
 
 def places(config: Any) -> Iterator[tuple[str, Any]]:
-    """Fields of a frozen config marked ``place``: paths and caches, which do not change what is learned."""
+    """(name, value) of each field of a frozen config that is marked ``place``: paths, caches and settings of
+    processes, which do not change what is learned."""
     for field in dataclasses.fields(config):
         if field.metadata.get("place"):
             yield field.name, getattr(config, field.name)

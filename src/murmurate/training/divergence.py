@@ -31,40 +31,41 @@ class Probe:
     def __init__(self, replica: Replica, fabric: Fabric, synchronous: bool, replicas: int) -> None:
         self.replica, self.replicas = replica, replicas
         self.synchronous = synchronous
-        self._both = torch.empty(2 * len(replica), dtype=replica.params.dtype, device=replica.device)
-        self.channel: Channel = fabric.channel(f"{replica.name}.probe", self._both)
+        self._own_vector = torch.empty(2 * len(replica), dtype=replica.params.dtype, device=replica.device)
+        self.channel: Channel = fabric.channel(f"{replica.name}.probe", self._own_vector)
 
     def measure(self) -> dict[str, Any]:
         """Metrics ``disagreement, distance_to_mean, gradient_cosine`` (see ``docs/metrics.md``)."""
         n = len(self.replica)
         with torch.no_grad():
-            self._both[:n].copy_(self.replica.values())
+            self._own_vector[:n].copy_(self.replica.values())
             own_gradient = self.replica.own_gradient
-            self._both[n:].copy_(self.replica.grad if own_gradient is None else own_gradient)
+            self._own_vector[n:].copy_(self.replica.grad if own_gradient is None else own_gradient)
             vectors = self._gather_peers()
-            return self._compare({rank: (both[:n], both[n:]) for rank, both in vectors.items()})
+            return self._compare({rank: (vector[:n], vector[n:]) for rank, vector in vectors.items()})
 
     def _gather_peers(self) -> dict[int, Tensor]:
+        """The vectors [2N] of this member and of the peers whose vectors are known, by rank."""
         if self.synchronous:
-            return self.channel.gather(self._both)
+            return self.channel.gather(self._own_vector)
         if Capability.REGISTER not in self.channel.capabilities:
-            return {self.channel.rank: self._both}
-        self.channel.publish(self._both)
-        others = [r for r in self.channel.living() if r != self.channel.rank and self.channel.version(r)]
-        return {self.channel.rank: self._both} | {r: self.channel.peek(r)[0] for r in others}
+            return {self.channel.rank: self._own_vector}
+        self.channel.publish(self._own_vector)
+        peers = [r for r in self.channel.living() if r != self.channel.rank and self.channel.version(r)]
+        return {self.channel.rank: self._own_vector} | {r: self.channel.peek(r)[0] for r in peers}
 
-    def _compare(self, seen: dict[int, tuple[Tensor, Tensor]]) -> dict[str, Any]:
-        """seen: (parameters, gradient) by rank."""
-        mine, my_gradient = seen[self.channel.rank]
+    def _compare(self, members: dict[int, tuple[Tensor, Tensor]]) -> dict[str, Any]:
+        """members: (parameters, gradient) by rank."""
+        mine, my_gradient = members[self.channel.rank]
         cosine: list[float | None] = [None] * self.replicas
-        for rank, (_, gradient) in seen.items():
+        for rank, (_, gradient) in members.items():
             cosine[rank] = float(torch.nn.functional.cosine_similarity(my_gradient, gradient, dim=0))
-        if len(seen) < 2:
+        if len(members) < 2:
             return {}
         mean = torch.zeros_like(mine)
-        for x, _ in seen.values():
-            mean.add_(x, alpha=1 / len(seen))
-        squares = [float(torch.linalg.vector_norm(x - mean)) ** 2 for x, _ in seen.values()]
+        for x, _ in members.values():
+            mean.add_(x, alpha=1 / len(members))
+        squares = [float(torch.linalg.vector_norm(x - mean)) ** 2 for x, _ in members.values()]
         scale = float(torch.linalg.vector_norm(mean))
         return {
             "disagreement": (sum(squares) / len(squares)) ** 0.5 / max(scale, 1e-30),

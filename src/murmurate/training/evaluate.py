@@ -20,7 +20,7 @@ from murmurate.training.restore import load_agent, run_folder
 from murmurate.training.run import Run
 
 Frames = npt.NDArray[np.uint8]  # [n, H, W, 3]
-_STRIP = 8
+_STRIP_FRAMES = 8
 
 
 def figures(
@@ -43,12 +43,12 @@ def figures(
     if fingerprint is not None:
         refuse_missing(run.world)
         check_data(folder, run.world)
-    chosen = derive_seed(run.seed, "evaluation games") if seed is None else seed
+    seed = derive_seed(run.seed, "evaluation games") if seed is None else seed
 
     def load_best() -> Any:
         return None if best is None or checkpoint.damage(best) is not None else load_agent(run, best)
 
-    context = EvalContext(run.world, folder, chosen, fingerprint, count, sample, load_best)
+    context = EvalContext(run.world, folder, seed, fingerprint, count, sample, load_best)
     return run.evaluation.evaluate(load_agent(run, checkpoint_folder), context)
 
 
@@ -71,7 +71,7 @@ def evaluate_folder(
         raise Refusal(f"{run.recipe} takes no actions that could be sampled. Leave out --sample.")
     checkpoint_folder = folder / "checkpoints" / which
     if which == "last":
-        checkpoint_folder = checkpoint.newest(folder / "checkpoints", lambda found: load_agent(run, found))
+        checkpoint_folder = checkpoint.newest(folder / "checkpoints", lambda path: load_agent(run, path))
     elif (problem := checkpoint.damage(checkpoint_folder)) is not None:
         raise Refusal(f"{problem} Use the last checkpoint instead: leave out --best.")
     if video and importlib.util.find_spec("imageio_ffmpeg") is None:
@@ -97,9 +97,13 @@ def write_video(run: Run, checkpoint_folder: Path, target: Path, seed: int | Non
         raise Refusal(f"{run.recipe} has no pictures: it learns from {run.unit}. Leave --video out.")
     target.parent.mkdir(exist_ok=True)
     height, width = frames.shape[1] // 2 * 2, frames.shape[2] // 2 * 2  # the codec wants even sizes
-    fps = 15 if run.world.name not in ("cartpole",) else 50
+    world: Any = run.world  # of simulators, as it has pictures
     writer = imageio_ffmpeg.write_frames(
-        str(target), (width, height), fps=fps, macro_block_size=1, output_params=["-loglevel", "error"]
+        str(target),
+        (width, height),
+        fps=world.env_steps_per_second,
+        macro_block_size=1,
+        output_params=["-loglevel", "error"],
     )
     writer.send(None)
     for frame in frames:
@@ -113,8 +117,8 @@ def film(run: Run, checkpoint_folder: Path, seed: int | None = None) -> Frames |
     """Frames [n, H, W, 3] of one greedy game on a seed not used in training; None if the world cannot be
     drawn."""
     torch.set_num_threads(run.placement.threads)
-    chosen = derive_seed(run.seed, "film") if seed is None else seed
-    context = EvalContext(run.world, run_folder(checkpoint_folder), chosen)
+    seed = derive_seed(run.seed, "film") if seed is None else seed
+    context = EvalContext(run.world, run_folder(checkpoint_folder), seed)
     frames: Frames | None = run.evaluation.video(load_agent(run, checkpoint_folder), context)
     return frames
 
@@ -133,5 +137,5 @@ def write_strip(frames: Frames, target: Path) -> None:
     import matplotlib.image  # slow to import, and most commands draw nothing
 
     target.parent.mkdir(exist_ok=True)
-    picks = np.linspace(0, len(frames) - 1, _STRIP).astype(int)
-    matplotlib.image.imsave(target, np.concatenate([frames[i] for i in picks], axis=1))
+    indices = np.linspace(0, len(frames) - 1, _STRIP_FRAMES).astype(int)
+    matplotlib.image.imsave(target, np.concatenate([frames[i] for i in indices], axis=1))

@@ -83,7 +83,7 @@ class Evaluator:
         self._ended: Evaluated | None = None
 
     def begin_at(self, total_env_steps: int) -> None:
-        """The run starts, or is resumed, at so many env steps: an evaluation is due at the next multiple."""
+        """Make an evaluation due at the next multiple of ``evaluate_every_env_steps``."""
         if self._every:
             self._next_at = (total_env_steps // self._every + 1) * self._every
 
@@ -118,12 +118,12 @@ class Evaluator:
         """The evaluation that has ended since the last call, if one has."""
         if self._workers is not None and self._snapshot is not None:
             for worker in self._workers.wait(wait_seconds):
-                end = worker.exit
-                assert end is not None
-                if end.how == FINISHED:
-                    self._end(self._snapshot, end.result)
+                worker_exit = worker.exit
+                assert worker_exit is not None
+                if worker_exit.how == FINISHED:
+                    self._end(self._snapshot, worker_exit.result)
                 else:
-                    self._end(self._snapshot, {}, end.error or end.how)
+                    self._end(self._snapshot, {}, worker_exit.error or worker_exit.how)
         if self._ended is None:
             return None
         ended, self._ended, self._snapshot = self._ended, None, None
@@ -143,9 +143,9 @@ class Evaluator:
             self._workers.close()
             self._workers = None
 
-    def _end(self, snapshot: Snapshot, found: dict[str, Any], failure: str = "") -> None:
+    def _end(self, snapshot: Snapshot, results: dict[str, Any], failure: str = "") -> None:
         self._end_process()
-        self._ended = Evaluated(snapshot, time.monotonic() - self._began_at, found, failure)
+        self._ended = Evaluated(snapshot, time.monotonic() - self._began_at, results, failure)
 
 
 def best_so_far(run: Run, checkpoints: Path) -> float:
@@ -157,11 +157,11 @@ def best_so_far(run: Run, checkpoints: Path) -> float:
     return float("-inf")
 
 
-def score(run: Run, found: dict[str, Any]) -> float:
+def score(run: Run, results: dict[str, Any]) -> float:
     """The figure by which the best checkpoint is chosen (the greater, the better): the headline of an
     evaluation by games; minus infinity for other evaluations, which choose no checkpoint."""
     curve = run.evaluation.headline
-    value = None if curve is None or not run.evaluation.plays else found.get(curve.metric)
+    value = None if curve is None or not run.evaluation.plays else results.get(curve.metric)
     if curve is None or value is None:
         return float("-inf")
     return -float(value) if curve.lower_is_better else float(value)
@@ -170,9 +170,9 @@ def score(run: Run, found: dict[str, Any]) -> float:
 def _figures(run: Run, snapshot_folder: Path) -> dict[str, Any]:
     """The figures of a snapshot, in other games than those at the run's end: if the same games chose the best
     checkpoint, its figures at the end would be biased."""
-    found = figures(run, snapshot_folder, seed=derive_seed(run.seed, "evaluation while training"))
-    found.pop("best_eval_return_mean", None)  # it compares two checkpoints
-    return found
+    results = figures(run, snapshot_folder, seed=derive_seed(run.seed, "evaluation while training"))
+    results.pop("best_eval_return_mean", None)  # it compares two checkpoints
+    return results
 
 
 def _evaluate(worker: Worker, run: Run, snapshot_folder: Path) -> Exit:

@@ -61,12 +61,12 @@ def signals_restored() -> Iterator[None]:
 
     Torch elastic sends SIGTERM as soon as a rank fails; rank 0 must still report and record that failure.
     """
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    earlier_handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         yield
     finally:
-        for number, earlier in before.items():
-            if signal.getsignal(number) is not earlier:  # else none was set: only the main thread may
+        for number, earlier in earlier_handlers.items():
+            if signal.getsignal(number) is not earlier:  # else this is not the main thread, and none was set
                 signal.signal(number, earlier or signal.SIG_DFL)
 
 

@@ -123,15 +123,15 @@ class TrainingLoop:
                 outcome = self.learner.learn(batch)
                 batch.feedback(outcome.priorities)
                 self.timer.lap("learn")
-                before = self.updates
+                updates_before = self.updates
                 self.batches += 1
                 self._count(batch)
-                self._probe(before)
+                self._probe(updates_before)
                 self._record(outcome)
                 for kind, message in self.source.events():
                     self.recorder.event(kind, message, member=self.context.rank)
                 self.context.between()
-                if self._round_ended():
+                if self._may_decide():
                     requests = self._agree_on_requests()
                     self._serve_requests(requests)
                     if self._is_over(requests):
@@ -162,16 +162,16 @@ class TrainingLoop:
         self.context.between()  # filling a replay for the first batch may take long
         return self.context.run_state.stop_requested and not self.synchronous
 
-    def _probe(self, before: int) -> None:
-        """Compare the replicas if that became due since the number of updates was ``before``."""
+    def _probe(self, updates_before: int) -> None:
+        """Compare the replicas if that became due since the number of updates was ``updates_before``."""
         if not self.run.probe_every_updates or self.run.replicas == 1:
             return
-        if self._becomes_due(before, self.updates):
+        if self._becomes_due(updates_before, self.updates):
             for probe in self.probes:
                 self.probed |= probe.measure()
                 if probe.replica.update_norm is not None:
                     self.probed["update_norm"] = float(probe.replica.update_norm)
-        self._prepare_probe(self.updates - before)
+        self._prepare_probe(self.updates - updates_before)
 
     def _becomes_due(self, before: int, after: int) -> bool:
         """Whether a comparison becomes due between these two numbers of updates.
@@ -182,9 +182,9 @@ class TrainingLoop:
         every = self.run.probe_every_updates
         return bool(every) and (after + 1) // every > (before + 1) // every
 
-    def _prepare_probe(self, step: int = 1) -> None:
-        """Have the norm of the next update measured, if the next ``step`` updates lead to a comparison."""
-        if self._becomes_due(self.updates, self.updates + step):
+    def _prepare_probe(self, count: int = 1) -> None:
+        """Have the norm of the next update measured, if a comparison is due after ``count`` more updates."""
+        if self._becomes_due(self.updates, self.updates + count):
             for probe in self.probes:
                 probe.replica.measure = True
 
@@ -221,7 +221,7 @@ class TrainingLoop:
 
     # -- agreeing on when to stop and save ----------------------------------------------------------
 
-    def _round_ended(self) -> bool:
+    def _may_decide(self) -> bool:
         """Whether this member may decide to stop or save. Synchronous members may do so only where all have
         the same clock: at the end of a round, or after the run's last update."""
         if not self.synchronous or self.updates >= (self.run.updates or math.inf):
@@ -257,7 +257,7 @@ class TrainingLoop:
         return requests
 
     def _meet_at_barrier(self) -> list[int]:
-        """Make one more round; returns the ranks that took part."""
+        """Make one more round of the barrier; returns the ranks that took part."""
         return sorted(self.barrier.gather(torch.zeros(4, dtype=torch.float64)))
 
     def _state_to_transfer(self) -> dict[str, Any]:

@@ -35,8 +35,8 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
     number = manifest.get("format")
     if not isinstance(number, int) or not 1 <= number <= FORMAT:
         raise Refusal(f"{checkpoint} has format {str(number)[:20]}, and this version reads up to {FORMAT}.")
-    if wrong := [name for name, is_valid in _FIELDS.items() if not is_valid(manifest.get(name))]:
-        raise Refusal(f"{checkpoint}/{NAME} is corrupt ({' and '.join(wrong)}).")
+    if wrong_fields := [name for name, is_valid in _FIELDS.items() if not is_valid(manifest.get(name))]:
+        raise Refusal(f"{checkpoint}/{NAME} is corrupt ({' and '.join(wrong_fields)}).")
     counts = manifest.get("replica_env_steps")
     if counts is not None and len(counts) != manifest["replicas"]:
         raise Refusal(f"{checkpoint}/{NAME} is corrupt (replica_env_steps).")
@@ -66,26 +66,27 @@ def is_part(name: str, kind: str, rank: int) -> bool:
 
 def ranks(checkpoint: Path) -> list[int]:
     """Ranks that have a part in a checkpoint."""
-    found = [match for name in files(checkpoint) if (match := _PART.fullmatch(name))]
-    return sorted(int(match["rank"]) for match in found if is_part(match[0], "replica", int(match["rank"])))
+    matches = [match for name in files(checkpoint) if (match := _PART.fullmatch(name))]
+    return sorted(int(match["rank"]) for match in matches if is_part(match[0], "replica", int(match["rank"])))
 
 
 def lacks(checkpoint: Path, run: Run) -> str:
-    """Whose part is missing without which the run cannot be resumed; "" if it can be."""
-    found = ranks(checkpoint)
-    if not any(rank < run.replicas for rank in found):
+    """Whose part is missing, if the run cannot be resumed without it: "every replica" or "the centre"; ""
+    if the run can be resumed."""
+    present = ranks(checkpoint)
+    if not any(rank < run.replicas for rank in present):
         return "every replica"
-    return "the centre" if run.strategy.centre and run.replicas not in found else ""
+    return "the centre" if run.strategy.centre and run.replicas not in present else ""
 
 
 def replay_files(checkpoint: Path, rank: int) -> dict[str, str]:
     """The files of one replica's replays, by the replay's name; without their chunks."""
-    found = {}
+    by_replay = {}
     for name in files(checkpoint):
         match = _PART.fullmatch(name)
         if match and match["kind"] != "replica" and is_part(name, match["kind"], rank):
-            found[match["kind"].partition(".")[2] or "replay"] = name
-    return found
+            by_replay[match["kind"].partition(".")[2] or "replay"] = name
+    return by_replay
 
 
 def digest(path: Path) -> str:
@@ -112,7 +113,7 @@ def _is_parts(value: Any) -> bool:
     return (
         isinstance(value, dict)
         and bool(value)
-        and all(_PART.fullmatch(name) and isinstance(text, str) for name, text in value.items())
+        and all(_PART.fullmatch(name) and isinstance(digest_, str) for name, digest_ in value.items())
     )
 
 

@@ -29,7 +29,10 @@ def build_learner(
     *,
     with_examples: bool = True,
 ) -> Any:
-    """The learner of one replica, or of the centre, which has the same parameter vectors."""
+    """The learner of one replica, or of the centre, which has the same parameter vectors.
+
+    with_examples: whether a learner of examples gets the data set.
+    """
     planned = run.planned_updates()
     if planned is not None and run.strategy.counts_all:
         planned *= run.replicas
@@ -96,6 +99,6 @@ def open_source(run: Run, rank: int, learner: Any, fabric: Fabric) -> Source:
         return fabric.channel(name, like, members=range(run.replicas))
 
     simulators = run.replicas * getattr(run.source, "simulators", 1)
-    shared = dataclasses.replace(run, world=run.world.shared_by(simulators))
+    run_of_source = dataclasses.replace(run, world=run.world.shared_by(simulators))
     address = getattr(fabric, "address", "")  # only a fabric between hosts has one
-    return run.source.open(SourceContext(shared, rank, learner, progress, channel, address))
+    return run.source.open(SourceContext(run_of_source, rank, learner, progress, channel, address))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from murmurate.errors import Refusal
-from murmurate.fabric.processes.memory_limits import refuse_if_small
+from murmurate.fabric.processes.memory_limits import PROCESS_BYTES, refuse_if_small
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context, Learner
 from murmurate.training.run import Run
@@ -24,9 +24,9 @@ def refuse_too_small(run: Run, vector_bytes: int) -> None:
     # per replica: its process, optimizer state, and, in each of two registers, at most three slots, which all
     # processes map; per further part: its process, vector, gradient and slots of messages
     further_parts = run.grid[0] * run.grid[1] - 1
-    parts_bytes = further_parts * (150 * 2**20 + 6 * vector_bytes)
+    parts_bytes = further_parts * (PROCESS_BYTES + 6 * vector_bytes)
     refuse_if_small(
-        run.replicas * (150 * 2**20 + 16 * vector_bytes + source_bytes + parts_bytes),
+        run.replicas * (PROCESS_BYTES + 16 * vector_bytes + source_bytes + parts_bytes),
         f"{run.recipe} with {run.replicas} replica(s){sources_note}",
         (16 + 6 * (run.members - 1)) * vector_bytes + source_bytes,
     )

@@ -33,16 +33,16 @@ def learn_along(settings: PartSettings) -> None:
 
 
 def _exit_with_part_0() -> None:
-    sys.stdin.buffer.read(1)
+    sys.stdin.buffer.read(1)  # returns when part 0's end is closed, however part 0 exits
     os._exit(0)
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # part 0 ends this process
-    given: PartSettings = pickle.load(sys.stdin.buffer)
+    part_settings: PartSettings = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_exit_with_part_0, daemon=True).start()
     try:
-        learn_along(given)
+        learn_along(part_settings)
     except PartLost as lost:
         print(f"murmurate: {lost}", file=sys.stderr, flush=True)
         os._exit(1)

@@ -1,8 +1,8 @@
 """The parts of a replica in a run: processes of its learner, which learn from the same batches.
 
-The learner's own process is part 0. It sends every batch to the others, and all build the same learner and
-make the same step of it: each net computes its part's share of the images (``murmurate.spatial``), gradients
-are averaged over the parts, and the strategy's step is that of part 0 (docs/decisions/0029).
+The learner's own process is part 0. It sends every batch to the other parts. All build the same learner and
+make the same steps: each net computes its part's share of the images (``murmurate.spatial``), gradients are
+averaged over the parts, and only part 0 makes the strategy's step (docs/decisions/0029).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from murmurate.spec import Batch, Outcome
 from murmurate.training.run import Run
 
 _MODULE = "murmurate.training.part_process"
-_HEADER = 2  # int64 values before a batch: its size in bytes, updates so far
+_HEADER_SIZE = 2  # int64 values before a batch: its size in bytes, updates so far
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class PartsOfReplica:
             raise Refusal("replicas of several parts have one optimizer: leave out --parts for this learner")
         replica = inner(name, module, make_optimizer, **options)
         parallelize(module, self.parts, in_evaluation=False)
-        shared = self.parts.share(replica)
-        replica.exchange = functools.partial(shared.exchange, step=replica.exchange)
-        self._shared[name] = replica, shared
+        vector = self.parts.share(replica)
+        replica.exchange = functools.partial(vector.exchange, step=replica.exchange)
+        self._shared[name] = replica, vector
         return replica
 
     def died(self, part: int) -> None:
@@ -79,21 +79,21 @@ class PartsOfReplica:
     # -- batches ------------------------------------------------------------------------------------
 
     def send(self, data: Any, clock: int) -> None:
-        """Called by part 0: send the others a batch, and the parameters, which a resume may have changed.
+        """Called by part 0: send the other parts a batch, and the parameters, which may have been restored.
 
         clock: number of updates so far.
         """
         packed = torch.frombuffer(bytearray(pickle.dumps(data)), dtype=torch.uint8)
         header = torch.tensor([len(packed), clock], dtype=torch.int64)
-        others = range(1, self.parts.size)
-        self.parts.receive(self.parts.send([(part, header) for part in others]), [])
-        self.parts.receive(self.parts.send([(part, packed) for part in others]), [])
+        other_parts = range(1, self.parts.size)
+        self.parts.receive(self.parts.send([(part, header) for part in other_parts]), [])
+        self.parts.receive(self.parts.send([(part, packed) for part in other_parts]), [])
         self._share_vectors()
 
     def receive(self) -> Any:
         """Called by the other parts: the next batch from part 0, which may take any time to prepare it."""
         deadline, self.parts.deadline_seconds = self.parts.deadline_seconds, float("inf")
-        size, clock = (int(n) for n in self._receive_from_part_0(_HEADER, torch.int64))
+        size, clock = (int(n) for n in self._receive_from_part_0(_HEADER_SIZE, torch.int64))
         self.parts.deadline_seconds = deadline
         data = pickle.loads(bytes(self._receive_from_part_0(size, torch.uint8).numpy()))
         self._share_vectors()
@@ -107,8 +107,8 @@ class PartsOfReplica:
 
     def _share_vectors(self) -> None:
         with torch.no_grad():
-            for replica, shared in self._shared.values():
-                shared.broadcast(replica.params.data)
+            for replica, vector in self._shared.values():
+                vector.broadcast(replica.params.data)
                 replica.reload()
 
 

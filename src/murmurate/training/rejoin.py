@@ -25,8 +25,8 @@ from murmurate.replicator.replicator import BoundReplica, Replicator
 from murmurate.training.checkpoint import read_part, write_part
 
 _POLL_SECONDS = 0.002
-# of round times: how many are kept, rounds between two results, and which quantile is the result
-_KEPT, _EVERY, _QUANTILE = 128, 8, 0.95
+# number of round times kept, rounds between two results, and the quantile that is the result
+_KEPT_TIMES, _ROUNDS_PER_RESULT, _QUANTILE = 128, 8, 0.95
 
 
 class JoinCancelled(Exception):
@@ -99,11 +99,11 @@ class StateTransfer:
         donor, or ends this process.
         """
         self.run_state.ready(self.rank)
-        own_incarnation = self.rank, self.run_state.incarnation(self.rank)
+        this_joiner = self.rank, self.run_state.incarnation(self.rank)
         while not self.run_state.stop_requested:
             self.run_state.heartbeat(self.rank)
             request = TransferRequest.unpack(self.run_state.transfer_request)
-            if (request.joiner, request.incarnation) == own_incarnation and self.run_state.has_transferred(
+            if (request.joiner, request.incarnation) == this_joiner and self.run_state.has_transferred(
                 request.donor, request.number
             ):
                 self.served = request.packed()
@@ -167,18 +167,19 @@ class Pace:
     does not raise it."""
 
     def __init__(self) -> None:
-        self._times: deque[float] = deque(maxlen=_KEPT)
-        self._last: float | None = None
-        self._turn = 0
+        self._times: deque[float] = deque(maxlen=_KEPT_TIMES)
+        self._last_tick: float | None = None
+        self._rounds = 0
 
     def tick(self) -> float | None:
-        """Call it at the end of each round: the quantile in seconds every ``_EVERY`` rounds, else None."""
+        """Call it at the end of each round: the quantile in seconds every ``_ROUNDS_PER_RESULT`` rounds, else
+        None."""
         now = time.monotonic()
-        if self._last is not None:
-            self._times.append(now - self._last)
-        self._last = now
-        self._turn += 1
-        if self._turn % _EVERY or len(self._times) < _EVERY - 1:
+        if self._last_tick is not None:
+            self._times.append(now - self._last_tick)
+        self._last_tick = now
+        self._rounds += 1
+        if self._rounds % _ROUNDS_PER_RESULT or len(self._times) < _ROUNDS_PER_RESULT - 1:
             return None
         ordered = sorted(self._times)
         return ordered[min(int(_QUANTILE * len(ordered)), len(ordered) - 1)]

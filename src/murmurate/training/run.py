@@ -27,8 +27,8 @@ class Run:
     """The complete configuration of a run. A recipe is a function that returns one.
 
     The fields of ``source`` and ``evaluation`` are options without a prefix (``flat``), those of ``learner``
-    begin with ``agent``; they have the same names in ``run.json``. ``movable`` fields, and those marked as a
-    place anywhere inside, may change on resume.
+    begin with ``agent``; they have the same names in ``run.json``. Fields marked ``movable``, and those
+    marked ``place`` in any nested config, may change on resume.
 
     world: simulators or a data set. learner: model, losses and optimizers. strategy: how the replicas agree.
     source: provides the batches. evaluation: how the learner is evaluated at the end of the run, and by

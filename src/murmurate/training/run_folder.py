@@ -36,11 +36,11 @@ from murmurate.training.option_names import option_name
 from murmurate.training.run import Run
 from murmurate.worlds.modules import search
 
-# what run.json holds beside the fields of the Run
-_BESIDE = frozenset(
+# keys of run.json beside the fields of the Run
+_OTHER_KEYS = frozenset(
     {"format", "unit", "curves", "headline", "versions", "hardware", "command", "simulated", "imports"}
 )
-_LARGEST = 2**1000  # the largest integer: it can still be converted to float
+_MAX_INTEGER = 2**1000  # the largest integer: it can still be converted to float
 
 
 def claim(folder: Path) -> None:
@@ -117,7 +117,7 @@ def new_folder(name: str) -> Path:
 
 
 def write_run(folder: Path, run: Run, **extra_fields: Any) -> None:
-    """``run.json``: the whole resolved Run, versions and hardware; and ``extra_fields``, unchanged."""
+    """Write ``run.json``: the whole resolved Run, versions, hardware, and ``extra_fields``, unchanged."""
     write_json(
         folder / "run.json",
         {
@@ -130,7 +130,7 @@ def write_run(folder: Path, run: Run, **extra_fields: Any) -> None:
             if run.evaluation.headline is None
             else dataclasses.asdict(run.evaluation.headline),
             "versions": versions(),
-            "hardware": hardware(run),
+            "hardware": hardware(),
             "command": _command(),
             **({"imports": imports} if (imports := plugins.imports()) else {}),
         },
@@ -172,7 +172,7 @@ def read_run(folder: Path, recipe: Callable[[str], Run]) -> Run:
         base = dataclasses.replace(recipe(name), strategy=strategy_class(strategy_name)())
     missing: list[str] = []
     try:
-        rebuilt: Run = restore(base, stored, number, missing, beside=_BESIDE)
+        rebuilt: Run = restore(base, stored, number, missing, beside=_OTHER_KEYS)
     except UNSOUND as error:
         raise Refusal(
             f"{path} does not fit this version of murmurate ({error}). Train anew with --out."
@@ -226,7 +226,7 @@ def restore(
         raise TypeError(f"no field is called {reprlib.repr(unknown_names)[1:-1]}")
     if "name" in names and stored.get("name", like.name) != like.name:
         raise TypeError(f"name is {reprlib.repr(stored['name'])} and not '{like.name}'")
-    kinds = typing.get_type_hints(type(like))
+    field_types = typing.get_type_hints(type(like))
     changes = {}
     for field in dataclasses.fields(like):
         if not field.init:
@@ -243,12 +243,12 @@ def restore(
         elif dataclasses.is_dataclass(inner):
             changes[field.name] = restore(inner, stored[name], number, missing)
         else:
-            value, kind = stored[name], kinds[field.name]
-            if isinstance(value, list) and not is_valid(kind, value):
+            value, field_type = stored[name], field_types[field.name]
+            if isinstance(value, list) and not is_valid(field_type, value):
                 value = tuple(value)
             if isinstance(inner, Path) and isinstance(value, str):
                 value = Path(value)
-            if not is_valid(kind, value):
+            if not is_valid(field_type, value):
                 raise TypeError(f"{name} is {reprlib.repr(stored[name])}")
             changes[field.name] = value
     return dataclasses.replace(like, **changes)
@@ -267,16 +267,16 @@ def _names(like: Any) -> Iterator[str]:
 
 def is_valid(kind: Any, value: Any) -> bool:
     """Whether a plain ``value`` is valid for a field of type ``kind``."""
-    origin, inside = typing.get_origin(kind), typing.get_args(kind)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return any(is_valid(inner, value) for inner in inside)
+        return any(is_valid(member, value) for member in arguments)
     if origin is typing.Literal:
-        return any(value == known and type(value) is type(known) for known in inside)
+        return any(value == known and type(value) is type(known) for known in arguments)
     if origin is tuple and isinstance(value, tuple):
-        each = inside[:1] * len(value) if inside[-1] is Ellipsis else inside
-        return len(each) == len(value) and all(map(is_valid, each, value))
+        elements = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
+        return len(elements) == len(value) and all(map(is_valid, elements, value))
     if kind in (int, float) and isinstance(value, int):
-        return not isinstance(value, bool) and abs(value) < _LARGEST
+        return not isinstance(value, bool) and abs(value) < _MAX_INTEGER
     if kind is str:
         return isinstance(value, str) and "\0" not in value
     return kind is Any or isinstance(value, origin or kind)
@@ -311,7 +311,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def hardware(run: Run | None = None) -> dict[str, Any]:
+def hardware() -> dict[str, Any]:
     """The hardware of this host, as stored with every run and every benchmark result."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
@@ -326,7 +326,8 @@ def hardware(run: Run | None = None) -> dict[str, Any]:
 def write_roles(
     folder: Path, pids: dict[int, int | None], replicas: int, hosts: Mapping[int, str] | None = None
 ) -> None:
-    """``roles.jsonl``: the process and host of each role. pids: by rank; None for a thread of the launcher.
+    """Write ``roles.jsonl``: the process and host of each rank. pids: by rank; None for a thread of the
+    launcher.
 
     hosts: names by rank; ranks without a name are on this host.
     """

@@ -163,19 +163,19 @@ def resume(
     with contextlib.nullcontext() if ranks is None else _refuse_all_ranks(ranks):
         with held(folder):
             check_data(folder, run.world)  # first, because with other data a checkpoint may not fit either
-            newest = checkpoint.newest(folder / "checkpoints", lambda found: _check_fits(run, folder, found))
+            newest = checkpoint.newest(folder / "checkpoints", lambda path: _check_fits(run, folder, path))
             return _continue(run, stored, folder, newest, launcher)
 
 
 def _continue(run: Run, stored: Run, folder: Path, newest: Path, launcher: Launcher) -> Finish:
     manifest = checkpoint.read_manifest(newest)
     saved = checkpoint.parts(newest)
+    learners = [rank for rank in saved if rank < run.replicas]
     # a replica that had died resumes from a living replica's part
-    learned = [rank for rank in saved if rank < run.replicas]
-    parts = {rank: rank if rank in saved else learned[rank % len(learned)] for rank in range(run.replicas)}
+    parts = {rank: rank if rank in saved else learners[rank % len(learners)] for rank in range(run.replicas)}
     if run.strategy.centre:
         parts[run.replicas] = run.replicas
-    # all but the movable fields must be as they were stored
+    # all fields but the movable ones and places must be as they were stored
     stored_movable = {
         f.name: getattr(stored, f.name) for f in dataclasses.fields(run) if f.metadata.get("movable")
     }
@@ -196,7 +196,7 @@ def _continue(run: Run, stored: Run, folder: Path, newest: Path, launcher: Launc
         checkpoint.set_aside(newest.with_name("last"))
     # each replica saved at a different time, and the checkpoint was complete after the last of them
     counts = {rank: checkpoint.env_steps(newest, rank) for rank in saved}
-    clocks = {rank: checkpoint.updates(newest, rank) for rank in learned}
+    clocks = {rank: checkpoint.updates(newest, rank) for rank in learners}
     seconds = float(manifest["seconds"])
     truncate_after(folder / "metrics.jsonl", env_steps=counts, updates=clocks, time_seconds=seconds)
     return _carry_out(run, folder, launcher, Resume(newest.resolve(), parts, manifest, seconds))
@@ -224,7 +224,7 @@ def preflight(run: Run, launcher: Launcher) -> None:
 
 def _devices(run: Run) -> set[str]:
     """Device types that the placement names. Raises Refusal for a device that does not exist."""
-    kinds = set()
+    device_types = set()
     for name in run.placement.devices:
         try:
             device = torch.device(name)
@@ -236,8 +236,8 @@ def _devices(run: Run) -> set[str]:
             raise Refusal(
                 f"there is no {name}: torch sees {torch.cuda.device_count()} GPU(s), from cuda:0 up."
             )
-        kinds.add(device.type)
-    return kinds
+        device_types.add(device.type)
+    return device_types
 
 
 def _build_once(run: Run) -> Learner:
@@ -257,39 +257,39 @@ def _build_once(run: Run) -> Learner:
 
     size = 1 + run.strategy.centre
     try:
-        agent = SimulatedFabric(size, seed=0, keep_log=False).run([build] * size)[0]
+        built = SimulatedFabric(size, seed=0, keep_log=False).run([build] * size)[0]
     except (ValueError, RuntimeError, MemoryError, OverflowError) as error:
         if exceeds_memory(error):
             raise too_large(run, error) from error
         if not isinstance(error, ValueError):
             raise
         raise Refusal(f"{run.recipe} cannot be made like this: {error}. Change that field.") from error
-    if isinstance(agent, Crashed):
+    if isinstance(built, Crashed):
         raise RuntimeError("the simulated fabric reported a crash that was not injected")
-    return agent
+    return built
 
 
-def _check_fits(run: Run, folder: Path, found: Path) -> None:
-    """Raise Refusal if a checkpoint is of another network or source, or is damaged in a way that its digests
-    do not show."""
-    saved, count = checkpoint.parts(found), checkpoint.read_manifest(found)["replicas"]
+def _check_fits(run: Run, folder: Path, candidate: Path) -> None:
+    """Raise Refusal if the checkpoint ``candidate`` is of another network or source, or is damaged in a way
+    that its digests do not show."""
+    saved, count = checkpoint.parts(candidate), checkpoint.read_manifest(candidate)["replicas"]
     if run.replicas != count:
         raise Refusal(f"{folder} was made with {count} replicas; resume with the same number.")
-    if missing := checkpoint.lacks(found, run):
-        raise Refusal(f"{found} lacks the part of {missing}.")
-    agent = _build_once(run)
+    if missing := checkpoint.lacks(candidate, run):
+        raise Refusal(f"{candidate} lacks the part of {missing}.")
+    learner = _build_once(run)
     for rank in [rank for rank in saved if rank < run.replicas]:
-        state = checkpoint.read_part(found, rank)
-        checkpoint.updates(found, rank)
-        with fitting(found):
-            for name, replica in agent.replicas.items():
+        state = checkpoint.read_part(candidate, rank)
+        checkpoint.updates(candidate, rank)  # raises Refusal if the count is unreadable
+        with fitting(candidate):
+            for name, replica in learner.replicas.items():
                 saved_state = state["replicas"][name]["replica"]
                 replica.load(saved_state)
                 refuse_not_finite(replica.values(), f"a parameter of '{name}'")
                 if replica.state()["optimizer"].keys() != saved_state["optimizer"].keys():
                     raise ValueError("it was made with another optimizer")
             run.source.check_state(state["source"])
-    load_agent(run, found)  # also checks what is used of the centre's part
+    load_agent(run, candidate)  # also checks what is used of the centre's part
 
 
 def _carry_out(run: Run, folder: Path, launcher: Launcher, resume: Resume | None) -> Finish:
@@ -317,8 +317,8 @@ def _carry_out(run: Run, folder: Path, launcher: Launcher, resume: Resume | None
     callbacks.end(Result(folder, summary, code))
     if callbacks.failure and not failed_before:
         raise RunFailed(f"{callbacks.failure}. The run itself is complete in {folder}.") from callbacks.error
-    moved = folder if folder != coordinator.place.given else None
-    return Finish(code, summary, moved, run, callbacks.error)
+    moved_to = folder if folder != coordinator.place.given else None
+    return Finish(code, summary, moved_to, run, callbacks.error)
 
 
 def _exit_status(coordinator: Coordinator) -> tuple[int, str]:

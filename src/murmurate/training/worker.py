@@ -10,7 +10,7 @@ from murmurate.training.worker_context import WorkerContext
 
 
 def work(run: Run, context: WorkerContext) -> None:
-    """Execute the part of ``context.rank`` from start to end.
+    """Do the work of rank ``context.rank``, from start to end.
 
     Raises Refusal if this process reads another data set than the run started with, as far as that can be
     detected without reading all of it.
@@ -20,5 +20,5 @@ def work(run: Run, context: WorkerContext) -> None:
 
 
 def part(run: Run, context: WorkerContext) -> TrainingLoop | CentreServer:
-    """What a rank does: the ranks below ``run.replicas`` train, and the next rank is the centre."""
+    """What executes a rank: ranks below ``run.replicas`` train, and the next rank is the centre."""
     return TrainingLoop(run, context) if context.rank < run.replicas else CentreServer(run, context)

@@ -19,8 +19,8 @@ from murmurate.strategies.interface import FINAL_DRAIN
 from murmurate.training.checkpoint import read_manifest, read_part, read_replays
 from murmurate.training.rejoin import Admission
 
-FINAL = "final"
-FINAL_REQUEST = FINAL_DRAIN
+FINAL = "final"  # name of the final checkpoint's staging folder
+FINAL_REQUEST = FINAL_DRAIN  # number of its request
 _HEARTBEAT_SECONDS = 1.0
 DRAIN_SECONDS = 10.0  # the longest wait for deltas in flight before a checkpoint
 
@@ -35,14 +35,15 @@ class Restored:
     own: bool
 
     @classmethod
-    def read(cls, checkpoint: Path, rank: int, source: int) -> Restored:
-        """What replica ``rank`` resumes from: the part of replica ``source``. Raises Refusal."""
-        state = read_part(checkpoint, source)
-        if rank == source and "source" in state:
+    def read(cls, checkpoint: Path, rank: int, part_rank: int) -> Restored:
+        """What replica ``rank`` resumes from: the part of replica ``part_rank``. Raises Refusal if a file is
+        unreadable."""
+        state = read_part(checkpoint, part_rank)
+        if rank == part_rank and "source" in state:
             state["source"]["replays"] = read_replays(checkpoint, rank)
         counts = read_manifest(checkpoint).get("replica_env_steps")
-        count = state["env_steps"] if rank == source or counts is None else counts[rank]
-        return cls(state, int(count), rank == source)
+        count = state["env_steps"] if rank == part_rank or counts is None else counts[rank]
+        return cls(state, int(count), rank == part_rank)
 
 
 @dataclass(frozen=True)

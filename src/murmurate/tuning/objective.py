@@ -75,15 +75,15 @@ class Progress:
     _tail: Tail = field(init=False)
     _latest: dict[int, Record] = field(default_factory=dict, init=False)
     _step: int = field(default=0, init=False)
-    _before: tuple[float, float] | None = field(default=None, init=False)  # share, value
+    _previous: tuple[float, float] | None = field(default=None, init=False)  # share, value
 
     def __post_init__(self) -> None:
         self._tail = Tail(self.folder / "metrics.jsonl")
 
     def poll(self) -> list[tuple[int, float]]:
         """(tenth of the budget, mean of the replicas' newest values) for the tenths passed since the last
-        call. Between records the value is interpolated: a fast run, with few, must not look better for it."""
-        passed: list[tuple[int, float]] = []
+        call. Interpolated between records, so that a fast run, which has few, does not look better for it."""
+        tenths: list[tuple[int, float]] = []
         for record in self._tail.poll():
             if record["replica"] is None or record.get("kind"):
                 continue
@@ -94,17 +94,17 @@ class Progress:
                 if isinstance(value := latest.get(self.objective.recorded), (int, float))
             ]
             if known:
-                passed += self._tenths(self._share(), sum(known) / len(known))
-        return passed
+                tenths += self._tenths(self._share(), sum(known) / len(known))
+        return tenths
 
     def _tenths(self, share: float, value: float) -> list[tuple[int, float]]:
-        before, self._before = self._before, (share, value)
+        previous, self._previous = self._previous, (share, value)
         last = min(STEPS, int(STEPS * share))
         steps = range(self._step + 1, last + 1)
         self._step = max(self._step, last)
-        if before is None:  # there is no value from which to interpolate
+        if previous is None:  # there is no value from which to interpolate
             return [(last, value)] if steps else []
-        return [(s, float(np.interp(s / STEPS, (before[0], share), (before[1], value)))) for s in steps]
+        return [(s, float(np.interp(s / STEPS, (previous[0], share), (previous[1], value)))) for s in steps]
 
     def _share(self) -> float:
         """The part of the budget that is used up."""

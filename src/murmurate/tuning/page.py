@@ -115,12 +115,12 @@ def _importances(study: Any, space: Sequence[Dimension]) -> Section:
 
 
 def _slices(finished: Sequence[Any], objective: Objective, space: Sequence[Dimension]) -> Section:
-    drawn = [
+    svgs = [
         svg(drawings.slice_of(finished, objective, dimension), 3.2, 2.4, name=f"slice of {dimension.name}")
         for dimension in space
     ]
     text = f"{objective.name} of every finished trial against each field; the best trial is marked."
-    return Section("Slices", text, figures=drawn, layout="four")
+    return Section("Slices", text, figures=svgs, layout="four")
 
 
 def _coordinates(finished: Sequence[Any], objective: Objective, space: Sequence[Dimension]) -> Section:
@@ -133,11 +133,11 @@ def _coordinates(finished: Sequence[Any], objective: Objective, space: Sequence[
 
 
 def _table(trials: Sequence[Any], objective: Objective, space: Sequence[Dimension]) -> Section:
-    def rank(trial: Any) -> tuple[bool, float, int]:
+    def sort_key(trial: Any) -> tuple[bool, float, int]:
         value = 0.0 if trial.value is None else trial.value
         return trial.state.name != "COMPLETE", value if objective.minimize else -value, trial.number
 
-    ordered = sorted(trials, key=rank)
+    ordered = sorted(trials, key=sort_key)
     rows = [
         [
             str(trial.number),

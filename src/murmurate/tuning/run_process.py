@@ -134,10 +134,10 @@ def run_all(
         with Signals() as signals:
             while True:
                 while len(running) < jobs and not exhausted and not signals.number:
-                    if (begun := start()) is None:
+                    if (started := start()) is None:
                         exhausted = True
                     else:
-                        running.append(begun)
+                        running.append(started)
                 if signals.number:  # runs that other processes train are not awaited
                     running = [(key, process) for key, process in running if isinstance(process, RunProcess)]
                 if not running:
@@ -168,8 +168,8 @@ def summary(folder: Path) -> dict[str, Any] | None:
 
 
 def has_finished(folder: Path) -> bool:
-    found = summary(folder)
-    return found is not None and found.get("exit") == "finished"
+    stored = summary(folder)
+    return stored is not None and stored.get("exit") == "finished"
 
 
 def can_resume(folder: Path) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 import signal
 import statistics
@@ -25,7 +24,7 @@ from murmurate.tuning.space import Dimension, words
 from murmurate.tuning.trials import Held, Trials
 
 FILE = "study.json"
-_MOST_FAILURES = 3  # so many, before any trial has finished, end the study
+_MOST_FAILURES = 3  # if as many trials fail before one has finished, the study ends
 
 
 @dataclass
@@ -35,8 +34,9 @@ class Study:
     run: the trials' run, before the searched fields are set. words: ``train`` and its arguments, as in the
     command that would train ``run``. options: options that only ``murmurate tune`` has, for the command that
     continues the study. folder: holds ``study.json``, ``study.db``, ``trial-<n>/`` (a run folder) and
-    ``trial-<n>.log`` of each trial, and ``report.html``. trials: number of trials, those of earlier commands
-    included. minutes: after which no trial is started. jobs: number of trials at once.
+    ``trial-<n>.log`` of each trial, and ``report.html``. with_options: a run with options of ``murmurate
+    train``. trials: number of trials, those of earlier commands included. minutes: after which no trial is
+    started. jobs: number of trials at once.
     """
 
     run: Run
@@ -45,6 +45,7 @@ class Study:
     space: Sequence[Dimension]
     objective: Objective
     folder: Path
+    with_options: Callable[[Run, Sequence[str]], Run]
     trials: int = 30
     minutes: float | None = None
     jobs: int = 1
@@ -55,7 +56,7 @@ class Study:
 
     def tune(self) -> int:
         """Train trials to the end of the study, print the best setting and write the page. Returns the exit
-        code. Raises Refusal, with nothing changed, and RunFailed."""
+        code. Raises Refusal, with nothing changed; RunFailed if no trial finishes."""
         self._claim()
         self._trials = Trials(
             self.folder, self.space, self.objective.direction, self.sampler, self.pruner, self.run.seed
@@ -90,12 +91,12 @@ class Study:
         if path.exists():
             try:
                 stored = read_object(path)
-                others = [name for name in settings if stored[name] != settings[name]]
+                differing = [name for name in settings if stored[name] != settings[name]]
             except (OSError, *UNSOUND) as error:
                 raise Refusal(f"{path} cannot be read ({error}). Choose another folder: --out.") from error
-            if others:
+            if differing:
                 raise Refusal(
-                    f"{self.folder} holds a study with another {' and '.join(others)}. Go on with it: "
+                    f"{self.folder} holds a study with another {' and '.join(differing)}. Go on with it: "
                     f"{stored.get('command', 'murmurate tune')}; or choose another folder with --out."
                 )
             return
@@ -112,12 +113,12 @@ class Study:
     # -- trials -------------------------------------------------------------------------------------------
 
     def _start(self) -> tuple[_Trial, Running] | None:
-        late = self._end is not None and time.monotonic() > self._end
-        if late or self._is_hopeless() or (held := self._trials.next(self.trials)) is None:
+        is_late = self._end is not None and time.monotonic() > self._end
+        if is_late or self._is_hopeless() or (held := self._trials.next(self.trials)) is None:
             return None
         folder = self.folder / f"trial-{held.number:04d}"
-        chosen = words(self.space, held.trial.params)
-        run = dataclasses.replace(self.run)
+        options = words(self.space, held.trial.params)
+        run = self.with_options(self.run, options)  # its budget may be searched, too
         trial = _Trial(held, folder, Progress(self.objective, run, folder))
         if run_process.has_finished(folder):  # an earlier command was killed before it told Optuna
             return trial, HeldRun(folder)
@@ -130,7 +131,7 @@ class Study:
             self.say(f"trial {held.number}: was cut off, goes on from its checkpoint")
         else:
             run_process.set_aside(folder)
-            command = [*self.words, *chosen, "--out", str(folder)]
+            command = [*self.words, *options, "--out", str(folder)]
         threads = 1 if self.jobs > 1 else None
         return trial, RunProcess(command, folder.with_suffix(".log"), threads)
 
@@ -149,7 +150,7 @@ class Study:
 
     def _ended(self, trial: _Trial, code: int) -> None:
         held, name = trial.held, f"trial {trial.held.number}"
-        chosen = ", ".join(f"{key} {_short(value)}" for key, value in held.trial.params.items())
+        values = ", ".join(f"{key} {_short(value)}" for key, value in held.trial.params.items())
         try:
             if code == 0:
                 value = self.objective.of(run_process.summary(trial.folder) or {})
@@ -157,10 +158,10 @@ class Study:
                     self._fail(held, f"it has no {self.objective.name}")
                 else:
                     self._trials.completed(held, value)
-                    self.say(f"{name}: {self.objective.name} {number(value)}{self._best_so_far()} ({chosen})")
+                    self.say(f"{name}: {self.objective.name} {number(value)}{self._best_so_far()} ({values})")
             elif trial.pruned:
                 self._trials.pruned(held)
-                self.say(f"{name}: pruned ({chosen})")
+                self.say(f"{name}: pruned ({values})")
             elif trial.foreign or code in (INTERRUPTED, run_process.TERMINATED):
                 pass  # the trial stays unfinished, and the next command continues it
             else:
@@ -188,7 +189,7 @@ class Study:
             raise RunFailed("No trial of the study has finished. See the .log files in " + str(self.folder))
         counts = [trial.state.name for trial in self._trials.all()]
         ends = ((name.lower(), counts.count(name)) for name in ("COMPLETE", "PRUNED", "FAIL"))
-        self.say(", ".join(f"{many} {_ENDS[name]}" for name, many in ends if many))
+        self.say(", ".join(f"{count} {_ENDS[name]}" for name, count in ends if count))
         self.say(
             f"Best: {self.objective.name} {number(best.value)}, trial {best.number} "
             f"(median of the finished trials {number(statistics.median(values))})"
@@ -208,14 +209,14 @@ def rewrite_page(folder: Path) -> tuple[Path, str]:
         stored = read_object(folder / FILE)
         space = [Dimension(**{**fields, "choices": tuple(fields["choices"])}) for fields in stored["space"]]
         objective = Objective(stored["objective"][0], stored["objective"][1] == "minimize")
-        recipe, begun = str(stored["run"]["recipe"]), [str(word) for word in stored["train"]]
+        recipe, train_words = str(stored["run"]["recipe"]), [str(word) for word in stored["train"]]
     except (OSError, *UNSOUND) as error:
         raise Refusal(f"{folder / FILE} cannot be read ({error}). Name the trials' own folders.") from error
     trials = Trials(folder, space, objective.direction, "random", "none", seed=0)
     best = trials.best()
     if best is None:
         raise Refusal(f"No trial of the study in {folder} has finished yet. Go on with: {stored['command']}")
-    train = shlex.join(["murmurate", *begun, *words(space, best.params)])
+    train = shlex.join(["murmurate", *train_words, *words(space, best.params)])
     return write_page(folder, recipe, trials.study, objective, space, train), train
 
 

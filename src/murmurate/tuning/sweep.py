@@ -54,10 +54,10 @@ class Sweep:
         finished = [seed for seed, path in paths.items() if run_process.has_finished(path)]
         if finished:
             self.say(f"finished before: {_seeds(finished)}")
-        left = iter([seed for seed in self.seeds if seed not in finished])
+        remaining = iter([seed for seed in self.seeds if seed not in finished])
 
         def start() -> tuple[int, Running] | None:
-            seed = next(left, None)
+            seed = next(remaining, None)
             return None if seed is None else (seed, self._start(seed, paths[seed]))
 
         stopped = run_process.run_all(start, self._ended, self.jobs)
@@ -85,12 +85,12 @@ class Sweep:
         if path.exists():
             try:
                 stored = read_object(path)
-                others = sorted(k for k, v in settings.items() if stored["settings"].get(k) != v)
+                differing = sorted(k for k, v in settings.items() if stored["settings"].get(k) != v)
             except (OSError, *UNSOUND) as error:
                 raise Refusal(f"{path} cannot be read ({error}). Choose another folder: --out.") from error
-            if others:
+            if differing:
                 raise Refusal(
-                    f"{self.folder} holds a sweep with another {', '.join(others)}. Give the command that "
+                    f"{self.folder} holds a sweep with another {', '.join(differing)}. Give the command that "
                     "began it, or choose another folder with --out."
                 )
             seeds |= set(seed_folders(self.folder))
@@ -114,8 +114,8 @@ class Sweep:
             run_process.set_aside(folder)
             words = [*self.words, "--seed", str(seed), "--out", str(folder)]
         self.say(f"seed {seed}: murmurate {shlex.join(words)}")
-        several = self.jobs > 1
-        return RunProcess(words, folder.with_suffix(".log") if several else None, 1 if several else None)
+        parallel = self.jobs > 1
+        return RunProcess(words, folder.with_suffix(".log") if parallel else None, 1 if parallel else None)
 
     def _ended(self, seed: int, code: int) -> None:
         self.codes[seed] = code
@@ -132,7 +132,7 @@ class Sweep:
         finished = [path for path in paths.values() if run_process.has_finished(path)]
         if finished:
             self.say(
-                scores_line([found for path in finished if (found := run_process.summary(path))], self.run)
+                scores_line([each for path in finished if (each := run_process.summary(path))], self.run)
             )
             written = report(run_folders([self.folder]), self.folder / "report.html")
             self.say(f"The runs are in {self.folder}, their report is {written}")
@@ -146,22 +146,22 @@ class Sweep:
 def scores_line(summaries: Sequence[dict[str, Any]], run: Run) -> str:
     """The statistics of the runs' main figure, in a sentence."""
     name = read_objective(None, run).name
-    scores = [float(value) for found in summaries if (value := found.get(name)) is not None]
+    scores = [float(value) for summary in summaries if (value := summary.get(name)) is not None]
     if not scores:
         return f"None of the runs has a value of {name}."
-    many = "1 run" if len(scores) == 1 else f"{len(scores)} runs"
+    runs = "1 run" if len(scores) == 1 else f"{len(scores)} runs"
     if not score_statistics.available():
         return (
-            f"{name} of {many}: mean {number(statistics.fmean(scores))} (for an interquartile mean and "
+            f"{name} of {runs}: mean {number(statistics.fmean(scores))} (for an interquartile mean and "
             "intervals: pip install 'murmurate[topics]')"
         )
-    found = score_statistics.summarized(scores)
-    line = f"{name} of {many}: mean {number(found.mean)}{_interval(found.mean_interval)}"
-    return f"{line}, interquartile mean {number(found.iqm)}{_interval(found.iqm_interval)}"
+    result = score_statistics.summarized(scores)
+    line = f"{name} of {runs}: mean {number(result.mean)}{_interval(result.mean_interval)}"
+    return f"{line}, interquartile mean {number(result.iqm)}{_interval(result.iqm_interval)}"
 
 
-def _interval(found: score_statistics.Interval | None) -> str:
-    return "" if found is None else f" (95% bootstrap interval {number(found[0])} to {number(found[1])})"
+def _interval(ends: score_statistics.Interval | None) -> str:
+    return "" if ends is None else f" (95% bootstrap interval {number(ends[0])} to {number(ends[1])})"
 
 
 def _seeds(seeds: Sequence[int]) -> str:
@@ -170,13 +170,13 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 def seed_text(seeds: Sequence[int]) -> str:
     """``0-4,7`` for seeds 0, 1, 2, 3, 4 and 7."""
-    parts: list[list[int]] = []
+    ranges: list[list[int]] = []
     for seed in sorted(seeds):
-        if parts and seed == parts[-1][-1] + 1:
-            parts[-1].append(seed)
+        if ranges and seed == ranges[-1][-1] + 1:
+            ranges[-1].append(seed)
         else:
-            parts.append([seed])
-    return ",".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts)
+            ranges.append([seed])
+    return ",".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in ranges)
 
 
 def read_seeds(text: str) -> list[int]:

@@ -67,8 +67,8 @@ class Trials:
         self.study.pruner = _pruner(pruner)
 
     def all(self) -> list[Any]:
-        found: list[Any] = self.study.get_trials(deepcopy=False)
-        return found
+        trials: list[Any] = self.study.get_trials(deepcopy=False)
+        return trials
 
     def best(self) -> Any:
         """The best finished trial; None if none has finished."""
@@ -127,6 +127,7 @@ class Trials:
             os.close(descriptor)
 
     def _lock(self, number: int) -> int | None:
+        """The descriptor of a trial's locked file; None if another process holds the lock."""
         path = self._folder / "locks" / f"trial-{number}"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         try:
@@ -160,6 +161,7 @@ def _sampler(name: str, seed: int) -> Any:
         if name == "random":
             return samplers.RandomSampler(seed=seed)
         if name == "qmc":
+            # one seed for all processes, which draw from one sequence
             return samplers.QMCSampler(seed=0, warn_asynchronous_seeding=False)
         if name == "cmaes":
             return samplers.CmaEsSampler(seed=seed)

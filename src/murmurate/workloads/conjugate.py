@@ -31,7 +31,7 @@ StepRule = Literal["robbins-monro", "average", "paper"]
 StepSize = Annotated[float, Range(0, 1, above=True, below=True)]
 StepDelay = Annotated[float, Range(1, 1e30)]  # below 1 the first step would go beyond lambda-hat
 _REFRESH_UPDATES = 1_000  # updates between two calls of ``ConjugateModel.refresh``
-_VALIDATION = 500  # most validation examples that are evaluated
+_MOST_VALIDATED = 500  # validation examples that are evaluated, at most
 
 
 class ConjugateModel(Protocol[Estimate]):
@@ -99,7 +99,7 @@ class ConjugateLearner(Generic[Estimate]):
         self.model, self.examples, self.eta = model, examples, eta
         self._validation = None
         if validation is not None and len(validation) and validate_every:
-            self._validation = validation.select(range(min(len(validation), _VALIDATION)))
+            self._validation = validation.select(range(min(len(validation), _MOST_VALIDATED)))
         self._validate_every = validate_every
         self._validation_metrics: dict[str, float] = {}
         self.replica: Replica = replicate(
@@ -116,7 +116,8 @@ class ConjugateLearner(Generic[Estimate]):
 
     def learn(self, batch: Batch) -> Outcome:
         if self.clock % _REFRESH_UPDATES == _REFRESH_UPDATES - 1:
-            # ``rewriting`` keeps others from folding the scale into x meanwhile: rows would differ in scale
+            # ``rewriting`` keeps other replicas from multiplying x by its scale meanwhile, which would leave
+            # rows with different scales
             with torch.no_grad(), self.replica.scale.rewriting():
                 self.model.refresh(self._table())
         model_metrics = self.step(batch.data)

@@ -26,8 +26,8 @@ from murmurate.spec import Batch, EnvSpec, Examples, Outcome, derive_generator, 
 
 Net = Literal["resnet18", "resnet20", "resnet32", "resnet34", "resnet50", "resnet56"]
 
-_EVALUATED = 250  # images that are evaluated at a time
-_RECORDED = {"accuracy": "accuracy", "validation_loss": "loss"}  # metric -> key of ``figures``
+_EVALUATION_BATCH = 250  # images that are evaluated at a time
+_VALIDATION_METRICS = {"accuracy": "accuracy", "validation_loss": "loss"}  # metric -> key of ``figures``
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class ClassifierLearner:
             in_compute=_filters(self.net).__contains__,
         )
         self._validation: ExampleSet[ImageBatch] | None = context.validation
-        self._validated: dict[str, float] = {}
+        self._validation_figures: dict[str, float] = {}  # the last ones; empty before the first
 
     def _norm(self, context: Context) -> Callable[[int], BatchNorm]:
         if self.config.batch_norm == "replicas":
@@ -192,8 +192,9 @@ class ClassifierLearner:
         }
         if self._validation is not None and len(self._validation) and self.config.validate_every:
             if clock // self.config.validate_every != self.clock // self.config.validate_every:
-                self._validated = self.figures(self._validation)
-            metrics |= {name: self._validated[key] for name, key in _RECORDED.items() if self._validated}
+                self._validation_figures = self.figures(self._validation)
+            if figures := self._validation_figures:
+                metrics |= {name: figures[key] for name, key in _VALIDATION_METRICS.items()}
         return Outcome(metrics)
 
     def _normalised(self, images: Tensor) -> Tensor:
@@ -226,12 +227,12 @@ class ClassifierLearner:
         all)."""
         number = len(examples) if count is None else min(count, len(examples))
         sums = torch.zeros(3, dtype=torch.float64)
-        for first in range(0, number, _EVALUATED):
-            batch = examples.select(range(first, min(first + _EVALUATED, number)))
+        for first in range(0, number, _EVALUATION_BATCH):
+            batch = examples.select(range(first, min(first + _EVALUATION_BATCH, number)))
             logits, labels = self.logits(batch.images).float(), batch.labels.to(self.device)
             loss = classification_loss(logits, labels) * len(labels)
-            right = [hits(logits, labels, top=top).sum() for top in (1, 5)]
-            sums += torch.stack([*right, loss]).double().cpu()
+            hit_counts = [hits(logits, labels, top=top).sum() for top in (1, 5)]
+            sums += torch.stack([*hit_counts, loss]).double().cpu()
         accuracy, top5, loss = (sums / max(number, 1)).tolist()
         return {"accuracy": accuracy, "top5_accuracy": top5, "loss": loss}
 
@@ -249,10 +250,10 @@ class ClassifierLearner:
 
     def state(self) -> dict[str, Any]:
         """The last measurements on validation images."""
-        return {"validated": dict(self._validated)}
+        return {"validated": dict(self._validation_figures)}
 
     def load(self, state: dict[str, Any]) -> None:
-        self._validated = dict(state["validated"])
+        self._validation_figures = dict(state["validated"])
 
 
 class _Probabilities(nn.Module):
@@ -278,10 +279,10 @@ def _normalisation(config: ImageClassifier, channels: int, device: torch.device)
     """(scale, shift), each [1, C, 1, 1]: scale x + shift normalises pixels from 0 to 255."""
     values = []
     for name in ("pixel_mean", "pixel_std"):
-        given = getattr(config, name)
-        if len(given) not in (1, channels):
-            raise ValueError(f"{name} has {len(given)} numbers, and images have {channels} channel(s)")
-        values.append(torch.tensor(given, device=device).expand(channels).reshape(1, -1, 1, 1))
+        numbers = getattr(config, name)
+        if len(numbers) not in (1, channels):
+            raise ValueError(f"{name} has {len(numbers)} numbers, and images have {channels} channel(s)")
+        values.append(torch.tensor(numbers, device=device).expand(channels).reshape(1, -1, 1, 1))
     mean, deviation = values
     return 1 / (255 * deviation), -mean / deviation
 

@@ -42,14 +42,16 @@ class MixtureModel(LearnerConfig):
     components: number of components, K; superfluous components get weights near 0. batch: number of rows in
         an update, G.
     covariance: form of a component's covariance matrix: ``full`` or ``diagonal``.
-    concentration: alpha_0 of the Dirichlet prior of the weights; none is 1 / K. precision: beta_0, the number
-        of rows whose weight the prior's mean has; this mean is that of the data. freedom: nu_0 of the Wishart
-        prior of a component's precision matrix; none is the number of columns. The prior's scatter W_0^-1 is
-        the covariance of the data.
+    concentration: alpha_0 of the Dirichlet prior of the weights; none is 1 / K.
+    precision: beta_0; the prior's mean of a component, which is the mean of the data, weighs as much as so
+        many rows.
+    freedom: nu_0 of the Wishart prior of a component's precision matrix; none is the number of columns. The
+        prior's scatter W_0^-1 is the covariance of the data.
     step_rule: rule for the local step size eta at update t, and for the weight rho of a pushed step.
         ``robbins-monro``: eta = (delay + t) ** -forgetting; ``average``: eta is the constant ``rate``; with
         either of these, rho averages the steps of several replicas. ``paper``: eta = rho =
-        rate / (p B M) ** 0.25 (Mohamad et al., equation 13), so a step has the size eta rho.
+        rate / (p B M) ** 0.25 (Mohamad et al., equation 13; p, B and M: see ``DPSGD``), so a step has the
+        size eta rho.
     rate: parameter of ``average`` and ``paper``. delay, forgetting: parameters of ``robbins-monro``.
     init: ``k-means`` begins with the k-means clusters of a sample of rows, ``random`` assigns each row of the
         sample to the nearest of K random rows.
@@ -127,10 +129,10 @@ class GaussianMixture(nn.Module):
         super().__init__()
         self.config = config
         self.full = config.covariance == "full"
-        width, kind = width_of(columns, self.full), torch.float64
-        self.table = nn.Parameter(torch.zeros(config.components, width, dtype=kind))
-        self.register_buffer("centre", torch.zeros(columns, dtype=kind))
-        scatter = torch.eye(columns, dtype=kind) if self.full else torch.ones(columns, dtype=kind)
+        width, dtype = width_of(columns, self.full), torch.float64
+        self.table = nn.Parameter(torch.zeros(config.components, width, dtype=dtype))
+        self.register_buffer("centre", torch.zeros(columns, dtype=dtype))
+        scatter = torch.eye(columns, dtype=dtype) if self.full else torch.ones(columns, dtype=dtype)
         self.register_buffer("scatter", scatter)
 
     @property
@@ -173,8 +175,8 @@ class GaussianMixture(nn.Module):
     # -- initialisation -----------------------------------------------------------------------------
 
     def initialise(self, rows: Table, total: int, random: np.random.Generator) -> None:
-        """Set the prior and the initial parameters from a sample of ``total`` rows, scaled up to all of them.
-        Raises Refusal for a constant column."""
+        """Set the prior and the initial parameters from ``rows``, a sample of ``total`` rows; the parameters
+        are scaled up to all of them. Raises Refusal for a constant column."""
         y = torch.from_numpy(rows.values.astype(np.float64))
         variance, mean = torch.var_mean(y, 0, correction=0)
         constant = (variance <= 1e-20 * (1 + mean.square())).nonzero().flatten().tolist()
@@ -187,9 +189,9 @@ class GaussianMixture(nn.Module):
         covariance = y.T @ y / len(y)
         self.scatter.copy_(covariance + 1e-9 * torch.diag(variance) if self.full else variance)
         cluster = _clusters(y / variance.sqrt(), self.config.components, self.config.init, random)
-        share = nn.functional.one_hot(cluster, self.config.components).double()
+        responsibilities = nn.functional.one_hot(cluster, self.config.components).double()
         with torch.no_grad():
-            self.table.copy_(total / len(y) * statistics(y, share, self.full))
+            self.table.copy_(total / len(y) * statistics(y, responsibilities, self.full))
 
 
 def _clusters(y: Tensor, count: int, init: str, random: np.random.Generator) -> Tensor:

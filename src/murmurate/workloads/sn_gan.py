@@ -27,7 +27,7 @@ from murmurate.spec import Batch, EnvSpec, Examples, Outcome, derive_generator, 
 
 # number and size of the batches from which the sampler's fixed batch-norm statistics are computed
 _STANDING_BATCHES, _STANDING_BATCH = 8, 256
-_SAMPLED = 256  # images that the sampler makes at a time
+_SAMPLER_BATCH = 256  # images that the sampler makes at a time
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class Sampler:
         """Images [n, C, H, W] uint8 of classes [n] int64, on the CPU."""
         noise = torch.randn(len(label), self.net.latent, generator=generator)
         device = self.net.norm.gain.device
-        parts = zip(torch.split(noise, _SAMPLED), torch.split(label, _SAMPLED), strict=True)
-        return torch.cat([to_pixels(self.net(z.to(device), y.to(device))).cpu() for z, y in parts])
+        batches = zip(torch.split(noise, _SAMPLER_BATCH), torch.split(label, _SAMPLER_BATCH), strict=True)
+        return torch.cat([to_pixels(self.net(z.to(device), y.to(device))).cpu() for z, y in batches])
 
 
 class SNGANLearner:
@@ -112,7 +112,7 @@ class SNGANLearner:
         shape, classes = context.spec.observation_shape, context.spec.actions
         if not context.spec.images or classes < 1:
             raise ValueError(f"{config.name} learns from uint8 images with classes, not {context.spec.name}")
-        drawn = derive_generator(context.seed, "nets")
+        random = derive_generator(context.seed, "nets")
         self.generator = MovingAverage(
             Generator(
                 shape,
@@ -120,10 +120,10 @@ class SNGANLearner:
                 channels=config.channels,
                 latent=config.latent,
                 spectral=config.generator_norm,
-                generator=drawn,
+                generator=random,
             )
         ).to(context.device)
-        self.discriminator = Discriminator(shape, classes, channels=config.channels, generator=drawn)
+        self.discriminator = Discriminator(shape, classes, channels=config.channels, generator=random)
         self.discriminator.to(context.device)
         group = _group(config, context)
         self.generator.net.normalize_over(None if group is None else group.gather)
@@ -187,8 +187,8 @@ class SNGANLearner:
         return noise.to(self.device), label.to(self.device)
 
     def _autocast(self) -> torch.autocast:
-        low = self.config.precision == "bfloat16"
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=low)
+        is_bfloat16 = self.config.precision == "bfloat16"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=is_bfloat16)
 
     # -- sampling -----------------------------------------------------------------------------------
 

@@ -50,7 +50,8 @@ class TopicModel(LearnerConfig):
     step_rule: rule for the local step size eta at update t, and for the weight rho of a pushed step.
         ``robbins-monro``: eta = (delay + t) ** -forgetting; ``average``: eta is the constant ``rate``; with
         either of these, rho averages the steps of several replicas. ``paper``: eta = rho =
-        rate / (p B M) ** 0.25 (Mohamad et al., equation 13), so a step has the size eta rho.
+        rate / (p B M) ** 0.25 (Mohamad et al., equation 13; p, B and M: see ``DPSGD``), so a step has the
+        size eta rho.
     rate: parameter of ``average`` and ``paper``. delay, forgetting: parameters of ``robbins-monro``.
     init: ``documents`` begins each topic with the words of a few documents, ``random`` with draws from a
         gamma distribution (with which training by the paper's step sizes gets stuck), ``svi`` with one pass
@@ -250,19 +251,19 @@ def _from_documents(
     generated documents and 14% lower on the standard library's (the corpora of ``bench topics``, means of
     three seeds).
     """
-    k, few = config.topics, min(_SEED_DOCUMENTS, max(1, len(corpus) // config.topics))
-    chosen = random.choice(len(corpus), size=k * few, replace=len(corpus) < k * few)
-    seeds = corpus.select(chosen)
-    topic = np.repeat(np.repeat(np.arange(k), few), np.diff(seeds.starts))
+    k, each = config.topics, min(_SEED_DOCUMENTS, max(1, len(corpus) // config.topics))
+    chosen = random.choice(len(corpus), size=k * each, replace=len(corpus) < k * each)
+    seed_documents = corpus.select(chosen)
+    topic = np.repeat(np.repeat(np.arange(k), each), np.diff(seed_documents.starts))
     initial = np.zeros((words, width_for(k)), np.float32)
-    np.add.at(initial, (seeds.words, topic), seeds.counts.astype(np.float32))
+    np.add.at(initial, (seed_documents.words, topic), seed_documents.counts.astype(np.float32))
     initial /= np.maximum(initial.sum(0, keepdims=True), 1.0)
     sample = corpus.select(random.choice(len(corpus), size=min(len(corpus), 20_000), replace=False))
-    everywhere = np.bincount(sample.words, sample.counts, minlength=words).astype(np.float32)
-    everywhere /= max(float(everywhere.sum()), 1.0)
+    corpus_shares = np.bincount(sample.words, sample.counts, minlength=words).astype(np.float32)
+    corpus_shares /= max(float(corpus_shares.sum()), 1.0)
     tokens = sample.tokens / len(sample) * documents
-    mixed = _SEED_SHARE * initial[:, :k] + (1 - _SEED_SHARE) * everywhere[:, None]
-    initial[:, :k] = mixed * np.float32(tokens / k)
+    shares = _SEED_SHARE * initial[:, :k] + (1 - _SEED_SHARE) * corpus_shares[:, None]
+    initial[:, :k] = shares * np.float32(tokens / k)
     return torch.from_numpy(initial)
 
 

@@ -81,6 +81,7 @@ class Topics:
         roots -= roots.mean(0)
         variance, axes = np.linalg.eigh((roots @ roots.T).numpy())
         variance = np.maximum(variance, 0.0)
+        # the last two columns, or the only one, the greatest variance first
         points = (axes * np.sqrt(variance))[:, : -3 if self.count > 1 else None : -1]
         plane = np.zeros((self.count, 2))
         plane[:, : points.shape[1]] = points
@@ -226,7 +227,7 @@ class Topics:
 
 def _npmi(together: NDArray[np.float64]) -> float:
     """The mean over pairs of n words. together: [n, n], the share of documents that have both words; on the
-    diagonal, that have the word."""
+    diagonal, the share that has the word."""
     alone = np.diag(together)
     values = []
     for i in range(len(together)):
@@ -256,10 +257,10 @@ def split_tokens(corpus: Corpus, observed: float, seed: int | np.random.Generato
 def _with_counts(corpus: Corpus, counts: NDArray[np.int32]) -> Corpus:
     """The corpus with other counts of its entries, without those whose count is 0."""
     positive = counts > 0
-    before = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(positive, out=before[1:])
+    kept_before = np.zeros(len(counts) + 1, np.int64)  # number of kept entries before each entry
+    np.cumsum(positive, out=kept_before[1:])
     return Corpus(
-        before[corpus.starts],
+        kept_before[corpus.starts],
         corpus.words[positive],
         counts[positive],
         corpus.vocabulary,

@@ -11,12 +11,12 @@ import gymnasium
 import numpy as np
 
 from murmurate import errors
-from murmurate.worlds.env_state import quiet_models
+from murmurate.worlds.env_state import silence_mujoco
 from murmurate.worlds.modules import import_triton
 
 # task -> (gymnasium-robotics' name, steps at the goal that a successful episode exceeds)
 TASKS = {"door": ("Door", 25), "hammer": ("Hammer", 25), "pen": ("Pen", 20), "relocate": ("Relocate", 25)}
-_SHARE = 0.1  # factor of the distance in the reward, without its sign
+_MAGNITUDE = 0.1  # of the factor of the distance in the reward
 _LIFT = 0.05  # m by which the palm's marker is moved to measure that factor
 
 
@@ -37,12 +37,12 @@ class CorrectedHand(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self.env.reset(**options)
 
     def step(self, action: Any) -> Any:
-        seen, reward, terminated, truncated, info = self.env.step(action)
+        observation, reward, terminated, truncated, info = self.env.step(action)
         if self._factor:
             reward = float(reward) + self._factor * palm_distance(self._task, self.env)
         self._reached += bool(info["success"])
         info["success"] = self._reached > self._needed
-        return seen, reward, terminated, truncated, info
+        return observation, reward, terminated, truncated, info
 
 
 def make(task: str, max_episode_steps: int, picture: bool = False) -> Any:
@@ -86,12 +86,12 @@ def factor(task: str) -> float:
     env.close()
     (reward, distance), (other_reward, other_distance) = measured
     slope = (other_reward - reward) / (other_distance - distance)
-    for sign, missing in ((-1, 0.0), (1, -2 * _SHARE)):
-        if abs(slope - sign * _SHARE) < 1e-6:
-            return missing
+    for sign, correction in ((-1, 0.0), (1, -2 * _MAGNITUDE)):
+        if abs(slope - sign * _MAGNITUDE) < 1e-6:
+            return correction
     raise errors.Refusal(
         f"The reward of adroit-{task} changes by {slope:.3g} for each metre between palm and object; it is "
-        f"known with -{_SHARE} and, wrongly, with {_SHARE}. Install gymnasium-robotics 1.4.2."
+        f"known with -{_MAGNITUDE} and, wrongly, with {_MAGNITUDE}. Install gymnasium-robotics 1.4.2."
     )
 
 
@@ -107,5 +107,5 @@ def _plain(name: str, picture: bool = False) -> Any:
     gymnasium.register_envs(gymnasium_robotics)
     options: dict[str, Any] = {"render_mode": "rgb_array"} if picture else {}
     ident = f"AdroitHand{name}-v1"
-    with quiet_models("mujoco"):
+    with silence_mujoco("mujoco"):
         return gymnasium.make(ident, reward_type="dense", disable_env_checker=True, **options).unwrapped

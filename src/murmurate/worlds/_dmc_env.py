@@ -17,11 +17,11 @@ from murmurate.worlds.env_state import Unsavable
 from murmurate.worlds.modules import import_triton
 
 _LIBRARIES = "libegl1 libegl-mesa0 libgl1-mesa-dri"
-# Almost the suite's own picture at 84 x 84, and several times faster without a GPU.
+# With these a picture of 84 x 84 is almost the suite's own, and is drawn several times faster without a GPU.
 _SHADOW_TEXELS, _SAMPLES = 512, 0
 SCREEN = (240, 320, 3)  # shape of a picture for people
-# fields of MuJoCo's model that tasks draw at random when an episode begins
-_DRAWN = ("body_pos", "body_quat", "geom_pos", "site_pos", "light_pos", "wrap_prm", "hfield_data")
+# fields of MuJoCo's model that tasks set at random when an episode begins
+_RANDOM_FIELDS = ("body_pos", "body_quat", "geom_pos", "site_pos", "light_pos", "wrap_prm", "hfield_data")
 
 
 def is_installed() -> bool:
@@ -36,7 +36,7 @@ def suite(pictures: bool) -> ModuleType:
     """
     if not is_installed():
         raise errors.MissingExtra("dm_control", "control", "The DeepMind Control Suite")
-    chosen = os.environ.setdefault("MUJOCO_GL", "egl")
+    renderer = os.environ.setdefault("MUJOCO_GL", "egl")
     import_triton()
     try:
         importlib.import_module("dm_control._render")
@@ -44,16 +44,16 @@ def suite(pictures: bool) -> ModuleType:
         if pictures:
             raise cannot_draw(problem) from problem
         os.environ["MUJOCO_GL"] = "disabled"
-        found = importlib.import_module("dm_control.suite")
-        os.environ["MUJOCO_GL"] = chosen
-        return found
+        module = importlib.import_module("dm_control.suite")
+        os.environ["MUJOCO_GL"] = renderer
+        return module
     return importlib.import_module("dm_control.suite")
 
 
 def cannot_draw(problem: Exception) -> errors.Refusal:
-    by = os.environ.get("MUJOCO_GL", "egl")
+    renderer = os.environ.get("MUJOCO_GL", "egl")
     return errors.Refusal(
-        f"MuJoCo cannot draw here by {by} ({type(problem).__name__}: {problem}). "
+        f"MuJoCo cannot draw here by {renderer} ({type(problem).__name__}: {problem}). "
         f"On Debian and Ubuntu run: apt-get install {_LIBRARIES}. Or install libosmesa6 and set the "
         "environment variable MUJOCO_GL to osmesa."
     )
@@ -63,23 +63,24 @@ class DmcEnv(gymnasium.Env[Any, Any]):
     """Observations are the suite's, concatenated in float32, or [3, size, size] pictures in uint8.
 
     An action is repeated ``action_repeat`` times, or until the episode ends; the reward is the sum. The
-    task's time limit truncates an episode.
+    task's time limit truncates an episode. picture: whether ``render`` can be called.
     """
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
 
     def __init__(
-        self, domain: str, task: str, pixels: bool, action_repeat: int, size: int, camera: int, drawn: bool
+        self, domain: str, task: str, pixels: bool, action_repeat: int, size: int, camera: int, picture: bool
     ) -> None:
-        self._random = np.random.RandomState(0)  # some tasks draw their model; ``reset`` seeds the episodes
-        self.env = suite(pixels or drawn).load(domain, task, task_kwargs={"random": self._random})
+        # some tasks use it while they are loaded; ``reset`` seeds it for the episodes
+        self._random = np.random.RandomState(0)
+        self.env = suite(pixels or picture).load(domain, task, task_kwargs={"random": self._random})
         self.physics = self.env.physics
         self._repeat, self._size, self._camera, self._pixels = action_repeat, size, camera, pixels
-        self.render_mode = "rgb_array" if drawn else None
+        self.render_mode = "rgb_array" if picture else None
         # must be set here: the renderer reads these once, before the first picture
         quality = self.physics.model.vis.quality
         quality.shadowsize, quality.offsamples = _SHADOW_TEXELS, _SAMPLES
-        if pixels or drawn:
+        if pixels or picture:
             try:
                 self._draw(size, size)
             except Exception as problem:  # the libraries that draw have no common type of error
@@ -92,7 +93,7 @@ class DmcEnv(gymnasium.Env[Any, Any]):
         if pixels:
             self.observation_space = gymnasium.spaces.Box(0, 255, (3, size, size), np.uint8)
         else:
-            numbers = sum(int(np.prod(each.shape)) for each in self.env.observation_spec().values())
+            numbers = sum(int(np.prod(spec.shape)) for spec in self.env.observation_spec().values())
             self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (numbers,), np.float32)
 
     def reset(
@@ -100,9 +101,9 @@ class DmcEnv(gymnasium.Env[Any, Any]):
     ) -> tuple[npt.NDArray[Any], dict[str, Any]]:
         super().reset(seed=seed)
         if seed is not None:
-            drawn = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seed)))
-            self._random.set_state(drawn.get_state())
-        return self._seen(self.env.reset()), {}
+            seeded = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seed)))
+            self._random.set_state(seeded.get_state())
+        return self._observation(self.env.reset()), {}
 
     def step(self, action: Any) -> tuple[npt.NDArray[Any], float, bool, bool, dict[str, Any]]:
         reward = 0.0
@@ -112,7 +113,7 @@ class DmcEnv(gymnasium.Env[Any, Any]):
             if step.last():
                 break
         over = step.last()
-        return self._seen(step), reward, over and step.discount == 0, over and step.discount != 0, {}
+        return self._observation(step), reward, over and step.discount == 0, over and step.discount != 0, {}
 
     def render(self) -> npt.NDArray[np.uint8]:
         return self._draw(*SCREEN[:2])
@@ -123,19 +124,19 @@ class DmcEnv(gymnasium.Env[Any, Any]):
     def saver(self) -> DmcSaver:
         return DmcSaver(self)
 
-    def _seen(self, step: Any) -> npt.NDArray[Any]:
+    def _observation(self, step: Any) -> npt.NDArray[Any]:
         if self._pixels:
             return np.ascontiguousarray(self._draw(self._size, self._size).transpose(2, 0, 1))
         return np.concatenate([np.ravel(value) for value in step.observation.values()]).astype(np.float32)
 
     def _draw(self, height: int, width: int) -> npt.NDArray[np.uint8]:
-        drawn: npt.NDArray[np.uint8] = self.physics.render(height, width, camera_id=self._camera)
-        return drawn
+        image: npt.NDArray[np.uint8] = self.physics.render(height, width, camera_id=self._camera)
+        return image
 
 
 class DmcSaver:
-    """Saves MuJoCo's integration state, from which the other quantities are computed, the model's fields that
-    the episode began with, and the task's generator."""
+    """Saves MuJoCo's integration state, from which the other quantities are computed, the fields of the model
+    that were set at random when the episode began, and the task's generator."""
 
     def __init__(self, env: DmcEnv) -> None:
         self._env = env
@@ -147,11 +148,11 @@ class DmcSaver:
         env, physics = self._env, self._env.physics
         if env._pixels and physics.model.nhfield:
             raise Unsavable("the height field of a picture")
-        drawn = {name: np.array(getattr(physics.model, name)) for name in _DRAWN}
+        fields = {name: np.array(getattr(physics.model, name)) for name in _RANDOM_FIELDS}
         generator = env._random.get_state(legacy=False)
         return {
-            "integration": physics.get_state(sig=self._sig),
-            "model": {name: value for name, value in drawn.items() if value.size},
+            "integration": physics.get_state(sig=self._signature),
+            "model": {name: value for name, value in fields.items() if value.size},
             "steps": env.env._step_count,
             "generator": {
                 **generator["state"],
@@ -164,8 +165,9 @@ class DmcSaver:
         env, physics = self._env, self._env.physics
         for name, value in state["model"].items():
             getattr(physics.model, name)[...] = value
-        physics.set_state(state["integration"], sig=self._sig)
-        # dm_control's steps end with mj_step1 and begin with mj_step2, which needs its results
+        physics.set_state(state["integration"], sig=self._signature)
+        # a step of dm_control ends with mj_step1, and the next one begins with mj_step2, which needs the
+        # results of mj_step1
         self._mujoco.mj_step1(physics.model.ptr, physics.data.ptr)
         env.env._step_count, env.env._reset_next_step = state["steps"], False
         saved = dict(state["generator"])
@@ -173,7 +175,8 @@ class DmcSaver:
         env._random.set_state({"bit_generator": "MT19937", "state": saved, **gauss})
 
     @property
-    def _sig(self) -> int:
+    def _signature(self) -> int:
+        """MuJoCo's number of the parts of its state that make up the integration state."""
         return int(self._mujoco.mjtState.mjSTATE_INTEGRATION)
 
 

@@ -29,8 +29,8 @@ def presses(buttons: int, combine: bool) -> list[list[bool]]:
     """For each action, whether each of the n buttons is pressed. With ``combine`` there are 2^n actions
     (button k is bit k of the action's number); otherwise n + 1: none, then each button alone."""
     if combine:
-        return [list(reversed(held)) for held in itertools.product((False, True), repeat=buttons)]
-    return [[k == held for k in range(buttons)] for held in range(-1, buttons)]
+        return [list(reversed(bits)) for bits in itertools.product((False, True), repeat=buttons)]
+    return [[k == pressed for k in range(buttons)] for pressed in range(-1, buttons)]
 
 
 class DoomGame:
@@ -58,7 +58,7 @@ class DoomGame:
         self._game = game = vizdoom.DoomGame()
         self._process: int | None = None  # id of the game's process
         self._tics = 0  # in this episode
-        self._load(Path(vizdoom.scenarios_path) / f"{file}.cfg")
+        self._load_scenario(Path(vizdoom.scenarios_path) / f"{file}.cfg")
         self._timeout = timeout or game.get_episode_timeout()
         self._screen: Frame = np.zeros(SCREEN, np.uint8)
         game.set_available_buttons([_button(name) for name in buttons])
@@ -72,8 +72,9 @@ class DoomGame:
         game.set_window_visible(False)
         game.set_mode(vizdoom.Mode.PLAYER)
         game.set_doom_config_path(f"game-{id(self)}.ini")  # ViZDoom writes its settings there
-        Path("_vizdoom").mkdir(exist_ok=True)  # processes of ViZDoom that make it at once crash
-        if (launcher := _ends_with_parent()) is not None:
+        # ViZDoom's processes would make this folder, and crash where several do so at the same time
+        Path("_vizdoom").mkdir(exist_ok=True)
+        if (launcher := _launcher()) is not None:
             game.set_vizdoom_path(str(launcher))
 
     def begin(self, seed: int | None, steps: int) -> Frame:
@@ -101,7 +102,7 @@ class DoomGame:
         return self._screen
 
     def kill(self) -> bool:
-        process = self._process or self._find()
+        process = self._process or self._find_process()
         if process is None:
             return False
         with contextlib.suppress(ProcessLookupError):
@@ -118,7 +119,7 @@ class DoomGame:
     def close(self) -> None:
         self._game.close()
 
-    def _load(self, config: Path) -> None:
+    def _load_scenario(self, config: Path) -> None:
         if not config.is_file():
             raise Unusable(f"The scenario file {config} is missing from the package vizdoom. {_REINSTALL}")
         self._game.load_config(str(config))
@@ -129,13 +130,13 @@ class DoomGame:
     def _start(self) -> None:
         game = self._game
         game.init()
-        identifier, self._process = game.get_instance_id(), self._find()
-        # both processes have opened the shared memory by now: without names, nothing is left over if they are
-        # killed
+        identifier, self._process = game.get_instance_id(), self._find_process()
+        # Both processes have opened the shared memory by now. Its names are removed, so that nothing is left
+        # over if the processes are killed.
         for name in _NAMES_OF_MEMORY:
             Path(f"/dev/shm/ViZDoom{name}{identifier}").unlink(missing_ok=True)
 
-    def _find(self) -> int | None:
+    def _find_process(self) -> int | None:
         """The id of this game's process, which has the game's identifier among its arguments."""
         identifier = self._game.get_instance_id()
         for child in psutil.Process().children():
@@ -165,7 +166,7 @@ def _button(name: str) -> vizdoom.Button:
         raise Unusable(f"ViZDoom has no button '{name}'. Use some of {known}.") from None
 
 
-def _ends_with_parent() -> Path | None:
+def _launcher() -> Path | None:
     """A script that starts the game's program, so that the kernel kills it when this process ends; None where
     the system has no ``setpriv``."""
     setpriv = shutil.which("setpriv")
@@ -173,8 +174,8 @@ def _ends_with_parent() -> Path | None:
         return None
     path = Path("vizdoom-until-parent-ends").absolute()
     if not path.exists():
-        fresh = path.with_suffix(f".{os.getpid()}-{id(path)}")
-        fresh.write_text(f'#!/bin/sh\nexec "{setpriv}" --pdeathsig KILL "{vizdoom.exe_path}" "$@"\n')
-        fresh.chmod(fresh.stat().st_mode | stat.S_IXUSR)
-        fresh.rename(path)
+        temporary = path.with_suffix(f".{os.getpid()}-{id(path)}")
+        temporary.write_text(f'#!/bin/sh\nexec "{setpriv}" --pdeathsig KILL "{vizdoom.exe_path}" "$@"\n')
+        temporary.chmod(temporary.stat().st_mode | stat.S_IXUSR)
+        temporary.rename(path)
     return path

@@ -10,7 +10,7 @@ import numpy as np
 
 from murmurate.worlds._game_server import Frame
 from murmurate.worlds._gym_env import success_of
-from murmurate.worlds._spaces import JOINT_ACTIONS, acted, observed
+from murmurate.worlds._spaces import JOINT_ACTIONS, action_format, observation_format
 from murmurate.worlds.env_state import Unsavable, load_generators, save_generators, saver
 
 
@@ -18,7 +18,7 @@ class EnvGame:
     """One gymnasium environment.
 
     make: "module:function" that makes the environment with ``options``; its import must not import torch.
-    observe, joint_actions: see ``_spaces.observed`` and ``acted``.
+    observe, joint_actions: see ``_spaces.observation_format`` and ``action_format``.
 
     Nothing can end a call that hangs, so the whole server ends, and all of its environments are replaced.
     """
@@ -33,18 +33,18 @@ class EnvGame:
         module, _, function = make.partition(":")
         self._env = getattr(importlib.import_module(module), function)(**options)
         self._saver = saver(self._env)
-        self._observed = observed(self._env.observation_space, make, observe)
-        self._acted = acted(self._env.action_space, make, joint_actions)
+        self._observations = observation_format(self._env.observation_space, make, observe)
+        self._actions = action_format(self._env.action_space, make, joint_actions)
         self.success: bool | None = None
 
     def begin(self, seed: int | None, steps: int) -> Frame:
-        return self._seen(self._env.reset(seed=seed)[0])
+        return self._frame(self._env.reset(seed=seed)[0])
 
     def step(self, action: Any) -> tuple[Frame, float, bool, bool]:
-        (chosen,) = self._acted.choose(np.asarray(action)[None])
-        seen, reward, terminated, truncated, info = self._env.step(chosen)
+        (converted,) = self._actions.convert(np.asarray(action)[None])
+        observation, reward, terminated, truncated, info = self._env.step(converted)
         self.success = success_of(info)
-        return self._seen(seen), float(reward), bool(terminated), bool(truncated)
+        return self._frame(observation), float(reward), bool(terminated), bool(truncated)
 
     def picture(self) -> Frame:
         return np.asarray(self._env.render(), np.uint8)
@@ -71,5 +71,5 @@ class EnvGame:
     def close(self) -> None:
         self._env.close()
 
-    def _seen(self, observation: Any) -> Frame:
-        return np.ascontiguousarray(self._observed.arrange(observation), self._observed.dtype)
+    def _frame(self, observation: Any) -> Frame:
+        return np.ascontiguousarray(self._observations.convert(observation), self._observations.dtype)

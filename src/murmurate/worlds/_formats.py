@@ -9,10 +9,10 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from murmurate.worlds._spaces import acted, observed
+from murmurate.worlds._spaces import action_format, observation_format
 from murmurate.worlds.interface import Formats
 
-_EXACT = (gymnasium.spaces.Discrete, gymnasium.spaces.MultiDiscrete, gymnasium.spaces.MultiBinary)
+_DISCRETE = (gymnasium.spaces.Discrete, gymnasium.spaces.MultiDiscrete, gymnasium.spaces.MultiBinary)
 
 
 def formats_of(
@@ -28,32 +28,32 @@ def formats_of(
 
     name: name of the world, for messages. The other arguments are options of the world.
     """
-    observing = observed(observation_space, name, observe)
-    acting = acted(action_space, name, joint_actions)
+    observations = observation_format(observation_space, name, observe)
+    actions = action_format(action_space, name, joint_actions)
     low: Any = None
     high: Any = None
     if rescale_actions:
-        low, high = (np.array(x, np.float32).reshape(acting.shape) for x in (acting.low, acting.high))
+        low, high = (np.array(x, np.float32).reshape(actions.shape) for x in (actions.low, actions.high))
 
-    def arrange(observation: Any) -> npt.NDArray[Any]:
-        # ``flatten`` accepts an array of wrong numbers too, and would return nonsense
-        if isinstance(observation_space, _EXACT) and not observation_space.contains(observation):
+    def convert_observation(observation: Any) -> npt.NDArray[Any]:
+        # in these spaces ``flatten`` accepts values that are not in the space too, and would return nonsense
+        if isinstance(observation_space, _DISCRETE) and not observation_space.contains(observation):
             raise ValueError(f"it is {observation!r}, and not in {observation_space}")
-        return np.asarray(observing.arrange(observation), observing.dtype)
+        return np.asarray(observations.convert(observation), observations.dtype)
 
-    def choose(action: npt.NDArray[Any]) -> Any:
+    def convert_action(action: npt.NDArray[Any]) -> Any:
         if rescale_actions:
             action = low + (np.clip(action, -1.0, 1.0) + 1.0) / 2.0 * (high - low)
-        chosen = acting.choose(action)
-        return np.array(chosen) if all(map(np.isscalar, chosen)) else _stacked_arrays(chosen)
+        converted = actions.convert(action)
+        return np.array(converted) if all(map(np.isscalar, converted)) else _stacked_arrays(converted)
 
-    return Formats(observing.shape, arrange, choose, low, high)
+    return Formats(observations.shape, convert_observation, convert_action, low, high)
 
 
-def _stacked_arrays(chosen: Any) -> Any:
+def _stacked_arrays(actions: Any) -> Any:
     """Actions that are arrays as one array [B, ...]; a list of dicts or tuples as it is."""
-    arrays = all(isinstance(action, np.ndarray) for action in chosen)
-    return np.stack(list(chosen)) if arrays else list(chosen)
+    are_arrays = all(isinstance(action, np.ndarray) for action in actions)
+    return np.stack(list(actions)) if are_arrays else list(actions)
 
 
 def spaces_of(env: Any) -> tuple[Any, Any]:
@@ -61,11 +61,11 @@ def spaces_of(env: Any) -> tuple[Any, Any]:
 
     Closes ``env``.
     """
-    single = hasattr(env, "single_observation_space")
-    found = (
+    is_vector = hasattr(env, "single_observation_space")
+    spaces = (
         (env.single_observation_space, env.single_action_space)
-        if single
+        if is_vector
         else (env.observation_space, env.action_space)
     )
     env.close()
-    return found
+    return spaces

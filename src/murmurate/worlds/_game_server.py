@@ -34,10 +34,10 @@ Frame = npt.NDArray[Any]  # one observation: an image [C, H, W] in uint8, or any
 OPEN, RESET, STEP, SAVE, LOAD = b"o", b"r", b"s", b"g", b"l"  # requests
 DONE, REFUSED, FAILED = b"d", b"n", b"f"  # answers
 _HEADER = struct.Struct("<cI")  # kind, length of the payload in bytes
-FAILURES = 5  # most consecutive failures of one game; one more ends the run
-WORKS = 10  # steps without a failure after which failures are counted from 0 again
+MOST_FAILURES = 5  # consecutive failures of one game; one more ends the run
+STEPS_TO_RECOVER = 10  # steps without a failure after which failures are counted from 0 again
 _CHECK_SECONDS = 0.5  # interval of the checks for games that hang
-_CLOSE_SECONDS = 4.0
+_CLOSE_SECONDS = 4.0  # longest wait for the games to close
 _START_SECONDS = 60.0  # time allowed to start a game
 
 
@@ -109,20 +109,20 @@ class Settings:
 
     def make(self) -> Game:
         """One new game. Raises ``Refusal`` if what it needs cannot be imported."""
-        module, _, kind = self.game.partition(":")
+        module, _, class_name = self.game.partition(":")
         try:
-            made: Game = getattr(importlib.import_module(module), kind)(**self.options)
+            game: Game = getattr(importlib.import_module(module), class_name)(**self.options)
         except ImportError as problem:
             cause = f"{str(problem).rstrip('.')}.{library_advice(problem)}"
             raise Unusable(f"The world {self.name} cannot be opened here: {cause}") from problem
-        return made
+        return game
 
 
 class Shared:
     """The results of a step, in memory that both processes map.
 
-    frame: [B, ...], the newest frame of each game. final: [B, ...], last frames of truncated episodes, and in
-    float32 of terminated ones.
+    frame: [B, ...], the newest frame of each game. final: [B, ...], last frames of truncated episodes, and,
+    if frames are float32, of terminated ones.
     reward, terminated, truncated: [B]. lost: [B], whether the episode ended because its game was replaced.
     success: [B], 1 or 0 where the game says whether its episode reached the goal, else -1.
     screen: a picture of game 0, or None.
@@ -142,8 +142,8 @@ class Shared:
         ]
         layout = np.dtype(fields, align=True)
         os.ftruncate(settings.descriptor, layout.itemsize)
-        whole = np.frombuffer(mmap.mmap(settings.descriptor, layout.itemsize), layout)
-        views: list[Any] = [whole[name][0] for name, *_ in fields]
+        memory = np.frombuffer(mmap.mmap(settings.descriptor, layout.itemsize), layout)
+        views: list[Any] = [memory[name][0] for name, *_ in fields]
         self.frame, self.final, self.reward, self.terminated, self.truncated, self.lost = views[:6]
         self.success = views[6]
         self.screen: Frame | None = views[7] if screen else None
@@ -160,13 +160,13 @@ def receive(connection: socket.socket) -> tuple[bytes, bytes]:
 
 
 def _receive_exactly(connection: socket.socket, count: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < count:
-        part = connection.recv(count - len(parts))
-        if not part:
+    received = bytearray()
+    while len(received) < count:
+        piece = connection.recv(count - len(received))
+        if not piece:
             raise EOFError("the other end is closed")
-        parts += part
-    return bytes(parts)
+        received += piece
+    return bytes(received)
 
 
 class _Slot:
@@ -175,7 +175,7 @@ class _Slot:
     def __init__(self, settings: Settings, shared: Shared, index: int) -> None:
         self._settings, self._shared, self._index = settings, shared, index
         self._game: Game | None = None
-        self._seed, self._failures, self._steps_since_failure, self._replaced = 0, 0, 0, 0
+        self._seed, self._failures, self._steps_since_failure, self._replacements = 0, 0, 0, 0
         self.steps = 0  # of this simulator in the whole run
         self._call_began: float | None = None  # None: no call of the game is running
         self._allowed_seconds = 0.0  # for the call of the game that is running
@@ -220,11 +220,11 @@ class _Slot:
             except Exception as problem:
                 self._replace(problem)
         self._steps_since_failure += 1
-        if self._steps_since_failure == WORKS:
+        if self._steps_since_failure == STEPS_TO_RECOVER:
             self._failures = 0
         self._write_result(reward, terminated, truncated)
 
-    def hangs(self) -> bool:
+    def kill_if_hung(self) -> bool:
         """Kill the game if its call takes too long. Returns True if the call cannot be ended."""
         began, game = self._call_began, self._game
         seconds = 0.0 if began is None else time.monotonic() - began
@@ -234,10 +234,10 @@ class _Slot:
 
     def save(self) -> dict[str, Any] | None:
         game = None if self._game is None else self._game.state()
-        return None if game is None else {"game": game, "seed": self._seed, "replaced": self._replaced}
+        return None if game is None else {"game": game, "seed": self._seed, "replaced": self._replacements}
 
     def load(self, state: dict[str, Any]) -> None:
-        self._seed, self._replaced = state["seed"], state["replaced"]
+        self._seed, self._replacements = state["seed"], state["replaced"]
         with self._watched(_START_SECONDS):
             if self._game is None:
                 self._game = self._settings.make()
@@ -260,12 +260,13 @@ class _Slot:
         while True:
             self._failures, self._steps_since_failure = self._failures + 1, 0
             cause = f"{type(problem).__name__}: {problem}"
-            if self._failures > FAILURES:
+            if self._failures > MOST_FAILURES:
                 raise RuntimeError(f"{self.name} failed {self._failures} times in a row, at last by {cause}")
             self.close()
-            self._replaced += 1
+            self._replacements += 1
             self.messages.append(f"{self.name} is started again after {cause}")
-            seed = int(np.random.SeedSequence([self._seed, self._replaced]).generate_state(1, np.uint64)[0])
+            entropy = [self._seed, self._replacements]
+            seed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
             try:
                 return self._begin(seed)
             except Refusal:
@@ -284,6 +285,7 @@ class _Slot:
 
     @contextlib.contextmanager
     def _watched(self, seconds: float) -> Iterator[None]:
+        """Within this context a call of the game counts as hung after ``seconds``."""
         self._allowed_seconds, self._call_began = seconds, time.monotonic()
         try:
             yield
@@ -302,6 +304,8 @@ def _copy(frame: Frame, to: Frame) -> None:
 
 
 class _Server:
+    """Answers the requests of ``ServedSimulators``."""
+
     def __init__(self, settings: Settings) -> None:
         self._shared = Shared(settings)
         self._action = settings.action
@@ -343,18 +347,18 @@ class _Server:
     def _call_all(self, call: Callable[[_Slot, Any], None], values: Sequence[Any]) -> None:
         """Run ``call(slot, value)`` for each slot; each idle thread takes the next slot."""
         # the threads share this iterator: ``next`` of a list's iterator is atomic
-        order = iter(list(zip(self._slots, values, strict=True)))
+        calls = iter(list(zip(self._slots, values, strict=True)))
 
         def work() -> None:
-            for slot, value in order:
+            for slot, value in calls:
                 call(slot, value)
 
-        left: set[Future[None]] = {self._pool.submit(work) for _ in range(self._threads)}
-        while left:
-            done, left = wait(left, timeout=_CHECK_SECONDS)
+        pending: set[Future[None]] = {self._pool.submit(work) for _ in range(self._threads)}
+        while pending:
+            done, pending = wait(pending, timeout=_CHECK_SECONDS)
             for future in done:
                 future.result()
-            if sum(slot.hangs() for slot in self._slots):
+            if sum(slot.kill_if_hung() for slot in self._slots):  # not any(), which would skip slots
                 os._exit(4)  # this call cannot be ended: the other process starts another server
 
 

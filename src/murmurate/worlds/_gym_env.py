@@ -13,7 +13,7 @@ import gymnasium
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from murmurate import errors
-from murmurate.worlds.env_state import quiet_models
+from murmurate.worlds.env_state import silence_mujoco
 from murmurate.worlds.modules import draw_without_screen, import_module, import_triton
 
 PREFIX = "gym:"
@@ -62,7 +62,7 @@ def make(
     kwargs = _render_options(picture)
     no_pictures = f"{name} has no pictures: its constructor must take render_mode='rgb_array'."
     try:
-        with quiet_models(spec.entry_point):
+        with silence_mujoco(spec.entry_point):
             made = gymnasium.make(
                 spec, max_episode_steps=max_episode_steps, disable_env_checker=True, **kwargs
             )
@@ -81,7 +81,7 @@ def make(
 
 def without_checks(made: Any) -> tuple[Any, int]:
     """(the environment without wrappers, its time limit) if its only wrappers are gymnasium's checks and time
-    limits; else (``made``, a limit that is never reached), as ``made`` has its own."""
+    limits; else (``made``, a limit that is never reached): ``made`` then keeps its own time limit."""
     inner, limit = made, sys.maxsize
     while type(inner) in (OrderEnforcing, PassiveEnvChecker, TimeLimit):
         if type(inner) is TimeLimit:
@@ -92,8 +92,8 @@ def without_checks(made: Any) -> tuple[Any, int]:
 
 def success_of(info: Any) -> bool | None:
     """Whether the episode that ends with this info was a success; None where the environment does not say."""
-    said = info.get("success", info.get("is_success"))
-    return None if said is None else bool(said)
+    success = info.get("success", info.get("is_success"))
+    return None if success is None else bool(success)
 
 
 def make_vector(

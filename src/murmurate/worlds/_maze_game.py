@@ -41,7 +41,7 @@ except Exception as problem:  # the import opens a window; pyglet's errors have 
 SIDE = 84  # pixels of a frame, in each direction
 SCREEN = (240, 320, 3)  # shape of a picture
 TICKS_PER_SECOND = 20
-GOAL, DEATH, COMMAND = 1000.0, -1000.0, -1.0  # rewards
+GOAL, DEATH, COMMAND = 1000.0, -1000.0, -1.0  # rewards of gold, of lava or a time-out, and of every action
 _SPEED, _TURN = 4.317, math.pi  # m/s, as a player of Minecraft walks; rad/s, as in Matiisen et al.
 _ROOM, _WALL = 7.0, 1.0
 _GAP, _BRIDGE = 1.5, 1.5  # width of an opening, and of a bridge
@@ -114,8 +114,9 @@ class _Maze(MiniWorldEnv):  # type: ignore[misc]
     level = 1
 
     def __init__(self, picture: bool) -> None:
-        # OpenGL's number of the display list of all that does not move; miniworld uses one for all games
-        self._list = 0
+        # OpenGL's number of the display list of all that does not move; each game has its own list, whereas
+        # miniworld uses one list for all games
+        self._display_list = 0
         height, width = SCREEN[:2] if picture else (16, 16)
         super().__init__(obs_width=SIDE, obs_height=SIDE, window_width=width, window_height=height)
 
@@ -139,8 +140,8 @@ class _Maze(MiniWorldEnv):  # type: ignore[misc]
     def _corridor(self, obstacles: tuple[str, ...]) -> list[Room]:
         """Make rooms in a row, with ``obstacles`` between them in random order."""
         rooms = [self._room(0, row) for row in range(len(obstacles) + 1)]
-        for k, which in enumerate(self.np_random.permutation(len(obstacles))):
-            self._separate(rooms[k], rooms[k + 1], obstacles[which])
+        for k, index in enumerate(self.np_random.permutation(len(obstacles))):
+            self._join(rooms[k], rooms[k + 1], obstacles[index])
         return rooms
 
     def _square(self) -> list[Room]:
@@ -150,7 +151,7 @@ class _Maze(MiniWorldEnv):  # type: ignore[misc]
         start, direction = int(self.np_random.integers(4)), 1 if self.np_random.integers(2) else -1
         rooms = [self._room(*ring[(start + direction * k) % 4]) for k in range(4)]
         for before, after in itertools.pairwise(rooms):
-            self._separate(before, after, "bridge" if self.np_random.integers(2) else "gap")
+            self._join(before, after, "bridge" if self.np_random.integers(2) else "gap")
         return rooms
 
     def _room(self, column: int, row: int) -> Room:
@@ -165,7 +166,7 @@ class _Maze(MiniWorldEnv):  # type: ignore[misc]
             no_ceiling=True,
         )
 
-    def _separate(self, one: Room, other: Room, obstacle: str) -> None:
+    def _join(self, one: Room, other: Room, obstacle: str) -> None:
         """Join two adjacent rooms, at a random place: by an opening in the wall between them, or by a bridge
         over a strip of lava that replaces the whole wall."""
         along = "x" if one.min_x == other.min_x else "z"  # the axis along the wall between them
@@ -176,8 +177,8 @@ class _Maze(MiniWorldEnv):  # type: ignore[misc]
             self.connect_rooms(one, other, **{f"min_{along}": start, f"max_{along}": start + width})
             return
         self.connect_rooms(one, other, **{f"min_{along}": least, f"max_{along}": least + _ROOM})
-        between = self.rooms[-1]  # miniworld makes the connection a room too
-        strip = (between.min_x, between.max_x, between.min_z, between.max_z)
+        passage = self.rooms[-1]  # miniworld makes the connection a room too
+        strip = (passage.min_x, passage.max_x, passage.min_z, passage.max_z)
         bridge = (start, start + width, *strip[2:]) if along == "x" else (*strip[:2], start, start + width)
         self.lava.append(_Floor(_LAVA_TEXTURE, strip, 0.01))
         self.bridges.append(_Floor(_BRIDGE_TEXTURE, bridge, 0.02))
@@ -189,9 +190,9 @@ class _Maze(MiniWorldEnv):  # type: ignore[misc]
         """Move the agent forward, or back where ``metres`` is negative. It slides along walls, as a player of
         Minecraft does."""
         agent, step = self.agent, self.agent.dir_vec * metres
-        for part in (step, step * (1, 0, 0), step * (0, 0, 1)):
-            if not intersect_circle_segs(agent.pos + part, agent.radius, self.wall_segs):
-                agent.pos = agent.pos + part
+        for position in (agent.pos + step, agent.pos + step * (1, 0, 0), agent.pos + step * (0, 0, 1)):
+            if not intersect_circle_segs(position, agent.radius, self.wall_segs):
+                agent.pos = position
                 return
 
     @property
@@ -207,19 +208,19 @@ class _Maze(MiniWorldEnv):  # type: ignore[misc]
         turn = self.gold.dir  # x and z below are the offset along the sides of the square
         x = offset[0] * math.cos(turn) - offset[2] * math.sin(turn)
         z = offset[0] * math.sin(turn) + offset[2] * math.cos(turn)
-        outside = math.hypot(max(abs(x) - 0.5, 0.0), max(abs(z) - 0.5, 0.0))
-        return outside <= float(self.agent.radius) + _TOUCH
+        distance = math.hypot(max(abs(x) - 0.5, 0.0), max(abs(z) - 0.5, 0.0))
+        return distance <= float(self.agent.radius) + _TOUCH
 
     # -- pictures -------------------------------------------------------------------------------------
 
     def _render_static(self) -> None:
-        if not self._list:
-            self._list = gl.glGenLists(1)
-        gl.glNewList(self._list, gl.GL_COMPILE)
-        number = gl.GLfloat * 4
-        gl.glLightfv(gl.GL_LIGHT0, gl.GL_POSITION, number(*self.light_pos, 1))
-        gl.glLightfv(gl.GL_LIGHT0, gl.GL_AMBIENT, number(*self.light_ambient))
-        gl.glLightfv(gl.GL_LIGHT0, gl.GL_DIFFUSE, number(*self.light_color))
+        if not self._display_list:
+            self._display_list = gl.glGenLists(1)
+        gl.glNewList(self._display_list, gl.GL_COMPILE)
+        four_floats = gl.GLfloat * 4
+        gl.glLightfv(gl.GL_LIGHT0, gl.GL_POSITION, four_floats(*self.light_pos, 1))
+        gl.glLightfv(gl.GL_LIGHT0, gl.GL_AMBIENT, four_floats(*self.light_ambient))
+        gl.glLightfv(gl.GL_LIGHT0, gl.GL_DIFFUSE, four_floats(*self.light_color))
         for feature in (gl.GL_LIGHTING, gl.GL_LIGHT0, gl.GL_COLOR_MATERIAL, gl.GL_TEXTURE_2D):
             gl.glEnable(feature)
         gl.glShadeModel(gl.GL_SMOOTH)
@@ -246,13 +247,14 @@ class _Maze(MiniWorldEnv):  # type: ignore[misc]
         gl.glLoadIdentity()
         eye = self.agent.cam_pos
         gl.gluLookAt(*eye, *(eye + self.agent.cam_dir), 0.0, 1.0, 0.0)
-        gl.glCallList(self._list)
+        gl.glCallList(self._display_list)
         image: Frame = buffer.resolve()
         return image
 
 
 class MazeGame:
-    """See ``Game`` and ``MazeWorld``. level: 0 for the curriculum."""
+    """See ``Game`` and ``MazeWorld``. level: 0 for the curriculum. seconds: of game time until an episode is
+    truncated, on levels 1 to 4 and on level 5."""
 
     success: bool | None = None
 
@@ -275,7 +277,7 @@ class MazeGame:
         self._generator_at_begin = dict(self._maze.np_random.bit_generator.state)
         self._maze.level = self._level or min(5, 1 + steps // self._advance_every)
         self._ticks = 0
-        return self._seen(self._maze.reset()[0])
+        return _channels_first(self._maze.reset()[0])
 
     def step(self, action: int) -> tuple[Frame, float, bool, bool]:
         maze, reward = self._maze, COMMAND
@@ -285,11 +287,12 @@ class MazeGame:
             self._act(action)
             if maze.touches_gold or maze.burns:
                 reward += GOAL if maze.touches_gold else DEATH
-                return self._seen(maze.obs_fb.img_array), reward, True, False
-        late = self._ticks >= limit
-        if late and maze.level < 5:
+                # an old image, because it is ignored: see ``Game.step``
+                return _channels_first(maze.obs_fb.img_array), reward, True, False
+        timed_out = self._ticks >= limit
+        if timed_out and maze.level < 5:
             reward += DEATH
-        return self._seen(maze.render_obs()), reward, False, late
+        return _channels_first(maze.render_obs()), reward, False, timed_out
 
     def picture(self) -> Frame:
         return self._maze.render_obs(self._maze.vis_fb)
@@ -328,5 +331,6 @@ class MazeGame:
         else:
             maze.move((5 - 2 * action) * _SPEED / TICKS_PER_SECOND)
 
-    def _seen(self, image: Frame) -> Frame:
-        return image.transpose(2, 0, 1)
+
+def _channels_first(image: Frame) -> Frame:
+    return image.transpose(2, 0, 1)

@@ -22,36 +22,36 @@ from murmurate.worlds._gym_env import without_checks
 PREFIX = "env:"
 UNNAMED = "unnamed:"
 # target -> (callable of this process, folder of its module)
-_here: dict[str, tuple[Callable[..., Any], str]] = {}
+_callables: dict[str, tuple[Callable[..., Any], str]] = {}
 _VECTOR_ADVICE = "To make several at once, let it take their number: def {0}(num_envs)."
 
 
-def named(function: Callable[..., Any]) -> tuple[str, str]:
+def target_of(function: Callable[..., Any]) -> tuple[str, str]:
     """(target, folder): the target names ``function`` in any process; the folder is that of its module, empty
     if the module is installed.
 
     The target is ``FILE.py:NAME`` or ``module:NAME``; or, for a lambda, a nested function or the like,
     ``unnamed:...``, which is known in this process only.
     """
-    path, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "") or ""
-    source = sys.modules.get(module)
+    path, module_name = getattr(function, "__qualname__", ""), getattr(function, "__module__", "") or ""
+    module = sys.modules.get(module_name)
     target = folder = ""
-    if path and "<" not in path and source is not None:
-        file, spec = getattr(source, "__file__", None) or "", getattr(source, "__spec__", None)
-        if module == "__main__" and spec is not None:  # started by python -m
-            module = spec.name
-            target, folder = f"{module}:{path}", modules.folder_of(module, source)
-        elif module == "__main__" or module.startswith(modules.FILE):
+    if path and "<" not in path and module is not None:
+        file, spec = getattr(module, "__file__", None) or "", getattr(module, "__spec__", None)
+        if module_name == "__main__" and spec is not None:  # started by python -m
+            module_name = spec.name
+            target, folder = f"{module_name}:{path}", modules.folder_of(module_name, module)
+        elif module_name == "__main__" or module_name.startswith(modules.FILE):
             target = f"{os.path.abspath(file)}:{path}" if file.endswith(".py") else ""
-        elif _attribute(source, path) is function:
-            target, folder = f"{module}:{path}", modules.folder_of(module, source)
+        elif _attribute(module, path) is function:
+            target, folder = f"{module_name}:{path}", modules.folder_of(module_name, module)
     if not target:
         target = f"{UNNAMED}{path or type(function).__name__}"
         number = 1
-        while _here.get(target, (function, ""))[0] is not function:
+        while _callables.get(target, (function, ""))[0] is not function:
             number += 1
             target = f"{target.partition('#')[0]}#{number}"
-    _here[target] = function, folder
+    _callables[target] = function, folder
     return target, folder
 
 
@@ -61,17 +61,17 @@ def absolute(target: str) -> str:
 
 def provide(target: str, function: Callable[..., Any]) -> None:
     """Let ``target`` mean ``function`` in this process, whatever it meant where the target was recorded."""
-    _here[target] = function, ""
+    _callables[target] = function, ""
 
 
-def found(target: str, folder: str, name: str) -> tuple[Callable[..., Any], str]:
+def find_callable(target: str, folder: str, name: str) -> tuple[Callable[..., Any], str]:
     """(the class or function called ``target``, the folder of its module: see ``modules.import_module``).
 
     name: name of the world, for the message of the ``Refusal`` if there is no such class or function.
     """
     modules.import_triton()
-    if target in _here:
-        return _here[target]
+    if target in _callables:
+        return _callables[target]
     purpose = f"The world {name}"
     if target.startswith(UNNAMED):
         raise Refusal(
@@ -86,7 +86,7 @@ def found(target: str, folder: str, name: str) -> tuple[Callable[..., Any], str]
     return modules.attribute(module, path, purpose), folder
 
 
-def takes(function: Callable[..., Any], name: str) -> bool:
+def has_parameter(function: Callable[..., Any], name: str) -> bool:
     """Whether ``function`` has a parameter ``name``."""
     try:
         return name in inspect.signature(function).parameters
@@ -105,26 +105,26 @@ def make(
 
     Raises ``Refusal`` if it cannot be made or is not a ``gymnasium.Env``.
     """
-    function, _ = found(target, folder, name)
-    made = called(function, name, picture)
-    if not isinstance(made, gymnasium.Env):
-        called_name = getattr(function, "__name__", "make_env")
+    function, _ = find_callable(target, folder, name)
+    env = call(function, name, picture)
+    if not isinstance(env, gymnasium.Env):
+        function_name = getattr(function, "__name__", "make_env")
         raise Refusal(
-            f"The world {name} is a {type(made).__name__}, and it must be a gymnasium.Env. "
-            + (_VECTOR_ADVICE.format(called_name) if isinstance(made, gymnasium.vector.VectorEnv) else "")
+            f"The world {name} is a {type(env).__name__}, and it must be a gymnasium.Env. "
+            + (_VECTOR_ADVICE.format(function_name) if isinstance(env, gymnasium.vector.VectorEnv) else "")
         )
-    if picture and made.render_mode != "rgb_array":
+    if picture and env.render_mode != "rgb_array":
         raise Refusal(
             f"{name} has no pictures: its function must take render_mode, which is then 'rgb_array', and "
             "pass it on to the environment."
         )
-    return made if max_episode_steps is None else TimeLimit(made, max_episode_steps)
+    return env if max_episode_steps is None else TimeLimit(env, max_episode_steps)
 
 
-def called(function: Callable[..., Any], name: str, picture: bool, **arguments: Any) -> Any:
-    """What ``function(**arguments)`` returns; with ``picture`` it also gets ``render_mode``, if it takes
-    that."""
-    if picture and takes(function, "render_mode"):
+def call(function: Callable[..., Any], name: str, picture: bool, **arguments: Any) -> Any:
+    """What ``function(**arguments)`` returns; with ``picture`` it also gets ``render_mode``, if it has that
+    parameter."""
+    if picture and has_parameter(function, "render_mode"):
         modules.draw_without_screen()
         arguments["render_mode"] = "rgb_array"
     try:
@@ -138,8 +138,8 @@ def called(function: Callable[..., Any], name: str, picture: bool, **arguments: 
         ) from problem
 
 
-def make_limited(**options: Any) -> tuple[Any, int]:
-    """What ``make`` returns, freed of gymnasium's checks: see ``without_checks``."""
+def make_without_checks(**options: Any) -> tuple[Any, int]:
+    """What ``make`` returns, without gymnasium's checks, and its time limit: see ``without_checks``."""
     return without_checks(make(**options))
 
 

@@ -18,21 +18,21 @@ from gymnasium.spaces.utils import flatten, flatten_space
 from murmurate.errors import Refusal
 
 spaces = gymnasium.spaces
-JOINT_ACTIONS = 1024  # default of ``joint`` in ``acted``
+JOINT_ACTIONS = 1024  # default of ``joint_actions`` in ``action_format``
 
 
 @dataclass(frozen=True)
-class Observed:
+class ObservationFormat:
     """How observations of a space reach an agent.
 
     shape: shape of one observation. uint8: whether its dtype is uint8; otherwise float32.
-    arrange: converts an observation of the space to that shape; raises ``ValueError`` for one that does not
+    convert: converts an observation of the space to that shape; raises ``ValueError`` for one that does not
     fit.
     """
 
     shape: tuple[int, ...]
     uint8: bool
-    arrange: Callable[[Any], Any]
+    convert: Callable[[Any], Any]
 
     @property
     def dtype(self) -> type[np.uint8] | type[np.float32]:
@@ -40,13 +40,13 @@ class Observed:
 
 
 @dataclass(frozen=True)
-class Acted:
+class ActionFormat:
     """An agent's actions in a space: numbers from 0 to ``actions`` - 1, or vectors of ``shape`` between
     ``low`` and ``high``.
 
     factors: how many values each part of an action has, where each part is chosen independently; an action is
     then a vector of whole numbers.
-    choose: converts an agent's actions, [B] int64 or [B, *shape] float32, to B actions of the space. Vectors
+    convert: converts an agent's actions, [B] int64 or [B, *shape] float32, to B actions of the space. Vectors
     are clipped; a number that is no action raises ``ValueError``.
     """
 
@@ -55,10 +55,10 @@ class Acted:
     shape: tuple[int, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
-    choose: Callable[[npt.NDArray[Any]], Sequence[Any]]
+    convert: Callable[[npt.NDArray[Any]], Sequence[Any]]
 
 
-def observed(space: Any, name: str, observe: Sequence[str] = ()) -> Observed:
+def observation_format(space: Any, name: str, observe: Sequence[str] = ()) -> ObservationFormat:
     """How observations of ``space`` reach an agent.
 
     Images [H, W, C] become [C, H, W]; other arrays stay as they are; all other observations are flattened to
@@ -72,36 +72,39 @@ def observed(space: Any, name: str, observe: Sequence[str] = ()) -> Observed:
     Raises:
         Refusal: for an image among other values, a space without a fixed size, or a key that is not there.
     """
-    chosen, pick = _selected(space, name, observe)
-    if isinstance(chosen, spaces.Box) and chosen.shape:
-        arrange = arranger(chosen)
-        return Observed(
-            arranged_shape(chosen),
-            bool(chosen.dtype == np.uint8),
-            arrange if pick is None else lambda seen: arrange(pick(seen)),
+    selected, pick = _selected(space, name, observe)
+    if isinstance(selected, spaces.Box) and selected.shape:
+        convert = _box_converter(selected)
+        return ObservationFormat(
+            _converted_shape(selected),
+            bool(selected.dtype == np.uint8),
+            convert if pick is None else lambda observation: convert(pick(observation)),
         )
-    if found := [path for path, leaf in _leaves(chosen) if _is_image(leaf)]:
+    if images := [path for path, leaf in _leaves(selected) if _is_image(leaf)]:
         raise Refusal(
-            f"The observations of {name} hold the image '{found[0]}' beside other values, and an agent reads "
-            f"an image or a vector. Choose with --world.observe KEY,...: the image alone, or keys without it."
+            f"The observations of {name} hold the image '{images[0]}' beside other values, and an agent "
+            "reads an image or a vector. Choose with --world.observe KEY,...: the image alone, or keys "
+            "without it."
         )
-    if not chosen.is_np_flattenable:
-        unfit = [f"'{path}' ({type(leaf).__name__})" for path, leaf in _leaves(chosen) if not _is_fixed(leaf)]
+    if not selected.is_np_flattenable:
+        unfit = [
+            f"'{path}' ({type(leaf).__name__})" for path, leaf in _leaves(selected) if not _is_fixed(leaf)
+        ]
         raise Refusal(
             f"The observations of {name} hold {', '.join(unfit)}, which has no fixed size. Choose other keys "
             "of a Dict with --world.observe KEY,..., or apply a wrapper that gives an array."
         )
-    flat: Any = flatten_space(chosen)
+    flat: Any = flatten_space(selected)
 
-    def arrange_flat(seen: Any) -> Any:
-        vector: Any = flatten(chosen, seen if pick is None else pick(seen))
+    def flattened(observation: Any) -> Any:
+        vector: Any = flatten(selected, observation if pick is None else pick(observation))
         if np.shape(vector) != flat.shape:
             raise ValueError(
                 f"its observation has {np.size(vector)} numbers when flattened, not {flat.shape[0]}"
             )
         return vector
 
-    return Observed(tuple(flat.shape), bool(flat.dtype == np.uint8), arrange_flat)
+    return ObservationFormat(tuple(flat.shape), bool(flat.dtype == np.uint8), flattened)
 
 
 def holds_image(space: Any) -> bool:
@@ -109,12 +112,12 @@ def holds_image(space: Any) -> bool:
     return any(_is_image(leaf) for _, leaf in _leaves(space))
 
 
-def acted(space: Any, name: str, joint: int = JOINT_ACTIONS) -> Acted:
+def action_format(space: Any, name: str, joint_actions: int = JOINT_ACTIONS) -> ActionFormat:
     """How an agent's actions become actions of ``space``.
 
     In MultiDiscrete, MultiBinary, and a Dict or Tuple of discrete spaces, an action is one number if there
-    are at most ``joint`` combinations; otherwise each part is chosen independently (``Acted.factors``). In a
-    Dict or Tuple of Box spaces it is one vector.
+    are at most ``joint_actions`` combinations; otherwise each part is chosen independently
+    (``ActionFormat.factors``). In a Dict or Tuple of Box spaces it is one vector.
 
     Raises:
         Refusal: for other spaces, and for discrete parts beside vectors.
@@ -140,52 +143,52 @@ def acted(space: Any, name: str, joint: int = JOINT_ACTIONS) -> Acted:
             "others. Apply an ActionWrapper that makes them Discrete, MultiDiscrete, MultiBinary or Box."
         )
     total = math.prod(counts)
-    if len(counts) == 1 or total <= joint:
+    if len(counts) == 1 or total <= joint_actions:
 
-        def joined(action: npt.NDArray[Any]) -> Sequence[Any]:
+        def convert_numbers(action: npt.NDArray[Any]) -> Sequence[Any]:
             _check_range(action, total, name)
             rows = np.stack(np.unravel_index(action, counts), -1)
             return [_take_action(space, iter(row)) for row in rows]
 
-        return Acted(total, (), (), (), (), joined)
+        return ActionFormat(total, (), (), (), (), convert_numbers)
     largest = np.array(counts) - 1
 
-    def factored(action: npt.NDArray[Any]) -> Sequence[Any]:
+    def convert_factors(action: npt.NDArray[Any]) -> Sequence[Any]:
         rows = np.clip(np.rint(action), 0, largest).astype(np.int64)
         return [_take_action(space, iter(row)) for row in rows]
 
     lowest, highest = (0.0,) * len(counts), tuple(float(count - 1) for count in counts)
-    return Acted(0, tuple(counts), (len(counts),), lowest, highest, factored)
+    return ActionFormat(0, tuple(counts), (len(counts),), lowest, highest, convert_factors)
 
 
-def arranger(space: Any) -> Callable[[Any], Any]:
-    """A function that converts an observation of a Box to ``arranged_shape``: channels first, the channels of
-    stacked images one after the other. It raises ``ValueError`` for a shape other than the Box's, which numpy
-    might broadcast."""
-    shape, last = tuple(space.shape), _colours_last(space)
-    arranged = arranged_shape(space)
+def _box_converter(space: Any) -> Callable[[Any], Any]:
+    """A function that converts an observation of a Box to ``_converted_shape``: channels first, the channels
+    of stacked images one after the other. It raises ``ValueError`` for a shape other than the Box's, which
+    numpy might broadcast."""
+    shape, channels_last = tuple(space.shape), _channels_last(space)
+    converted_shape = _converted_shape(space)
 
-    def arrange(observation: Any) -> Any:
+    def convert(observation: Any) -> Any:
         if np.shape(observation) != shape:
             raise ValueError(
                 f"its observation has the shape {list(np.shape(observation))}, not {list(shape)}"
             )
-        return np.moveaxis(observation, -1, -3).reshape(arranged) if last else observation
+        return np.moveaxis(observation, -1, -3).reshape(converted_shape) if channels_last else observation
 
-    return arrange
+    return convert
 
 
-def arranged_shape(space: Any) -> tuple[int, ...]:
-    if not _colours_last(space):
+def _converted_shape(space: Any) -> tuple[int, ...]:
+    if not _channels_last(space):
         return tuple(space.shape)
-    *stack, height, width, colours = space.shape
-    return (math.prod(stack) * colours, height, width)
+    *stack, height, width, channels = space.shape
+    return (math.prod(stack) * channels, height, width)
 
 
 _DISCRETE = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
-def _colours_last(space: Any) -> bool:
+def _channels_last(space: Any) -> bool:
     """Whether observations are images [..., H, W, C], as is usual in gymnasium."""
     shape = space.shape
     return bool(space.dtype == np.uint8 and len(shape) in (3, 4) and shape[-1] in (1, 3) and shape[-3] > 3)
@@ -196,6 +199,7 @@ def _is_image(space: Any) -> bool:
 
 
 def _is_fixed(space: Any) -> bool:
+    """Whether the space's flattened observations have a fixed size."""
     return bool(space.is_np_flattenable)
 
 
@@ -218,11 +222,11 @@ def _selected(space: Any, name: str, observe: Sequence[str]) -> tuple[Any, Calla
     if not observe:
         return space, None
     paths = {key: _path(space, name, key) for key in observe}
-    parts = {key: _at(space, path) for key, path in paths.items()}
+    parts = {key: _item_at(space, path) for key, path in paths.items()}
     if len(observe) == 1:
         (key,) = observe
-        return parts[key], lambda seen: _at(seen, paths[key])
-    return spaces.Dict(parts), lambda seen: {key: _at(seen, path) for key, path in paths.items()}
+        return parts[key], lambda raw: _item_at(raw, paths[key])
+    return spaces.Dict(parts), lambda raw: {key: _item_at(raw, path) for key, path in paths.items()}
 
 
 def _path(space: Any, name: str, key: str) -> tuple[str, ...]:
@@ -245,22 +249,22 @@ def _path(space: Any, name: str, key: str) -> tuple[str, ...]:
     return tuple(path)
 
 
-def _at(tree: Any, path: Sequence[str]) -> Any:
+def _item_at(tree: Any, path: Sequence[str]) -> Any:
     """What nested dicts hold at the end of ``path``."""
     for key in path:
         tree = tree[key]
     return tree
 
 
-def _discrete_actions(space: Any, name: str) -> Acted:
+def _discrete_actions(space: Any, name: str) -> ActionFormat:
     count, start = int(space.n), int(space.start)
 
-    def choose(action: npt.NDArray[Any]) -> Sequence[Any]:
+    def convert(action: npt.NDArray[Any]) -> Sequence[Any]:
         _check_range(action, count, name)
-        chosen: list[int] = action.tolist()
-        return [a + start for a in chosen] if start else chosen
+        numbers: list[int] = action.tolist()
+        return [number + start for number in numbers] if start else numbers
 
-    return Acted(count, (), (), (), (), choose)
+    return ActionFormat(count, (), (), (), (), convert)
 
 
 def _check_range(action: npt.NDArray[Any], count: int, name: str) -> None:
@@ -268,8 +272,10 @@ def _check_range(action: npt.NDArray[Any], count: int, name: str) -> None:
         raise ValueError(f"{name} has actions 0 to {count - 1}, got {action.tolist()}")
 
 
-def _vector_actions(low: Any, high: Any, shape: tuple[int, ...], choose: Callable[[Any], Any]) -> Acted:
-    return Acted(0, (), shape, tuple(map(float, low.flat)), tuple(map(float, high.flat)), choose)
+def _vector_actions(
+    low: Any, high: Any, shape: tuple[int, ...], convert: Callable[[Any], Any]
+) -> ActionFormat:
+    return ActionFormat(0, (), shape, tuple(map(float, low.flat)), tuple(map(float, high.flat)), convert)
 
 
 def _bounds(leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:

@@ -77,9 +77,9 @@ class AtariWorld(SimulatorWorld):
     sticky: probability that a frame repeats the action of the frame before (Machado et al. 2018, section 5.2,
         advise 0.25; DeepMind's protocol has 0).
     max_frames_per_episode: number of frames after which a game is truncated, not terminated (108,000 are 30
-    minutes).
-    clip_rewards: in training, clip rewards to -1, 0 and 1. life_loss: in training, a lost life ends an
-    episode.
+        minutes).
+    clip_rewards: in training, clip rewards to -1, 0 and 1.
+    life_loss: in training, a lost life ends an episode.
     fire_reset: press FIRE at a game's beginning, where the game has that action.
     occlude: left, right, top and bottom of a rectangle of the screen of 160 x 210 that is hidden: columns
         left to right - 1, rows top to bottom - 1; empty for none. occlude_colour: red, green, blue.
@@ -108,8 +108,12 @@ class AtariWorld(SimulatorWorld):
     @property
     def name(self) -> str:
         game = self.game.replace("_", "-")
-        jins = (self.occlude, self.occlude_colour) == _JINS_OCCLUSIONS.get(game)
-        return game + _OCCLUDED * jins
+        is_jins = (self.occlude, self.occlude_colour) == _JINS_OCCLUSIONS.get(game)
+        return game + _OCCLUDED * is_jins
+
+    @property
+    def env_steps_per_second(self) -> float:
+        return 60 / self.frame_skip
 
     def open(
         self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False
@@ -117,7 +121,8 @@ class AtariWorld(SimulatorWorld):
         return AtariSimulators(self, simulators, training, threads, first, picture)
 
     def vector(self, simulators: int, threads: int, life_loss: bool, **view: Any) -> Any:
-        """ale-py's vector environment of this world. view: options that override the preprocessing."""
+        """ale-py's vector environment of this world. view: ale-py's options that replace those of the stack
+        and of the size and colours of images."""
         game_name(self.game.replace("_", "-"))
         from ale_py.vector_env import AtariVectorEnv
 
@@ -141,9 +146,9 @@ class AtariWorld(SimulatorWorld):
 
 
 class AtariSimulators:
-    """``B`` games of one ``AtariWorld``. Observations are [B, stack, 84, 84] uint8. With a hidden rectangle,
-    ale-py gives whole screens (after the maximum over two frames); the rectangle is hidden, and screens are
-    reduced and stacked, here.
+    """``B`` games of one ``AtariWorld``. Observations are [B, stack, 84, 84] uint8. If a rectangle is hidden,
+    ale-py gives screens in full size (after the maximum over two frames), and ``OccludedStacks`` hides the
+    rectangle, reduces the screens and stacks them.
 
     The games cannot be saved, because ale-py's vector environment does not expose its state.
     """
@@ -151,9 +156,9 @@ class AtariSimulators:
     def __init__(
         self, world: AtariWorld, size: int, training: bool, threads: int, first: int, picture: bool
     ) -> None:
-        whole = {"stack_num": 1, "img_height": _SCREEN[0], "img_width": _SCREEN[1]}
+        full_size = {"stack_num": 1, "img_height": _SCREEN[0], "img_width": _SCREEN[1]}
         self._env = world.vector(
-            size, threads, life_loss=training and world.life_loss, **(whole if world.occlude else {})
+            size, threads, life_loss=training and world.life_loss, **(full_size if world.occlude else {})
         )
         self._occluded = (
             OccludedStacks(size, world.stack, _SIDE, world.occlude, world.occlude_colour)
@@ -161,13 +166,15 @@ class AtariSimulators:
             else None
         )
         # The same games in colour and full size: equal seeds and actions give equal games.
-        self._picture_env = world.vector(size, threads, False, **whole, grayscale=False) if picture else None
+        self._picture_env = (
+            world.vector(size, threads, False, **full_size, grayscale=False) if picture else None
+        )
         self._world = world
         self._clip = training and world.clip_rewards
         self._first = first
         self._size = size
         self._counter = EpisodeCounter(size)
-        self._games_before: npt.NDArray[np.int32] = np.zeros(size, np.int32)
+        self._earlier_frames: npt.NDArray[np.int32] = np.zeros(size, np.int32)  # [B], of all earlier games
         self._picture: Picture | None = None
         self._spec = EnvSpec(
             stacked=True,
@@ -191,9 +198,9 @@ class AtariSimulators:
         seeds = np.array([simulator_seed(seed, self._first + b) % (2**31 - 2) + 1 for b in range(self._size)])
         observation, info = self._env.reset(seed=seeds)
         if self._picture_env is not None:
-            self._picture = self._hidden(self._picture_env.reset(seed=seeds)[0][0, 0])
+            self._picture = self._occluded_picture(self._picture_env.reset(seed=seeds)[0][0, 0])
         self._counter.clear()
-        self._games_before = info["frame_number"] - info["episode_frame_number"]
+        self._earlier_frames = info["frame_number"] - info["episode_frame_number"]
         if self._occluded is not None:
             observation = self._occluded.first(observation[:, 0])
         return first_step(torch.from_numpy(observation))
@@ -212,14 +219,14 @@ class AtariSimulators:
     def receive(self) -> TimeStep:
         observation, score, terminated, truncated, info = self._env.recv()
         if self._picture_env is not None:
-            self._picture = self._hidden(self._picture_env.recv()[0][0, 0])
+            self._picture = self._occluded_picture(self._picture_env.recv()[0][0, 0])
         self._counter.tick(score)
         # The number of frames in earlier games changes exactly when a new game has begun. This cannot be seen
         # from `terminated` (life losses), `lives` (Pong has none) or a decrease of the frame number (a game
         # may be shorter than the next game's no-ops).
-        games_before = info["frame_number"] - info["episode_frame_number"]
-        over = games_before != self._games_before
-        self._games_before = games_before
+        earlier_frames = info["frame_number"] - info["episode_frame_number"]
+        over = earlier_frames != self._earlier_frames
+        self._earlier_frames = earlier_frames
         final = info["final_obs"] if truncated.any() else None
         if self._occluded is not None:
             final = None if final is None else self._occluded.shifted(final[:, 0])
@@ -244,7 +251,7 @@ class AtariSimulators:
             raise ValueError("no picture: open the world with picture=True, then reset")
         return self._picture
 
-    def _hidden(self, picture: Picture) -> Picture:
+    def _occluded_picture(self, picture: Picture) -> Picture:
         if self._world.occlude:
             left, right, top, bottom = self._world.occlude
             picture[top:bottom, left:right] = self._world.occlude_colour

@@ -20,12 +20,12 @@ from murmurate.worlds.generators import generators
 from murmurate.worlds.interface import Picture, first_step
 
 _GRAVITY = 9.8  # m / s^2
-_CART, _POLE = 0.1 + 1.0, 0.1  # kg: cart with pole, pole alone
+_TOTAL_MASS, _POLE_MASS = 0.1 + 1.0, 0.1  # kg: cart with pole, pole alone
 _HALF_LENGTH = 0.5  # m, of the pole
 _FORCE = 10.0  # N
 _TAU = 0.02  # s, of one step
-_FALLEN = 12 * 2 * math.pi / 360  # rad, of the pole from upright, beyond which an episode terminates
-_EDGE = 2.4  # m, of the cart from the centre, beyond which an episode terminates
+_LARGEST_ANGLE = 12 * 2 * math.pi / 360  # rad, of the pole from upright, beyond which an episode terminates
+_LARGEST_OFFSET = 2.4  # m, of the cart from the centre, beyond which an episode terminates
 
 
 class CartPoleSimulators:
@@ -33,6 +33,8 @@ class CartPoleSimulators:
 
     Physics: Barto, Sutton and Anderson 1983, appendix, without friction (as in the code Sutton
     published and gymnasium follows), integrated by Euler's rule in float64.
+
+    limit: steps after which an episode is truncated.
     """
 
     def __init__(self, name: str, size: int, limit: int, first: int) -> None:
@@ -77,7 +79,8 @@ class CartPoleSimulators:
                 theta_dot + _TAU * theta_acc,
             )
         )
-        terminated = (np.abs(self._state[0]) > _EDGE) | (np.abs(self._state[2]) > _FALLEN)
+        position, angle = self._state[0], self._state[2]
+        terminated = (np.abs(position) > _LARGEST_OFFSET) | (np.abs(angle) > _LARGEST_ANGLE)
         reward = np.ones(self._size, np.float32)
         self._counter.tick(reward)
         truncated = (self._counter.length >= self._limit) & ~terminated
@@ -128,9 +131,9 @@ def _accelerations(
     """(x'', theta'') [B], with gymnasium's order of operations, on which rounding depends."""
     force = np.where(action == 1, _FORCE, -_FORCE)
     cosine, sine = np.cos(theta), np.sin(theta)
-    moment = _POLE * _HALF_LENGTH
-    push = (force + moment * np.square(theta_dot) * sine) / _CART
+    moment = _POLE_MASS * _HALF_LENGTH
+    push = (force + moment * np.square(theta_dot) * sine) / _TOTAL_MASS
     theta_acc = (_GRAVITY * sine - cosine * push) / (
-        _HALF_LENGTH * (4.0 / 3.0 - _POLE * np.square(cosine) / _CART)
+        _HALF_LENGTH * (4.0 / 3.0 - _POLE_MASS * np.square(cosine) / _TOTAL_MASS)
     )
-    return push - moment * theta_acc * cosine / _CART, theta_acc
+    return push - moment * theta_acc * cosine / _TOTAL_MASS, theta_acc

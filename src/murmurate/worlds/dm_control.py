@@ -20,7 +20,7 @@ from murmurate import errors
 from murmurate.ranges import NonNegativeInt, PositiveInt, Range, StackLength, check_ranges
 from murmurate.spec import EnvSpec
 from murmurate.worlds._dmc_env import SCREEN, DmcEnv, is_installed, suite
-from murmurate.worlds._spaces import acted, observed
+from murmurate.worlds._spaces import action_format, observation_format
 from murmurate.worlds.gym_simulators import GymSimulators, spec_of
 from murmurate.worlds.interface import Simulators, SimulatorWorld
 from murmurate.worlds.served import served_environments
@@ -45,8 +45,8 @@ _TASKS = {
     "swimmer": ("swimmer6", "swimmer15"),
     "walker": ("stand", "walk", "run"),
 }
-# how often an action is repeated from pixels, as in Hafner et al. 2019 (PlaNet) and Yarats et al. 2021 (DrQ);
-# twice in other domains
+# steps that an action lasts where observations are pixels, as in Hafner et al. 2019 (PlaNet) and Yarats et
+# al. 2021 (DrQ); 2 in other domains
 _REPEATS = {"ball_in_cup": 4, "cartpole": 8, "cheetah": 4, "reacher": 4}
 _CAMERAS = {"quadruped": 2}  # number of the camera that sees the task best; 0 in other domains
 
@@ -75,10 +75,10 @@ def world(name: str) -> DmcWorld | None:
         raise errors.MissingExtra("dm_control", "control", "The DeepMind Control Suite")
     plain, pixels = name.removesuffix(_PIXELS), name.endswith(_PIXELS)
     listed = _by_name((domain, task) for domain, tasks in _TASKS.items() for task in tasks)
-    found = listed.get(plain) or _by_name(suite(pictures=False).ALL_TASKS).get(plain)
-    if found is None:
+    domain_and_task = listed.get(plain) or _by_name(suite(pictures=False).ALL_TASKS).get(plain)
+    if domain_and_task is None:
         return None
-    domain, task = found
+    domain, task = domain_and_task
     repeat = _REPEATS.get(domain, 2) if pixels else 1
     return DmcWorld(domain, task, pixels, action_repeat=repeat, camera=_CAMERAS.get(domain, 0))
 
@@ -137,8 +137,11 @@ class DmcWorld(SimulatorWorld):
     @functools.cached_property
     def _plain_spec(self) -> EnvSpec:
         env = DmcEnv(**self._options | {"pixels": False})
-        seen, taken = observed(env.observation_space, self.name), acted(env.action_space, self.name)
-        spec = dataclasses.replace(spec_of(self.name, seen, taken), frames_per_step=self.action_repeat)
+        observations = observation_format(env.observation_space, self.name)
+        actions = action_format(env.action_space, self.name)
+        spec = dataclasses.replace(
+            spec_of(self.name, observations, actions), frames_per_step=self.action_repeat
+        )
         env.close()
         if not self.pixels:
             return spec
@@ -156,7 +159,7 @@ class DmcWorld(SimulatorWorld):
             "action_repeat": self.action_repeat,
             "size": self.size,
             "camera": self.camera,
-            "drawn": False,
+            "picture": False,
         }
 
     def open(
@@ -174,7 +177,7 @@ class DmcWorld(SimulatorWorld):
             return served_environments(spec, _MAKE, options, simulators, first, screen)
 
         def make(b: int) -> tuple[DmcEnv, int]:
-            return DmcEnv(**self._options | {"drawn": picture and b == 0}), limit or sys.maxsize
+            return DmcEnv(**self._options | {"picture": picture and b == 0}), limit or sys.maxsize
 
         return GymSimulators(spec, make, simulators, first)
 

@@ -16,27 +16,27 @@ from typing import Any, Protocol
 import gymnasium
 import numpy as np
 
-# A step reads these derived quantities before it recomputes them. After a step they still have their values
-# of the beginning of its last substep, so they cannot be computed from the integration state (Ant and
-# Humanoid measure their speed from them).
+# A step reads these derived quantities before it recomputes them. After a step they still hold their values
+# from the beginning of that step's last substep, so they cannot be computed from the integration state (Ant
+# and Humanoid measure their speed from them).
 _LAGGING = ("xpos", "xipos", "site_xpos", "geom_xpos", "cinert", "cvel", "cfrc_ext", "qfrc_actuator")
 
 # fields of MuJoCo's model that a reset changes in the Adroit hand's tasks
-_MOVED = ("body_pos", "body_quat", "site_pos")
+_CHANGED_BY_RESET = ("body_pos", "body_quat", "site_pos")
 
 # attributes of every wrapper that no step changes (``_cached_spec`` is a cache)
-_FIXED = frozenset({"env", "_metadata", "_saved_kwargs", "_cached_spec"})
+_CONSTANT_ATTRIBUTES = frozenset({"env", "_metadata", "_saved_kwargs", "_cached_spec"})
 # types whose objects no step changes
-_CONSTANT = (gymnasium.Space, type, types.ModuleType, types.BuiltinFunctionType, np.ufunc)
+_CONSTANT_TYPES = (gymnasium.Space, type, types.ModuleType, types.BuiltinFunctionType, np.ufunc)
 _SEQUENCES = {"list": list, "tuple": tuple, "deque": deque}
 
 
 class Unsavable(Exception):
-    """A wrapper holds something that cannot be saved, or that may change unnoticed."""
+    """An environment or a wrapper holds something that cannot be saved."""
 
 
 @contextlib.contextmanager
-def quiet_models(entry_point: object) -> Iterator[None]:
+def silence_mujoco(entry_point: object) -> Iterator[None]:
     """Keep MuJoCo from writing warnings about gymnasium's models to a log file in the working folder.
 
     Does nothing for other environments, or without MuJoCo.
@@ -80,10 +80,10 @@ def saver(env: Any) -> Saver | None:
         return MujocoSaver(env)
     if module.startswith("gymnasium_robotics.envs.adroit_hand."):
         lengths = ("pen_length", "tar_length") if hasattr(env, "pen_length") else ()
-        return MujocoSaver(env, _MOVED, lengths)
+        return MujocoSaver(env, _CHANGED_BY_RESET, lengths)
     if module == "murmurate.worlds._dmc_env":
-        own: Saver | None = env.saver()
-        return own
+        dmc_saver: Saver | None = env.saver()
+        return dmc_saver
     return None
 
 
@@ -128,12 +128,13 @@ class MujocoSaver:
     def __init__(self, env: Any, in_model: tuple[str, ...] = (), in_env: tuple[str, ...] = ()) -> None:
         self._env, self._in_model, self._in_env = env, in_model, in_env
         self._mujoco = importlib.import_module("mujoco")
-        self._parts = int(self._mujoco.mjtState.mjSTATE_INTEGRATION)
+        # MuJoCo's number of the parts of its state that make up the integration state
+        self._signature = int(self._mujoco.mjtState.mjSTATE_INTEGRATION)
 
     def save(self) -> dict[str, Any]:
         model, data = self._env.model, self._env.data
-        integration = np.empty(self._mujoco.mj_stateSize(model, self._parts), np.float64)
-        self._mujoco.mj_getState(model, data, integration, self._parts)
+        integration = np.empty(self._mujoco.mj_stateSize(model, self._signature), np.float64)
+        self._mujoco.mj_getState(model, data, integration, self._signature)
         saved: dict[str, Any] = {name: np.array(getattr(data, name)) for name in _LAGGING}
         saved |= {f"model.{name}": np.array(getattr(model, name)) for name in self._in_model}
         saved |= {f"env.{name}": float(getattr(self._env, name)) for name in self._in_env}
@@ -141,7 +142,7 @@ class MujocoSaver:
 
     def load(self, state: dict[str, Any]) -> None:
         model, data = self._env.model, self._env.data
-        self._mujoco.mj_setState(model, data, state["integration"], self._parts)
+        self._mujoco.mj_setState(model, data, state["integration"], self._signature)
         for name in self._in_model:
             getattr(model, name)[...] = state[f"model.{name}"]
         for name in self._in_env:
@@ -178,9 +179,9 @@ def _attributes(holder: Any, stack: list[Any]) -> dict[str, Any]:
     """The attributes of ``holder``, except for the environments of ``stack``. Raises ``Unsavable``."""
     saved: dict[str, Any] = {}
     for name, value in vars(holder).items():
-        if name in _FIXED or _is_constant(value) or any(value is env for env in stack):
+        if name in _CONSTANT_ATTRIBUTES or _is_constant(value) or any(value is env for env in stack):
             continue
-        if type(value).__module__.startswith("gymnasium.wrappers."):  # an object with running means
+        if type(value).__module__.startswith("gymnasium.wrappers."):  # such as a ``RunningMeanStd``
             saved[name] = {"object": _attributes(value, stack)}
         else:
             saved[name] = _encode(value)
@@ -191,7 +192,7 @@ def _is_constant(value: Any) -> bool:
     if isinstance(value, types.FunctionType):
         # functions of gymnasium itself hold bounds in their closures, and do not change them
         return value.__closure__ is None or value.__module__.startswith("gymnasium.")
-    return isinstance(value, _CONSTANT)
+    return isinstance(value, _CONSTANT_TYPES)
 
 
 def _encode(value: Any) -> Any:
@@ -202,8 +203,8 @@ def _encode(value: Any) -> Any:
         return {"array": np.array(value), "scalar": isinstance(value, np.generic)}
     if isinstance(value, np.random.Generator) and type(value.bit_generator) is np.random.PCG64:
         return {"generator": save_generators([value])[0]}
-    for kind, made in _SEQUENCES.items():
-        if type(value) is made:
+    for kind, sequence_type in _SEQUENCES.items():
+        if type(value) is sequence_type:
             return {kind: [_encode(x) for x in value], "longest": getattr(value, "maxlen", None)}
     if type(value) is dict and all(type(key) is str for key in value):
         return {"dict": {key: _encode(x) for key, x in value.items()}}
@@ -222,8 +223,8 @@ def _decode(saved: Any) -> Any:
         return load_generators([content], 1)[0]
     if kind == "dict":
         return {key: _decode(x) for key, x in content.items()}
-    parts = [_decode(x) for x in content]
-    return deque(parts, saved["longest"]) if kind == "deque" else _SEQUENCES[kind](parts)
+    items = [_decode(x) for x in content]
+    return deque(items, saved["longest"]) if kind == "deque" else _SEQUENCES[kind](items)
 
 
 def _restore(holder: Any, saved: dict[str, Any]) -> None:

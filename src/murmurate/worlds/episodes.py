@@ -35,7 +35,7 @@ class EpisodeCounter:
         """The episodes that have ended, in the simulators where ``over`` [B] is true; their counts restart
         from zero.
 
-        successes: whether each simulator's episode reached its goal; None where the world does not say so.
+        successes: whether each simulator's episode reached its goal; None where the world does not say.
         """
         ended = [
             Episode(
@@ -51,7 +51,8 @@ class EpisodeCounter:
         return ended
 
     def forget(self, lost: npt.NDArray[np.bool_]) -> None:
-        """Restart the counts of the simulators where ``lost`` [B] is true, without an episode."""
+        """Restart the counts of the simulators that failed, where ``lost`` [B] is true; their episodes are
+        not reported."""
         self.episode_return[lost] = 0
         self.length[lost] = 0
 

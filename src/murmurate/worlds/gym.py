@@ -46,15 +46,15 @@ MUJOCO = {
     "swimmer": "Swimmer-v5",
     "walker2d": "Walker2d-v5",
 }
-_NAMED = CLASSIC | MUJOCO
+_IDS = CLASSIC | MUJOCO  # name -> id
 _VECTORS = ("mountain-car-continuous", "pendulum", *MUJOCO)
-_NAMES = {ident: name for name, ident in _NAMED.items()}
+_NAMES = {ident: name for name, ident in _IDS.items()}
 _CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
 
 
 def names() -> list[str]:
     """Classic control and MuJoCo; every other environment is ``gym:<Id>``."""
-    return list(_NAMED)
+    return list(_IDS)
 
 
 def vector_names() -> list[str]:
@@ -67,8 +67,8 @@ def world(name: str) -> GymWorld | None:
 
     Raises ``Refusal`` for an id that is not registered.
     """
-    if name in _NAMED:
-        return GymWorld(_NAMED[name])
+    if name in _IDS:
+        return GymWorld(_IDS[name])
     if not name.startswith(_PREFIX):
         return None
     ident = name.removeprefix(_PREFIX)
@@ -126,6 +126,14 @@ class GymWorld(SimulatorWorld):
         env.close()
         return holds_image(env.observation_space)
 
+    @property
+    def env_steps_per_second(self) -> float:
+        if self._registered.entry_point is None:  # a vector environment alone
+            return super().env_steps_per_second
+        env = _gym_env.make(self.id, self.name, folder=self.folder)
+        env.close()
+        return float(env.metadata.get("render_fps") or super().env_steps_per_second)
+
     def open(
         self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False
     ) -> Simulators:
@@ -159,7 +167,7 @@ class GymWorld(SimulatorWorld):
             "max_episode_steps": self.max_episode_steps,
             "folder": self.folder,
         }
-        spaces: dict[str, Any] = {"observe": self.observe, "joint_actions": self.joint_actions}
+        space_options: dict[str, Any] = {"observe": self.observe, "joint_actions": self.joint_actions}
         mode = self.vectorization
         if registered.entry_point is None:
             mode = "vector_entry_point"
@@ -171,18 +179,18 @@ class GymWorld(SimulatorWorld):
             def make_vector() -> Any:
                 return _gym_env.make_vector(self.id, simulators, mode, limit, picture, self.folder)
 
-            return VectorSimulators(self.name, make_vector, simulators, first, **spaces)
+            return VectorSimulators(self.name, make_vector, simulators, first, **space_options)
         if self.served and not picture:
             spec = dataclasses.replace(self, served=False, frame_stack=1, rescale_actions=False).spec()
             return served_environments(
-                spec, "murmurate.worlds._gym_env:make", options, simulators, first, **spaces
+                spec, "murmurate.worlds._gym_env:make", options, simulators, first, **space_options
             )
-        plain = not (registered.additional_wrappers or registered.kwargs or self.observe)
-        if registered.entry_point == _CARTPOLE and plain and not picture:
+        is_unchanged = not (registered.additional_wrappers or registered.kwargs or self.observe)
+        if registered.entry_point == _CARTPOLE and is_unchanged and not picture:
             limit = self.max_episode_steps or registered.max_episode_steps or sys.maxsize
             return CartPoleSimulators(self.name, simulators, limit, first)
 
         def make(b: int) -> tuple[Any, int]:
             return _gym_env.without_checks(_gym_env.make(**options, picture=picture and b == 0))
 
-        return GymSimulators(self.name, make, simulators, first, **spaces)
+        return GymSimulators(self.name, make, simulators, first, **space_options)

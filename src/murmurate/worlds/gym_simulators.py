@@ -14,9 +14,15 @@ from torch import Tensor
 
 from murmurate import errors
 from murmurate.spec import EnvSpec, TimeStep
-from murmurate.worlds._game_server import FAILURES, WORKS
+from murmurate.worlds._game_server import MOST_FAILURES, STEPS_TO_RECOVER
 from murmurate.worlds._gym_env import success_of
-from murmurate.worlds._spaces import JOINT_ACTIONS, Acted, Observed, acted, observed
+from murmurate.worlds._spaces import (
+    JOINT_ACTIONS,
+    ActionFormat,
+    ObservationFormat,
+    action_format,
+    observation_format,
+)
 from murmurate.worlds.array_trees import to_arrays, to_tensors
 from murmurate.worlds.env_state import Saver, Unsavable, load_generators, save_generators, saver
 from murmurate.worlds.episodes import EpisodeCounter, restore
@@ -36,7 +42,7 @@ class GymSimulators:
     name: name of the world; or its spec, where the environment does not tell all of it.
     make: ``make(b)`` returns the environment of simulator ``b``, and the number of steps after which its
     episodes are truncated.
-    observe, joint_actions: see ``_spaces.observed`` and ``acted``.
+    observe, joint_actions: see ``_spaces.observation_format`` and ``action_format``.
     """
 
     def __init__(
@@ -50,14 +56,14 @@ class GymSimulators:
         joint_actions: int = JOINT_ACTIONS,
     ) -> None:
         self._make = make
-        made = [make(b) for b in range(size)]
-        self._envs, self._limit = [env for env, _ in made], made[0][1]
+        envs_and_limits = [make(b) for b in range(size)]
+        self._envs, self._limit = [env for env, _ in envs_and_limits], envs_and_limits[0][1]
         self._first = first
         world_name = name if isinstance(name, str) else name.name
-        seen = observed(self._envs[0].observation_space, world_name, observe)
-        self._acted = acted(self._envs[0].action_space, world_name, joint_actions)
-        self._spec = name if isinstance(name, EnvSpec) else spec_of(name, seen, self._acted)
-        self._arrange = seen.arrange
+        observations = observation_format(self._envs[0].observation_space, world_name, observe)
+        actions = action_format(self._envs[0].action_space, world_name, joint_actions)
+        self._spec = name if isinstance(name, EnvSpec) else spec_of(name, observations, actions)
+        self._convert_observation, self._convert_actions = observations.convert, actions.convert
         self._savers: list[Saver | None] = [saver(env) for env in self._envs]
         self._counter = EpisodeCounter(size)
         self._dtype = np.uint8 if self._spec.observation_dtype == torch.uint8 else np.float32
@@ -86,7 +92,7 @@ class GymSimulators:
         return step
 
     def send(self, action: Tensor) -> None:
-        self._actions = self._acted.choose(action.numpy())
+        self._actions = self._convert_actions(action.numpy())
 
     def receive(self) -> TimeStep:
         observation = self._blank()
@@ -98,7 +104,7 @@ class GymSimulators:
         for b, (env, action) in enumerate(zip(self._envs, self._actions, strict=True)):
             try:
                 raw, reward[b], terminated[b], truncated[b], infos[b] = env.step(action)
-                observation[b] = self._arrange(raw)
+                observation[b] = self._convert_observation(raw)
             except (Exception, SystemExit) as problem:
                 failed[b] = self._exception_message(b, "step", problem)
         with np.errstate(over="ignore"):  # a reward that overflows is noted as not finite
@@ -180,9 +186,9 @@ class GymSimulators:
         """Begin an episode of simulator ``b`` and write its first observation to row ``b`` of
         ``observation``.
 
-        cause: the failure that ended the previous episode, if any; then the environment is replaced first, as
-        it is if ``reset`` fails. Returns a sentence for each replacement. Raises ``RunFailed`` after too many
-        failures in a row.
+        cause: the failure that ended the previous episode, if any: the environment is then replaced first. It
+        is replaced also if ``reset`` fails. Returns a sentence for each replacement. Raises ``RunFailed``
+        after too many failures in a row.
         """
         restarts: list[str] = []
         while True:
@@ -194,7 +200,7 @@ class GymSimulators:
                 self._envs[b], _ = self._make(b)
                 self._savers[b] = saver(self._envs[b])
             try:
-                observation[b] = self._arrange(self._envs[b].reset(seed=seed)[0])
+                observation[b] = self._convert_observation(self._envs[b].reset(seed=seed)[0])
             except (Exception, SystemExit) as problem:
                 cause = self._exception_message(b, "reset", problem)
                 continue
@@ -203,11 +209,11 @@ class GymSimulators:
             cause = f"{self._place(b)} gave {_first_not_finite(observation[b])} as its observation"
 
     def _note_failure(self, b: int, cause: str) -> str:
-        if self._steps_since_failure[b] >= WORKS:
+        if self._steps_since_failure[b] >= STEPS_TO_RECOVER:
             self._failures[b] = 0
         self._failures[b] += 1
         self._steps_since_failure[b] = 0
-        if self._failures[b] > FAILURES:
+        if self._failures[b] > MOST_FAILURES:
             raise errors.RunFailed(
                 f"{cause}. It failed {self._failures[b]} times in a row. Mend the environment, or register "
                 "it with a wrapper that replaces such values."
@@ -241,15 +247,15 @@ def _first_not_finite(values: npt.NDArray[Any]) -> Any:
     return np.ravel(values)[~np.isfinite(np.ravel(values))][0]
 
 
-def spec_of(name: str, seen: Observed, taken: Acted) -> EnvSpec:
+def spec_of(name: str, observations: ObservationFormat, actions: ActionFormat) -> EnvSpec:
     """The spec of the world ``name`` with these observations and actions."""
     return EnvSpec(
         name,
-        seen.shape,
-        torch.uint8 if seen.uint8 else torch.float32,
-        actions=taken.actions,
-        action_shape=taken.shape,
-        action_low=taken.low,
-        action_high=taken.high,
-        factors=taken.factors,
+        observations.shape,
+        torch.uint8 if observations.uint8 else torch.float32,
+        actions=actions.actions,
+        action_shape=actions.shape,
+        action_low=actions.low,
+        action_high=actions.high,
+        factors=actions.factors,
     )

@@ -60,12 +60,13 @@ class Simulators(Protocol):
         ...
 
     def reset(self, seed: int) -> TimeStep:
-        """Begin new episodes; simulator ``b`` gets a seed derived from (seed, ``first`` + b)."""
+        """Begin new episodes; simulator ``b`` gets a seed derived from (seed, ``first`` + b), with ``first``
+        as in ``SimulatorWorld.open``."""
         ...
 
     def send(self, action: Tensor) -> None:
-        """Begin a step with one action for each simulator, [B] int64 or [B, D] float32. It may go on in
-        native threads after this returns.
+        """Begin a step with one action for each simulator, [B] int64 or [B, D] float32. The step may continue
+        in native threads after ``send`` has returned.
 
         Raises ``ValueError`` for an action that does not exist; vectors are clipped to their bounds.
         """
@@ -115,6 +116,11 @@ class SimulatorWorld(World, Protocol):
         """Whether observations are images (``EnvSpec.images``). Opens a simulator only if it must."""
         ...
 
+    @property
+    def env_steps_per_second(self) -> float:
+        """Env steps in a second of the world's own time: the rate at which a video shows them."""
+        return 30.0
+
     def formats(self) -> Formats | None:
         """Converts between the user's own environment and an agent; None for a world that is not made of
         users' environments."""
@@ -135,5 +141,5 @@ class SimulatorWorld(World, Protocol):
 
 def first_step(observation: Tensor) -> TimeStep:
     """The result of a reset: observations [B, ...] with rewards of 0, and no episode ended."""
-    ended = torch.zeros(len(observation), dtype=torch.bool)
-    return TimeStep(observation, torch.zeros(len(observation)), ended, ended.clone())
+    terminated = torch.zeros(len(observation), dtype=torch.bool)
+    return TimeStep(observation, torch.zeros(len(observation)), terminated, terminated.clone())

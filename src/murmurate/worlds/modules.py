@@ -1,4 +1,5 @@
-"""Imports a user's own modules, also from the working folder, and later also from another working folder.
+"""Imports a user's own modules, also from the working folder, and also when a run is later read in another
+working folder.
 
 Imports no torch, so that the game server (``_game_server.py``) can use it.
 """
@@ -78,7 +79,8 @@ def import_module(name: str, folder: str, purpose: str) -> tuple[ModuleType, str
 
 
 def draw_without_screen() -> None:
-    """SDL, with which gymnasium draws, complains on stderr where it looks for a screen and there is none."""
+    """Where there is no screen, let SDL, with which gymnasium draws, look for none: it would complain on
+    stderr."""
     if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
@@ -91,15 +93,15 @@ def load_file(file: str, purpose: str) -> ModuleType:
     """
     if not os.path.isfile(file):
         raise Refusal(
-            f"{purpose} needs the file {file}, which is not there. Check the path, or put it back; a run "
-            "that was made with it is read with another one by murmurate.load(folder, env=...)."
+            f"{purpose} needs the file {file}, which is not there. Check the path, or put it back; to read "
+            "a run that was made with it, another environment can be given: murmurate.load(folder, env=...)."
         )
-    return _executed(os.path.abspath(file), os.stat(file).st_mtime_ns, purpose)
+    return _execute(os.path.abspath(file), os.stat(file).st_mtime_ns, purpose)
 
 
 @functools.lru_cache(maxsize=64)
-def _executed(file: str, written: int, purpose: str) -> ModuleType:
-    """The module in ``file``. written: time of its last change, for the cache: a changed file is executed
+def _execute(file: str, mtime_ns: int, purpose: str) -> ModuleType:
+    """The module in ``file``. mtime_ns: time of its last change, for the cache: a changed file is executed
     again."""
     name = FILE + Path(file).stem
     spec = importlib.util.spec_from_file_location(name, file)
@@ -131,14 +133,14 @@ def being_loaded() -> str:
 def attribute(module: ModuleType, path: str, purpose: str) -> Callable[..., Any]:
     """The callable at ``path`` ("make_env", "Outer.Inner") in ``module``. Raises ``Refusal`` if there is
     none."""
-    found: Any = module
+    value: Any = module
     for name in path.split("."):
-        found = getattr(found, name, None)
-    if not callable(found):
+        value = getattr(value, name, None)
+    if not callable(value):
         place = getattr(module, "__file__", None) or module.__name__
         raise Refusal(f"{purpose} needs the class or function '{path}', and there is none in {place}.")
-    called: Callable[..., Any] = found
-    return called
+    function: Callable[..., Any] = value
+    return function
 
 
 def folder_of(name: str, module: ModuleType) -> str:
@@ -146,16 +148,16 @@ def folder_of(name: str, module: ModuleType) -> str:
     file = getattr(module, "__file__", None)
     if file is None:
         return ""
-    package = os.path.basename(file) == "__init__.py"
-    folder = Path(os.path.abspath(file)).parents[name.count(".") + package]
-    installed = folder.name in ("site-packages", "dist-packages") or str(folder) in _installed()
-    return "" if installed else str(folder)
+    is_package = os.path.basename(file) == "__init__.py"
+    folder = Path(os.path.abspath(file)).parents[name.count(".") + is_package]
+    is_installed = folder.name in ("site-packages", "dist-packages") or str(folder) in _install_folders()
+    return "" if is_installed else str(folder)
 
 
 @functools.cache
-def _installed() -> frozenset[str]:
-    places = [*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()]
-    return frozenset(os.path.abspath(place) for place in places)
+def _install_folders() -> frozenset[str]:
+    folders = [*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()]
+    return frozenset(os.path.abspath(folder) for folder in folders)
 
 
 def _unusable(name: str, purpose: str, problem: Exception) -> Refusal:

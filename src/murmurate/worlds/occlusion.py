@@ -11,7 +11,7 @@ import numpy.typing as npt
 from murmurate.errors import Refusal
 
 Images = npt.NDArray[np.uint8]
-_GREY = (0.299, 0.587, 0.114)  # shares of red, green and blue
+_GREY_SHARES = (0.299, 0.587, 0.114)  # of red, green and blue
 
 
 def check_rectangle(rectangle: Sequence[int], colour: Sequence[int], width: int, height: int) -> None:
@@ -31,10 +31,11 @@ def check_rectangle(rectangle: Sequence[int], colour: Sequence[int], width: int,
 
 class OccludedStacks:
     """Stacks of small grey images in which a rectangle of the screen is hidden. Apart from that they equal
-    ale-py's stacks: images are reduced by averaging over areas; at the beginning of a game earlier images are
-    0.
+    ale-py's stacks: screens are reduced by averaging over areas; at the beginning of a game the earlier
+    images of a stack are 0.
 
-    rectangle: left, right, top, bottom of the screen. colour: red, green, blue.
+    size: number of games. stack: number of images. side: width and height of an image, in pixels. rectangle:
+    left, right, top, bottom, in pixels of the screen. colour: red, green, blue.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class OccludedStacks:
         self._cv2: Any = cv2
         self._side = side
         self._left, self._right, self._top, self._bottom = rectangle
-        self._grey = round(sum(share * part for share, part in zip(_GREY, colour, strict=True)))
+        self._grey = round(sum(share * value for share, value in zip(_GREY_SHARES, colour, strict=True)))
         self._stacks: Images = np.zeros((size, stack, side, side), np.uint8)
 
     def first(self, screens: Images) -> Images:
@@ -62,12 +63,13 @@ class OccludedStacks:
         return stacks
 
     def shifted(self, screens: Images) -> Images:
-        """The stacks with ``screens`` as their newest images, without a change of what ``next`` goes on
-        from."""
+        """The stacks with ``screens`` as their newest images; ``next`` still continues from the stacks
+        before."""
         stacks = np.empty_like(self._stacks)
         stacks[:, :-1] = self._stacks[:, 1:]
-        for screen, into in zip(screens, stacks[:, -1], strict=True):
-            hidden = screen.copy()
-            hidden[self._top : self._bottom, self._left : self._right] = self._grey
-            into[...] = self._cv2.resize(hidden, (self._side, self._side), interpolation=self._cv2.INTER_AREA)
+        size, area = (self._side, self._side), self._cv2.INTER_AREA
+        for screen, image in zip(screens, stacks[:, -1], strict=True):
+            occluded = screen.copy()
+            occluded[self._top : self._bottom, self._left : self._right] = self._grey
+            image[...] = self._cv2.resize(occluded, size, interpolation=area)
         return stacks

@@ -1,5 +1,5 @@
 """Environments of your own: ``env:my_module:make_env`` or ``env:path/to/file.py:make_env``, a class or a
-function that makes a gymnasium environment with whatever wrappers.
+function that makes a gymnasium environment, with any wrappers.
 
 If it has a parameter ``num_envs``, it must return a ``gymnasium.vector.VectorEnv`` of that many environments
 instead.
@@ -29,7 +29,7 @@ from murmurate.worlds.served import served_environments
 from murmurate.worlds.vector_simulators import VectorSimulators
 from murmurate.worlds.viewed import viewed
 
-_instead: list[Callable[..., Any]] = []  # the innermost ``instead`` is the last
+_replacements: list[Callable[..., Any]] = []  # of the enclosing ``instead`` contexts, the innermost last
 
 
 def names() -> list[str]:
@@ -45,13 +45,13 @@ def world(name: str) -> OwnWorld | None:
     if not name.startswith(PREFIX):
         return None
     target = _own_env.absolute(name.removeprefix(PREFIX))
-    if _instead:
-        _own_env.provide(target, _instead[-1])
+    if _replacements:
+        _own_env.provide(target, _replacements[-1])
     if ":" not in target:
         raise Refusal(
             f"'{name}' names no class or function. Write {PREFIX}module:callable or {PREFIX}FILE.py:callable."
         )
-    _, folder = _own_env.found(target, "", PREFIX + target)
+    _, folder = _own_env.find_callable(target, "", PREFIX + target)
     return OwnWorld(target, folder=folder)
 
 
@@ -68,29 +68,29 @@ def world_name(env: str) -> str:
 
     Raises ``Refusal`` for a module that neither has such a callable nor registers such an id.
     """
-    module, _, last = env.rpartition(":")
+    module_name, _, path = env.rpartition(":")
     if env.startswith((PREFIX, _gym_env.PREFIX)):
         return lasting(env)
-    if module.endswith(".py"):
+    if module_name.endswith(".py"):
         return lasting(PREFIX + env)
     if env.endswith(".py"):
         raise Refusal(
             f"'{env}' is a file. Name the class or function in it that makes the environment: {env}:NAME"
         )
-    if not module:
+    if not module_name:
         return _gym_env.PREFIX + env if env in gymnasium.registry else env
-    source, _ = modules.import_module(module, "", f"The environment {env}")
-    found: Any = source
-    for part in last.split("."):
-        found = getattr(found, part, None)
-    if callable(found):
+    module, _ = modules.import_module(module_name, "", f"The environment {env}")
+    value: Any = module
+    for attribute in path.split("."):
+        value = getattr(value, attribute, None)
+    if callable(value):
         return PREFIX + env
-    if last not in gymnasium.registry:
-        near = difflib.get_close_matches(last, [*vars(source), *gymnasium.registry], n=1, cutoff=0.6)
-        hint = f" Did you mean '{module}:{near[0]}'?" if near else ""
+    if path not in gymnasium.registry:
+        near = difflib.get_close_matches(path, [*vars(module), *gymnasium.registry], n=1, cutoff=0.6)
+        hint = f" Did you mean '{module_name}:{near[0]}'?" if near else ""
         raise Refusal(
-            f"The module '{module}' has no class or function '{last}' and registers no environment of that "
-            f"name.{hint}"
+            f"The module '{module_name}' has no class or function '{path}' and registers no environment of "
+            f"that name.{hint}"
         )
     return _gym_env.PREFIX + env
 
@@ -105,8 +105,8 @@ def world_of(env: str | Callable[..., Any]) -> SimulatorWorld:
             process alone: for the launcher ``inline``.
 
     Raises:
-        Refusal: for a name of nothing; and when a script that is being imported for its environment calls
-            this to start a run.
+        Refusal: for a name that refers to nothing; and when a script that is being imported for its
+            environment calls this to start a run.
     """
     from murmurate.worlds import registry
 
@@ -122,27 +122,28 @@ def world_of(env: str | Callable[..., Any]) -> SimulatorWorld:
             f"env is a {type(env).__name__}, and every simulator needs an environment of its own. Pass a "
             "class or function that makes one, or its name."
         )
-    target, folder = _own_env.named(env)
+    target, folder = _own_env.target_of(env)
     return OwnWorld(target, folder=folder)
 
 
 @contextlib.contextmanager
 def instead(env: str | Callable[..., Any] | None) -> Iterator[None]:
-    """For a run folder whose own class or function cannot be found here: every world that ``world`` returns
-    within this context is made by ``env``, also later in this process. None changes nothing."""
+    """For a run folder whose own class or function cannot be found here: ``env`` makes the environments of
+    every world that ``world`` returns within this context. It still makes them after the context, in this
+    process. None changes nothing."""
     if env is None:
         yield
         return
     if isinstance(env, str):
-        made = world_of(env)
-        if not isinstance(made, OwnWorld):
+        replacement = world_of(env)
+        if not isinstance(replacement, OwnWorld):
             raise Refusal(f"'{env}' names no class or function. Write module:callable or FILE.py:callable.")
-        env, _ = _own_env.found(made.target, made.folder, made.name)
-    _instead.append(env)
+        env, _ = _own_env.find_callable(replacement.target, replacement.folder, replacement.name)
+    _replacements.append(env)
     try:
         yield
     finally:
-        _instead.pop()
+        _replacements.pop()
 
 
 @dataclass(frozen=True)
@@ -184,8 +185,8 @@ class OwnWorld(SimulatorWorld):
     @functools.cached_property
     def images(self) -> bool:
         """Also true for a Dict that holds an image, until ``observe`` chooses other keys."""
-        function, _ = _own_env.found(self.target, self.folder, self.name)
-        if self.observe or _own_env.takes(function, "num_envs"):
+        function, _ = _own_env.find_callable(self.target, self.folder, self.name)
+        if self.observe or _own_env.has_parameter(function, "num_envs"):
             return self.spec().images
         env = _own_env.make(self.target, self.folder, self.name)
         env.close()
@@ -209,9 +210,9 @@ class OwnWorld(SimulatorWorld):
         return viewed(plain, frame_stack=self.frame_stack, rescale_actions=self.rescale_actions)
 
     def formats(self) -> Formats:
-        function, _ = _own_env.found(self.target, self.folder, self.name)
-        if _own_env.takes(function, "num_envs"):
-            env = _own_env.called(function, self.name, False, num_envs=1)
+        function, _ = _own_env.find_callable(self.target, self.folder, self.name)
+        if _own_env.has_parameter(function, "num_envs"):
+            env = _own_env.call(function, self.name, False, num_envs=1)
         else:
             env = _own_env.make(self.target, self.folder, self.name)
         return formats_of(
@@ -223,28 +224,28 @@ class OwnWorld(SimulatorWorld):
         )
 
     def _open(self, simulators: int, first: int, picture: bool) -> Simulators:
-        spaces: dict[str, Any] = {"observe": self.observe, "joint_actions": self.joint_actions}
+        space_options: dict[str, Any] = {"observe": self.observe, "joint_actions": self.joint_actions}
         options: dict[str, Any] = {"target": self.target, "folder": self.folder, "name": self.name}
-        function, _ = _own_env.found(**options)
-        if _own_env.takes(function, "num_envs"):
+        function, _ = _own_env.find_callable(**options)
+        if _own_env.has_parameter(function, "num_envs"):
             self._check_vector()
 
             def make_vector() -> Any:
-                return _own_env.called(function, self.name, picture, num_envs=simulators)
+                return _own_env.call(function, self.name, picture, num_envs=simulators)
 
-            return VectorSimulators(self.name, make_vector, simulators, first, **spaces)
+            return VectorSimulators(self.name, make_vector, simulators, first, **space_options)
         options["max_episode_steps"] = self.max_episode_steps
         if self.served and not picture:
             if (why := self.bound_to_process()) is not None:
                 raise Refusal(f"served is true. {why}")
             spec = dataclasses.replace(self, served=False, frame_stack=1, rescale_actions=False).spec()
             make_served = "murmurate.worlds._own_env:make"
-            return served_environments(spec, make_served, options, simulators, first, **spaces)
+            return served_environments(spec, make_served, options, simulators, first, **space_options)
 
         def make(b: int) -> tuple[Any, int]:
-            return _own_env.make_limited(**options, picture=picture and b == 0)
+            return _own_env.make_without_checks(**options, picture=picture and b == 0)
 
-        return GymSimulators(self.name, make, simulators, first, **spaces)
+        return GymSimulators(self.name, make, simulators, first, **space_options)
 
     def _check_vector(self) -> None:
         """Raise ``Refusal`` if an option is set that has no meaning for a vector environment."""

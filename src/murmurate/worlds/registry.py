@@ -40,14 +40,14 @@ def world_names() -> list[str]:
 
 def families() -> dict[str, list[str]]:
     """The named worlds that can be opened here, by the module that opens them."""
-    named = {module.__name__.rpartition(".")[2]: sorted(module.names()) for module in _modules()}
-    return {family: names for family, names in sorted(named.items()) if names}
+    by_module = {module.__name__.rpartition(".")[2]: sorted(module.names()) for module in _modules()}
+    return {family: names for family, names in sorted(by_module.items()) if names}
 
 
 def vector_worlds() -> tuple[str, ...]:
     """The worlds of ``world_names`` whose actions are vectors: what each module's ``vector_names`` lists."""
-    named = (module.vector_names() for module in _modules() if hasattr(module, "vector_names"))
-    return tuple(sorted(name for names in named for name in names))
+    lists = (module.vector_names() for module in _modules() if hasattr(module, "vector_names"))
+    return tuple(sorted(name for names in lists for name in names))
 
 
 def _modules() -> list[ModuleType]:

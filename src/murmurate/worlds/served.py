@@ -36,11 +36,11 @@ from murmurate.worlds.episodes import EpisodeCounter
 from murmurate.worlds.generators import simulator_seed
 from murmurate.worlds.interface import Picture, first_step
 
-HANG_SECONDS = 10.0
+HANG_SECONDS = 10.0  # time after which a game counts as hung
 _SERVER_SECONDS = 90.0  # longest wait for an answer; long, as the server itself replaces games that hang
-_FAILURES = 3  # most consecutive failures of the server; one more ends the run
-_WORKS = 10  # steps without a failure after which failures are counted from 0 again
-_CLOSE_SECONDS = 5.0
+_MOST_FAILURES = 3  # consecutive failures of the server; one more ends the run
+_STEPS_TO_RECOVER = 10  # steps without a failure after which failures are counted from 0 again
+_CLOSE_SECONDS = 5.0  # longest wait for the server to end
 
 
 class ServedSimulators:
@@ -141,11 +141,11 @@ class ServedSimulators:
         except (OSError, EOFError) as problem:
             return self._replace_server(problem)
         self._steps_since_failure += 1
-        if self._steps_since_failure == _WORKS:
+        if self._steps_since_failure == _STEPS_TO_RECOVER:
             self._failures = 0
-        before, observation = self._observation, self._empty()
-        stacks, old = self._stacks(observation), self._stacks(before)
-        stacks[:, :-1], stacks[:, -1] = old[:, 1:], shared.frame
+        observation = self._empty()
+        stacks, old_stacks = self._stacks(observation), self._stacks(self._observation)
+        stacks[:, :-1], stacks[:, -1] = old_stacks[:, 1:], shared.frame
         reward, terminated, truncated = shared.reward, shared.terminated.copy(), shared.truncated.copy()
         self._counter.tick(reward)
         step = TimeStep(
@@ -157,13 +157,14 @@ class ServedSimulators:
         )
         over = terminated | truncated
         if over.any():
-            rows = over if observation.is_floating_point() else truncated  # valid: see ``TimeStep``
+            # rows with a final observation: see ``TimeStep.final_observation``
+            rows = over if observation.is_floating_point() else truncated
             if rows.any():
                 step.final_observation = observation.clone()
                 self._stacks(step.final_observation)[rows, -1] = shared.final[rows]
             stacks[over] = shared.frame[over, None]
             self._counter.forget(shared.lost)
-            successes = [None if said < 0 else bool(said) for said in shared.success.tolist()]
+            successes = [None if flag < 0 else bool(flag) for flag in shared.success.tolist()]
             step.episodes = self._counter.finish(over & ~shared.lost, successes)
         self._observation = observation
         return step
@@ -216,7 +217,7 @@ class ServedSimulators:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_CLOSE_SECONDS)
         _kill(process)
-        shutil.rmtree(self._folder, ignore_errors=True)  # a server that was killed has left it
+        shutil.rmtree(self._folder, ignore_errors=True)  # a server that was killed has not removed it
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
@@ -224,8 +225,8 @@ class ServedSimulators:
             os.close(self._memory)
 
     def _begin(self) -> tuple[str, ...]:
-        """Begin new episodes in all games. Returns messages about games and servers that were replaced on the
-        way."""
+        """Begin new episodes in all games. Returns messages about the games and servers that failed meanwhile
+        and were replaced."""
         messages: tuple[str, ...] = ()
         while True:
             try:
@@ -240,18 +241,19 @@ class ServedSimulators:
     def _note_failure(self, problem: Exception) -> tuple[str, ...]:
         """Close what is left of the failed server. Returns a message for each simulator.
 
-        Raises RunFailed if the server has failed more than ``_FAILURES`` times in a row.
+        Raises RunFailed if the server has failed more than ``_MOST_FAILURES`` times in a row.
         """
         self._failures, self._steps_since_failure = self._failures + 1, 0
-        how = "gave no answer"
+        failure = "gave no answer"
         if self._process is not None:
             if not isinstance(problem, TimeoutError):  # the server closed the socket, so it is about to end
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    how = f"ended with code {self._process.wait(_CLOSE_SECONDS)}"
+                    failure = f"ended with code {self._process.wait(_CLOSE_SECONDS)}"
             _kill(self._process)
         self.close()
-        cause = f"the process of {self._spec.name} (simulators {self._first} to {self._last}) {how}"
-        if self._failures > _FAILURES:
+        last = self._first + self._size - 1
+        cause = f"the process of {self._spec.name} (simulators {self._first} to {last}) {failure}"
+        if self._failures > _MOST_FAILURES:
             raise errors.RunFailed(f"{cause}, {self._failures} times in a row. See logs/ in the run folder.")
         return tuple([f"{cause} and is started again"] * self._size)
 
@@ -262,33 +264,31 @@ class ServedSimulators:
         self._seed = derive_seed(self._seed, "replaced games", self._failures)
         messages += self._begin()
         final = self._observation.clone()
-        stacks, old = self._stacks(final), self._stacks(self._observation)
-        stacks[:, :-1], stacks[:, -1] = old[:, 1:], old[:, -1]  # the lost step has no frame of its own
+        stacks, old_stacks = self._stacks(final), self._stacks(self._observation)
+        # the lost step has no frame of its own: the last one is repeated
+        stacks[:, :-1], stacks[:, -1] = old_stacks[:, 1:], old_stacks[:, -1]
         self._counter.clear()
         step = first_step(self._first_stacks())
         step.truncated, step.final_observation, step.restarts = ~step.truncated, final, messages
         return step
 
-    @property
-    def _last(self) -> int:
-        return self._first + self._size - 1
-
     # -- the server -----------------------------------------------------------------------------------
 
     def _open(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="murmurate-games-")
-        here, there = socket.socketpair()
-        with there:
+        client_end, server_end = socket.socketpair()
+        with server_end:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "murmurate.worlds._game_server"],
-                stdin=there.fileno(),
+                stdin=server_end.fileno(),
                 pass_fds=(self._memory,),
                 start_new_session=True,  # a process group, so that the processes of the games are killed too
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
-        self._connection = here
-        here.settimeout(_SERVER_SECONDS)
-        server.send(here, server.OPEN, pickle.dumps(dataclasses.replace(self._settings, folder=self._folder)))
+        self._connection = client_end
+        client_end.settimeout(_SERVER_SECONDS)
+        settings = dataclasses.replace(self._settings, folder=self._folder)
+        server.send(client_end, server.OPEN, pickle.dumps(settings))
 
     def _request(self, kind: bytes, payload: bytes = b"") -> None:
         if self._connection is None:
@@ -335,16 +335,15 @@ def served_environments(
     size: int,
     first: int,
     screen: tuple[int, int, int] | None = None,
-    **spaces: Any,
+    **space_options: Any,
 ) -> ServedSimulators:
     """Gymnasium environments, made in a game server by ``make`` ("module:function") with ``options``.
 
-    spaces: ``observe`` and ``joint_actions`` (``_spaces.py``).
+    space_options: ``observe`` and ``joint_actions`` (``_spaces.py``).
     """
-    game = {"make": make, "options": options, **spaces}
-    return ServedSimulators(
-        spec, "murmurate.worlds._env_game:EnvGame", game, size, first=first, screen=screen, savable=True
-    )
+    game = "murmurate.worlds._env_game:EnvGame"
+    game_options = {"make": make, "options": options, **space_options}
+    return ServedSimulators(spec, game, game_options, size, first=first, screen=screen, savable=True)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -1,4 +1,6 @@
-"""Whether an episode terminates, as a function of the observation after a step, which models predict.
+"""Whether an episode terminates, as a function of the observation after a step.
+
+Model-based agents apply it to the observations that their models predict.
 
 A module of this folder, or one that joins it by an entry point of the group ``murmurate.worlds``, offers such
 functions in ``TERMINATIONS``, by the name of their world. A function in a file of your own is named
@@ -22,7 +24,7 @@ AUTO = "auto"
 
 
 def terminations() -> dict[str, Termination]:
-    """All functions by the name of their world."""
+    """All termination functions, by the names of their worlds."""
     known: dict[str, Termination] = {}
     for module in plugins.modules("murmurate.worlds"):
         known.update(getattr(module, "TERMINATIONS", {}))
@@ -39,9 +41,9 @@ def termination(world: str, name: str = AUTO) -> Termination:
         return plugins.function_in_file(name, "termination function", "--agent.termination")
     known = terminations()
     if world not in known:
-        others = ", ".join(sorted(known))
+        known_worlds = ", ".join(sorted(known))
         raise Refusal(
-            f"A model of {world} cannot tell where its episodes end: that is known for {others}. Write "
+            f"A model of {world} cannot tell where its episodes end: that is known for {known_worlds}. Write "
             "a function of observations [B, ...] to bool [B]: --agent.termination FILE.py:FUNCTION."
         )
     return known[world]

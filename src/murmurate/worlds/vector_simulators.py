@@ -15,7 +15,7 @@ from torch import Tensor
 from murmurate.errors import Refusal, RunFailed
 from murmurate.spec import EnvSpec, TimeStep
 from murmurate.worlds._gym_env import success_of
-from murmurate.worlds._spaces import JOINT_ACTIONS, acted, observed
+from murmurate.worlds._spaces import JOINT_ACTIONS, action_format, observation_format
 from murmurate.worlds.episodes import EpisodeCounter
 from murmurate.worlds.generators import simulator_seed
 from murmurate.worlds.gym_simulators import spec_of
@@ -30,9 +30,9 @@ class VectorSimulators:
     Its autoreset mode may be SAME_STEP; or DISABLED, where this class resets environments by ``reset_mask``;
     or, for gymnasium's own ``SyncVectorEnv`` and ``AsyncVectorEnv``, NEXT_STEP: these obey ``reset_mask``
     too, so that no step is lost. Vector environments cannot be saved. An environment that raises or returns
-    numbers that are not finite ends the run, because a single one cannot be replaced.
+    numbers that are not finite ends the run, because no environment can be replaced alone.
 
-    observe, joint_actions: see ``_spaces.observed`` and ``acted``.
+    observe, joint_actions: see ``_spaces.observation_format`` and ``action_format``.
     """
 
     def __init__(
@@ -45,15 +45,15 @@ class VectorSimulators:
         observe: Sequence[str] = (),
         joint_actions: int = JOINT_ACTIONS,
     ) -> None:
-        self._env = made = _checked(make(), name, size)
+        self._env = env = _checked(make(), name, size)
         self._first = first
-        self._resets_itself = _mode(made) == AutoresetMode.SAME_STEP
+        self._resets_itself = _mode(env) == AutoresetMode.SAME_STEP
         # other vector environments may not accept one seed for each environment
-        self._seeds_each = isinstance(made.unwrapped, SyncVectorEnv | AsyncVectorEnv)
-        self._seen = observed(made.single_observation_space, name, observe)
-        self._acted = acted(made.single_action_space, name, joint_actions)
-        self._spec = spec_of(name, self._seen, self._acted)
-        self._batch = batch_space(made.single_observation_space, size)
+        self._takes_seed_list = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
+        self._observations = observation_format(env.single_observation_space, name, observe)
+        self._actions = action_format(env.single_action_space, name, joint_actions)
+        self._spec = spec_of(name, self._observations, self._actions)
+        self._batch_space = batch_space(env.single_observation_space, size)
         self._counter = EpisodeCounter(size)
         self._action: Any = None
 
@@ -68,20 +68,21 @@ class VectorSimulators:
     def reset(self, seed: int) -> TimeStep:
         seeds = [simulator_seed(seed, self._first + b) for b in range(self.size)]
         self._counter.clear()
-        raw, _ = self._guarded("reset", lambda: self._env.reset(seed=seeds if self._seeds_each else seeds[0]))
-        return first_step(torch.from_numpy(self._arranged(raw)))
+        seed_or_seeds = seeds if self._takes_seed_list else seeds[0]
+        raw, _ = self._guarded("reset", lambda: self._env.reset(seed=seed_or_seeds))
+        return first_step(torch.from_numpy(self._converted(raw)))
 
     def send(self, action: Tensor) -> None:
         space = self._env.single_action_space
-        chosen = self._acted.choose(action.numpy())
+        actions = self._actions.convert(action.numpy())
         empty: Any = create_empty_array(space, self.size)
-        self._action = concatenate(space, chosen, empty)
+        self._action = concatenate(space, actions, empty)
 
     def receive(self) -> TimeStep:
         raw, reward, terminated, truncated, info = self._guarded("step", lambda: self._env.step(self._action))
         reward, terminated = np.asarray(reward, np.float64), np.array(terminated, np.bool_)
         truncated = np.array(truncated, np.bool_) & ~terminated
-        observation = self._arranged(raw)
+        observation = self._converted(raw)
         self._counter.tick(reward)
         over = terminated | truncated
         final = None
@@ -91,8 +92,8 @@ class VectorSimulators:
             else:
                 final = observation
                 mask = {"reset_mask": over.copy()}
-                begun, _ = self._guarded("reset", lambda: self._env.reset(options=mask))
-                observation = np.where(_rows(over, observation), self._arranged(begun), observation)
+                raw, _ = self._guarded("reset", lambda: self._env.reset(options=mask))
+                observation = np.where(_expanded(over, observation), self._converted(raw), observation)
         if not np.isfinite(reward).all():
             raise RunFailed(f"{self._place} gave a reward that is not finite. Mend the environment.")
         return TimeStep(
@@ -134,13 +135,13 @@ class VectorSimulators:
         except Exception as problem:
             raise RunFailed(
                 f"{self._place} raised {type(problem).__name__} in {what}: {problem}. Mend the environment, "
-                "or make its parts one by one: then one that fails is replaced."
+                "or make environments one by one: then one that fails is replaced."
             ) from problem
 
-    def _arranged(self, raw: Any) -> npt.NDArray[Any]:
-        """The environment's observations as [B, *spec.observation_shape]."""
-        rows = [self._seen.arrange(row) for row in iterate(self._batch, raw)]
-        return self._checked_finite(np.stack(rows).astype(self._seen.dtype))  # stack copies
+    def _converted(self, raw: Any) -> npt.NDArray[Any]:
+        """The environment's observations as [B, *spec.observation_shape], in a new array."""
+        rows = [self._observations.convert(row) for row in iterate(self._batch_space, raw)]
+        return self._checked_finite(np.stack(rows).astype(self._observations.dtype))
 
     def _checked_finite(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if rows.dtype != np.uint8 and not np.isfinite(rows).all():
@@ -159,44 +160,46 @@ class VectorSimulators:
                     f"{self._place} ended an episode without its last observation: with SAME_STEP the info "
                     "holds 'final_obs'. Add it, or use autoreset_mode DISABLED."
                 )
-            final[b] = self._seen.arrange(row)
+            final[b] = self._observations.convert(row)
         return self._checked_finite(final)
 
     def _successes(self, info: dict[str, Any], over: npt.NDArray[np.bool_]) -> list[bool | None]:
-        source = info.get("final_info", info) if self._resets_itself else info
-        said: list[bool | None] = [None] * self.size
+        """For each simulator where ``over`` is true, whether its episode was a success; None where the
+        environment does not say."""
+        infos = info.get("final_info", info) if self._resets_itself else info
+        successes: list[bool | None] = [None] * self.size
         for b in np.flatnonzero(over).tolist():
-            if isinstance(source, dict):
-                told = {
-                    key: source[key][b]
+            if isinstance(infos, dict):  # arrays [B]; "_success" marks the environments that have "success"
+                info_of_b = {
+                    key: infos[key][b]
                     for key in ("success", "is_success")
-                    if key in source and np.asarray(source.get(f"_{key}", over))[b]
+                    if key in infos and np.asarray(infos.get(f"_{key}", over))[b]
                 }
-                said[b] = success_of(told)
-            elif isinstance(source[b], dict):
-                said[b] = success_of(source[b])
-        return said
+                successes[b] = success_of(info_of_b)
+            elif isinstance(infos[b], dict):
+                successes[b] = success_of(infos[b])
+        return successes
 
 
-def _checked(made: Any, name: str, size: int) -> Any:
-    """``made``, if it is a vector environment of that size with a usable autoreset mode; else raises
+def _checked(env: Any, name: str, size: int) -> Any:
+    """``env``, if it is a vector environment of that size with a usable autoreset mode; else raises
     ``Refusal``."""
-    if not isinstance(made, VectorEnv):
+    if not isinstance(env, VectorEnv):
         raise Refusal(
-            f"The world {name} takes num_envs and is a {type(made).__name__}: return a "
+            f"The world {name} takes num_envs and is a {type(env).__name__}: return a "
             "gymnasium.vector.VectorEnv, or leave num_envs out of its parameters."
         )
-    if made.num_envs != size:
-        raise Refusal(f"The world {name} was asked for {size} environments and has {made.num_envs}.")
-    mode = _mode(made)
+    if env.num_envs != size:
+        raise Refusal(f"The world {name} was asked for {size} environments and has {env.num_envs}.")
+    mode = _mode(env)
     if mode is None:
         raise Refusal(f"The vector environment {name} names no autoreset mode in its metadata. {_ADVICE}")
-    if mode == AutoresetMode.NEXT_STEP and not isinstance(made.unwrapped, SyncVectorEnv | AsyncVectorEnv):
+    if mode == AutoresetMode.NEXT_STEP and not isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv):
         raise Refusal(
             f"The vector environment {name} begins an episode with the step after the last one ended "
             f"(NEXT_STEP), which loses a step of the others. {_ADVICE}"
         )
-    return made
+    return env
 
 
 def _mode(env: Any) -> AutoresetMode | None:
@@ -213,6 +216,6 @@ def _row(values: Any, b: int) -> Any:
     return values[b]
 
 
-def _rows(chosen: npt.NDArray[np.bool_], like: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """``chosen`` [B] in a shape that broadcasts against ``like`` [B, ...]."""
-    return chosen.reshape(-1, *(1,) * (like.ndim - 1))
+def _expanded(mask: npt.NDArray[np.bool_], like: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """``mask`` [B] in a shape that broadcasts against ``like`` [B, ...]."""
+    return mask.reshape(-1, *(1,) * (like.ndim - 1))

@@ -56,11 +56,11 @@ def world(name: str) -> DoomWorld | None:
     """The world of that name, or None. Raises ``MissingExtra`` without vizdoom."""
     scenario = name.removeprefix(_PREFIX).removesuffix(_OCCLUDED)
     occlude = _JINS_RECTANGLES.get(scenario, ()) if name.endswith(_OCCLUDED) else ()
-    made = scenario in _WORLDS and DoomWorld(scenario, **_WORLDS[scenario][1], occlude=occlude)
-    if not made or made.name != name:
+    doom_world = scenario in _WORLDS and DoomWorld(scenario, **_WORLDS[scenario][1], occlude=occlude)
+    if not doom_world or doom_world.name != name:
         return None
     _check_installed()
-    return made
+    return doom_world
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,10 @@ class DoomWorld(SimulatorWorld):
             stacked=True,
             channels=3,
         )
+
+    @property
+    def env_steps_per_second(self) -> float:
+        return 35 / self.frame_skip
 
     def open(
         self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False

@@ -57,25 +57,26 @@ def rounds(capacity: int, batch: int, seed: int = 1) -> tuple[np.ndarray, np.nda
 def serve(name: str, version: str, make: Callable[[str, int, int], Call | None]) -> None:
     """Answer until stdin ends. ``make(task, capacity, batch)`` returns the call to be timed, or None."""
     print(json.dumps({"peer": name, "version": version}), flush=True)
-    cold = np.zeros(0, dtype=np.uint8)
-    made: dict[tuple[str, int, int], Call | None] = {}
+    other_memory = np.zeros(0, dtype=np.uint8)
+    calls: dict[tuple[str, int, int], Call | None] = {}
     for line in sys.stdin:
         request = json.loads(line)
         if request.get("forget"):
-            made.clear()
+            calls.clear()
             print(json.dumps({}), flush=True)
             continue
         key = (request["task"], request["capacity"], request["batch"])
         try:
-            if key not in made:
-                made.clear()
-                made[key] = make(*key)
-            call = made[key]
+            if key not in calls:
+                calls.clear()
+                calls[key] = make(*key)
+            call = calls[key]
             if call is None:
                 answer: dict[str, Any] = {"missing": f"{name} has no {key[0]}"}
             elif request.get("cold"):
-                cold = np.zeros(_COLD_BYTES, dtype=np.uint8) if not len(cold) else cold
-                answer = {"seconds": _cold(call, request["calls"], cold)}
+                if not len(other_memory):
+                    other_memory = np.zeros(_COLD_BYTES, dtype=np.uint8)
+                answer = {"seconds": _cold(call, request["calls"], other_memory)}
             else:
                 answer = {"seconds": _hot(call, request["calls"])}
         except Exception as problem:  # reported, so that the benchmark goes on without it
@@ -88,13 +89,13 @@ def _hot(call: Call, calls: int) -> float:
     began = time.perf_counter()
     for _ in range(3):
         call()
-    once = (time.perf_counter() - began) / 3
-    block = max(1, min(calls, int(_BLOCK_SECONDS / max(once, 1e-7))))
+    call_seconds = (time.perf_counter() - began) / 3
+    block = max(1, min(calls, int(_BLOCK_SECONDS / max(call_seconds, 1e-7))))
     for _ in range(block):
         call()
     blocks: list[float] = []
-    until = time.perf_counter() + _WINDOW_SECONDS
-    while len(blocks) < _LEAST_BLOCKS or (len(blocks) < calls // block and time.perf_counter() < until):
+    deadline = time.perf_counter() + _WINDOW_SECONDS
+    while len(blocks) < _LEAST_BLOCKS or (len(blocks) < calls // block and time.perf_counter() < deadline):
         began = time.perf_counter()
         for _ in range(block):
             call()

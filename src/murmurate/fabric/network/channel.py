@@ -60,6 +60,7 @@ class NetworkChannel:
             self.traffic,
             lambda: self._register.published,
         )
+        # the vectors' form must be the same at all members; ``_mismatch`` says how it differs at a peer
         self._form = f"{self._count} of {like.dtype}, compression {compression}"
         self._mismatch = ""
         with endpoint.lock:
@@ -137,16 +138,17 @@ class NetworkChannel:
                 self._register.promise(rank, version)
         return result
 
-    def _vectors(self, parts: Any) -> list[Tensor]:
-        whole = torch.from_numpy(parts).view(self._collectives.dtype)
-        return [v.view(self._shape) for v in whole.view(-1, self._count)]
+    def _vectors(self, data: Any) -> list[Tensor]:
+        """The vectors in the buffer of a round's result, in the channel's shape."""
+        flat = torch.from_numpy(data).view(self._collectives.dtype)
+        return [v.view(self._shape) for v in flat.view(-1, self._count)]
 
     # -- mail ---------------------------------------------------------------------------------------
 
     def send(
         self, to: int, tag: str, x: Tensor, note: float = 0.0, deadline_seconds: float | None = None
     ) -> bool:
-        self._check(x, shorter=True)
+        self._check(x, may_be_shorter=True)
         if deadline_seconds is None:
             deadline_seconds = self._endpoint.deadline_seconds
         return self._mailbox.send(self._fabric_rank(to), tag, x, note, deadline_seconds)
@@ -236,7 +238,7 @@ class NetworkChannel:
             self._endpoint.connections[peer].announce(("shm", self._identity.hex()), offered)
 
     def _map(self, sender: int, offered: Any) -> None:
-        """Map the memory that a local peer offers; if that fails, the peer has to send everything."""
+        """Map the memory that a local peer offers; if that fails, the peer sends all over the connection."""
         connection = self._endpoint.connections[sender]
         register, lane = (int(start) for start in offered)
         if self._mismatch:
@@ -280,9 +282,9 @@ class NetworkChannel:
         """The rank in the fabric of the member that has ``rank`` in this channel."""
         return self._group[checked_rank(rank, self.size)]
 
-    def _check(self, x: Tensor | None = None, shorter: bool = False) -> None:
+    def _check(self, x: Tensor | None = None, may_be_shorter: bool = False) -> None:
         """Raise an error if the members' channels do not match, or ``x`` does not fit this one."""
         if self._mismatch:
             raise FabricError(self._mismatch)
-        if x is not None and (x.numel() > self._count or not shorter):
+        if x is not None and (x.numel() > self._count or not may_be_shorter):
             check_shape(self.name, self._shape, x)

@@ -30,11 +30,11 @@ from murmurate.fabric.network.endpoint import Endpoint
 from murmurate.fabric.network.engine import Attempt, Engine
 from murmurate.fabric.network.frames import Frame, FrameRejected, Kind
 from murmurate.fabric.network.process_group import DTYPES, ProcessGroups
-from murmurate.fabric.network.reduce_scatter import ACTS, ReduceScatter
+from murmurate.fabric.network.reduce_scatter import PIECE_ACTS, ReduceScatter
 from murmurate.fabric.network.round import Result, RoundInput, RoundState, member_ranks
 
 _MIN_ENGINE_BYTES = 256 << 10  # smaller vectors go through the leader, which needs fewer messages
-# wait for the leader's result after the deadline, and for frames in flight once a member has finished
+# how long to wait for the leader's result after the deadline, and for a finished member's frames in flight
 _GRACE_SECONDS = 1.0
 
 
@@ -74,8 +74,8 @@ class NetworkCollectives:
             state.round, state.call = state.round + 1, call
             members = sorted(state.members)
         result = None
-        engine_can = self._lease_seconds > 0 and (call != "mean" or self.dtype.is_floating_point)
-        if engine_can and self._bytes >= _MIN_ENGINE_BYTES and len(members) > 1:
+        engine_allowed = self._lease_seconds > 0 and (call != "mean" or self.dtype.is_floating_point)
+        if engine_allowed and self._bytes >= _MIN_ENGINE_BYTES and len(members) > 1:
             result = self._by_engine(state.round, call, x, members)
         if result is None:
             result = self._by_leader(state.round, call, x, end)
@@ -87,12 +87,13 @@ class NetworkCollectives:
     def _by_engine(self, number: int, call: str, x: Tensor | None, members: list[int]) -> Result | None:
         """The result; None if the leader must execute the round: all members have then been notified."""
         endpoint, state = self._endpoint, self._state
-        end = time.monotonic() + self._lease_seconds
+        lease_end = time.monotonic() + self._lease_seconds
 
         def is_void() -> bool:
+            """Whether an engine's result of this round must not be accepted."""
             oldest = (self._groups and self._groups.since) or number  # the round that made the process group
             repeated = any(state.repeat.get(rank, 0) >= oldest for rank in members)
-            late = time.monotonic() > end
+            late = time.monotonic() > lease_end
             return repeated or late or bool(self._mismatch) or not state.members.issuperset(members)
 
         finished_at: list[float] = []  # when a member was first seen to have finished
@@ -106,20 +107,20 @@ class NetworkCollectives:
             return bool(finished_at) and time.monotonic() - finished_at[0] > _GRACE_SECONDS
 
         attempt = Attempt(endpoint.rank, number, call, members, x, self._version(), should_abort)
-        carried = None
+        result = None
         with contextlib.suppress(RuntimeError):  # raised by gloo
             groups = self._groups
-            by_group = groups is not None and groups.make(attempt)
+            has_group = groups is not None and groups.make(attempt)
             engine: Engine = self._reduce_scatter
-            if groups is not None and by_group and call == "mean":
+            if groups is not None and has_group and call == "mean":
                 engine = groups
-            carried = engine.carry(attempt)
+            result = engine.execute(attempt)
         with endpoint.lock:
-            reached = all(
+            all_in_reach = all(
                 endpoint.connections[rank].connected or self._is_gone(rank) for rank in attempt.others
             )
-            if carried is not None and reached and not is_void():
-                state.last = Result(number, call, members, carried.data, carried.versions, carried.divisor)
+            if result is not None and all_in_reach and not is_void():
+                state.last = Result(number, call, members, result.data, result.versions, result.divisor)
                 return state.last
             state.asked = number
             for rank in attempt.others:
@@ -129,13 +130,14 @@ class NetworkCollectives:
         return None
 
     def _by_leader(self, number: int, call: str, x: Tensor | None, end: float) -> Result:
-        own = None
+        """The result of the round that the leader (this member or another) executes. Raises FabricError."""
+        copied = None
         if x is not None:
-            own = self._endpoint.buffers.take(self._bytes)
-            as_tensor(own, self.dtype).copy_(x)
+            copied = self._endpoint.buffers.take(self._bytes)
+            as_tensor(copied, self.dtype).copy_(x)
         endpoint, state = self._endpoint, self._state
         with endpoint.lock:
-            part = RoundInput(call, own, self._version())
+            part = RoundInput(call, copied, self._version())
             leaders: list[int] = []  # those to which our part was sent
 
             def done() -> bool:
@@ -179,9 +181,9 @@ class NetworkCollectives:
             return True
         if not endpoint.out_of_reach(rank):
             return False
-        here = [r for r in members if not self._is_gone(r) and not endpoint.out_of_reach(r)]
-        there = [r for r in members if not self._is_gone(r) and endpoint.out_of_reach(r)]
-        return len(here) > len(there) or (len(here) == len(there) and min(here) < min(there))
+        near = [r for r in members if not self._is_gone(r) and not endpoint.out_of_reach(r)]
+        far = [r for r in members if not self._is_gone(r) and endpoint.out_of_reach(r)]
+        return len(near) > len(far) or (len(near) == len(far) and min(near) < min(far))
 
     def _is_gone(self, rank: int) -> bool:
         """Whether ``rank`` cannot send the round's result any more, as it is dead or has finished. A finished
@@ -217,6 +219,7 @@ class NetworkCollectives:
         self._endpoint.connections[leader].post(frame)
 
     def _silent(self, number: int) -> list[int]:
+        """For the leader: the members that have not sent their part. For all others: the leader."""
         state = self._state
         if state.leader != self._endpoint.rank:
             return [] if state.leader is None else [state.leader]
@@ -320,7 +323,7 @@ class NetworkCollectives:
 
     def check_length(self, frame: Frame, length: int) -> None:
         """Raises FrameRejected if a frame of this kind cannot have a payload of ``length`` bytes."""
-        fits = length == self._bytes or (frame.meta.get("act") in ACTS and length < self._bytes)
+        fits = length == self._bytes or (frame.meta.get("act") in PIECE_ACTS and length < self._bytes)
         if frame.meta.get("act") == "result" and frame.meta.get("call") == "gather":
             fits = length == self._bytes * len(member_ranks(frame.meta.get("members"), self._endpoint.size))
         if not fits:
@@ -331,7 +334,7 @@ class NetworkCollectives:
         self._traffic.bytes += frame.length
         if act == "part":
             self._receive_part(sender, number, frame)
-        elif act in ACTS:
+        elif act in PIECE_ACTS:
             self._receive_piece(sender, number, frame)
         elif act == "again":
             self._receive_repeat_request(sender, number)
@@ -382,8 +385,8 @@ class NetworkCollectives:
             self._tell_failed(sender, number, self._left_out_message(sender))
             return
         state.repeat[sender] = number
-        idle = state.last is not None and state.last.round == state.round
-        if groups is not None and idle and number >= groups.since:
+        between_rounds = state.last is not None and state.last.round == state.round
+        if groups is not None and between_rounds and number >= groups.since:
             groups.drop()
         if state.last is not None and state.last.round == number:
             self._send_result(sender, state.last)

@@ -41,7 +41,7 @@ class Codec(Encoder, Protocol):
 
 
 class WireCopy:
-    """A vector that is being copied from ``source`` into the buffer ``wire``, or was copied (None as source).
+    """A vector in the buffer ``wire``, or one that is still being copied there from ``source``.
 
     It may be sent directly from the source and copied afterwards, or another thread may send it from the
     buffer while it is copied. After ``finish`` the whole vector is in the buffer, and the source may change.
@@ -100,7 +100,7 @@ class CopyReader:
 
 
 def begin_copy(encoder: Encoder, x: Tensor, wire: Bytes) -> WireCopy:
-    """Begin to write ``x`` into ``wire``: if it must be converted, the whole of it now; else it is left to be
+    """Begin to write ``x`` into ``wire``. If ``x`` must be converted, all of it is written now; else it is
     copied while it is sent."""
     if encoder.exact and x.device.type == "cpu":
         return WireCopy(wire, x.detach().reshape(-1).to(encoder.dtype))
@@ -170,8 +170,9 @@ class Int8Codec:
         return scales.to(self.dtype).repeat_interleave(BLOCK)[: self._count].mul_(numbers)
 
     def _parts(self, wire: Bytes) -> tuple[Tensor, Tensor]:
-        whole = as_tensor(wire, torch.uint8)
-        return whole[: self._scales_bytes].view(torch.float32), whole[self._scales_bytes :].view(torch.int8)
+        """(scales [blocks], rounded numbers [N]): views of ``wire``"""
+        octets = as_tensor(wire, torch.uint8)
+        return octets[: self._scales_bytes].view(torch.float32), octets[self._scales_bytes :].view(torch.int8)
 
 
 def codec(compression: Compression, count: int, dtype: torch.dtype) -> Codec:
@@ -203,10 +204,10 @@ class ErrorFeedback:
         if self.exact:
             self._codec.encode(x, wire)
             return
-        whole = x.detach().reshape(-1).to("cpu", copy=True)
+        corrected = x.detach().reshape(-1).to("cpu", copy=True)
         if self.residual is not None:
-            whole += self.residual
-        self._codec.encode(whole, wire)
-        rest = whole.sub_(self._codec.decode(wire))
-        # the residual of a delta that is not finite would make all later messages so
-        self.residual = rest if bool(torch.isfinite(rest).all()) else None
+            corrected += self.residual
+        self._codec.encode(corrected, wire)
+        residual = corrected.sub_(self._codec.decode(wire))
+        # a residual that is not finite would make all later messages not finite, too
+        self.residual = residual if bool(torch.isfinite(residual).all()) else None

@@ -99,7 +99,7 @@ class PeerConnection:
         self._has_connected = False  # to this incarnation of the peer
         self._claimed = False  # a thread other than the sending thread is writing
         self._writing = False  # the sending thread is writing
-        self._nudged = False
+        self._nudged = False  # see ``nudge``
         self._unfinished: tuple[Pipe, FrameWriter] | None = None  # a frame begun in ``send_claimed``
         self._sender = threading.Thread(target=self._send, name=f"connection-{self.peer}", daemon=True)
         self._readers: list[threading.Thread] = []
@@ -151,10 +151,10 @@ class PeerConnection:
 
         To be called without the lock.
         """
-        rest = None
+        unfinished = None
         try:
             writer = pipe.writer(frame, copy)
-            rest = None if writer.write(wait=False) else (pipe, writer)
+            unfinished = None if writer.write(wait=False) else (pipe, writer)
         except OSError:
             with self._owner.lock:
                 self._half_open = self._half_open or self._pipe is pipe
@@ -162,8 +162,8 @@ class PeerConnection:
             copy.finish()
             with self._owner.lock:
                 self._claimed = False
-                # a new connection begins with all frames that were not acknowledged, so the rest is dropped
-                self._unfinished = rest if self._pipe is pipe else None
+                # a new connection begins with all frames that were not acknowledged, so this one is dropped
+                self._unfinished = unfinished if self._pipe is pipe else None
                 if self._unfinished or self.queue.is_pending or self._nudged or self._pipe is not pipe:
                     self._work.notify()
 
@@ -190,13 +190,14 @@ class PeerConnection:
         reconnect changes nothing about shared memory.
         """
         with self._owner.lock:
+            if handshake.incarnation != self.record.incarnation:  # it has restarted since the handshake
+                handshake.pipe.close()
+                raise Closed
+            if handshake.received > self.queue.posted:
+                handshake.pipe.close()
+                raise FrameRejected("number", f"rank {self.peer} acknowledges frames that were never sent")
             old, self._pipe = self._pipe, handshake.pipe
             self._half_open = False
-            if handshake.incarnation != self.record.incarnation:
-                raise RuntimeError("the handshake was with another incarnation of the peer")
-            if handshake.received > self.queue.posted:
-                self._pipe = None
-                raise FrameRejected("number", f"rank {self.peer} acknowledges frames that were never sent")
             self._acknowledge(handshake.received)
             self._unfinished = None
             self.queue.resend_all()
@@ -284,9 +285,9 @@ class PeerConnection:
 
     def _next_writer(self, pipe: Pipe) -> FrameWriter | None:
         """The writer of the next frame; before that, of a frame that another thread has begun on ``pipe``."""
-        rest, self._unfinished = self._unfinished, None
-        if rest is not None and rest[0] is pipe:
-            return rest[1]
+        unfinished, self._unfinished = self._unfinished, None
+        if unfinished is not None and unfinished[0] is pipe:
+            return unfinished[1]
         frame = self._next_frame()
         return None if frame is None else pipe.writer(frame)
 
@@ -328,6 +329,7 @@ class PeerConnection:
         return restarted
 
     def _note_alive(self, alive: bool) -> None:
+        """Mark the peer dead if it is not ``alive``, unless it has connected meanwhile."""
         with self._owner.lock:
             if alive or self._pipe is not None or self.dead or self._owner.closed:
                 return
@@ -347,7 +349,7 @@ class PeerConnection:
                 with owner.lock:
                     if self._pipe is not pipe:
                         return
-                    self._arrived(frame)
+                    self._handle_frame(frame)
         except FrameRejected as refusal:
             with owner.lock:
                 if self._pipe is pipe and not owner.closed:
@@ -367,8 +369,8 @@ class PeerConnection:
                     self._work.notify()
                     owner.notify()
 
-    def _arrived(self, frame: Frame) -> None:
-        self._owner.notify()  # first, so that waiting threads continue before our answer is sent
+    def _handle_frame(self, frame: Frame) -> None:
+        self._owner.notify()  # first, so that threads waiting for it continue before the reply is sent
         if frame.kind is Kind.CONTROL:
             for key, value in state_of(frame):
                 if key == ("received",):

@@ -32,7 +32,7 @@ log = logging.getLogger("murmurate.fabric.network.fabric")
 _JOIN_SECONDS = 2.0
 # how long to wait for a valid record in place of one made with another secret, perhaps by an earlier process
 _REFUSED_SECONDS = 5.0
-_FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 20e-6, 500e-6  # between two looks into shared memory
+_FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 20e-6, 500e-6  # between two polls of shared memory
 
 
 class Receiver(Protocol):
@@ -89,15 +89,15 @@ class Endpoint:
 
     def _rendezvous(self, address: str) -> None:
         """Publish our record, wait for the records of all others, and then for the connections."""
-        me = self.credentials
-        record = PeerRecord(self.rank, address, self.port, me.identity.public, me.identity.incarnation)
+        identity = self.credentials.identity
+        record = PeerRecord(self.rank, address, self.port, identity.public, identity.incarnation)
         self._store.set(str(self.rank), record.pack())
         end = time.monotonic() + self.deadline_seconds
         others = [rank for rank in range(self.size) if rank != self.rank]
         records = {rank: self._await_record(rank, end) for rank in others}
         with self.lock:
-            for rank, theirs in records.items():
-                self.connections[rank] = PeerConnection(self, theirs)
+            for rank, peer_record in records.items():
+                self.connections[rank] = PeerConnection(self, peer_record)
             for connection in self.connections.values():
                 connection.start()
             # a peer to which there is no connection after this wait counts as silent
@@ -118,9 +118,9 @@ class Endpoint:
             if not refused:
                 refused, end = True, min(end, time.monotonic() + _REFUSED_SECONDS)
             time.sleep(min(0.05, max(left, 0.0)))
-        patience = min(self.deadline_seconds, _REFUSED_SECONDS) if refused else self.deadline_seconds
+        waited = min(self.deadline_seconds, _REFUSED_SECONDS) if refused else self.deadline_seconds
         raise FabricError(
-            f"rank {self.rank} waited {patience:g} s for rank {rank} at the rendezvous: "
+            f"rank {self.rank} waited {waited:g} s for rank {rank} at the rendezvous: "
             f"{problem}. Look at its log, and start all members with the same run id, epoch and secret."
         )
 
@@ -203,6 +203,7 @@ class Endpoint:
             self.pending.keep_announcement(connection.peer, key, value)
 
     def due(self, connection: PeerConnection) -> Frame | None:
+        """See ``ConnectionOwner.due``. The channels take turns."""
         channels = list(self._channels.values())
         start = self._next_channel.get(connection.peer, 0)
         for step in range(len(channels)):
@@ -328,13 +329,13 @@ class Endpoint:
             for connection in self.connections.values():
                 connection.post(Frame(Kind.FINISHED))
 
-            def over() -> bool:
+            def nobody_waits() -> bool:
                 return all(
                     self.dead(x.peer) or (x.finished and not (x.queue and x.connected))
                     for x in self.connections.values()
                 )
 
-            if not self.wait(over, linger_seconds):
+            if not self.wait(nobody_waits, linger_seconds):
                 late = [x.peer for x in self.connections.values() if x.queue and not self.dead(x.peer)]
                 if late:
                     log.warning("rank(s) %s did not receive all messages within %g s", late, linger_seconds)

@@ -33,7 +33,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Carried:
+class EngineResult:
     """The result of an attempt. data: a buffer of vectors, still to be divided by ``divisor``. versions: by
     rank, the newest version in the member's register before the round."""
 
@@ -43,6 +43,6 @@ class Carried:
 
 
 class Engine(Protocol):
-    def carry(self, attempt: Attempt) -> Carried | None:
-        """The result, or None if the attempt was aborted. To be called without the lock."""
+    def execute(self, attempt: Attempt) -> EngineResult | None:
+        """The round's result, or None if the attempt was aborted. To be called without the lock."""
         ...

@@ -1,4 +1,4 @@
-"""The fabric across hosts: an authenticated and encrypted TCP connection between each two members.
+"""The fabric across hosts: an authenticated and encrypted TCP connection between every two members.
 
 *Register*: a reader has at most one request pending, so it gets the newest version whenever the connection is
 free, and a publisher sends nothing to members that do not read (``register``).
@@ -101,7 +101,7 @@ class NetworkFabric:
 
         if self.cipher not in CIPHERS:
             raise ValueError(f"cipher is one of {', '.join(CIPHERS)}, not '{self.cipher}'")
-        codec(self.compression, 1, torch.float32)
+        codec(self.compression, 1, torch.float32)  # only to check the name of the compression
         identity = Identity()
         credentials = Credentials(
             self.rank,
@@ -150,17 +150,17 @@ def run_members(
     options: further arguments of ``NetworkFabric``.
     """
     with tempfile.TemporaryDirectory(prefix="murmurate-") as folder:
-        start = functools.partial(
-            _member,
+        make_fabric = functools.partial(
+            _make_fabric,
             os.path.join(folder, "rendezvous"),
             secrets.token_hex(8),
             secrets.token_bytes(32),
             options,
         )
-        return run(size, functions, start, deadline_seconds)
+        return run(size, functions, make_fabric, deadline_seconds)
 
 
-def _member(
+def _make_fabric(
     file: str,
     run_id: str,
     secret: bytes,

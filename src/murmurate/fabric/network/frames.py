@@ -122,33 +122,34 @@ class FrameWriter:
                     if wait:
                         raise
                     # copies, as these buffers may change before another thread continues
-                    self._unwritten = [memoryview(bytes(part)) for part in self._unwritten]
+                    self._unwritten = [memoryview(bytes(buffer)) for buffer in self._unwritten]
                     return False
-            parts = next(self._pieces, None)
-            if parts is None:
+            buffers = next(self._pieces, None)
+            if buffers is None:
                 return True
-            self._unwritten = [memoryview(part) for part in parts]
+            self._unwritten = [memoryview(buffer) for buffer in buffers]
 
 
 class Pipe:
     """One connection after its handshake. One thread sends, one receives.
 
-    peer_reads: whether the peer can read payloads in our shared memory. local_peer: the peer's shared memory,
-    if we can read it.
+    sealer, opener: the streams that seal what is sent, and open what is received. peer_reads: whether the
+    peer can read payloads in our shared memory. local_peer: the peer's shared memory, if we can read it.
     """
 
     def __init__(
         self,
         sock: socket.socket,
         origin: Origin,
-        sends: AeadStream,
-        receives: AeadStream,
+        sealer: AeadStream,
+        opener: AeadStream,
         peer_reads: bool = False,
         local_peer: ShmPeer | None = None,
     ) -> None:
         self._socket, self._origin = sock, origin
-        self._sends, self._receives = sends, receives
+        self._sealer, self._opener = sealer, opener
         self.peer_reads, self.local_peer = peer_reads, local_peer
+        # buffers for one sealed piece to be sent, and one received
         self._sealed = memoryview(bytearray(PIECE_BYTES + TAG_BYTES))
         self._unopened = memoryview(bytearray(PIECE_BYTES + TAG_BYTES))
 
@@ -178,16 +179,16 @@ class Pipe:
     ) -> Iterator[list[Any]]:
         """The buffers to write, piece by piece; each must be written before the next is generated."""
         meta = json.dumps(frame.meta, separators=(",", ":")).encode() if frame.meta else b""
-        where = origin or self._origin
-        shared: RegionAddress | None = None
+        origin = origin or self._origin
+        address: RegionAddress | None = None
         if self.peer_reads and source is None:  # a payload that is still being copied is always sent
-            shared = getattr(frame.payload, "address", None)
+            address = getattr(frame.payload, "address", None)
         header = _HEADER.pack(
             _MAGIC,
             frame.kind,
-            _SHARED if shared else 0,
-            where.run,
-            where.epoch,
+            _SHARED if address else 0,
+            origin.run,
+            origin.epoch,
             frame.channel,
             frame.number,
             frame.version,
@@ -196,35 +197,35 @@ class Pipe:
             frame.length if length is None else length,
         )
         # sent together with the first piece of the vector, so that the receiver wakes up only once for both
-        parts = self._sealed_copy(header) + (self._sealed_copy(meta) if meta else [])
-        if shared is not None:
-            parts += self._sealed_copy(shared.pack())
-        if not frame.length or shared is not None:
-            yield parts
+        buffers = self._sealed_copy(header) + (self._sealed_copy(meta) if meta else [])
+        if address is not None:
+            buffers += self._sealed_copy(address.pack())
+        if not frame.length or address is not None:
+            yield buffers
             return
         payload = memoryview(frame.payload).cast("B")
         for start in range(0, len(payload), PIECE_BYTES):
             stop = min(start + PIECE_BYTES, len(payload))
             piece = payload[start:stop] if source is None else source.read(start, stop)
-            yield parts + self._sealed_in_buffer(piece)
-            parts = []
+            yield buffers + self._sealed_in_buffer(piece)
+            buffers = []
             if source is not None:
                 source.copy_up_to(stop)
 
     def _sealed_copy(self, content: bytes) -> list[Any]:
         """Buffers with the sealed content, which stay valid."""
-        if not self._sends.encrypt:
-            return [content, self._sends.tag(content)]
+        if not self._sealer.encrypt:
+            return [content, self._sealer.tag(content)]
         sealed = bytearray(len(content) + TAG_BYTES)
-        self._sends.seal_into(content, sealed)
+        self._sealer.seal_into(content, sealed)
         return [sealed]
 
     def _sealed_in_buffer(self, piece: memoryview) -> list[Any]:
         """Buffers with the sealed piece, which must be written before the next piece is sealed."""
-        if not self._sends.encrypt:
-            return [piece, self._sends.tag(piece)]
+        if not self._sealer.encrypt:
+            return [piece, self._sealer.tag(piece)]
         sealed = self._sealed[: len(piece) + TAG_BYTES]
-        self._sends.seal_into(piece, sealed)
+        self._sealer.seal_into(piece, sealed)
         return [sealed]
 
     # -- receiving ----------------------------------------------------------------------------------
@@ -284,14 +285,14 @@ class Pipe:
         """Receive a sealed piece, authenticate it, and write its content into ``piece``."""
         length = len(piece)
         try:
-            if self._receives.encrypt:
+            if self._opener.encrypt:
                 sealed = self._unopened[: length + TAG_BYTES]
                 read_whole(self._socket, [sealed], first)
-                self._receives.open_into(sealed, piece)
+                self._opener.open_into(sealed, piece)
             else:
                 tag = bytearray(TAG_BYTES)
                 read_whole(self._socket, [piece, memoryview(tag)], first)
-                self._receives.check(piece, tag)
+                self._opener.check(piece, tag)
         except InvalidTag:
             raise FrameRejected("checksum", "a message that was changed on its way") from None
 
@@ -311,7 +312,7 @@ def read_whole(sock: socket.socket, buffers: list[memoryview], first: bool = Fal
 
     first: whether a frame begins here. Raises Closed if the connection ends before a frame, FrameRejected if
     it ends within one. Raises SilenceTimeout if nothing arrives for too long, or less than a kilobyte a
-    second: otherwise, after lost bytes, the peer's heartbeats would slowly be read as the rest of the frame.
+    second: if bytes of the frame were lost, the peer's heartbeats would slowly be read as the rest of it.
     """
     begun = not first
     while buffers:

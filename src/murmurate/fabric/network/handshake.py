@@ -123,13 +123,13 @@ def dial(credentials: Credentials, record: PeerRecord, received: int, seconds: f
             noise = _noise(credentials, hello, record, initiates=True)
             sock.sendall(hello + noise.write(_COUNT.pack(received)))
             answer = noise.read(_received(sock, message_bytes(_ANSWER.size)))
-        peer_received, *memory = _ANSWER.unpack(answer)
-        sends, receives = _streams(credentials, noise)
-        local_peer = _local_peer(credentials, memory, record)
+        peer_received, *peer_memory = _ANSWER.unpack(answer)
+        sealer, opener = _streams(credentials, noise)
+        local_peer = _local_peer(credentials, peer_memory, record)
         # without this message, the listener could not exclude that the handshake was a replayed one
-        _send(sock, sends, _LOCAL.pack(*_own_memory(credentials), local_peer is not None))
-        (peer_reads,) = struct.unpack("?", _read(sock, receives, 1))
-        return _finished(sock, credentials, record, peer_received, sends, receives, local_peer, peer_reads)
+        _send(sock, sealer, _LOCAL.pack(*_own_memory(credentials), local_peer is not None))
+        (peer_reads,) = struct.unpack("?", _read(sock, opener, 1))
+        return _finished(sock, credentials, record, peer_received, sealer, opener, local_peer, peer_reads)
     except BaseException:
         sock.close()
         raise
@@ -159,11 +159,11 @@ def answer(
         (peer_received,) = _COUNT.unpack(noise.read(_received(sock, message_bytes(_COUNT.size))))
         received = received_of(theirs.rank)
         sock.sendall(noise.write(_ANSWER.pack(received, *_own_memory(credentials))))
-    sends, receives = _streams(credentials, noise)
-    *memory, peer_reads = _LOCAL.unpack(_read(sock, receives, _LOCAL.size))
-    local_peer = _local_peer(credentials, memory, record)
-    _send(sock, sends, bytes([local_peer is not None]))
-    return _finished(sock, credentials, record, peer_received, sends, receives, local_peer, peer_reads)
+    sealer, opener = _streams(credentials, noise)
+    *peer_memory, peer_reads = _LOCAL.unpack(_read(sock, opener, _LOCAL.size))
+    local_peer = _local_peer(credentials, peer_memory, record)
+    _send(sock, sealer, bytes([local_peer is not None]))
+    return _finished(sock, credentials, record, peer_received, sealer, opener, local_peer, peer_reads)
 
 
 @contextlib.contextmanager
@@ -182,10 +182,11 @@ def _noise(credentials: Credentials, hello: bytes, record: PeerRecord, initiates
 
 
 def _streams(credentials: Credentials, noise: Noise) -> tuple[AeadStream, AeadStream]:
-    sends, receives = (
+    """(sealer, opener): see ``Pipe``"""
+    sealer, opener = (
         AeadStream(key, credentials.encrypt, credentials.handshake_cipher) for key in noise.split()
     )
-    return sends, receives
+    return sealer, opener
 
 
 def _own_memory(credentials: Credentials) -> tuple[int, int]:
@@ -193,9 +194,9 @@ def _own_memory(credentials: Credentials) -> tuple[int, int]:
     return os.getpid(), -1 if credentials.shm is None else credentials.shm.descriptor
 
 
-def _local_peer(credentials: Credentials, memory: list[int], record: PeerRecord) -> ShmPeer | None:
+def _local_peer(credentials: Credentials, peer_memory: list[int], record: PeerRecord) -> ShmPeer | None:
     """The shared memory of the authenticated peer; None if it cannot be read here."""
-    pid, descriptor = memory
+    pid, descriptor = peer_memory
     shm = credentials.shm
     return None if shm is None else shm.open_peer(pid, descriptor, record.incarnation)
 
@@ -205,26 +206,26 @@ def _finished(
     credentials: Credentials,
     record: PeerRecord,
     peer_received: int,
-    sends: AeadStream,
-    receives: AeadStream,
+    sealer: AeadStream,
+    opener: AeadStream,
     local_peer: ShmPeer | None,
     peer_reads: bool,
 ) -> Handshake:
     set_timeouts(sock, credentials.silence_seconds)
     peer_reads = peer_reads and credentials.shm is not None
-    pipe = Pipe(sock, credentials.origin, sends, receives, peer_reads, local_peer)
+    pipe = Pipe(sock, credentials.origin, sealer, opener, peer_reads, local_peer)
     return Handshake(pipe, record.rank, record.incarnation, peer_received)
 
 
-def _send(sock: socket.socket, sends: AeadStream, text: bytes) -> None:
-    sock.sendall(text + sends.tag(text))
+def _send(sock: socket.socket, sealer: AeadStream, text: bytes) -> None:
+    sock.sendall(text + sealer.tag(text))
 
 
-def _read(sock: socket.socket, receives: AeadStream, length: int) -> bytes:
+def _read(sock: socket.socket, opener: AeadStream, length: int) -> bytes:
     """Receive and authenticate the first message under the new keys."""
     text = _received(sock, length + TAG_BYTES)
     with _refusing("a message in the handshake was changed on its way, or it does not have the keys"):
-        receives.check(text[:length], text[length:])
+        opener.check(text[:length], text[length:])
     return text[:length]
 
 

@@ -1,8 +1,8 @@
 """The port at which a member listens. Strangers can neither close it nor keep other members from connecting.
 
-A connection is half-open until its handshake has ended. Half-open connections are limited in duration, and in
-number, in all and from each address. A member's handshake takes milliseconds, so if there are too many the
-oldest is closed.
+A connection is half-open until its handshake has ended. The duration of half-open connections is limited, and
+so is their number, in total and for each address. A member's handshake takes milliseconds, so if there are
+too many, the oldest is closed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 
 _HANDSHAKE_SECONDS = 5.0
-# half-open connections that are allowed, beyond one for each member: from one address, and in all
+# half-open connections that are allowed, beyond one for each member: from one address, and in total
 _SPARE_OF_ADDRESS, _SPARE = 4, 16
 _SWEEP_SECONDS = 0.25  # between two checks of the limits
 
@@ -35,7 +35,7 @@ class Listener:
         refuse: Callable[[str, str], None],
     ) -> None:
         self._authenticate, self._refuse = authenticate, refuse
-        self._most, self._most_of_address = members + _SPARE, members + _SPARE_OF_ADDRESS
+        self._limit, self._limit_of_address = members + _SPARE, members + _SPARE_OF_ADDRESS
         self._lock = threading.Lock()
         self._half_open: dict[socket.socket, tuple[str, float]] = {}  # address and time; oldest first
         self._closing = threading.Event()
@@ -52,7 +52,7 @@ class Listener:
                 sock, address = self._socket.accept()
                 with self._lock:
                     self._half_open[sock] = str(address[0]), time.monotonic()
-                threading.Thread(target=self._take, args=(sock,), daemon=True).start()
+                threading.Thread(target=self._handle, args=(sock,), daemon=True).start()
             except TimeoutError:
                 pass
             except (OSError, RuntimeError) as problem:  # no file descriptor or no thread is free at present
@@ -62,7 +62,7 @@ class Listener:
                     )
             self._make_room()
 
-    def _take(self, sock: socket.socket) -> None:
+    def _handle(self, sock: socket.socket) -> None:
         try:
             self._authenticate(sock, _HANDSHAKE_SECONDS)
         finally:
@@ -73,21 +73,21 @@ class Listener:
         """Close half-open connections that take too long and, while there are too many, the oldest from the
         address with the most."""
         oldest = time.monotonic() - _HANDSHAKE_SECONDS
-        crowded = 0
+        over_limit = 0
         with self._lock:
-            ended = [sock for sock, (_, since) in self._half_open.items() if since < oldest]
+            closed = [sock for sock, (_, since) in self._half_open.items() if since < oldest]
             count = Counter(address for address, _ in self._half_open.values())
-            while count and (count.total() > self._most or max(count.values()) > self._most_of_address):
+            while count and (count.total() > self._limit or max(count.values()) > self._limit_of_address):
                 ((crowd, _),) = count.most_common(1)
-                ended.append(
-                    next(s for s, (a, _) in self._half_open.items() if a == crowd and s not in ended)
+                closed.append(
+                    next(s for s, (a, _) in self._half_open.items() if a == crowd and s not in closed)
                 )
                 count[crowd] -= 1
-                crowded += 1
-            for sock in ended:
+                over_limit += 1
+            for sock in closed:
                 del self._half_open[sock]
                 _shut_down(sock)
-        for _ in range(crowded):
+        for _ in range(over_limit):
             self._refuse("crowd", "too many connections that have not authenticated yet")
 
     def close(self, seconds: float) -> None:

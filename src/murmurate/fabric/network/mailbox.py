@@ -1,4 +1,4 @@
-"""Mail between members: bounded queues, in which each message is delivered once, in the order of its sender.
+"""Mail between members: bounded queues, in which each message is delivered once, in the order sent.
 
 Messages to a local peer (a member on the same host) go through shared memory (``shm_channel``), all others
 over the connection. Whether a peer is local is decided once for each of its incarnations. Messages sent
@@ -104,10 +104,10 @@ class NetworkMailbox:
 
             if not has_room():
                 with self._traffic.timed():
-                    ended = endpoint.wait(
+                    in_time = endpoint.wait(
                         lambda: has_room() or endpoint.gone(to), deadline_seconds, in_memory=True
                     )
-                if not ended:
+                if not in_time:
                     return False
             if endpoint.gone(to):
                 return False
@@ -129,7 +129,7 @@ class NetworkMailbox:
             return None
         if not self._endpoint.connections[to].queue.has_acknowledged(self._posted.get(to, 0)):
             return None
-        return lane.ring.free(lane.claimed)
+        return lane.ring.free_slot(lane.claimed)
 
     def _send_in_memory(
         self, to: int, tag: str, x: Tensor, note: float, stream: _Outgoing, lane: Lane, slot: int
@@ -158,7 +158,7 @@ class NetworkMailbox:
                 self._forward(to, tag, note, buffer, bool(short))
 
     def _short_bytes(self, x: Tensor) -> int:
-        """The size of a short message; 0 for any other."""
+        """The size of a short message, in bytes; 0 for any other."""
         return x.numel() * self._item_bytes if x.numel() < self._count else 0
 
     def _send_on_connection(self, to: int, tag: str, x: Tensor, note: float, stream: _Outgoing) -> None:

@@ -19,13 +19,13 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from murmurate.buffers import as_tensor
 from murmurate.fabric.interface import Traffic
 from murmurate.fabric.network.endpoint import Endpoint
-from murmurate.fabric.network.engine import Attempt, Carried
+from murmurate.fabric.network.engine import Attempt, EngineResult
 
 _POLL_SECONDS = 0.05  # how often a member that waits for gloo checks its connections
 _MOST_BUCKET_BYTES, _LEAST_BUCKET_BYTES = 16 << 20, 1 << 20
 _IN_FLIGHT = 2  # buckets that are reduced at a time
 _THREADS = 2  # of gloo
-_MOST_FAILURES = 3  # after so many groups in a row in which no round succeeded, gloo is given up
+_MOST_FAILURES = 3  # after so many groups in a row in which no round succeeded, gloo is not used any more
 _DIGITS, _BASE = 9, 128  # versions are sent as digits in this base, which even bfloat16 adds exactly
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -71,7 +71,8 @@ class ProcessGroups:
             connections = self._endpoint.connections
             all_local = all(connections[rank].local_peer is not None for rank in attempt.others)
         store = _ConnectionStore(self._endpoint, self._identity, attempt, self._entries)
-        store.set(f"wants/{attempt.rank}", bytes([all_local, self._failures >= _MOST_FAILURES]))
+        keeps_failing = self._failures >= _MOST_FAILURES
+        store.set(f"wants/{attempt.rank}", bytes([all_local, keeps_failing]))
         wants = [store.get(f"wants/{rank}") for rank in attempt.members]
         # shared memory is faster if all are local peers; a member on which gloo keeps failing decides for all
         if all(want[0] for want in wants) or any(want[1] for want in wants):
@@ -84,46 +85,48 @@ class ProcessGroups:
         self._group = dist.ProcessGroupGloo(store, position, len(attempt.members), options)
         return True
 
-    def carry(self, attempt: Attempt) -> Carried | None:
+    def execute(self, attempt: Attempt) -> EngineResult | None:
         group, members, x = self._group, attempt.members, attempt.x
         if x is None:
             raise ValueError("a mean needs the vector of every member")
-        # after the vector come the members' versions: a row of digits for each, of which only the member
-        # itself writes one that is not 0, so that their sum contains all
-        rows = len(members) * _DIGITS
-        total = as_tensor(self._endpoint.wires.take((x.numel() + rows) * self._dtype.itemsize), self._dtype)
+        # After the vector come the members' versions, as a row of digits for each member. Each member writes
+        # its own row, and zeros into all others, so that the sum contains all rows.
+        length = x.numel() + len(members) * _DIGITS
+        total = as_tensor(self._endpoint.wires.take(length * self._dtype.itemsize), self._dtype)
         digits = total[x.numel() :].view(len(members), _DIGITS).zero_()
         if attempt.published:
             digits[members.index(attempt.rank)] = _digits(attempt.published, self._dtype)
         in_flight: list[Any] = []
         # at least two buckets, so that one is copied while the other is being reduced
-        size = min(max(x.nbytes // 2, _LEAST_BUCKET_BYTES), _MOST_BUCKET_BYTES) // self._dtype.itemsize + 1
-        for start in range(0, x.numel(), size):
-            stop = min(start + size, x.numel())
+        bucket_bytes = min(max(x.nbytes // 2, _LEAST_BUCKET_BYTES), _MOST_BUCKET_BYTES)
+        step = bucket_bytes // self._dtype.itemsize + 1
+        for start in range(0, x.numel(), step):
+            stop = min(start + step, x.numel())
             total[start:stop].copy_(x[start:stop])
             in_flight.append(group.allreduce([total[start : stop if stop < x.numel() else None]]))
-            if len(in_flight) > _IN_FLIGHT and not self._done(in_flight, attempt):
+            if len(in_flight) > _IN_FLIGHT and not self._await_first(in_flight, attempt):
                 return None
         while in_flight:
-            if not self._done(in_flight, attempt):
+            if not self._await_first(in_flight, attempt):
                 return None
         self._failures = 0
         self._traffic.bytes += 4 * (len(members) - 1) * x.nbytes // len(members)
-        versions = {rank: _number(row) for rank, row in zip(members, digits.tolist(), strict=True)}
-        return Carried(total[: x.numel()].view(torch.uint8).numpy(), versions, len(members))
+        versions = {rank: _from_digits(row) for rank, row in zip(members, digits.tolist(), strict=True)}
+        return EngineResult(total[: x.numel()].view(torch.uint8).numpy(), versions, len(members))
 
-    def _done(self, in_flight: list[Any], attempt: Attempt) -> bool:
-        """Wait for the first operation in flight; False if it failed, or the attempt should be aborted."""
-        lost = False
-        while not lost:
+    def _await_first(self, in_flight: list[Any], attempt: Attempt) -> bool:
+        """Wait for the first operation in flight, and remove it; False if it failed, or the attempt should be
+        aborted."""
+        failed = False
+        while not failed:
             try:
                 in_flight[0].wait(datetime.timedelta(seconds=_POLL_SECONDS))
                 del in_flight[0]
                 return True
             except RuntimeError:  # it timed out, or failed
-                lost = in_flight[0].is_completed()
+                failed = in_flight[0].is_completed()
             with self._endpoint.lock:
-                lost = lost or attempt.should_abort()
+                failed = failed or attempt.should_abort()
         # destroying a group waits for its operations, up to their timeout: in a thread of its own
         threading.Thread(target=_wait_for_end, args=(self._group, in_flight), daemon=True).start()
         self.drop()
@@ -176,5 +179,5 @@ def _digits(number: int, dtype: torch.dtype) -> Tensor:
     return torch.tensor([number // _BASE**k % _BASE for k in range(_DIGITS)], dtype=dtype)
 
 
-def _number(digits: list[float]) -> int:
+def _from_digits(digits: list[float]) -> int:
     return sum(int(digit) * _BASE**k for k, digit in enumerate(digits) if digit)

@@ -18,25 +18,25 @@ from torch import Tensor
 from murmurate.buffers import as_tensor
 from murmurate.fabric.interface import Traffic
 from murmurate.fabric.network.endpoint import Endpoint
-from murmurate.fabric.network.engine import Attempt, Carried
+from murmurate.fabric.network.engine import Attempt, EngineResult
 from murmurate.fabric.network.frames import Frame, Kind
 
 _LEAST_BUCKET_BYTES, _MOST_BUCKETS = 4 << 20, 8  # each bucket needs a region of shared memory for each peer
-# Kinds of message, called pieces: a member's share of a bucket, the mean of one, a whole bucket.
-ACTS = ("share", "mean", "whole")
+# Kinds of message, called pieces: a share of one member's bucket, the mean of a share, a whole bucket.
+PIECE_ACTS = ("share", "mean", "whole")
 
 
 @dataclass
 class _Progress:
     """One member's state of a round that is being executed.
 
-    out: the result: [1, N], or for a gather one row for each member. pieces: how many messages from other
-    members are still awaited. versions: by rank, the newest version of the member's register.
+    out: the result: [1, N], or for a gather one row for each member. awaited: how many pieces from other
+    members have not arrived yet. versions: by rank, the newest version of the member's register.
     """
 
     attempt: Attempt
     out: Tensor
-    pieces: int
+    awaited: int
     versions: dict[int, int]
     shares: dict[int, dict[int, Tensor]] = field(default_factory=dict)  # by bucket, by rank
 
@@ -53,35 +53,35 @@ class ReduceScatter:
         buckets = min(_MOST_BUCKETS, max(1, count * dtype.itemsize // _LEAST_BUCKET_BYTES))
         self._buckets = _split(0, count, buckets)
 
-    def carry(self, attempt: Attempt) -> Carried | None:
+    def execute(self, attempt: Attempt) -> EngineResult | None:
         endpoint, others = self._endpoint, len(attempt.others)
         gathers = attempt.call == "gather"
         rows = others + 1 if gathers else 1
-        parts = endpoint.buffers.take(rows * self._count * self._dtype.itemsize)
-        awaited = {"mean": 2 * others, "gather": others}.get(attempt.call, others)
-        round = _Progress(
+        data = endpoint.buffers.take(rows * self._count * self._dtype.itemsize)
+        awaited = 2 * others if attempt.call == "mean" else others
+        progress = _Progress(
             attempt,
-            as_tensor(parts, self._dtype).view(rows, self._count),
+            as_tensor(data, self._dtype).view(rows, self._count),
             awaited * len(self._buckets),
             {endpoint.rank: attempt.published},
         )
         try:
-            self._begin(round)
-            while round.pieces:
-                piece = self._next(attempt)
-                if piece is None or not self._take(round, *piece):
+            self._begin(progress)
+            while progress.awaited:
+                piece = self._next_piece(attempt)
+                if piece is None or not self._store_piece(progress, *piece):
                     return None
         finally:
             with endpoint.lock:
                 for old in [number for number in self._arrived if number <= attempt.round]:
                     del self._arrived[old]
-        return Carried(parts, round.versions)
+        return EngineResult(data, progress.versions)
 
     def arrived(self, sender: int, frame: Frame) -> None:
         """A piece of this member's present or next round has arrived. To be called with the lock held."""
         self._arrived.setdefault(frame.version, deque()).append((sender, frame))
 
-    def _next(self, attempt: Attempt) -> tuple[int, Frame] | None:
+    def _next_piece(self, attempt: Attempt) -> tuple[int, Frame] | None:
         """Wait for the next piece: (sender, frame); None if the attempt should be aborted."""
         with self._endpoint.lock:
             waiting = self._arrived.setdefault(attempt.round, deque())
@@ -92,12 +92,12 @@ class ReduceScatter:
 
     # -- a round ------------------------------------------------------------------------------------
 
-    def _begin(self, round: _Progress) -> None:
+    def _begin(self, progress: _Progress) -> None:
         """Send the others what they need of this member's vector."""
-        attempt = round.attempt
+        attempt = progress.attempt
         x = attempt.x
         if attempt.call != "mean" and x is not None:
-            round.out[attempt.members.index(attempt.rank) if attempt.call == "gather" else 0].copy_(x)
+            progress.out[attempt.members.index(attempt.rank) if attempt.call == "gather" else 0].copy_(x)
         for bucket, (start, stop) in enumerate(self._buckets):
             if attempt.call != "mean" or x is None:
                 self._post(attempt, attempt.others, "whole", bucket, None if x is None else x[start:stop])
@@ -105,47 +105,50 @@ class ReduceScatter:
             shares = _split(start, stop, len(attempt.members))
             for rank, (first, last) in zip(attempt.members, shares, strict=True):
                 if rank == attempt.rank:
-                    round.shares.setdefault(bucket, {})[rank] = x[first:last]
+                    progress.shares.setdefault(bucket, {})[rank] = x[first:last]
                 else:
                     self._post(attempt, [rank], "share", bucket, x[first:last])
 
-    def _take(self, round: _Progress, sender: int, frame: Frame) -> bool:
+    def _store_piece(self, progress: _Progress, sender: int, frame: Frame) -> bool:
         """Store a piece; False if it does not belong to this round's call."""
-        attempt, members, meta = round.attempt, round.attempt.members, frame.meta
+        attempt, members, meta = progress.attempt, progress.attempt.members, frame.meta
         act, bucket, published = meta["act"], meta.get("bucket"), meta.get("published")
         if not isinstance(bucket, int) or not isinstance(published, int) or sender not in members:
             return False
-        if bucket >= len(self._buckets) or (meta.get("call"), meta.get("members")) != (attempt.call, members):
+        if not 0 <= bucket < len(self._buckets) or (meta.get("call"), meta.get("members")) != (
+            attempt.call,
+            members,
+        ):
             return False  # the calls differ: the leader will report how
-        round.versions[sender] = published
-        round.pieces -= 1
+        progress.versions[sender] = published
+        progress.awaited -= 1
         start, stop = self._buckets[bucket]
         x = None if frame.payload is None else as_tensor(frame.payload, self._dtype)
         if act == "whole" or x is None:
             row = members.index(sender) if attempt.call == "gather" else 0
             if x is not None:
-                round.out[row, start:stop].copy_(x)
+                progress.out[row, start:stop].copy_(x)
             return True
-        shares = _split(start, stop, len(members))
+        ranges = _split(start, stop, len(members))
         if act == "mean":
-            first, last = shares[members.index(sender)]
-            round.out[0, first:last].copy_(x)
+            first, last = ranges[members.index(sender)]
+            progress.out[0, first:last].copy_(x)
             return True
-        mine = round.shares.setdefault(bucket, {})
-        mine[sender] = x
-        if len(mine) == len(members):
-            self._add(round, bucket, mine, shares[members.index(attempt.rank)])
+        shares = progress.shares.setdefault(bucket, {})
+        shares[sender] = x
+        if len(shares) == len(members):
+            first, last = ranges[members.index(attempt.rank)]
+            self._send_mean(progress, bucket, shares, progress.out[0, first:last])
         return True
 
-    def _add(self, round: _Progress, bucket: int, shares: dict[int, Tensor], own: tuple[int, int]) -> None:
-        """All members' shares of this member's range ``own`` have arrived: send their mean to all others."""
-        mean = round.out[0, own[0] : own[1]]
+    def _send_mean(self, progress: _Progress, bucket: int, shares: dict[int, Tensor], mean: Tensor) -> None:
+        """All members' shares have arrived: write their mean into ``mean``, and send it to all others."""
         first, *rest = (shares.pop(rank) for rank in sorted(shares))
         torch.add(first, rest[0], out=mean)
         for share in rest[1:]:
             mean += share
         mean /= len(rest) + 1
-        self._post(round.attempt, round.attempt.others, "mean", bucket, mean)
+        self._post(progress.attempt, progress.attempt.others, "mean", bucket, mean)
 
     def _post(self, attempt: Attempt, to: list[int], act: str, bucket: int, piece: Tensor | None) -> None:
         payload = None

@@ -33,7 +33,7 @@ _PEEKED, _COPIED = range(2)  # our own pins: for the buffer that we peek at, and
 
 @dataclass
 class _Subscription:
-    """A reader's view of one publisher, whose versions are counted on when it restarts."""
+    """A reader's view of one publisher. Versions go on from the last one when the publisher restarts."""
 
     x: Tensor | None = None  # the newest vector received
     received: int = 0  # its version
@@ -88,12 +88,12 @@ class NetworkRegister:
             self.published, self._newest = version, None
         return version
 
-    def _publish_in_memory(self, version: int, store: Callable[[Bytes], None]) -> None:
+    def _publish_in_memory(self, version: int, write: Callable[[Bytes], None]) -> None:
         """Write that version into shared memory, unless there is no local peer or it was written already."""
         with self._writing:
             register = self._shm.register
             if register is not None and register.version < version:
-                register.publish(version, self._all_pins(), store)
+                register.publish(version, self._all_pins(), write)
                 self._traffic.bytes += self._codec.wire_bytes
 
     def _all_pins(self) -> Iterator[int]:
@@ -155,11 +155,11 @@ class NetworkRegister:
     def version(self, peer: int) -> int:
         if peer == self._endpoint.rank:
             return self.published
-        held = self._subscriptions[peer]
-        if held.mapped is None:
+        subscription = self._subscriptions[peer]
+        if subscription.mapped is None:
             with self._endpoint.lock:
                 self._refresh(peer)
-        return held.version
+        return subscription.version
 
     def peek(self, peer: int) -> tuple[Tensor, int]:
         newest = self._peek_own() if peer == self._endpoint.rank else self._peek_peer(peer)
@@ -175,19 +175,19 @@ class NetworkRegister:
         return newest and (self._codec.decode(newest[1].wire), newest[0])
 
     def _peek_peer(self, peer: int) -> tuple[Tensor, int] | None:
-        held = self._subscriptions[peer]
-        newest = self._peek_mapped(held)
+        subscription = self._subscriptions[peer]
+        newest = self._peek_mapped(subscription)
         if newest is None:
             with self._endpoint.lock:
                 self._refresh(peer)
-                newest = self._peek_mapped(held)
-                if newest is None and held.x is not None:
-                    return held.x, held.received
+                newest = self._peek_mapped(subscription)
+                if newest is None and subscription.x is not None:
+                    return subscription.x, subscription.received
         return newest
 
-    def _peek_mapped(self, held: _Subscription) -> tuple[Tensor, int] | None:
+    def _peek_mapped(self, subscription: _Subscription) -> tuple[Tensor, int] | None:
         """(newest vector, version) of a local peer, from shared memory; None if there is none."""
-        mapped, before = held.mapped, held.before
+        mapped, before = subscription.mapped, subscription.before
         newest = None if mapped is None else mapped[0].peek(mapped[1].pin, 0)
         if newest is None:
             return None
@@ -220,20 +220,21 @@ class NetworkRegister:
         Waits for a promised version. Else, if no request was pending (before the first read, and after a
         while without reads), waits for the reply to this one.
         """
-        held, endpoint = self._subscriptions[peer], self._endpoint
-        held.unread = 0
-        requested = held.requested
+        subscription, endpoint = self._subscriptions[peer], self._endpoint
+        subscription.unread = 0
+        was_requested = subscription.requested
         self._request_with_reply(peer)
-        if held.version < held.promised:
+        if subscription.version < subscription.promised:
             endpoint.wait(
-                lambda: held.version >= held.promised or endpoint.dead(peer), endpoint.deadline_seconds
+                lambda: subscription.version >= subscription.promised or endpoint.dead(peer),
+                endpoint.deadline_seconds,
             )
-        elif not requested and held.mapped is None:
-            had, question = held.version, held.question
+        elif not was_requested and subscription.mapped is None:
+            had, question = subscription.version, subscription.question
             endpoint.wait(
                 lambda: (
-                    held.version > had
-                    or held.answered >= question
+                    subscription.version > had
+                    or subscription.answered >= question
                     or endpoint.dead(peer)
                     or endpoint.connections[peer].silent
                 ),
@@ -242,35 +243,36 @@ class NetworkRegister:
 
     def _request_with_reply(self, peer: int) -> None:
         """Request the next version; if there is none yet, the peer is to say so in a reply."""
-        held = self._subscriptions[peer]
-        if not held.requested and held.mapped is None:
-            held.question += 1
-            self._request(peer, held, held.question)
+        subscription = self._subscriptions[peer]
+        if not subscription.requested and subscription.mapped is None:
+            subscription.question += 1
+            self._request(peer, subscription, subscription.question)
 
-    def _request(self, peer: int, held: _Subscription, question: int = 0) -> None:
-        held.requested = True
-        request = [held.received - held.before, question]
+    def _request(self, peer: int, subscription: _Subscription, question: int = 0) -> None:
+        """Request a version newer than the one received. question: see ``_Subscription``; 0 for no reply."""
+        subscription.requested = True
+        request = [subscription.received - subscription.before, question]
         self._endpoint.connections[peer].announce(("want", self._identity.hex()), request)
 
     def promise(self, peer: int, version: int) -> None:
         """``peer`` has published that version: from now on, no older one must be read."""
         if peer != self._endpoint.rank:
-            held = self._subscriptions[peer]
-            held.promised = max(held.promised, version + held.before)
+            subscription = self._subscriptions[peer]
+            subscription.promised = max(subscription.promised, version + subscription.before)
 
     # -- incoming -----------------------------------------------------------------------------------
 
     def deliver(self, sender: int, frame: Frame) -> None:
-        held = self._subscriptions[sender]
-        version = frame.version + held.before
+        subscription = self._subscriptions[sender]
+        version = frame.version + subscription.before
         self._traffic.bytes += frame.length
-        if version > held.received:
-            held.x, held.received = self._codec.decode(frame.payload), version
-        held.unread += 1
-        if held.unread < UNREAD_LIMIT:
-            self._request(sender, held)
+        if version > subscription.received:
+            subscription.x, subscription.received = self._codec.decode(frame.payload), version
+        subscription.unread += 1
+        if subscription.unread < UNREAD_LIMIT:
+            self._request(sender, subscription)
         else:
-            held.requested = False
+            subscription.requested = False
 
     def receive_announcement(self, sender: int, key: str, value: Any) -> None:
         if key == "nothing":
@@ -298,9 +300,10 @@ class NetworkRegister:
             self._publish_in_memory(newest[0], lambda buffer: np.copyto(buffer, newest[1].wire))
 
     def on_peer_mapped(self, peer: int) -> None:
-        """A local peer's register can be read in shared memory, so our requests to it need no more answer."""
-        held = self._subscriptions[peer]
-        held.mapped, held.requested, held.answered = self._shm.mapped[peer], False, held.question
+        """A local peer's register can be read in shared memory now, so it need not answer our requests."""
+        subscription = self._subscriptions[peer]
+        subscription.mapped, subscription.requested = self._shm.mapped[peer], False
+        subscription.answered = subscription.question
 
     def on_mapping_failed(self, peer: int) -> None:
         """A local peer could not map our memory after all: serve it over the connection."""
@@ -309,11 +312,12 @@ class NetworkRegister:
 
     def peer_restarted(self, peer: int) -> None:
         self._requests.pop(peer, None)
-        held = self._subscriptions[peer]
-        newest = self._peek_mapped(held)  # the last vector of the peer's former incarnation stays readable
+        subscription = self._subscriptions[peer]
+        # the last vector of the peer's former incarnation stays readable
+        newest = self._peek_mapped(subscription)
         if newest is not None:
-            held.x, held.received = newest
-        held.mapped = None
-        held.before = held.promised = held.received
-        if held.requested:
-            self._request(peer, held, held.question)
+            subscription.x, subscription.received = newest
+        subscription.mapped = None
+        subscription.before = subscription.promised = subscription.received
+        if subscription.requested:
+            self._request(peer, subscription, subscription.question)

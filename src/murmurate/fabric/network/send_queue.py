@@ -21,8 +21,8 @@ class SendQueue:
         self.posted = 0  # number of the last frame
         self._unacknowledged: deque[Frame] = deque()
         self._unsent = 0  # how many at the end of ``_unacknowledged`` were not sent on this connection yet
-        self._state: dict[tuple[str, ...], Any] = {}
-        self._changed: dict[tuple[str, ...], None] = {}
+        self._state: dict[tuple[str, ...], Any] = {}  # newest values, by key
+        self._changed: dict[tuple[str, ...], None] = {}  # ordered set: keys of values yet to be sent
 
     def __len__(self) -> int:
         """The number of frames without an acknowledgement."""

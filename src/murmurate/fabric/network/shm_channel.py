@@ -19,8 +19,8 @@ STREAMS = 64  # streams whose messages are counted in a lane; counts of others a
 _MOST_SLOTS, _LEAST_SLOTS, _MAIL_BYTES = 64, 4, 64 << 20
 _LINE_BYTES = 64  # a cache line: cells of different writers should not share one
 _LINE = _LINE_BYTES // 8  # cells in a cache line
-# numbers of cells: the sender writes ``sent`` and ``order``, the reader the pin and ``taken`` (which share a
-# line), ``in_use`` and ``counts``
+# Numbers of cells in the parts of a lane: ``sent`` and ``order``, which the sender writes; then the pin and
+# ``taken`` (in one line), ``in_use`` and ``counts``, which the reader writes.
 _CELLS = (_LINE, _MOST_SLOTS, _LINE, _MOST_SLOTS, STREAMS)
 _CELLS_BYTES = 8 * sum(_CELLS)
 _LANE_HEADER_BYTES = _CELLS_BYTES + _MOST_SLOTS * HEADER.size
@@ -71,7 +71,7 @@ class ShmChannel:
         self.register: BufferedRegister[Bytes] | None = None
         self.lanes: dict[int, Lane] = {}
         self.mapped: dict[int, tuple[BufferedRegister[Bytes], Lane]] = {}
-        self._offered: dict[int, tuple[int, int]] = {}
+        self._offered: dict[int, tuple[int, int]] = {}  # by peer: where its register and its lane begin
         self._register_range: MemoryRange | None = None
         self._lane_ranges: dict[int, MemoryRange] = {}
 

@@ -62,8 +62,8 @@ class Region(np.ndarray[Any, Any]):
 
     address: RegionAddress | None = None
 
-    def __array_finalize__(self, whole: Any) -> None:
-        address = getattr(whole, "address", None)
+    def __array_finalize__(self, viewed: Any) -> None:
+        address = getattr(viewed, "address", None)
         self.address = address if address is not None and address.size_bytes == self.nbytes else None
 
 
@@ -87,7 +87,7 @@ class ShmOwner:
         self._mapped_ranges: set[int] = set()
         self._max_mapped_ranges = _descriptor_limit() // 2
         self._lock = threading.Lock()
-        self._end = _PAGE
+        self._end = _PAGE  # of the allocated ranges; the first page contains the incarnation
         self.descriptor = -1
         if hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd"):
             self.descriptor = os.memfd_create(_MEMORY, os.MFD_CLOEXEC)
@@ -156,20 +156,21 @@ class ShmOwner:
         if self.descriptor < 0 or descriptor < 0 or incarnation in self._unreadable:
             return None
         try:
-            file = open_memory(pid, descriptor, _MEMORY)
+            memory = open_memory(pid, descriptor, _MEMORY)
         except OSError:
             return None
-        peer = ShmPeer(self, pid, file, lambda: self._unreadable.add(incarnation))
+        peer = ShmPeer(self, pid, memory, lambda: self._unreadable.add(incarnation))
         try:
-            is_theirs = os.pread(file, len(incarnation), 0) == incarnation
-            is_theirs = is_theirs and os.fstat(file).st_size == _MEMORY_BYTES
+            is_theirs = os.pread(memory, len(incarnation), 0) == incarnation
+            is_theirs = is_theirs and os.fstat(memory).st_size == _MEMORY_BYTES
         except OSError:
             is_theirs = False
         return peer if is_theirs else None
 
 
 class ShmPeer:
-    """The memory of a local peer. on_failure: called when a region of it cannot be mapped after all."""
+    """The memory of a local peer. memory: descriptor of its file, here. on_failure: called when a region of
+    the peer cannot be mapped after all."""
 
     def __init__(self, owner: ShmOwner, pid: int, memory: int, on_failure: Callable[[], None]) -> None:
         self._owner, self._pid, self._memory, self._on_failure = owner, pid, memory, on_failure
@@ -184,8 +185,8 @@ class ShmPeer:
     def region(self, address: RegionAddress) -> Bytes:
         """A region of the peer, read-only, [address.size_bytes]. Raises OSError if it cannot be mapped; after
         the next reconnect, the peer's vectors are then sent over TCP."""
-        known, memory = self._cached_regions.get(address.descriptor, (None, None))
-        if known != address or memory is None:  # the peer reused the descriptor for another region
+        cached_address, memory = self._cached_regions.get(address.descriptor, (None, None))
+        if cached_address != address or memory is None:  # not cached, or the peer has reused the descriptor
             memory = self._map_region(address)
             self._cached_regions[address.descriptor] = address, memory
         self._cached_regions.move_to_end(address.descriptor)
@@ -197,8 +198,8 @@ class ShmPeer:
         try:
             descriptor = open_memory(self._pid, address.descriptor, _VECTOR, os.O_RDONLY)
             try:
-                file = os.fstat(descriptor)
-                if (file.st_ino, file.st_size) != (address.inode, address.size_bytes):
+                status = os.fstat(descriptor)
+                if (status.st_ino, status.st_size) != (address.inode, address.size_bytes):
                     raise OSError(f"descriptor {address.descriptor} of process {self._pid} is another file")
                 memory = mmap.mmap(
                     descriptor, address.size_bytes, flags=mmap.MAP_SHARED | _POPULATE, prot=mmap.PROT_READ

@@ -1,10 +1,10 @@
 """A run state across hosts: a copy in each process, synchronized through a c10d store.
 
 Every cell has one writer, so there are no conflicts: a thread pushes this process's columns when they have
-changed, and pulls all others in one request. A copy is late by a cycle or two, which the users of a run state
-tolerate: they act on a request when they see it. Each push carries a heartbeat, which distinguishes an idle
-process from a silent one. A value that was not signed by its member is ignored, so the member then counts as
-silent.
+changed, and pulls all others in one request. A copy is late by one or two of these exchanges, which the users
+of a run state tolerate: they act on a request when they see it. Each push carries a heartbeat, which
+distinguishes an idle process from a silent one. A value that was not signed by its member is ignored, so the
+member then counts as silent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _REFUSED_SECONDS = 3.0  # how long to wait for a valid value of a leader that se
 
 
 class StoreRunState(RunState):
-    """The run state of ``size`` members in one process, which writes the columns of the ranks ``mine``.
+    """The run state of ``size`` members in one process, which writes the columns of its own ranks, ``mine``.
 
     leads: this process also writes the launcher's cells (stop, checkpoint, which members are alive).
     store: must have a connection of its own (``store.clone()``), as other waits on the same connection would
@@ -45,15 +45,16 @@ class StoreRunState(RunState):
         super().__init__(size, cells)
         self._store, self._mine, self._leads = store, tuple(mine), leads
         self._theirs = [rank for rank in range(size) if rank not in self._mine]
-        self._pushed: dict[str, bytes] = {}
         self._keys = [_column(rank) for rank in self._theirs] + ([] if leads else [_HEADER_KEY])
+        # by key: what was pushed and pulled last
+        self._pushed: dict[str, bytes] = {}
         self._pulled: dict[str, bytes] = {}
         # the last heartbeat under each key, and when it arrived
         self._beats = dict.fromkeys(self._keys, (0, time.monotonic()))
         self._beat, self._beat_at = 0, 0.0  # this process's heartbeat
         self.lost = False  # the store has failed: nothing is pushed or pulled any more
         self._closing = threading.Event()
-        self._cycle = threading.Lock()
+        self._exchanging = threading.Lock()
         self._thread: threading.Thread | None = None
         if leads:
             self.open()
@@ -64,7 +65,7 @@ class StoreRunState(RunState):
         super().open()
         if self._leads and self._thread is None:
             for rank in self._theirs:
-                self._store.set(_column(rank), np.zeros(_COLUMN, dtype=np.int64).tobytes())
+                self._store.set(_column(rank), np.zeros(_COLUMN_CELLS, dtype=np.int64).tobytes())
             self._start()
 
     # -- the other processes
@@ -96,7 +97,7 @@ class StoreRunState(RunState):
 
     def exchange(self) -> bool:
         """Push and pull once, now; False if the store did not answer."""
-        with self._cycle:
+        with self._exchanging:
             if self.lost:
                 return False
             try:
@@ -125,8 +126,8 @@ class StoreRunState(RunState):
                 until = min(until, time.monotonic() + _REFUSED_SECONDS) if refused is None else until
                 refused = problem
             if time.monotonic() > until:
-                late = FabricError(f"the leader did not open the run state within {deadline_seconds:g} s")
-                raise refused or late
+                silent = FabricError(f"the leader did not open the run state within {deadline_seconds:g} s")
+                raise refused or silent
             time.sleep(_CYCLE_SECONDS)
 
     def _synchronize(self) -> None:
@@ -169,7 +170,7 @@ class StoreRunState(RunState):
                 self._beats[key] = beat, now
 
 
-_COLUMN = len(MEMBER_ROWS) + 1  # the number of cells in a column, and one for the heartbeat
+_COLUMN_CELLS = len(MEMBER_ROWS) + 1  # the cells that a member writes, and one for the heartbeat
 _HEADER_KEY = "run_state/launcher"
 
 

@@ -7,8 +7,8 @@ use the sets in turn. A member writes its slot, raises its round counter and wai
 as no member can be two rounds ahead, slots being read are never overwritten. Each member reduces for itself,
 in the order of ranks, so the result is bitwise the same for all. The members need not vote on a death: a
 member that is dead and has not raised its counter takes no part in the round, and all others see the same.
-For that, a member is marked dead only after its process has ended (docs/decisions/0010), and a restarted
-member takes part only from the round at which all others admit it (``admit``).
+For this to hold, a member is marked dead only after its process has ended (docs/decisions/0010), and a
+restarted member takes part only from the round at which all others admit it (``admit``).
 
 *Mail*: each ordered pair of members has slots, whose messages are read in place (``spsc_ring``, ``mailbox``).
 """
@@ -75,10 +75,10 @@ class ProcessFabric:
 
     def channel(self, name: str, like: Tensor, members: Sequence[int] | None = None) -> ProcessChannel:
         group = checked_group(members, self.rank, self.size)
-        whole = len(group) == self.size
-        label = name if whole else f"{name} of {list(group)}"
+        has_all = len(group) == self.size
+        label = name if has_all else f"{name} of {list(group)}"
         # only the group's members make its channel, so its memory must not shift that of other channels
-        memory_file = self.memory_file if whole else self.memory_file.zone(label)
+        memory_file = self.memory_file if has_all else self.memory_file.zone(label)
         membership = ChannelMembership(self.membership, group)
         channel = ProcessChannel(memory_file, membership, label, like, self.deadline_seconds)
         self._channels[label] = channel
@@ -155,6 +155,7 @@ class ProcessChannel:
         self.round = int(self._rounds[rank])
         self._partners = np.ones(n, dtype=np.bool_)  # whether each member takes part in rounds
         self._slots = memory_file.tensors(f"{name}.collective", (2, n, *shape), like.dtype)
+        # by publisher: the copy of its newest vector on the GPU; and those whose buffers are page-locked
         self._on_device: dict[int, Tensor] = {}
         self._page_locked: set[int] = set()
         self._shared: dict[str, Tensor] = {}
@@ -217,9 +218,7 @@ class ProcessChannel:
             return 1
         slots, present = self._run_round(x)
         self.traffic.bytes += self._bytes * len(present)
-        if x.device.type != "cpu":
-            x.copy_(slots[present].mean(0))
-        elif len(present) == self.size:
+        if len(present) == self.size and x.device.type == "cpu":
             torch.mean(slots, 0, out=x.data)
         else:
             x.copy_(slots[present].mean(0))

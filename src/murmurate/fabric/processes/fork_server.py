@@ -30,7 +30,8 @@ from murmurate.fabric.processes.process_handle import is_stopped
 PRELOADED_BY_RUNS = ("murmurate.launch._preloaded",)
 REPORT_SECONDS = 2.0  # for the fork server to report an exit code; it may be stopped, or killed
 UNKNOWN_CODE = 255  # multiprocessing's exit code of a process whose fork server has ended
-_HAS_KEY = sys.version_info >= (3, 14)  # its fork server asks for a key, which only its own process has
+# since Python 3.14, a fork server asks for a key, which only the process that started it has
+_ASKS_FOR_KEY = sys.version_info >= (3, 14)
 _early_pid: int | None = None  # pid of a fork server that was started early and is not in use yet
 
 
@@ -51,11 +52,11 @@ def begin_fork_server(arguments: Sequence[str]) -> None:
     global _early_pid
     if any(argument.startswith("--launcher") for argument in arguments):
         return
-    threads, before = os.environ.get("OMP_NUM_THREADS"), _pid()
+    threads, pid_before = os.environ.get("OMP_NUM_THREADS"), _pid()
     forks = _may_fork()
     with contextlib.suppress(Refusal):
         _ensure_running(PRELOADED_BY_RUNS, forks)
-    if _pid() != before:
+    if _pid() != pid_before:
         _early_pid = _pid()
     if threads is None:  # this process itself may use more threads
         os.environ.pop("OMP_NUM_THREADS", None)
@@ -83,7 +84,7 @@ def end_stopped_fork_server() -> None:
 def usable_fork_server() -> int | None:
     """The pid of the fork server that this process has started, or was forked from; None if it may not use
     one, as a daemon of ``multiprocessing``."""
-    if _HAS_KEY or multiprocessing.current_process().daemon:
+    if _ASKS_FOR_KEY or multiprocessing.current_process().daemon:
         return None
     return None if getattr(_server(), "_forkserver_address", None) is None else _pid() or os.getppid()
 
@@ -112,7 +113,7 @@ def _may_fork() -> bool:
     user's code has imported torch, and may have used a GPU."""
     return (
         sys.platform == "linux"
-        and not _HAS_KEY
+        and not _ASKS_FOR_KEY
         and _pid() is None
         and "torch" not in sys.modules
         and psutil.Process().num_threads() == 1
@@ -124,14 +125,14 @@ def _ensure_running(preload: Sequence[str], forks: bool = False) -> ForkServerCo
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([socket_folder.__name__, *preload])
     # A scheduler sends SIGTERM to every process, and without the fork server the launcher would not learn how
-    # its workers end: so SIGINT and SIGTERM are blocked while the fork server starts, which inherits that.
-    # The launcher gets those that arrive meanwhile right after. Starting the resource tracker would unblock
-    # them, so that comes first.
+    # its workers end. So SIGINT and SIGTERM are blocked while the fork server starts, and it inherits that.
+    # If one arrives meanwhile, the launcher gets it afterwards. Starting the resource tracker would unblock
+    # them, so the tracker is started first.
     resource_tracker.ensure_running()
     if forks:
         for module in preload:
             importlib.import_module(module)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         if multiprocessing.parent_process() is None:  # else the folder is the parent's, which still needs it
             os.environ[socket_folder.VARIABLE] = get_temp_dir()
@@ -146,12 +147,12 @@ def _ensure_running(preload: Sequence[str], forks: bool = False) -> ForkServerCo
         ) from error
     finally:
         os.environ.pop(socket_folder.VARIABLE, None)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
     return context
 
 
 def _fork() -> None:
-    """Fork the server from this process, as ``multiprocessing`` would start it."""
+    """Fork the server from this process, and register it as if ``multiprocessing`` had started it."""
     address = connection.arbitrary_address("AF_UNIX")  # type: ignore[attr-defined]
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)

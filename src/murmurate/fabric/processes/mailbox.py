@@ -82,7 +82,7 @@ class ProcessMailbox:
 
         def has_room() -> bool:
             nonlocal slot
-            slot = ring.free(is_held=reader_lives)
+            slot = ring.free_slot(is_held=reader_lives)
             return slot is not None or not membership.is_alive(to)
 
         if not self._wait(has_room, deadline_seconds) or not membership.is_alive(to) or slot is None:

@@ -11,6 +11,7 @@ import psutil
 
 from murmurate.errors import Refusal
 
+PROCESS_BYTES = 150 * 2**20  # private memory of a process that has imported torch
 GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 # for cgroups v2 and v1: names of the files with the limit and the usage, and the folder below ``GROUPS``
 _FILES = (("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory"))
@@ -54,23 +55,23 @@ def _left_in_groups() -> Iterator[int]:
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        for (limit, used, tree), chosen in zip(
+        for (limit_file, usage_file, tree), applies in zip(
             _FILES, (controllers == "", "memory" in controllers), strict=True
         ):
             group = GROUPS / tree / path.lstrip("/")
-            while chosen and group.is_relative_to(GROUPS):
-                left = _left(group, limit, used)
+            while applies and group.is_relative_to(GROUPS):
+                left = _left(group, limit_file, usage_file)
                 if left is not None:
                     yield left
                 group = group.parent
 
 
-def _left(group: Path, limit: str, used: str) -> int | None:
+def _left(group: Path, limit_file: str, usage_file: str) -> int | None:
     """The memory that the group still allows; None if it has no limit, or is not visible from here."""
     try:
-        most, now = int((group / limit).read_text()), int((group / used).read_text())
+        limit, usage = int((group / limit_file).read_text()), int((group / usage_file).read_text())
         stat = (group / "memory.stat").read_text().splitlines()
     except (OSError, ValueError):  # the limit is "max", for example: there is none
         return None
     reclaimable = max((int(line.split()[1]) for line in stat if line.startswith(_RECLAIMABLE)), default=0)
-    return max(0, most - now + reclaimable)
+    return max(0, limit - usage + reclaimable)

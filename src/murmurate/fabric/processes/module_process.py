@@ -1,4 +1,4 @@
-"""Processes that run a module's ``main()``: a worker starts its actors and samplers so.
+"""Processes that run a module's ``main()``, such as the actors and samplers of a worker.
 
 Where this process has a fork server they are forked from it, so that they do not import torch again.
 Elsewhere, and where the fork server has ended or is stopped, they are new interpreters.
@@ -29,7 +29,7 @@ _received: dict[int, int] = {}  # in a forked process: its descriptors, by the n
 
 
 class ModuleProcess(Protocol):
-    """The part of ``subprocess.Popen`` that is used."""
+    """A module's process: the part of ``subprocess.Popen`` that is used."""
 
     @property
     def pid(self) -> int: ...
@@ -57,8 +57,8 @@ def start_module(module: str, descriptors: Sequence[int]) -> ModuleProcess:
 
     The process writes where this one writes. Its stdin is a pipe, and it must end when that is closed.
     """
-    server = usable_fork_server()
-    if server is not None and not is_stopped(server):
+    server_pid = usable_fork_server()
+    if server_pid is not None and not is_stopped(server_pid):
         with contextlib.suppress(OSError, EOFError):  # it has ended
             return _Forked(module, descriptors)
     return subprocess.Popen(
@@ -75,7 +75,7 @@ class _Forked:
     def __init__(self, module: str, descriptors: Sequence[int]) -> None:
         context: Any = multiprocessing.get_context("forkserver")
         read, write = os.pipe()
-        self.stdin: IO[bytes] | None = open(write, "wb")  # noqa: SIM115 - closed by who ends the process
+        self.stdin: IO[bytes] | None = open(write, "wb")  # noqa: SIM115 - closed by whoever ends the process
         passed = _Passed((read, 1, 2, *descriptors))
         self._process = context.Process(target=_run, args=(module, passed, descriptors, dict(os.environ)))
         try:
@@ -119,12 +119,15 @@ class _Passed(tuple[int, ...]):
         return _detached, tuple(DupFd(number) for number in self)
 
 
-def _detached(*passed: Any) -> list[int]:
-    return [one.detach() for one in passed]
+def _detached(*duplicates: Any) -> list[int]:
+    return [duplicate.detach() for duplicate in duplicates]
 
 
 def _run(module: str, passed: Sequence[int], numbers: Sequence[int], environment: Mapping[str, str]) -> None:
-    """The entry point of a forked process."""
+    """The entry point of a forked process.
+
+    passed: its descriptors: stdin, stdout, stderr, then others. numbers: those that its parent has for these.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     for standard, number in enumerate(passed[:3]):

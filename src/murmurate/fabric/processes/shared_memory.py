@@ -89,8 +89,8 @@ class SharedMemoryFile:
     def tensors(self, label: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A region as a tensor of zeros that all members share."""
         count = int(np.prod(shape, dtype=np.int64))
-        item = torch.empty(0, dtype=dtype).element_size()
-        region = self.take(label, max(count * item, 1))
+        item_bytes = torch.empty(0, dtype=dtype).element_size()
+        region = self.take(label, max(count * item_bytes, 1))
         return torch.frombuffer(region, dtype=dtype, count=count).view(shape)
 
     def counters(self, label: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -112,9 +112,8 @@ def _unpickled(duplicate: Any) -> SharedMemoryFile:
 
 
 def open_memory(pid: int, descriptor: int, name: str, access: int = os.O_RDWR) -> int:
-    """Open a ``memfd`` of another process by its descriptor there. Raises OSError, also if the file has
-    another
-    name: opening or reading a pipe or a device could block, or take data from it."""
+    """Open a ``memfd`` of another process by its descriptor there. Raises OSError, also if the file is not
+    called ``name``: opening or reading a pipe or a device could block, or take data from it."""
     path = f"/proc/{pid}/fd/{descriptor}"
     if not os.readlink(path).startswith(f"/memfd:{name} "):
         raise OSError(f"descriptor {descriptor} of process {pid} is another file")

@@ -166,10 +166,10 @@ class WorkerProcess:
         if code == _IMPORTED_CODE:
             self.exit = Exit(REFUSED, IMPORTED)
             return True
-        how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+        cause = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
         if code in (None, UNKNOWN_CODE):
-            how = "the fork server did not report how"
-        self.exit = Exit(DIED, self.killed_because or how)
+            cause = "the fork server did not report how"
+        self.exit = Exit(DIED, self.killed_because or cause)
         return True
 
     def _end(self) -> None:
@@ -212,10 +212,10 @@ class WorkerProcesses:
         end_stopped_fork_server()
         ours, theirs = self._context.Pipe(duplex=False)
         packed = pickle.dumps(work)  # torch's own pickling would move tensors to shared memory
-        method = multiprocessing.get_start_method(allow_none=True)
+        start_method = multiprocessing.get_start_method(allow_none=True)
         process = self._context.Process(
             target=_run_worker,
-            args=(packed, rank, self.size, self.memory_file, theirs, method),
+            args=(packed, rank, self.size, self.memory_file, theirs, start_method),
             name=f"murmurate-replica-{rank}",
         )
         process.start()
@@ -248,19 +248,24 @@ class WorkerProcesses:
 
 
 def _run_worker(
-    work: bytes, rank: int, size: int, memory_file: SharedMemoryFile, pipe: Connection, method: str | None
+    packed: bytes,
+    rank: int,
+    size: int,
+    memory_file: SharedMemoryFile,
+    pipe: Connection,
+    start_method: str | None,
 ) -> None:
-    """The entry point of a worker process."""
+    """The entry point of a worker process. packed: its ``Work``, pickled. start_method: the launcher's."""
     # A data loader's workers start as they would in the launcher, by default as children of this process.
     # Otherwise this worker would start a fork server of its own for them, which would outlive it.
-    multiprocessing.set_start_method(method, force=True)
+    multiprocessing.set_start_method(start_method, force=True)
     faulthandler.enable()
     threading.Thread(target=_exit_with_launcher, daemon=True).start()
     _end_forked_processes_with_this_one()
     worker = Worker(rank, memory_file, open_run_state(memory_file, size))
     with worker.afterwards:
         try:
-            end: Exit = pickle.loads(work)(worker)
+            end: Exit = pickle.loads(packed)(worker)
         except BaseException as error:
             end = Exit.failed(error)
         message = _pickled(end)

@@ -56,15 +56,17 @@ class MessageRing:
         self._slot_count, self._most_held = len(slots), len(slots) // 2
         self._held: dict[int, weakref.ref[Bytes]] = {}  # by slot: messages that the reader holds
         self._pool = pool
-        self._read = int(self._taken[0])
+        self._read = int(self._taken[0])  # how many messages the reader has taken
         self._barrier = threading.Lock()
 
     # -- the sender's side --------------------------------------------------------------------------
 
-    def free(self, claimed: Container[int] = (), is_held: Callable[[int], bool] | None = None) -> int | None:
+    def free_slot(
+        self, claimed: Container[int] = (), is_held: Callable[[int], bool] | None = None
+    ) -> int | None:
         """The lowest slot (most likely in the cache) that is not pending, in use or ``claimed``; or None.
 
-        is_held: by the mark of a message, whether its reader can still hold it; it may have died.
+        is_held: (mark of a message) -> whether its reader may still hold it; False if the reader has died.
         """
         taken, sent = self._taken[0], self._sent[0]
         fence(self._barrier)  # a reader marks a slot as in use before it counts the message as taken
@@ -101,13 +103,13 @@ class MessageRing:
         """
         fence(self._barrier)  # no part of the message may be read before the count of messages sent
         slot = self._order[self._read % self._slot_count]
-        tag, note, written, short = self._header(slot)
+        tag, note, own_mark, short = self._header(slot)
         self._in_use[slot] = 0
-        x = decode(self._view(slot, short), short > 0) if mark is None or written == mark else None
+        x = decode(self._view(slot, short), short > 0) if mark is None or own_mark == mark else None
         self._read += 1
         fence(self._barrier)
         self._taken[0] = self._read
-        return tag.rstrip(b"\0").decode(), note, written, x
+        return tag.rstrip(b"\0").decode(), note, own_mark, x
 
     def _header(self, slot: int) -> tuple[bytes, float, int, int]:
         return HEADER.unpack_from(self._headers, slot * HEADER.size)

@@ -47,8 +47,8 @@ class ChannelOwner(Protocol):
 
 
 class SimulatedChannel:
-    """One member's ``Channel``. At the start of each method other members may run, but none while it is
-    executed, except where it waits."""
+    """One member's ``Channel``. Other members may run at the start of each method, but then none until the
+    method returns, except while it waits."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class SimulatedChannel:
 
     def mean_(self, x: Tensor) -> int:
         check_shape(self._state.name, self._state.shape, x)
-        if self._alone():
+        if self._is_alone_at_turn():
             return 1
         call = self._run_round("mean", x)
         if call.mean is None:
@@ -89,17 +89,18 @@ class SimulatedChannel:
     def broadcast_(self, x: Tensor, root: int) -> None:
         check_shape(self._state.name, self._state.shape, x)
         root = self._fabric_rank(root)
-        if not self._alone():
+        if not self._is_alone_at_turn():
             x.detach().copy_(self._run_round("broadcast", x, root).inputs[root])
 
     def gather(self, x: Tensor) -> dict[int, Tensor]:
         check_shape(self._state.name, self._state.shape, x)
-        if self._alone():
+        if self._is_alone_at_turn():
             return {self.rank: x.detach().clone()}
         call = self._run_round("gather", x)
         return {self._position[rank]: call.inputs[rank].clone() for rank in call.members}
 
-    def _alone(self) -> bool:
+    def _is_alone_at_turn(self) -> bool:
+        """Take a turn; returns whether this member's collectives then involve no other."""
         self._turn(Capability.COLLECTIVE)
         return self._owner.alone
 
@@ -131,15 +132,16 @@ class SimulatedChannel:
 
     def receive(self, tag: str) -> Message | None:
         self._turn(Capability.MAIL)
-        return self._taken(self._state.mailbox.receive(self._rank, tag))
+        return self._counted(self._state.mailbox.receive(self._rank, tag))
 
     def wait(self, tag: str, deadline_seconds: float) -> Message | None:
         self._turn(Capability.MAIL)
         with self._waiting():
             message = self._state.mailbox.wait(self._rank, tag, deadline_seconds)
-        return self._taken(message)
+        return self._counted(message)
 
-    def _taken(self, message: Message | None) -> Message | None:
+    def _counted(self, message: Message | None) -> Message | None:
+        """Count a received message; returns it with its sender's position in the channel."""
         if message is None:
             return None
         self._count_message(message.x)
@@ -231,6 +233,7 @@ class SimulatedChannel:
     # -- all --------------------------------------------------------------------------------------
 
     def _turn(self, needed: Capability) -> None:
+        """Let other members run first (see ``Scheduler.turn``). Raises FabricError without ``needed``."""
         if needed not in self.capabilities:
             raise FabricError(
                 f"This simulated fabric was made without {needed.value}: choose a strategy that does not "

@@ -87,10 +87,11 @@ class SimulatedFabric:
             )
         if self.own_clocks and not self.call_seconds > 0:
             raise ValueError("With own clocks a call must take time: give call_seconds above 0.")
-        schedule, links = (np.random.default_rng(s) for s in np.random.SeedSequence(self.seed).spawn(2))
+        seeds = np.random.SeedSequence(self.seed).spawn(2)
+        schedule_generator, link_generator = (np.random.default_rng(s) for s in seeds)
         self._scheduler = Scheduler(
             self.size,
-            schedule,
+            schedule_generator,
             self.call_seconds,
             self.crashes,
             self.crash_seconds,
@@ -99,8 +100,8 @@ class SimulatedFabric:
             self.own_clocks,
             self.coroutines,
         )
-        network = Links(self.size, links, self.latency, list(self.partitions), self.network)
-        self._state = FabricState(self.size, self._scheduler, network, [] if self.keep_log else None)
+        links = Links(self.size, link_generator, self.latency, list(self.partitions), self.network)
+        self._state = FabricState(self.size, self._scheduler, links, [] if self.keep_log else None)
         self._channels: dict[tuple[str, tuple[int, ...]], ChannelState] = {}
 
     @property
@@ -143,7 +144,7 @@ class SimulatedFabric:
         self._scheduler.add_work(rank, seconds)
 
     def cut(self, partition: Partition) -> None:
-        """Cut links as ``partition`` says."""
+        """Add ``partition``, which says which links are cut, and when."""
         self._state.links.partitions.append(partition)
 
     def revive(self, rank: int, role: Callable[[Member], Any], like: int) -> None:

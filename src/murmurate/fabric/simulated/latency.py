@@ -35,8 +35,8 @@ class LogNormal:
     spread: float = 0.0
 
     def __post_init__(self) -> None:
-        _positive("a step's seconds", self.median_seconds)
-        _least("the spread", self.spread, 0.0)
+        _check_positive("a step's seconds", self.median_seconds)
+        _check_least("the spread", self.spread, 0.0)
 
     def steps(self, rank: int, generator: np.random.Generator) -> Iterator[tuple[float, float]]:
         if not self.spread:
@@ -56,8 +56,8 @@ class Straggler:
     sleeps: bool = False
 
     def __post_init__(self) -> None:
-        _positive("a step's seconds", self.seconds)
-        _least("how much slower the straggler is", self.times, 0.0 if self.sleeps else 1.0)
+        _check_positive("a step's seconds", self.seconds)
+        _check_least("how much slower the straggler is", self.times, 0.0 if self.sleeps else 1.0)
 
     def steps(self, rank: int, generator: np.random.Generator) -> Iterator[tuple[float, float]]:
         busy, asleep = self.seconds, 0.0
@@ -76,12 +76,12 @@ class Trace:
         if not self.seconds:
             raise ValueError("a trace has at least one step's seconds")
         for seconds in self.seconds:
-            _positive("a step's seconds", seconds)
+            _check_positive("a step's seconds", seconds)
 
     def steps(self, rank: int, generator: np.random.Generator) -> Iterator[tuple[float, float]]:
         start = int(generator.integers(len(self.seconds)))
-        around = itertools.cycle(self.seconds[start:] + self.seconds[:start])
-        return ((seconds, 0.0) for seconds in around)
+        repeated = itertools.cycle(self.seconds[start:] + self.seconds[:start])
+        return ((seconds, 0.0) for seconds in repeated)
 
 
 @dataclass(frozen=True)
@@ -113,11 +113,11 @@ class Network:
 
     def __post_init__(self) -> None:
         for name in ("latency_seconds", "spread", "handling_seconds", "resend_seconds"):
-            _least(name, getattr(self, name), 0.0)
-        _positive("the bandwidth", self.bandwidth)
-        _positive("the bandwidth of handling", self.handling_bandwidth)
+            _check_least(name, getattr(self, name), 0.0)
+        _check_positive("the bandwidth", self.bandwidth)
+        _check_positive("the bandwidth of handling", self.handling_bandwidth)
         for seconds in self.trace_seconds:
-            _least("a measured latency", seconds, 0.0)
+            _check_least("a measured latency", seconds, 0.0)
         if not 0 <= self.loss < 1:
             raise ValueError(f"a loss of {self.loss} is not a share of the messages: give 0 to less than 1")
         if self.collective not in ("ring", "tree", "fastest"):
@@ -147,8 +147,8 @@ class Network:
     def _draws(
         self, shape: tuple[int, ...], size_bytes: float, generator: np.random.Generator
     ) -> NDArray[np.float64]:
-        """Times of messages whose latency is drawn from ``trace_seconds``, and their spread beside it, in
-        seconds: their quantiles have no closed form."""
+        """Times of messages, in seconds, with ``trace_seconds`` and a spread. They are drawn one by one, as
+        their quantiles have no closed form."""
         latency = generator.choice(self.trace_seconds, shape)
         factor = np.exp(self.spread * generator.standard_normal(shape))
         drawn: NDArray[np.float64] = (latency + self.transfer_seconds(size_bytes)) * factor
@@ -170,13 +170,13 @@ class Network:
         """The time from the last member's call to the result, which all members have at the same time."""
         if members < 2:
             return 0.0
-        steps, piece = self._shape(size_bytes, members)
+        steps, message_bytes = self._steps(size_bytes, members)
         if self.constant:
-            return steps * (self.latency_seconds + self.transfer_seconds(piece))
+            return steps * (self.latency_seconds + self.transfer_seconds(message_bytes))
         if self.spread and self.trace_seconds:
-            slowest = self._draws((steps, members), piece, generator).max(1)
+            slowest = self._draws((steps, members), message_bytes, generator).max(1)
         else:  # the maximum of n uniform numbers, distributed as u ** (1 / n), gives the slowest message
-            slowest = self._quantiles(generator.random(steps) ** (1 / members), piece)
+            slowest = self._quantiles(generator.random(steps) ** (1 / members), message_bytes)
         if self.loss:
             u = generator.random(steps) ** (1 / members)
             # how often the unluckiest message is lost: the quantile u of a geometric distribution
@@ -186,12 +186,12 @@ class Network:
 
     def collective_bytes(self, size_bytes: int, members: int) -> float:
         """The number of bytes that each member sends, and also receives."""
-        steps, piece = self._shape(size_bytes, members)
-        return (
-            steps * piece if self._is_ring(size_bytes, members) else 2 * size_bytes * (members - 1) / members
-        )
+        steps, message_bytes = self._steps(size_bytes, members)
+        if self._is_ring(size_bytes, members):
+            return steps * message_bytes
+        return 2 * size_bytes * (members - 1) / members
 
-    def _shape(self, size_bytes: int, members: int) -> tuple[int, float]:
+    def _steps(self, size_bytes: int, members: int) -> tuple[int, float]:
         """(number of successive steps, bytes of each message)"""
         if self._is_ring(size_bytes, members):
             return 2 * (members - 1), size_bytes / members
@@ -229,11 +229,11 @@ def _normal_quantiles(u: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.array([inverse(min(max(p, 1e-15), 1 - 1e-15)) for p in u.tolist()])
 
 
-def _positive(what: str, value: float) -> None:
+def _check_positive(what: str, value: float) -> None:
     if not value > 0:
         raise ValueError(f"{what} must be above 0, not {value:g}")
 
 
-def _least(what: str, value: float, least: float) -> None:
+def _check_least(what: str, value: float, least: float) -> None:
     if not value >= least or math.isinf(value):
         raise ValueError(f"{what} must be at least {least:g}, not {value:g}")

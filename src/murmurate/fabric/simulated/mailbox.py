@@ -42,6 +42,8 @@ class MailFaults:
 
 @dataclass(order=True)
 class _Packet:
+    """A packet of mail. ticket: orders packets that arrive at the same time. number: of the message."""
+
     arrival: float
     ticket: int
     sender: int = field(compare=False)
@@ -61,8 +63,10 @@ class SimulatedMailbox:
         self._state, self._channel, self._faults = state, channel, faults
         self._capacity, self._deadline = capacity, deadline_seconds
         self._tickets = itertools.count()
-        self._in_flight: list[list[_Packet]] = [[] for _ in range(state.size)]
-        self._inbox: dict[tuple[int, str], deque[_Packet]] = defaultdict(deque)
+        self._in_flight: list[list[_Packet]] = [[] for _ in range(state.size)]  # by receiver: a heap
+        self._inbox: dict[tuple[int, str], deque[_Packet]] = defaultdict(deque)  # by (receiver, tag)
+        # by stream: packets that wait for earlier ones; numbers of the last message sent and delivered;
+        # numbers of the messages that are neither read nor lost
         self._out_of_order: dict[tuple[int, int, str], dict[int, _Packet]] = defaultdict(dict)
         self._sent: dict[tuple[int, int, str], int] = defaultdict(int)
         self._delivered: dict[tuple[int, int, str], int] = defaultdict(int)
@@ -147,16 +151,16 @@ class SimulatedMailbox:
         """The times at which a packet arrives: one, two if it is duplicated, or none if it is lost."""
         faults, links = self._faults, self._state.links
         now = self._state.scheduler.now
-        leaves = links.departure(sender, to, now)
+        departure = links.departure(sender, to, now)
         if faults.reliable:
             while self._happens(faults.loss):
-                leaves = links.departure(sender, to, leaves + faults.resend_seconds)
-        elif leaves > now or self._happens(faults.loss):
+                departure = links.departure(sender, to, departure + faults.resend_seconds)
+        elif departure > now or self._happens(faults.loss):
             return []
         copies = 2 if self._happens(faults.duplication) else 1
-        arrivals = [links.arrival(sender, to, leaves, size_bytes) for _ in range(copies)]
-        late = faults.resend_seconds
-        return [a + self._happens(faults.reordering) * links.generator.uniform(0, late) for a in arrivals]
+        arrivals = [links.arrival(sender, to, departure, size_bytes) for _ in range(copies)]
+        most = faults.resend_seconds
+        return [a + self._happens(faults.reordering) * links.generator.uniform(0, most) for a in arrivals]
 
     def _happens(self, probability: float) -> bool:
         return probability > 0 and bool(self._state.links.generator.random() < probability)

@@ -117,20 +117,20 @@ class Links:
             raise ValueError(f"A latency of {seconds} s is in the past: it must be at least 0.")
         return seconds
 
-    def arrival(self, sender: int, receiver: int, leaves: float, size_bytes: int) -> float:
-        """When a message that is ready at ``leaves`` arrives; it queues behind earlier ones at both ports."""
+    def arrival(self, sender: int, receiver: int, departure: float, size_bytes: int) -> float:
+        """When a message ready at ``departure`` arrives; it queues behind earlier ones at both ports."""
         network = self.network
         if network is None or sender == receiver:
-            return leaves + (self.delay(sender, receiver) if network is None else 0.0)
+            return departure + (self.delay(sender, receiver) if network is None else 0.0)
         delay = float(network.delays(1, size_bytes, self.generator)[0])
         if not network.ports:
-            return leaves + delay
-        busy = network.transfer_seconds(size_bytes)
-        leaves = max(leaves, self._can_send_at[sender])
-        self._can_send_at[sender] = leaves + busy
-        there = max(leaves + delay, self._can_receive_at[receiver] + busy)
-        self._can_receive_at[receiver] = there
-        return there
+            return departure + delay
+        busy_seconds = network.transfer_seconds(size_bytes)
+        departure = max(departure, self._can_send_at[sender])
+        self._can_send_at[sender] = departure + busy_seconds
+        arrival = max(departure + delay, self._can_receive_at[receiver] + busy_seconds)
+        self._can_receive_at[receiver] = arrival
+        return arrival
 
     def arrivals(self, sender: int, now: float, size_bytes: int) -> NDArray[np.float64] | float:
         """The times at which members see a vector that ``sender`` publishes now: [n], or one time for all.
@@ -139,10 +139,10 @@ class Links:
         """
         if any(cut.end_seconds <= now for cut in self.partitions):
             self.partitions[:] = [cut for cut in self.partitions if cut.end_seconds > now]
-        cut = any(p.start_seconds <= now and (p.island or sender in p.ranks) for p in self.partitions)
+        is_cut = any(p.start_seconds <= now and (p.island or sender in p.ranks) for p in self.partitions)
         network = self.network
         if network is not None:
-            if network.constant and not cut:
+            if network.constant and not is_cut:
                 return now + network.latency_seconds + network.transfer_seconds(size_bytes)
             delays = network.delays(self.size, size_bytes, self.generator)
             if network.loss:
@@ -151,11 +151,11 @@ class Links:
             delays = self.generator.uniform(*self.latency, size=self.size)
         elif callable(self.latency):
             delays = np.array([self.delay(sender, j) if j != sender else 0.0 for j in range(self.size)])
-        elif not cut:
+        elif not is_cut:
             return now + self.delay(sender, sender)
         else:
             delays = np.full(self.size, self.delay(sender, sender))
-        if cut:
+        if is_cut:
             delays = delays + (self._departures(sender, now) - now)
         return now + delays
 

@@ -41,8 +41,8 @@ class SimulatedRegister:
         for version in reversed(self._versions):
             arrivals = version[3]
             if isinstance(arrivals, float) and isinstance(newer, float):
-                here = max(arrivals, now)
-                is_needed, newer = here < newer, min(newer, here)
+                time = max(arrivals, now)
+                is_needed, newer = time < newer, min(newer, time)
             else:
                 times = np.maximum(arrivals, now)
                 is_needed, newer = bool(np.any(times < newer)), np.minimum(newer, times)

@@ -87,20 +87,22 @@ class Scheduler:
         self._pending_seconds = [0.0] * size
         self._calls_left = [_CALLS_BEFORE_YIELD] * size
         self._ticket = itertools.count()
+        # a heap of (time, ticket, rank, its wait), or of (time, ticket, -1, function) for those of ``at``
         self._alarms: list[tuple[float, int, int, Wait | Callable[[], None]]] = []
         for rank, seconds in crash_seconds.items():
             self.at(seconds, functools.partial(self.kill, rank))
-        self._most_alarms = 1024
+        self._alarm_limit = 1024  # with more alarms, those of finished waits are dropped
         self._waiting: dict[int, Wait] = {}
-        self._waiters: dict[Hashable, dict[int, None]] = {}
+        # dictionaries without values are ordered sets of ranks
+        self._waiters: dict[Hashable, dict[int, None]] = {}  # by topic
         self._runnable: list[int] = []
         self._unfinished: dict[int, None] = {}
         self._failure: BaseException | None = None
         self._results: list[Any] = []
         self._kind: CoroutineKind = coroutines
         self._coroutines: list[Coroutine | None] = [None] * size
-        self._chosen: int | None = None
-        self._hub: Any = None
+        self._chosen: int | None = None  # the rank that the hub is to start (see ``_resume``)
+        self._hub: Any = None  # the coroutine that called ``run``
 
     # -- called by the running member -----------------------------------------------------------
 
@@ -234,9 +236,10 @@ class Scheduler:
         chosen.switch_from(current)
 
     def _switch(self, rank: int) -> None:
+        """Let the rank that runs next run instead of ``rank``; returns when ``rank`` is chosen again."""
         chosen = self._choose()
-        own = self._coroutines[rank]
-        if chosen != rank and own is not None:
+        current = self._coroutines[rank]
+        if chosen != rank and current is not None:
             if self._kind == "greenlets" and torch._C._current_graph_task_id() != -1:
                 raise FabricError(
                     "a collective was called inside a backward pass, where members that share a thread "
@@ -245,7 +248,7 @@ class Scheduler:
                 )
             # torch keeps the grad mode for each thread, and all greenlets share one thread
             grad_mode = torch.is_grad_enabled()
-            self._resume(chosen, own)
+            self._resume(chosen, current)
             torch.set_grad_enabled(grad_mode)
         self._check(rank)
 
@@ -262,8 +265,8 @@ class Scheduler:
             while self._failure is None:
                 self._fire_alarms(self.now)
                 if self._runnable:
-                    place = int(self._generator.integers(len(self._runnable)))
-                    self._runnable[place], self._runnable[-1] = self._runnable[-1], self._runnable[place]
+                    index = int(self._generator.integers(len(self._runnable)))
+                    self._runnable[index], self._runnable[-1] = self._runnable[-1], self._runnable[index]
                     return self._runnable.pop()
                 if not self._alarms:
                     raise FabricError(self._deadlock())
@@ -302,10 +305,10 @@ class Scheduler:
         time = min(wait._deadline, wait.wake_at())
         if time < wait._alarm:
             wait._alarm = time
-            if len(self._alarms) > self._most_alarms:  # drop alarms of finished waits
+            if len(self._alarms) > self._alarm_limit:
                 self._alarms = [a for a in self._alarms if a[2] < 0 or self._waiting.get(a[2]) is a[3]]
                 heapq.heapify(self._alarms)
-                self._most_alarms = 2 * len(self._alarms) + 1024
+                self._alarm_limit = 2 * len(self._alarms) + 1024
             heapq.heappush(self._alarms, (time, next(self._ticket), rank, wait))
 
     def _wake(self, rank: int) -> None:
@@ -332,6 +335,6 @@ class Scheduler:
         stuck = "; ".join(
             f"rank {rank} waits for {wait.describe()}" for rank, wait in sorted(self._waiting.items())
         )
-        ended = [rank for rank in self.living() if rank not in self._unfinished]
-        rest = f"; finished: {ended}" if ended else ""
-        return f"Deadlock: {stuck}{rest}. Make the members' calls match, or give waits a deadline."
+        finished = [rank for rank in self.living() if rank not in self._unfinished]
+        clause = f"; finished: {finished}" if finished else ""
+        return f"Deadlock: {stuck}{clause}. Make the members' calls match, or give waits a deadline."

@@ -16,7 +16,8 @@ from murmurate.strategies.dpsgd.node import REPLY, leader_of
 
 class Master:
     """The master. optimizer: updates v; its learning rate is rho. nodes: the ranks of each node. batch: M.
-    delay_bound: D, or 0."""
+    delay_bound: D', or 0 for none.
+    """
 
     def __init__(
         self,
@@ -35,8 +36,8 @@ class Master:
 
         The reply's note is the number of updates of v; negative if the push was refused.
         """
-        late = 0 < self._delay_bound < self.replica.clock - push.note
-        refused = late or not self.is_valid(push.x)
+        is_late = 0 < self._delay_bound < self.replica.clock - push.note
+        refused = is_late or not self.is_valid(push.x)
         if not refused:
             self.pending.append(push.x)
         if len(self.pending) == self._batch:
@@ -60,7 +61,7 @@ class Master:
         self.replica.tick()
 
     def reply_to(self, push: Tensor) -> Tensor:
-        """The reply [n] from which the node of this push gets the present v."""
+        """The reply, at most N numbers, from which the node of ``push`` gets the present v."""
         return self.replica.params.detach()
 
     def replied(self, rank: int, living: Sequence[int]) -> None:

@@ -26,7 +26,7 @@ def leader_of(ranks: Sequence[int], channel: Channel) -> int | None:
     return min(set(ranks) & set(channel.living()), default=None)
 
 
-def _memory(channel: Channel, nodes: Sequence[Sequence[int]]) -> Memory:
+def _node_memory(channel: Channel, nodes: Sequence[Sequence[int]]) -> Memory:
     """A function from a key and an initial value to memory that the threads of this member's node share.
 
     Every member requests the memory of all nodes, in the same order, and uses that of its own node. Nodes of
@@ -41,12 +41,12 @@ def _memory(channel: Channel, nodes: Sequence[Sequence[int]]) -> Memory:
 
 
 def _shared_counter(cell: int) -> Any:
-    """An integer that all threads of a node share."""
+    """A property: one of ``Node.counters``, an integer that all threads of a node share."""
 
     def write(node: Node, value: int) -> None:
-        node.marks[cell] = value
+        node.counters[cell] = value
 
-    return property(lambda node: int(node.marks[cell]), write)
+    return property(lambda node: int(node.counters[cell]), write)
 
 
 class Node:
@@ -76,16 +76,16 @@ class Node:
     ) -> None:
         self.replica, self.ranks, self.rank = replica, list(ranks), rank
         self.base = shared("base", replica.params.detach().clone())
-        self.marks = shared("marks", torch.zeros(5, dtype=torch.int64))
+        self.counters = shared("marks", torch.zeros(5, dtype=torch.int64))
         self.clocks = torch.zeros(max(ranks) + 1, dtype=torch.int64) if clocks is None else clocks
-        self.reply: Message | None = None  # a reply that could not be applied yet
+        self.reply: Message | None = None  # a reply that ``_take`` could not apply yet
         self._rounds = self._pulled_at = 0
         self._saved: dict[str, Any] = {}
 
     @classmethod
     def join(cls, replica: Replica, channel: Channel, nodes: Sequence[Sequence[int]]) -> Self:
         """The node of this member's rank; the master, which is in no node, gets one of its own."""
-        shared = _memory(channel, nodes)
+        shared = _node_memory(channel, nodes)
         # optimizer moments are shared in a node, as in Hogwild
         threads, clocks = len(nodes[0]), torch.zeros(channel.size, dtype=torch.int64)
         state = None if threads == 1 else shared
@@ -94,8 +94,8 @@ class Node:
         ranks = next((ranks for ranks in nodes if channel.rank in ranks), [channel.rank])
         return cls(replica, ranks, channel.rank, shared, clocks=clocks, threads=threads)
 
-    def done(self) -> int:
-        """Updates of all its threads so far."""
+    def update_count(self) -> int:
+        """The number of updates of all its threads so far."""
         return int(self.clocks[self.ranks].sum())
 
     @property
@@ -104,15 +104,15 @@ class Node:
         return False
 
     def difference(self) -> Tensor | None:
-        """What to push, u - v [n]; None if it cannot be computed yet."""
+        """What to push: u - v [N], or a packed ``SparseDelta``; None if it cannot be computed yet."""
         return self.replica.params.detach() - self.base
 
-    def pushed(self, difference: Tensor, done: int) -> None:
-        """``difference`` was sent after ``done`` updates.
+    def pushed(self, difference: Tensor, updates: int) -> None:
+        """``difference`` was sent after ``updates`` updates of all threads.
 
         Other threads go on, so the base advances by exactly ``difference``.
         """
-        self.pushed_at, self.oldest = done, self.version
+        self.pushed_at, self.oldest = updates, self.version
         self.awaited = self.rank + 1
         self._advance(difference)
 
@@ -123,11 +123,11 @@ class Node:
         made since the push are dropped, too, as they started from the same old v.
         """
         version, refused = abs(int(reply.note)), reply.note < 0
-        fresh = refused or self._is_idle()
+        equals_v = refused or self._is_idle()  # whether u will equal v', without newer updates
         self.reply = None if self._take(reply.x, afresh=refused) else reply
         if self.reply is not None:
             return False
-        if fresh:
+        if equals_v:
             self.oldest = version
         self.version = version
         self.pulls += 1
@@ -138,31 +138,32 @@ class Node:
         """The result of this thread's last update. living: number of threads that update this vector."""
         pulled = self.pulls > self._rounds
         if pulled:
-            self._rounds += 1  # a thread counts one round in each of its updates
+            self._rounds += 1  # a step counts at most one round, however many pulls there were
             self._pulled_at = self.replica.clock
         return Exchange(self._rounds, living + pulled, self.replica.clock - self._pulled_at)
 
     def _is_idle(self) -> bool:
-        """Whether surely no update was made since the last push, which only a single thread can know."""
-        return len(self.ranks) == 1 and self.done() == self.pushed_at
+        """Whether certainly no update was made since the last push; only a single thread can be certain."""
+        return len(self.ranks) == 1 and self.update_count() == self.pushed_at
 
     def _advance(self, difference: Tensor) -> None:
         self.base.add_(difference)
 
-    def _take(self, answer: Tensor, *, afresh: bool) -> bool:
-        """Apply a reply; False if that is not possible yet."""
+    def _take(self, v: Tensor, *, afresh: bool) -> bool:
+        """Apply the reply ``v``; False if that is not possible yet. afresh: whether to drop the updates since
+        the push."""
         u = self.replica.params.detach()
         if afresh or self._is_idle():
-            u.copy_(answer)
+            u.copy_(v)
         else:
-            u.add_(answer - self.base)
-        self.base.copy_(answer)
+            u.add_(v - self.base)
+        self.base.copy_(v)
         return True
 
     # -- state --------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        counts = {"marks": self.marks.clone(), "clocks": self.clocks.clone(), "rank": self.rank}
+        counts = {"marks": self.counters.clone(), "clocks": self.clocks.clone(), "rank": self.rank}
         return counts | self._vectors() | {"rounds": self._rounds, "pulled_at": self._pulled_at}
 
     def load(self, state: dict[str, Any]) -> None:
@@ -193,8 +194,8 @@ class Node:
         self._set_vectors(saved, is_own)
         if len(self.ranks) == 1:  # no other member counts its updates, so schedules continue from the peer's
             self.clocks[self.rank] = max(self.clocks[self.rank], saved["clocks"][saved_rank])
-        self.marks.copy_(saved["marks"])
-        self.pushed_at = min(self.pushed_at, self.done()) if is_own else self.done()
+        self.counters.copy_(saved["marks"])
+        self.pushed_at = min(self.pushed_at, self.update_count()) if is_own else self.update_count()
         self.awaited = self.rank + 1
 
     def _vectors(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""The messages of DPSGD where gradients are a few rows: they contain those rows, not the whole vector.
+"""The messages of DPSGD where gradients are row-sparse: they contain a few rows, not the whole vector.
 
-Since the last pull a node has shrunk its vector by some factor s_m and moved a few rows, so u - v is
-(s_m - 1) v and increments on those rows. It pushes s_m, the rows and the increments; the master does
+Since the last pull a node has multiplied its vector by some s_m and added increments to a few rows, so u - v
+is (s_m - 1) v plus these increments. It pushes s_m, the rows and the increments; the master does
 
     v <- (1 - rho sum_m (1 - s_m)) v + rho sum_m increments_m
 
@@ -20,12 +20,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_HEAD_BYTES = 24  # three float64
+_HEAD_BYTES = 24  # three float64: factor, version, number of rows
 
 
 class SparseDelta(NamedTuple):
-    """Changed rows. factor: factor of all other rows. version: version of the v from which a push started,
-    or to which a reply leads. row: [R]. values: [R, W]."""
+    """A push: s_m, the version of v from which it started, and the increments of its rows. Or a reply: the
+    factor of all rows that it does not contain, its version of v, and the values of its rows.
+
+    row: [R], row numbers. values: [R, W].
+    """
 
     factor: float
     version: int

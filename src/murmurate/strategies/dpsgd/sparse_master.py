@@ -1,18 +1,18 @@
-"""The master of DPSGD where pushes are a few rows (``sparse_delta``).
+"""The master of DPSGD where pushes are row-sparse (``sparse_delta``).
 
 A push multiplies all of v by s_m. Algorithm 1, line 4, applies this to the v_m that node m had pulled,
 
     v <- v + rho sum_m ((s_m - 1) v_m + increments_m)
 
-and v may have been updated since. Rows that were only scaled since then satisfy v_m = f v, with one factor f
+and v may have been updated since. Rows that since then were only scaled satisfy v_m = f v, with one factor f
 for all of them; of the other rows the master keeps the values in v_m as long as a node may push from that
-version. If a push shrinks the present v instead, counts stay positive; a share of an old, larger v may exceed
-the present v.
+version. If a push shrinks the present v instead, counts stay positive, whereas a share of an old, larger v
+may exceed the present v.
 
 Nodes that go on learning until their reply arrives push more updates at once, so s_m is smaller, and
-rho sum_m (1 - s_m) may be 1 or more although it is not with immediate replies. Such pushes are applied with a
-smaller rho, with which the sum is 0.99: then v is nearly the mean of increments_m / (1 - s_m), and each of
-these is a mean of the values for v in the node's mini-batches.
+rho sum_m (1 - s_m) may be 1 or more although it would be less with immediate replies. Such pushes are applied
+with a smaller rho, with which the sum is 0.99: then v is nearly the mean of increments_m / (1 - s_m), and
+each of these is a weighted mean of the estimates of v from the node's mini-batches.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from murmurate.replica.vector import Replica
 from murmurate.strategies.dpsgd.master import Master
 from murmurate.strategies.dpsgd.sparse_delta import SparseDelta, blank, most_rows
 
-_VERSIONS = 10_000  # number of versions of v whose scale is kept
-_UNPACKED = 8  # number of pushes that are kept unpacked
+_SCALES_KEPT = 10_000  # number of versions of v whose scale is kept
+_UNPACKED_KEPT = 8  # number of pushes that are kept unpacked
 _UPDATES_KEPT = 100  # number of updates of v for which former values of rows are kept
 _MOST_SHRINK = 0.99  # the largest share of v that one update takes away
 
 
-class _Pulled(NamedTuple):
-    """A pulled v: ``factor`` times the present one, plus ``excess`` [R, W] in the rows ``row`` [R]."""
+class _FormerV(NamedTuple):
+    """A former v: ``factor`` times the present one, plus ``excess`` [R, W] in the rows ``row`` [R]."""
 
     factor: float
     row: Tensor
@@ -67,20 +67,20 @@ class SparseMaster(Master):
         self.width = replica.row_width or 1
         self._changed = torch.zeros(len(replica) // self.width, dtype=torch.int64)
         self._shrunk = 0.0  # logarithm of the factor by which v has shrunk so far
-        self._logs: OrderedDict[int, float] = OrderedDict()  # ``_shrunk`` by version
+        self._shrunk_at: OrderedDict[int, float] = OrderedDict()  # by version of v: ``_shrunk`` then
         # by version: the rows that the next update changed, with their values before it
         self._former: OrderedDict[int, Rows] = OrderedDict()
-        self._unpacked: deque[tuple[Tensor, SparseDelta]] = deque(maxlen=_UNPACKED)
+        self._unpacked: deque[tuple[Tensor, SparseDelta]] = deque(maxlen=_UNPACKED_KEPT)
         self._latest_version: dict[int, int] = {}  # by node: the newest version that was sent to it
         self._record_scale()
 
     def _record_scale(self) -> None:
         """Keep ``_shrunk`` of the present version."""
-        self._logs[self.replica.clock] = self._shrunk
-        if len(self._logs) > _VERSIONS:
-            self._logs.popitem(last=False)
+        self._shrunk_at[self.replica.clock] = self._shrunk
+        if len(self._shrunk_at) > _SCALES_KEPT:
+            self._shrunk_at.popitem(last=False)
 
-    def _read(self, x: Tensor) -> SparseDelta:
+    def _unpack(self, x: Tensor) -> SparseDelta:
         """The push ``x``, unpacked. It is kept, as it is needed on arrival, when applied and for the reply.
 
         Raises ValueError if it is malformed.
@@ -99,7 +99,7 @@ class SparseMaster(Master):
         if not self._is_sparse(push):
             return True
         try:
-            row = self._read(push).row
+            row = self._unpack(push).row
         except ValueError:
             return False
         return not len(row) or (0 <= int(row.min()) <= int(row.max()) < len(self._changed))
@@ -112,7 +112,7 @@ class SparseMaster(Master):
                 self.replica.scale.fold()
             super().apply_pending()
         else:
-            self._apply_rows([self._read(x) for x in self.pending], self.optimizer.param_groups[0]["lr"])
+            self._apply_rows([self._unpack(x) for x in self.pending], self.optimizer.param_groups[0]["lr"])
             self.pending.clear()
             self.replica.tick()
         self._record_scale()
@@ -123,8 +123,8 @@ class SparseMaster(Master):
         If the ``pulled`` v is shrunk, a smaller rho would not keep counts positive: then StepTooLarge is
         raised.
         """
-        pulled = [self._pulled(push.version) for push in pushes]
-        shrink = rho * sum((1 - s.factor) * v.factor for s, v in zip(pushes, pulled, strict=True))
+        pulled = [self._former_v(push.version) for push in pushes]
+        shrink = rho * sum((1 - push.factor) * v.factor for push, v in zip(pushes, pulled, strict=True))
         if shrink >= 1 and self._keeps_rows:
             raise StepTooLarge(
                 f"the master would shrink v by {shrink:g} of itself, and parameters that are counts become "
@@ -135,10 +135,12 @@ class SparseMaster(Master):
             rho, shrink = rho * _MOST_SHRINK / shrink, _MOST_SHRINK
         changes = [Rows(push.row, push.values) for push in pushes]
         changes += [
-            Rows(v.row, (s.factor - 1) * v.excess) for s, v in zip(pushes, pulled, strict=True) if len(v.row)
+            Rows(v.row, (push.factor - 1) * v.excess)
+            for push, v in zip(pushes, pulled, strict=True)
+            if len(v.row)
         ]
         if self._keeps_rows:
-            self._keep(torch.cat([change.row for change in changes]))
+            self._record_rows(torch.cat([change.row for change in changes]))
         self.replica.scale.shrink(shrink)
         self._shrunk += math.log1p(-shrink)
         for change in changes:
@@ -150,8 +152,8 @@ class SparseMaster(Master):
         """A push as a whole vector."""
         if not self._is_sparse(x):
             return x
-        push = self._read(x)
-        v = self._pulled(push.version)
+        push = self._unpack(x)
+        v = self._former_v(push.version)
         difference = (push.factor - 1) * v.factor * self.replica.values().detach()
         add_rows(difference, Rows(v.row, v.excess), push.factor - 1)
         add_rows(difference, Rows(push.row, push.values), 1.0)
@@ -160,7 +162,7 @@ class SparseMaster(Master):
     def _change_all(self) -> None:
         """Note that the next update changes all rows."""
         if self._keeps_rows:
-            self._keep(torch.arange(len(self._changed)))
+            self._record_rows(torch.arange(len(self._changed)))
         self._changed.fill_(self.replica.clock + 1)
 
     def reply_to(self, push: Tensor) -> Tensor:
@@ -169,22 +171,22 @@ class SparseMaster(Master):
         return self.replica.values().detach() if rows is None else rows
 
     def _reply_rows(self, x: Tensor) -> Tensor | None:
-        push = self._read(x)
-        if push.version not in self._logs:
+        push = self._unpack(x)
+        if push.version not in self._shrunk_at:
             return None
         changed = self._changed > push.version
         changed[push.row] = True
         row = changed.nonzero()[:, 0]
         if len(row) > most_rows(self.width, self.replica.params):
             return None
-        factor = math.exp(self._shrunk - self._logs[push.version])
+        factor = math.exp(self._shrunk - self._shrunk_at[push.version])
         message, values = blank(factor, self.replica.clock, row, self.width, self.replica.params.dtype)
-        self._values(row, values)
+        self._row_values(row, values)
         return message
 
     def replied(self, rank: int, living: Sequence[int]) -> None:
-        """Forget the versions that no living node pushes from, unless pushes are still pending. (A node whose
-        leader dies pushes from no version.)"""
+        """Forget the versions from which no living node can push, unless pushes are still pending. (If the
+        leader of ``rank`` dies before it reads the reply, its node pushes next from version -1.)"""
         if not self.pending:
             self._unpacked.clear()  # frees their messages' slots in the queues
         if not self._keeps_rows:
@@ -206,37 +208,37 @@ class SparseMaster(Master):
 
     def resumed(self, channel: Channel) -> None:
         """Forget all versions but the present one."""
-        for records in (self._logs, self._former, self._latest_version, self._unpacked):
+        for records in (self._shrunk_at, self._former, self._latest_version, self._unpacked):
             records.clear()
         self._shrunk = 0.0
         self._changed.fill_(self.replica.clock)
         self._record_scale()
         super().resumed(channel)
 
-    def _values(self, row: Tensor, out: Tensor | None = None) -> Tensor:
+    def _row_values(self, row: Tensor, out: Tensor | None = None) -> Tensor:
         """The values [R, W] of these rows of v, written to ``out`` if given."""
         v = self.replica.params.detach().view(-1, self.width)
         return torch.index_select(v, 0, row, out=out).mul_(self.replica.scale.value)
 
-    def _keep(self, row: Tensor) -> None:
+    def _record_rows(self, row: Tensor) -> None:
         """Keep the present values of these rows, which the next update will change."""
         row = torch.unique(row)
-        self._former[self.replica.clock] = Rows(row, self._values(row))
+        self._former[self.replica.clock] = Rows(row, self._row_values(row))
 
-    def _pulled(self, version: int) -> _Pulled:
+    def _former_v(self, version: int) -> _FormerV:
         """The v of ``version``; the present v if ``version`` is too old to be known."""
         no_excess = torch.empty(0, self.width, dtype=self.replica.params.dtype)
-        steps = [at for at in self._former if at >= version]
-        is_known = len(steps) == self.replica.clock - version and version in self._logs
-        if not self._keeps_rows or not steps or not is_known:
-            return _Pulled(1.0, torch.empty(0, dtype=torch.int64), no_excess)
-        log_at_version = self._logs[version]
-        rows = torch.cat([self._former[at].row for at in steps])
+        updates = [at for at in self._former if at >= version]
+        is_known = len(updates) == self.replica.clock - version and version in self._shrunk_at
+        if not self._keeps_rows or not updates or not is_known:
+            return _FormerV(1.0, torch.empty(0, dtype=torch.int64), no_excess)
+        log_at_version = self._shrunk_at[version]
+        rows = torch.cat([self._former[at].row for at in updates])
         values = torch.cat(
-            [math.exp(log_at_version - self._logs[at]) * self._former[at].values for at in steps]
+            [math.exp(log_at_version - self._shrunk_at[at]) * self._former[at].values for at in updates]
         )
         row, row_index = torch.unique(rows, return_inverse=True)
         # a row's value in ``version`` is that before the first update that changed it
         first = torch.full_like(row, len(rows)).scatter_reduce_(0, row_index, torch.arange(len(rows)), "amin")
         factor = math.exp(log_at_version - self._shrunk)
-        return _Pulled(factor, row, values[first] - factor * self._values(row))
+        return _FormerV(factor, row, values[first] - factor * self._row_values(row))

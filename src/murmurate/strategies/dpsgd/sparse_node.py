@@ -1,5 +1,5 @@
-"""A node of DPSGD whose gradients are a few rows: u and the base are scales times tensors; pushes and pulls
-are rows."""
+"""A node of DPSGD whose gradients are row-sparse: u and the base are scales times tensors; pushes and pulls
+contain a few rows."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from murmurate.replica.vector import Replica
 from murmurate.strategies.dpsgd.node import Memory, Node
 from murmurate.strategies.dpsgd.sparse_delta import SparseDelta, most_rows
 
-_LEAST_LOGARITHM = -25.0  # of a scale; below it the scaled numbers lose their digits
-_LEAST_SHARE = 0.9  # of the moved rows must fit into a message; else the whole vector is sent
-_BASE, _PUSHED, _USED = range(3)  # positions in ``scales``
+_LEAST_LOGARITHM = -25.0  # of a scale; below it the scaled numbers lose precision
+_LEAST_SHARE = 0.9  # of the moved rows that must fit into a message; if fewer fit, the whole vector is sent
+_BASE, _PUSHED, _USED = range(3)  # positions in ``_scales``
 
 
 class SparseNode(Node):
     """A node of sparse gradients; while gradients are dense it behaves as a ``Node``.
 
-    scales: [3] float64, shared: the logarithm of the base's scale, that of s_m of the last push, and whether
-    any gradient was sparse. touched: [N / W] uint8, shared: 1 for rows moved since the last push, 2 for
-    rows of a push that may not have arrived. A row that is marked needlessly only makes a message
-    longer, as pushes are u - v.
+    scales: [3] float64, shared: the logarithm of the base's scale, that of s_m of the last push until its
+    reply (then 0), and whether any gradient was sparse. touched: [N / W] uint8, shared: 1 for rows moved
+    since the last push, 2 for rows of a push that may not have arrived. A row that is marked needlessly only
+    makes a message longer, as pushes are u - v.
     torn: [1] int64, shared: 1 while u and the base are changed together. If it stays 1, a thread has died
     during a change; then the node restarts from the whole of v and loses its updates since the last push.
     """
@@ -45,8 +45,8 @@ class SparseNode(Node):
     ) -> None:
         super().__init__(replica, ranks, rank, shared, clocks=clocks, threads=threads)
         self.width = replica.row_width or 1
-        self._taken: SparseDelta | None = None
-        self._foreign = False  # whether the base is a peer's u instead of a version of v
+        self._delta_to_push: SparseDelta | None = None
+        self._base_is_foreign = False  # whether the base is a peer's u instead of a version of v
         self._scales = shared("scales", torch.zeros(3, dtype=torch.float64))
         self.touched = shared("touched", torch.zeros(len(replica) // self.width, dtype=torch.uint8))
         self._torn = shared("torn", torch.zeros(1, dtype=torch.int64))
@@ -55,29 +55,29 @@ class SparseNode(Node):
 
     @property
     def must_push(self) -> bool:
-        """Whether u is torn, or has shrunk so far since the last push that hardly any of v is left in it."""
+        """Whether u is torn, or has shrunk so far since the last push that hardly any of v is left in u."""
         with self.replica.scale.writing():  # so that no thread is in the middle of a change
             if self._torn[0]:
                 return True
         return self.replica.scale.logarithm - float(self._scales[_BASE]) < _LEAST_LOGARITHM
 
     @property
-    def used(self) -> bool:
+    def has_sparse_gradients(self) -> bool:
         """Whether any gradient was sparse."""
         return bool(self._scales[_USED]) or self.replica.scale.logarithm != 0.0
 
     # -- push -----------------------------------------------------------------------------------------
 
     def difference(self) -> Tensor | None:
-        if not self.used:
+        if not self.has_sparse_gradients:
             return super().difference()
         with self.replica.scale.exclusive() as alone:
             if not alone:
                 return None  # a thread has been stopped in the middle of a write
-            self._taken = self.take(self.version)
-        if len(self._taken.row) <= most_rows(self.width, self.replica.params):
-            return self._taken.pack()
-        return self.dense(self._taken)
+            self._delta_to_push = self.take(self.version)
+        if len(self._delta_to_push.row) <= most_rows(self.width, self.replica.params):
+            return self._delta_to_push.pack()
+        return self.dense(self._delta_to_push)
 
     def take(self, version: int) -> SparseDelta:
         """The next push; to be called while no thread writes. version: version of the v in the base.
@@ -90,14 +90,14 @@ class SparseNode(Node):
         self._scales[_USED] = 1
         if self._torn[0]:
             return SparseDelta(1.0, -1, torch.empty(0, dtype=torch.int64), u[:0])
-        version = -1 if self._foreign or self._scales[_PUSHED] else version
+        version = -1 if self._base_is_foreign or self._scales[_PUSHED] else version
         row = self.touched.nonzero()[:, 0]
         logarithm = self.replica.scale.logarithm
         # index_select copies rows several times faster than u[row]
         increments = u.index_select(0, row).sub_(base.index_select(0, row)).mul_(math.exp(logarithm))
-        most = most_rows(self.width, self.replica.params)
-        if _LEAST_SHARE * len(row) <= most < len(row):
-            farthest = increments.abs().sum(1).topk(most, sorted=False).indices.sort().values
+        most_that_fit = most_rows(self.width, self.replica.params)
+        if _LEAST_SHARE * len(row) <= most_that_fit < len(row):
+            farthest = increments.abs().sum(1).topk(most_that_fit, sorted=False).indices.sort().values
             row, increments = row[farthest], increments[farthest]
         self.touched[row] = 2
         return SparseDelta(math.exp(logarithm - float(self._scales[_BASE])), version, row, increments)
@@ -109,10 +109,10 @@ class SparseNode(Node):
         return difference
 
     def _advance(self, difference: Tensor) -> None:
-        if self._taken is None:
+        if self._delta_to_push is None:
             super()._advance(difference)
             return
-        delta, self._taken = self._taken, None
+        delta, self._delta_to_push = self._delta_to_push, None
         with self.replica.scale.exclusive() as alone:
             self.advance(delta, alone)
 
@@ -128,32 +128,31 @@ class SparseNode(Node):
 
     # -- pull -----------------------------------------------------------------------------------------
 
-    def _take(self, answer: Tensor, *, afresh: bool) -> bool:
-        if not self.used:
-            return super()._take(answer, afresh=afresh)
+    def _take(self, v: Tensor, *, afresh: bool) -> bool:
+        if not self.has_sparse_gradients:
+            return super()._take(v, afresh=afresh)
         with self.replica.scale.exclusive() as alone:
             if alone:
-                self.replace(answer, afresh=afresh)
+                self.replace(v, afresh=afresh)
         return alone
 
-    def replace(self, x: Tensor, *, afresh: bool) -> None:
+    def replace(self, reply: Tensor, *, afresh: bool) -> None:
         """u <- s v' + the updates since the push, and base <- v'; to be called while no thread writes.
 
-        x: the reply. s: the factor by which u has shrunk since the push. afresh: whether to drop the updates
-        since the push.
+        s: the factor by which u has shrunk since the push. afresh: whether to drop the updates since then.
         """
-        whole = len(x) == len(self.base)
-        if self._torn[0] and not whole:
+        is_whole = len(reply) == len(self.base)
+        if self._torn[0] and not is_whole:
             return  # rows of v cannot repair a torn node; its next push requests all of v
         afresh = afresh or bool(self._torn[0])
         u, base = self._views()
-        before, base_logarithm = self.replica.scale.logarithm, float(self._scales[_BASE])
-        since = 0.0 if afresh else before - base_logarithm  # log s
+        u_logarithm, base_logarithm = self.replica.scale.logarithm, float(self._scales[_BASE])
+        log_s = 0.0 if afresh else u_logarithm - base_logarithm
         moved_here = self.touched.bool()
-        if whole:
-            row, reply_rows, new_logarithm = torch.arange(len(u)), x.view(-1, self.width), 0.0
+        if is_whole:
+            row, reply_rows, new_logarithm = torch.arange(len(u)), reply.view(-1, self.width), 0.0
         else:
-            delta = SparseDelta.unpack(x, self.width)
+            delta = SparseDelta.unpack(reply, self.width)
             new_logarithm = base_logarithm + math.log(delta.factor) - float(self._scales[_PUSHED])
             only_moved_here = moved_here.clone()
             only_moved_here[delta.row] = False
@@ -162,24 +161,24 @@ class SparseNode(Node):
             reply_rows = torch.cat(
                 [delta.values * math.exp(-new_logarithm), base.index_select(0, other_rows)]
             )
-        sums = reply_rows
+        new_u_rows = reply_rows
         if not afresh and moved_here.any():  # else there are no updates to keep
             # in units of the new u's scale; 0 for rows that were not moved here
             own_updates = u.index_select(0, row).sub_(base.index_select(0, row))
-            sums = (
-                own_updates.mul_(math.exp(before - new_logarithm - since))
+            new_u_rows = (
+                own_updates.mul_(math.exp(u_logarithm - new_logarithm - log_s))
                 .mul_(moved_here[row][:, None])
                 .add_(reply_rows)
             )
-        with self._changing(repairs=whole and afresh):
+        with self._changing(repairs=is_whole and afresh):
             base.index_copy_(0, row, reply_rows)
-            u.index_copy_(0, row, sums)
+            u.index_copy_(0, row, new_u_rows)
             self._scales[_BASE], self._scales[_PUSHED] = new_logarithm, 0.0
-            self.replica.scale.restore(new_logarithm + since)
-            self._foreign = False
+            self.replica.scale.restore(new_logarithm + log_s)
+            self._base_is_foreign = False
             if afresh:
                 self.touched.zero_()
-        if abs(new_logarithm + since) > -_LEAST_LOGARITHM:
+        if abs(new_logarithm + log_s) > -_LEAST_LOGARITHM:
             self.fold()
 
     @contextlib.contextmanager
@@ -228,10 +227,10 @@ class SparseNode(Node):
             u = self.replica.params.detach() * self.replica.scale.value
             return {"params": u, "base": self.values(), "torn": int(self._torn[0])}
 
-    def _set_vectors(self, saved: dict[str, Any], own: bool) -> None:
-        self._foreign = not own
+    def _set_vectors(self, saved: dict[str, Any], is_own: bool) -> None:
+        self._base_is_foreign = not is_own
         self.replica.scale.restore(0.0)
-        super()._set_vectors(saved, own)
+        super()._set_vectors(saved, is_own)
         self._scales.zero_()
         u, base = self._views()
         self.touched.copy_((u != base).any(1))

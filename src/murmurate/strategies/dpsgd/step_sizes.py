@@ -1,4 +1,4 @@
-"""DPSGD's step sizes: how they depend on p, B and M, and their limit for parameters above 0."""
+"""DPSGD's step sizes: how they depend on p, B and M, and their limit where parameters must stay above 0."""
 
 from __future__ import annotations
 

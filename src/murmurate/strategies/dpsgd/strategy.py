@@ -1,6 +1,6 @@
 """DPSGD: lock-free inside a node, asynchronous between nodes (Mohamad et al., Algorithms 1 and 2).
 
-For models whose gradients are a few rows of a matrix, pushes and replies are rows too: ``SparseNode`` and
+Where gradients are row-sparse, pushes and replies contain a few rows of the matrix: ``SparseNode`` and
 ``SparseMaster`` then replace ``Node`` and ``Master``.
 """
 
@@ -26,7 +26,8 @@ from murmurate.strategies.dpsgd.step_sizes import refuse_shrinking, scaled_rate
 from murmurate.strategies.interface import Behaviour, MemberEvent, Strategy, centre_of, replicas_of
 from murmurate.strategies.reply import discard_replies, require_centre, wait_for_reply
 
-_PUSH, _LOST = "update", "v"
+_PUSH = "update"  # the tag of pushes
+_LOST = "v"  # what is lost with the centre
 
 
 class _Sizes(NamedTuple):
@@ -61,8 +62,9 @@ class DPSGD(Strategy):
         the push).
     delay_bound: D; the master refuses a push made from a v more than D of its own updates old, and the node
         goes on from the new v. 0: none is refused.
-    shrinks: if gradients shrink all of v, which v a push takes a share of: the v that the node had ``pulled``
-        (line 4), or the ``present`` v, with which counts stay positive (``sparse_master``).
+    shrinks: where gradients are row-sparse and shrink all of v, the v of which a push takes away a share: the
+        one that the node had ``pulled`` (line 4), or the ``present`` one, with which counts stay positive
+        (``sparse_master``).
     deadline_seconds: longest time for a push or a wait. Afterwards the node goes on, and pushes or pulls
     later.
     """
@@ -96,7 +98,7 @@ class DPSGD(Strategy):
 
     _node: Node = field(init=False, repr=False, compare=False)  # at a replica
     _master: Master = field(init=False, repr=False, compare=False)  # at the centre
-    _part: Node | Master = field(init=False, repr=False, compare=False)  # either of the two
+    _role: Node | Master = field(init=False, repr=False, compare=False)  # whichever this member has
     _pushes: CheckpointBarrier = field(init=False, repr=False, compare=False)
 
     @property
@@ -121,8 +123,8 @@ class DPSGD(Strategy):
         p = min(self.threads or replicas, replicas)
         nodes = -(-replicas // p)
         batch = self.batch or nodes
-        pushed = p if self.counted == "replica" else 1  # a push contains so many times B updates
-        rate_factor = scaled_rate(1.0, pushed, self.local_updates, batch) if self.scale_rates else 1.0
+        updates_over_b = p if self.counted == "replica" else 1  # updates of a push, divided by B
+        rate_factor = scaled_rate(1.0, updates_over_b, self.local_updates, batch) if self.scale_rates else 1.0
         return _Sizes(p, batch, rate_factor, rate_factor * (self.global_learning_rate or 1 / nodes))
 
     def attach(self, replica: Replica, channel: Channel) -> None:
@@ -132,14 +134,14 @@ class DPSGD(Strategy):
         replica.scale_rates(sizes.rate_factor)
         node = (SparseNode if sparse else Node).join(replica, channel, nodes)
         if channel.rank != centre_of(channel):
-            self._node = self._part = node
+            self._node = self._role = node
             # schedules follow all updates; other nodes are assumed to have made as many as this one
-            replica.count_steps_by(lambda: node.done() * len(replicas) // len(node.ranks))
+            replica.count_steps_by(lambda: node.update_count() * len(replicas) // len(node.ranks))
             return
         make_optimizer = functools.partial(torch.optim.SGD, lr=sizes.rho, momentum=self.global_momentum)
         optimizer = construct(make_optimizer, [replica.params])
         master_arguments = replica, optimizer, nodes, sizes.batch, self.delay_bound
-        self._master = self._part = (
+        self._master = self._role = (
             SparseMaster(*master_arguments, self.shrinks) if sparse else Master(*master_arguments)
         )
 
@@ -162,7 +164,7 @@ class DPSGD(Strategy):
         elif node.awaited:
             node.awaited = 0  # its reply goes to the former leader, which is dead
         updates = self.local_updates * (p if self.counted == "replica" else 1)
-        due = node.must_push or node.done() - node.pushed_at >= updates  # line 5
+        due = node.must_push or node.update_count() - node.pushed_at >= updates  # line 5
         if due and not node.awaited:
             discard_replies(channel, REPLY)
             self._push(node, channel)
@@ -171,11 +173,11 @@ class DPSGD(Strategy):
 
     def _push(self, node: Node, channel: Channel) -> None:
         """Line 10. If a leader is killed before it has noted its push, the next leader repeats the push."""
-        done, update, deadline = node.done(), node.difference(), self.deadline_seconds
-        if update is None:
+        updates, difference, deadline = node.update_count(), node.difference(), self.deadline_seconds
+        if difference is None:
             return
-        if channel.send(centre_of(channel), _PUSH, update, node.oldest, deadline_seconds=deadline):
-            node.pushed(update, done)
+        if channel.send(centre_of(channel), _PUSH, difference, node.oldest, deadline_seconds=deadline):
+            node.pushed(difference, updates)
         else:
             require_centre(channel, _LOST)
 
@@ -214,11 +216,11 @@ class DPSGD(Strategy):
         self._node.joined()
 
     def resumed(self, replica: Replica, channel: Channel) -> None:
-        self._part.resumed(channel)
+        self._role.resumed(channel)
 
     def state(self) -> dict[str, Any]:
-        return self._part.state() | {"refused": self.refused}
+        return self._role.state() | {"refused": self.refused}
 
     def load(self, state: dict[str, Any]) -> None:
         self.refused = int(state["refused"])
-        self._part.load(state)
+        self._role.load(state)
