@@ -43,15 +43,23 @@ CALLS = {  # (task, capacity, batch): calls per round
 }
 _COST = (
     "import json; from murmurate.bench import strategy_cost as s;"
-    "answers = s._roles.together(2, s.work, 'gala', s.PARAMETERS, 200);"
+    "run = getattr(s._roles, 'run_together', None) or s._roles.together;"  # the name in earlier checkouts
+    "answers = run(2, s.work, 'gala', s.PARAMETERS, 200);"
     "print(json.dumps(s.figures(answers)['copies']['median']))"
 )
+# modules of murmurate.bench: the name, and the name in earlier checkouts
+_REPLAY_SERVER, _TOPICS_SERVER = ("_replay_server", "_replay_own"), ("_topics_server", "_topics_own")
 
 
 def python(checkout: Path, *arguments: str) -> list[str]:
     """A command of the checkout's own Python: an editable install goes before every other path."""
     program = sys.executable if checkout == HERE else str(checkout / ".venv/bin/python")
     return ["env", "OMP_NUM_THREADS=1", program, *arguments]
+
+
+def server_command(checkout: Path, module: str, earlier_name: str) -> list[str]:
+    has_module = (checkout / f"src/murmurate/bench/{module}.py").is_file()
+    return python(checkout, "-m", f"murmurate.bench.{module if has_module else earlier_name}")
 
 
 def check(checkout: Path) -> None:
@@ -99,8 +107,10 @@ def in_turn(number: int) -> tuple[str, str]:
 
 def replay(other: Path, rounds: int, names: set[str]) -> Iterator[tuple[str, float]]:
     """Ratios of calls per second of prioritized draws and updates."""
-    module = "murmurate.bench._replay_own"
-    with Server.run(python(HERE, "-m", module)) as here, Server.run(python(other, "-m", module)) as there:
+    with (
+        Server.run(server_command(HERE, *_REPLAY_SERVER)) as here,
+        Server.run(server_command(other, *_REPLAY_SERVER)) as there,
+    ):
         servers = {"here": here, "there": there}
         for (task, capacity, batch), calls in CALLS.items():
             if f"replay {task}" not in names:
@@ -117,13 +127,12 @@ def documents(other: Path, rounds: int, names: set[str]) -> Iterator[tuple[str, 
     """Ratios of documents per CPU second of DPSVI's learner."""
     if "topics" not in names:
         return
-    module = "murmurate.bench._topics_own"
     corpus, _ = topics.generated(topics.QUICK)
     contender = topics.Contender("ours", "ours", {**topics._COMMON, "iterations": 20}, (2.0,))
     with (
         tempfile.TemporaryDirectory(prefix="against-") as folder,
-        Server.run(python(HERE, "-m", module)) as here,
-        Server.run(python(other, "-m", module)) as there,
+        Server.run(server_command(HERE, *_TOPICS_SERVER)) as here,
+        Server.run(server_command(other, *_TOPICS_SERVER)) as there,
     ):
         servers = {"here": here, "there": there}
         for number in range(rounds + 1):

@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from panels import panels
 
-from murmurate.record.figures import Draw, run_colour, tidy
+from murmurate.record.figures import Draw, run_colour, style_axes
 from murmurate.record.runs import RecordedRun, open_run
 
 HERE = Path(__file__).parent
@@ -42,7 +42,7 @@ def panel(recipe: str, by_depth: Runs, colours: dict[int, str]) -> Draw:
             mean = np.mean([np.interp(grid, *curve) for curve in curves], axis=0)
             axes.plot(grid, mean, color=colours[depth], linewidth=2)
         seeds = " or ".join(str(n) for n in sorted({len(runs) for runs in by_depth.values()}))
-        tidy(axes, f"{recipe}: return (seeds a colour: {seeds})", "env steps")
+        style_axes(axes, f"{recipe}: return (seeds a colour: {seeds})", "env steps")
 
     return draw
 

@@ -15,7 +15,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from panels import panels
 
-from murmurate.record.figures import COLOURS, Draw, run_colour, tidy
+from murmurate.record.figures import COLOURS, Draw, run_colour, style_axes
 
 HERE = Path(__file__).parent
 SHOWN = {"paper": "solid", "average": (0, (4, 2))}
@@ -44,7 +44,7 @@ def panel(result: dict[str, Any], name: str, count: str, label: str, linear_to: 
             axes.plot([at], [middle], color=COLOURS["ink"], marker="x", ms=6)
         claimed = [x / 10 for x in range(10, 10 * linear_to + 1)]
         axes.plot(claimed, [x**power for x in claimed], color=COLOURS["muted"], linewidth=4, alpha=0.25)
-        tidy(axes, "speed-up at equal perplexity", label)
+        style_axes(axes, "speed-up at equal perplexity", label)
         axes.set_xlim(0, most + 0.5)
         axes.set_ylim(bottom=0)
 

@@ -48,7 +48,7 @@ def test_scaled_is_dense(dtype, native, monkeypatch):
     generator = torch.Generator().manual_seed(1)
     rates = [0.05 + 0.9 * (t % 7) / 7 for t in range(400)]
     scaled, dense = (replica(1.0, dtype, schedule=lambda t: rates[t]) for _ in range(2))
-    dense.scale.kept = False
+    dense.scale.keeps_scale = False
     lowest = 1.0
     for _ in rates:
         step = some_rows(generator, dtype=dtype)

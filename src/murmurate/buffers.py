@@ -26,11 +26,11 @@ def _allocate(size_bytes: int) -> Bytes:
 class Pool:
     """Buffers of uint8, by size; at most ``keep`` unused buffers of each size are kept.
 
-    fresh: allocates a new buffer of the given number of bytes.
+    allocate: makes a new buffer of the given number of bytes.
     """
 
-    def __init__(self, keep: int = 4, fresh: Callable[[int], Bytes] = _allocate) -> None:
-        self._keep, self._fresh = keep, fresh
+    def __init__(self, keep: int = 4, allocate: Callable[[int], Bytes] = _allocate) -> None:
+        self._keep, self._allocate_new = keep, allocate
         self._free: dict[int, deque[Any]] = {}
 
     def take(self, size_bytes: int) -> Bytes:
@@ -42,7 +42,7 @@ class Pool:
         try:
             base = free.pop()
         except IndexError:
-            base = self._fresh(size_bytes)
+            base = self._allocate_new(size_bytes)
         buffer = base[:]  # a new view: once it is gone, nothing uses the memory of ``base``
         # append is atomic and takes no lock, as this may run in any thread at any time
         weakref.finalize(buffer, free.append, base).atexit = False

@@ -120,14 +120,14 @@ def absolute(name: str) -> str:
     return f"{os.path.abspath(file)}:{function}" if file.endswith(".py") else name
 
 
-def lasting(name: str) -> str:
+def resumable_name(name: str) -> str:
     """As ``absolute``; also turns ``module:NAME`` of a file in the working folder into ``FILE.py:NAME``."""
     module, _, path = name.rpartition(":")
     file = os.path.abspath(f"{module}.py")
     return f"{file}:{path}" if module.isidentifier() and os.path.isfile(file) else absolute(name)
 
 
-def named(name: str, kind: str, option: str) -> Callable[..., Any]:
+def load_callable(name: str, kind: str, option: str) -> Callable[..., Any]:
     """The class or function that ``name`` (``FILE.py:NAME`` or ``module:NAME``) refers to; the module may
     also be in the working folder. kind, option: see ``function_in_file``.
 
@@ -153,12 +153,12 @@ def named(name: str, kind: str, option: str) -> Callable[..., Any]:
     return function
 
 
-def made(name: str, kind: str, option: str, *arguments: Any) -> Any:
-    """The result of calling the class or function ``name`` (see ``named``) with ``arguments``.
+def call_named(name: str, kind: str, option: str, *arguments: Any) -> Any:
+    """The result of calling the class or function ``name`` (see ``load_callable``) with ``arguments``.
 
     Raises ``ValueError`` if there is no such callable, or if the call raises any exception.
     """
-    make = named(name, kind, option)
+    make = load_callable(name, kind, option)
     try:
         return make(*arguments)
     except ValueError:

@@ -168,18 +168,18 @@ class Torus:
 
 @dataclass(frozen=True)
 class Given:
-    """A user's own graph: ``heard[i]`` lists the in-peers of member ``i``.
+    """A user's own graph: ``in_peer_lists[i]`` lists the in-peers of member ``i``.
 
     Raises ``ValueError`` for a list that names a rank outside the graph, the member itself, or a rank twice;
     its methods raise it for a ``size`` that is not the number of lists.
     """
 
-    heard: tuple[tuple[int, ...], ...]
+    in_peer_lists: tuple[tuple[int, ...], ...]
     name: ClassVar[str] = "given"
 
     def __post_init__(self) -> None:
-        size = len(self.heard)
-        for i, peers in enumerate(self.heard):
+        size = len(self.in_peer_lists)
+        for i, peers in enumerate(self.in_peer_lists):
             if i in peers or len(set(peers)) != len(peers) or not all(0 <= j < size for j in peers):
                 raise ValueError(
                     f"The in-peers {list(peers)} of member {i} are not all other members: give ranks of "
@@ -188,18 +188,18 @@ class Given:
 
     def in_peers(self, position: int, size: int, clock: int = 0) -> tuple[int, ...]:
         self._check(position, size, clock)
-        return tuple(sorted(self.heard[position]))
+        return tuple(sorted(self.in_peer_lists[position]))
 
     def out_peers(self, position: int, size: int, clock: int = 0) -> tuple[int, ...]:
         self._check(position, size, clock)
-        return tuple(i for i, peers in enumerate(self.heard) if position in peers)
+        return tuple(i for i, peers in enumerate(self.in_peer_lists) if position in peers)
 
     def _check(self, position: int, size: int, clock: int) -> None:
         _validate(position, size, clock)
-        if size != len(self.heard):
+        if size != len(self.in_peer_lists):
             raise ValueError(
-                f"The graph lists {len(self.heard)} members but {size} take part: give one list of in-peers "
-                "for each."
+                f"The graph lists {len(self.in_peer_lists)} members but {size} take part: give one list of "
+                "in-peers for each."
             )
 
 

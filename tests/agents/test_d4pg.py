@@ -136,7 +136,8 @@ def test_distributions_begin_around_nothing(low: float, high: float, middle: flo
     made = agent(dataclasses.replace(VECTORS, v_min=low, v_max=high, atoms=51))
     data, atom = sample(1), (high - low) / 50
     with torch.no_grad():
-        p = made.critic(made.policy.read(data.observation), place(data.action).float()).softmax(1)
+        features = made.policy.observation_features(data.observation)
+        p = made.critic(features, place(data.action).float()).softmax(1)
     mean = (p @ made.critic.support).mean()
     deviation = (p * (made.critic.support - mean) ** 2).sum(1).sqrt().mean()
     assert abs(float(mean) - middle) < 3 * atom

@@ -90,7 +90,7 @@ def test_each_part_changes_its_own_replicas_alone(config: Any) -> None:
     outcome = agent.learn(Batch(sample))
     assert changed() == policy
     assert updates_of(agent) == 1
-    assert outcome.read_metrics()["model_error"] == pytest.approx(agent.world.dynamics.error)
+    assert outcome.read_metrics()["model_error"] == pytest.approx(agent.world_model.dynamics.error)
 
 
 def test_the_weights_of_a_batch_scale_the_critics_errors() -> None:

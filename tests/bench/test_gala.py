@@ -295,11 +295,11 @@ def test_a_row_of_which_every_seed_diverged_has_no_score_and_one_without_episode
 
 
 def test_the_papers_figures_are_table_1s() -> None:
-    assert gala_table.papers("GALA-A2C", 40_000_000, "beam-rider") == {
+    assert gala_table.paper_figures("GALA-A2C", 40_000_000, "beam-rider") == {
         "paper_mean": 10188, "paper_stderr": 1316, "paper_env_steps": 40_000_000,
     }  # fmt: skip
-    assert gala_table.papers("A2C", 25_000_000, "qbert")["paper_mean"] == 16805
-    assert gala_table.papers("A2C", 2_000, "space-invaders")["paper_env_steps"] == 25_000_000
+    assert gala_table.paper_figures("A2C", 25_000_000, "qbert")["paper_mean"] == 16805
+    assert gala_table.paper_figures("A2C", 2_000, "space-invaders")["paper_env_steps"] == 25_000_000
     assert {method for method, _ in gala_table.PAPER} == set(_gala.METHODS)
     assert {steps for _, steps in gala_table.PAPER} == set(gala_table.FULL.env_steps)
     assert all(len(row) == len(_gala.SIX_GAMES) for row in gala_table.PAPER.values())

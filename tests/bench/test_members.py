@@ -61,24 +61,24 @@ def compare_with_ddp(fabric: Fabric, store: str) -> float:
 
 
 def test_members_work_together_and_answer_by_rank() -> None:
-    assert _roles.together(3, meet, 10.0) == [11.0, 11.0, 11.0]
+    assert _roles.run_together(3, meet, 10.0) == [11.0, 11.0, 11.0]
     assert multiprocessing.active_children() == []
 
 
 def test_a_failing_member_is_named_with_its_reason_and_nobody_is_left() -> None:
     with pytest.raises(RunFailed, match=r"(?s)member 1 .*rank one is unwell"):
-        _roles.together(2, fail_on_one)
+        _roles.run_together(2, fail_on_one)
     assert multiprocessing.active_children() == []
 
 
 def test_both_sides_of_the_ddp_bench_train_alike(tmp_path: Path) -> None:
-    answers = _roles.together(2, compare_with_ddp, str(tmp_path / "store"))
+    answers = _roles.run_together(2, compare_with_ddp, str(tmp_path / "store"))
     assert max(answers) < 1e-3
 
 
 @pytest.mark.parametrize("name", ["gala", "all-reduce", "local-sgd", "hogwild"])
 def test_each_strategy_can_be_weighed(name: str) -> None:
-    answers = _roles.together(2, strategy_cost.work, name, 1000, 12)
+    answers = _roles.run_together(2, strategy_cost.work, name, 1000, 12)
     for answer in answers:
         assert {k: len(v) for k, v in answer["times"].items()} == {"copy": 12, "update": 12, "step": 12}
     figures = strategy_cost.figures(answers)

@@ -73,3 +73,9 @@ def test_the_verdict_compares_at_the_same_time():
 def test_a_method_that_there_is_not_is_refused():
     with pytest.raises(Refusal, match="pull-gossip"):
         jin_imagenet.check(jin_imagenet.JinImagesPlan(methods=("pul-gossip",)))
+
+
+def test_batches_that_do_not_match_the_members_are_refused():
+    plan = jin_imagenet.JinImagesPlan(members=(8,))
+    with pytest.raises(Refusal, match="5 batches for 1 numbers of members"):
+        jin_imagenet.check(plan)

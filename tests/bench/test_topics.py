@@ -55,7 +55,7 @@ def test_lambda_comes_back_as_it_was_fitted_and_is_judged(tmp_path: Path) -> Non
     train, test = topics.generated(TINY)
     options = {**topics._COMMON, "topics": 5, "batch": 50, "init": "random"}
     contender = Contender("ours", "murmurate", options, (0.5, 8.0))
-    with Server.start_module("murmurate.bench._topics_own") as server:
+    with Server.start_module("murmurate.bench._topics_server") as server:
         early, late = topics.fit(server, train, contender, 0, tmp_path)
         again = topics.fit(server, train, contender, 0, tmp_path)
     assert (early[0], late[0]) == (150, 2400)

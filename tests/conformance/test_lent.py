@@ -20,7 +20,7 @@ from murmurate.training import checkpoint
 from murmurate.training.loop import TrainingLoop
 from murmurate.training.rejoin import StateTransfer
 from murmurate.training.run import Run
-from murmurate.training.worker import part
+from murmurate.training.worker import member_of
 from murmurate.training.worker_context import FINAL, Restored, WorkerContext, staging
 from short_runs import altered
 
@@ -59,7 +59,7 @@ def learn(run: Run, context: WorkerContext) -> None:
     """One that is to be lent a part has made fewer updates, where nobody counts them together."""
     if context.rank == LENT and not run.strategy.synchronous:
         run = dataclasses.replace(run, updates=3)
-    part(run, context).run_to_end()
+    member_of(run, context).run_to_end()
 
 
 def memory(learning: Any) -> tuple[Any, ...]:
@@ -101,7 +101,7 @@ def test_lent_a_part_it_goes_on_as_a_joiner_does(saved: Any) -> None:
     def lent(run: Run, context: WorkerContext) -> Any:
         own = context.rank != LENT
         context.restored = Restored(parts[context.rank if own else 0], 0, own)
-        return memory(part(run, context))
+        return memory(member_of(run, context))
 
     def joined(run: Run, context: WorkerContext) -> Any:
         if context.rank != LENT:
@@ -131,7 +131,7 @@ def test_each_count_goes_on_once(saved: Any) -> None:
     def restored(run: Run, context: WorkerContext) -> Any:
         own = context.rank != LENT
         context.restored = Restored(parts[context.rank if own else 0], 0, own)
-        return memory(part(run, context))[2]
+        return memory(member_of(run, context))[2]
 
     for rank, counts in enumerate(together(run, folder, restored)):
         assert counts == ((0, 0, 0, 0) if rank == LENT else (9, 8, 7, 5))

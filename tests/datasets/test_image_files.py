@@ -163,13 +163,30 @@ def test_members_are_those_that_tarfile_finds(form, tmp_path):
         assert member.content is not None or member.size > 3000
 
 
+def with_size(tar, place, size):
+    """``tar`` with another size in the header at ``place``, and the checksum of that header."""
+    head = bytearray(tar[place : place + 512])
+    head[124:136], head[148:156] = size.ljust(12, b"\0"), b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    return tar[:place] + bytes(head) + tar[place + 512 :]
+
+
 def test_damaged_tar_files_give_what_is_before_the_damage(tmp_path):
     tar_of(tmp_path / "a.tar", [(f"{k}.cls", b"1") for k in range(4)])
     whole = (tmp_path / "a.tar").read_bytes()
+    assert with_size(whole, 1024, b"00000000001") == whole
+    extended = tarfile.TarInfo("0.cls")
+    extended.pax_headers = {"size": "many"}
+    with tarfile.open(tmp_path / "c.tar", "w") as archive:
+        archive.addfile(extended)
+    with_words = (tmp_path / "c.tar").read_bytes()
     damages = {
         "cut within a header": (whole[: 2 * 1024 + 100], 2, "within a header, at byte 2,048"),
         "cut within a member": (whole[: 2 * 1024 + 512], 2, "within the member at byte 2,048"),
         "changed": (whole[:1024] + b"X" + whole[1025:], 1, "the header at byte 1,024 is damaged"),
+        "size in words": (with_size(whole, 1024, b"many"), 1, "the header at byte 1,024 is damaged"),
+        "size below 0": (with_size(whole, 1024, b"-1"), 1, "the header at byte 1,024 is damaged"),
+        "extended size in words": (with_words, 0, "the extended header at byte 0 is damaged"),
         "text": (b"hello" * 200, 0, "the header at byte 0 is damaged"),
         "packed": (gzip.compress(whole), 0, r"compressed \(gzip\)"),
     }

@@ -172,16 +172,16 @@ def test_collocations_are_pairs_with_a_high_npmi(seed):
     texts = [" ".join(row).replace("new", "new york") for row in frequent]
     tokens = Tokens(stop_words=frozenset(["the"]))
     for least, npmi in ((5, 0.5), (3, 0.1)):
-        found = collocations.find(texts, tokens, least_count=least, least_npmi=npmi)
+        found = collocations.find_collocations(texts, tokens, least_count=least, least_npmi=npmi)
         assert found == oracle(texts, tokens, least, npmi)
-    assert "new_york" in collocations.find(texts, tokens, least_npmi=0.3)
+    assert "new_york" in collocations.find_collocations(texts, tokens, least_npmi=0.3)
 
 
 def test_rare_pairs_are_forgotten_where_there_are_many(monkeypatch):
     monkeypatch.setattr(collocations, "_MOST_PAIRS", 50)
     letters = [chr(97 + i) * 3 for i in range(26)]
     texts = [" ".join(np.random.default_rng(i).permutation(letters)) + " new york" * 2 for i in range(20)]
-    assert "new_york" in collocations.find(texts, ALL)
+    assert "new_york" in collocations.find_collocations(texts, ALL)
 
 
 def test_bigrams_count_as_one_word_and_new_texts_are_counted_alike(tmp_path):

@@ -78,7 +78,7 @@ def rebirth(host: Host, rank: int, by_agreement: bool = False) -> tuple[ProcessF
     host.run_state.mark_dead(rank)
     host.run_state.begin_incarnation(rank)
     made = host.door(rank, joins=True, by_agreement=by_agreement)
-    made[0].membership.run_state.ready(rank)
+    made[0].membership.run_state.mark_ready(rank)
     host.run_state.revive(rank)
     return made
 
@@ -144,7 +144,7 @@ def test_a_member_that_has_entered_gets_mail_at_once_and_strategies_hear_of_it_b
     here = host(2)
     fabric, channel = here.door(0)
     joiner, its_channel = rebirth(here, 1)
-    joiner.enter(fabric.position([0]))
+    joiner.enter(fabric.joining_state([0]))
     its_channel.publish(full(2.0))
     joiner.membership.run_state.enter(1)
     assert channel.send(1, "x", full(1.0), deadline_seconds=0.0)
@@ -239,7 +239,7 @@ def test_a_joiner_takes_part_from_one_round_on_for_all(host: Callable[[int], Hos
     partners = [sorted(found) for found in all_together(lambda: quick.gather(x), lambda: slow.gather(y))]
     assert partners == [[0, 1], [0, 1]]
     fabric, its_channel = joiner[0]
-    place = doors[0][0].position(partners[0])
+    place = doors[0][0].joining_state(partners[0])
     for door, _ in doors[:2]:
         door.admit(2, here.run_state.incarnation(2))
         assert list(door.living()) == [0, 1, 2]

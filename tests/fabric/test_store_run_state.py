@@ -54,7 +54,7 @@ def test_each_sees_what_the_others_write(pair: tuple[StoreRunState, StoreRunStat
     until(lambda: other.checkpoint_requested == 1)
     for rank, run_state in ((0, leader), (2, leader), (1, other)):
         assert not leader.saved_by_all(1)
-        run_state.saved(rank, 1)
+        run_state.mark_saved(rank, 1)
     until(lambda: leader.saved_by_all(1) and other.saved_by_all(1))
 
 
@@ -68,7 +68,7 @@ def test_wishes_and_deaths_come_from_the_leader(pair: tuple[StoreRunState, Store
 def test_what_was_written_last_is_seen_after_a_close(store: TCPStore) -> None:
     with closing(StoreRunState(2, authenticated(store), [0], leads=True)) as leader:
         with closing(StoreRunState(2, authenticated(store), [1], leads=False)) as other:
-            other.finished(1)
+            other.mark_finished(1)
         leader.exchange()
         assert leader.has_finished(1)
 

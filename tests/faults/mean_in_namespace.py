@@ -50,7 +50,8 @@ def main(namespace, address, rank, size, folder, count, rounds, plain):
         x = torch.full((count,), float(rank + turn))
         assert channel.mean_(x) == size
     after = carried()
-    outcome = [after[0] - before[0], after[1] - before[1], float(x[0]), channel._collectives._state.asked]
+    state = channel._collectives._state
+    outcome = [after[0] - before[0], after[1] - before[1], float(x[0]), state.repeat_asked]
     (folder / f"{rank}.json").write_text(json.dumps(outcome))
     fabric.close()
 

@@ -1,4 +1,4 @@
-"""A learner of a replay service in a namespace of its own: what it counts (``bench._service_law``).
+"""A learner of a replay service in a namespace of its own: what it counts (``bench._service_counts``).
 
     python service_in_namespace.py NAMESPACE ADDRESS RANK SIZE FOLDER SECONDS
 
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from faults.namespaces import enter
-from murmurate.bench._service_law import ServicePlan, serve_and_count
+from murmurate.bench._service_counts import ServicePlan, serve_and_count
 from murmurate.fabric.network.fabric import NetworkFabric
 
 PLAN = ServicePlan(actors=4, samplers=2, shards=2, simulators=4, kills=1, kill_draws=50, filled=512, batch=64)

@@ -40,7 +40,7 @@ def carried(channel, engine):
     """Whether an engine has done all so far, and that one."""
     rounds = channel._collectives
     by_group = rounds._groups is not None and rounds._groups._group is not None
-    return rounds._state.asked == 0 and by_group == (engine == ENGINES["gloo"])
+    return rounds._state.repeat_asked == 0 and by_group == (engine == ENGINES["gloo"])
 
 
 # -- nobody is lost -------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def test_a_member_that_comes_late_is_waited_for(engine):
         x, y = torch.full((WIDE,), 1.0), torch.full((WIDE,), 2.0)
 
         def late():
-            until(lambda: here._collectives._state.asked == 1, "the other gives up its engine")
+            until(lambda: here._collectives._state.repeat_asked == 1, "the other gives up its engine")
             return there.mean_(y)
 
         assert at_once(lambda: here.mean_(x), late) == [2, 2]
@@ -131,7 +131,7 @@ def test_a_member_that_loses_a_result_gets_the_one_that_others_have(engine, turn
                 return result
             with fabrics[2].endpoint.lock:  # as if it had not come
                 doors[2]._collectives._state.last = None
-                doors[2]._collectives._state.asked = number
+                doors[2]._collectives._state.repeat_asked = number
                 for rank in (0, 1):
                     doors[2]._collectives._notify(rank, number, "again")
             if doors[2]._collectives._groups is not None:
@@ -171,7 +171,7 @@ def mean_until_killed(delays, count, door):
         results.append((present, hashlib.sha256(x.numpy()).digest()))
         left -= present == door.size - len(delays)
         if not left:
-            return results, list(channel.living()), channel._collectives._state.asked
+            return results, list(channel.living()), channel._collectives._state.repeat_asked
 
 
 def agree(size, victims, results):

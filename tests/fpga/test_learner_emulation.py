@@ -7,7 +7,7 @@ import torch
 
 from murmurate.errors import Refusal
 from murmurate.fpga.fixed_point import Lfsr, Saturations, limits, longest_sum, matmul, narrow, quantise, value
-from murmurate.fpga.learner import EmulatedLearner, Numbers
+from murmurate.fpga.learner import EmulatedLearner, FixedPointFormats
 
 
 def learner(seed: int = 0, **options: object) -> EmulatedLearner:
@@ -100,4 +100,4 @@ def test_batches_that_need_a_division_are_refused() -> None:
     with pytest.raises(Refusal, match="power of two"):
         learner().step(*batch(33))
     with pytest.raises(Refusal, match="widths"):
-        EmulatedLearner((4,), rate_shift=1, generator=torch.Generator(), numbers=Numbers())
+        EmulatedLearner((4,), rate_shift=1, generator=torch.Generator(), numbers=FixedPointFormats())

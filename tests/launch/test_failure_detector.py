@@ -62,7 +62,7 @@ class Scene:
         self.coordinator: Any = SimpleNamespace(
             run_state=self.run_state,
             run=run,
-            is_due=False,
+            should_end=False,
             is_saving=False,
             is_admitting=False,
             name=lambda rank: f"member {rank}",
@@ -249,7 +249,7 @@ def test_a_member_that_is_being_built_is_not_silent() -> None:
 def test_one_that_has_finished_is_not_started_again() -> None:
     scene = Scene("gala", restarts=3)
     scene.live(1.0)
-    scene.run_state.finished(1)
+    scene.run_state.mark_finished(1)
     scene.die(1)
     assert scene.told(1) == []
 
@@ -289,10 +289,10 @@ def test_no_member_is_started_again_when_the_run_is_over_and_joiners_are_sent_aw
     scene.die(1)
     assert scene.run_state.incarnation(1) == 1
     if end == "due":
-        scene.coordinator.is_due = True
+        scene.coordinator.should_end = True
     else:
-        scene.run_state.finished(0)
-        scene.run_state.finished(2)
+        scene.run_state.mark_finished(0)
+        scene.run_state.mark_finished(2)
     scene.live(0.1)
     assert scene.workers[1].killed
     scene.die(1)
@@ -304,7 +304,7 @@ def test_a_state_transfer_waits_for_a_joiner_that_is_ready_and_for_a_checkpoint_
     scene.die(1)
     scene.live(0.2)
     assert scene.run_state.transfer_request == 0
-    scene.run_state.ready(1)
+    scene.run_state.mark_ready(1)
     scene.coordinator.is_saving = True
     scene.live(0.2)
     assert scene.run_state.transfer_request == 0
@@ -314,7 +314,7 @@ def test_a_state_transfer_waits_for_a_joiner_that_is_ready_and_for_a_checkpoint_
     assert asked == TransferRequest(1, 1, 1, 0)
     assert scene.run_state.is_alive(1)
     assert scene.coordinator.is_admitting
-    scene.run_state.transferred(0, 1)
+    scene.run_state.mark_transferred(0, 1)
     scene.run_state.enter(1)
     scene.live(0.1)
     assert scene.joined == [(1, 0)]
@@ -326,7 +326,7 @@ def test_another_donor_is_asked_when_the_first_cannot(how: str) -> None:
     scene = Scene("gala", restarts=1)
     scene.live(0.5)
     scene.die(2)
-    scene.run_state.ready(2)
+    scene.run_state.mark_ready(2)
     scene.live(0.1)
     assert TransferRequest.unpack(scene.run_state.transfer_request).donor == 0
     if how == "dies":
@@ -342,7 +342,7 @@ def test_in_rounds_a_death_during_a_state_transfer_sends_the_joiner_back_to_begi
     scene = Scene("all-reduce", replicas=4, restarts=1)
     scene.live(0.5)
     scene.die(3)
-    scene.run_state.ready(3)
+    scene.run_state.mark_ready(3)
     scene.live(0.1)
     scene.detector.run = dataclasses.replace(scene.detector.run, restarts=0)
     scene.die(0)
@@ -350,7 +350,7 @@ def test_in_rounds_a_death_during_a_state_transfer_sends_the_joiner_back_to_begi
     assert scene.workers[3].killed
     scene.die(3)
     assert scene.run_state.incarnation(3) == 2, "it was not its fault, and costs it no restart"
-    scene.run_state.ready(3)
+    scene.run_state.mark_ready(3)
     scene.live(0.1)
     assert TransferRequest.unpack(scene.run_state.transfer_request) == TransferRequest(2, 2, 3, 1)
 
@@ -359,7 +359,7 @@ def test_a_joiner_that_falls_silent_while_it_joins_begins_again_so_that_runs_are
     scene = Scene("gala", restarts=1)
     scene.live(0.5)
     scene.die(1)
-    scene.run_state.ready(1)
+    scene.run_state.mark_ready(1)
     scene.live(0.2)
     assert scene.coordinator.is_admitting
     scene.silent = {1}

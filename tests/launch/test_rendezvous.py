@@ -24,7 +24,7 @@ from murmurate.fabric.network.authenticated_store import AuthenticatedStore
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.launch import rendezvous
 from murmurate.launch.host_memory import Offer, Process, borrow, lend, this_host
-from murmurate.launch.job_spec import JobSpec, MemberHost, check_folder, fresh_secret, prove
+from murmurate.launch.job_spec import JobSpec, MemberHost, check_folder, fresh_secret, write_proof
 from murmurate.launch.rendezvous import Environment, Rendezvous
 from murmurate.launch.secret import drawn_secret, weakness
 from murmurate.training.worker_context import Resume
@@ -83,7 +83,7 @@ def test_the_leaders_announcement_reaches_the_others_and_its_code_ends_them(serv
         host = MemberHost(announced(), ranks.store, [rank], leads=ranks.leads, address="127.0.0.1")
         host.run_state.advance(rank, 10, 1)
     assert host.run_state.total_env_steps() == 20
-    code = in_thread(lambda: one.dismissed(lambda: False))
+    code = in_thread(lambda: one.await_dismissal(lambda: False))
     leader.dismiss(143)
     assert code() == 143
 
@@ -95,7 +95,7 @@ def test_a_member_that_has_finished_waits_for_the_others_as_long_as_the_leader_l
     monkeypatch.setattr(rendezvous, "_POLL_SECONDS", 0.0)
     monkeypatch.setattr(rendezvous.time, "monotonic", lambda: 3600.0 * next(hours))
     looks = iter([False, False, False, True])
-    assert Rendezvous(around(server, 1)).dismissed(lambda: next(looks)) is None
+    assert Rendezvous(around(server, 1)).await_dismissal(lambda: next(looks)) is None
     assert list(looks) == [], "it looked until the leader was gone"
 
 
@@ -145,7 +145,7 @@ def test_no_store_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_run_folder_that_is_another_one_here_is_refused(server: TCPStore, tmp_path: Path) -> None:
     leader = Rendezvous(around(server, 0))
-    right = dataclasses.replace(job(leader, str(tmp_path)), proof=prove(tmp_path))
+    right = dataclasses.replace(job(leader, str(tmp_path)), proof=write_proof(tmp_path))
     check_folder(right)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -245,12 +245,12 @@ def test_a_strangers_word_neither_ends_a_rank_nor_reports_its_death(
     assert leader.reported(1) is None
     looks = iter([False] * 100 + [True])
     with caplog.at_level(logging.WARNING):
-        assert one.dismissed(lambda: next(looks)) is None
+        assert one.await_dismissal(lambda: next(looks)) is None
     assert 0 < sum("refused [store" in record.message for record in caplog.records) < 10, (
         "the log stays short"
     )
     leader.dismiss(3, deadline_seconds=0.0)
-    assert one.dismissed(lambda: True) == 3
+    assert one.await_dismissal(lambda: True) == 3
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ class Scene:
         self.run_state = RunState(run.members)
         self.run_state.open()
         self.coordinator: Any = SimpleNamespace(
-            run_state=self.run_state, run=run, is_due=False, saving_seconds=SAVING_SECONDS
+            run_state=self.run_state, run=run, should_end=False, saving_seconds=SAVING_SECONDS
         )
         self.ending = Shutdown(self.coordinator, lambda: self.now)
 
@@ -69,17 +69,17 @@ def test_which_members_are_waited_for_and_how_long(
 ) -> None:
     scene = Scene()
     for rank in finished:
-        scene.run_state.finished(rank)
+        scene.run_state.mark_finished(rank)
     for rank in dead:
         scene.run_state.mark_dead(rank)
-    scene.coordinator.is_due = due
+    scene.coordinator.should_end = due
     assert scene.overdue_after(beating) == (seconds if seconds is NEVER else pytest.approx(seconds, abs=1.5))
 
 
 def test_a_stopped_one_that_goes_on_has_all_its_time_again() -> None:
     scene = Scene()
-    scene.run_state.finished(0)
-    scene.run_state.finished(1)
+    scene.run_state.mark_finished(0)
+    scene.run_state.mark_finished(1)
     assert scene.overdue_after((), limit=HANG_SECONDS + DEADLINE - 5.0) is NEVER
     assert scene.overdue_after((2,), limit=1.0) is NEVER
     assert scene.overdue_after(()) == pytest.approx(HANG_SECONDS + DEADLINE, abs=1.5)
@@ -87,14 +87,14 @@ def test_a_stopped_one_that_goes_on_has_all_its_time_again() -> None:
 
 def test_while_the_launcher_itself_was_stopped_no_member_was_silent() -> None:
     scene = Scene()
-    scene.run_state.finished(0)
-    scene.run_state.finished(1)
+    scene.run_state.mark_finished(0)
+    scene.run_state.mark_finished(1)
     scene.now += 3600.0
     assert scene.overdue_after(()) == pytest.approx(HANG_SECONDS + DEADLINE, abs=1.5)
 
 
 def test_the_deadline_starts_again_for_the_members_that_are_left() -> None:
     scene = Scene()
-    scene.coordinator.is_due = True
+    scene.coordinator.should_end = True
     assert scene.overdue_after(()) is not NEVER
     assert scene.overdue_after(()) == pytest.approx(DEADLINE, abs=1.5)

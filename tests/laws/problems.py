@@ -5,16 +5,17 @@ from __future__ import annotations
 from murmurate.conformance.problems import (
     LINEAR,
     OPTIMIZERS,
-    SIX,
+    TYPICAL_OPTIMIZERS,
     Point,
     Problem,
     Result,
     halving,
-    head_apart,
     same,
+    separate_last_layer,
     slope,
 )
 
 __all__ = [
-    "LINEAR", "OPTIMIZERS", "SIX", "Point", "Problem", "Result", "halving", "head_apart", "same", "slope",
+    "LINEAR", "OPTIMIZERS", "TYPICAL_OPTIMIZERS", "Point", "Problem", "Result", "halving", "same",
+    "separate_last_layer", "slope",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from covering import pairwise
-from laws.problems import OPTIMIZERS, SIX, Problem, same
+from laws.problems import OPTIMIZERS, TYPICAL_OPTIMIZERS, Problem, same
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.replica.vector import Replica
 from murmurate.replicator.replicator import Replicator
@@ -74,7 +74,7 @@ def test_bit_for_bit(strategy, name, optimizer):
     assert not torch.equal(found.path[0], found.path[-1])
 
 
-@pytest.mark.parametrize("optimizer", SIX)
+@pytest.mark.parametrize("optimizer", TYPICAL_OPTIMIZERS)
 @pytest.mark.parametrize("variety", [{}, {"clip": 0.3, "scheduled": True, "grouped": True}])
 def test_an_outer_optimizer_of_rate_one_is_solo_up_to_rounding(optimizer, variety):
     """v - (v - u) is not u in floating point, so here equality has a width."""
@@ -84,7 +84,7 @@ def test_an_outer_optimizer_of_rate_one_is_solo_up_to_rounding(optimizer, variet
     torch.testing.assert_close(found.params, exact.alone(UPDATES).params, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("optimizer", SIX)
+@pytest.mark.parametrize("optimizer", TYPICAL_OPTIMIZERS)
 def test_an_outer_optimizer_of_rate_one_moves_two_ulp_a_round_in_float32(optimizer):
     """Each round from the same vector: the gradient is followed, not recomputed, so nothing amplifies."""
     problem = Problem(optimizer=optimizer, float32=True)

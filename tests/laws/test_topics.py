@@ -195,7 +195,7 @@ def test_a_late_answer_leaves_topics_that_can_be_read():
     def worker(fabric):
         replicator = Replicator(strategy, fabric)
         it = learner(replicator.replicate, model)
-        it.replica.scale.kept = False  # whole vectors go to and fro
+        it.replica.scale.keeps_scale = False  # whole vectors go to and fro
         if is_centre(fabric):
             serve_until(replicator, fabric)
             return it.estimate()
@@ -248,7 +248,7 @@ def test_what_is_below_zero_counts_as_none():
     moves = []
     for floor in (-20.4, 0.0):
         it = learner()
-        it.replica.scale.kept = False  # as under strategies that exchange dense vectors
+        it.replica.scale.keeps_scale = False  # as under strategies that exchange dense vectors
         x = it.replica.params.detach().view(WORDS + 1, -1)
         x[:WORDS:7, 0] = floor
         before = x.clone()
@@ -325,7 +325,7 @@ def dpsvi(strategy, count, dense, fabric):
         topics=K, batch=8, alpha=0.3, prior=0.1, validate_every=0, step_rule="average", rate=0.02
     )
     it = model.build(Context(spec, replicator.replicate, 0, examples=wide()))
-    it.replica.scale.kept = not dense
+    it.replica.scale.keeps_scale = not dense
     bound = replicator.bound_replicas["topics"]
     if is_centre(fabric):
         serve_until(replicator, fabric)
@@ -465,20 +465,20 @@ def test_rows_that_a_message_does_not_hold_wait_for_the_next(dtype):
     node = SparseNode(replica, [0], 0)
     moves = (torch.rand(rows, width, generator=torch.Generator().manual_seed(0)) + 0.5).to(dtype)
     moves[7] /= 100  # moves least
-    replica.scale.kept = True
+    replica.scale.keeps_scale = True
     replica.follow(Rows(torch.arange(rows), moves, shrink=0.25))
     taken = torch.zeros(rows, width, dtype=dtype)
     for number in range(2):
-        letter = node.take(0).pack()
+        letter = node.next_push(0).pack()
         assert letter.dtype == dtype
         assert len(letter) < rows * width
         delta = SparseDelta.unpack(letter, width)
         assert (7 in delta.row) == (number == 1)
         taken[delta.row] += delta.values
-        node.advance(delta, alone=True)
+        node.advance_base(delta, alone=True)
     torch.testing.assert_close(taken, moves)
-    assert not len(node.take(0).row)
-    torch.testing.assert_close(node.values().view(rows, width), moves)
+    assert not len(node.next_push(0).row)
+    torch.testing.assert_close(node.base_values().view(rows, width), moves)
 
 
 def replica_of_ones(rows):
@@ -536,7 +536,7 @@ def test_of_a_pulled_v_nothing_left_is_an_error():
 
 def test_the_master_outlives_all_nodes_and_begins_again_after_a_resume():
     replica = replica_of_ones(20)
-    replica.scale.kept = True
+    replica.scale.keeps_scale = True
     replica.follow(Rows(torch.arange(2), torch.zeros(2, 16), shrink=0.0))  # its vector has rows
     master = master_of(replica, "pulled")
 
@@ -570,20 +570,20 @@ def test_a_push_whose_answer_is_lost_counts_once(shrinks):
     replica, centre = replica_of_ones(rows), replica_of_ones(rows)
     for one in (replica, centre):
         one.scale_rates(0.1)
-        one.scale.kept = True
+        one.scale.keeps_scale = True
     node = SparseNode(replica, [0, 1], 0, threads=2)
     master = master_of(centre, shrinks, [[0, 1]])
     for expected in (0, -1):  # the answer to the first never comes
         replica.follow(Rows(torch.arange(5), torch.ones(5, 16) / 2))
-        delta = node.take(0)
+        delta = node.next_push(0)
         assert delta.version == expected
         letter = delta.pack()
-        node.advance(delta, alone=True)
+        node.advance_base(delta, alone=True)
         fold(master, letter)  # v is what one node alone makes of it
         answer = master.reply_to(letter)
         master.replied(0, [1])
         torch.testing.assert_close(centre.values(), replica.values(), rtol=1e-5, atol=0)
-    node.replace(answer, afresh=False)
-    torch.testing.assert_close(node.values(), centre.values().detach(), rtol=1e-5, atol=0)
+    node.apply_reply(answer, afresh=False)
+    torch.testing.assert_close(node.base_values(), centre.values().detach(), rtol=1e-5, atol=0)
     torch.testing.assert_close(replica.values(), centre.values(), rtol=1e-5, atol=0)
-    assert node.take(2).version == 2
+    assert node.next_push(2).version == 2

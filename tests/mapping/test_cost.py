@@ -52,6 +52,19 @@ def test_a_learner_alone_does_its_work_one_after_another() -> None:
     assert found.bottleneck == "learner"
 
 
+@pytest.mark.parametrize(
+    ("act", "background", "hidden"), [(1.0, 0.0, 0.0), (1.0, 0.5, 1.5), (1.0, 1.0, 2.0), (4.0, 1.0, 3.0)]
+)
+def test_a_double_buffer_hides_what_native_threads_step(act: float, background: float, hidden: float) -> None:
+    run = with_source(recipe("cartpole-a2c"), double_buffer=True)
+    profile = profile_of(
+        run, act=line(act * MILLISECOND / 16), simulate=line(3 * MILLISECOND / 16), forward=line(MILLISECOND)
+    )
+    profile.recipes[key(run)].background = background
+    seconds = (act + 3 + 1 - min(hidden, act)) * MILLISECOND
+    assert predict(run, profile).updates_per_second == pytest.approx(1 / seconds)
+
+
 def test_a_replay_steps_as_often_as_its_ratio_allows() -> None:
     run = recipe("cartpole-dqn")  # 8 simulators, batches of 64, 8 samples per insert: a step for each batch
     shape = shape_of(run)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from a_run_folder import write_records, write_run
 
-from murmurate.record.epsilon_ball import Ball, advance, epsilon_ball, factor
+from murmurate.record.epsilon_ball import Ball, advance, epsilon_ball, mixing_factor
 from murmurate.record.runs import open_run
 from murmurate.topology import mixing_matrix, topology
 
@@ -31,15 +31,15 @@ def test_parts_of_a_round_add_up(beta: float) -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 4, 7, 16])
 def test_factor_of_known_graphs(size: int) -> None:
-    assert factor("ring", size) == pytest.approx(math.cos(math.pi / size), abs=1e-12)
-    assert factor("complete", size) == pytest.approx(0.0, abs=1e-12)
-    assert factor("ring", 1) == 0.0
+    assert mixing_factor("ring", size) == pytest.approx(math.cos(math.pi / size), abs=1e-12)
+    assert mixing_factor("complete", size) == pytest.approx(0.0, abs=1e-12)
+    assert mixing_factor("ring", 1) == 0.0
 
 
 def test_a_graph_that_changes_is_judged_over_a_window() -> None:
     # Each of its rounds alone leaves some difference untouched; two rounds of four members leave none.
-    assert factor("one-peer-exponential", 4) == 0.0
-    assert 0.0 < factor("one-peer-exponential", 5) < 1.0
+    assert mixing_factor("one-peer-exponential", 4) == 0.0
+    assert 0.0 < mixing_factor("one-peer-exponential", 5) < 1.0
 
 
 def _synchronous_run(folder: Path, push: np.ndarray, rounds: int, updates_per_round: int) -> np.ndarray:
@@ -107,7 +107,7 @@ def test_a_death_takes_the_dead_and_its_edge_of_the_graph_away(tmp_path: Path) -
     np.testing.assert_allclose(found.recorded[late], math.sqrt(3) * scale[late], rtol=0.15)
     # Two updates a round, of norm 0.04 (1 - 0.6 t/T): the radius a ring of 3 settles at.
     push = 2 * math.sqrt(3) * 0.04 * (1 - 0.6 * found.time_seconds[late] / 1500)
-    settled = push * factor("ring", 3) / (1 - factor("ring", 3))
+    settled = push * mixing_factor("ring", 3) / (1 - mixing_factor("ring", 3))
     np.testing.assert_allclose(found.after[late], settled, rtol=0.3)
 
 

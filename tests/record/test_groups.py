@@ -14,7 +14,7 @@ from murmurate.record import comparison, groups
 from murmurate.record.drawings import classes
 from murmurate.record.figures import byte_size
 from murmurate.record.groups import grouped
-from murmurate.record.runs import open_run, summed
+from murmurate.record.runs import open_run, sum_of_paths
 
 
 def line(t: float, replica: int, **fields) -> dict:
@@ -92,7 +92,7 @@ def test_sum_of_broken_lines_against_interpolating_each() -> None:
         times = np.concatenate([[0.0], np.sort(generator.uniform(0, 10, 12))])
         times[5] = times[4]  # two records of one moment: a jump
         paths.append((times, np.concatenate([[0.0], np.cumsum(generator.uniform(0, 5, 12))])))
-    corners, values = summed(paths)
+    corners, values = sum_of_paths(paths)
     at = generator.uniform(0, 12, 500)
     expected = sum(np.interp(at, *one) for one in paths)
     np.testing.assert_allclose(np.interp(at, corners, values), expected, rtol=1e-9)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from laws.nets import drawn, picture_loss, pixels, sgd
-from laws.problems import OPTIMIZERS, Problem, halving, head_apart, same
+from laws.problems import OPTIMIZERS, Problem, halving, same, separate_last_layer
 from murmurate.replica.vector import Replica
 
 # -- the same learning --------------------------------------------------------------------------------
@@ -22,7 +22,7 @@ def test_equals_an_old_fashioned_run_tensor_by_tensor(optimizer, grouped):
     problem = Problem(optimizer=optimizer, grouped=grouped, clip=0.3, scheduled=True)
     ours = problem.alone(10)
     net = problem.net()
-    theirs = OPTIMIZERS[optimizer](head_apart(net) if grouped else list(net.parameters()))
+    theirs = OPTIMIZERS[optimizer](separate_last_layer(net) if grouped else list(net.parameters()))
     rates = torch.optim.lr_scheduler.LambdaLR(theirs, halving)
     for step in range(10):
         theirs.zero_grad()
@@ -150,7 +150,7 @@ def test_parameters_are_views_of_one_vector_in_their_order():
 
 def test_each_group_is_a_slice_with_its_own_settings():
     net = drawn(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))
-    replica = Replica("net", net, sgd, groups=head_apart)
+    replica = Replica("net", net, sgd, groups=separate_last_layer)
     assert [name for name, _ in replica.named_views()] == ["1.weight", "1.bias", "0.weight", "0.bias"]
     assert [len(g["params"]) for g in replica.optimizer.param_groups] == [1, 1]
     before = replica.params.detach().clone()

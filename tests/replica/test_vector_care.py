@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from laws.nets import drawn, picture_loss, pixels, sgd
-from laws.problems import OPTIMIZERS, Problem, head_apart, same
+from laws.problems import OPTIMIZERS, Problem, same, separate_last_layer
 from murmurate.replica.vector import Exchange, NotFinite, Replica
 
 # -- what can come loose ------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def test_check_finds_what_came_loose_and_names_it(cause, what, grouped):
 @pytest.mark.parametrize("grouped", [False, True])
 def test_check_finds_an_optimizer_that_lost_its_gradient(grouped):
     net = drawn(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))
-    replica = Replica("net", net, sgd, groups=head_apart if grouped else None)
+    replica = Replica("net", net, sgd, groups=separate_last_layer if grouped else None)
     replica.optimizer.zero_grad()
     with pytest.raises(RuntimeError, match="zero_grad"):
         replica.check()
@@ -84,7 +84,7 @@ def test_check_finds_an_optimizer_that_lost_its_gradient(grouped):
 def test_check_finds_a_vector_that_was_exchanged_for_another(grouped):
     """What a strategy must not do: then the module no longer sees what it agreed on."""
     net = drawn(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))
-    replica = Replica("net", net, sgd, groups=head_apart if grouped else None)
+    replica = Replica("net", net, sgd, groups=separate_last_layer if grouped else None)
     replica.params.data = replica.params.data.lerp(torch.zeros(13), 0.5)
     with pytest.raises(RuntimeError, match=r"in place.*rebind"):
         replica.check()

@@ -11,7 +11,7 @@ from torch import Tensor
 from murmurate.fabric.interface import Fabric
 from murmurate.fabric.simulated.fabric import run_members
 from murmurate.replay.priorities import Prioritized, SlotSampler, Uniform
-from murmurate.sources.bank_weights import LIKE, BankWeights
+from murmurate.sources.bank_weights import CHANNEL_LIKE, BankWeights
 
 SIZES, SCALES = (40, 100, 7), (1.0, 5.0, 0.01)
 
@@ -33,7 +33,7 @@ def weigh(uniform: bool, beta: float, least: float, door: Fabric) -> tuple[Tenso
     """([n] what each item of this member's bank is drawn in proportion to, [n] chance times weight)"""
     sampler, priority = bank(door.rank, uniform)
     total, minimum = sampler.mass
-    channel = door.channel("banks", LIKE)
+    channel = door.channel("banks", CHANNEL_LIKE)
     for banks in (BankWeights(channel, 3), BankWeights(channel, 3)):
         weight = (priority / minimum / least) ** -beta
         banks.weigh(weight, total, minimum * least, beta)
@@ -64,7 +64,7 @@ def test_an_item_that_nobody_drew_makes_no_weight_small() -> None:
 
 def alone(door: Fabric) -> list[float]:
     weights = torch.tensor([0.5, 0.25, 0.1])
-    BankWeights(door.channel("banks", LIKE), 1).weigh(weights, 3.0, 0.5, 0.4)
+    BankWeights(door.channel("banks", CHANNEL_LIKE), 1).weigh(weights, 3.0, 0.5, 0.4)
     return weights.tolist()
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from murmurate.bench._numbered import NumberedLearner
-from murmurate.bench._service_law import ServicePlan, serve_and_count, service_run
+from murmurate.bench._service_counts import ServicePlan, serve_and_count, service_run
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.replay.config import ReplayConfig, open_replay

@@ -25,7 +25,7 @@ class Shard:
     """The shard's end: what it is asked, and its answers."""
 
     def __init__(self, index: int) -> None:
-        self.address = ShardAddress(0, index, service_links.new_name())
+        self.address = ShardAddress(0, index, service_links.new_socket_name())
         self._listener = service_links.listen(self.address.name)
         self._link: socket.socket | None = None
         self._slots: BatchSlots | None = None
@@ -70,9 +70,9 @@ def service() -> Iterator[tuple[SamplerProcess, list[Shard], int]]:
     os.close(ready)
 
 
-def expect(shard: Shard, part: int, number: int, has_errors: int = 0) -> DrawRequest:
+def expect(shard: Shard, part: int, number: int, error_bits: int = 0) -> DrawRequest:
     request = shard.asked()
-    assert request == DrawRequest(0, part, number, has_errors, 0.5, -1.0)
+    assert request == DrawRequest(0, part, number, error_bits, 0.5, -1.0)
     return request
 
 
@@ -84,7 +84,7 @@ def test_each_shard_is_asked_for_its_part_and_gets_its_errors(
     two.answer(expect(two, 1, 1))
     until(lambda: sampler.slots.state(0) == READY)
     assert until(lambda: os.eventfd_read(ready)) == 1
-    sampler.slots.release(0, has_errors=0b101)
+    sampler.slots.release(0, error_bits=0b101)
     sampler.wake()
     expect(two, 1, 2, 0b101)
     expect(one, 0, 2, 0b101)
@@ -109,7 +109,7 @@ def test_a_successor_asks_for_what_is_missing_by_the_same_number(
         shard.accept()
     two.answer(expect(two, 1, 1))
     until(lambda: sampler.slots.state(0) == READY)
-    sampler.slots.release(0, has_errors=0)
+    sampler.slots.release(0, error_bits=0)
     sampler.wake()
     expect(one, 0, 2)  # it was asked for nothing in between
     expect(two, 1, 2)
@@ -124,7 +124,7 @@ def test_another_shard_takes_the_part_of_one_that_ends_but_not_its_errors(
     until(lambda: sampler.slots.state(0) == READY)
     two.end()
     until(lambda: sampler.slots.shards == 1)
-    sampler.slots.release(0, has_errors=0b111)
+    sampler.slots.release(0, error_bits=0b111)
     sampler.wake()
     one.answer(expect(one, 0, 2, 0b111))
     one.answer(expect(one, 1, 2, 0))
@@ -134,7 +134,7 @@ def test_another_shard_takes_the_part_of_one_that_ends_but_not_its_errors(
     sampler.send({1: new.address})
     new.accept()
     until(lambda: sampler.slots.shards == 2)
-    sampler.slots.release(0, has_errors=0b111)
+    sampler.slots.release(0, error_bits=0b111)
     sampler.wake()
     expect(one, 0, 3, 0b111)
     expect(new, 1, 3, 0)

@@ -32,7 +32,7 @@ def opened(**changes: Any) -> tuple[ReplayShard, list[ActorRing]]:
     files = [SharedMemoryFile.create() for _ in SIZES]
     rings = [ActorRing(file, SPEC, size) for file, size in zip(files, SIZES, strict=True)]
     firsts = [sum(SIZES[:k]) for k in range(len(SIZES))]
-    name = service_links.new_name()
+    name = service_links.new_socket_name()
     settings = ShardSettings(
         ShardAddress(0, 0, name),
         SPEC,

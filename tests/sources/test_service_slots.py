@@ -39,7 +39,7 @@ def test_a_slot_goes_round_in_two_mappings_alike() -> None:
         for part in range(LAYOUT.parts):
             sampler.set_owner(1, part, part + turn)
         sampler.begin(1)
-        assert (other.state(1), other.number(1), other.has_errors(1)) == (DRAWING, turn, 0)
+        assert (other.state(1), other.number(1), other.error_bits(1)) == (DRAWING, turn, 0)
         assert [other.owner(1, part) for part in range(3)] == [turn, turn + 1, turn + 2]
         for part in (2, 0, 1):
             assert not sampler.finish(1)
@@ -47,8 +47,8 @@ def test_a_slot_goes_round_in_two_mappings_alike() -> None:
             other.fill(1, part, turn)
         assert sampler.finish(1)
         assert other.state(1) == READY
-        other.release(1, has_errors=0b10)
-        assert sampler.has_errors(1) == 0b10
+        other.release(1, error_bits=0b10)
+        assert sampler.error_bits(1) == 0b10
     assert [sampler.state(slot) for slot in range(3)] == [FREE, USED, FREE]
     assert [sampler.owner(0, part) for part in range(3)] == [-1, -1, -1]
 

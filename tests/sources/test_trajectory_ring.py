@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
-from murmurate.sources.joined_trajectories import JoinedTrajectories, row_major
+from murmurate.sources.joined_trajectories import JoinedTrajectories, join_row_major
 from murmurate.sources.trajectory_ring import TrajectoryRing, TrajectoryShape
 from murmurate.spec import EnvSpec, Episode, Trajectory
 from waiting import DEADLINE_SECONDS, until
@@ -129,9 +129,9 @@ def test_what_is_cut_into_trajectories_and_joined_is_whole_again(
 
 def test_a_batch_in_which_nothing_is_truncated_has_no_final_observations() -> None:
     never = torch.zeros(2, 4, dtype=torch.bool)
-    assert row_major(never, [None, None]) is None
+    assert join_row_major(never, [None, None]) is None
     once = never.clone()
     once[1, 3] = True
-    final = row_major(once, [None, torch.tensor([[7.0]])])
+    final = join_row_major(once, [None, torch.tensor([[7.0]])])
     assert final is not None
     assert final.tolist() == [[7.0]]

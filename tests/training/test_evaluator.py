@@ -204,7 +204,7 @@ class Timed:
         for rank in (0, 1):
             state = {"env_steps": 50, "updates": 5, "x": torch.ones(1)}
             write_part(staging(self.coordinator.folder, str(number)), rank, state)
-            self.run_state.saved(rank, number)
+            self.run_state.mark_saved(rank, number)
         self.now += seconds
         self.coordinator.poll()
 

@@ -148,8 +148,8 @@ def test_a_replica_that_died_goes_on_from_a_peer_with_its_own_count_and_games(tm
     )
     found = tmp_path / "checkpoints" / "last"
     mine, revived = Restored.read(found, 0, 0), Restored.read(found, 1, 0)
-    assert (mine.own, mine.env_steps) == (True, 144)
-    assert (revived.own, revived.env_steps) == (False, 48)
+    assert (mine.is_own, mine.env_steps) == (True, 144)
+    assert (revived.is_own, revived.env_steps) == (False, 48)
 
     seen: dict[int, Any] = {}
 
@@ -236,7 +236,7 @@ def test_what_no_run_could_be_resumed_from_is_not_committed(survivor: str, tmp_p
     rank, other = (1, 0) if survivor == "centre" else (0, 1)
     for name in ("1", FINAL):
         _part(coordinator, name, rank, 110)
-    run_state.saved(rank, 1)
+    run_state.mark_saved(rank, 1)
     run_state.mark_dead(other)
     coordinator.poll()
     assert not coordinator.commit_final()
@@ -255,11 +255,11 @@ def test_a_checkpoint_is_asked_for_when_due_and_committed_when_whole(coordinator
     coordinator.poll()
     assert run_state.checkpoint_requested == 1
     _part(coordinator, "1", 0, 70)
-    run_state.saved(0, 1)
+    run_state.mark_saved(0, 1)
     coordinator.poll()
     assert not last.exists(), "one part is missing"
     _part(coordinator, "1", 1, 50)
-    run_state.saved(1, 1)
+    run_state.mark_saved(1, 1)
     run_state.advance(0, 99, 9)  # further on by now
     coordinator.poll()
     manifest = checkpoint.read_manifest(last)
@@ -275,7 +275,7 @@ def test_a_dead_replica_holds_no_checkpoint_up_and_keeps_its_count(coordinator: 
     run_state.advance(1, 50, 5)
     coordinator.poll()
     _part(coordinator, "1", 0, 80)
-    run_state.saved(0, 1)
+    run_state.mark_saved(0, 1)
     coordinator.died(1, "SIGKILL")
     coordinator.died(1, "LookupError: gone", "LookupError: gone")  # started again, and not let in yet
     coordinator.poll()
@@ -294,9 +294,9 @@ def test_one_that_ended_before_it_was_asked_takes_part_with_its_last_state(coord
     run_state.advance(1, 50, 5)
     coordinator.poll()
     _part(coordinator, FINAL, 1, 50)
-    run_state.saved(1, FINAL_REQUEST)
+    run_state.mark_saved(1, FINAL_REQUEST)
     _part(coordinator, "1", 0, 80)
-    run_state.saved(0, 1)
+    run_state.mark_saved(0, 1)
     coordinator.poll()
     last = coordinator.checkpoints / "last"
     assert checkpoint.parts(last) == [0, 1]
@@ -315,7 +315,7 @@ def test_a_checkpoint_asked_for_when_all_had_ended_is_the_final_one(coordinator:
     assert run_state.checkpoint_requested == 1
     for rank, steps in ((0, 70), (1, 50)):
         _part(coordinator, FINAL, rank, steps)
-        run_state.saved(rank, FINAL_REQUEST)
+        run_state.mark_saved(rank, FINAL_REQUEST)
     coordinator.poll()
     assert not (coordinator.checkpoints / "last").exists()
     assert coordinator.commit_final()

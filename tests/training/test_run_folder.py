@@ -126,6 +126,16 @@ def test_a_run_file_that_is_not_as_it_was_written_is_refused(damage: tuple[str, 
         read_run(tmp_path, recipe)
 
 
+@pytest.mark.parametrize("file_format", [2, 5])
+def test_a_checksum_is_required_since_format_2(file_format: int, tmp_path: Path) -> None:
+    write_run(tmp_path, recipe("cartpole-gala"))
+    stored = json.loads((tmp_path / "run.json").read_text()) | {"format": file_format}
+    del stored["checksum"]
+    (tmp_path / "run.json").write_text(json.dumps(stored))
+    with pytest.raises(Refusal, match=r"run\.json is corrupt"):
+        read_run(tmp_path, recipe)
+
+
 def test_a_run_file_of_before_checksums_is_read_with_the_present_defaults_and_a_warning(
     tmp_path: Path,
 ) -> None:

@@ -176,7 +176,7 @@ def test_a_checkpoint_that_hangs_is_given_up_and_another_asked_for(
     run_state.advance(0, 150, 1)
     watcher.poll()
     assert run_state.checkpoint_requested == 1
-    run_state.saved(0, 1)
+    run_state.mark_saved(0, 1)
     run_state.advance(0, 250, 2)
     watcher.poll()
     assert run_state.checkpoint_requested == 1  # replica 1 still has time
@@ -192,7 +192,7 @@ def test_no_member_waits_for_a_peer_that_has_finished() -> None:
     run_state.open()
     channel = ProcessFabric(memory_file, run_state, 0).channel("x", torch.zeros(3))
     assert not channel.wait_newer([1], [0], deadline_seconds=0.01)
-    run_state.finished(1)
+    run_state.mark_finished(1)
     assert channel.wait_newer([1], [0], deadline_seconds=0.01)
 
 

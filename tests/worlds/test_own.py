@@ -24,7 +24,7 @@ from murmurate.recipes import recipe, recipe_of
 from murmurate.training.run_folder import new_folder, plain, read_run, write_run
 from murmurate.worlds import _own_env
 from murmurate.worlds.gym import GymWorld
-from murmurate.worlds.own import OwnWorld, instead, lasting, world, world_name, world_of
+from murmurate.worlds.own import OwnWorld, absolute_name, replaced_by, world, world_name, world_of
 
 FILE = """
 import gymnasium
@@ -116,7 +116,7 @@ def test_names_of_all_kinds(place: Path) -> None:
     assert world_name("gym:Acrobot-v1") == "gym:Acrobot-v1"
     assert world_name("gymnasium.envs:Acrobot-v1") == "gym:gymnasium.envs:Acrobot-v1"
     assert world_name("own_envs:make_env") == "env:own_envs:make_env"
-    assert lasting("env:own_envs.py:make_env") == f"env:{place}/own_envs.py:make_env"
+    assert absolute_name("env:own_envs.py:make_env") == f"env:{place}/own_envs.py:make_env"
     assert world_of("Acrobot-v1") == GymWorld("Acrobot-v1")
     assert new_folder("env:/a/b-c/own envs.py:make_env-a2c").name.startswith("own-envs.py-make_env-a2c-2")
 
@@ -232,7 +232,7 @@ def test_another_callable_stands_in_for_one_that_is_gone(
     monkeypatch.setattr(_own_env, "_callables", {})  # as in another process
     with pytest.raises(Refusal, match=r"murmurate.load\(folder, env=...\)"):
         read_run(tmp_path, recipe)
-    with instead(make_cart):
+    with replaced_by(make_cart):
         run = read_run(tmp_path, recipe)
     simulators = run.world.open(1, training=True)  # type: ignore[attr-defined]
     simulators.reset(0)

@@ -101,7 +101,7 @@ class DeterministicAgent(ActsByPolicy):
     def learn(self, batch: Batch) -> Outcome:
         data: Sample = batch.data
         self._include(data.observation)
-        observation = self.policy.read(data.observation)
+        observation = self.policy.observation_features(data.observation)
         target = self._target(data)
         scaled = self.policy.bounds.to_scaled(data.action)
         activations = self._critic_passes.forward(self._critic_input(observation, scaled))
@@ -127,7 +127,7 @@ class DeterministicAgent(ActsByPolicy):
 
     def _target(self, data: Sample) -> Tensor:
         """y [B], from the target nets, with smoothed actions (Fujimoto et al. 2018, eq. 14)."""
-        next_observation = self.policy.read(data.next_observation)
+        next_observation = self.policy.observation_features(data.next_observation)
         scaled = self._target_policy.forward(next_observation[None])[-1][0].tanh_()
         if self._target_noise:
             noise = self._noise.of(self._critic.clock)[0, : len(scaled)] * self._target_noise

@@ -102,18 +102,18 @@ class ModelBasedAgent:
     acting = ("policy",)
 
     def __init__(self, config: Any, context: Context) -> None:
-        self.core = SoftActorCritic(config.policy, context)
-        self.world = WorldModel(config.model, context, config.termination)
+        self.soft_actor_critic = SoftActorCritic(config.policy, context)
+        self.world_model = WorldModel(config.model, context, config.termination)
         self._context = context
 
     @property
     def replicas(self) -> dict[str, Replica]:
-        return {**self.core.replicas, "model": self.world.dynamics.replica}
+        return {**self.soft_actor_critic.replicas, "model": self.world_model.dynamics.replica}
 
     @property
     def counted(self) -> tuple[str, ...]:
         """The replicas whose updates count as the agent's: all but the model."""
-        return tuple(self.core.replicas)
+        return tuple(self.soft_actor_critic.replicas)
 
     @cached_property
     def generator(self) -> torch.Generator:
@@ -136,24 +136,27 @@ class ModelBasedAgent:
         greedy: bool = False,
     ) -> Action:
         """A draw from the policy; its most likely action if ``greedy``."""
-        return self.core.act(observation, generator, greedy)
+        return self.soft_actor_critic.act(observation, generator, greedy)
 
     def fit(self, transitions: Mapping[str, Tensor], interrupted: Callable[[], bool]) -> bool:
-        return self.world.fit(transitions, interrupted)
+        return self.world_model.fit(transitions, interrupted)
 
     def imagine(self, observation: Tensor) -> Imagined:
-        action = self.core.act(observation, self.generator, greedy=False).action
-        return self.world.step(observation, action)
+        action = self.soft_actor_critic.act(observation, self.generator, greedy=False).action
+        return self.world_model.step(observation, action)
 
     def learn(self, batch: Batch) -> Outcome:
-        metrics, _ = self.core.update(batch.data)
-        return Outcome({**metrics, **self.world.dynamics.metrics()})
+        metrics, _ = self.soft_actor_critic.update(batch.data)
+        return Outcome({**metrics, **self.world_model.dynamics.metrics()})
 
     def state(self) -> dict[str, Any]:
-        generator = self.generator.get_state()
-        return {"core": self.core.state(), "model": self.world.dynamics.state(), "actions": generator}
+        return {
+            "core": self.soft_actor_critic.state(),
+            "model": self.world_model.dynamics.state(),
+            "actions": self.generator.get_state(),
+        }
 
     def load(self, state: dict[str, Any]) -> None:
-        self.core.load(state["core"])
-        self.world.dynamics.load(state["model"])
+        self.soft_actor_critic.load(state["core"])
+        self.world_model.dynamics.load(state["model"])
         self.generator.set_state(state["actions"].cpu())

@@ -88,7 +88,7 @@ class SoftActorCritic:
         """A draw from the policy, or its most likely action."""
         if greedy:
             return Action(self.policy(observation), None)
-        parameters = self.policy.net(self.policy.read(observation))[0].float()
+        parameters = self.policy.net(self.policy.observation_features(observation))[0].float()
         mean, log_std = parameters.chunk(2, 1)
         noise = torch.randn(mean.shape, generator=generator, device=mean.device)
         scaled = torch.tanh(torch.addcmul(mean, limited_log_std(log_std).exp(), noise))
@@ -100,7 +100,7 @@ class SoftActorCritic:
         self._include(data.observation)
         noise = self._noise.of(self._critic.clock)[:, : len(data.reward)]
         alpha = self._temperature.log_alpha.detach().exp()
-        observation = self.policy.read(data.observation)
+        observation = self.policy.observation_features(data.observation)
         target = self._target(data, noise[0], alpha)
         scaled = self.policy.bounds.to_scaled(data.action)
         activations = self._critic_passes.forward(self._critic_input(observation, scaled))
@@ -126,7 +126,7 @@ class SoftActorCritic:
 
     def _target(self, data: Sample, noise: Tensor, alpha: Tensor) -> Tensor:
         """y [B], from the target critics at actions drawn from the present policy."""
-        next_observation = self.policy.read(data.next_observation)
+        next_observation = self.policy.observation_features(data.next_observation)
         mean, log_std = self._policy_passes.forward(next_observation[None])[-1][0].chunk(2, 1)
         drawn = squashed_gaussian(mean, limited_log_std(log_std), noise)
         values = self._target_passes.forward(self._critic_input(next_observation, drawn.action))[-1]

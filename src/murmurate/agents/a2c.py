@@ -125,7 +125,7 @@ class A2CAgent(OneReplica):
             compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
             in_compute=lambda name: name.startswith("torso."),
         )
-        self.running = RunningStatistics(
+        self.statistics = RunningStatistics(
             context,
             self.net.normalizer,
             discount=config.discount if config.scale_rewards else None,
@@ -156,7 +156,7 @@ class A2CAgent(OneReplica):
         return Action(action, memory, outputs=policy_outputs(policy, self.spec, value))
 
     def learn(self, batch: Batch) -> Outcome:
-        data: Trajectory = self.running.with_scaled_rewards(batch.data)
+        data: Trajectory = self.statistics.with_scaled_rewards(batch.data)
         policy, value, memory = self.net.unroll(data.observation, data.memory, data.first)
         advantage, target = self._targets(data, value.detach(), memory)
         log_prob, entropy = log_prob_and_entropy(policy, data.action, self.spec)
@@ -168,7 +168,7 @@ class A2CAgent(OneReplica):
         bonus = entropy.mean()
         loss = policy_loss + c.value_coefficient * critic_loss - c.entropy_coefficient * bonus
         self.replica.descend(loss)
-        self.running.include(data.observation)
+        self.statistics.include(data.observation)
         gradient_norm = self.replica.gradient_norm
         return Outcome(
             {
@@ -195,7 +195,7 @@ class A2CAgent(OneReplica):
 
     def state(self) -> dict[str, Any]:
         """The statistics that scale rewards; the replica saves its own state."""
-        return self.running.state()
+        return self.statistics.state()
 
     def load(self, state: dict[str, Any]) -> None:
-        self.running.load(state)
+        self.statistics.load(state)

@@ -218,7 +218,7 @@ class D4PGAgent:
     def _features(policy: ControlPolicy, critic: CategoricalCritic, observation: Tensor) -> Tensor:
         """The nets' inputs [B, F] float32: an encoder's features of images, or (normalized) vectors."""
         if critic.encoder is None:
-            return policy.read(observation)
+            return policy.observation_features(observation)
         features: Tensor = critic.encoder(observation)
         return features
 

@@ -20,15 +20,15 @@ class DDPG(LearnerConfig):
     """Hyper-parameters; the defaults are those of TD3 without its three additions (twin critics, delayed
     policy updates, smoothed targets), as Fujimoto et al. compare them ("Our DDPG").
 
-    Actions are learned scaled to [-1, 1] by their bounds. Differs: exploration is Gaussian, where
-    Lillicrap et al. add an Ornstein-Uhlenbeck process.
+    Actions are learned scaled to [-1, 1] by their bounds. Differs from Lillicrap et al., who explore
+    with an Ornstein-Uhlenbeck process: the noise is Gaussian.
 
     batch: transitions of an update; ``replay.samples_per_insert`` gives the number of updates.
     n_step: steps of the returns. discount: discount factor per env step.
     policy_rate, critic_rate: learning rates of Adam. clip: largest norm of each gradient (inf: no limit).
     hidden: width of the two layers of each net.
     target_every: a learner's updates between moves of the target nets towards the nets; under strategies with
-        common rounds they move at the end of a round. polyak: share of the way that they move; 1 copies.
+        common rounds they move at the end of a round. polyak: share of the way that they move (1: all).
     exploration_noise: standard deviation of the noise that exploration adds to actions.
     normalize_observations: normalize observations by the running mean and deviation of the drawn batches,
     limited to +-10.

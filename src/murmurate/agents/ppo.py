@@ -164,7 +164,7 @@ class PPOAgent(OneReplica):
             compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
             in_compute=lambda name: name.startswith("torso."),
         )
-        self.running = RunningStatistics(
+        self.statistics = RunningStatistics(
             context,
             self.net.normalizer,
             discount=config.discount if config.scale_rewards else None,
@@ -191,7 +191,7 @@ class PPOAgent(OneReplica):
         return Action(action, memory, behaviour=behaviour, outputs=outputs)
 
     def learn(self, batch: Batch) -> Outcome:
-        data = self.running.with_scaled_rewards(batch.data)
+        data = self.statistics.with_scaled_rewards(batch.data)
         advantage = self._advantages(data)
         generator = derive_generator(self.seed, "minibatches", self.clock)
         totals: dict[str, Tensor] = {}  # sums: lists of thousands of metrics would fragment memory
@@ -199,7 +199,7 @@ class PPOAgent(OneReplica):
             for minibatch in self._minibatches(data, advantage, generator):
                 for name, value in self._update(minibatch).items():
                     totals[name] = totals.get(name, 0.0) + value
-        self.running.include(data.observation)
+        self.statistics.include(data.observation)
         return Outcome(
             {name: total / self.config.updates(1) for name, total in totals.items()}
             | {
@@ -278,7 +278,7 @@ class PPOAgent(OneReplica):
     def state(self) -> dict[str, Any]:
         """The statistics that scale rewards; the replica saves its own state, and the order of minibatches
         follows from the replica's clock."""
-        return self.running.state()
+        return self.statistics.state()
 
     def load(self, state: dict[str, Any]) -> None:
-        self.running.load(state)
+        self.statistics.load(state)

@@ -118,7 +118,7 @@ class TRPOAgent:
         if config.normalize_observations:
             normalizer = ObservationNormalizer(spec.observation_shape, spec.observation_dtype).to(device)
             self.policy_net.normalizer = self.value_net.normalizer = normalizer
-        self.running = RunningStatistics(
+        self.statistics = RunningStatistics(
             context, normalizer, discount=config.discount if config.scale_rewards else None
         )
         # this class computes the step; the optimizer only subtracts what it is given
@@ -164,12 +164,12 @@ class TRPOAgent:
         return Action(action, None, outputs=policy_outputs(policy, self.spec))
 
     def learn(self, batch: Batch) -> Outcome:
-        data = self.running.with_scaled_rewards(batch.data)
+        data = self.statistics.with_scaled_rewards(batch.data)
         value, advantage = self._values_and_advantages(data)
         objective = _Objective(self, data, self._normalized(advantage))
         search, gradient_norm = self._improve(objective)
         critic_loss = self._fit_values(data.observation, advantage + value)
-        self.running.include(data.observation)
+        self.statistics.include(data.observation)
         return Outcome(
             {
                 "loss": search.loss,
@@ -187,7 +187,7 @@ class TRPOAgent:
     def _values_and_advantages(self, data: Trajectory) -> tuple[Tensor, Tensor]:
         """V and A [T, B]."""
         observation, final, c = data.observation.flatten(0, 1), data.truncated_observation, self.config
-        value = torch.cat([self.value_net(part) for part in torch.split(observation, self.pass_rows)])
+        value = torch.cat([self.value_net(part) for part in torch.split(observation, self.rows_per_pass)])
         value = value.view(data.reward.shape)
         last_value = self.value_net(data.last_observation)[:, 0]
         final_value = None if final is None else self.value_net(final)[:, 0]
@@ -237,16 +237,16 @@ class TRPOAgent:
         return total / (c.value_epochs * c.value_minibatches)
 
     @property
-    def pass_rows(self) -> int:
+    def rows_per_pass(self) -> int:
         """How many observations go through a net at once."""
         return max(1, _PASS_NUMBERS // math.prod(self.spec.observation_shape))
 
     def state(self) -> dict[str, Any]:
         """The statistics that scale rewards; the replicas save their own states."""
-        return self.running.state()
+        return self.statistics.state()
 
     def load(self, state: dict[str, Any]) -> None:
-        self.running.load(state)
+        self.statistics.load(state)
 
 
 class _Rows(NamedTuple):
@@ -281,7 +281,7 @@ class _Objective:
     ) -> tuple[list[_Rows], Tensor]:
         """(one step in ``every``, divided into forward passes; the mean entropy of these steps)."""
         flat = (x[::every].flatten(0, 1) for x in (data.observation, data.action, advantage))
-        passes = zip(*(torch.split(x, self._agent.pass_rows) for x in flat), strict=True)
+        passes = zip(*(torch.split(x, self._agent.rows_per_pass) for x in flat), strict=True)
         total = advantage[::every].numel()
         rows, entropies = [], []
         for observation, action, pass_advantage in passes:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from murmurate import recipes
 from murmurate.api.export import Exported, check_path, export_program, export_weights
-from murmurate.api.program import GreedyPolicy, Learned
+from murmurate.api.program import ClassProbabilities, GreedyPolicy
 from murmurate.errors import Refusal
 from murmurate.spec import EnvSpec, derive_generator
 from murmurate.training import checkpoint
@@ -26,7 +26,7 @@ from murmurate.training.restore import load_agent
 from murmurate.training.run import Run
 from murmurate.training.run_folder import plain, versions
 from murmurate.worlds.interface import Formats, SimulatorWorld
-from murmurate.worlds.own import instead
+from murmurate.worlds.own import replaced_by
 
 
 def load(
@@ -43,7 +43,7 @@ def load(
         Refusal: if there is no run, no checkpoint, or a checkpoint that does not fit the run.
     """
     run_folder = Path(folder)
-    with instead(env):
+    with replaced_by(env):
         run = recipes.stored(run_folder)
         # loads the user's environment, which can be replaced by env only within this context
         run.world.spec(read_fingerprint(run_folder))
@@ -102,7 +102,7 @@ class TrainedModel:
                 f"{self.run.learner.name} is no function of one observation. Its weights are "
                 "export('weights.safetensors')."
             )
-        return Learned(program(), self.spec)
+        return ClassProbabilities(program(), self.spec)
 
     # -- agents -------------------------------------------------------------------------------------
 

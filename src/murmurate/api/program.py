@@ -100,7 +100,7 @@ class GreedyPolicy(nn.Module):
             )
 
 
-class Learned(nn.Module):
+class ClassProbabilities(nn.Module):
     """A learner without actions: forward(observation [B, ...]) returns (probabilities [B, K],).
 
     module: what the learner's ``program()`` returns.

@@ -20,12 +20,12 @@ from murmurate.spec import Placement
 from murmurate.strategies import strategy as strategy_by_name
 from murmurate.strategies.interface import Strategy
 from murmurate.training import session
-from murmurate.training.checkpoint import kept
+from murmurate.training.checkpoint import kept_sentence
 from murmurate.training.launcher import Launcher
 from murmurate.training.run import Run
 from murmurate.training.run_folder import new_folder
 from murmurate.worlds.interface import SimulatorWorld
-from murmurate.worlds.own import instead, world_of
+from murmurate.worlds.own import replaced_by, world_of
 
 _TERMINATED = 143
 
@@ -137,7 +137,7 @@ def resume(
         _refuse_unpicklable(changed, launcher_by_name(changed.launcher))
         return changed
 
-    with instead(env), watching(Watch(checked(callbacks), quiet)):
+    with replaced_by(env), watching(Watch(checked(callbacks), quiet)):
         finish = session.resume(run_folder, launcher_by_name, recipes.stored, change)
     return _result(finish, run_folder, quiet)
 
@@ -210,7 +210,7 @@ def _result(finish: session.Finish, folder: Path, quiet: bool) -> Result:
         unit = "env steps" if finish.run is None else finish.run.unit
         print(f"{summary['env_steps']:,} {unit} in {summary['wall_seconds']:.0f} s. {finish.sentence}")
     if finish.code == session.FAILED:
-        raise RunFailed(f"{str(summary['exit']).rstrip('. ')}. {kept(run_folder)}") from finish.error
+        raise RunFailed(f"{str(summary['exit']).rstrip('. ')}. {kept_sentence(run_folder)}") from finish.error
     if finish.code == _TERMINATED:
         raise SystemExit(_TERMINATED)
     if finish.code:

@@ -56,7 +56,7 @@ def verdicts(seeds: Sequence[int], log: Log, along_batch: bool = False) -> dict[
     while remaining:
         with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
             try:
-                answers = _roles.together(_PROCESSES, work, folder, remaining, along_batch)
+                answers = _roles.run_together(_PROCESSES, work, folder, remaining, along_batch)
                 counts.update(answers[0])
                 remaining = []
             except RunFailed as failure:

@@ -98,7 +98,7 @@ class _Attacker:
         self._initial_bytes = self._resident_bytes()
 
     def attempt(self) -> bool:
-        """Make one attack, drawn at random; whether the attacker was taken for a member."""
+        """Make one attack, drawn at random; returns whether the attacker was taken for a member."""
         self._peak_bytes = max(self._peak_bytes, self._resident_bytes())
         attacks = [self._open_connection, self._damage_traffic, self._damage_the_store]
         attacks += [self._send_stream] * 7
@@ -166,7 +166,7 @@ class _Attacker:
         return False
 
     def _send_stream(self) -> bool:
-        """Send a stream and read the whole answer; whether it is more than an unauthenticated peer gets."""
+        """Send a stream; returns whether the answer is longer than what an unauthenticated peer gets."""
         unsent, received_bytes = self._stream(), 0
         with self._connected() as sock, contextlib.suppress(OSError):
             while unsent:

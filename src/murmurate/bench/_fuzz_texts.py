@@ -50,8 +50,10 @@ def _attempt(case: tuple[str, int], folder: Path) -> str:
         _insert_syntax(target, draw)
         if draw.random() < 0.7:
             damage(target, draw)
-    columns = {"column": draw.choice(("text", "text", None, "nothing")), "name_column": None}
-    columns["name_column"] = draw.choice((None, "id", "id", "text"))
+    columns = {
+        "column": draw.choice(("text", "text", None, "nothing")),
+        "name_column": draw.choice((None, "id", "id", "text")),
+    }
     if path.is_dir():
         columns = {}
     if draw.random() < 0.2:
@@ -59,7 +61,7 @@ def _attempt(case: tuple[str, int], folder: Path) -> str:
     corpus = read(path, skip_bad=draw.random() < 0.5, bigrams=draw.random() < 0.2, **columns)  # type: ignore[arg-type]
     words, counts = np.asarray(corpus.words), np.asarray(corpus.counts)
     sound = len(words) and 0 <= words.min() <= words.max() < corpus.vocabulary_size and counts.min() >= 1
-    return "accepted" if sound else "silent"
+    return "accepted" if sound else "silent"  # wrong contents without an error
 
 
 def _fit_transform_show(path: Path, folder: Path, columns: dict[str, str | None]) -> str:
@@ -87,7 +89,7 @@ def _write(path: Path, draw: random.Random) -> None:
     text = io.StringIO()
     if ".csv" in path.name or ".tsv" in path.name:
         rows = csv.writer(text, delimiter="\t" if ".tsv" in path.name else draw.choice(",;|"))
-        rows.writerows(
+        rows.writerows(  # fields with a comma, quotes and a line break are quoted
             [("id", "text"), *((str(n), f'{document}, "so"\nit') for n, document in enumerate(documents))]
         )
     else:

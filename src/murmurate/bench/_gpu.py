@@ -56,8 +56,8 @@ def parse(line: str) -> tuple[float, float] | None:
 def measure(log: Log) -> dict[str, Any]:
     """Env steps per second with 1, 2, 4 and 8 GALA learners on the first GPU.
 
-    ``energy_joules_per_frame`` is the mean power times the wall time over the emulator frames. For a
-    number of learners that does not fit on the GPU, the reason is reported.
+    ``energy_joules_per_frame`` is the mean power times the wall time, divided by the number of emulator
+    frames. For a number of learners that does not fit on the GPU, the reason is reported.
     """
     rows = []
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:

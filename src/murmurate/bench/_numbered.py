@@ -15,8 +15,8 @@ from murmurate.replicator.learner import Context, LearnerConfig
 from murmurate.spec import Batch, EnvSpec, Outcome, TimeStep, Transitions
 from murmurate.worlds.interface import Picture, SimulatorWorld, first_step
 
-SIZE, ACTIONS = 17, 6  # lengths of an observation and of an action
-SPEC = EnvSpec("numbered", (SIZE,), torch.float32, actions=0, action_shape=(ACTIONS,))
+OBSERVATION_SIZE, ACTION_SIZE = 17, 6
+SPEC = EnvSpec("numbered", (OBSERVATION_SIZE,), torch.float32, actions=0, action_shape=(ACTION_SIZE,))
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class NumberedWorld(SimulatorWorld):
 class _Numbered:
     def __init__(self, size: int, first: int, length: int) -> None:
         self.spec, self.size, self._length = SPEC, size, length
-        self._observation = torch.zeros(size, SIZE)
+        self._observation = torch.zeros(size, OBSERVATION_SIZE)
         self._observation[:, 0] = torch.arange(first, first + size)
         self._observation[:, 1] = os.getpid()
         self._step = 0
@@ -110,7 +110,7 @@ class _NumberedAgent(OneReplica):
         generator: torch.Generator,
         greedy: bool = False,
     ) -> Action:
-        return Action(torch.zeros(len(observation), ACTIONS), None)
+        return Action(torch.zeros(len(observation), ACTION_SIZE), None)
 
     def learn(self, batch: Batch) -> Outcome:
         self._turn = (self._turn + 1) % len(self._priorities)

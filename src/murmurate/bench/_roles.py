@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from murmurate.fabric.interface import Fabric
-from murmurate.launch.together import together as together
+from murmurate.launch.together import run_together as run_together
 
 
 def join_gloo(fabric: Fabric, store: str, members: int) -> None:

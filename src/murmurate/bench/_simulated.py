@@ -113,7 +113,7 @@ class MessageCost:
 
 def message_cost(count: int, rounds: int) -> MessageCost:
     """The cost of a message with ``count`` float32 between two processes, through shared memory."""
-    answers = _roles.together(2, _ping_pong, count, rounds)
+    answers = _roles.run_together(2, _ping_pong, count, rounds)
     return MessageCost(
         handling_seconds=statistics.median(cpu for cpu, _ in answers),
         message_seconds=statistics.median(wall for _, wall in answers),

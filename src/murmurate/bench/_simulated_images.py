@@ -71,7 +71,7 @@ class GlooRate:
 def gloo_rate(parameters: int, rounds: int) -> GlooRate:
     """The rate by the median times of ``rounds`` all-reduces of one number, and of ``parameters`` float32."""
     with tempfile.TemporaryDirectory(prefix="murmurate-gloo-") as folder:
-        answers = _roles.together(2, _all_reduces, str(Path(folder) / "store"), parameters, rounds)
+        answers = _roles.run_together(2, _all_reduces, str(Path(folder) / "store"), parameters, rounds)
     latency, seconds = (statistics.median(values) for values in zip(*answers, strict=True))
     # an all-reduce in a ring of two has two steps, each with the latency once
     return GlooRate(latency / 2, 4 * parameters / max(seconds - latency, 1e-9))

@@ -49,7 +49,7 @@ class Timing:
 
 def timed(case: Case, rounds: int) -> tuple[Timing, Timing]:
     """The timings (whole on one core, in parts on a core each), which take turns in the same processes."""
-    answers = _roles.together(case.parts, work, case, rounds)
+    answers = _roles.run_together(case.parts, work, case, rounds)
     whole = next(answer["whole"] for answer in answers if "whole" in answer)
     members = [answer["parts"] for answer in answers]
 

@@ -101,7 +101,7 @@ def push_cost(run: Run, pushes: int) -> dict[str, float]:
 
     Medians over ``pushes``, on two real processes that share memory.
     """
-    _, (sizes, seconds) = _roles.together(2, _exchange, run, pushes)
+    _, (sizes, seconds) = _roles.run_together(2, _exchange, run, pushes)
     return {"bytes": statistics.median(sizes), "master_cpu_seconds": statistics.median(seconds)}
 
 
@@ -141,7 +141,7 @@ def push_bytes(run: Run, local_updates: Sequence[int]) -> dict[str, Any]:
         source = open_only_source(run, learner)
         for _ in range(B):
             learner.learn(next(iter(source)))
-        delta = node.take(0)
+        delta = node.next_push(0)
         rows[str(B)] = {
             "rows": len(delta.row),
             "sparse_bytes": delta.pack().nbytes,

@@ -133,8 +133,8 @@ def evaluations(
             return bound.step(replica)
 
         bound.replica.exchange = step
-        # without ``kept``, gradients of a few rows are made dense
-        bound.replica.scale.kept = bound.replica.scale.kept and not dense
+        # without ``keeps_scale``, gradients of a few rows are made dense
+        bound.replica.scale.keeps_scale = bound.replica.scale.keeps_scale and not dense
         learner.run_to_end(monitor)
 
     def serve(member: Member) -> None:

@@ -51,7 +51,7 @@ def measure(plan: DDPPlan, log: Log) -> dict[str, Any]:
     """Both sides live in the same processes and take turns; the slowest member's wall time counts."""
     log(f"{plan.rounds} rounds of {plan.updates} updates each")
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
-        answers = _roles.together(plan.members, work, os.path.join(folder, "rendezvous"), plan)
+        answers = _roles.run_together(plan.members, work, os.path.join(folder, "rendezvous"), plan)
     return figures(answers, plan)
 
 

@@ -83,7 +83,7 @@ def rows(plan: GalaPlan, summaries: Mapping[Job, Mapping[int, Summary]]) -> list
                         if (job.game, job.method, job.simulators) == (game, method, simulators)
                     ]
                     setup = {"game": game, "method": method, "env_steps": end, "simulators": simulators}
-                    table.append({**setup, **ours(runs), **papers(method, end, game)})
+                    table.append({**setup, **ours(runs), **paper_figures(method, end, game)})
     return table
 
 
@@ -109,7 +109,7 @@ def _training_return(run: Summary) -> float:
     return float("-inf") if value is None else float(value)
 
 
-def papers(method: str, env_steps: int, game: str) -> dict[str, Any]:
+def paper_figures(method: str, env_steps: int, game: str) -> dict[str, Any]:
     """The paper's figures for the nearest number of env steps; None for games that it does not have."""
     if game not in _gala.SIX_GAMES:
         return {"paper_mean": None, "paper_stderr": None, "paper_env_steps": None}

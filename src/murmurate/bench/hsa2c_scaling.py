@@ -84,7 +84,7 @@ def measure(plan: HSA2CPlan, log: Log) -> dict[str, Any]:
         **dataclasses.asdict(costs),
         "data_points_per_second": speed,
         "time_to_score": {f"{n}_nodes": times(n, costs, plan, log) for n in plan.learning_nodes},
-        "equation_57": [bounded(n, costs, plan) for n in plan.nodes],
+        "equation_57": [equation_57_row(n, costs, plan) for n in plan.nodes],
     }
 
 
@@ -154,11 +154,11 @@ def times(nodes: int, costs: ThreadCosts, plan: HSA2CPlan, log: Log) -> dict[str
             run = _simulated.learning(strategy, replicas, minutes=minutes, seed=seed)
             _, records = _simulated.simulated(run, _cluster(costs, plan, _simulated.parameters(run)))
             curves.append(_simulated.return_curve(records))
-        result[name] = {f"{score:g}": to_score(curves, score) for score in plan.scores}
+        result[name] = {f"{score:g}": time_to_score(curves, score) for score in plan.scores}
     return result
 
 
-def to_score(curves: list[list[tuple[float, float]]], score: float) -> dict[str, Any]:
+def time_to_score(curves: list[list[tuple[float, float]]], score: float) -> dict[str, Any]:
     """seconds: time to the score for each seed, None where it was never reached. median: over all seeds, of
     which those that never reached it count as the slowest; None if the median is one of these."""
     seconds = [first_reaching(curve, score) for curve in curves]
@@ -173,7 +173,7 @@ def first_reaching(curve: list[tuple[float, float]], reference: float) -> float 
     return next((seconds for seconds, mean in curve if mean >= reference), None)
 
 
-def bounded(nodes: int, costs: ThreadCosts, plan: HSA2CPlan) -> dict[str, Any]:
+def equation_57_row(nodes: int, costs: ThreadCosts, plan: HSA2CPlan) -> dict[str, Any]:
     """The simulated time of T iterations and the bounds of eq. 57, with Tc from a single worker (p = B = 1, M
     = nw)."""
     alone, together = (_run_seconds(n, costs, plan) for n in (1, nodes))

@@ -22,7 +22,7 @@ from murmurate.bench._jin_figure import Curve, draw
 from murmurate.bench._result import Log
 from murmurate.bench._resumable import ResumableRun
 from murmurate.bench._simulated_images import NetCosts
-from murmurate.errors import unknown
+from murmurate.errors import Refusal, unknown
 from murmurate.ranges import PositiveFloat, PositiveInt, UnitInterval
 from murmurate.recipes import recipe
 from murmurate.simulation.cluster import Cluster
@@ -132,13 +132,15 @@ def measure(plan: JinImagesPlan, log: Log) -> dict[str, Any]:
 
 
 def check(plan: JinImagesPlan) -> None:
-    """Raises Refusal for unknown methods, and ValueError unless there is a batch for each number of
-    members."""
+    """Raises Refusal for unknown methods, and unless there is a batch for each number of members."""
     for method in plan.methods:
         if method not in METHODS:
             raise unknown("method of this bench", method, METHODS)
     if len(plan.members) != len(plan.batches):
-        raise ValueError(f"{len(plan.batches)} batches for {len(plan.members)} numbers of members")
+        raise Refusal(
+            f"there are {len(plan.batches)} batches for {len(plan.members)} numbers of members. Give one "
+            "batch for each, for example --members 8,16 --batches 32,16."
+        )
 
 
 def simulated(plan: JinImagesPlan, members: int, batch: int, seed: int, log: Log) -> list[Curve]:

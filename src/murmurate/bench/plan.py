@@ -56,47 +56,47 @@ def measure(plan: PlanPlan, log: Log) -> dict[str, Any]:
     draws = random.Random(plan.seed)
     profile = DeviceProfile.here(costs.cores(), "cpu")
     cases: list[dict[str, Any]] = []
-    excess: dict[str, float] = {}
+    choice_shortfall: dict[str, float] = {}
     seconds: dict[str, float] = {}
     for name in plan.recipes:
         began = time.monotonic()
         run = recipe(name)
         costs.add_recipe(profile, run, log)
-        for other in needed(run, profile.cores):
-            costs.add_exchange(profile, other, log)
+        for exchanging_run in needed(run, profile.cores):
+            costs.add_exchange(profile, exchanging_run, log)
         seconds[name] = time.monotonic() - began
-        found = search(run, profile)
-        choice = found[0]
-        drawn = (
-            found[1:]
+        candidates = search(run, profile)
+        choice = candidates[0]
+        compared = (
+            candidates[1:]
             if name in plan.exhaustive
-            else draws.sample(found[1:], min(plan.placements, len(found) - 1))
+            else draws.sample(candidates[1:], min(plan.placements, len(candidates) - 1))
         )
         rates = {}
-        for candidate in [choice, *drawn]:
+        for candidate in [choice, *compared]:
             rates[candidate.name] = measured(candidate.run, plan.seconds)
             case = _case(name, candidate, rates[candidate.name], candidate is choice)
             cases.append(case)
             log(f"{name} {case['configuration']}: predicted over measured {case['ratio']:.2f}")
-        excess[name] = max(rates.values()) / rates[choice.name] - 1
+        choice_shortfall[name] = max(rates.values()) / rates[choice.name] - 1
     drawn_errors = [case["error"] for case in cases if not case["choice"]]
     return {
         "median_error": statistics.median(drawn_errors),
         "worst_error": max(drawn_errors),
-        "choice_over_best": max(excess.values()),
-        "choice_over_best_of_all": max((excess[name] for name in plan.exhaustive), default=None),
+        "choice_over_best": max(choice_shortfall.values()),
+        "choice_over_best_of_all": max((choice_shortfall[name] for name in plan.exhaustive), default=None),
         "profile_seconds": seconds,
         "cases": cases,
         "cores": profile.cores,
     }
 
 
-def _case(name: str, candidate: Candidate, rate: float, choice: bool) -> dict[str, Any]:
+def _case(name: str, candidate: Candidate, rate: float, is_choice: bool) -> dict[str, Any]:
     ratio = candidate.prediction.env_steps_per_second / rate
     return {
         "recipe": name,
         "configuration": candidate.name,
-        "choice": choice,
+        "choice": is_choice,
         "predicted": candidate.prediction.env_steps_per_second,
         "measured": rate,
         "ratio": ratio,

@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 from murmurate import native
-from murmurate.bench import _replay_own
+from murmurate.bench import _replay_server
 from murmurate.bench._result import Log, median, ratios, spread
 from murmurate.bench._server import Server, start_servers
 
@@ -87,7 +87,7 @@ FULL = ReplayPlan(
 def measure(plan: ReplayPlan, log: Log) -> dict[str, Any]:
     """Microseconds of a call of each case by each library, and the ratios; see ``benchmarks/README.md``."""
     with contextlib.ExitStack() as stack:
-        servers, peers = start_servers(stack, "murmurate.bench._replay_own", PEERS, log)
+        servers, peers = start_servers(stack, "murmurate.bench._replay_server", PEERS, log)
         times = {case: _race(servers, case, plan, log) for case in plan.cases}
     return {
         "simd": native.simd,
@@ -164,7 +164,7 @@ def _headline(times: dict[ReplayCase, Times]) -> dict[str, Any]:
         find, bound = microseconds("find_reused", bits), ours("bound", bits, 1)
         figures[f"lookup_ns_n{bits}"] = None if find is None else 1e3 * find / 256
         if bound is not None and find is not None:
-            limit = 1e9 * median(bound) / _replay_own.BOUND_SEARCHES
+            limit = 1e9 * median(bound) / _replay_server.BOUND_SEARCHES
             figures[f"bound_ns_n{bits}"] = limit
             figures[f"lookup_to_bound_n{bits}"] = 1e3 * find / 256 / limit
     return figures
@@ -175,8 +175,8 @@ def _exactness(plan: ReplayPlan, log: Log) -> dict[str, Any]:
     for capacity, draws in plan.chi_square:
         bits = capacity.bit_length() - 1
         log(f"chi-square of {draws:,} draws from 2^{bits}")
-        figures[f"chi_square_n{bits}"] = _replay_own.exactness(capacity, draws)
+        figures[f"chi_square_n{bits}"] = _replay_server.exactness(capacity, draws)
     capacity, updates = plan.drift
     log(f"distance from the exact probabilities after {updates:,} updates")
-    figures["total_variation_after_updates"] = _replay_own.drift(capacity, updates)
+    figures["total_variation_after_updates"] = _replay_server.drift(capacity, updates)
     return figures

@@ -7,7 +7,7 @@ from typing import Any
 
 from murmurate.bench import _roles, replay_shared
 from murmurate.bench._result import Log, median, ratios, spreads
-from murmurate.bench._service_law import ServicePlan, serve_and_count
+from murmurate.bench._service_counts import ServicePlan, serve_and_count
 
 NAME = "replay-service"
 SUMMARY = (
@@ -52,10 +52,10 @@ def measure(plan: ReplayServicePlan, log: Log) -> dict[str, Any]:
     own_rates, service_rates, counts = [], [], []
     for number in range(plan.repetitions):
         log(f"own replay, {number + 1} of {plan.repetitions}")
-        (alone,) = _roles.together(1, replay_shared.work, 1, False, own_plan)
+        (alone,) = _roles.run_together(1, replay_shared.work, 1, False, own_plan)
         own_rates.append(alone["draws"] / alone["cpu_seconds"])
         log(f"replay service, {number + 1} of {plan.repetitions}")
-        answers = _roles.together(plan.learners, serve_and_count, plan)
+        answers = _roles.run_together(plan.learners, serve_and_count, plan)
         totals = {key: sum(answer[key] for answer in answers) for key in answers[0]}
         cpu = sum(totals[f"cpu_seconds_{kind}"] for kind in _SERVICE)
         service_rates.append(totals["draws"] / cpu)

@@ -86,8 +86,8 @@ def measure(plan: ParityPlan, log: Log) -> dict[str, Any]:
         "equal_steps": equal_steps(exact["ours"]),
         "equal_steps_perturbed_plain": equal_steps(exact["perturbed_plain"]),
         "largest_loss_difference": max(exact["ours"]),
-        "float64": {name: up_to(by_step) for name, by_step in exact.items()},
-        "float32": {name: up_to(by_step) for name, by_step in single.items()},
+        "float64": {name: largest_differences(by_step) for name, by_step in exact.items()},
+        "float32": {name: largest_differences(by_step) for name, by_step in single.items()},
     }
     return figures | (accuracies(plan, where, log) if plan.images else {})
 
@@ -137,7 +137,7 @@ def difference(losses: list[float], others: list[float]) -> list[float]:
     return [abs(a - b) for a, b in zip(losses, others, strict=True)]
 
 
-def up_to(differences: list[float]) -> dict[str, float]:
+def largest_differences(differences: list[float]) -> dict[str, float]:
     """The largest difference over the first n steps, for several n."""
     return {str(n): max(differences[:n]) for n in (1, 5, 10, 20, 50, 100, 200) if n <= len(differences)}
 

@@ -28,7 +28,7 @@ NAME = "spo-scaling"
 SUMMARY = "seconds per update of SPO-DQN with 1, 2, 4 learners, measured and by Zhang's eq. 5.1 to 5.6"
 
 _SPEC = EnvSpec("seventeen numbers", (17,), torch.float32, actions=6)
-_NEVER = 10**9
+_NEVER_UPDATES = 10**9
 _CONFIG = ReplayConfig(capacity=2**17, learning_starts=0)
 
 
@@ -60,19 +60,20 @@ def measure(plan: SPOScalingPlan, log: Log) -> dict[str, Any]:
     learners and cores.
     """
     cores = len(os.sched_getaffinity(0))
-    alone: float | None = None
+    one_learner_seconds: float | None = None
     rows: list[dict[str, Any]] = []
     for learners in plan.learners:
         size = plan.batch // learners
-        part = _slowest([BatchCosts(**costs) for costs in _roles.together(learners, parts, size, plan)])
-        average = float(max(_roles.together(learners, mean_seconds, plan))) if learners > 1 else 0.0
-        log(f"{learners} learner(s): {1e3 * part.total:.2f} ms, and a mean {1e3 * average:.2f} ms")
+        by_learner = _roles.run_together(learners, batch_costs, size, plan)
+        costs = _slowest([BatchCosts(**fields) for fields in by_learner])
+        average = float(max(_roles.run_together(learners, mean_seconds, plan))) if learners > 1 else 0.0
+        log(f"{learners} learner(s): {1e3 * costs.total:.2f} ms, and a mean {1e3 * average:.2f} ms")
         exchange = ExchangeCosts(average=average)
         for period in plan.periods if learners > 1 else plan.periods[:1]:
-            measured = max(_roles.together(learners, work, size, period, plan), key=statistics.median)
+            measured = max(_roles.run_together(learners, work, size, period, plan), key=statistics.median)
             seconds = statistics.median(measured)
-            alone = alone or seconds
-            predicted = spo_seconds(part, exchange, period)
+            one_learner_seconds = one_learner_seconds or seconds
+            predicted = spo_seconds(costs, exchange, period)
             rows.append(
                 {
                     "learners": learners,
@@ -80,10 +81,12 @@ def measure(plan: SPOScalingPlan, log: Log) -> dict[str, Any]:
                     "update_seconds": spread(measured),
                     "predicted_seconds": predicted,
                     "predicted_to_measured": predicted / seconds,
-                    "scaling_factor": scaling_factor(alone, seconds, learners),
-                    "scaling_factor_of_cores": scaling_factor(alone, seconds, min(learners, cores)),
-                    "predicted_scaling_factor": scaling_factor(alone, predicted, learners),
-                    "parts": dataclasses.asdict(part),
+                    "scaling_factor": scaling_factor(one_learner_seconds, seconds, learners),
+                    "scaling_factor_of_cores": scaling_factor(
+                        one_learner_seconds, seconds, min(learners, cores)
+                    ),
+                    "predicted_scaling_factor": scaling_factor(one_learner_seconds, predicted, learners),
+                    "parts": dataclasses.asdict(costs),
                     "average_seconds": average,
                 }
             )
@@ -97,10 +100,10 @@ def _slowest(costs: list[BatchCosts]) -> BatchCosts:
     return max(costs, key=lambda cost: cost.total)
 
 
-def parts(fabric: Fabric, size: int, plan: SPOScalingPlan) -> dict[str, float]:
+def batch_costs(fabric: Fabric, size: int, plan: SPOScalingPlan) -> dict[str, float]:
     """The fields of ``BatchCosts`` for batches of ``size``, without exchanges. What an update does beside its
     forward passes and the optimizer's step counts as ``backward``."""
-    agent, replay = _learner(Replicator(LocalSGD(period=_NEVER), fabric), size, plan)
+    agent, replay = _learner(Replicator(LocalSGD(period=_NEVER_UPDATES), fabric), size, plan)
     sample = replay.sample(size, 0.4)
     outcome = agent.learn(Batch(sample))
     assert outcome.priorities is not None
@@ -112,18 +115,19 @@ def parts(fabric: Fabric, size: int, plan: SPOScalingPlan) -> dict[str, float]:
             agent.net(sample.next_observation)
         agent.net(sample.observation)
 
-    learn, forward_seconds = _seconds(lambda: agent.learn(Batch(sample))), _seconds(forward)
-    update = _seconds(agent.replica.update)
+    learn_seconds = _median_seconds(lambda: agent.learn(Batch(sample)))
+    forward_seconds = _median_seconds(forward)
+    update = _median_seconds(agent.replica.update)
     return {
-        "sample": _seconds(lambda: replay.sample(size, 0.4)),
+        "sample": _median_seconds(lambda: replay.sample(size, 0.4)),
         "forward": forward_seconds,
-        "backward": max(0.0, learn - forward_seconds - update),
+        "backward": max(0.0, learn_seconds - forward_seconds - update),
         "update": update,
-        "priority": _seconds(lambda: replay.update(sample.keys, errors)),
+        "priority": _median_seconds(lambda: replay.update(sample.keys, errors)),
     }
 
 
-def _seconds(call: Callable[[], Any], turns: int = 60) -> float:
+def _median_seconds(call: Callable[[], Any], turns: int = 60) -> float:
     for _ in range(5):
         call()
     times = []
@@ -139,7 +143,7 @@ def mean_seconds(fabric: Fabric, plan: SPOScalingPlan) -> float:
     agent, _ = _learner(Replicator(LocalSGD(), fabric), 32, plan)
     channel = fabric.channel("mean", agent.replica.params.detach())
     vector = agent.replica.params.detach().clone()
-    return _seconds(lambda: channel.mean_(vector))
+    return _median_seconds(lambda: channel.mean_(vector))
 
 
 def work(fabric: Fabric, size: int, period: int, plan: SPOScalingPlan) -> list[float]:

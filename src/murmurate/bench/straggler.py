@@ -49,7 +49,7 @@ def measure(plan: StragglerPlan, log: Log) -> dict[str, Any]:
         for name in plan.strategies:
             log(f"{name}, {number + 1} of {plan.repetitions}")
             members = plan.replicas + strategy(name).centre
-            rows[name].append(figures(_roles.together(members, work, name, plan), plan.replicas))
+            rows[name].append(figures(_roles.run_together(members, work, name, plan), plan.replicas))
     return {"fabric": "processes", "strategies": {name: spreads(measured) for name, measured in rows.items()}}
 
 

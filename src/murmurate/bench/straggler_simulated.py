@@ -49,9 +49,9 @@ def measure(plan: SimulatedStragglerPlan, log: Log) -> dict[str, Any]:
         rows[name] = {"synchronous": strategies()[name].synchronous}
         for replicas in plan.replicas:
             log(f"{name}, {replicas} replicas")
-            rows[name][f"{replicas}_replicas"] = kept(name, replicas, cluster, plan)
+            rows[name][f"{replicas}_replicas"] = throughput_row(name, replicas, cluster, plan)
         log(f"{name}, learning")
-        rows[name]["learning"] = learned(name, cluster, plan)
+        rows[name]["learning"] = learning_row(name, cluster, plan)
     return {
         "asynchronous_least_kept": _least_kept(rows, plan, synchronous=False),
         "synchronous_least_kept": _least_kept(rows, plan, synchronous=True),
@@ -59,7 +59,9 @@ def measure(plan: SimulatedStragglerPlan, log: Log) -> dict[str, Any]:
     }
 
 
-def kept(name: str, replicas: int, cluster: Cluster, plan: SimulatedStragglerPlan) -> dict[str, float]:
+def throughput_row(
+    name: str, replicas: int, cluster: Cluster, plan: SimulatedStragglerPlan
+) -> dict[str, float]:
     seconds = plan.steps * plan.step_seconds
     run = _simulated.small(strategies()[name](), replicas, minutes=seconds / 60)
     summary, _ = _simulated.simulated(run, cluster)
@@ -72,7 +74,7 @@ def kept(name: str, replicas: int, cluster: Cluster, plan: SimulatedStragglerPla
     }
 
 
-def learned(name: str, cluster: Cluster, plan: SimulatedStragglerPlan) -> dict[str, float | None]:
+def learning_row(name: str, cluster: Cluster, plan: SimulatedStragglerPlan) -> dict[str, float | None]:
     """Results on CartPole after the same virtual time, in which asynchronous strategies make more, but staler
     updates."""
     seconds = plan.learning_steps * plan.step_seconds

@@ -54,7 +54,7 @@ def measure(plan: StrategyCostPlan, log: Log) -> dict[str, Any]:
     for members in plan.members:
         for name in _STRATEGIES:
             log(f"{name}, {members} members")
-            answers = _roles.together(members, work, name, plan.parameters, plan.turns)
+            answers = _roles.run_together(members, work, name, plan.parameters, plan.turns)
             rows.setdefault(name, {})[f"{members}_members"] = figures(answers)
     log("waiting of 4 GALA learners in a real run")
     gala = [row["copies_when_heard"]["median"] for row in rows["gala"].values()]

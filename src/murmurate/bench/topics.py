@@ -148,7 +148,7 @@ def measure(plan: TopicsPlan, log: Log) -> dict[str, Any]:
     """Curves of perplexity against CPU seconds, and figures from them; see ``benchmarks/README.md``."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="topics-")))
-        servers, peers = start_servers(stack, "murmurate.bench._topics_own", plan.peers, log)
+        servers, peers = start_servers(stack, "murmurate.bench._topics_server", plan.peers, log)
         _warm_up(servers, folder)
         corpora = _corpora(plan)
         curves = {

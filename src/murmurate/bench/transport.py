@@ -71,7 +71,7 @@ def measure(plan: TransportPlan, log: Log) -> dict[str, Any]:
     for megabytes, repetitions, streams in plan.sizes:
         log(f"{megabytes} MB, {repetitions} repetitions, {streams} streams")
         with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
-            sent, read = _roles.together(
+            sent, read = _roles.run_together(
                 2, work, folder, secrets.token_bytes(32), megabytes, repetitions, streams
             )
         result[f"{megabytes}_MB"] = figures(sent, read, megabytes * 10**6)

@@ -204,14 +204,14 @@ def _launcher_is_local(folder: Path) -> bool:
 
 def report_end(finish: Any, folder: Path) -> int:
     """Print how a run ended; returns the exit code."""
-    from murmurate.training.checkpoint import kept
+    from murmurate.training.checkpoint import kept_sentence
 
     summary = finish.summary
     if summary is None:  # another rank reports it
         return int(finish.code)
     failed = summary["exit"].startswith("failed")
     if failed:
-        print(f"murmurate: {summary['exit'].rstrip('. ')}. {kept(folder)}", file=sys.stderr)
+        print(f"murmurate: {summary['exit'].rstrip('. ')}. {kept_sentence(folder)}", file=sys.stderr)
     if finish.sentence:
         unit, seconds = finish.run.unit, summary["wall_seconds"]
         print(f"{summary['env_steps']:,} {unit} in {seconds:.0f} s. {finish.sentence}")

@@ -48,7 +48,8 @@ def svg_map(points: NDArray[np.float64], rows: list[dict[str, Any]]) -> str:
 def _free_box(
     x: float, y: float, width: float, boxes: list[tuple[float, float, float]]
 ) -> tuple[float, float, float]:
-    """The box of a label at (x, y), moved up or down until it overlaps no other label."""
+    """The box of a label at (x, y), moved up or down to where it overlaps no other label, if there is
+    such a place."""
 
     def overlaps(box_y: float) -> bool:
         return any(

@@ -31,7 +31,8 @@ OPTIMIZERS: dict[str, Callable[[list[Any]], torch.optim.Optimizer]] = {
     "dampened": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, dampening=0.5),
 }
 LINEAR = ("sgd", "momentum", "nesterov", "decayed")  # the update is a linear map of the gradients
-SIX = ("sgd", "momentum", "nesterov", "rmsprop", "adam", "adamw")  # the optimizers of most tests
+# the optimizers of most tests
+TYPICAL_OPTIMIZERS = ("sgd", "momentum", "nesterov", "rmsprop", "adam", "adamw")
 
 
 def halving(clock: int) -> float:
@@ -39,7 +40,7 @@ def halving(clock: int) -> float:
     return 0.5 ** (clock // 3)
 
 
-def head_apart(net: nn.Module) -> list[dict[str, Any]]:
+def separate_last_layer(net: nn.Module) -> list[dict[str, Any]]:
     """Two parameter groups: the last layer, with a learning rate of its own; the rest, with weight decay."""
     last = list(net.children())[-1]
     last_ids = {id(p) for p in last.parameters()}
@@ -77,7 +78,7 @@ class Problem:
         return {
             "clip": self.clip,
             "schedule": halving if self.scheduled else None,
-            "groups": head_apart if self.grouped else None,
+            "groups": separate_last_layer if self.grouped else None,
             "compute_dtype": torch.bfloat16 if self.bfloat16 else None,
         }
 

@@ -115,16 +115,16 @@ def _store(folder: Path, key: dict[str, Any], converted: Converted) -> None:
     np.save(folder / "missing.npy", np.flatnonzero(lengths == 0))
     if vocabulary is not None:
         (folder / "vocabulary.json").write_text(json.dumps(vocabulary))
-    digest = hashlib.blake2b(json.dumps([converted.vocabulary_size, vocabulary]).encode(), digest_size=16)
+    hasher = hashlib.blake2b(json.dumps([converted.vocabulary_size, vocabulary]).encode(), digest_size=16)
     for name in ("starts", "words", "counts"):
         with open(folder / f"{name}.npy", "rb") as file:  # read from disk in pieces, to bound memory
-            digest.update(hashlib.file_digest(file, "blake2b").digest())
+            hasher.update(hashlib.file_digest(file, "blake2b").digest())
     description = {
         "key": key,
         "entries": int(starts[-1]),
         "vocabulary_size": converted.vocabulary_size,
         "has_vocabulary": vocabulary is not None,
-        "digest": digest.hexdigest(),
+        "digest": hasher.hexdigest(),
         "causes": dict(converted.causes),
     }
     (folder / "corpus.json").write_text(json.dumps(description, indent=1))
@@ -143,8 +143,8 @@ def _load(cache: Path, key: dict[str, Any]) -> tuple[Corpus, Skipped] | None:
         vocabulary = None
         if description["has_vocabulary"]:
             vocabulary = tuple(json.loads((cache / "vocabulary.json").read_text()))
-        size, digest = int(description["vocabulary_size"]), str(description["digest"])
-        corpus = Corpus(starts, words, counts, vocabulary, size, digest)
+        size, content_digest = int(description["vocabulary_size"]), str(description["digest"])
+        corpus = Corpus(starts, words, counts, vocabulary, size, content_digest)
         # another process may have replaced the cache meanwhile
         complete = len(words) == int(description["entries"]) and (cache / "corpus.json").read_text() == stored
         return (corpus, Skipped(Counter(description["causes"]), missing)) if complete else None

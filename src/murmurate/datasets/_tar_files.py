@@ -57,9 +57,9 @@ def _members(descriptor: int, length: int) -> Iterator[Member]:
         if head.count(0) == _BLOCK:  # zeros: the end, or padding
             place += _BLOCK
             continue
-        if _number(head[148:156]) != sum(head) - sum(head[148:156]) + 8 * 32:
-            raise TarError(f"the header at byte {place:,} is damaged")
         size, first, kind = _number(head[124:136]), place + _BLOCK, head[156:157]
+        if size < 0 or _number(head[148:156]) != sum(head) - sum(head[148:156]) + 8 * 32:
+            raise TarError(f"the header at byte {place:,} is damaged")
         if long_size is not None and kind not in b"xgLK":
             size, long_size = long_size, None
         if kind in b"xL" and kind:
@@ -99,7 +99,11 @@ def _number(digits: bytes) -> int:
     try:
         return int(text or b"0", 8)
     except ValueError:
-        return -1  # equal to no header's checksum, so that the header counts as damaged
+        return -1  # no header's checksum and no size, so that the header counts as damaged
+
+
+def _is_number(digits: bytes) -> bool:
+    return digits.isdigit() and len(digits) <= 20  # int() refuses more than 4300 digits
 
 
 def _extended(text: bytes, place: int) -> dict[bytes, bytes]:
@@ -107,8 +111,10 @@ def _extended(text: bytes, place: int) -> dict[bytes, bytes]:
     values = {}
     while text:
         digits, _, _ = text.partition(b" ")
-        if not digits.isdigit() or not len(digits) < int(digits) <= len(text):
+        if not _is_number(digits) or not len(digits) < int(digits) <= len(text):
             raise TarError(f"the extended header at byte {place:,} is damaged")
         key, _, value = text[len(digits) + 1 : int(digits) - 1].partition(b"=")
         values[key], text = value, text[int(digits) :]
+    if not _is_number(values.get(b"size", b"0")):
+        raise TarError(f"the extended header at byte {place:,} is damaged")
     return values

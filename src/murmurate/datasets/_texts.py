@@ -112,7 +112,8 @@ def corpus(
         return count_all(WordCounter(tokens), errors)
     # the documents are read three times, and only errors of the last reading are counted
     ignored = [RecordErrors(source.path, errors.skip) for _ in range(2)]
-    pairs = collocations.find((document.text for document in source.documents(ignored[0])), tokens)
+    texts = (document.text for document in source.documents(ignored[0]))
+    pairs = collocations.find_collocations(texts, tokens)
     first_corpus = count_all(WordCounter(tokens, pairs=pairs), ignored[1])
     # count again, as in new texts: a pair that the vocabulary's bounds left out now counts as its two words
     return count_all(WordCounter(tokens, first_corpus.vocabulary, bigrams=True), errors)

@@ -13,7 +13,7 @@ LEAST_COUNT, LEAST_NPMI = 5, 0.5
 _MOST_PAIRS = 1_000_000  # different pairs that are counted at a time
 
 
-def find(
+def find_collocations(
     texts: Iterable[str], tokens: Tokens, *, least_count: int = LEAST_COUNT, least_npmi: float = LEAST_NPMI
 ) -> frozenset[str]:
     """The collocations of ``texts``, each as its two words joined by ``_``.

@@ -19,7 +19,7 @@ from murmurate.datasets.corpus import Corpus
 from murmurate.datasets.interface import Split, Subset, other_data, split_indices
 from murmurate.datasets.reading import Skipped, detect_kind, read
 from murmurate.datasets.tokens import (
-    FORMER,
+    FORMER_DEFAULTS,
     STOP_WORDS,
     VERSION,
     DocumentFrequency,
@@ -126,14 +126,14 @@ class CorpusWorld(World):
         return (str(skipped), dict(skipped.causes)) if skipped.causes else None
 
     def tokens(self) -> Tokens | None:
-        """How text is split into words; None for the defaults, and for ``FORMER``, which a run on a corpus of
-        counts may have stored.
+        """How text is split into words; None for the defaults, and for ``FORMER_DEFAULTS``, which a run on a
+        corpus of counts may have stored.
 
         Raises Refusal for invalid numbers, and for a file of stop words that cannot be read.
         """
         stop_words = STOP_WORDS if self.stop_words is None else stop_words_in(Path(self.stop_words))
         tokens = Tokens(self.min_letters, stop_words, self.min_df, self.max_df, self.max_vocabulary)
-        is_default = tokens == Tokens() or (tokens == FORMER and not self.is_text)
+        is_default = tokens == Tokens() or (tokens == FORMER_DEFAULTS and not self.is_text)
         return None if self.stop_words is None and is_default else tokens
 
     def divided(self) -> Split:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmurate.datasets.corpus import Corpus
-from murmurate.datasets.tokens import FORMER, Tokens, WordCounter
+from murmurate.datasets.tokens import FORMER_DEFAULTS, Tokens, WordCounter
 from murmurate.errors import Refusal
 
 _BLOCK = 8192  # documents drawn at a time, which bounds memory
@@ -103,7 +103,7 @@ def library_text(*, tokens: Tokens | None = None, min_tokens: int = 10, folder: 
     and lines, and so the same for the same version of Python. By default words have 2 letters or more, and
     occur in 5 documents or more and 95% of them at most. Raises Refusal if there are no sources.
     """
-    chosen = tokens or replace(FORMER, min_df=5)
+    chosen = tokens or replace(FORMER_DEFAULTS, min_df=5)
     counter = WordCounter(chosen)
     for text in library_documents(folder):
         if len(chosen.words_of(text)) >= min_tokens:

@@ -87,7 +87,7 @@ class Tokens:
 
 
 # the defaults of earlier versions, whose bounds were less strict
-FORMER = Tokens(min_letters=2, max_df=0.95)
+FORMER_DEFAULTS = Tokens(min_letters=2, max_df=0.95)
 
 
 def _joined(words: list[str], pairs: Set[str]) -> list[str]:

@@ -20,7 +20,7 @@ MASTER_BITS = 32
 
 
 @dataclass(frozen=True)
-class Numbers:
+class FixedPointFormats:
     """The fixed-point formats: fractional bits of activations, weights and errors (16 bits each), and of the
     master weights that the weight update keeps (32 bits); all bits of an accumulator."""
 
@@ -60,7 +60,7 @@ class EmulatedLearner:
         *,
         rate_shift: int,
         generator: torch.Generator,
-        numbers: Numbers = Numbers(),
+        numbers: FixedPointFormats = FixedPointFormats(),
         pipelines: int = 1,
         stochastic: bool = False,
     ) -> None:

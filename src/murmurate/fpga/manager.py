@@ -10,7 +10,7 @@ from amaranth.lib.wiring import In, Out
 
 from murmurate.fpga.memory import LaneMemory
 from murmurate.fpga.sampler import LevelSampler, Multiplier
-from murmurate.fpga.shape import BYPASS, MULTIPLY, UNIFORM_BITS, TreeShape, read_cycles
+from murmurate.fpga.shape import BYPASS_CYCLES, MULTIPLY_CYCLES, UNIFORM_BITS, TreeShape, read_cycles
 from murmurate.fpga.updater import LevelUpdater
 
 
@@ -52,7 +52,7 @@ class ReplayManager(wiring.Component):
 
     @property
     def _row_cycles(self) -> int:
-        return read_cycles(self.shape.leaves) + BYPASS
+        return read_cycles(self.shape.leaves) + BYPASS_CYCLES
 
     def elaborate(self, platform: object) -> Module:
         m, shape = Module(), self.shape
@@ -74,7 +74,7 @@ class ReplayManager(wiring.Component):
         m.d.sync += room.eq(room - accepted + left)
 
         valid: Signal = accepted
-        for stage in range(MULTIPLY):
+        for stage in range(MULTIPLY_CYCLES):
             later = Signal(name=f"valid_{stage}")
             m.d.sync += later.eq(valid)
             valid = later

@@ -7,7 +7,7 @@ from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from murmurate.fpga.shape import READ, read_cycles
+from murmurate.fpga.shape import READ_CYCLES, read_cycles
 
 # word width in bits of one block RAM, by its number of words. LaneMemory cuts a memory into columns of this
 # width; left to itself, Yosys would stack block RAMs, with multiplexers between them and the output register
@@ -19,7 +19,7 @@ class LaneMemory(wiring.Component):
 
     Data appear ``shape.read_cycles(words)`` cycles after their address. A lane that is written in the cycle
     in which it is read is undefined (an ECP5's block RAM does not define which port comes first). bypass:
-    such a lane has the new data, and all data appear ``shape.BYPASS`` cycles later.
+    such a lane has the new data, and all data appear ``shape.BYPASS_CYCLES`` cycles later.
     """
 
     def __init__(self, words: int, lanes: int, width: int, bypass: bool = False) -> None:
@@ -40,7 +40,7 @@ class LaneMemory(wiring.Component):
         m = Module()
         read_address, write_address = self.read_address, self.write_address
         write_enable, write_data = self.write_enable, self.write_data
-        if read_cycles(self.words) > READ:
+        if read_cycles(self.words) > READ_CYCLES:
             read_address, write_address, write_enable, write_data = (
                 self._later(m, x) for x in (read_address, write_address, write_enable, write_data)
             )

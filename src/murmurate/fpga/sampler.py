@@ -7,11 +7,11 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from murmurate.fpga.memory import LaneMemory
-from murmurate.fpga.shape import BYPASS, UNIFORM_BITS, TreeShape
+from murmurate.fpga.shape import BYPASS_CYCLES, UNIFORM_BITS, TreeShape
 
 
 class Multiplier(wiring.Component):
-    """mass = (uniform * total) >> UNIFORM_BITS, in ``shape.MULTIPLY`` cycles: a tree of adders with a
+    """mass = (uniform * total) >> UNIFORM_BITS, in ``shape.MULTIPLY_CYCLES`` cycles: a tree of adders with a
     register after each. An ECP5's multipliers are not used, as nextpnr's timing leaves out their registers,
     so that they would limit the clock."""
 
@@ -80,14 +80,14 @@ class LevelSampler(wiring.Component):
             memory.write_data.eq(self.write_data),
         ]
         read = self.shape.read_cycles(self.level)
-        stages = read + BYPASS + self.lane_bits + 2
+        stages = read + BYPASS_CYCLES + self.lane_bits + 2
         valid, found, node = self.valid, self.found, self.node
         mass: Value = self.mass
         for stage in range(stages):
             valid, found, node = (
                 self._later(m, x, f"{n}_{stage}") for x, n in ((valid, "v"), (found, "f"), (node, "n"))
             )
-        for stage in range(read + BYPASS + self.lane_bits - 2 * (self.level > 0)):
+        for stage in range(read + BYPASS_CYCLES + self.lane_bits - 2 * (self.level > 0)):
             mass = self._later(m, mass, f"mass_{stage}")
 
         # prefix sums by Kogge and Stone 1973: after log2(K) stages sums[k] is the sum of lanes 0 to k

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 
 from murmurate.errors import Refusal
 
-READ = 2  # cycles from an address to the data at the memory's output register
-BYPASS = 1  # extra cycle of memories that return data written in the cycle of the read
+READ_CYCLES = 2  # cycles from an address to the data at the memory's output register
+BYPASS_CYCLES = 1  # extra cycle of memories that return data written in the cycle of the read
 FAR_WORDS = 4_096  # memories of this many words or more are spread out: their inputs have an extra register
-SUM = 3  # cycles to select the lane, take a newer sum, and add
+SUM_CYCLES = 3  # cycles to select the lane, take a newer sum, and add
 UNIFORM_BITS = 24  # bits of a random number
 # cycles of a multiplication: one for its inputs, then one for each level of a tree of adders
-MULTIPLY = 1 + (UNIFORM_BITS - 1).bit_length()
-OUTPUT = 2  # cycles through the buffered output queue
+MULTIPLY_CYCLES = 1 + (UNIFORM_BITS - 1).bit_length()
+OUTPUT_CYCLES = 2  # cycles through the buffered output queue
 
 
 def read_cycles(words: int) -> int:
     """Cycles from an address to the data, in a memory of ``words`` words."""
-    return READ + (words >= FAR_WORDS)
+    return READ_CYCLES + (words >= FAR_WORDS)
 
 
 @dataclass(frozen=True)
@@ -94,16 +94,17 @@ class TreeShape:
         return read_cycles(self.words(level))
 
     def update_level_cycles(self, level: int) -> int:
-        return self.read_cycles(level) + SUM
+        return self.read_cycles(level) + SUM_CYCLES
 
     def sample_level_cycles(self, level: int) -> int:
         """Cycles to read, form prefix sums (log2(K) stages), compare, and choose the child."""
-        return self.read_cycles(level) + BYPASS + (self.lanes(level).bit_length() - 1) + 2
+        return self.read_cycles(level) + BYPASS_CYCLES + (self.lanes(level).bit_length() - 1) + 2
 
     @property
     def sample_latency(self) -> int:
         """Cycles from an accepted random number to its index at the output."""
-        return MULTIPLY + sum(self.sample_level_cycles(level) for level in range(self.levels)) + OUTPUT
+        descent = sum(self.sample_level_cycles(level) for level in range(self.levels))
+        return MULTIPLY_CYCLES + descent + OUTPUT_CYCLES
 
     @property
     def update_latency(self) -> int:

@@ -78,7 +78,8 @@ def measured_rtlil(shape: TreeShape) -> str:
             return m
 
     frame = Frame()
-    return _with_undefined_collisions(back.convert(frame, ports=[frame.serial_in, frame.serial_out]))
+    text = back.convert(frame, ports=[frame.serial_in, frame.serial_out], emit_src=False)
+    return _with_undefined_collisions(text)
 
 
 def _with_undefined_collisions(text: str) -> str:

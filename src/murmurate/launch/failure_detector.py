@@ -82,7 +82,7 @@ class FailureDetector:
             for worker in self.workers.by_rank.values()
             if worker.rank < self.run.replicas and not self._is_joining(worker)
         ]
-        return self.coordinator.is_due or all(
+        return self.coordinator.should_end or all(
             w.ended or self.run_state.has_finished(w.rank) for w in replicas
         )
 

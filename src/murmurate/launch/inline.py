@@ -56,7 +56,7 @@ class Inline(Launcher):
             restored = None if resume is None else resume.part(rank)
             offset = coordinator.seconds_before
             context = WorkerContext(
-                rank, member_fabric, run_state, folder, started_at, offset, restored, between=poll
+                rank, member_fabric, run_state, folder, started_at, offset, restored, between_steps=poll
             )
             # as in a worker's own process; with more threads, the first sums would differ from later ones
             fix_arithmetic(run.placement.threads)

@@ -74,7 +74,7 @@ class JobSpec:
         )
 
     @property
-    def idle_compression(self) -> str:
+    def compression_warning(self) -> str:
         """A warning if compression has no effect, as no vector is sent over the network; else empty."""
         if self.offer is None or self.compression == "none":
             return ""
@@ -205,7 +205,7 @@ def fresh_secret() -> str:
     return "" if user_secret() else secrets.token_hex(32)
 
 
-def prove(folder: Path) -> str:
+def write_proof(folder: Path) -> str:
     """Write a random token into the run folder, which every member must be able to read; returns it."""
     token = secrets.token_hex(8)
     (folder / "logs").mkdir(exist_ok=True)

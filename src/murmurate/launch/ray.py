@@ -16,7 +16,7 @@ from murmurate.fabric.processes.spawn import FINISHED, REFUSED
 from murmurate.launch import shutdown
 from murmurate.launch.heartbeats import EngineMember, HeartbeatMonitor
 from murmurate.launch.host_memory import Process, lend
-from murmurate.launch.job_spec import JobSpec, MemberHost, fresh_secret, prove
+from murmurate.launch.job_spec import JobSpec, MemberHost, fresh_secret, write_proof
 from murmurate.launch.ray_actor import STORE_SECONDS, WorkerActor, WorkerInfo
 from murmurate.launch.ray_cluster import bundle, cluster, first_line, import_ray, place
 from murmurate.training import checkpoint
@@ -62,7 +62,7 @@ class Ray(Launcher):
                 with signals(job.coordinator), job.coordinator.console:
                     while True:
                         job.watch()
-                        if not job.another_epoch():
+                        if not job.begin_next_epoch():
                             break
             except (RunFailed, SecondInterrupt) as failure:
                 job.coordinator.failure = failure
@@ -89,7 +89,7 @@ class RayJob:
             wait_for_workers=False,
             timeout=datetime.timedelta(seconds=STORE_SECONDS),
         )
-        self.proof = prove(folder)
+        self.proof = write_proof(folder)
         self.epoch = 0
         self.memory_file: SharedMemoryFile | None = None
         bundles = [bundle(run, rank) for rank in range(run.members)]
@@ -121,11 +121,11 @@ class RayJob:
         self.coordinator = Coordinator(
             self.run, self.folder, self.host.run_state, self.started_at, self.begun_from
         )
-        if self.spec.idle_compression:
-            self.coordinator.event("warning", self.spec.idle_compression)
+        if self.spec.compression_warning:
+            self.coordinator.event("warning", self.spec.compression_warning)
         self._start_members()
 
-    def another_epoch(self) -> bool:
+    def begin_next_epoch(self) -> bool:
         """Called after all members have ended. If that was for a new epoch, begin it and return True."""
         coordinator = self.coordinator
         if set(coordinator.dead) >= set(range(self.run.replicas)):
@@ -222,7 +222,7 @@ class RayJob:
             running = [EngineMember(rank, self.workers[rank].process) for rank in self.awaited.values()]
             for silent in heartbeats.poll(running):
                 self.ray.kill(self.actors[silent.rank])
-            if not self.coordinator.is_due:
+            if not self.coordinator.should_end:
                 self._poll_replacements()
             if ending.is_overdue():
                 for rank in shutdown.members_to_kill(self.coordinator, sorted(self.awaited.values())):
@@ -289,7 +289,7 @@ class RayJob:
             )
             .remote()
         )
-        return actor, actor.begin.remote(self.offer)
+        return actor, actor.describe_process.remote(self.offer)
 
     def close(self) -> None:
         for actor in [*self.actors.values(), *(actor for actor, _ in self.replacements.values())]:

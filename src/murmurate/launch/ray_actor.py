@@ -16,7 +16,7 @@ from murmurate.fabric.processes.spawn import FAILED, REFUSED, Exit, describe
 from murmurate.launch.host_memory import Offer, Process, borrow
 from murmurate.launch.job_spec import JobSpec, MemberHost, check_folder
 from murmurate.launch.rendezvous import own_address
-from murmurate.launch.role import keep_log, log_end, prepare_process, run_member
+from murmurate.launch.role import log_end, prepare_process, redirect_output_to_log, run_member
 from murmurate.training.run import Run
 
 STORE_SECONDS = 60.0
@@ -34,7 +34,7 @@ class WorkerInfo:
 class WorkerActor:
     """The class of the actors of ``murmurate.launch.ray``, which calls one method at a time."""
 
-    def begin(self, offer: Offer) -> WorkerInfo:
+    def describe_process(self, offer: Offer) -> WorkerInfo:
         """Describe the actor's process, once it has started. offer: of the launcher's memory."""
         memory_file = borrow(offer)
         if memory_file is not None:
@@ -49,7 +49,7 @@ class WorkerActor:
         """
         try:
             check_folder(spec)
-            keep_log(Path(spec.folder), rank)
+            redirect_output_to_log(Path(spec.folder), rank)
             prepare_process(run.placement.threads)
             run = _placed(run, rank)
             host = MemberHost(

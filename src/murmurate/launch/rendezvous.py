@@ -246,7 +246,7 @@ class Rendezvous:
         """Report to the leader how this rank ended."""
         self._messages.set(f"exit/{self.environment.rank}", json.dumps(dataclasses.asdict(end)).encode())
 
-    def dismissed(self, leader_is_gone: Callable[[], bool]) -> int | None:
+    def await_dismissal(self, leader_is_gone: Callable[[], bool]) -> int | None:
         """Wait for the exit code that the leader publishes at the end; None if the leader ends before."""
         while True:
             is_gone = leader_is_gone()  # asked first: the leader may publish the code and then end

@@ -60,7 +60,7 @@ def run_replica(
     joins: the process replaces one that died, and begins by taking a peer's state.
     """
     take_signals(lambda *_: leave_unless_stopping(worker.run_state))
-    keep_log(folder, worker.rank)
+    redirect_output_to_log(folder, worker.rank)
     prepare_process(run.placement.threads)
 
     def context() -> WorkerContext:
@@ -142,7 +142,7 @@ def log_name(rank: int) -> str:
     return f"logs/replica-{rank}.log"
 
 
-def keep_log(folder: Path, rank: int) -> None:
+def redirect_output_to_log(folder: Path, rank: int) -> None:
     """Redirect this process's output to its log in the run folder, where SIGUSR1 then writes all stacks."""
     log = os.open(folder / log_name(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)

@@ -187,5 +187,5 @@ def _run_worker(settings: ScriptSettings, worker: Worker) -> Exit:
     fabric = ProcessFabric(worker.memory_file, worker.run_state, worker.rank, settings.deadline_seconds)
     end = settings.end_of_member(fabric, stdout_of(settings.output, worker.rank))
     if end.how == FINISHED:
-        worker.run_state.finished(worker.rank)
+        worker.run_state.mark_finished(worker.rank)
     return end

@@ -94,7 +94,7 @@ def run_rank(settings: ScriptSettings) -> list[Any]:
         own_end = _run_member(settings, members, rank)
         rendezvous.share(f"result/{rank}", _packed(own_end.result))
         rendezvous.report(Exit(own_end.how, own_end.error, own_end.trace))
-        members.host.run_state.finished(rank)
+        members.host.run_state.mark_finished(rank)
         members.host.flush()
         results = members.until_all_have_ended()
     results[rank] = settings.result_of(rank, own_end)
@@ -289,7 +289,7 @@ def _run_centre(settings: ScriptSettings, spec: JobSpec, address: str, worker: W
     try:
         end = settings.end_of_member(host.fabric(rank, settings.deadline_seconds), stdout_of("main", rank))
         if end.how == FINISHED:
-            host.run_state.finished(rank)
+            host.run_state.mark_finished(rank)
         return Exit(end.how, end.error, end.trace)
     finally:
         host.close()

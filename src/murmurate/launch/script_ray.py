@@ -28,7 +28,8 @@ _BEGIN_SECONDS = 120.0  # how long an actor's process may take to import all tha
 
 
 def run_on_ray(settings: ScriptSettings) -> list[Any]:
-    """Run a script on the cluster at RAY_ADDRESS, or on a Ray of this host alone; see ``murmurate.run``.
+    """Run a script on the cluster at RAY_ADDRESS, or on a Ray that is started on this host; see
+    ``murmurate.run``.
 
     Raises MissingExtra where Ray is not installed; Refusal if there is no such cluster, or no room in it.
     """
@@ -48,7 +49,7 @@ def run_on_ray(settings: ScriptSettings) -> list[Any]:
 
 
 class ScriptActor(WorkerActor):
-    """The class of a Ray actor: ``begin`` is called first, then ``run_script``."""
+    """The class of a Ray actor: ``describe_process`` is called first, then ``run_script``."""
 
     def run_script(self, settings: ScriptSettings, rank: int, spec: JobSpec, store: tuple[str, int]) -> Exit:
         """Run the member ``rank`` to its end. store: host and port of the driver's store."""
@@ -64,7 +65,7 @@ class ScriptActor(WorkerActor):
             end = settings.end_of_member(host.fabric(rank, settings.deadline_seconds), out)
             out.end()
             if end.how == FINISHED:
-                host.run_state.finished(rank)
+                host.run_state.mark_finished(rank)
         except BaseException as error:
             return Exit.failed(error)
         finally:
@@ -80,12 +81,12 @@ class _Job:
         self.address = str(ray.util.get_node_ip_address())
         timeout = datetime.timedelta(seconds=STORE_SECONDS)
         self.store = TCPStore(self.address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
-        learners = [
+        replica_devices = [
             torch.device(settings.devices[rank % len(settings.devices)][0])
-            for rank in range(settings.replicas * settings.parts)
+            for rank in range(settings.replicas * settings.parts)  # parts: members that share a replica
         ]
-        devices = learners + [torch.device("cpu")] * settings.strategy.centre
-        self.bundles = [resources(device, learners, settings.threads) for device in devices]
+        devices = replica_devices + [torch.device("cpu")] * settings.strategy.centre  # 0 or 1 centre
+        self.bundles = [resources(device, replica_devices, settings.threads) for device in devices]
         self.group = place(ray, self.bundles, "replicas or threads")
         self.actors: list[Any] = []
         self.host: MemberHost | None = None
@@ -96,7 +97,7 @@ class _Job:
         ray, settings = self.ray, self.settings
         offer = lend(self.memory_file)
         self.actors = [self._actor(rank) for rank in range(settings.members)]
-        references = [actor.begin.remote(offer) for actor in self.actors]
+        references = [actor.describe_process.remote(offer) for actor in self.actors]
         try:
             infos: list[WorkerInfo] = ray.get(references, timeout=_BEGIN_SECONDS)
         except ray.exceptions.RayError as error:
@@ -112,7 +113,7 @@ class _Job:
             offer=offer if offer.descriptor >= 0 and all(info.shares for info in infos) else None,
             secret=fresh_secret(),
             folder="",
-            proof="",
+            proof="",  # there is no run folder that members should prove to share
             started_at=time.monotonic(),
         )
         self.members_store = PrefixStore(f"epoch-{spec.epoch}", self.store)
@@ -124,8 +125,8 @@ class _Job:
         }
 
     def results(self) -> dict[int, Any]:
-        """Collect results as they arrive, by rank. The first member that fails ends the rest; if a member
-        dies, the others go on without it."""
+        """Collect results as they arrive, by rank. Raises what the first member that fails has raised; if a
+        member dies, the others go on without it."""
         assert self.host is not None
         settings = self.settings
         printer = _Printer(self.members_store, settings.members)
@@ -137,9 +138,11 @@ class _Job:
             for reference in ended:
                 rank = self.awaited.pop(reference)
                 results[rank] = settings.result_of(rank, self._end(reference))
+                # in common rounds the others would wait for a member that has finished, too
                 if isinstance(results[rank], Died) or settings.strategy.common_rounds:
                     self.host.run_state.mark_dead(rank)
-            only_centre = list(self.awaited.values()) == [settings.replicas * settings.parts]
+            centre_rank = settings.replicas * settings.parts
+            only_centre = list(self.awaited.values()) == [centre_rank]
             alone_since = (alone_since or time.monotonic()) if only_centre else None
             if alone_since and time.monotonic() - alone_since > settings.deadline_seconds:
                 self.ray.kill(self.actors[-1])

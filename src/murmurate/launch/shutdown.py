@@ -67,7 +67,7 @@ class Shutdown:
         replicas = range(self.run.replicas)
         finished = [rank for rank in replicas if self.run_state.has_finished(rank)]
         unfinished = [rank for rank in replicas if self.run_state.is_alive(rank) and rank not in finished]
-        if self.coordinator.is_due or not unfinished:
+        if self.coordinator.should_end or not unfinished:
             return True
         last_beats = [self._beats[rank][1] for rank in unfinished]
         return bool(finished) and all(now - beat > self.run.hang_after_seconds for beat in last_beats)

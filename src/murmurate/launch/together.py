@@ -18,7 +18,7 @@ _DEADLINE_SECONDS = 280.0
 Work = Callable[..., Any]
 
 
-def together(members: int, work: Work, *arguments: Any) -> list[Any]:
+def run_together(members: int, work: Work, *arguments: Any) -> list[Any]:
     """Call ``work(fabric, *arguments)`` in ``members`` processes; returns their results, by rank.
 
     No process outlives the call. Raises RunFailed if a process fails, with the reason.

@@ -18,7 +18,7 @@ from murmurate.launch import shutdown
 from murmurate.launch.exposure import DANGER, listens_beyond_loopback
 from murmurate.launch.heartbeats import EngineMember, HeartbeatMonitor
 from murmurate.launch.host_memory import Process
-from murmurate.launch.job_spec import JobSpec, MemberHost, check_folder, fresh_secret, prove
+from murmurate.launch.job_spec import JobSpec, MemberHost, check_folder, fresh_secret, write_proof
 from murmurate.launch.rendezvous import Environment, RankInfo, Rendezvous
 from murmurate.launch.role import leave_unless_stopping, prepare_process, run_member
 from murmurate.launch.secret import VARIABLE, user_secret
@@ -69,11 +69,11 @@ class Torchrun(Launcher):
         super().check(run)
 
     def adopt(self) -> ElasticRanks:
-        return ranks()
+        return elastic_ranks()
 
     def start(self, run: Run, folder: Path, resume: Resume | None) -> Coordinator:
         """Also raises Refusal if a rank does not register."""
-        elastic = ranks()
+        elastic = elastic_ranks()
         shares = elastic.gather()
         started_at = time.monotonic()
         spec = JobSpec(
@@ -84,7 +84,7 @@ class Torchrun(Launcher):
             offer=elastic.offer if shares else None,
             secret=fresh_secret(),
             folder=str(folder.resolve()),
-            proof=prove(folder),
+            proof=write_proof(folder),
             started_at=started_at,
             resume=resume,
             compression=run.compression,
@@ -95,8 +95,8 @@ class Torchrun(Launcher):
         coordinator.event("launcher", _on_death(elastic.environment))
         if danger := _danger(elastic.environment):
             coordinator.event("warning", danger)
-        if spec.idle_compression:
-            coordinator.event("warning", spec.idle_compression)
+        if spec.compression_warning:
+            coordinator.event("warning", spec.compression_warning)
         elastic.announce(spec)
         roles = [_OwnRole(run, rank, host) for rank in own_ranks]
         code = 1
@@ -253,7 +253,7 @@ class ElasticRanks(Rendezvous):
             raise (Refusal if end.how == REFUSED else RunFailed)(end.error)
         host.flush()
         # the other ranks may go on for hours; rank 0 announces when all have ended
-        code = self.dismissed(lambda: host.is_gone(0, spec.leader, _SILENT_SECONDS))
+        code = self.await_dismissal(lambda: host.is_gone(0, spec.leader, _SILENT_SECONDS))
         host.close()
         if code is None:
             raise RunFailed("rank 0 is gone before it could save the last checkpoint")
@@ -261,7 +261,7 @@ class ElasticRanks(Rendezvous):
 
 
 @functools.cache
-def ranks() -> ElasticRanks:
+def elastic_ranks() -> ElasticRanks:
     """This process among the ranks. Raises Refusal."""
     return ElasticRanks(Environment.read(os.environ))
 

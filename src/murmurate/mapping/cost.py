@@ -58,7 +58,7 @@ def predict(run: Run, profile: DeviceProfile) -> Prediction:
     deviation = costs.deviation * sum(seconds[name] for name in learner_work if name != "exchange")
     seconds["waiting"] = _waiting(run, deviation)
     if not actors and getattr(run.source, "double_buffer", False) and processes < profile.cores:
-        learning -= _overlap(seconds)
+        learning -= _overlap(seconds, costs.background)
     total = learning + seconds["waiting"]
     # slow-down of the cores if processes share them: grows from 1 to ``crowded`` at two processes per core
     crowd = 1 + (costs.crowded - 1) * min(max(0.0, processes / profile.cores - 1), 1.0)
@@ -136,7 +136,7 @@ def _expected_maximum(count: int) -> float:
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
-def _overlap(seconds: dict[str, Any]) -> float:
-    """Seconds that double buffering hides: one half of the simulators steps in a thread while the other half
-    acts."""
-    return float(min(seconds["act"], seconds["simulate"]) / 2)
+def _overlap(seconds: dict[str, Any], background: float) -> float:
+    """Seconds that double buffering hides: native threads step one half of the simulators while the policy
+    acts for the other half."""
+    return float(min(seconds["act"], background * seconds["simulate"]))

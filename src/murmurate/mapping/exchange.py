@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from murmurate.fabric.interface import Fabric
-from murmurate.launch.together import together
+from murmurate.launch.together import run_together
 from murmurate.mapping.lines import Line, fit
 from murmurate.replica.vector import Replica
 from murmurate.replicator.replicator import Replicator
@@ -36,7 +36,7 @@ def measure(strategy: Strategy, replicas: int) -> Line:
     members = replicas + strategy.centre
     samples: list[tuple[int, float]] = []
     for size in SIZES:
-        answers = together(members, _work, strategy, replicas, size)
+        answers = run_together(members, _work, strategy, replicas, size)
         learners = [answer for answer in answers if answer is not None]
         samples += [(size, statistics.fmean(window)) for window in zip(*learners, strict=True)]
     return fit(samples)

@@ -81,6 +81,7 @@ def add_recipe(profile: DeviceProfile, run: Run, log: Log) -> RecipeCosts:
         parameters(run),
         [(pilot.simulators, pilot.rows) for pilot in pilots],
         crowded=max(1.0, shared / (2 * all_busy)),
+        background=pilots[0].background,
     )
     profile.recipes[key(run)] = costs
     if hasattr(run.source, "actors") and profile.cores > 1:

@@ -17,7 +17,7 @@ from murmurate.fabric.processes.fabric import ProcessFabric
 from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.launch.role import prepare_process
-from murmurate.launch.together import together
+from murmurate.launch.together import run_together
 from murmurate.mapping.primitives import MODELLED, PER_STEP, PRIMITIVES, shape_of
 from murmurate.mapping.timers import Clock, TimedWorld, attach
 from murmurate.strategies.solo import Solo
@@ -40,7 +40,7 @@ class Pilot:
     simulators, rows: numbers of simulators and rows of a batch. busy: number of processes that
     ran the same loop at once. seconds: seconds of one call of each primitive, in each of ``WINDOWS`` windows.
     iteration: seconds of an iteration in each window. deviation: the standard deviation of the seconds of
-    single iterations.
+    single iterations. background: share of the simulators' steps that native threads make.
     """
 
     simulators: int
@@ -49,6 +49,7 @@ class Pilot:
     seconds: dict[str, list[float]]
     iteration: list[float]
     deviation: float
+    background: float = 0.0
 
 
 def steady(run: Run) -> Run:
@@ -100,7 +101,7 @@ def measure(run: Run, seconds: float, busy: int = 1) -> Pilot:
     busy: number of processes that each do so at once; the result is their mean.
     """
     run = resolved(run)
-    found = together(busy, _timed, run, seconds)
+    found = run_together(busy, _timed, run, seconds)
     shape = shape_of(run)
     assert shape is not None
     per_window = [_windows(iterations, shape.steps) for iterations in found]
@@ -111,7 +112,12 @@ def measure(run: Run, seconds: float, busy: int = 1) -> Pilot:
     }
     total = [float(np.mean([windows[1][w] for windows in per_window])) for w in range(WINDOWS)]
     deviation = float(np.mean([windows[2] for windows in per_window]))
-    return Pilot(shape.simulators, shape.rows, busy, calls, total, deviation)
+    received, simulated = (
+        sum(iteration[name] for iterations in found for iteration in iterations)
+        for name in ("receive", "simulate")
+    )
+    background = received / simulated if simulated else 0.0
+    return Pilot(shape.simulators, shape.rows, busy, calls, total, deviation, background)
 
 
 def _windows(
@@ -142,7 +148,7 @@ def _timed(_: Fabric, run: Run, seconds: float) -> list[dict[str, float]]:
         (Path(folder) / "checkpoints").mkdir()
         began: list[float] = []
 
-        def between() -> None:
+        def between_steps() -> None:
             if not iterations:
                 return
             now = time.monotonic()
@@ -154,7 +160,9 @@ def _timed(_: Fabric, run: Run, seconds: float) -> list[dict[str, float]]:
                 run_state.request_stop()
 
         fabric = ProcessFabric(memory_file, run_state, 0)
-        context = WorkerContext(0, fabric, run_state, Path(folder), time.monotonic(), between=between)
+        context = WorkerContext(
+            0, fabric, run_state, Path(folder), time.monotonic(), between_steps=between_steps
+        )
         loop = TrainingLoop(timed, context)
         attach(loop, clock, iterations)
         loop.run_to_end()

@@ -30,7 +30,8 @@ class RecipeCosts:
     relative to that time. parameters: N. measured: the batches that were measured, as (simulators, rows).
     learning: how many env steps the recipe needs to a target, if that was measured. handover_seconds: how
     much longer a batch takes if an actor process makes its steps and passes them to the learner. crowded: the
-    factor by which all cores together compute less if two processes share each.
+    factor by which all cores together compute less if two processes share each. background: share of the
+    simulators' steps that native threads make.
     """
 
     lines: dict[str, Line]
@@ -41,6 +42,7 @@ class RecipeCosts:
     learning: Learning | None = None
     handover_seconds: float = 0.0
     crowded: float = 1.0
+    background: float = 0.0
 
 
 @dataclass
@@ -131,6 +133,7 @@ def load(path: Path) -> DeviceProfile:
                 None if costs["learning"] is None else Learning(**costs["learning"]),
                 float(costs["handover_seconds"]),
                 float(costs["crowded"]),
+                float(costs.get("background", 0.0)),  # profiles before 2026-11-25 lack it
             )
             for name, costs in stored.pop("recipes").items()
         }

@@ -60,7 +60,8 @@ class _TimedSimulators:
     def __init__(self, simulators: Any, clock: Clock) -> None:
         self._simulators = simulators
         self._send = clock.timed("simulate", simulators.send)
-        self._receive = clock.timed("simulate", simulators.receive)
+        # ``receive`` waits for simulators that step in native threads
+        self._receive = clock.timed("simulate", clock.timed("receive", simulators.receive))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._simulators, name)
@@ -126,7 +127,8 @@ def primitives_of(seconds: Mapping[str, float], total: float) -> dict[str, float
     """The seconds of an iteration by primitive, from the seconds of the timed functions. ``collect`` is the
     rest of the source's time, ``loop`` the rest of the iteration's.
 
-    ``update`` is the strategy's step, which for the single replica of a pilot has no exchange.
+    ``update`` is the strategy's step, which for the single replica of a pilot has no exchange. ``receive`` is
+    the part of ``simulate`` during which this process could have done something else.
     """
     found = {name: seconds.get(name, 0.0) for name in (*_WITHIN_SOURCE, "priority")}
     collecting = seconds.get("next", 0.0)
@@ -136,4 +138,4 @@ def primitives_of(seconds: Mapping[str, float], total: float) -> dict[str, float
     found["backward"] = max(0.0, descend - step)
     found["update"] = step
     found["loop"] = max(0.0, total - collecting - learn - found["priority"])
-    return {**found, "total": total}
+    return {**found, "receive": seconds.get("receive", 0.0), "total": total}

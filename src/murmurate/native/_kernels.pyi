@@ -80,6 +80,50 @@ def torso_backward(
     first: int,
     /,
 ) -> None: ...
+def normalize_moments(
+    rows: int, channels: int, bits: int, x: int, mean: int, squares: int, threads: int, /
+) -> None: ...
+def normalize_apply(
+    rows: int,
+    channels: int,
+    bits: int,
+    x: int,
+    residual: int,
+    scale: int,
+    shift: int,
+    rectify: bool,
+    y: int,
+    threads: int,
+    /,
+) -> None: ...
+def normalize_gradient_sums(
+    rows: int,
+    channels: int,
+    bits: int,
+    gradient: int,
+    y: int,
+    x: int,
+    mean: int,
+    sum: int,
+    product: int,
+    threads: int,
+    /,
+) -> None: ...
+def normalize_gradient(
+    rows: int,
+    channels: int,
+    bits: int,
+    gradient: int,
+    y: int,
+    x: int,
+    a: int,
+    b: int,
+    c: int,
+    x_gradient: int,
+    residual_gradient: int,
+    threads: int,
+    /,
+) -> None: ...
 def total(tree: Any, /) -> float: ...
 def minimum(tree: Any, /) -> float: ...
 def leaves(tree: Any, /) -> int: ...

@@ -1,6 +1,7 @@
 // Built three times, with different flags; MURMURATE_KERNELS names the table that this build fills.
 #include "kernels.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>

@@ -28,18 +28,18 @@ class ActionBounds(nn.Module):
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__()
         self.shape = spec.action_shape
-        self.plain = {*spec.action_low, *spec.action_high} == {-1.0, 1.0}  # then nothing is scaled
+        self.is_unscaled = {*spec.action_low, *spec.action_high} == {-1.0, 1.0}
         low, high = (np.asarray(bound, np.float32) for bound in (spec.action_low, spec.action_high))
         self.register_buffer("centre", torch.tensor((low + high) / 2), persistent=False)
         self.register_buffer("reach", torch.tensor((high - low) / 2), persistent=False)
 
     def to_world(self, scaled: Tensor) -> Tensor:
-        action = scaled if self.plain else torch.addcmul(self.centre, scaled, self.reach)
+        action = scaled if self.is_unscaled else torch.addcmul(self.centre, scaled, self.reach)
         return action.view(-1, *self.shape)
 
     def to_scaled(self, action: Tensor) -> Tensor:
         flat = action.flatten(1)
-        return flat if self.plain else (flat - self.centre) / self.reach
+        return flat if self.is_unscaled else (flat - self.centre) / self.reach
 
 
 class ControlPolicy(nn.Module):
@@ -72,13 +72,13 @@ class ControlPolicy(nn.Module):
         )
         self.net = BatchedMLP(1, (observed, *hidden, out), generator=generator)
 
-    def read(self, observation: Tensor) -> Tensor:
+    def observation_features(self, observation: Tensor) -> Tensor:
         """Observations [B, ...] as the nets read them, [B, F]."""
         return (observation if self.normalizer is None else self.normalizer(observation)).flatten(1)
 
     def forward(self, observation: Tensor) -> Tensor:
         """Observations [B, ...] to the most likely actions [B, *shape], in the bounds of the world."""
-        out = self.net(self.read(observation))[0].float()
+        out = self.net(self.observation_features(observation))[0].float()
         mean = out if self.deterministic else out.chunk(2, 1)[0]
         return self.bounds.to_world(torch.tanh(mean))
 

@@ -172,7 +172,7 @@ def checked_network(name: str) -> str:
     """``name``, with an absolute path for a file. Raises ValueError if it names no file or module."""
     if name and ":" not in name:
         raise ValueError(f"there is no net called '{name}': use FILE.py:NAME or module:NAME")
-    return plugins.lasting(name)
+    return plugins.resumable_name(name)
 
 
 def refuse_low_precision(network: str, precision: str) -> None:
@@ -183,7 +183,7 @@ def refuse_low_precision(network: str, precision: str) -> None:
 
 def _make_net(spec: EnvSpec, network: str, hidden: Sequence[int], generator: torch.Generator) -> nn.Module:
     with seeded_by(generator):
-        net = plugins.made(network, "net", _OPTION, spec, hidden)
+        net = plugins.call_named(network, "net", _OPTION, spec, hidden)
     if not isinstance(net, nn.Module):
         raise ValueError(f"the net {network} is a {type(net).__name__}, and must be a torch.nn.Module")
     return net

@@ -50,7 +50,7 @@ def checked_torso(name: str) -> str:
         ValueError: for an unknown name.
     """
     if ":" in name:
-        return plugins.lasting(name)
+        return plugins.resumable_name(name)
     known = [AUTO, *sorted(torsos())]
     if name in known:
         return name
@@ -80,7 +80,7 @@ def build_torso(spec: EnvSpec, name: str, hidden: Sequence[int]) -> nn.Module:
     if name in known:
         torso = known[name](spec, hidden)
     else:
-        torso = plugins.made(name, "torso", "--agent.torso", spec, hidden)
+        torso = plugins.call_named(name, "torso", "--agent.torso", spec, hidden)
     if not isinstance(getattr(torso, "out_features", None), int):
         raise ValueError(f"the torso {name} has no number of features: set its out_features")
     return torso

@@ -16,7 +16,7 @@ from murmurate import plugins
 from murmurate.errors import Refusal, unknown
 from murmurate.training.run import Run
 from murmurate.training.run_folder import read_run
-from murmurate.worlds.own import lasting, world_name
+from murmurate.worlds.own import absolute_name, world_name
 from murmurate.worlds.registry import vector_worlds, world_names
 
 _MOST_LISTED = 4  # at most so many worlds of an algorithm are listed by name; more are counted
@@ -74,7 +74,7 @@ def recipe(name: str) -> Run:
     module = _module_of(name)
     if module is None:
         raise unknown("recipe", name, recipe_names())
-    run: Run = module.recipe(lasting(name.removesuffix(f"-{module.ALGORITHM}")))
+    run: Run = module.recipe(absolute_name(name.removesuffix(f"-{module.ALGORITHM}")))
     return run
 
 

@@ -31,8 +31,8 @@ _SMALL_SETS: dict[str, tuple[Callable[[], World], int, tuple[float, ...], tuple[
 }
 _LARGE_SETS: dict[str, Callable[[], World]] = {"folder": FolderWorld, "shards": ShardsWorld}
 
-SMALL = tuple(_SMALL_SETS)
-ALL = (*SMALL, *_LARGE_SETS)
+SMALL_WORLDS = tuple(_SMALL_SETS)
+ALL_WORLDS = (*SMALL_WORLDS, *_LARGE_SETS)
 
 
 def classifier(name: str, net: Net) -> Run:
@@ -48,7 +48,7 @@ def classifier(name: str, net: Net) -> Run:
         learner = dataclasses.replace(learner, batch=32, rate_batch=256)
         source = ImageSourceConfig(_PHOTOGRAPH_AUGMENTATION)
     else:
-        raise unknown("world", name, ALL)
+        raise unknown("world", name, ALL_WORLDS)
     return Run(
         recipe=f"{name}-{net}",
         world=world(),

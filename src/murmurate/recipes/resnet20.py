@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from murmurate.recipes._resnet import SMALL, classifier
+from murmurate.recipes._resnet import SMALL_WORLDS, classifier
 from murmurate.training.run import Run
 
 ALGORITHM: Final = "resnet20"
-WORLDS = SMALL
+WORLDS = SMALL_WORLDS
 
 
 def recipe(name: str) -> Run:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from murmurate.recipes._resnet import ALL, classifier
+from murmurate.recipes._resnet import ALL_WORLDS, classifier
 from murmurate.training.run import Run
 
 ALGORITHM: Final = "resnet34"
-WORLDS = ALL
+WORLDS = ALL_WORLDS
 
 
 def recipe(name: str) -> Run:

@@ -8,7 +8,7 @@ from typing import Any
 
 from murmurate.record import groups
 from murmurate.record.console import clock
-from murmurate.record.figures import byte_size, number
+from murmurate.record.figures import byte_size, number_text
 from murmurate.record.groups import RunGroup
 from murmurate.record.sections import group_key
 
@@ -25,7 +25,7 @@ def table(shown: Sequence[RunGroup]) -> dict[str, Any]:
         ("env steps", "frames" if any(_frames(g) for g in shown) else ""),
         ("seconds", "h:mm:ss" if any((groups.seconds(r) or 0) >= 60 for g in shown for r in g.runs) else ""),
         ("env steps/s", ""),
-        (f"to return {number(reference[0])}" if reference else "to a return", "env steps, seconds"),
+        (f"to return {number_text(reference[0])}" if reference else "to a return", "env steps, seconds"),
         ("waiting", "of the time"),
         ("staleness", "median, max"),
         ("disagreement", "at the end"),
@@ -48,10 +48,10 @@ def _cells(group: RunGroup, reference: float | None) -> list[Cell]:
     frames = _frames(group)
     return [
         (group.label, replica_count + run_count),
-        (_evaluation(group), number(_mean_fact(group, "train_return_mean"))),
-        (number(_mean_fact(group, "env_steps")), number(frames) if frames else ""),
-        (number(seconds), clock(seconds) if seconds is not None and seconds >= 60 else ""),
-        (number(group.mean(groups.env_steps_per_second)), ""),
+        (_evaluation(group), number_text(_mean_fact(group, "train_return_mean"))),
+        (number_text(_mean_fact(group, "env_steps")), number_text(frames) if frames else ""),
+        (number_text(seconds), clock(seconds) if seconds is not None and seconds >= 60 else ""),
+        (number_text(group.mean(groups.env_steps_per_second)), ""),
         _reached(group, reference),
         (_NONE if waited is None or replicas < 2 else f"{waited:.1%}", ""),
         _staleness(group) if replicas > 1 else (_NONE, ""),
@@ -75,35 +75,37 @@ def _frames(group: RunGroup) -> float | None:
 
 def _evaluation(group: RunGroup) -> str:
     """Mean ± standard error: over the runs if there are several, else over the games of the only run."""
-    means = group.each(lambda run: run.fact("eval_return_mean"))
+    means = group.values(lambda run: run.fact("eval_return_mean"))
     if not means:
-        return number(None)
+        return number_text(None)
     error = _mean_fact(group, "eval_return_stderr")
     if len(means) > 1:
         error = statistics.stdev(means) / len(means) ** 0.5
-    mean = number(statistics.fmean(means))
-    return mean if error is None else f"{mean} ± {number(error)}"
+    mean = number_text(statistics.fmean(means))
+    return mean if error is None else f"{mean} ± {number_text(error)}"
 
 
 def _reached(group: RunGroup, reference: float | None) -> Cell:
     """Median env steps and seconds at which the runs first had a mean return of ``reference``."""
     if reference is None:
         return _NONE, ""
-    steps = group.each(lambda run: groups.reaches(run, reference, "total_env_steps"))
-    seconds = group.each(lambda run: groups.reaches(run, reference, "time_seconds"))
+    steps = group.values(lambda run: groups.reaches(run, reference, "total_env_steps"))
+    seconds = group.values(lambda run: groups.reaches(run, reference, "time_seconds"))
     if not steps:
         return "not reached", ""
     of_runs = "" if len(steps) == len(group.runs) else f" ({len(steps)} of {len(group.runs)} runs)"
-    return number(round(statistics.median(steps))), f"{number(statistics.median(seconds))} s{of_runs}"
+    median_seconds = number_text(statistics.median(seconds))
+    return number_text(round(statistics.median(steps))), f"{median_seconds} s{of_runs}"
 
 
 def _staleness(group: RunGroup) -> Cell:
-    greatest = group.each(lambda run: run.fact("staleness_max"))
-    return number(groups.median(group.staleness_counts)), f"max {number(max(greatest))}" if greatest else ""
+    greatest = group.values(lambda run: run.fact("staleness_max"))
+    median = number_text(groups.median(group.staleness_counts))
+    return median, f"max {number_text(max(greatest))}" if greatest else ""
 
 
 def _scientific_if_small(value: float | None) -> str:
-    return f"{value:.1e}" if value is not None and 0 < abs(value) < 1e-3 else number(value)
+    return f"{value:.1e}" if value is not None and 0 < abs(value) < 1e-3 else number_text(value)
 
 
 def _dead(group: RunGroup) -> str:
@@ -119,7 +121,7 @@ def _note(shown: Sequence[RunGroup], reference: tuple[float, str] | None) -> str
             "runs, and for the reference return their medians."
         )
     if reference is not None:
-        sentences.append(f"Return {number(reference[0])}: {reference[1]}.")
+        sentences.append(f"Return {number_text(reference[0])}: {reference[1]}.")
     sentences.append(
         "Seconds count from the launcher's start and include the start of the processes. Waiting: for "
         "other members, in a strategy's steps and to agree on when to stop. Bytes per update: all members' "

@@ -23,9 +23,9 @@ from murmurate.record.figures import (
     byte_size,
     percent_axis,
     run_colour,
-    short,
-    thin,
-    tidy,
+    style_axes,
+    thinned,
+    tick_text,
     time_unit,
 )
 from murmurate.record.groups import RunGroup, only_run
@@ -71,7 +71,7 @@ def curves(
             for group in groups:
                 _group_line(axes, group, key, axis, divisor)
         virtual = all(run.virtual for run in runs)
-        tidy(axes, label, axis_label(axis, unit, virtual=virtual, counted=runs[0].unit))
+        style_axes(axes, label, axis_label(axis, unit, virtual=virtual, counted=runs[0].unit))
         if key in _INTEGER_METRICS:
             axes.yaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
         if from_zero:
@@ -83,7 +83,7 @@ def curves(
         if log_y:
             axes.set_yscale("log")
             axes.yaxis.set_minor_formatter(ticker.NullFormatter())
-            axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: short(value)))
+            axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: tick_text(value)))
 
     return draw
 
@@ -92,7 +92,7 @@ def _replica_lines(axes: Axes, run: RecordedRun, key: str, axis: Axis, colour: s
     series = run.series(key)
     chosen = np.linspace(0, len(series) - 1, min(len(series), MOST_LINES)).round().astype(int)
     for replica, points in [list(series.items())[i] for i in chosen]:
-        x, y = thin(points.x(axis) / divisor, points.value)
+        x, y = thinned(points.x(axis) / divisor, points.value)
         width, alpha = (0.8, 0.35) if len(series) > 1 else (1.6, 1.0)
         axes.plot(x, y, color=colour, linewidth=width, alpha=alpha, solid_capstyle="round")
         if replica in run.deaths:
@@ -108,14 +108,14 @@ def _group_line(axes: Axes, group: RunGroup, key: str, axis: Axis, divisor: floa
         return
     colour = run_colour(group.index)
     if len(group.runs) > 1:
-        (x, low), (_, high) = thin(curve.x / divisor, curve.low), thin(curve.x / divisor, curve.high)
+        (x, low), (_, high) = thinned(curve.x / divisor, curve.low), thinned(curve.x / divisor, curve.high)
         axes.fill_between(x, low, high, color=colour, alpha=0.13, linewidth=0)
     dashes = DASHES[group.index // RUN_COLOURS % len(DASHES)]
-    x, y = thin(curve.x / divisor, curve.mean)
+    x, y = thinned(curve.x / divisor, curve.mean)
     axes.plot(x, y, color=colour, linewidth=1.7, linestyle=dashes, solid_capstyle="round")
 
 
-def ball(indicator: Ball) -> Draw:
+def draw_ball(indicator: Ball) -> Draw:
     """The recorded distance from consensus; the indicator as a band: just after to just before a mixing."""
 
     def draw(axes: Axes) -> None:
@@ -126,13 +126,13 @@ def ball(indicator: Ball) -> Draw:
         axes.plot(x, indicator.before, color=COLOURS["warm"], linewidth=1.0, linestyle=(0, (4, 2)))
         axes.plot(x, indicator.recorded, color=COLOURS["accent"], linewidth=1.7)
         label = "distance from consensus ‖X − mean‖ (Frobenius)"
-        tidy(axes, label, axis_label("total_env_steps", ""))
+        style_axes(axes, label, axis_label("total_env_steps", ""))
         axes.set_ylim(bottom=0)
 
     return draw
 
 
-def windows(comparisons: Sequence[WindowBound]) -> Draw:
+def draw_windows(comparisons: Sequence[WindowBound]) -> Draw:
     """The distance of each comparison and, above it, the bound of Proposition 1, joined by a line."""
 
     def draw(axes: Axes) -> None:
@@ -143,10 +143,10 @@ def windows(comparisons: Sequence[WindowBound]) -> Draw:
         axes.plot(x, distance, "o", color=COLOURS["accent"], markersize=4)
         axes.set_yscale("log")
         label = "distance from consensus ‖X − mean‖ (Frobenius)"
-        tidy(axes, label, axis_label("total_env_steps", ""))
+        style_axes(axes, label, axis_label("total_env_steps", ""))
         axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
         axes.yaxis.set_minor_formatter(ticker.NullFormatter())
-        axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: short(value)))
+        axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: tick_text(value)))
         axes.set_xlim(left=0)
 
     return draw
@@ -201,7 +201,7 @@ def histogram(counts: Counter[int], largest: int, colour: int | None, title: str
         ]
         face = COLOURS["accent"] if colour is None else run_colour(colour)
         axes.bar(range(len(share)), share, width=0.8, color=face, linewidth=0)
-        tidy(axes, title, "staleness (own updates)")
+        style_axes(axes, title, "staleness (own updates)")
         axes.set(xlim=(-0.7, max(len(share), 4) - 0.3), ylim=(0, 1.0))
         ticks = range(0, len(share), 1 + len(share) // 9)
         axes.set_xticks(ticks, [_class_label(edges[i], edges[i + 1] - 1) for i in ticks])
@@ -221,7 +221,7 @@ def classes(largest: int) -> list[int]:
 
 
 def _class_label(low: int, high: int) -> str:
-    return short(low) if low == high else f"{short(low)}\N{EN DASH}{short(high)}"
+    return tick_text(low) if low == high else f"{tick_text(low)}\N{EN DASH}{tick_text(high)}"
 
 
 def stacked(rows: Sequence[tuple[str, Mapping[str, float]]]) -> Draw:
@@ -235,7 +235,7 @@ def stacked(rows: Sequence[tuple[str, Mapping[str, float]]]) -> Draw:
                 left += shares[kind]
             text = f"{shares['wait']:.1%} waiting, {shares['exchange']:.1%} exchanging"
             axes.text(1.02, row, text, va="center", color=COLOURS["ink"], fontsize="small", clip_on=False)
-        tidy(axes, "", "share of the replicas' time")
+        style_axes(axes, "", "share of the replicas' time")
         axes.set(xlim=(0, 1.36))
         names = [
             name if len(name) <= _MOST_LETTERS else f"{name[: _MOST_LETTERS - 1]}\N{HORIZONTAL ELLIPSIS}"
@@ -271,7 +271,7 @@ def timeline(shown: Timeline, title: str, *, virtual: bool = False) -> Draw:
                     shape = Path.make_compound_path(*boxes)
                     axes.add_patch(PathPatch(shape, facecolor=COLOURS[kind], linewidth=0))
         clock = "virtual" if virtual else "wall"
-        tidy(axes, title, f"{name} after {shown.start_seconds:.3f} s of {clock} time")
+        style_axes(axes, title, f"{name} after {shown.start_seconds:.3f} s of {clock} time")
         axes.set_xlim(0, length / unit)
         _label_rows(axes, list(shown.members))
         axes.xaxis.set_major_locator(ticker.MaxNLocator(10, steps=[1, 2, 5, 10]))

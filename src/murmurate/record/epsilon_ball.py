@@ -1,4 +1,4 @@
-"""An indicator of the replicas' distance from consensus: the closed form of GALA's Proposition 1.
+"""An indicator of the replicas' distance from consensus: the radius in GALA's Proposition 1.
 
 Proposition 1 (Assran et al. 2019, section 3) in recursive form, with equal starts b_0 = 0:
 
@@ -91,13 +91,13 @@ def epsilon_ball(run: RecordedRun) -> Ball | str:
         after[kept],
         before[kept],
         recorded[kept],
-        factor(name, run.replicas),
+        mixing_factor(name, run.replicas),
         name,
     )
 
 
 @functools.cache
-def factor(name: str, size: int) -> float:
+def mixing_factor(name: str, size: int) -> float:
     """beta of topology ``name`` over ``size`` members: the second singular value of its mixing matrix.
 
     A graph that changes with the clock has no single matrix; its factor is the geometric mean, per round, of
@@ -131,7 +131,7 @@ def _indicator(run: RecordedRun, name: str, edges: Array) -> tuple[Array, Array]
         mixed_rounds = float(np.median(rounds[alive, k] - rounds[alive, k - 1])) if alive.any() else 0.0
         if mixed_rounds > 0.0:
             push = moved / mixed_rounds
-            radius = advance(radius, factor(name, int(alive.sum())), mixed_rounds, push)
+            radius = advance(radius, mixing_factor(name, int(alive.sum())), mixed_rounds, push)
         else:
             radius, push = radius + moved, 0.0
         after[k], before[k] = radius, radius + push

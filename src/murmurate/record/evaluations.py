@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 
-from murmurate.record.figures import COLOURS, Draw, axis_label, run_colour, svg, tidy, time_unit
+from murmurate.record.figures import COLOURS, Draw, axis_label, run_colour, style_axes, svg, time_unit
 from murmurate.record.groups import RunGroup, only_run
 from murmurate.record.runs import Axis, Evaluations
 from murmurate.record.sections import LegendKey, Section, legend
@@ -47,7 +47,7 @@ def _draw(groups: Sequence[RunGroup], axis: Axis, label: str) -> Draw:
             for run in group.runs:
                 if run.evaluations:
                     _line(axes, run.evaluations, axis, divisor, colour, with_games=single is not None)
-        tidy(axes, label, axis_label(axis, unit, counted=runs[0].unit))
+        style_axes(axes, label, axis_label(axis, unit, counted=runs[0].unit))
 
     return draw
 

@@ -90,7 +90,7 @@ def svg(draw: Draw, width: float = 5.2, height: float = 2.9, name: str = "") -> 
     return text.replace("<svg", f'<svg role="img" aria-label="{html.escape(name)}"', 1)
 
 
-def tidy(axes: Axes, y_label: str, x_label: str) -> None:
+def style_axes(axes: Axes, y_label: str, x_label: str) -> None:
     """The common style: the y label as a heading, a light grid, no box."""
     axes.set_title(y_label, loc="left", fontsize="medium", color=COLOURS["ink"], pad=8)
     axes.set_xlabel(x_label, color=COLOURS["muted"])
@@ -105,7 +105,7 @@ def tidy(axes: Axes, y_label: str, x_label: str) -> None:
     axes.xaxis.set_major_locator(ticker.MaxNLocator(6, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_locator(ticker.MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: short(value)))
+        axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: tick_text(value)))
 
 
 def percent_axis(axis: Any) -> None:
@@ -114,7 +114,7 @@ def percent_axis(axis: Any) -> None:
     axis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=0))
 
 
-def short(value: float) -> str:
+def tick_text(value: float) -> str:
     """A number at a tick of an axis: 0, 0.02, 250, 1.5k, 2M."""
     for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size * (10 if suffix == "k" else 1):
@@ -122,7 +122,7 @@ def short(value: float) -> str:
     return f"{value:.4g}".replace("-", "−")
 
 
-def number(value: float | int | None) -> str:
+def number_text(value: float | int | None) -> str:
     """A number in a table: 1,234,567, 18.40, 0.00213, or a dash for None."""
     if value is None or not math.isfinite(value):
         return "–"
@@ -147,7 +147,7 @@ def time_unit(longest_seconds: float) -> tuple[float, str]:
     return (60.0, "minutes") if longest_seconds < 3 * 3600 else (3600.0, "hours")
 
 
-def thin(x: Array, y: Array) -> tuple[Array, Array]:
+def thinned(x: Array, y: Array) -> tuple[Array, Array]:
     """At most ``MAX_POINTS`` of the points, evenly chosen, with the first and the last."""
     if len(x) <= MAX_POINTS:
         return x, y

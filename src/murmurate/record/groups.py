@@ -50,14 +50,14 @@ class GroupCurve:
 class RunGroup:
     """Runs that differ only in their seed and in settings that do not affect learning (``_MAY_DIFFER``).
 
-    index: selects the colour and dashes of the group in all figures. alone: whether the page is about a
-    single run, this one.
+    index: selects the colour and dashes of the group in all figures. is_single_run_page: whether
+    the page is about a single run, this one.
     """
 
     label: str
     index: int
     runs: tuple[RecordedRun, ...]
-    alone: bool = False
+    is_single_run_page: bool = False
 
     def curve(self, key: str, axis: Axis) -> GroupCurve | None:
         """``key`` (mean over a run's replicas) over the part of ``axis`` that all runs with ``key`` have;
@@ -84,18 +84,18 @@ class RunGroup:
             counts += staleness_counts(run)
         return counts
 
-    def each(self, fact: Callable[[RecordedRun], float | None]) -> list[float]:
+    def values(self, fact: Callable[[RecordedRun], float | None]) -> list[float]:
         """``fact(run)`` of each run, without those that are None or not finite."""
         return [value for run in self.runs if (value := fact(run)) is not None and math.isfinite(value)]
 
     def mean(self, fact: Callable[[RecordedRun], float | None]) -> float | None:
-        known = self.each(fact)
+        known = self.values(fact)
         return statistics.fmean(known) if known else None
 
 
 def only_run(groups: Sequence[RunGroup]) -> RecordedRun | None:
     """The run if the page is about a single one, else None."""
-    return groups[0].runs[0] if groups and groups[0].alone else None
+    return groups[0].runs[0] if groups and groups[0].is_single_run_page else None
 
 
 def grouped(runs: Sequence[RecordedRun]) -> list[RunGroup]:

@@ -20,7 +20,7 @@ from murmurate.errors import Refusal
 from murmurate.record import comparison, run_sections, sections
 from murmurate.record.console import clock
 from murmurate.record.evaluations import evaluations
-from murmurate.record.figures import COLOURS, number
+from murmurate.record.figures import COLOURS, number_text
 from murmurate.record.groups import RunGroup, env_steps_per_second, grouped, seconds
 from murmurate.record.runs import RecordedRun, open_run
 from murmurate.record.score_sections import score_sections
@@ -96,7 +96,7 @@ def render(shown: dict[str, Any], data: dict[str, Any], sources: Sequence[Path])
 def _single_run(run: RecordedRun, more: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """The template's variables for a page about one run."""
     state, warns = _state(run)
-    group = RunGroup(run.label, 0, (run,), alone=True)
+    group = RunGroup(run.label, 0, (run,), is_single_run_page=True)
     page_sections = [
         sections.returns([group]) if run.plays else None,
         *(sections.Section(title, figures=[html]) for title, html in more),
@@ -106,7 +106,7 @@ def _single_run(run: RecordedRun, more: Sequence[tuple[str, str]]) -> dict[str, 
         sections.staleness([group]),
         sections.timelines([group]),
         run_sections.disagreement(group),
-        run_sections.proposition(run),
+        run_sections.proposition_section(run),
         run_sections.gradients(run),
         run_sections.learning(group) if run.plays else None,
         sections.events([run]),
@@ -175,24 +175,24 @@ def _headline(run: RecordedRun) -> list[dict[str, str]]:
         error = run.fact("eval_return_stderr")
         fact(
             "evaluation return (greedy)",
-            number(evaluated),
-            "" if error is None else f"± {number(error)} standard error",
+            number_text(evaluated),
+            "" if error is None else f"± {number_text(error)} standard error",
         )
     if run.plays:
-        fact("training return (sampled)", number(run.fact("train_return_mean")), "last 100 episodes")
+        fact("training return (sampled)", number_text(run.fact("train_return_mean")), "last 100 episodes")
     for curve in [] if run.plays else run.curves:
         if run.fact(curve["metric"]) is not None:
-            fact(curve["title"].lower(), number(run.fact(curve["metric"])), "of held-out data")
+            fact(curve["title"].lower(), number_text(run.fact(curve["metric"])), "of held-out data")
     fact(
         run.unit,
-        number(run.fact("env_steps")),
-        f"{number(frames)} frames" if frames and run.plays else "",
+        number_text(run.fact("env_steps")),
+        f"{number_text(frames)} frames" if frames and run.plays else "",
     )
     if run.virtual:
-        fact("virtual time", number(seconds(run)), "seconds")
+        fact("virtual time", number_text(seconds(run)), "seconds")
     if wall is not None:
         fact("wall time", clock(wall), "h:mm:ss")
-    fact("speed", number(env_steps_per_second(run)), f"{run.unit}/{'virtual ' if run.virtual else ''}s")
+    fact("speed", number_text(env_steps_per_second(run)), f"{run.unit}/{'virtual ' if run.virtual else ''}s")
     dead = ", ".join(map(str, run.fact("dead_replicas") or ())) or "none"
     fact("replicas", str(run.replicas), f"dead: {dead}" if run.deaths else "")
     return facts
@@ -245,4 +245,4 @@ def _text(value: Any) -> str:
         return ", ".join(_text(element) for element in value) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return number(value) if isinstance(value, float) else str(value)
+    return number_text(value) if isinstance(value, float) else str(value)

@@ -40,13 +40,13 @@ def disagreement(group: RunGroup) -> Section:
     svgs, keys = [], legend([group])
     indicator = epsilon_ball(run)
     if isinstance(indicator, Ball):
-        svgs.append(svg(drawings.ball(indicator), name="distance from consensus and indicator"))
+        svgs.append(svg(drawings.draw_ball(indicator), name="distance from consensus and indicator"))
         keys = [
             LegendKey("recorded distance", "accent"),
             LegendKey("indicator: from just after to just before a mixing", "warm", "dashed"),
         ]
         note = (
-            "Indicator: the closed form of GALA's Proposition 1, b ← β (b + ‖αG‖), with the mixing factor "
+            "Indicator: the radius in GALA's Proposition 1, b ← β (b + ‖αG‖), with the mixing factor "
             f"β = {indicator.beta:.3f} ({indicator.topology}, {run.replicas} replicas) and the recorded "
             "updates. It would be a bound if all replicas mixed at once; these mix when something arrives, "
             "so it is not. "
@@ -70,7 +70,7 @@ def disagreement(group: RunGroup) -> Section:
     return Section(title, text, keys, svgs, note=note)
 
 
-def proposition(run: RecordedRun) -> Section | None:
+def proposition_section(run: RecordedRun) -> Section | None:
     """GALA's Proposition 1 from recorded versions; None for a run that recorded no window."""
     if not run.has_windows:
         return None
@@ -95,7 +95,7 @@ def proposition(run: RecordedRun) -> Section | None:
         LegendKey("recorded distance", "accent", "bar"),
         LegendKey("bound of Proposition 1", "warm", "bar"),
     ]
-    bounds_svg = svg(drawings.windows(bounds), 9.4, 3.4, name="bound of Proposition 1 and distance")
+    bounds_svg = svg(drawings.draw_windows(bounds), 9.4, 3.4, name="bound of Proposition 1 and distance")
     return Section(title, text, keys, [bounds_svg], layout="wide", note=note)
 
 

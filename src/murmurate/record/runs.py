@@ -217,16 +217,16 @@ class RecordedRun:
 
     @cached_property
     def _all_env_steps(self) -> tuple[Array, Array]:
-        return summed([path(history, "env_steps") for history in self.histories.values()])
+        return sum_of_paths([cumulative(history, "env_steps") for history in self.histories.values()])
 
     @cached_property
     def _all_bytes(self) -> tuple[Array, Array]:
         members = [*self.histories.values(), self.centre]
-        return summed([path(history, "bytes_exchanged") for history in members])
+        return sum_of_paths([cumulative(history, "bytes_exchanged") for history in members])
 
     def at(self, times: Array, replica: int, key: str) -> Array:
         """A cumulative count of one replica at ``times`` [K]: 0 at the start, linear between records."""
-        return np.interp(times, *path(self.histories.get(replica, ()), key))
+        return np.interp(times, *cumulative(self.histories.get(replica, ()), key))
 
     def mean(self, key: str, axis: Axis) -> tuple[Array, Array] | None:
         """(x [G], mean of ``key`` over the replicas [G]); None if no replica recorded it.
@@ -282,14 +282,14 @@ class RecordedRun:
 _STALENESS = ("staleness", "staleness_max")
 
 
-def path(history: Sequence[Record], key: str) -> tuple[Array, Array]:
+def cumulative(history: Sequence[Record], key: str) -> tuple[Array, Array]:
     """(times, values) of a cumulative count over one member's records, beginning with 0 at time 0."""
     known = [r for r in history if isinstance(r.get(key), (int, float))]
     times = np.array([0.0, *(float(r["time_seconds"]) for r in known)])
     return times, np.array([0.0, *(float(r[key]) for r in known)])
 
 
-def summed(paths: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
+def sum_of_paths(paths: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
     """The sum of piecewise linear ``paths``, each constant after its last point, as (times, values).
 
     Faster than interpolating each path at all times.

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from murmurate.record import score_statistics
-from murmurate.record.figures import COLOURS, Draw, number, percent_axis, run_colour, svg, tidy
+from murmurate.record.figures import COLOURS, Draw, number_text, percent_axis, run_colour, style_axes, svg
 from murmurate.record.groups import RunGroup
 from murmurate.record.score_statistics import Interval, Scores
 from murmurate.record.sections import Section
@@ -43,7 +43,7 @@ def score_sections(groups: Sequence[RunGroup]) -> list[Section]:
     if all(len(group.runs) < 2 for group in groups):
         return []
     figure, title = main_figure(groups), "Scores over runs"
-    scored = {g.label: (g, s) for g in groups if (s := g.each(lambda run: run.fact(figure.name)))}
+    scored = {g.label: (g, s) for g in groups if (s := g.values(lambda run: run.fact(figure.name)))}
     if not scored:
         return [Section(title, f"None of the runs has a figure {figure.name} yet.")]
     if not score_statistics.available():
@@ -60,10 +60,10 @@ def _scores(title: str, figure: Figure, summaries: Sequence[tuple[RunGroup, Scor
         [
             group.label,
             str(scores.runs),
-            number(scores.mean),
-            _NONE if scores.stderr is None else f"± {number(scores.stderr)}",
+            number_text(scores.mean),
+            _NONE if scores.stderr is None else f"± {number_text(scores.stderr)}",
             _interval(scores.mean_interval),
-            number(scores.iqm),
+            number_text(scores.iqm),
             _interval(scores.iqm_interval),
         ]
         for group, scores in summaries
@@ -103,7 +103,7 @@ def _improvements(figure: Figure, scored: Sequence[tuple[RunGroup, Sequence[floa
 
 
 def _interval(interval: Interval | None) -> str:
-    return _NONE if interval is None else f"{number(interval[0])} to {number(interval[1])}"
+    return _NONE if interval is None else f"{number_text(interval[0])} to {number_text(interval[1])}"
 
 
 def _dots(figure: Figure, summaries: Sequence[tuple[RunGroup, Scores]]) -> Draw:
@@ -116,7 +116,7 @@ def _dots(figure: Figure, summaries: Sequence[tuple[RunGroup, Scores]]) -> Draw:
                 axes.plot(scores.iqm_interval, [row, row], color=colour, linewidth=5, alpha=0.35)
             axes.plot(scores.iqm, row, "o", color=colour, markersize=7)
             axes.plot(scores.mean, row, "o", color=COLOURS["muted"], markersize=4, fillstyle="none")
-        tidy(axes, "", f"{figure.title}: interquartile mean with its 95% interval; ring: mean")
+        style_axes(axes, "", f"{figure.title}: interquartile mean with its 95% interval; ring: mean")
         _label_rows(axes, [group.label for group, _ in summaries])
 
     return draw
@@ -132,7 +132,7 @@ def _chances(rows: Sequence[tuple[str, float, Interval | None]]) -> Draw:
                 axes.plot(interval, [row, row], color=COLOURS["accent"], linewidth=5, alpha=0.35)
             axes.plot(chance, row, "o", color=COLOURS["accent"], markersize=7, clip_on=False)
             axes.text(1.03, row, f"{chance:.0%}", va="center", color=COLOURS["ink"], clip_on=False)
-        tidy(axes, "", "probability of improvement")
+        style_axes(axes, "", "probability of improvement")
         axes.set_xlim(0, 1.1)
         _label_rows(axes, [name for name, *_ in rows])
         percent_axis(axes.xaxis)

@@ -50,9 +50,9 @@ NO_TRACE = TraceSchedule(first_seconds=math.inf)
 class StepTimer:
     """Counts the staleness of every step, and in bursts records the spans of one member's loop.
 
-    ``seconds`` is the run's clock, as in ``time_seconds``. ``others`` are further channels on which this
-    member may wait. The loop calls ``lap(kind)`` at the end of each activity and ``end_iteration()`` at the
-    end of each iteration; ``fields()`` are for the next record.
+    ``seconds`` is the run's clock, as in ``time_seconds``. ``other_channels`` are further channels
+    on which this member may wait. The loop calls ``lap(kind)`` at the end of each activity and
+    ``end_iteration()`` at the end of each iteration; ``fields()`` are for the next record.
 
     Spans cover a burst without gaps, except for activities without a kind (recording, saving). The duration
     of the waiting within an activity is known, but not when it began: it is placed first, as in a collective.
@@ -62,13 +62,13 @@ class StepTimer:
         self,
         seconds: Callable[[], float],
         bound_replicas: Sequence[BoundReplica],
-        others: Sequence[Channel] = (),
+        other_channels: Sequence[Channel] = (),
         schedule: TraceSchedule | None = None,
     ) -> None:
         self._seconds = seconds
         self._schedule = schedule or TraceSchedule()
         self._replicas = [bound.replica for bound in bound_replicas]
-        self._channels = [*(bound.channel for bound in bound_replicas), *others]
+        self._channels = [*(bound.channel for bound in bound_replicas), *other_channels]
         self._due = self._schedule.after(seconds())
         self._recording = False
         self._burst_start = self._lap_start = self._waited_before = 0.0
@@ -171,7 +171,7 @@ class StepTimer:
 
     @property
     def waiting_seconds(self) -> float:
-        """Time spent waiting for others so far: in the strategy's steps and on the channels ``others``."""
+        """Time spent waiting for others so far: in the strategy's steps and on ``other_channels``."""
         return sum(channel.traffic.waiting_seconds for channel in self._channels)
 
 

@@ -12,15 +12,20 @@ from murmurate.spec import Shapes
 
 
 def check_steps(
-    steps: Steps, low: int, simulators: int, observation: Column, action: Column, behaviour: Shapes
+    steps: Steps,
+    first_simulator: int,
+    simulators: int,
+    observation: Column,
+    action: Column,
+    behaviour: Shapes,
 ) -> None:
     """Raise ValueError, naming the field, if a shape or dtype differs from the declared column, a simulator
     does not exist, a reward is not finite, or an action_value or next_value is infinite (nan: unknown)."""
     count = steps.reward.shape[0]  # cheaper than len, which checks whether torch is tracing
-    if not (low >= 0 and low + count <= simulators):
+    if not (first_simulator >= 0 and first_simulator + count <= simulators):
         raise ValueError(
-            f"a step of simulators {low} to {low + count - 1}, but this replay was opened for {simulators}: "
-            "open it with the number of simulators that it serves"
+            f"a step of simulators {first_simulator} to {first_simulator + count - 1}, but this replay was "
+            f"opened for {simulators}: open it with the number of simulators that it serves"
         )
     flag = Column((), torch.bool)
     for name, value, column in (
@@ -54,7 +59,8 @@ def check_steps(
         wrong = np.isinf(values) if name != "reward" else ~np.isfinite(values)
         if np.count_nonzero(wrong):
             b = int(wrong.argmax())
-            raise ValueError(f"'{name}' of simulator {low + b} is {float(numbers[b])}: give finite numbers")
+            simulator = first_simulator + b
+            raise ValueError(f"'{name}' of simulator {simulator} is {float(numbers[b])}: give finite numbers")
 
 
 def check_errors(error: Tensor, count: int) -> None:

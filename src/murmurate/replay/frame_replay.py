@@ -103,11 +103,14 @@ class FrameReplay:
         # a step may append the first stack of an episode, and n frames at an episode's end
         return bool((self._heads + self.frames.window > self.frames.length).any())
 
-    def observe(self, low: int, steps: Steps) -> int:
+    def observe(self, first_simulator: int, steps: Steps) -> int:
         """Observations are [b, stack * C, H, W] uint8, the newest image last."""
-        check_steps(steps, low, len(self._heads), self._observation, self._action, self._behaviour)
+        check_steps(
+            steps, first_simulator, len(self._heads), self._observation, self._action, self._behaviour
+        )
         count, length = steps.reward.shape[0], self.frames.length
-        stepping, streams = slice(low, low + count), np.arange(low, low + count)
+        stop = first_simulator + count
+        stepping, streams = slice(first_simulator, stop), np.arange(first_simulator, stop)
         terminated, truncated = steps.terminated.numpy(), steps.truncated.numpy()
         begins = self._first[stepping].copy()
         if begins.any():
@@ -117,8 +120,8 @@ class FrameReplay:
         push(self._actions[:, stepping], steps.action.numpy())
         for name, history in self._recorded.items():
             push(history[:, stepping], steps.behaviour[name.removeprefix(RECORDED)].detach().numpy())
-        self._errors.step(low, count, steps.action_value)
-        completed = self._returns.step(low, steps.reward.numpy(), terminated, truncated)
+        self._errors.step(first_simulator, count, steps.action_value)
+        completed = self._returns.step(first_simulator, steps.reward.numpy(), terminated, truncated)
         image = self._images(steps.next_observation)[:, -1]
         self._append(streams, image)
         # after a termination s' is not used (discount 0), but a window still has n frames after s
@@ -140,8 +143,11 @@ class FrameReplay:
             values[name] = self.rows.as_bytes(name, torch.from_numpy(history[first_step]))
         self.rows.put(slots, values)
         # after a termination s' is not used; the length is then n, for which s' needs no second copy
-        self._lengths[slots] = np.where(terminated[completed.simulator - low], self.steps, completed.age)
-        self.sampler.put(torch.from_numpy(slots), self._errors.errors(completed, low, steps.next_value))
+        self._lengths[slots] = np.where(
+            terminated[completed.simulator - first_simulator], self.steps, completed.age
+        )
+        errors = self._errors.errors(completed, first_simulator, steps.next_value)
+        self.sampler.put(torch.from_numpy(slots), errors)
         self.inserted += len(slots)
         return len(slots)
 
@@ -161,9 +167,9 @@ class FrameReplay:
         self.frames.append(streams, heads, images)
         self._heads[streams] = heads + 1
 
-    def restart(self, low: int, count: int) -> None:
-        self._returns.forget(low, count)
-        self._first[low : low + count] = True
+    def restart(self, first_simulator: int, count: int) -> None:
+        self._returns.forget(first_simulator, count)
+        self._first[first_simulator : first_simulator + count] = True
 
     def choose(self, count: int, beta: float, out: Draw | None = None) -> Selection:
         draw = self.sampler.draw(count, beta, out)

@@ -95,15 +95,17 @@ class Replay(Protocol):
         """Whether the next step may overwrite a transition that can be drawn."""
         ...
 
-    def observe(self, low: int, steps: Steps) -> int:
-        """Add one step of the simulators from number ``low`` on; returns how many transitions it completed.
+    def observe(self, first_simulator: int, steps: Steps) -> int:
+        """Add one step of the simulators from number ``first_simulator`` on; returns how many transitions it
+        completed.
 
         Raises ValueError for wrong shapes, dtypes or values (see ``checks``), before any change.
         """
         ...
 
-    def restart(self, low: int, count: int) -> None:
-        """Discard the unfinished transitions of ``count`` simulators from ``low`` on, which were reset."""
+    def restart(self, first_simulator: int, count: int) -> None:
+        """Discard the unfinished transitions of ``count`` simulators from ``first_simulator`` on, which were
+        reset."""
         ...
 
     def choose(self, count: int, beta: float, out: Draw | None = None) -> Selection:

@@ -27,7 +27,7 @@ def private(label: str, size_bytes: int) -> memoryview:
     if size_bytes > free:
         raise Refusal(
             f"the replay's {label} need {size_bytes / 2**30:.1f} GiB but {free / 2**30:.1f} GiB are free. "
-            "Use a smaller --replay.capacity, or files: --replay.folder, for a folder on a disk."
+            "Use a smaller --replay.capacity, or keep the replay in files on a disk: --replay.folder FOLDER."
         )
     buffer = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -77,7 +77,7 @@ def refuse_full_disk(folder: Path, size_bytes: int) -> None:
         raise Refusal(f"replay.folder cannot be used: {error.strerror}. Name another folder.") from error
     if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
         raise Refusal(
-            f"replay.folder is {folder}, and {existing} is no folder to write to. Name another folder."
+            f"replay.folder is {folder}, and {existing} is not a folder that can be written to. Name another."
         )
     if size_bytes > free:
         raise Refusal(
@@ -94,7 +94,7 @@ def array(allocate: Allocate, label: str, shape: tuple[int, ...], dtype: np.dtyp
 
 
 def on_device(device: torch.device, label: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """Zeros [shape] uint8 in a device's memory. Raises Refusal if a GPU has less memory free."""
+    """Zeros [shape] uint8 in a device's memory. Raises Refusal if a GPU has too little free memory."""
     size_bytes = int(np.prod(shape, dtype=np.int64))
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]

@@ -47,13 +47,16 @@ class NStepReturns:
         self._reward: Floats = np.zeros((steps, simulators))  # newest first
         self._incomplete: Integers = np.zeros(simulators, np.int64)  # number of incomplete returns
 
-    def step(self, low: int, reward: npt.ArrayLike, terminated: Flags, truncated: Flags) -> CompletedReturns:
-        """Add one step of b simulators from number ``low`` on; rewards are [b]."""
+    def step(
+        self, first_simulator: int, reward: npt.ArrayLike, terminated: Flags, truncated: Flags
+    ) -> CompletedReturns:
+        """Add one step of b simulators from number ``first_simulator`` on; rewards are [b]."""
         new = np.asarray(reward, np.float64)
-        stepping = slice(low, low + len(new))
+        stop = first_simulator + len(new)
+        stepping = slice(first_simulator, stop)
         if self.steps == 1:  # every return is complete at once
             self._reward[0, stepping] = new
-            simulator, age = np.arange(low, low + len(new)), np.ones(len(new), np.int64)
+            simulator, age = np.arange(first_simulator, stop), np.ones(len(new), np.int64)
             discount = np.where(terminated, np.float32(0.0), np.float32(self.discount))
             return CompletedReturns(simulator, age, new.astype(np.float32), discount)
         rewards = self._reward[:, stepping]
@@ -68,7 +71,7 @@ class NStepReturns:
             (rows,) = np.nonzero(complete)
             if len(rows):
                 discount = np.where(terminated[rows], 0.0, self.discount**k)
-                by_age.append((rows + low, np.full(len(rows), k), total[rows], discount))
+                by_age.append((rows + first_simulator, np.full(len(rows), k), total[rows], discount))
         self._incomplete[stepping] = np.where(ended, 0, np.minimum(ages, self.steps - 1))
         if not by_age:
             empty = np.zeros(0, np.int64)
@@ -77,9 +80,9 @@ class NStepReturns:
         simulator, age, reward_sum, discount = columns
         return CompletedReturns(simulator, age, reward_sum.astype(np.float32), discount.astype(np.float32))
 
-    def forget(self, low: int, count: int) -> None:
-        """Discard the incomplete returns of ``count`` simulators from ``low`` on."""
-        self._incomplete[low : low + count] = 0
+    def forget(self, first_simulator: int, count: int) -> None:
+        """Discard the incomplete returns of ``count`` simulators from ``first_simulator`` on."""
+        self._incomplete[first_simulator : first_simulator + count] = 0
 
     def state(self) -> dict[str, Any]:
         return {
@@ -98,16 +101,18 @@ class InitialErrors:
     def __init__(self, simulators: int, steps: int) -> None:
         self._action_value = np.full((steps, simulators), np.nan, np.float32)  # newest first
 
-    def step(self, low: int, count: int, action_value: Tensor | None) -> None:
+    def step(self, first_simulator: int, count: int, action_value: Tensor | None) -> None:
         new = np.float32(np.nan) if action_value is None else action_value.detach().float().numpy()
-        push(self._action_value[:, low : low + count], new)
+        push(self._action_value[:, first_simulator : first_simulator + count], new)
 
-    def errors(self, completed: CompletedReturns, low: int, next_value: Tensor | None) -> Tensor | None:
+    def errors(
+        self, completed: CompletedReturns, first_simulator: int, next_value: Tensor | None
+    ) -> Tensor | None:
         """The errors [M] of completed returns; None if one of the values is unknown."""
         if next_value is None:
             return None
         action_value = self._action_value[completed.age - 1, completed.simulator]
-        bootstrap = next_value.detach().float().numpy()[completed.simulator - low]
+        bootstrap = next_value.detach().float().numpy()[completed.simulator - first_simulator]
         error = completed.reward + completed.discount * bootstrap - action_value
         return None if np.count_nonzero(np.isnan(error)) else torch.from_numpy(error)
 

@@ -93,26 +93,27 @@ class RowReplay:
         # one step of all simulators completes at most n transitions of each
         return self.head + self._most_completed > self.sampler.capacity
 
-    def observe(self, low: int, steps: Steps) -> int:
-        check_steps(steps, low, self.simulators, self._observation, self._action, self._behaviour)
+    def observe(self, first_simulator: int, steps: Steps) -> int:
+        check_steps(steps, first_simulator, self.simulators, self._observation, self._action, self._behaviour)
         count = steps.reward.shape[0]
-        self._errors.step(low, count, steps.action_value)
+        self._errors.step(first_simulator, count, steps.action_value)
         new = {"observation": steps.observation, "action": steps.action}
         new |= {RECORDED + name: steps.behaviour[name] for name in self._behaviour}
         for name, history in self._step_bytes.items():
-            push(history[:, low : low + count], self.rows.as_bytes(name, new[name]))
+            push(history[:, first_simulator : first_simulator + count], self.rows.as_bytes(name, new[name]))
         completed = self._returns.step(
-            low, steps.reward.numpy(), steps.terminated.numpy(), steps.truncated.numpy()
+            first_simulator, steps.reward.numpy(), steps.terminated.numpy(), steps.truncated.numpy()
         )
         if not len(completed):
             return 0
         first_step = (completed.age - 1, completed.simulator)
         values = {name: history[first_step] for name, history in self._step_bytes.items()}
         next_observation = self.rows.as_bytes("next_observation", steps.next_observation)
-        values["next_observation"] = next_observation[completed.simulator - low]
+        values["next_observation"] = next_observation[completed.simulator - first_simulator]
         values["reward"] = numbers_as_bytes(completed.reward)
         values["discount"] = numbers_as_bytes(completed.discount)
-        return self._insert(values, len(completed), self._errors.errors(completed, low, steps.next_value))
+        errors = self._errors.errors(completed, first_simulator, steps.next_value)
+        return self._insert(values, len(completed), errors)
 
     def insert(self, values: Mapping[str, Tensor], count: int, error: Tensor | None = None) -> int:
         """Insert ``count`` transitions at once: values [count, ...] of each column. error: [count], for their
@@ -142,8 +143,8 @@ class RowReplay:
         self.sampler.put(torch.from_numpy(slots), error)
         return count
 
-    def restart(self, low: int, count: int) -> None:
-        self._returns.forget(low, count)
+    def restart(self, first_simulator: int, count: int) -> None:
+        self._returns.forget(first_simulator, count)
 
     def choose(self, count: int, beta: float, out: Draw | None = None) -> Selection:
         draw = self.sampler.draw(count, beta, out)

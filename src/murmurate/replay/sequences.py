@@ -55,13 +55,13 @@ class Trajectories:
         """Steps in the ring, of all simulators."""
         return int(self._counts.sum())
 
-    def observe(self, low: int, steps: Steps) -> None:
-        """Add one step of the simulators from number ``low`` on.
+    def observe(self, first_simulator: int, steps: Steps) -> None:
+        """Add one step of the simulators from number ``first_simulator`` on.
 
         Raises ValueError for wrong shapes, dtypes or values (see ``checks``), before any change.
         """
-        check_steps(steps, low, self.simulators, self._observation, self._action, self._behaviour)
-        simulators = np.arange(low, low + len(steps.reward))
+        check_steps(steps, first_simulator, self.simulators, self._observation, self._action, self._behaviour)
+        simulators = np.arange(first_simulator, first_simulator + len(steps.reward))
         rows = self._rows(self._heads[simulators], simulators)
         values = {"observation": steps.observation, "action": steps.action, "reward": steps.reward}
         values |= {"terminated": steps.terminated, "truncated": steps.truncated}
@@ -77,9 +77,10 @@ class Trajectories:
         next_rows = self._rows(self._heads[simulators], simulators)
         self._columns["observation"][next_rows] = steps.next_observation
 
-    def restart(self, low: int, count: int) -> None:
-        """The simulators from ``low`` on were reset: end their trajectories there, as if truncated."""
-        for b in range(low, low + count):
+    def restart(self, first_simulator: int, count: int) -> None:
+        """The simulators from ``first_simulator`` on were reset: end their trajectories there, as if
+        truncated."""
+        for b in range(first_simulator, first_simulator + count):
             if not self._counts[b]:
                 continue
             newest = int(self._rows(self._heads[b] - 1, np.int64(b)))

@@ -37,14 +37,15 @@ class Scale:
     A member writes only its own logarithm, so no change is lost if several members shrink a shared vector.
 
     Attributes:
-        kept: whether row-sparse gradients change only the scale and their rows; else they are made dense.
+        keeps_scale: whether row-sparse gradients change only the scale and their rows; else they are made
+            dense.
         touched: [V] uint8, or None; entries of changed rows are set to 1.
     """
 
     def __init__(self, vector: Tensor) -> None:
         self.vector = vector
         self.shared = False
-        self.kept = True
+        self.keeps_scale = True
         self.touched: Tensor | None = None
         self._fold_if_small = self.fold_if_small
         self._own_index = 0
@@ -72,16 +73,16 @@ class Scale:
 
     def keep(
         self,
-        kept: bool = True,
+        keeps_scale: bool = True,
         *,
         touched: Tensor | None = None,
         fold_if_small: Callable[[], None] | None = None,
     ) -> None:
-        """Set ``kept`` and ``touched``, for a strategy that can exchange ``scale * vector``.
+        """Set ``keeps_scale`` and ``touched``, for a strategy that can exchange ``scale * vector``.
 
         fold_if_small: called instead of the method of that name when the scale is almost 0.
         """
-        self.kept, self.touched = kept, touched
+        self.keeps_scale, self.touched = keeps_scale, touched
         self._fold_if_small = fold_if_small or self.fold_if_small
 
     @property

@@ -81,7 +81,7 @@ def _restore(replica: Replica, group_state: dict[str, Any], key: str, stored: An
     if isinstance(stored, dict):
         flat = torch.empty_like(group_state[key])
         start = replica.group_bounds[index][0] if len(replica.group_bounds) > 1 else 0
-        for part in replica.parts:
+        for part in replica.slices:
             if part.name in stored:
                 view(flat, part, start).copy_(stored[part.name])
         stored = flat
@@ -94,5 +94,5 @@ def _logical(replica: Replica, key: str, value: Any) -> Any:
     start, stop = replica.group_bounds[index] if len(replica.group_bounds) > 1 else (0, len(replica))
     if not torch.is_tensor(value) or value.numel() != stop - start or value.dim() != 1:
         return value
-    inside = [p for p in replica.parts if start <= p.start and p.stop <= stop]
+    inside = [p for p in replica.slices if start <= p.start and p.stop <= stop]
     return {part.name: view(value, part, start).clone() for part in inside}

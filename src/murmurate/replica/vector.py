@@ -113,16 +113,16 @@ class Replica:
         self.own_gradient: Tensor | None = None  # [N] before averaging
         self.make_optimizer = make_optimizer
         self._grouping = grouping(module, groups)
-        self.parts, self.group_bounds = lay_out(module, self._grouping)
+        self.slices, self.group_bounds = lay_out(module, self._grouping)
         example = next(p for p in module.parameters() if p.requires_grad)
-        total = self.parts[-1].stop
+        total = self.slices[-1].stop
         self._storage = torch.empty(total, dtype=example.dtype, device=example.device)
         self._storage_grad = self._storage.new_zeros(total)
         self.scale = Scale(self._storage)
-        for part in self.parts:
+        for part in self.slices:
             view(self._storage, part).copy_(getattr(part.owner, part.attribute).detach())
-        self._gradient_views = [view(self._storage_grad, part) for part in self.parts]
-        self._compute_parts = [p for p in self.parts if compute_dtype and in_compute(p.name)]
+        self._gradient_views = [view(self._storage_grad, part) for part in self.slices]
+        self._compute_parts = [p for p in self.slices if compute_dtype and in_compute(p.name)]
         self._low_precision = None
         if self._compute_parts:
             self._low_precision = self._storage.new_empty(total, dtype=compute_dtype)
@@ -150,11 +150,11 @@ class Replica:
         return self._storage.device
 
     def own_parameters(self) -> list[nn.Parameter]:
-        return [getattr(part.owner, part.attribute) for part in self.parts]
+        return [getattr(part.owner, part.attribute) for part in self.slices]
 
     def named_views(self, vector: Tensor | None = None) -> Iterator[tuple[str, Tensor]]:
         """(name, values in logical order and shape) of each parameter in ``vector`` [N] (default: own)."""
-        for part in self.parts:
+        for part in self.slices:
             yield part.name, view(self._storage if vector is None else vector, part)
 
     def _optimizer_input(self) -> list[Any]:
@@ -178,7 +178,7 @@ class Replica:
     def _make_views(self) -> None:
         """Make the module's parameters views of the vector, or of its low-precision copy."""
         low_precision = {part.name for part in self._compute_parts}
-        for part in self.parts:
+        for part in self.slices:
             parameter: nn.Parameter = getattr(part.owner, part.attribute)
             parameter.grad = None  # torch refuses data of another dtype than the gradient's
             if part.name in low_precision and self._low_precision is not None:
@@ -240,7 +240,7 @@ class Replica:
                     "nothing. Never call its zero_grad: descend clears the gradient."
                 )
         low_precision = {part.name: self._low_precision for part in self._compute_parts}
-        check_views(self.name, self.parts, self._storage, self._storage_grad, low_precision)
+        check_views(self.name, self.slices, self._storage, self._storage_grad, low_precision)
 
     # -- learning -----------------------------------------------------------------------------------
 
@@ -259,7 +259,7 @@ class Replica:
         gradients = torch.autograd.grad(loss, self.own_parameters(), allow_unused=True)
         if not self._checked:
             self.check()
-            refuse_late_hooks(self.parts)
+            refuse_late_hooks(self.slices)
             self._checked = True
         with torch.no_grad():
             for target, gradient in zip(self._gradient_views, gradients, strict=True):
@@ -277,7 +277,7 @@ class Replica:
         if isinstance(gradient, Rows):
             check_rows(gradient, self._storage)
             check_plain(self.optimizer, self.clip, self.name)
-            if self.scale.kept:
+            if self.scale.keeps_scale:
                 self._pending_rows = gradient
             else:
                 self._storage_grad.copy_(gradient.dense(self._storage))
@@ -291,7 +291,7 @@ class Replica:
     @property
     def row_width(self) -> int | None:
         """W of a module whose only parameter is a matrix [V, W]; None for any other."""
-        shapes = [part.shape for part in self.parts]
+        shapes = [part.shape for part in self.slices]
         return shapes[0][1] if len(shapes) == 1 and len(shapes[0]) == 2 else None
 
     def values(self) -> Tensor:

@@ -183,7 +183,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         # for each parameter: (name, parameters of the module that owns it, its name among these)
         self._places = [
             (part.name, *owners.get(id(parameter), (_NOWHERE, "")))
-            for part, parameter in zip(replica.parts, replica.own_parameters(), strict=True)
+            for part, parameter in zip(replica.slices, replica.own_parameters(), strict=True)
         ]
         # (parameter, address of its values, view of its gradient), which do not change
         self._views = [
@@ -271,7 +271,9 @@ class WrappedOptimizer(torch.optim.Optimizer):
         """The state in the format of the plain optimizer, which can load it."""
         replica = self.replica
         saved = replica.state()["optimizer"]
-        counts = [sum(start <= p.start < stop for p in replica.parts) for start, stop in replica.group_bounds]
+        counts = [
+            sum(start <= p.start < stop for p in replica.slices) for start, stop in replica.group_bounds
+        ]
         groups, state, first_index = [], {}, 0
         for number, (group, count) in enumerate(zip(self.optimizer.param_groups, counts, strict=True)):
             indices = list(range(first_index, first_index + count))
@@ -279,7 +281,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
             groups.append(settings | {"params": indices})
             for index in indices:
                 parameter_state = {
-                    key.split(".", 1)[1]: _state_of_parameter(value, replica.parts[index].name)
+                    key.split(".", 1)[1]: _state_of_parameter(value, replica.slices[index].name)
                     for key, value in saved.items()
                     if key.startswith(f"{number}.")
                 }
@@ -296,14 +298,16 @@ class WrappedOptimizer(torch.optim.Optimizer):
         replica, stored = self.replica, state_dict["state"]
         loaded: dict[str, Any] = {}
         groups = state_dict["param_groups"]
-        counts = [sum(start <= p.start < stop for p in replica.parts) for start, stop in replica.group_bounds]
+        counts = [
+            sum(start <= p.start < stop for p in replica.slices) for start, stop in replica.group_bounds
+        ]
         if [len(g["params"]) for g in groups] != counts:
             raise ValueError(f"the state has groups of other sizes than {counts}: it is of another model")
         for number, (group, own_group) in enumerate(zip(groups, self.optimizer.param_groups, strict=True)):
             own_group.update({k: v for k, v in group.items() if k != "params"})
             for index in group["params"]:
                 for key, value in stored.get(index, {}).items():
-                    part = replica.parts[index]
+                    part = replica.slices[index]
                     if torch.is_tensor(value) and value.shape == part.shape and key != "step":
                         loaded.setdefault(f"{number}.{key}", {})[part.name] = value
                     else:

@@ -51,7 +51,8 @@ class Cluster:
     pause_seconds: how long a pause lasts.
     cut_every_seconds: mean time between cuts of all links of one replica.
     cut_seconds: how long a cut lasts.
-    partition: start, end, share: that share of the replicas receives nothing from the rest in between.
+    partition: start, end, share: in between, that share of the replicas, those of the lowest ranks, and the
+        rest receive nothing from each other.
     late_join: share, seconds: that share of the replicas joins only at that time.
     lines: records to write over the run; with more than 16 replicas each record combines all of them.
     """
@@ -114,7 +115,7 @@ class Cluster:
                 f"--network {self.network}: {error}. For example --network latency=1e-4,bandwidth=1e9."
             ) from error
 
-    def late(self, replicas: int) -> list[int]:
+    def late_ranks(self, replicas: int) -> list[int]:
         """The ranks that join late: the last ones, never all."""
         share = self.late_join[0] if self.late_join else 0.0
         count = min(math.ceil(share * replicas), replicas - 1)

@@ -44,7 +44,7 @@ class FaultInjector:
             fabric.cut(Partition(start_seconds=start, end_seconds=end, island=island))
             message = f"{len(island)} replicas are cut off from the rest until {end:g} s"
             fabric.at(start, lambda: monitor.event("partition", message) if monitor.running else None)
-        for rank in cluster.late(replicas):
+        for rank in cluster.late_ranks(replicas):
             fabric.at(cluster.late_join[1], functools.partial(self._enter, rank))
 
     def _schedule(self, mean_seconds: float, inject: Callable[[int], None]) -> None:

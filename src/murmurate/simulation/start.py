@@ -84,7 +84,7 @@ class Simulation:
         self._incarnations = [0] * run.replicas
         self._traced_ranks = frozenset(shown_members(run.replicas))
         self._trace_schedule = self._early_trace_schedule()
-        late, network = cluster.late(run.replicas), cluster.network_model()
+        late_ranks, network = cluster.late_ranks(run.replicas), cluster.network_model()
         self.fabric = SimulatedFabric(
             run.members,
             derive_seed(run.seed, "schedule") % 2**32,
@@ -94,7 +94,7 @@ class Simulation:
             # no others, as the fabric would synchronize for capabilities that the strategy does not need
             capabilities=run.strategy.needs,
             keep_log=False,
-            absent=late,
+            absent=late_ranks,
             own_clocks=True,
             coroutines="threads" if run.learner.collectives_in_backward else "greenlets",
         )

@@ -82,7 +82,7 @@ class ActorAgent:
             backoff.sleep()
         if self._parameters.version == self.version:
             return
-        tensors = published(self.agent)
+        tensors = published_tensors(self.agent)
         vector = torch.empty(sum(x.numel() for x in tensors))
         self.version = self._parameters.read(vector)
         with torch.no_grad():
@@ -93,7 +93,7 @@ class ActorAgent:
             self.agent.replicas[name].clock = self.version - 1  # versions begin at 1, updates at 0
 
 
-def published(agent: Agent) -> list[Tensor]:
+def published_tensors(agent: Agent) -> list[Tensor]:
     """The tensors that actors need from the learner's agent: the vectors of its acting replicas, and buffers
     such as statistics of observations."""
     replicas = [agent.replicas[name] for name in agent.acting]

@@ -16,7 +16,7 @@ from murmurate.errors import RunFailed
 from murmurate.fabric.processes.module_process import Inherited, ModuleProcess, start_module
 from murmurate.fabric.processes.process_handle import is_stopped
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
-from murmurate.sources.actor_agent import ActorSettings, published
+from murmurate.sources.actor_agent import ActorSettings, published_tensors
 from murmurate.sources.polling import LONGEST_SECONDS
 from murmurate.sources.shared_ring import SharedParameters
 from murmurate.worlds.interface import SimulatorWorld
@@ -138,7 +138,8 @@ class ActorProcesses(Generic[R]):
         self.plan, self._module, self._seed, self._on_start = plan, module, seed, on_start
         self._learner = learner
         self._memory_file = SharedMemoryFile.create()
-        self.parameters = SharedParameters(self._memory_file, sum(x.numel() for x in published(learner)))
+        count = sum(x.numel() for x in published_tensors(learner))
+        self.parameters = SharedParameters(self._memory_file, count)
         bounds = [plan.simulators * k // plan.actors for k in range(plan.actors + 1)]
         self.actors: list[ActorProcess[R]] = []
         for index, (start, stop) in enumerate(itertools.pairwise(bounds)):
@@ -161,7 +162,7 @@ class ActorProcesses(Generic[R]):
 
     def publish(self, version: int) -> None:
         """Publish the learner's current parameters to the actors."""
-        vectors = [x.detach().flatten().float().cpu() for x in published(self._learner)]
+        vectors = [x.detach().flatten().float().cpu() for x in published_tensors(self._learner)]
         self.parameters.publish(vectors[0] if len(vectors) == 1 else torch.cat(vectors), version)
 
     def start(self, batches: int) -> None:

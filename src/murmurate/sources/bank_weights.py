@@ -19,7 +19,7 @@ from murmurate.fabric.interface import Channel
 
 _EXCHANGE_EVERY = 10  # draws between two exchanges: the greatest weight changes slowly
 # shape and dtype of the channel: an integer, because channels of floating-point numbers may be compressed
-LIKE = torch.zeros(1, dtype=torch.int64)
+CHANNEL_LIKE = torch.zeros(1, dtype=torch.int64)
 
 
 class BankWeights:

@@ -50,7 +50,7 @@ class JoinedTrajectories:
     def trajectory(self) -> Trajectory:
         """All ``count`` trajectories as one; valid until the next ``put``."""
         on_device = {name: x.to(self._device, non_blocking=True) for name, x in self._tensors.items()}
-        final = row_major(self._tensors["truncated"], self._finals)
+        final = join_row_major(self._tensors["truncated"], self._finals)
         return Trajectory(
             **{name: on_device[name] for name in _TIME_MAJOR},
             last_observation=on_device["last_observation"],
@@ -60,7 +60,7 @@ class JoinedTrajectories:
         )
 
 
-def row_major(truncated: Tensor, finals: Sequence[Tensor | None]) -> Tensor | None:
+def join_row_major(truncated: Tensor, finals: Sequence[Tensor | None]) -> Tensor | None:
     """[K, ...]: final observations in the row-major order of ``truncated`` [T, B]; None if no step was
     truncated. finals: the columns are divided into equal groups; for each group, its final observations in
     row-major order."""

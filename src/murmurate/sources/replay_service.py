@@ -19,7 +19,7 @@ from murmurate.sources.actor_processes import ActorPlan
 from murmurate.sources.interface import RunView, Source, SourceConfig, SourceContext
 from murmurate.sources.replay_source import ReplaySourceConfig
 from murmurate.sources.service_control import batch_fields
-from murmurate.sources.service_links import ShardAddress, new_name
+from murmurate.sources.service_links import ShardAddress, new_socket_name
 from murmurate.sources.service_processes import shard_config
 from murmurate.sources.service_shard import ShardSettings
 from murmurate.sources.service_slots import SlotLayout
@@ -215,7 +215,7 @@ class ReplayServiceSourceConfig(SourceConfig):
         run, requires = context.run, context.run.learner.requires
         key = secrets.token_hex(32)
         return ShardSettings(
-            address=ShardAddress(context.rank, index, new_name(), context.address, key=key),
+            address=ShardAddress(context.rank, index, new_socket_name(), context.address, key=key),
             spec=run.world.spec(),
             config=shard_config(self.replay, self.shards, index),
             slack=self.slack or 2 * self._least_slack(run),

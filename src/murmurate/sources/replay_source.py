@@ -18,7 +18,7 @@ from murmurate.replay.config import ReplayConfig, memory_bytes, open_replay, rep
 from murmurate.replay.memory import refuse_full_disk
 from murmurate.sources.actor_processes import ActorPlan
 from murmurate.sources.actor_source import ActorSource
-from murmurate.sources.bank_weights import LIKE, BankWeights
+from murmurate.sources.bank_weights import CHANNEL_LIKE, BankWeights
 from murmurate.sources.interface import RunView, Source, SourceConfig, SourceContext
 from murmurate.sources.replay_sampler import ReplaySampler, Sampler
 from murmurate.sources.simulator_groups import (
@@ -130,7 +130,7 @@ class ReplaySourceConfig(SourceConfig):
             device=context.device,
         )
         joint_weights = self.replay.weights == "all" and run.replicas > 1
-        banks = BankWeights(context.channel("banks", LIKE), run.replicas) if joint_weights else None
+        banks = BankWeights(context.channel("banks", CHANNEL_LIKE), run.replicas) if joint_weights else None
         device = context.device
         sampler = ReplaySampler(store, self.replay, requires.batch, device, context.progress, banks)
         first_simulator, total = rank * self.simulators, run.replicas * self.simulators

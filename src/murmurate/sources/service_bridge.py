@@ -106,7 +106,7 @@ def dial_bridge(address: ShardAddress, stream: Stream, slots: BatchSlots) -> tup
 
     def to_payload(message: bytes) -> bytes:
         request = DrawRequest.read(message)
-        if not request.has_errors:
+        if not request.error_bits:
             return message
         return b"".join([message, *_part_rows(slots, "errors", request.slot, request.part)])
 
@@ -172,7 +172,7 @@ class Bridges:
         def to_message(payload: bytes) -> bytes:
             message = bytes(payload[:REQUEST_BYTES])
             request = DrawRequest.read(message)
-            if request.has_errors:
+            if request.error_bits:
                 offset = REQUEST_BYTES
                 for rows in _part_rows(slots, "errors", request.slot, request.part):
                     rows[:] = memoryview(payload)[offset : offset + rows.nbytes]

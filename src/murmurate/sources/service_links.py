@@ -27,14 +27,14 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid and gid of a peer
 class DrawRequest(NamedTuple):
     """A request to draw the rows of ``part`` into ``slot``.
 
-    number: number of the slot's draw. has_errors: a bit for each batch of the slot's previous block; if it is
+    number: number of the slot's draw. error_bits: a bit for each batch of the slot's previous block; if it is
     set, the shard first updates its priorities by the errors of the rows that it drew for that batch. beta,
     alpha: exponents; a negative alpha leaves the shard's alpha unchanged."""
 
     slot: int
     part: int
     number: int
-    has_errors: int
+    error_bits: int
     beta: float
     alpha: float
 
@@ -89,7 +89,7 @@ class Stream:
     token: str
 
 
-def new_name() -> str:
+def new_socket_name() -> str:
     """A name for a shard's socket, which cannot be guessed."""
     return f"murmurate-replay-{secrets.token_hex(16)}"
 

@@ -124,14 +124,14 @@ class SamplerLoop:
     def _begin(self, slot: int) -> None:
         """Request the next block of a slot; shards first take the errors of its last block."""
         slots, parts = self._slots, range(self._slots.layout.parts)
-        has_errors = slots.has_errors(slot)
+        error_bits = slots.error_bits(slot)
         last_owners = [slots.owner(slot, part) for part in parts]
         owners = [self._owner(part) for part in parts]
         for part in parts:
             slots.set_owner(slot, part, owners[part])
         slots.begin(slot)
         for part in parts:
-            self._request(slot, part, has_errors if owners[part] == last_owners[part] else 0)
+            self._request(slot, part, error_bits if owners[part] == last_owners[part] else 0)
 
     def _finish(self, slot: int) -> None:
         if self._slots.finish(slot):
@@ -144,11 +144,11 @@ class SamplerLoop:
         living = sorted(number for number, shard in self._shards.items() if shard.link is not None)
         return living[part % len(living)] if living else part
 
-    def _request(self, slot: int, part: int, has_errors: int = 0) -> None:
+    def _request(self, slot: int, part: int, error_bits: int = 0) -> None:
         shard = self._shards.get(self._slots.owner(slot, part))
         if shard is None or shard.link is None:
             return
-        request = DrawRequest(slot, part, self._slots.number(slot), has_errors, *self._slots.exponents)
+        request = DrawRequest(slot, part, self._slots.number(slot), error_bits, *self._slots.exponents)
         with contextlib.suppress(OSError):  # the shard ended; the part is requested again later
             shard.link.send(request.pack())
 

@@ -286,7 +286,7 @@ class ReplayShard:
         # once this request's draw is written, the rows that the errors belong to are overwritten
         if slots.mark(request.slot, request.part) != request.number:
             for number, views in enumerate(link.views_of(slots, request.slot, request.part)):
-                if request.has_errors >> number & 1:
+                if request.error_bits >> number & 1:
                     self.replay.update(views.keys, views.errors)
         self._requests.append((link, request))
 

@@ -17,8 +17,8 @@ from murmurate.fabric.processes.fence import fence
 
 FREE, DRAWING, READY, USED = range(4)
 _LINE, _CELL = 64, 8  # bytes of a cache line, and of a cell (an int64)
-_STATE, _NUMBER, _HAS_ERRORS, _PARTS = range(4)  # a slot's cells; from _PARTS on, owner and mark of each part
-_NO_OWNER = -1  # subtracted from the owner before it is stored, so that zeroed memory has no owners
+_STATE, _NUMBER, _ERROR_BITS, _PARTS = range(4)  # a slot's cells; from _PARTS on, owner and mark of each part
+_NO_OWNER = -1  # owners are stored plus one, so that zeroed memory reads as this
 
 
 class Rows(NamedTuple):
@@ -55,7 +55,7 @@ class SlotLayout:
         return _aligned(_CELL * (_PARTS + 2 * self.parts)) // _CELL
 
     def offsets(self) -> dict[str, int]:
-        """Where each column, for all slots, begins, in bytes; the entry "" is the end of the last column."""
+        """Byte offset of each column, which holds the rows of all slots; "" is the end of the last column."""
         first = _LINE + _CELL * self.slots * self.slot_cells
         sizes = [_aligned(size * self.block * self.batch) * self.slots for _, size in self.columns]
         return dict(zip([*dict(self.columns), ""], itertools.accumulate(sizes, initial=first), strict=True))
@@ -74,7 +74,7 @@ class BatchSlots:
     def __init__(self, memory: memoryview, layout: SlotLayout) -> None:
         self.memory, self.layout = memory, layout
         self._cells = memory[_LINE : _LINE + _CELL * layout.slots * layout.slot_cells].cast("q")
-        self._floats = memory[:_LINE].cast("d")
+        self._floats = memory[:_LINE].cast("d")  # beta, alpha, number of shards, heartbeats
         self._width = layout.slot_cells
         self._offsets, self._sizes = layout.offsets(), dict(layout.columns)
         self._lock = threading.Lock()
@@ -155,14 +155,15 @@ class BatchSlots:
         requests any part."""
         cells, first = self._cells, slot * self._width
         cells[first + _NUMBER] += 1
-        cells[first + _HAS_ERRORS] = 0
+        cells[first + _ERROR_BITS] = 0
         fence(self._lock)
         cells[first + _STATE] = DRAWING
 
-    def fill(self, slot: int, part: int, number: int) -> None:
-        """Mark a part as filled; the shard, or the bridge to it, does so once the rows are written."""
+    def fill(self, slot: int, part: int, draw_number: int) -> None:
+        """Mark a part as filled by this draw. The shard does so once the rows are written, or, for a shard on
+        another host, the thread that receives them."""
         fence(self._lock)
-        self._cells[slot * self._width + _PARTS + 2 * part + 1] = number
+        self._cells[slot * self._width + _PARTS + 2 * part + 1] = draw_number
         fence(self._lock)
 
     def finish(self, slot: int) -> bool:
@@ -173,16 +174,16 @@ class BatchSlots:
         self._cells[slot * self._width + _STATE] = READY
         return True
 
-    def release(self, slot: int, has_errors: int) -> None:
-        """Set the state USED; the learner does so after it has written errors. has_errors: a bit for each
+    def release(self, slot: int, error_bits: int) -> None:
+        """Set the state USED; the learner does so after it has written errors. error_bits: a bit for each
         batch, set if it has errors."""
-        self._cells[slot * self._width + _HAS_ERRORS] = has_errors
+        self._cells[slot * self._width + _ERROR_BITS] = error_bits
         fence(self._lock)
         self._cells[slot * self._width + _STATE] = USED
 
-    def has_errors(self, slot: int) -> int:
+    def error_bits(self, slot: int) -> int:
         """A bit for each batch of the last draw, set if the batch has errors; ``begin`` clears all bits."""
-        return self._cells[slot * self._width + _HAS_ERRORS]
+        return self._cells[slot * self._width + _ERROR_BITS]
 
 
 def _aligned(size: int) -> int:

@@ -36,7 +36,7 @@ class _Slot:
     """Slot ``number`` of a sampler's ``slots``.
 
     samples, errors: for each batch of the block, views of the slot's memory. handed: number of batches of the
-    block that were handed out. has_errors: a bit for each batch, set if the batch has errors.
+    block that were handed out. error_bits: a bit for each batch, set if the batch has errors.
     """
 
     sampler: SamplerProcess
@@ -45,7 +45,7 @@ class _Slot:
     samples: list[Sample]
     errors: list[Tensor]
     handed: int = 0
-    has_errors: int = 0
+    error_bits: int = 0
 
 
 @dataclass
@@ -58,7 +58,7 @@ class ServiceBatch(Batch):
     def feedback(self, priorities: Tensor | None) -> None:
         if priorities is not None and self.slot is not None:
             self.slot.errors[self.number].copy_(priorities.detach())
-            self.slot.has_errors |= 1 << self.number
+            self.slot.error_bits |= 1 << self.number
 
 
 class ServiceSource:
@@ -169,9 +169,9 @@ class ServiceSource:
     def _release(self, slot: _Slot) -> None:
         """Give a slot whose batches were all used back to its sampler, with the errors of the batches."""
         slot.slots.set_exponents(*self._exponents())
-        slot.slots.release(slot.number, slot.has_errors)
+        slot.slots.release(slot.number, slot.error_bits)
         slot.sampler.wake()
-        self._current_slot, slot.handed, slot.has_errors = None, 0, 0
+        self._current_slot, slot.handed, slot.error_bits = None, 0, 0
 
     def _exponents(self) -> tuple[float, float]:
         progress = self._context.progress()

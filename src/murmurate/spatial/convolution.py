@@ -17,9 +17,17 @@ from torch.nn import functional
 
 from murmurate.spatial.layout import Interval, Layout, Plan, Rect, common, plan
 from murmurate.spatial.parts import Parts
-from murmurate.spatial.sliding import Kernel, Pair, Sliding, needed, outputs_of, pair
+from murmurate.spatial.sliding import Kernel, Pair, Sliding, needed_inputs, outputs_of, pair
 from murmurate.spatial.tensor import SpatialTensor, arranged_evenly, spatial, window
-from murmurate.spatial.window import Pieces, add_returned, assemble, empty, format_of, received, start
+from murmurate.spatial.window import (
+    Pieces,
+    add_halo_gradients,
+    assemble,
+    empty,
+    format_of,
+    receive_halos,
+    send_halos,
+)
 
 NeedsGrad = tuple[bool, bool, bool]  # whether input, weight and bias need a gradient
 _MOST_REPEATED = 0.125  # share of the outputs; if more need a halo, all are computed only once it has arrived
@@ -80,16 +88,16 @@ class _Conv2d(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, parts: Parts, g: Geometry, groups: int
     ) -> Tensor:
-        number = start(x, g.plan, parts)
+        number = send_halos(x, g.plan, parts)
         if g.padding is not None:
             y = functional.conv2d(x, weight, bias, g.stride, g.padding, g.dilation, groups)
-            pieces = received(number, x, g.plan, parts)
+            pieces = receive_halos(number, x, g.plan, parts)
             for strip in g.strips:
                 strip_x = assemble(strip.inputs, [(g.plan.own, x), *pieces], g.plan.image, x)
                 strip_y = functional.conv2d(strip_x, weight, bias, g.stride, 0, g.dilation, groups)
                 y[strip.outputs.slices(g.outputs)] = strip_y
         else:
-            pieces = received(number, x, g.plan, parts)
+            pieces = receive_halos(number, x, g.plan, parts)
             window_x = assemble(g.plan.window, [(g.plan.own, x), *pieces], g.plan.image, x)
             y = functional.conv2d(window_x, weight, bias, g.stride, 0, g.dilation, groups)
         # copies: messages are views of a queue's memory, which stays in use as long as they exist
@@ -143,7 +151,7 @@ def _backward_with_strips(
         for addend in weight_gradients:
             own_gradients[1] += addend
     if own_gradients[0] is not None:
-        add_returned(own_gradients[0], number, g.plan, parts)
+        add_halo_gradients(own_gradients[0], number, g.plan, parts)
     return own_gradients
 
 
@@ -161,7 +169,7 @@ def _backward_of_window(
         shared = g.plan.own.intersection(g.plan.window)
         if not shared.is_empty:
             own_gradient[shared.slices(g.plan.own)] = window_gradient[shared.slices(g.plan.window)]
-        add_returned(own_gradient, number, g.plan, parts)
+        add_halo_gradients(own_gradient, number, g.plan, parts)
         gradients[0] = own_gradient
     return gradients
 
@@ -210,18 +218,18 @@ def _kernel(weight: Tensor, stride: Pair, padding: Any, dilation: Pair) -> Kerne
 
 @functools.lru_cache(maxsize=1 << 12)
 def _geometry(kernel: Kernel, arrangement: Layout, outputs: Layout, part: int) -> Geometry:
-    wanted = plan(arrangement, *needed(kernel, outputs), part)
+    window_plan = plan(arrangement, *needed_inputs(kernel, outputs), part)
     own_outputs = outputs.rect(part)
     stride = kernel[0].stride, kernel[1].stride
     dilation = kernel[0].dilation, kernel[1].dilation
-    padding = [_padding(*axis) for axis in zip(kernel, own_outputs, wanted.own, strict=True)]
+    padding = [_padding(*axis) for axis in zip(kernel, own_outputs, window_plan.own, strict=True)]
     if padding[0] is not None and padding[1] is not None:
-        strips = _strips(kernel, own_outputs, wanted)
+        strips = _strips(kernel, own_outputs, window_plan)
         repeated = sum(s.outputs.sizes[0] * s.outputs.sizes[1] for s in strips)
         if repeated <= _MOST_REPEATED * own_outputs.sizes[0] * own_outputs.sizes[1]:
             sides = padding[0], padding[1]
-            return Geometry(kernel, own_outputs, wanted, sides, tuple(strips), stride, dilation)
-    return Geometry(kernel, own_outputs, wanted, None, (), stride, dilation)
+            return Geometry(kernel, own_outputs, window_plan, sides, tuple(strips), stride, dilation)
+    return Geometry(kernel, own_outputs, window_plan, None, (), stride, dilation)
 
 
 def _padding(axis: Sliding, outputs: Interval, own: Interval) -> int | None:
@@ -232,14 +240,14 @@ def _padding(axis: Sliding, outputs: Interval, own: Interval) -> int | None:
     return padding if fits and (size - axis.reach) // axis.stride + 1 == outputs[1] - outputs[0] else None
 
 
-def _strips(kernel: Kernel, outputs: Rect, wanted: Plan) -> list[Strip]:
+def _strips(kernel: Kernel, outputs: Rect, window_plan: Plan) -> list[Strip]:
     """The strips above, below, left and right; the halo's corners belong to those above and below."""
-    within = Rect(*(common(w, i) for w, i in zip(wanted.window, wanted.image, strict=True)))
-    middle = Rect(common(wanted.own.rows, within.rows), within.columns)
+    within = Rect(*(common(w, i) for w, i in zip(window_plan.window, window_plan.image, strict=True)))
+    middle = Rect(common(window_plan.own.rows, within.rows), within.columns)
     strips = []
-    for halo, affected in _sides(kernel[0], outputs.rows, wanted.own.rows, within.rows):
+    for halo, affected in _sides(kernel[0], outputs.rows, window_plan.own.rows, within.rows):
         strips.append((Rect(affected, outputs.columns), Rect(halo, within.columns)))
-    for halo, affected in _sides(kernel[1], outputs.columns, wanted.own.columns, within.columns):
+    for halo, affected in _sides(kernel[1], outputs.columns, window_plan.own.columns, within.columns):
         strips.append((Rect(outputs.rows, affected), Rect(middle.rows, halo)))
     return [
         Strip(affected, Rect(kernel[0].inputs(affected.rows), kernel[1].inputs(affected.columns)), halo)

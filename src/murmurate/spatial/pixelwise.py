@@ -11,7 +11,7 @@ from torch import Tensor
 
 from murmurate.spatial.resizing import Taps, mapped
 from murmurate.spatial.tensor import (
-    ALIKE,
+    SHARED_FORMS,
     SpatialTensor,
     aligned,
     arranged_evenly,
@@ -74,9 +74,9 @@ def _channelwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return type(result)(wrapped)
 
 
-ALIKE.update(dict.fromkeys(_PIXELWISE, _pixelwise))
-ALIKE.update({f"{name}_": _pixelwise for name in _PIXELWISE if not name.startswith("_")})
-ALIKE.update(dict.fromkeys(_CHANNELWISE, _channelwise))
+SHARED_FORMS.update(dict.fromkeys(_PIXELWISE, _pixelwise))
+SHARED_FORMS.update({f"{name}_": _pixelwise for name in _PIXELWISE if not name.startswith("_")})
+SHARED_FORMS.update(dict.fromkeys(_CHANNELWISE, _channelwise))
 
 
 def _local(image: SpatialTensor, value: Any) -> Any:
@@ -157,7 +157,7 @@ def squeeze(x: SpatialTensor, dim: Any = None) -> SpatialTensor:
 
 
 @spatial("__getitem__")
-def item(x: SpatialTensor, index: Any) -> SpatialTensor:
+def getitem(x: SpatialTensor, index: Any) -> SpatialTensor:
     """``x[index]``: any index of images and channels, but only slices of rows and columns, of steps 1 or
     more."""
     entries = list(index) if isinstance(index, tuple) else [index]

@@ -11,9 +11,9 @@ from torch.nn import functional
 from murmurate.spatial.layout import Interval, Layout, Plan, plan
 from murmurate.spatial.parts import Parts
 from murmurate.spatial.reductions import summed
-from murmurate.spatial.sliding import Kernel, Sliding, needed, outputs_of, pair
+from murmurate.spatial.sliding import Kernel, Sliding, needed_inputs, outputs_of, pair
 from murmurate.spatial.tensor import SpatialTensor, arranged_evenly, refuse, spatial, window
-from murmurate.spatial.window import add_returned, assemble, received, start, zeros
+from murmurate.spatial.window import add_halo_gradients, assemble, receive_halos, send_halos, zeros
 
 
 @spatial("max_pool2d")
@@ -29,8 +29,8 @@ def max_pool2d(
     """``torch.nn.functional.max_pool2d`` for x [N, C, H, W] over the parts."""
     kernel = _kernel(x, kernel_size, stride, padding, dilation, ceil_mode)
     outputs = outputs_of(kernel, x.arrangement, x.parts)
-    wanted = plan(x.arrangement, *needed(kernel, outputs), x.parts.rank)
-    y: Tensor = _MaxPool.apply(x.local, x.parts, wanted, kernel)  # type: ignore[no-untyped-call]
+    window_plan = plan(x.arrangement, *needed_inputs(kernel, outputs), x.parts.rank)
+    y: Tensor = _MaxPool.apply(x.local, x.parts, window_plan, kernel)  # type: ignore[no-untyped-call]
     return x.like(y, outputs)
 
 
@@ -38,36 +38,39 @@ class _MaxPool(torch.autograd.Function):
     """Saves for the backward pass only the positions of the maxima, not the window."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, parts: Parts, wanted: Plan, kernel: Kernel) -> Tensor:
+    def forward(ctx: Any, x: Tensor, parts: Parts, window_plan: Plan, kernel: Kernel) -> Tensor:
         window_x = x
-        if not wanted.is_trivial:
-            pieces = received(start(x, wanted, parts), x, wanted, parts)
+        if not window_plan.is_trivial:
+            pieces = receive_halos(send_halos(x, window_plan, parts), x, window_plan, parts)
             lowest = float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
-            window_x = assemble(wanted.window, [(wanted.own, x), *pieces], wanted.image, x, lowest)
+            pixels = [(window_plan.own, x), *pieces]
+            window_x = assemble(window_plan.window, pixels, window_plan.image, x, lowest)
         sizes, strides, dilations = _as_pairs(kernel)
         y, positions = functional.max_pool2d_with_indices(window_x, sizes, strides, (0, 0), dilations)
         ctx.save_for_backward(positions)
-        ctx.parts, ctx.plan, ctx.kernel, ctx.shape = parts, wanted, kernel, window_x.shape
+        ctx.parts, ctx.plan, ctx.kernel, ctx.shape = parts, window_plan, kernel, window_x.shape
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         (positions,) = ctx.saved_tensors
-        wanted, parts = ctx.plan, ctx.parts
+        window_plan, parts = ctx.plan, ctx.parts
         sizes, strides, dilations = _as_pairs(ctx.kernel)
         like = gradient.new_empty(1).expand(ctx.shape)  # only its shape matters
         window_gradient = torch.ops.aten.max_pool2d_with_indices_backward(
             gradient.contiguous(), like, sizes, strides, (0, 0), dilations, False, positions
         )
-        if wanted.is_trivial:
+        if window_plan.is_trivial:
             return window_gradient, None, None, None
-        number = parts.send([(q, window_gradient[rect.slices(wanted.window)]) for q, rect in wanted.incoming])
-        own_gradient = zeros(wanted.own, window_gradient)
-        shared = wanted.own.intersection(wanted.window)
+        number = parts.send(
+            [(q, window_gradient[rect.slices(window_plan.window)]) for q, rect in window_plan.incoming]
+        )
+        own_gradient = zeros(window_plan.own, window_gradient)
+        shared = window_plan.own.intersection(window_plan.window)
         if not shared.is_empty:
-            own_gradient[shared.slices(wanted.own)] = window_gradient[shared.slices(wanted.window)]
-        add_returned(own_gradient, number, wanted, parts)
+            own_gradient[shared.slices(window_plan.own)] = window_gradient[shared.slices(window_plan.window)]
+        add_halo_gradients(own_gradient, number, window_plan, parts)
         return own_gradient, None, None, None
 
 
@@ -84,7 +87,7 @@ def avg_pool2d(
     """``torch.nn.functional.avg_pool2d`` for x [N, C, H, W] over the parts."""
     kernel = _kernel(x, kernel_size, stride, padding, 1, ceil_mode)
     outputs = outputs_of(kernel, x.arrangement, x.parts)
-    local = window(x, *needed(kernel, outputs))
+    local = window(x, *needed_inputs(kernel, outputs))
     sizes, strides, _ = _as_pairs(kernel)
     y = functional.avg_pool2d(local, sizes, strides, divisor_override=1)
     if divisor_override is not None:

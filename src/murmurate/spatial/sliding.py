@@ -52,7 +52,7 @@ def outputs_of(kernel: Kernel, arrangement: Layout, parts: Parts) -> Layout:
     return arranged_evenly((rows, columns), parts)
 
 
-def needed(kernel: Kernel, outputs: Layout) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
+def needed_inputs(kernel: Kernel, outputs: Layout) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
     """(the image's rows that each row of the grid needs for its outputs, the columns that each column
     needs)."""
     rows, columns = outputs.intervals()

@@ -15,12 +15,12 @@ from torch import Tensor
 from murmurate.errors import Refusal
 from murmurate.spatial.layout import Layout, balanced, plan
 from murmurate.spatial.parts import Parts
-from murmurate.spatial.window import fetch
+from murmurate.spatial.window import fetch_window
 
 Form = Callable[..., Any]
 FORMS: dict[str, Form] = {}  # by the name of torch's function
 # spatial forms shared by several functions: (torch's function, arguments, keyword arguments) -> result
-ALIKE: dict[str, Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = {}
+SHARED_FORMS: dict[str, Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = {}
 
 # attributes that do not depend on which pixels this part holds
 _LOCAL_ATTRIBUTES = {
@@ -108,7 +108,7 @@ class SpatialTensor(Tensor):
                 f"images of {_text(self.arrangement.sizes)} and {_text(arrangement.sizes)} pixels in one "
                 f"operation{self.parts.where}: resize one of them first"
             )
-        return fetch(self.local, self.arrangement, arrangement, self.parts)
+        return fetch_window(self.local, self.arrangement, arrangement, self.parts)
 
     def whole(self) -> Tensor:
         """All pixels, gathered on every part."""
@@ -126,8 +126,8 @@ class SpatialTensor(Tensor):
             return _attribute(func.__self__.__name__, args[0])
         if name in _LOCAL_QUERIES:
             return func(args[0].local)
-        if name in ALIKE:
-            return ALIKE[name](func, args, kwargs)
+        if name in SHARED_FORMS:
+            return SHARED_FORMS[name](func, args, kwargs)
         form = FORMS.get(name)
         if form is None:
             raise refuse(first_of((args, kwargs)), name)
@@ -152,8 +152,8 @@ def spatial(*names: str) -> Callable[[Form], Form]:
 
 def window(x: SpatialTensor, rows: Any, columns: Any, fill: float = 0.0) -> Tensor:
     """This part's window of ``x``; rows, columns: as for ``layout.plan``."""
-    wanted = plan(x.arrangement, tuple(rows), tuple(columns), x.parts.rank)
-    return fetch(x.local, x.arrangement, wanted, x.parts, fill)
+    window_plan = plan(x.arrangement, tuple(rows), tuple(columns), x.parts.rank)
+    return fetch_window(x.local, x.arrangement, window_plan, x.parts, fill)
 
 
 def scatter(x: Tensor, parts: Parts) -> SpatialTensor:

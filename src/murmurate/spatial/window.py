@@ -18,58 +18,60 @@ from murmurate.spatial.parts import Expected, Parts
 Pieces = Sequence[tuple[Rect, Tensor]]
 
 
-def fetch(x: Tensor, layout: Layout, window: Layout | Plan, parts: Parts, fill: float = 0.0) -> Tensor:
+def fetch_window(x: Tensor, layout: Layout, window: Layout | Plan, parts: Parts, fill: float = 0.0) -> Tensor:
     """This part's window, [..., rows, columns], from ``x``, this part's rectangle of ``layout``.
 
     window: a plan, or a layout that the result is to have. fill: the value of pixels beyond the image.
     Differentiable once. All parts must call it.
     """
-    wanted = plan(layout, *window.intervals(), parts.rank) if isinstance(window, Layout) else window
-    if wanted.is_trivial:
+    window_plan = plan(layout, *window.intervals(), parts.rank) if isinstance(window, Layout) else window
+    if window_plan.is_trivial:
         return x
-    result: Tensor = _Fetch.apply(x, parts, wanted, fill)  # type: ignore[no-untyped-call]
+    result: Tensor = _Fetch.apply(x, parts, window_plan, fill)  # type: ignore[no-untyped-call]
     return result
 
 
 class _Fetch(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, parts: Parts, wanted: Plan, fill: float) -> Tensor:
-        ctx.parts, ctx.plan, ctx.leading = parts, wanted, x.shape[:-2]
-        pieces = received(start(x, wanted, parts), x, wanted, parts)
-        return assemble(wanted.window, [(wanted.own, x), *pieces], wanted.image, x, fill)
+    def forward(ctx: Any, x: Tensor, parts: Parts, window_plan: Plan, fill: float) -> Tensor:
+        ctx.parts, ctx.plan, ctx.leading = parts, window_plan, x.shape[:-2]
+        pieces = receive_halos(send_halos(x, window_plan, parts), x, window_plan, parts)
+        return assemble(window_plan.window, [(window_plan.own, x), *pieces], window_plan.image, x, fill)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        wanted, parts = ctx.plan, ctx.parts
-        number = parts.send([(q, gradient[rect.slices(wanted.window)]) for q, rect in wanted.incoming])
-        own_gradient = zeros(wanted.own, gradient)
-        shared = wanted.own.intersection(wanted.window)
+        window_plan, parts = ctx.plan, ctx.parts
+        number = parts.send(
+            [(q, gradient[rect.slices(window_plan.window)]) for q, rect in window_plan.incoming]
+        )
+        own_gradient = zeros(window_plan.own, gradient)
+        shared = window_plan.own.intersection(window_plan.window)
         if not shared.is_empty:
-            own_gradient[shared.slices(wanted.own)] = gradient[shared.slices(wanted.window)]
-        add_returned(own_gradient, number, wanted, parts)
+            own_gradient[shared.slices(window_plan.own)] = gradient[shared.slices(window_plan.window)]
+        add_halo_gradients(own_gradient, number, window_plan, parts)
         return own_gradient, None, None, None
 
 
-def start(x: Tensor, wanted: Plan, parts: Parts) -> int:
+def send_halos(x: Tensor, window_plan: Plan, parts: Parts) -> int:
     """Send the other parts what they need of ``x``; returns the number of the exchange."""
-    return parts.send([(q, x[rect.slices(wanted.own)]) for q, rect in wanted.outgoing])
+    return parts.send([(q, x[rect.slices(window_plan.own)]) for q, rect in window_plan.outgoing])
 
 
-def received(number: int, x: Tensor, wanted: Plan, parts: Parts) -> list[tuple[Rect, Tensor]]:
+def receive_halos(number: int, x: Tensor, window_plan: Plan, parts: Parts) -> list[tuple[Rect, Tensor]]:
     """(rectangle, pixels) from every other part that holds pixels which this part needs."""
-    expected = [Expected(q, (*x.shape[:-2], *rect.sizes), x.dtype) for q, rect in wanted.incoming]
+    expected = [Expected(q, (*x.shape[:-2], *rect.sizes), x.dtype) for q, rect in window_plan.incoming]
     tensors = parts.receive(number, expected)
-    return [(rect, pixels) for (_, rect), pixels in zip(wanted.incoming, tensors, strict=True)]
+    return [(rect, pixels) for (_, rect), pixels in zip(window_plan.incoming, tensors, strict=True)]
 
 
-def add_returned(gradient: Tensor, number: int, wanted: Plan, parts: Parts) -> None:
+def add_halo_gradients(gradient: Tensor, number: int, window_plan: Plan, parts: Parts) -> None:
     """Add to ``gradient``, that of this part's rectangle, the gradients that the parts which used its pixels
     send back (eq. 4.7, 4.8)."""
     leading = gradient.shape[:-2]
-    expected = [Expected(q, (*leading, *rect.sizes), gradient.dtype) for q, rect in wanted.outgoing]
-    for (_, rect), addend in zip(wanted.outgoing, parts.receive(number, expected), strict=True):
-        gradient[rect.slices(wanted.own)] += addend
+    expected = [Expected(q, (*leading, *rect.sizes), gradient.dtype) for q, rect in window_plan.outgoing]
+    for (_, rect), addend in zip(window_plan.outgoing, parts.receive(number, expected), strict=True):
+        gradient[rect.slices(window_plan.own)] += addend
 
 
 def assemble(frame: Rect, pieces: Pieces, image: Rect, like: Tensor, fill: float = 0.0) -> Tensor:

@@ -14,9 +14,9 @@ from murmurate.replicator.replicator import Replicator
 from murmurate.training.checkpoint import write_part
 from murmurate.training.divergence import Probe
 from murmurate.training.members import learner_of
-from murmurate.training.place import Place
+from murmurate.training.place import FollowedFolder
 from murmurate.training.rejoin import Pace, StateTransfer
-from murmurate.training.restore import fitting
+from murmurate.training.restore import refusing_misfits
 from murmurate.training.run import Run
 from murmurate.training.worker_context import (
     DRAIN_SECONDS,
@@ -35,7 +35,7 @@ class CentreServer:
 
     def __init__(self, run: Run, context: WorkerContext) -> None:
         self.run, self.context = run, context
-        self.place = Place(context.folder)
+        self.place = FollowedFolder(context.folder)
         self.replicator = Replicator(run.strategy, context.fabric)
         self.learner: Learner = learner_of(run, context.rank, self.replicator)
         # opens the same channels in the same order as every learner does
@@ -56,7 +56,7 @@ class CentreServer:
             else StateTransfer(context.admission, self.replicator, context.folder)
         )
         if context.restored is not None:
-            with fitting("The centre's part of the checkpoint"):
+            with refusing_misfits("The centre's part of the checkpoint"):
                 self.replicator.load(context.restored.state["replicas"])
                 restore_counts(self.replicator, context.restored.state)
             self.barrier.gather(torch.zeros(4, dtype=torch.float64))
@@ -67,16 +67,16 @@ class CentreServer:
         """Serve until every living replica has finished, then write the centre's part of the final
         checkpoint."""
         run_state = self.context.run_state
-        self.replicator.serve_until(lambda: run_state.finished_all(self.run.replicas), self._poll)
+        self.replicator.serve_until(lambda: run_state.have_all_finished(self.run.replicas), self._poll)
         self._record(last=True)
         self.replicator.drain(FINAL_REQUEST, DRAIN_SECONDS)
         self.replicator.publish()
         learned = any(run_state.clock(rank) for rank in range(self.run.replicas))
         if learned and (message := self.replicator.no_update_warning):
             self.recorder.event("warning", message, member=self.context.rank)
-        run_state.finished(self.context.rank)
+        run_state.mark_finished(self.context.rank)
         self._write(FINAL)
-        run_state.saved(self.context.rank, FINAL_REQUEST)
+        run_state.mark_saved(self.context.rank, FINAL_REQUEST)
         self.recorder.close()
         self.place.close()
 
@@ -86,7 +86,7 @@ class CentreServer:
         self.timer.lap("exchange")
         self._save(run_state.checkpoint_requested)
         self._record()
-        self.context.between()
+        self.context.between_steps()
         run_state.heartbeat(self.context.rank)
         if (seconds := self.pace.tick()) is not None:
             run_state.set_pace(self.context.rank, seconds)
@@ -121,13 +121,13 @@ class CentreServer:
         if self.replicator.drain(requested, DRAIN_SECONDS):
             self.replicator.publish()
             self._write(str(requested))
-            self.context.run_state.saved(self.context.rank, requested)
+            self.context.run_state.mark_saved(self.context.rank, requested)
         else:
-            self.context.run_state.skipped(self.context.rank, requested)
+            self.context.run_state.mark_skipped(self.context.rank, requested)
 
     def _write(self, name: str) -> None:
         with sending_heartbeats(self.context.run_state, self.context.rank):
-            write_part(staging(self.place.now(), name), self.context.rank, self._state())
+            write_part(staging(self.place.current_path(), name), self.context.rank, self._state())
 
     def _state(self) -> dict[str, object]:
         return member_state(self.replicator, self.recorder.seconds) | {

@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from murmurate.errors import Refusal, RunFailed
 from murmurate.record.stored import FORMAT, seal
 from murmurate.training import part_file
-from murmurate.training.manifest import NAME, digest, files, lacks, read_manifest, replay_files
+from murmurate.training.manifest import MANIFEST_NAME, digest, files, lacks, read_manifest, replay_files
 from murmurate.training.manifest import ranks as parts
 from murmurate.training.part_file import sync
 
@@ -109,7 +109,7 @@ def complete(staging: Path, manifest_fields: dict[str, Any]) -> None:
     linked_digests = _digests_of_linked(parts, staging.parent / "last")
     digests = {part.name: linked_digests.get(part.name) or digest(part) for part in parts}
     manifest = {"format": FORMAT, "package": "murmurate", "parts": digests, **manifest_fields}
-    _write_json(staging / NAME, manifest)
+    _write_json(staging / MANIFEST_NAME, manifest)
 
 
 def _digests_of_linked(parts: list[Path], last: Path) -> dict[str, str]:
@@ -269,7 +269,7 @@ def disk_failure(path: Path, error: Exception) -> RunFailed:
     return RunFailed(f"Cannot write to {path}: {error}.")
 
 
-def kept(folder: Path) -> str:
+def kept_sentence(folder: Path) -> str:
     """What a failed run has left in its folder, in a sentence."""
     for name in ("last", "previous"):
         with contextlib.suppress(Refusal):

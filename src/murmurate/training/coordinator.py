@@ -25,7 +25,7 @@ from murmurate.record.tensorboard import TensorBoard
 from murmurate.training import checkpoint
 from murmurate.training.evaluator import Evaluated, Evaluator, Snapshot, best_so_far, score
 from murmurate.training.interrupts import SecondInterrupt
-from murmurate.training.place import Place
+from murmurate.training.place import FollowedFolder
 from murmurate.training.run import Run
 from murmurate.training.run_folder import plain
 from murmurate.training.worker_context import FINAL, Resume, staging
@@ -55,7 +55,7 @@ class Coordinator:
         self.run, self.folder, self.run_state = run, folder, run_state
         watch = present_watch()
         self.checkpoints = folder / "checkpoints"
-        self.place = Place(folder)
+        self.place = FollowedFolder(folder)
         self.saving_seconds = run.saving_seconds()
         self.recorder = Recorder(folder / "metrics.jsonl", None, started_at, offset_seconds=offset_seconds)
         self.tail = Tail(folder / "metrics.jsonl")
@@ -84,7 +84,7 @@ class Coordinator:
         self.steps_before = 0  # env steps before the run was resumed
         self.seconds_before = offset_seconds  # seconds before that
         self.stopped_because = ""
-        self.skipped = 0  # number of checkpoints given up because deltas were still in flight
+        self.skipped_checkpoints = 0  # number given up because deltas were still in flight
         self.is_admitting = False  # a replica is joining: no checkpoint meanwhile
         self._cleared = 0  # staging folders up to this checkpoint number are deleted
         self._pending = 0  # number of the checkpoint that replicas are writing; 0 if none
@@ -126,7 +126,7 @@ class Coordinator:
             self.stop(f"the mean return of the last 100 training episodes reached {goal:g}")
 
     @property
-    def is_due(self) -> bool:
+    def should_end(self) -> bool:
         """Whether every replica should be ending now."""
         goal = self.run.env_steps
         return self.run_state.stop_requested or (
@@ -165,7 +165,7 @@ class Coordinator:
 
     def joined(self, rank: int, donor: int) -> None:
         """Note that a replica that had died has joined the run again, with the state of ``donor``."""
-        self.run_state.joined(rank)
+        self.run_state.mark_joined(rank)
         self.dead.remove(rank)
         message = f"replica {rank} is back, with the state of replica {donor}"
         self.event("joined", message, member=rank, epoch=self.run_state.epoch)
@@ -189,7 +189,7 @@ class Coordinator:
 
     def _follow_folder(self) -> None:
         """If the run folder was moved, stop the run and write the rest at the new path. Raises FolderGone."""
-        now = self.place.now()
+        now = self.place.current_path()
         if now != self.folder:
             self.folder, self.checkpoints = now, now / "checkpoints"
             self.tail.path, self.tensorboard.folder = now / "metrics.jsonl", now / "tensorboard"
@@ -251,7 +251,7 @@ class Coordinator:
         Its parts stay until a later checkpoint is complete: another replica may still be writing its part.
         """
         if self._pending and (late_ranks := self.run_state.skipped_by(self._pending)):
-            self.skipped += 1
+            self.skipped_checkpoints += 1
             names = " and ".join(self.name(rank) for rank in late_ranks)
             cause = f"deltas on their way to {names} did not arrive in time"
             message = f"checkpoint {self._pending} is skipped: {cause}"
@@ -293,8 +293,8 @@ class Coordinator:
             self._commit(FINAL)
             self._await_evaluation()
             self._clear_staging()
-        if self.folder != self.place.given:
-            raise RunFailed(f"the run folder {self.place.given} was moved to {self.folder}.")
+        if self.folder != self.place.original_path:
+            raise RunFailed(f"the run folder {self.place.original_path} was moved to {self.folder}.")
         return saved
 
     def _commit(self, name: str) -> None:

@@ -22,9 +22,9 @@ from murmurate.training.checkpoint import write_part
 from murmurate.training.divergence import Probe
 from murmurate.training.members import learner_of, open_source
 from murmurate.training.part_processes import LearnerInParts, PartProcesses
-from murmurate.training.place import Place
+from murmurate.training.place import FollowedFolder
 from murmurate.training.rejoin import Pace, StateTransfer, state_to_load
-from murmurate.training.restore import fitting
+from murmurate.training.restore import refusing_misfits
 from murmurate.training.run import Run
 from murmurate.training.worker_context import (
     DRAIN_SECONDS,
@@ -46,7 +46,7 @@ class TrainingLoop:
 
     def __init__(self, run: Run, context: WorkerContext) -> None:
         self.run, self.context = run, context
-        self.place = Place(context.folder)
+        self.place = FollowedFolder(context.folder)
         self.replicator = Replicator(run.strategy, context.fabric)
         self.parts = PartProcesses(run, context.rank) if math.prod(run.grid) > 1 else None
         self.learner: Learner = self._build()
@@ -84,7 +84,7 @@ class TrainingLoop:
         self._last_record = time.monotonic()
         self._last_steps = 0
         if context.restored is not None:
-            has_own_part = context.restored.own
+            has_own_part = context.restored.is_own
             if has_own_part:
                 self._restore(context.restored)
             # no replica may update a shared vector that another is still restoring
@@ -130,7 +130,7 @@ class TrainingLoop:
                 self._record(outcome)
                 for kind, message in self.source.events():
                     self.recorder.event(kind, message, member=self.context.rank)
-                self.context.between()
+                self.context.between_steps()
                 if self._may_decide():
                     requests = self._agree_on_requests()
                     self._serve_requests(requests)
@@ -159,7 +159,7 @@ class TrainingLoop:
         Synchronous members stop together, at the end of a round.
         """
         self.context.run_state.advance(self.context.rank, self.env_steps + env_steps, self.updates)
-        self.context.between()  # filling a replay for the first batch may take long
+        self.context.between_steps()  # filling a replay for the first batch may take long
         return self.context.run_state.stop_requested and not self.synchronous
 
     def _probe(self, updates_before: int) -> None:
@@ -273,7 +273,8 @@ class TrainingLoop:
         """Take over a living peer's state. Raises JoinCancelled if the run ends first."""
         with self._sending_heartbeats():
             transferred = state_transfer.receive()
-        self._restore(Restored(transferred, self.context.run_state.env_steps(self.context.rank), own=False))
+        env_steps = self.context.run_state.env_steps(self.context.rank)
+        self._restore(Restored(transferred, env_steps, is_own=False))
         self.saved_request = int(transferred["answered"])
         state_transfer.complete(transferred)
 
@@ -292,9 +293,9 @@ class TrainingLoop:
             self.saved_request = requested
             if self.replicator.drain(requested, DRAIN_SECONDS):
                 self._save(str(requested), snapshot=self.context.run_state.is_snapshot(requested))
-                self.context.run_state.saved(self.context.rank, requested)
+                self.context.run_state.mark_saved(self.context.rank, requested)
             else:
-                self.context.run_state.skipped(self.context.rank, requested)
+                self.context.run_state.mark_skipped(self.context.rank, requested)
 
     def _sending_heartbeats(self) -> contextlib.AbstractContextManager[None]:
         return sending_heartbeats(self.context.run_state, self.context.rank)
@@ -303,7 +304,7 @@ class TrainingLoop:
         state = self._counts_and_parameters() if snapshot else self.state()
         replays = state["source"].pop("replays", {}) if "source" in state else {}
         with self._sending_heartbeats():
-            write_part(staging(self.place.now(), name), self.context.rank, state, replays)
+            write_part(staging(self.place.current_path(), name), self.context.rank, state, replays)
 
     def _finish(self, outcome: Outcome | None) -> None:
         if outcome is not None:
@@ -317,14 +318,14 @@ class TrainingLoop:
             )
         self.replicator.publish()
         run_state = self.context.run_state
-        run_state.finished(self.context.rank)
+        run_state.mark_finished(self.context.rank)
         deadline = time.monotonic() + _FINISH_DEADLINE_SECONDS
         # all final vectors should be published before the mean of them is taken
-        while not self.synchronous and not run_state.finished_all() and time.monotonic() < deadline:
+        while not self.synchronous and not run_state.have_all_finished() and time.monotonic() < deadline:
             # no such message ever comes: the wait lets time pass, also on a simulated fabric
             self.barrier.wait("finished", 0.002)
         self._save(FINAL)
-        run_state.saved(self.context.rank, FINAL_REQUEST)
+        run_state.mark_saved(self.context.rank, FINAL_REQUEST)
         self.recorder.event("finished", f"replica {self.context.rank} has finished", member=self.context.rank)
         self.recorder.close()
         self.source.close()
@@ -354,20 +355,20 @@ class TrainingLoop:
             "updates": self.updates,
         }
 
-    @fitting("The checkpoint")
+    @refusing_misfits("The checkpoint")
     def _restore(self, restored: Restored) -> None:
         state = restored.state
         saved = state["replicas"]
         # loading a peer's state may take long; without heartbeats after it, a reset that hangs is noticed
-        heartbeats = contextlib.nullcontext() if restored.own else self._sending_heartbeats()
+        heartbeats = contextlib.nullcontext() if restored.is_own else self._sending_heartbeats()
         with heartbeats:
-            self.replicator.load(saved if restored.own else state_to_load(self.replicator, saved))
+            self.replicator.load(saved if restored.is_own else state_to_load(self.replicator, saved))
             self.learner.load(state["learner"])
         self.env_steps = self._last_steps = restored.env_steps
         self.updates = updates_of(self.learner)
         # checkpoints of the first format do not count batches; learners then made one update per batch
         self.batches = int(state.get("batches", self.updates))
-        if restored.own:
+        if restored.is_own:
             self.source.load(state["source"])
             self.returns.extend(state["returns"])
             self.unreported = [list(pair) for pair in state["unreported"]]

@@ -15,7 +15,7 @@ from murmurate.errors import Refusal
 from murmurate.record.stored import FORMAT, read_object
 from murmurate.training.run import Run
 
-NAME = "state.json"
+MANIFEST_NAME = "state.json"
 # without path separators, so that a manifest names only files of its own folder
 _PART = re.compile(r"(?P<kind>replica|replay(\.[^-/]+)?)-(?P<rank>\d{1,9})(-[^/]+)?\.safetensors")
 
@@ -23,23 +23,23 @@ _PART = re.compile(r"(?P<kind>replica|replay(\.[^-/]+)?)-(?P<rank>\d{1,9})(-[^/]
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
     """What a whole checkpoint's ``state.json`` holds. Raises Refusal with what is wrong with it."""
     try:
-        manifest = read_object(checkpoint / NAME)
+        manifest = read_object(checkpoint / MANIFEST_NAME)
     except FileNotFoundError:
         raise Refusal(f"{checkpoint} holds no checkpoint.") from None
     except OSError as error:
         raise Refusal(f"{checkpoint} cannot be read ({error.strerror}).") from None
     except ValueError as error:
-        raise Refusal(f"{checkpoint}/{NAME} is corrupt ({error}).") from None
+        raise Refusal(f"{checkpoint}/{MANIFEST_NAME} is corrupt ({error}).") from None
     if manifest.get("package") != "murmurate":
         raise Refusal(f"{checkpoint} was not written by murmurate.")
     number = manifest.get("format")
     if not isinstance(number, int) or not 1 <= number <= FORMAT:
         raise Refusal(f"{checkpoint} has format {str(number)[:20]}, and this version reads up to {FORMAT}.")
     if wrong_fields := [name for name, is_valid in _FIELDS.items() if not is_valid(manifest.get(name))]:
-        raise Refusal(f"{checkpoint}/{NAME} is corrupt ({' and '.join(wrong_fields)}).")
+        raise Refusal(f"{checkpoint}/{MANIFEST_NAME} is corrupt ({' and '.join(wrong_fields)}).")
     counts = manifest.get("replica_env_steps")
     if counts is not None and len(counts) != manifest["replicas"]:
-        raise Refusal(f"{checkpoint}/{NAME} is corrupt (replica_env_steps).")
+        raise Refusal(f"{checkpoint}/{MANIFEST_NAME} is corrupt (replica_env_steps).")
     return {"best": None, **manifest}
 
 
@@ -49,7 +49,7 @@ def files(checkpoint: Path) -> dict[str, str]:
     A checkpoint that is being written has no manifest yet: its files are those that are there. Raises Refusal
     if there is a manifest that cannot be read.
     """
-    if os.path.lexists(checkpoint / NAME):
+    if os.path.lexists(checkpoint / MANIFEST_NAME):
         listed: dict[str, str] = read_manifest(checkpoint)["parts"]
         return listed
     try:

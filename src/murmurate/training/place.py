@@ -12,7 +12,7 @@ class FolderGone(RunFailed):
     """The run folder was removed while the run was going on: nothing can be written to it."""
 
 
-class Place:
+class FollowedFolder:
     """A run folder that is followed when it is moved within its file system.
 
     It holds the folder's ``checkpoints`` open, so another folder that has its path later is not mistaken for
@@ -20,7 +20,7 @@ class Place:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.given = folder
+        self.original_path = folder
         self._descriptor = os.open(folder / "checkpoints", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def close(self) -> None:
@@ -33,18 +33,18 @@ class Place:
         if hasattr(self, "_descriptor"):
             self.close()
 
-    def now(self) -> Path:
+    def current_path(self) -> Path:
         """The folder's current path. Raises FolderGone."""
-        if self._is_at(self.given):
-            return self.given
+        if self._is_at(self.original_path):
+            return self.original_path
         try:
             path = Path(os.readlink(f"/proc/self/fd/{self._descriptor}")).parent
         except OSError:  # no /proc
-            path = self.given
+            path = self.original_path
         if not self._is_at(path):
             raise FolderGone(
-                f"The run folder {self.given} was removed, or moved to another disk, while the run was going "
-                "on. What was learned is lost, unless it is there."
+                f"The run folder {self.original_path} was removed, or moved to another disk, while the run "
+                "was going on. What was learned is lost, unless it is there."
             )
         return path
 

@@ -39,8 +39,8 @@ class Admission(Protocol):
     membership: Membership
 
     def admit(self, rank: int, incarnation: int) -> None: ...
-    def position(self, partners: Sequence[int]) -> dict[str, Any]: ...
-    def enter(self, position: dict[str, Any]) -> None: ...
+    def joining_state(self, partners: Sequence[int]) -> dict[str, Any]: ...
+    def enter(self, joining_state: dict[str, Any]) -> None: ...
 
 
 class StateTransfer:
@@ -89,8 +89,8 @@ class StateTransfer:
 
     def _send(self, request: TransferRequest, transferred: dict[str, Any], partners: Sequence[int]) -> None:
         folder = _folder_of(self.folder, request.number)
-        write_part(folder, self.rank, transferred | {"position": self.admission.position(partners)})
-        self.run_state.transferred(self.rank, request.number)
+        write_part(folder, self.rank, transferred | {"position": self.admission.joining_state(partners)})
+        self.run_state.mark_transferred(self.rank, request.number)
 
     def receive(self) -> dict[str, Any]:
         """Report that this joiner is ready, and wait for the state of a donor.
@@ -98,7 +98,7 @@ class StateTransfer:
         Raises JoinCancelled if the run stops first. There is no deadline here: the launcher asks another
         donor, or ends this process.
         """
-        self.run_state.ready(self.rank)
+        self.run_state.mark_ready(self.rank)
         this_joiner = self.rank, self.run_state.incarnation(self.rank)
         while not self.run_state.stop_requested:
             self.run_state.heartbeat(self.rank)
@@ -119,7 +119,7 @@ class StateTransfer:
         self.admission.enter(transferred["position"])
         self.replicator.rejoined()
         self.replicator.publish()
-        self.run_state.saved(self.rank, int(transferred["answered"]))
+        self.run_state.mark_saved(self.rank, int(transferred["answered"]))
         self.run_state.enter(self.rank)
 
 

@@ -20,7 +20,7 @@ from murmurate.training.run import Run
 
 
 @contextlib.contextmanager
-def fitting(saved: Path | str) -> Iterator[None]:
+def refusing_misfits(saved: Path | str) -> Iterator[None]:
     """Used around code that loads ``saved``: raises Refusal if ``saved`` does not fit this run."""
     try:
         yield
@@ -42,7 +42,7 @@ def load_agent(run: Run, folder: Path) -> Any:
     """
     torch.set_num_threads(run.placement.threads)
     fingerprint = read_fingerprint(run_folder(folder))
-    with fitting(folder):
+    with refusing_misfits(folder):
         agent = run.learner.build(Context(run.world.spec(fingerprint), Replica, run.seed))
         states = [checkpoint.read_part(folder, rank) for rank in learners(run, folder)]
         # the part that was saved last has the newest consensus

@@ -65,7 +65,7 @@ def claim(folder: Path) -> None:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Lock a run folder against other processes. Raises Refusal if another process has locked it.
 
     The kernel releases the lock when the process ends, however it ends.

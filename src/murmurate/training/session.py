@@ -24,10 +24,10 @@ from murmurate.training.interrupts import SecondInterrupt, signals, signals_rest
 from murmurate.training.launcher import Launcher, Ranks
 from murmurate.training.members import group_opener
 from murmurate.training.memory import bytes_of, exceeds_memory, planned_bytes, refuse_too_small, too_large
-from murmurate.training.place import FolderGone, Place
-from murmurate.training.restore import fitting, load_agent, refuse_not_finite
+from murmurate.training.place import FolderGone, FollowedFolder
+from murmurate.training.restore import load_agent, refuse_not_finite, refusing_misfits
 from murmurate.training.run import Run
-from murmurate.training.run_folder import claim, has_begun, held, plain, unclaim, write_run
+from murmurate.training.run_folder import claim, has_begun, locked, plain, unclaim, write_run
 from murmurate.training.summary import summarize
 from murmurate.training.worker_context import Resume
 
@@ -105,16 +105,16 @@ def claimed(folder: Path) -> Iterator[None]:
     anything leaves nothing behind. Raises Refusal if the folder cannot be made or written."""
     existed = folder.exists()
     claim(folder)
-    place = Place(folder)
+    place = FollowedFolder(folder)
     try:
-        with held(folder):
+        with locked(folder):
             yield
     except FolderGone:
         raise
     except (Refusal, RunFailed, OSError) as error:
-        if place.now() != folder or has_begun(folder):
+        if place.current_path() != folder or has_begun(folder):
             if isinstance(error, Refusal):
-                raise RunFailed(f"{error} {checkpoint.kept(place.now())}") from error
+                raise RunFailed(f"{error} {checkpoint.kept_sentence(place.current_path())}") from error
             raise
         unclaim(folder, existed)
         if isinstance(error, OSError):
@@ -161,7 +161,7 @@ def resume(
     if ranks is not None and not ranks.leads:
         return Finish(ranks.follow(read), None)
     with contextlib.nullcontext() if ranks is None else _refuse_all_ranks(ranks):
-        with held(folder):
+        with locked(folder):
             check_data(folder, run.world)  # first, because with other data a checkpoint may not fit either
             newest = checkpoint.newest(folder / "checkpoints", lambda path: _check_fits(run, folder, path))
             return _continue(run, stored, folder, newest, launcher)
@@ -281,7 +281,7 @@ def _check_fits(run: Run, folder: Path, candidate: Path) -> None:
     for rank in [rank for rank in saved if rank < run.replicas]:
         state = checkpoint.read_part(candidate, rank)
         checkpoint.updates(candidate, rank)  # raises Refusal if the count is unreadable
-        with fitting(candidate):
+        with refusing_misfits(candidate):
             for name, replica in learner.replicas.items():
                 saved_state = state["replicas"][name]["replica"]
                 replica.load(saved_state)
@@ -309,15 +309,17 @@ def _carry_out(run: Run, folder: Path, launcher: Launcher, resume: Resume | None
     except FolderGone:
         raise
     except RunFailed as failure:
-        raise RunFailed(f"{failure} {checkpoint.kept(folder)}") from failure
+        raise RunFailed(f"{failure} {checkpoint.kept_sentence(folder)}") from failure
     except OSError as error:
-        raise RunFailed(f"{checkpoint.disk_failure(folder, error)} {checkpoint.kept(folder)}") from error
+        raise RunFailed(
+            f"{checkpoint.disk_failure(folder, error)} {checkpoint.kept_sentence(folder)}"
+        ) from error
     callbacks = coordinator.callbacks
     failed_before = callbacks.failure
     callbacks.end(Result(folder, summary, code))
     if callbacks.failure and not failed_before:
         raise RunFailed(f"{callbacks.failure}. The run itself is complete in {folder}.") from callbacks.error
-    moved_to = folder if folder != coordinator.place.given else None
+    moved_to = folder if folder != coordinator.place.original_path else None
     return Finish(code, summary, moved_to, run, callbacks.error)
 
 

@@ -62,7 +62,7 @@ def summarize(
         / max(seconds - coordinator.seconds_before, 1e-9),
         "train_return_mean": _none_if_nan(coordinator.return_mean()),
         "dead_replicas": coordinator.dead,
-        "checkpoints_skipped": coordinator.skipped,
+        "checkpoints_skipped": coordinator.skipped_checkpoints,
         "events": coordinator.events,
         "stopped_because": coordinator.stopped_because,
         "exit": exit_reason,

@@ -16,9 +16,9 @@ def work(run: Run, context: WorkerContext) -> None:
     detected without reading all of it.
     """
     check_data(context.folder, run.world, thorough=False)
-    part(run, context).run_to_end()
+    member_of(run, context).run_to_end()
 
 
-def part(run: Run, context: WorkerContext) -> TrainingLoop | CentreServer:
+def member_of(run: Run, context: WorkerContext) -> TrainingLoop | CentreServer:
     """What executes a rank: ranks below ``run.replicas`` train, and the next rank is the centre."""
     return TrainingLoop(run, context) if context.rank < run.replicas else CentreServer(run, context)

@@ -28,11 +28,11 @@ DRAIN_SECONDS = 10.0  # the longest wait for deltas in flight before a checkpoin
 @dataclass
 class Restored:
     """What a replica resumes from: its own part of a checkpoint or, if it had died, that of a living replica
-    (``own`` is False), but with its own count of env steps, and with new episodes."""
+    (``is_own`` is False), but with its own count of env steps, and with new episodes."""
 
     state: dict[str, Any]
     env_steps: int
-    own: bool
+    is_own: bool
 
     @classmethod
     def read(cls, checkpoint: Path, rank: int, part_rank: int) -> Restored:
@@ -67,8 +67,9 @@ class Resume:
 class WorkerContext:
     """What a launcher gives to one member: fabric, run state, run folder, and what to resume from.
 
-    between: called between two steps, and while a source prepares a batch. admission: the fabric again, if it
-    supports state transfers. joins: this process replaces one that died, and begins with a state transfer.
+    between_steps: called between two steps, and while a source prepares a batch. admission: the fabric again,
+    if it supports state transfers. joins: this process replaces one that died, and begins with a state
+    transfer.
     """
 
     rank: int
@@ -78,7 +79,7 @@ class WorkerContext:
     started_at: float
     offset_seconds: float = 0.0
     restored: Restored | None = None
-    between: Callable[[], None] = lambda: None
+    between_steps: Callable[[], None] = lambda: None
     admission: Admission | None = None
     joins: bool = False
 

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib import ticker
 from matplotlib.axes import Axes
 
-from murmurate.record.figures import COLOURS, Draw, percent_axis, short, tidy
+from murmurate.record.figures import COLOURS, Draw, percent_axis, style_axes, tick_text
 from murmurate.tuning.objective import Objective
 from murmurate.tuning.space import Dimension
 
@@ -31,7 +31,7 @@ def history(trials: Sequence[Any], objective: Objective) -> Draw:
         axes.plot(x, y, "o", color=COLOURS["accent"], markersize=5, alpha=0.8)
         best = np.minimum.accumulate(y) if objective.minimize else np.maximum.accumulate(y)
         axes.step(x, best, color=COLOURS["warm"], linewidth=1.7, where="post")
-        tidy(axes, objective.name, "trial")
+        style_axes(axes, objective.name, "trial")
         axes.xaxis.set_major_locator(ticker.MaxNLocator(8, integer=True))
 
     return draw
@@ -44,7 +44,7 @@ def bars(rows: Sequence[tuple[str, float]]) -> Draw:
         for row, (_, share) in enumerate(rows):
             axes.barh(row, share, height=0.6, color=COLOURS["accent"], linewidth=0)
             axes.text(share + 0.01, row, f"{share:.0%}", va="center", color=COLOURS["ink"], fontsize="small")
-        tidy(axes, "", "share of the importance")
+        style_axes(axes, "", "share of the importance")
         axes.grid(visible=False)
         axes.set(xlim=(0, 1.06), ylim=(len(rows) - 0.45, -0.55))
         axes.set_yticks(range(len(rows)), [name for name, _ in rows])
@@ -71,7 +71,7 @@ def slice_of(finished: Sequence[Any], objective: Objective, dimension: Dimension
         axes.plot(
             x[best], y[best], "o", color=COLOURS["warm"], markersize=9, fillstyle="none", markeredgewidth=1.6
         )
-        tidy(axes, dimension.name, "")
+        style_axes(axes, dimension.name, "")
         if dimension.choices:
             axes.set_xticks(range(len(dimension.choices)), dimension.choices)
             axes.set_xlim(-0.5, len(dimension.choices) - 0.5)
@@ -79,7 +79,7 @@ def slice_of(finished: Sequence[Any], objective: Objective, dimension: Dimension
             axes.set_xscale("log")
             subs = (1.0, 2.0, 5.0) if dimension.high < 30 * dimension.low else (1.0,)
             axes.xaxis.set_major_locator(ticker.LogLocator(subs=subs, numticks=8))
-            axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: short(value)))
+            axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: tick_text(value)))
             axes.xaxis.set_minor_formatter(ticker.NullFormatter())
             axes.set_xlim(dimension.low / 1.15, dimension.high * 1.15)
         else:
@@ -111,7 +111,7 @@ def coordinates(finished: Sequence[Any], objective: Objective, space: Sequence[D
                 alpha=1.0 if best else 0.08 + 0.6 * float(quality[i]) ** 2,
             )
         names = [dimension.name.rpartition(".")[2] for dimension in space]
-        tidy(axes, "", "")
+        style_axes(axes, "", "")
         axes.grid(visible=False)
         axes.set_xticks(range(len(space) + 1), [*names, objective.name])
         axes.tick_params(axis="x", labelcolor=COLOURS["ink"])
@@ -123,9 +123,8 @@ def coordinates(finished: Sequence[Any], objective: Objective, space: Sequence[D
                 axes.text(k + 0.03, height, text, va="center", color=COLOURS["muted"], fontsize="small")
         axes.axvline(len(space), color=COLOURS["muted"], linewidth=0.8)
         for height, value in ((0.0, low), (1.0, high)):
-            axes.text(
-                len(space) + 0.03, height, short(value), va="center", color=COLOURS["muted"], fontsize="small"
-            )
+            text = tick_text(value)
+            axes.text(len(space) + 0.03, height, text, va="center", color=COLOURS["muted"], fontsize="small")
 
     return draw
 
@@ -145,4 +144,4 @@ def _height(dimension: Dimension, value: Any) -> float:
 def _ticks(dimension: Dimension) -> list[tuple[float, str]]:
     if dimension.choices:
         return [(_height(dimension, choice), choice) for choice in dimension.choices]
-    return [(0.0, short(dimension.low)), (1.0, short(dimension.high))]
+    return [(0.0, tick_text(dimension.low)), (1.0, tick_text(dimension.high))]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from murmurate.record.figures import number, svg
+from murmurate.record.figures import number_text, svg
 from murmurate.record.report import render, write_html
 from murmurate.record.sections import LegendKey, Section
 from murmurate.tuning import drawings
@@ -36,8 +36,8 @@ def write_page(
     finished = [trial for trial in trials if trial.state.name == "COMPLETE"]
     best, counts = study.best_trial, [trial.state.name for trial in trials]
     facts = [
-        ("best", number(best.value), f"{objective.name}, trial {best.number}"),
-        ("median", number(statistics.median(trial.value for trial in finished)), "of the finished trials"),
+        ("best", number_text(best.value), f"{objective.name}, trial {best.number}"),
+        ("median", number_text(statistics.median(t.value for t in finished)), "of the finished trials"),
         ("finished", str(len(finished)), "trials"),
         ("pruned", str(counts.count("PRUNED")), "ended before their budget"),
         ("failed", str(counts.count("FAIL")), ""),
@@ -141,7 +141,7 @@ def _table(trials: Sequence[Any], objective: Objective, space: Sequence[Dimensio
     rows = [
         [
             str(trial.number),
-            "" if trial.state.name != "COMPLETE" else number(trial.value),
+            "" if trial.state.name != "COMPLETE" else number_text(trial.value),
             {"COMPLETE": "finished", "PRUNED": "pruned"}.get(trial.state.name, trial.state.name.lower()),
             *(drawings.short_word(trial.params.get(dimension.name, "")) for dimension in space),
         ]

@@ -15,7 +15,7 @@ from typing import Any
 from murmurate.errors import Refusal
 from murmurate.record.stored import UNSOUND, read_object
 from murmurate.training import checkpoint
-from murmurate.training.run_folder import held
+from murmurate.training.run_folder import locked
 
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 _POLL_SECONDS = 0.1
@@ -182,7 +182,7 @@ def is_held(folder: Path) -> bool:
     if not (folder / "checkpoints").is_dir():
         return False
     try:
-        with held(folder):
+        with locked(folder):
             return False
     except Refusal:
         return True

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from murmurate.errors import Refusal, RunFailed
-from murmurate.record.figures import number
+from murmurate.record.figures import number_text
 from murmurate.record.stored import UNSOUND, read_object
 from murmurate.training.run import Run
 from murmurate.training.run_folder import plain, write_json
@@ -21,7 +21,7 @@ from murmurate.tuning.objective import Objective, Progress
 from murmurate.tuning.page import write_page
 from murmurate.tuning.run_process import INTERRUPTED, HeldRun, Running, RunProcess
 from murmurate.tuning.space import Dimension, words
-from murmurate.tuning.trials import Held, Trials
+from murmurate.tuning.trials import HeldTrial, Trials
 
 FILE = "study.json"
 _MOST_FAILURES = 3  # if as many trials fail before one has finished, the study ends
@@ -158,7 +158,8 @@ class Study:
                     self._fail(held, f"it has no {self.objective.name}")
                 else:
                     self._trials.completed(held, value)
-                    self.say(f"{name}: {self.objective.name} {number(value)}{self._best_so_far()} ({values})")
+                    outcome = f"{self.objective.name} {number_text(value)}{self._best_so_far()}"
+                    self.say(f"{name}: {outcome} ({values})")
             elif trial.pruned:
                 self._trials.pruned(held)
                 self.say(f"{name}: pruned ({values})")
@@ -169,7 +170,7 @@ class Study:
         finally:
             held.release()
 
-    def _fail(self, held: Held, why: str) -> None:
+    def _fail(self, held: HeldTrial, why: str) -> None:
         self._trials.failed(held, why)
         self._failures.append(why)
         self.say(f"trial {held.number}: failed: {why}")
@@ -179,7 +180,7 @@ class Study:
 
     def _best_so_far(self) -> str:
         best = self._trials.best()
-        return "" if best is None else f", best {number(best.value)} of trial {best.number}"
+        return "" if best is None else f", best {number_text(best.value)} of trial {best.number}"
 
     # -- the end ------------------------------------------------------------------------------------------
 
@@ -191,8 +192,8 @@ class Study:
         ends = ((name.lower(), counts.count(name)) for name in ("COMPLETE", "PRUNED", "FAIL"))
         self.say(", ".join(f"{count} {_ENDS[name]}" for name, count in ends if count))
         self.say(
-            f"Best: {self.objective.name} {number(best.value)}, trial {best.number} "
-            f"(median of the finished trials {number(statistics.median(values))})"
+            f"Best: {self.objective.name} {number_text(best.value)}, trial {best.number} "
+            f"(median of the finished trials {number_text(statistics.median(values))})"
         )
         for name, value in best.params.items():
             self.say(f"  {name} {_short(value)}")
@@ -225,7 +226,7 @@ class _Trial:
     """A trial in progress. pruned: whether it was told to end. foreign: whether another process, left by a
     killed command, trains it."""
 
-    held: Held
+    held: HeldTrial
     folder: Path
     progress: Progress
     pruned: bool = False

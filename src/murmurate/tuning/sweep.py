@@ -12,7 +12,7 @@ from typing import Any
 
 from murmurate.errors import Refusal
 from murmurate.record import score_statistics
-from murmurate.record.figures import number
+from murmurate.record.figures import number_text
 from murmurate.record.report import report
 from murmurate.record.stored import UNSOUND, read_object
 from murmurate.record.sweeps import FILE, run_folders, seed_folders
@@ -152,16 +152,18 @@ def scores_line(summaries: Sequence[dict[str, Any]], run: Run) -> str:
     runs = "1 run" if len(scores) == 1 else f"{len(scores)} runs"
     if not score_statistics.available():
         return (
-            f"{name} of {runs}: mean {number(statistics.fmean(scores))} (for an interquartile mean and "
+            f"{name} of {runs}: mean {number_text(statistics.fmean(scores))} (for an interquartile mean and "
             "intervals: pip install 'murmurate[topics]')"
         )
     result = score_statistics.summarized(scores)
-    line = f"{name} of {runs}: mean {number(result.mean)}{_interval(result.mean_interval)}"
-    return f"{line}, interquartile mean {number(result.iqm)}{_interval(result.iqm_interval)}"
+    line = f"{name} of {runs}: mean {number_text(result.mean)}{_interval(result.mean_interval)}"
+    return f"{line}, interquartile mean {number_text(result.iqm)}{_interval(result.iqm_interval)}"
 
 
 def _interval(ends: score_statistics.Interval | None) -> str:
-    return "" if ends is None else f" (95% bootstrap interval {number(ends[0])} to {number(ends[1])})"
+    if ends is None:
+        return ""
+    return f" (95% bootstrap interval {number_text(ends[0])} to {number_text(ends[1])})"
 
 
 def _seeds(seeds: Sequence[int]) -> str:

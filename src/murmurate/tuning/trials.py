@@ -23,7 +23,7 @@ PRUNERS = ("median", "halving", "hyperband", "none")
 
 
 @dataclass
-class Held:
+class HeldTrial:
     """A trial that this process trains. lock: descriptor of the file whose lock it holds. reported: steps
     whose values Optuna knows."""
 
@@ -81,7 +81,7 @@ class Trials:
         """The values of the finished trials."""
         return [float(trial.value) for trial in self.all() if trial.state.name == "COMPLETE"]
 
-    def next(self, most: int) -> Held | None:
+    def next(self, most: int) -> HeldTrial | None:
         """A trial that was cut off; else a new one, unless there are ``most`` already; else None."""
         optuna = _optuna()
         with self._locked():
@@ -91,7 +91,7 @@ class Trials:
                     continue
                 trial = optuna.trial.Trial(self.study, frozen._trial_id)
                 if frozen.params.keys() == {dimension.name for dimension in self._space}:
-                    return Held(trial, lock, set(frozen.intermediate_values))
+                    return HeldTrial(trial, lock, set(frozen.intermediate_values))
                 self.study.tell(
                     trial, state=optuna.trial.TrialState.FAIL
                 )  # cut off while its parameters were drawn
@@ -105,15 +105,15 @@ class Trials:
             lock = self._lock(trial.number)
             if lock is None:
                 raise Refusal(f"{self._folder / 'locks'} belongs to another study. Choose another --out.")
-            return Held(trial, lock)
+            return HeldTrial(trial, lock)
 
-    def completed(self, held: Held, value: float) -> None:
+    def completed(self, held: HeldTrial, value: float) -> None:
         self.study.tell(held.trial, value)
 
-    def pruned(self, held: Held) -> None:
+    def pruned(self, held: HeldTrial) -> None:
         self.study.tell(held.trial, state=_optuna().trial.TrialState.PRUNED)
 
-    def failed(self, held: Held, why: str) -> None:
+    def failed(self, held: HeldTrial, why: str) -> None:
         held.trial.set_user_attr("error", why)
         self.study.tell(held.trial, state=_optuna().trial.TrialState.FAIL)
 

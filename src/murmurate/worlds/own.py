@@ -29,7 +29,7 @@ from murmurate.worlds.served import served_environments
 from murmurate.worlds.vector_simulators import VectorSimulators
 from murmurate.worlds.viewed import viewed
 
-_replacements: list[Callable[..., Any]] = []  # of the enclosing ``instead`` contexts, the innermost last
+_replacements: list[Callable[..., Any]] = []  # of the enclosing ``replaced_by`` contexts, the innermost last
 
 
 def names() -> list[str]:
@@ -55,7 +55,7 @@ def world(name: str) -> OwnWorld | None:
     return OwnWorld(target, folder=folder)
 
 
-def lasting(name: str) -> str:
+def absolute_name(name: str) -> str:
     """``name`` of any world, with the path of a file in it made absolute."""
     if not name.startswith(PREFIX):
         return name
@@ -70,9 +70,9 @@ def world_name(env: str) -> str:
     """
     module_name, _, path = env.rpartition(":")
     if env.startswith((PREFIX, _gym_env.PREFIX)):
-        return lasting(env)
+        return absolute_name(env)
     if module_name.endswith(".py"):
-        return lasting(PREFIX + env)
+        return absolute_name(PREFIX + env)
     if env.endswith(".py"):
         raise Refusal(
             f"'{env}' is a file. Name the class or function in it that makes the environment: {env}:NAME"
@@ -127,7 +127,7 @@ def world_of(env: str | Callable[..., Any]) -> SimulatorWorld:
 
 
 @contextlib.contextmanager
-def instead(env: str | Callable[..., Any] | None) -> Iterator[None]:
+def replaced_by(env: str | Callable[..., Any] | None) -> Iterator[None]:
     """For a run folder whose own class or function cannot be found here: ``env`` makes the environments of
     every world that ``world`` returns within this context. It still makes them after the context, in this
     process. None changes nothing."""

@@ -1,9 +1,8 @@
 """Fits topic models on request: one JSON request per line of stdin, one JSON answer per line of stdout.
 
-A request is ``{"corpus", "options", "marks", "out"}``: a file of documents (see ``read``), options of the
-model, numbers of documents, and a folder. Each time a library has seen one of these numbers of documents, its
-lambda [V, K] float32 is saved in the folder as ``.npy``; the caller evaluates them with the same code for all
-libraries.
+A request has four keys. corpus: a file of documents (see ``read``). options: options of the model. marks:
+counts of documents; each time the library has seen so many, its lambda [V, K] float32 is saved. out: the
+folder in which it is saved as ``.npy``. The caller evaluates all libraries' lambdas with the same code.
 
 CPU seconds are those of the whole process (``time.process_time``) from when the documents are in the
 library's own form: importing, reading and converting are not counted, nor is saving lambda.

@@ -61,7 +61,7 @@ class NetworkChannel:
             lambda: self._register.published,
         )
         # the vectors' form must be the same at all members; ``_mismatch`` says how it differs at a peer
-        self._form = f"{self._count} of {like.dtype}, compression {compression}"
+        self._form = f"{self._count} numbers of {like.dtype}, compression {compression}"
         self._mismatch = ""
         with endpoint.lock:
             endpoint.add_channel(self._identity, self)
@@ -114,9 +114,10 @@ class NetworkChannel:
         self._check(x)
         if self.size == 1:
             return
-        result = self._run_round(f"broadcast {self._fabric_rank(root)}", x if self.rank == root else None)
-        if self._fabric_rank(root) not in result.members:
-            raise FabricError(f"rank {root} died before it could broadcast on channel '{self.name}'")
+        root_rank = self._fabric_rank(root)
+        result = self._run_round(f"broadcast {root_rank}", x if self.rank == root else None)
+        if root_rank not in result.members:
+            raise FabricError(f"rank {root_rank} died before it could broadcast on channel '{self.name}'")
         x.detach().copy_(self._vectors(result.data)[0])
 
     def gather(self, x: Tensor) -> dict[int, Tensor]:
@@ -218,15 +219,15 @@ class NetworkChannel:
                 self._withdraw_lane(sender)
             elif key == "form" and value != self._form:
                 self._mismatch = (
-                    f"channel '{self.name}' is for {self._form} at rank {self.rank} and for {value} at rank "
-                    f"{sender}: give all members the same model and settings."
+                    f"channel '{self.name}' is for {self._form} at rank {self._endpoint.rank} and for "
+                    f"{value} at rank {sender}: give all members the same model and settings."
                 )
                 self._collectives.fail_all_rounds(self._mismatch)
         except (TypeError, ValueError, IndexError):
             raise FrameRejected("meta", f"a control message about '{key}' that cannot be read") from None
 
-    def due(self, peer: int) -> Frame | None:
-        return self._register.due(peer) if peer in self._position else None
+    def next_register_frame(self, peer: int) -> Frame | None:
+        return self._register.next_register_frame(peer) if peer in self._position else None
 
     def local_peer_found(self, peer: int) -> None:
         """Offer a local peer our shared memory."""

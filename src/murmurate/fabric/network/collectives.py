@@ -122,7 +122,7 @@ class NetworkCollectives:
             if result is not None and all_in_reach and not is_void():
                 state.last = Result(number, call, members, result.data, result.versions, result.divisor)
                 return state.last
-            state.asked = number
+            state.repeat_asked = number
             for rank in attempt.others:
                 self._notify(rank, number, "again")
         if self._groups is not None:
@@ -133,7 +133,7 @@ class NetworkCollectives:
         """The result of the round that the leader (this member or another) executes. Raises FabricError."""
         copied = None
         if x is not None:
-            copied = self._endpoint.buffers.take(self._bytes)
+            copied = self._endpoint.shared_buffers.take(self._bytes)
             as_tensor(copied, self.dtype).copy_(x)
         endpoint, state = self._endpoint, self._state
         with endpoint.lock:
@@ -189,7 +189,7 @@ class NetworkCollectives:
         """Whether ``rank`` cannot send the round's result any more, as it is dead or has finished. A finished
         member that we asked for the result is gone once it answers that it has none, or is disconnected."""
         endpoint, state = self._endpoint, self._state
-        if not endpoint.gone(rank) or state.asked < state.round or endpoint.dead(rank):
+        if not endpoint.gone(rank) or state.repeat_asked < state.round or endpoint.dead(rank):
             return endpoint.gone(rank)
         return state.not_reached.get(rank) == state.round or not endpoint.connections[rank].connected
 
@@ -281,7 +281,7 @@ class NetworkCollectives:
         if call == "mean" and len(inputs) == 1:
             data = inputs[members[0]]
         elif call == "mean":
-            data = self._endpoint.buffers.take(self._bytes)
+            data = self._endpoint.shared_buffers.take(self._bytes)
             vectors = {rank: as_tensor(x, self.dtype) for rank, x in inputs.items()}
             as_tensor(data, self.dtype).copy_(ordered_mean(vectors))
         elif call.startswith("broadcast"):

@@ -51,7 +51,7 @@ class ConnectionOwner(Protocol):
 
     def deliver(self, connection: PeerConnection, frame: Frame) -> None: ...
     def receive_announcement(self, connection: PeerConnection, key: tuple[str, ...], value: Any) -> None: ...
-    def due(self, connection: PeerConnection) -> Frame | None:
+    def next_register_frame(self, connection: PeerConnection) -> Frame | None:
         """A frame with the newest version of a vector that this peer has requested; None if there is none."""
         ...
 
@@ -297,9 +297,9 @@ class PeerConnection:
         state = self.queue.next_state()
         if state is not None:
             return state
-        vector = self._owner.due(self) if self._register_next else None
+        vector = self._owner.next_register_frame(self) if self._register_next else None
         self._register_next = vector is None and self.queue.has_frames
-        return vector or self.queue.next_frame() or self._owner.due(self)
+        return vector or self.queue.next_frame() or self._owner.next_register_frame(self)
 
     def _reconnect(self) -> None:
         """Dial, if this is the side that dials; else test whether the peer's process still listens."""

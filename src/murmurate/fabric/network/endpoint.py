@@ -41,7 +41,7 @@ class Receiver(Protocol):
     def allocate_payload(self, frame: Frame, length: int) -> Any: ...
     def deliver(self, sender: int, frame: Frame) -> None: ...
     def receive_announcement(self, sender: int, key: str, rest: tuple[str, ...], value: Any) -> None: ...
-    def due(self, peer: int) -> Frame | None: ...
+    def next_register_frame(self, peer: int) -> Frame | None: ...
     def local_peer_found(self, peer: int) -> None: ...
     def peer_restarted(self, peer: int) -> None: ...
 
@@ -66,10 +66,10 @@ class Endpoint:
         self.closed = False
         self.refused: collections.Counter[str] = collections.Counter()
         self.pool = Pool(keep=16)  # for incoming payloads
-        self.wires = Pool()  # for outgoing payloads
+        self.outgoing_buffers = Pool()  # for outgoing payloads
         # for outgoing payloads of collectives, which local peers read in shared memory
         shm = credentials.shm
-        self.buffers = Pool() if shm is None else Pool(keep=16, fresh=shm.new_buffer)
+        self.shared_buffers = Pool() if shm is None else Pool(keep=16, allocate=shm.new_buffer)
         self.connections: dict[int, PeerConnection] = {}
         self._run_state = run_state
         place = f"murmurate/{credentials.run.hex()}/{credentials.epoch}"
@@ -202,13 +202,13 @@ class Endpoint:
         else:
             self.pending.keep_announcement(connection.peer, key, value)
 
-    def due(self, connection: PeerConnection) -> Frame | None:
-        """See ``ConnectionOwner.due``. The channels take turns."""
+    def next_register_frame(self, connection: PeerConnection) -> Frame | None:
+        """See ``ConnectionOwner.next_register_frame``. The channels take turns."""
         channels = list(self._channels.values())
         start = self._next_channel.get(connection.peer, 0)
         for step in range(len(channels)):
             index = (start + step) % len(channels)
-            frame = channels[index].due(connection.peer)
+            frame = channels[index].next_register_frame(connection.peer)
             if frame is not None:
                 self._next_channel[connection.peer] = index + 1
                 return frame

@@ -167,7 +167,7 @@ class NetworkMailbox:
         if short:
             copy = WireCopy(x.detach().to("cpu", copy=True).view(torch.uint8).numpy())
         else:
-            copy = begin_copy(stream.feedback, x, endpoint.wires.take(self._codec.wire_bytes))
+            copy = begin_copy(stream.feedback, x, endpoint.outgoing_buffers.take(self._codec.wire_bytes))
         frame = self._frame(tag, note, copy.wire, short)
         frame.source = CopyReader(copy)
         connection = endpoint.connections.get(to)  # None to this member itself

@@ -92,7 +92,7 @@ class ProcessGroups:
         # After the vector come the members' versions, as a row of digits for each member. Each member writes
         # its own row, and zeros into all others, so that the sum contains all rows.
         length = x.numel() + len(members) * _DIGITS
-        total = as_tensor(self._endpoint.wires.take(length * self._dtype.itemsize), self._dtype)
+        total = as_tensor(self._endpoint.outgoing_buffers.take(length * self._dtype.itemsize), self._dtype)
         digits = total[x.numel() :].view(len(members), _DIGITS).zero_()
         if attempt.published:
             digits[members.index(attempt.rank)] = _digits(attempt.published, self._dtype)

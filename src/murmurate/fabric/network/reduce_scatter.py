@@ -57,7 +57,7 @@ class ReduceScatter:
         endpoint, others = self._endpoint, len(attempt.others)
         gathers = attempt.call == "gather"
         rows = others + 1 if gathers else 1
-        data = endpoint.buffers.take(rows * self._count * self._dtype.itemsize)
+        data = endpoint.shared_buffers.take(rows * self._count * self._dtype.itemsize)
         awaited = 2 * others if attempt.call == "mean" else others
         progress = _Progress(
             attempt,
@@ -153,7 +153,7 @@ class ReduceScatter:
     def _post(self, attempt: Attempt, to: list[int], act: str, bucket: int, piece: Tensor | None) -> None:
         payload = None
         if piece is not None:
-            payload = self._endpoint.buffers.take(piece.numel() * self._dtype.itemsize)
+            payload = self._endpoint.shared_buffers.take(piece.numel() * self._dtype.itemsize)
             as_tensor(payload, self._dtype).copy_(piece)
         meta = {"act": act, "call": attempt.call, "bucket": bucket}
         meta |= {"members": list(attempt.members), "published": attempt.published}

@@ -102,7 +102,7 @@ class NetworkRegister:
             yield lane.pin[0]
 
     def _publish_on_connections(self, version: int, x: Tensor) -> WireCopy:
-        copy = begin_copy(self._codec, x, self._endpoint.wires.take(self._codec.wire_bytes))
+        copy = begin_copy(self._codec, x, self._endpoint.outgoing_buffers.take(self._codec.wire_bytes))
         with self._endpoint.lock:
             frame = Frame(Kind.REGISTER, self._identity, version=version, payload=copy.wire)
             connections = self._endpoint.connections
@@ -121,7 +121,7 @@ class NetworkRegister:
         copy.finish()
         return copy
 
-    def due(self, peer: int) -> Frame | None:
+    def next_register_frame(self, peer: int) -> Frame | None:
         """A frame with the newest version, if ``peer`` has requested a newer one than it has."""
         if peer in self._shm.lanes or peer not in self._requests:
             return None
@@ -141,7 +141,7 @@ class NetworkRegister:
         newest = None if register is None else register.peek(self._pins, _COPIED)
         if newest is None:
             raise RuntimeError("a published version is neither in a buffer nor in shared memory")
-        wire = self._endpoint.wires.take(self._codec.wire_bytes)
+        wire = self._endpoint.outgoing_buffers.take(self._codec.wire_bytes)
         np.copyto(wire, newest[0])
         self._pins[_COPIED] = 0
         return newest[1], WireCopy(wire)

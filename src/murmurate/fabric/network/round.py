@@ -47,10 +47,10 @@ class RoundInput:
 class RoundState:
     """One member's state of the rounds of one channel.
 
-    last: the last result. failed: by round, the message with which it failed. asked: the newest round that
-    this member asked the others to repeat, as it had no result from an engine. repeat: by rank, the newest
-    round that another member asked to repeat. not_reached: by rank, the round that another member had not
-    reached when it was asked to repeat it. contributions: if this member leads, by round and rank.
+    last: the last result. failed: by round, the message with which it failed. repeat_asked: the newest round
+    that this member asked the others to repeat, as it had no result from an engine. repeat: by rank, the
+    newest round that another member asked to repeat. not_reached: by rank, the round that another member had
+    not reached when it was asked to repeat it. contributions: if this member leads, by round and rank.
     """
 
     members: set[int]
@@ -60,7 +60,7 @@ class RoundState:
     last: Result | None = None
     contributions: dict[int, dict[int, RoundInput]] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
-    asked: int = 0
+    repeat_asked: int = 0
     repeat: dict[int, int] = field(default_factory=dict)
     not_reached: dict[int, int] = field(default_factory=dict)
 

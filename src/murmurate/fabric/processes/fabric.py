@@ -32,6 +32,7 @@ from murmurate.fabric.interface import (
     Traffic,
     check_shape,
     checked_group,
+    checked_rank,
 )
 from murmurate.fabric.processes.fence import fence
 from murmurate.fabric.processes.mailbox import ProcessMailbox
@@ -95,7 +96,7 @@ class ProcessFabric:
         for channel in self._channels.values():
             channel.expect([rank])
 
-    def position(self, partners: Sequence[int]) -> dict[str, Any]:
+    def joining_state(self, partners: Sequence[int]) -> dict[str, Any]:
         """The state that a joiner needs to continue: this member's rounds by channel, and who takes part.
 
         partners: the members that take part. Where all run the same rounds, these are the members of the last
@@ -107,18 +108,18 @@ class ProcessFabric:
             "incarnations": self.membership.incarnations.tolist(),
         }
 
-    def enter(self, position: dict[str, Any]) -> None:
-        """Take part in collectives, continuing from a peer's ``position``."""
-        self.membership.incarnations[:] = position["incarnations"]
+    def enter(self, joining_state: dict[str, Any]) -> None:
+        """Take part in collectives, continuing from a peer's ``joining_state``."""
+        self.membership.incarnations[:] = joining_state["incarnations"]
         self.membership.incarnations[self.rank] = self._run_state.incarnation(self.rank)
         self.membership.admitted = True
         for name, channel in self._channels.items():
-            if name not in position["rounds"]:
+            if name not in joining_state["rounds"]:
                 raise FabricError(
                     f"rank {self.rank} cannot enter channel '{name}' with the state of a member that is not "
                     "in its group: run without restarts where groups are used."
                 )
-            channel.enter(int(position["rounds"][name]), [*position["partners"], self.rank])
+            channel.enter(int(joining_state["rounds"][name]), [*joining_state["partners"], self.rank])
 
 
 class ProcessChannel:
@@ -197,7 +198,9 @@ class ProcessChannel:
     def peek(self, peer: int) -> tuple[Tensor, int]:
         newest = self._registers[peer].peek(self._pins[peer], self.rank)
         if newest is None:
-            raise FabricError(f"rank {peer} has published nothing on channel '{self.name}' yet")
+            raise FabricError(
+                f"rank {self._fabric_rank(peer)} has published nothing on channel '{self.name}' yet"
+            )
         self.traffic.bytes += self._bytes
         return self._to_device(peer, newest[0]), newest[1]
 
@@ -230,7 +233,9 @@ class ProcessChannel:
             return
         slots, present = self._run_round(x if self.rank == root else None)
         if root not in present:
-            raise FabricError(f"rank {root} died before it could broadcast on channel '{self.name}'")
+            raise FabricError(
+                f"rank {self._fabric_rank(root)} died before it could broadcast on channel '{self.name}'"
+            )
         self.traffic.bytes += self._bytes
         x.copy_(slots[root])
 
@@ -262,9 +267,10 @@ class ProcessChannel:
             return bool((self._rounds[awaited] >= number).all())
 
         if not self._wait(complete, self.deadline_seconds):
-            silent = [r for r in self.living() if self._partners[r] and self._rounds[r] < number]
+            late = [r for r in self.living() if self._partners[r] and self._rounds[r] < number]
             raise FabricError(
-                f"rank {self.rank} waited {self.deadline_seconds:g} s for rank(s) {silent} in round {number} "
+                f"rank {self._fabric_rank(self.rank)} waited {self.deadline_seconds:g} s for rank(s) "
+                f"{[self._fabric_rank(r) for r in late]} in round {number} "
                 f"of channel '{self.name}'. They are alive but do not answer: look at their logs."
             )
         # a member that did not take part has died, and is left out until it is admitted again
@@ -303,8 +309,8 @@ class ProcessChannel:
 
         if not self._wait(can_proceed, self.deadline_seconds):
             raise FabricError(
-                f"rank {self.living()[0]} did not fill '{key}' of channel '{self.name}' within "
-                f"{self.deadline_seconds:g} s. It is alive but does not answer: look at its log."
+                f"rank {self._fabric_rank(self.living()[0])} did not fill '{key}' of channel '{self.name}' "
+                f"within {self.deadline_seconds:g} s. It is alive but does not answer: look at its log."
             )
         if not ready[0]:  # filled only once: a member that later becomes the lowest must not overwrite it
             tensor.copy_(like)
@@ -314,6 +320,10 @@ class ProcessChannel:
         return tensor
 
     # -- internals ----------------------------------------------------------------------------------
+
+    def _fabric_rank(self, rank: int) -> int:
+        """The rank in the fabric of the member that has ``rank`` in this channel."""
+        return int(self._membership.ranks[checked_rank(rank, self.size)])
 
     def _store(self, slot: Tensor, x: Tensor) -> None:
         self.traffic.bytes += slot.nbytes

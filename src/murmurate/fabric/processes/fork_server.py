@@ -90,7 +90,7 @@ def usable_fork_server() -> int | None:
 
 
 @contextlib.contextmanager
-def without_another() -> Iterator[None]:
+def using_existing_fork_server() -> Iterator[None]:
     """Use the fork server that there is: ``multiprocessing`` would start another one for a process that was
     itself forked from one."""
     server = _server()

@@ -33,13 +33,13 @@ def address_space_bytes() -> int:
 
 def refuse_if_small(needed_bytes: int, what: str, each_bytes: int = 0) -> None:
     """Raise Refusal if the host has no room for ``needed_bytes`` in all, or a process for ``each_bytes``."""
-    left, kind = available_bytes(), "of memory"
+    left, kind = available_bytes(), "memory"
     if needed_bytes <= left:
-        needed_bytes, left, kind = each_bytes, address_space_bytes(), "of address space (ulimit -v)"
+        needed_bytes, left, kind = each_bytes, address_space_bytes(), "address space (ulimit -v)"
     if needed_bytes > left:
         raise Refusal(
-            f"{what} needs {_mebibytes(needed_bytes)} {kind} and {_mebibytes(left)} are free. Use fewer "
-            "replicas or a smaller network, or give it more memory."
+            f"{what} needs {_mebibytes(needed_bytes)} of {kind} and {_mebibytes(left)} are free. Use fewer "
+            f"replicas or a smaller network, or give the run more {kind}."
         )
 
 

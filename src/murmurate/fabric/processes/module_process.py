@@ -21,7 +21,7 @@ from murmurate.fabric.processes.fork_server import (
     REPORT_SECONDS,
     UNKNOWN_CODE,
     usable_fork_server,
-    without_another,
+    using_existing_fork_server,
 )
 from murmurate.fabric.processes.process_handle import ProcessHandle, is_stopped
 
@@ -79,7 +79,7 @@ class _Forked:
         passed = _Passed((read, 1, 2, *descriptors))
         self._process = context.Process(target=_run, args=(module, passed, descriptors, dict(os.environ)))
         try:
-            with without_another():
+            with using_existing_fork_server():
                 self._process.start()
         except BaseException:
             self.stdin.close()

@@ -89,11 +89,11 @@ class RunState:
         """Publish how long this member's rounds take: ``seconds`` is a high quantile."""
         self._rows[_PACE, rank] = int(seconds * 1e6)
 
-    def ready(self, rank: int) -> None:
+    def mark_ready(self, rank: int) -> None:
         """This joiner has been built, and waits for a peer's state."""
         self._rows[_READY, rank] = self._rows[_INCARNATION, rank]
 
-    def transferred(self, rank: int, number: int) -> None:
+    def mark_transferred(self, rank: int, number: int) -> None:
         """This member has written its state for transfer request ``number``."""
         self._rows[_SENT, rank] = number
 
@@ -101,15 +101,15 @@ class RunState:
         """This joiner has loaded a peer's state and published it."""
         self._rows[_ENTERED, rank] = self._rows[_INCARNATION, rank]
 
-    def saved(self, rank: int, request: int) -> None:
+    def mark_saved(self, rank: int, request: int) -> None:
         """This member has written its part of checkpoint ``request``."""
         self._rows[_SAVED, rank] = request
 
-    def skipped(self, rank: int, request: int) -> None:
+    def mark_skipped(self, rank: int, request: int) -> None:
         """This member will write no part of checkpoint ``request``, as deltas were in flight too long."""
         self._rows[_SKIPPED, rank] = request
 
-    def finished(self, rank: int) -> None:
+    def mark_finished(self, rank: int) -> None:
         """This replica's last step is done and its last vector published."""
         self._rows[_FINISHED, rank] = 1
 
@@ -133,7 +133,7 @@ class RunState:
         self._rows[_ALIVE, rank] = 1
         self._header[_EPOCH] += 1
 
-    def joined(self, rank: int) -> None:
+    def mark_joined(self, rank: int) -> None:
         """``rank`` has entered; where members do not run the same rounds, they notice by the raised epoch."""
         self._header[_EPOCH] += 1
 
@@ -237,7 +237,7 @@ class RunState:
         """The living members that will write no part of checkpoint ``request``."""
         return [int(i) for i in np.flatnonzero((self._rows[_ALIVE] == 1) & (self._rows[_SKIPPED] == request))]
 
-    def finished_all(self, first: int | None = None) -> bool:
+    def have_all_finished(self, first: int | None = None) -> bool:
         """Whether all living members have finished; with ``first``, all among the first so many ranks."""
         alive = self._rows[_ALIVE, :first] == 1
         return bool((self._rows[_FINISHED, :first][alive] == 1).all())

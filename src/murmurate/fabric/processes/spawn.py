@@ -138,7 +138,7 @@ class WorkerProcess:
         return is_stopped(self.process.pid)
 
     def dump_stacks(self) -> None:
-        """Make the worker write the stacks of its threads to its log (see ``role.keep_log``)."""
+        """Make the worker write its threads' stacks to its log (see ``role.redirect_output_to_log``)."""
         self._handle.send(signal.SIGUSR1)
 
     def kill(self, because: str = "") -> None:

@@ -178,8 +178,8 @@ class SimulatedChannel:
         version, x = self._state.registers[self._fabric_rank(peer)].newest(self._rank, self._scheduler.now)
         if x is None:
             raise FabricError(
-                f"Nothing that rank {peer} published on '{self._state.name}' has reached rank {self._rank}: "
-                "ask version first, or wait_newer."
+                f"Nothing that rank {self._group[peer]} published on '{self._state.name}' has reached rank "
+                f"{self._rank}: ask version first, or wait_newer."
             )
         self._fabric.record(self._rank, "peek", self._state.name, self._group[peer], version)
         self._count_message(x)
@@ -214,7 +214,7 @@ class SimulatedChannel:
         memory, topic = self._state.memory, (self._state.name, "memory")
         wait = Wait(
             topics=(topic,),
-            ready=lambda: key in memory or self._lowest_living() == self.rank,
+            ready=lambda: key in memory or self._lowest_living() == self._rank,
             describe=lambda: f"rank {self._lowest_living()} to share '{key}'",
             deadline_seconds=self._deadline,
         )
@@ -253,8 +253,8 @@ class SimulatedChannel:
         self.traffic.waiting_seconds += self._scheduler.now - start
 
     def _lowest_living(self) -> int:
-        """The lowest living rank of the channel."""
-        return next(i for i, rank in enumerate(self._group) if rank not in self._scheduler.dead)
+        """The lowest rank in the fabric among the living members of this channel."""
+        return next(rank for rank in self._group if rank not in self._scheduler.dead)
 
     def _fabric_rank(self, rank: int) -> int:
         """The rank in the fabric of the member that has ``rank`` in this channel."""

@@ -59,9 +59,9 @@ class Node:
     """
 
     pushed_at = _shared_counter(0)  # updates of all its threads at the last push
-    awaited = _shared_counter(1)  # 1 + the rank whose push has no reply yet, or 0
+    awaited_rank_plus_1 = _shared_counter(1)  # 1 + the rank whose push has no reply yet; 0: none
     version = _shared_counter(2)  # version of the v in ``base``
-    oldest = _shared_counter(3)  # version of v from which the oldest update since the last push was made
+    oldest_version = _shared_counter(3)  # version of v from which the oldest unpushed update was made
     pulls = _shared_counter(4)  # number of pulls of v
 
     def __init__(
@@ -112,8 +112,8 @@ class Node:
 
         Other threads go on, so the base advances by exactly ``difference``.
         """
-        self.pushed_at, self.oldest = updates, self.version
-        self.awaited = self.rank + 1
+        self.pushed_at, self.oldest_version = updates, self.version
+        self.awaited_rank_plus_1 = self.rank + 1
         self._advance(difference)
 
     def pull(self, reply: Message) -> bool:
@@ -128,10 +128,10 @@ class Node:
         if self.reply is not None:
             return False
         if equals_v:
-            self.oldest = version
+            self.oldest_version = version
         self.version = version
         self.pulls += 1
-        self.awaited = 0
+        self.awaited_rank_plus_1 = 0
         return refused
 
     def exchange(self, living: int) -> Exchange:
@@ -183,8 +183,8 @@ class Node:
         """Continue from a peer's state. The process that this one replaces is dead, and will get no reply."""
         if self._saved and len(self.ranks) == 1:
             self._restore()
-        if self._saved and self.awaited == self.rank + 1:
-            self.awaited = 0
+        if self._saved and self.awaited_rank_plus_1 == self.rank + 1:
+            self.awaited_rank_plus_1 = 0
         self._rounds, self._pulled_at = self.pulls, self.replica.clock
         self._saved = {}
 
@@ -196,7 +196,7 @@ class Node:
             self.clocks[self.rank] = max(self.clocks[self.rank], saved["clocks"][saved_rank])
         self.counters.copy_(saved["marks"])
         self.pushed_at = min(self.pushed_at, self.update_count()) if is_own else self.update_count()
-        self.awaited = self.rank + 1
+        self.awaited_rank_plus_1 = self.rank + 1
 
     def _vectors(self) -> dict[str, Any]:
         return {"params": self.replica.params.detach().clone(), "base": self.base.clone()}

@@ -74,12 +74,12 @@ class SparseNode(Node):
         with self.replica.scale.exclusive() as alone:
             if not alone:
                 return None  # a thread has been stopped in the middle of a write
-            self._delta_to_push = self.take(self.version)
+            self._delta_to_push = self.next_push(self.version)
         if len(self._delta_to_push.row) <= most_rows(self.width, self.replica.params):
             return self._delta_to_push.pack()
-        return self.dense(self._delta_to_push)
+        return self.as_dense(self._delta_to_push)
 
-    def take(self, version: int) -> SparseDelta:
+    def next_push(self, version: int) -> SparseDelta:
         """The next push; to be called while no thread writes. version: version of the v in the base.
 
         The push's version is -1 (unknown) for the first push of a member that joined, for the push after one
@@ -102,9 +102,9 @@ class SparseNode(Node):
         self.touched[row] = 2
         return SparseDelta(math.exp(logarithm - float(self._scales[_BASE])), version, row, increments)
 
-    def dense(self, delta: SparseDelta) -> Tensor:
+    def as_dense(self, delta: SparseDelta) -> Tensor:
         """A push as a whole vector [N]."""
-        difference = self.values().mul_(delta.factor - 1)
+        difference = self.base_values().mul_(delta.factor - 1)
         add_rows(difference, Rows(delta.row, delta.values), 1.0)
         return difference
 
@@ -114,9 +114,9 @@ class SparseNode(Node):
             return
         delta, self._delta_to_push = self._delta_to_push, None
         with self.replica.scale.exclusive() as alone:
-            self.advance(delta, alone)
+            self.advance_base(delta, alone)
 
-    def advance(self, delta: SparseDelta, alone: bool) -> None:
+    def advance_base(self, delta: SparseDelta, alone: bool) -> None:
         """After ``delta`` was sent, set the base to the u from which it was taken. alone: whether no thread
         writes."""
         with self._changing():
@@ -133,10 +133,10 @@ class SparseNode(Node):
             return super()._take(v, afresh=afresh)
         with self.replica.scale.exclusive() as alone:
             if alone:
-                self.replace(v, afresh=afresh)
+                self.apply_reply(v, afresh=afresh)
         return alone
 
-    def replace(self, reply: Tensor, *, afresh: bool) -> None:
+    def apply_reply(self, reply: Tensor, *, afresh: bool) -> None:
         """u <- s v' + the updates since the push, and base <- v'; to be called while no thread writes.
 
         s: the factor by which u has shrunk since the push. afresh: whether to drop the updates since then.
@@ -213,7 +213,7 @@ class SparseNode(Node):
                 self._scales[_BASE] = 0.0
                 self.touched.fill_(1)
 
-    def values(self) -> Tensor:
+    def base_values(self) -> Tensor:
         """The base [N]."""
         return self.base * math.exp(float(self._scales[_BASE]))
 
@@ -225,7 +225,7 @@ class SparseNode(Node):
     def _vectors(self) -> dict[str, Any]:
         with self.replica.scale.writing():  # so that all are of the same moment
             u = self.replica.params.detach() * self.replica.scale.value
-            return {"params": u, "base": self.values(), "torn": int(self._torn[0])}
+            return {"params": u, "base": self.base_values(), "torn": int(self._torn[0])}
 
     def _set_vectors(self, saved: dict[str, Any], is_own: bool) -> None:
         self._base_is_foreign = not is_own

@@ -159,16 +159,16 @@ class DPSGD(Strategy):
 
     def _lead(self, node: Node, channel: Channel, p: int) -> None:
         """Pull and push, where these are due. p: living replicas of the node."""
-        if node.awaited == channel.rank + 1:
+        if node.awaited_rank_plus_1 == channel.rank + 1:
             self._pull(node, channel, wait=node.must_push)
-        elif node.awaited:
-            node.awaited = 0  # its reply goes to the former leader, which is dead
+        elif node.awaited_rank_plus_1:
+            node.awaited_rank_plus_1 = 0  # its reply goes to the former leader, which is dead
         updates = self.local_updates * (p if self.counted == "replica" else 1)
         due = node.must_push or node.update_count() - node.pushed_at >= updates  # line 5
-        if due and not node.awaited:
+        if due and not node.awaited_rank_plus_1:
             discard_replies(channel, REPLY)
             self._push(node, channel)
-            if node.awaited and self.wait:
+            if node.awaited_rank_plus_1 and self.wait:
                 self._pull(node, channel, wait=True)
 
     def _push(self, node: Node, channel: Channel) -> None:
@@ -176,7 +176,9 @@ class DPSGD(Strategy):
         updates, difference, deadline = node.update_count(), node.difference(), self.deadline_seconds
         if difference is None:
             return
-        if channel.send(centre_of(channel), _PUSH, difference, node.oldest, deadline_seconds=deadline):
+        if channel.send(
+            centre_of(channel), _PUSH, difference, node.oldest_version, deadline_seconds=deadline
+        ):
             node.pushed(difference, updates)
         else:
             require_centre(channel, _LOST)
