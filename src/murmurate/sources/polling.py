@@ -10,9 +10,13 @@ _SHORTEST_SECONDS, LONGEST_SECONDS = 1e-4, 2e-3
 
 
 class Backoff:
-    """Exponential backoff for polling: each sleep is twice as long as the one before; the first is half as
-    long as all sleeps of the last wait together. Sleeping leaves the core and its caches to the process that
-    is waited for."""
+    """Sleeps for polling. The first sleep of a wait is half as long as all sleeps of the last wait together,
+    each further one a quarter of what this wait has slept so far.
+
+    So a wait ends at most a quarter too late. With sleeps that double it ended twice too late at worst; an
+    actor and a learner that wait for each other's next trajectory then both waited longer each time. Sleeping
+    leaves the core and its caches to the process that is waited for.
+    """
 
     def __init__(self, longest_seconds: float = LONGEST_SECONDS) -> None:
         self._longest = longest_seconds
@@ -23,7 +27,7 @@ class Backoff:
         begun, seconds = time.monotonic(), self._seconds
         time.sleep(seconds)
         self._slept += seconds
-        self._seconds = min(2 * seconds, self._longest)
+        self._seconds = min(max(self._slept / 4, _SHORTEST_SECONDS), self._longest)
         return time.monotonic() - begun
 
     def reset(self) -> None:
