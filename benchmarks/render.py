@@ -91,6 +91,11 @@ COLUMNS: dict[str, list[tuple[str, str]]] = {
         ("perturbed", "float64.perturbed_plain.20"),
         ("accuracy: ours minus plain", "accuracy_difference"),
     ],
+    "plan": [
+        ("median error", "median_error"),
+        ("worst error", "worst_error"),
+        ("best measured over first choice, minus 1", "choice_over_best"),
+    ],
     "spatial": [
         ("largest error, float64", "largest_error_float64"),
         ("layers", "layers"),

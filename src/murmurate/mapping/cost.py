@@ -137,6 +137,7 @@ def _expected_maximum(count: int) -> float:
 
 
 def _overlap(seconds: dict[str, Any], background: float) -> float:
-    """Seconds that double buffering hides: native threads step one half of the simulators while the policy
-    acts for the other half."""
-    return float(min(seconds["act"], background * seconds["simulate"]))
+    """Seconds that double buffering hides, where a core is free: native threads step one half of the
+    simulators while the policy acts for the other half, or both halves at the same time."""
+    stepping = background * seconds["simulate"]
+    return float(min(stepping, max(seconds["act"], stepping / 2)))

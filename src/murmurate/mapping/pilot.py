@@ -112,11 +112,11 @@ def measure(run: Run, seconds: float, busy: int = 1) -> Pilot:
     }
     total = [float(np.mean([windows[1][w] for windows in per_window])) for w in range(WINDOWS)]
     deviation = float(np.mean([windows[2] for windows in per_window]))
-    received, simulated = (
+    waited, simulated = (
         sum(iteration[name] for iterations in found for iteration in iterations)
-        for name in ("receive", "simulate")
+        for name in ("wait", "simulate")
     )
-    background = received / simulated if simulated else 0.0
+    background = waited / simulated if simulated else 0.0
     return Pilot(shape.simulators, shape.rows, busy, calls, total, deviation, background)
 
 

@@ -34,6 +34,18 @@ class Clock:
 
         return call
 
+    def waiting(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """As ``timed``, but counts only the time in which this thread does not compute."""
+        seconds, now, computing = self._seconds, time.perf_counter, time.thread_time
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            began, began_computing = now(), computing()
+            result = function(*arguments, **options)
+            seconds[name] += max(0.0, now() - began - (computing() - began_computing))
+            return result
+
+        return call
+
     def taken(self) -> dict[str, float]:
         seconds = dict(self._seconds)
         self._seconds.clear()
@@ -60,8 +72,7 @@ class _TimedSimulators:
     def __init__(self, simulators: Any, clock: Clock) -> None:
         self._simulators = simulators
         self._send = clock.timed("simulate", simulators.send)
-        # ``receive`` waits for simulators that step in native threads
-        self._receive = clock.timed("simulate", clock.timed("receive", simulators.receive))
+        self._receive = clock.timed("simulate", clock.waiting("wait", simulators.receive))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._simulators, name)
@@ -127,8 +138,8 @@ def primitives_of(seconds: Mapping[str, float], total: float) -> dict[str, float
     """The seconds of an iteration by primitive, from the seconds of the timed functions. ``collect`` is the
     rest of the source's time, ``loop`` the rest of the iteration's.
 
-    ``update`` is the strategy's step, which for the single replica of a pilot has no exchange. ``receive`` is
-    the part of ``simulate`` during which this process could have done something else.
+    ``update`` is the strategy's step, which for the single replica of a pilot has no exchange. ``wait`` is
+    the part of ``simulate`` in which this thread waited for others, which step the simulators.
     """
     found = {name: seconds.get(name, 0.0) for name in (*_WITHIN_SOURCE, "priority")}
     collecting = seconds.get("next", 0.0)
@@ -138,4 +149,4 @@ def primitives_of(seconds: Mapping[str, float], total: float) -> dict[str, float
     found["backward"] = max(0.0, descend - step)
     found["update"] = step
     found["loop"] = max(0.0, total - collecting - learn - found["priority"])
-    return {**found, "receive": seconds.get("receive", 0.0), "total": total}
+    return {**found, "wait": seconds.get("wait", 0.0), "total": total}
