@@ -78,9 +78,8 @@ def trainings(other: Path, rounds: int, names: set[str]) -> Iterator[tuple[str, 
         if name not in names:
             continue
         with tempfile.TemporaryDirectory(prefix="against-") as folder:
-            for start in range(
-                min(2, rounds)
-            ):  # whichever starts first may be 2 to 3% slower for as long as it lives
+            # whichever starts first may be 2 to 3% slower for as long as it lives
+            for start in range(min(2, rounds)):
                 racers = {}
                 for label in in_turn(start):
                     checkout = {"here": HERE, "there": other}[label]

@@ -13,9 +13,10 @@ class Backoff:
     """Sleeps for polling. The first sleep of a wait is half as long as all sleeps of the last wait together,
     each further one a quarter of what this wait has slept so far.
 
-    So a wait ends at most a quarter too late. With sleeps that double it ended twice too late at worst; an
-    actor and a learner that wait for each other's next trajectory then both waited longer each time. Sleeping
-    leaves the core and its caches to the process that is waited for.
+    So a wait that is not much shorter than the last one ends at most a quarter too late. With sleeps that
+    double it may last twice as long as needed; an actor and a learner that wait for each other's next
+    trajectory then both wait longer each time. Sleeping leaves the core and its caches to the process that is
+    waited for.
     """
 
     def __init__(self, longest_seconds: float = LONGEST_SECONDS) -> None:
