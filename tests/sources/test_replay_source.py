@@ -7,12 +7,15 @@ import dataclasses
 import pytest
 import torch
 
+from murmurate.errors import Refusal
+from murmurate.recipes import recipe
 from murmurate.replay.config import ReplayConfig, open_replay
 from murmurate.sources.replay_sampler import ReplaySampler
 from murmurate.sources.replay_source import ReplaySource
 from murmurate.spec import EnvSpec
 from murmurate.worlds.registry import world as world_called
 from scripted import Counter, ScriptedSimulators
+from short_runs import altered, preflight
 
 SCRIPT = [
     [(1.0, ""), (2.0, "terminated"), (3.0, "")],
@@ -198,3 +201,10 @@ def test_whoever_waits_long_is_asked_whether_to_go_on() -> None:
     assert batch.data is None
     assert batch.env_steps == 100
     assert asked == list(range(0, 101, 2))
+
+
+def test_the_remedy_for_a_run_that_ends_before_it_learns_works() -> None:
+    run = dataclasses.replace(recipe("cartpole-dqn"), env_steps=600)
+    with pytest.raises(Refusal, match=r"Use more --env-steps, or --replay\.learning-starts 300\."):
+        preflight(run)
+    preflight(altered(run, replay=dataclasses.replace(run.source.replay, learning_starts=300)))

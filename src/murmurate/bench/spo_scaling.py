@@ -4,21 +4,24 @@ parts of an update."""
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
+import random
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from murmurate.agents.dqn import DQN, DQNAgent
 from murmurate.bench import _roles
-from murmurate.bench._result import Log, spread
+from murmurate.bench._result import Log, ratios, spread
 from murmurate.fabric.interface import Fabric
 from murmurate.mapping.scaling import BatchCosts, ExchangeCosts, scaling_factor, spo_seconds
 from murmurate.replay.config import ReplayConfig, open_replay
 from murmurate.replay.row_replay import RowReplay
+from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
 from murmurate.replicator.replicator import Replicator
 from murmurate.spec import Batch, EnvSpec
@@ -28,144 +31,186 @@ NAME = "spo-scaling"
 SUMMARY = "seconds per update of SPO-DQN with 1, 2, 4 learners, measured and by Zhang's eq. 5.1 to 5.6"
 
 _SPEC = EnvSpec("seventeen numbers", (17,), torch.float32, actions=6)
-_NEVER_UPDATES = 10**9
+_NO_MEAN = 10_000  # a period that is longer than any measurement
 _CONFIG = ReplayConfig(capacity=2**17, learning_starts=0)
 
 
 @dataclasses.dataclass(frozen=True)
 class SPOScalingPlan:
-    """batch: batch size B of all learners together. hidden: width of the net's two layers, which decides how
-    much a mean costs beside an update. turns: number of updates that are timed, in blocks of the longest
-    period.
+    """batch: batch size B of all learners together. hidden: width of the net's two layers; the smaller the
+    batch and the wider the net, the more a mean costs beside an update. rounds: number of repetitions of
+    everything. turns: number of updates of each period in a round, rounded up to whole periods.
 
     learners: values of L, the number of learners. periods: values of H, each timed with every L.
     """
 
-    batch: int = 1024
+    batch: int = 256
     hidden: int = 1024
     learners: tuple[int, ...] = (1, 2, 4)
     periods: tuple[int, ...] = (1, 5, 10, 25)
-    turns: int = 100
+    rounds: int = 3
+    turns: int = 50
 
 
-QUICK, FULL = SPOScalingPlan(), SPOScalingPlan(turns=400)
+QUICK, FULL = SPOScalingPlan(), SPOScalingPlan(rounds=15)
 
 
 def measure(plan: SPOScalingPlan, log: Log) -> dict[str, Any]:
     """Measured and predicted seconds per update for each number of learners and each period.
 
-    All parts are measured while as many learners run as in the run that they predict, so that they share
-    cores and memory alike. ``worst_error`` is the largest relative error of the predictions.
+    Every round measures all parts and all cases, so that each prediction is compared with updates that ran
+    seconds before or after its parts did, with as many learners on the same cores. Predictions, ratios and
+    scaling factors are medians over the rounds. ``worst_error`` is the largest |median ratio - 1|.
     ``scaling_factor`` is relative to the number of learners, ``scaling_factor_of_cores`` to the smaller of
     learners and cores.
     """
     cores = len(os.sched_getaffinity(0))
-    one_learner_seconds: float | None = None
-    rows: list[dict[str, Any]] = []
-    for learners in plan.learners:
-        size = plan.batch // learners
-        by_learner = _roles.run_together(learners, batch_costs, size, plan)
-        costs = _slowest([BatchCosts(**fields) for fields in by_learner])
-        average = float(max(_roles.run_together(learners, mean_seconds, plan))) if learners > 1 else 0.0
-        log(f"{learners} learner(s): {1e3 * costs.total:.2f} ms, and a mean {1e3 * average:.2f} ms")
-        exchange = ExchangeCosts(average=average)
-        for period in plan.periods if learners > 1 else plan.periods[:1]:
-            measured = max(_roles.run_together(learners, work, size, period, plan), key=statistics.median)
-            seconds = statistics.median(measured)
-            one_learner_seconds = one_learner_seconds or seconds
-            predicted = spo_seconds(costs, exchange, period)
-            rows.append(
-                {
-                    "learners": learners,
-                    "period": period,
-                    "update_seconds": spread(measured),
-                    "predicted_seconds": predicted,
-                    "predicted_to_measured": predicted / seconds,
-                    "scaling_factor": scaling_factor(one_learner_seconds, seconds, learners),
-                    "scaling_factor_of_cores": scaling_factor(
-                        one_learner_seconds, seconds, min(learners, cores)
-                    ),
-                    "predicted_scaling_factor": scaling_factor(one_learner_seconds, predicted, learners),
-                    "parts": dataclasses.asdict(costs),
-                    "average_seconds": average,
-                }
-            )
-            log(f"{learners} x H={period}: {1e3 * seconds:.2f} ms, by the model {1e3 * predicted:.2f} ms")
+    cases = [(count, period) for count in plan.learners for period in _periods(plan, count)]
+    rounds: list[dict[tuple[int, int], _Case]] = []
+    for number in range(plan.rounds):
+        measured: dict[tuple[int, int], _Case] = {}
+        for learners in plan.learners:
+            by_learner = _roles.run_together(learners, work, plan, number)
+            measured |= {(learners, period): _case(by_learner, period) for period in _periods(plan, learners)}
+        rounds.append(measured)
+        shown = " ".join(f"{measured[case].predicted / measured[case].measured:.2f}" for case in cases)
+        log(f"round {number + 1}: model / measured {shown}")
+    rows = [_row(case, [measured[case] for measured in rounds], rounds, cores) for case in cases]
     worst = max(abs(row["predicted_to_measured"] - 1) for row in rows)
     return {"cores": cores, "worst_error": worst, "rows": rows}
 
 
-def _slowest(costs: list[BatchCosts]) -> BatchCosts:
-    """The costs of the slowest learner, for which the others wait."""
-    return max(costs, key=lambda cost: cost.total)
+class _Case(NamedTuple):
+    """Seconds per update in one round."""
+
+    measured: float
+    predicted: float
+    costs: BatchCosts
+    average: float
 
 
-def batch_costs(fabric: Fabric, size: int, plan: SPOScalingPlan) -> dict[str, float]:
-    """The fields of ``BatchCosts`` for batches of ``size``, without exchanges. What an update does beside its
-    forward passes and the optimizer's step counts as ``backward``."""
-    agent, replay = _learner(Replicator(LocalSGD(period=_NEVER_UPDATES), fabric), size, plan)
-    sample = replay.sample(size, 0.4)
-    outcome = agent.learn(Batch(sample))
-    assert outcome.priorities is not None
-    errors = outcome.priorities
+def _periods(plan: SPOScalingPlan, learners: int) -> tuple[int, ...]:
+    """One learner averages nothing, so that its period makes no difference."""
+    return plan.periods if learners > 1 else plan.periods[:1]
 
-    def forward() -> None:
+
+def _case(by_learner: list[dict[str, Any]], period: int) -> _Case:
+    """The slowest learner's costs, as the others wait for it."""
+    costs = max((BatchCosts(**learner["parts"]) for learner in by_learner), key=lambda cost: cost.total)
+    average = max(learner["mean"] for learner in by_learner)
+    measured = max(learner["updates"][period] for learner in by_learner)
+    return _Case(measured, spo_seconds(costs, ExchangeCosts(average), period), costs, average)
+
+
+def _row(
+    case: tuple[int, int], its_rounds: list[_Case], rounds: list[dict[tuple[int, int], _Case]], cores: int
+) -> dict[str, Any]:
+    learners, period = case
+    alone = [measured[min(measured)].measured for measured in rounds]
+
+    def factor(seconds: list[float], count: int) -> float:
+        pairs = zip(alone, seconds, strict=True)
+        return statistics.median(scaling_factor(one, together, count) for one, together in pairs)
+
+    measured = [one.measured for one in its_rounds]
+    predicted = [one.predicted for one in its_rounds]
+    return {
+        "learners": learners,
+        "period": period,
+        "update_seconds": spread(measured),
+        "predicted_seconds": statistics.median(predicted),
+        "predicted_to_measured": statistics.median(ratios(predicted, measured)),
+        "scaling_factor": factor(measured, learners),
+        "scaling_factor_of_cores": factor(measured, min(learners, cores)),
+        "predicted_scaling_factor": factor(predicted, learners),
+        "parts": {
+            part.name: statistics.median(getattr(one.costs, part.name) for one in its_rounds)
+            for part in dataclasses.fields(BatchCosts)
+        },
+        "average_seconds": statistics.median(one.average for one in its_rounds),
+    }
+
+
+def work(fabric: Fabric, plan: SPOScalingPlan, seed: int) -> dict[str, Any]:
+    """What one learner measures in a round, in seconds: the ``parts`` of an update, a ``mean`` of the
+    parameters, and ``updates`` by period. seed: also the order of the periods, as whatever slows down the
+    machine for some seconds must not hit the same period in every round."""
+    size = plan.batch // fabric.size
+    alone = _learner(fabric, _NO_MEAN, size, plan)
+    together = {period: _learner(fabric, period, size, plan) for period in _periods(plan, fabric.size)}
+    ready = fabric.channel("ready", torch.zeros(1))
+    channel = fabric.channel("mean", alone[0].replica.params.detach())
+    vector = alone[0].replica.params.detach().clone()
+    ready.mean_(torch.zeros(1))
+    parts = _parts(*alone, size, plan.turns // 2)
+    ready.mean_(torch.zeros(1))
+    mean = _mean_seconds(lambda: channel.mean_(vector), plan.turns) if fabric.size > 1 else 0.0
+    updates = {}
+    for period in random.Random(seed).sample(list(together), len(together)):
+        agent, replay = together[period]
+        ready.mean_(torch.zeros(1))
+        turns = math.ceil(plan.turns / period) * period
+        updates[period] = _mean_seconds(lambda: _update(agent, replay, size), turns)  # noqa: B023
+    ready.mean_(torch.zeros(1))
+    again = _parts(*alone, size, plan.turns // 2)  # before and after, for a machine that changes meanwhile
+    return {
+        "parts": {name: (parts[name] + again[name]) / 2 for name in parts},
+        "mean": mean,
+        "updates": updates,
+    }
+
+
+def _parts(agent: DQNAgent, replay: RowReplay, size: int, turns: int) -> dict[str, float]:
+    """The fields of ``BatchCosts``: means, which sum up to the time of an update also where processes share
+    cores. What an update does beside its forward passes and the optimizer's step counts as ``backward``."""
+    seconds = dict.fromkeys(("sample", "learn", "priority", "forward", "update"), 0.0)
+    for turn in range(-3, turns):
+        times = [time.perf_counter()]
+        sample = replay.sample(size, 0.4)
+        times.append(time.perf_counter())
+        outcome = agent.learn(Batch(sample))
+        times.append(time.perf_counter())
+        assert outcome.priorities is not None
+        replay.update(sample.keys, outcome.priorities)
+        times.append(time.perf_counter())
         with torch.no_grad():
             agent.target(sample.next_observation)
             agent.net(sample.next_observation)
         agent.net(sample.observation)
-
-    learn_seconds = _median_seconds(lambda: agent.learn(Batch(sample)))
-    forward_seconds = _median_seconds(forward)
-    update = _median_seconds(agent.replica.update)
-    return {
-        "sample": _median_seconds(lambda: replay.sample(size, 0.4)),
-        "forward": forward_seconds,
-        "backward": max(0.0, learn_seconds - forward_seconds - update),
-        "update": update,
-        "priority": _median_seconds(lambda: replay.update(sample.keys, errors)),
-    }
+        times.append(time.perf_counter())
+        agent.replica.update()
+        times.append(time.perf_counter())
+        if turn >= 0:
+            for name, began, ended in zip(seconds, times, times[1:], strict=False):
+                seconds[name] += (ended - began) / turns
+    learn = seconds.pop("learn")
+    return {**seconds, "backward": max(0.0, learn - seconds["forward"] - seconds["update"])}
 
 
-def _median_seconds(call: Callable[[], Any], turns: int = 60) -> float:
-    for _ in range(5):
+def _update(agent: DQNAgent, replay: RowReplay, size: int) -> None:
+    sample = replay.sample(size, 0.4)
+    outcome = agent.learn(Batch(sample))
+    assert outcome.priorities is not None
+    replay.update(sample.keys, outcome.priorities)
+
+
+def _mean_seconds(call: Callable[[], Any], turns: int) -> float:
+    for _ in range(3):
         call()
-    times = []
+    began = time.perf_counter()
     for _ in range(turns):
-        began = time.perf_counter()
         call()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
+    return (time.perf_counter() - began) / turns
 
 
-def mean_seconds(fabric: Fabric, plan: SPOScalingPlan) -> float:
-    """Seconds of one mean of the parameters over all learners."""
-    agent, _ = _learner(Replicator(LocalSGD(), fabric), 32, plan)
-    channel = fabric.channel("mean", agent.replica.params.detach())
-    vector = agent.replica.params.detach().clone()
-    return _median_seconds(lambda: channel.mean_(vector))
+def _learner(fabric: Fabric, period: int, size: int, plan: SPOScalingPlan) -> tuple[DQNAgent, RowReplay]:
+    replicator = Replicator(LocalSGD(period=period), fabric)
 
+    def replicate(name: str, *arguments: Any, **options: Any) -> Replica:
+        return replicator.replicate(f"{name}, H={period}", *arguments, **options)
 
-def work(fabric: Fabric, size: int, period: int, plan: SPOScalingPlan) -> list[float]:
-    """Seconds per update of one learner, for each block of the longest period."""
-    agent, replay = _learner(Replicator(LocalSGD(period=period), fabric), size, plan)
-    block = max(plan.periods)
-    times = []
-    for number in range(plan.turns // block + 1):
-        began = time.perf_counter()
-        for _ in range(block):
-            sample = replay.sample(size, 0.4)
-            outcome = agent.learn(Batch(sample))
-            if outcome.priorities is not None:
-                replay.update(sample.keys, outcome.priorities)
-        if number:
-            times.append((time.perf_counter() - began) / block)
-    return times
-
-
-def _learner(replicator: Replicator, size: int, plan: SPOScalingPlan) -> tuple[DQNAgent, RowReplay]:
     config = DQN(batch=size, hidden=plan.hidden, selector="agreed", target_every=1_000)
-    agent = config.build(Context(_SPEC, replicator.replicate, seed=0))
+    agent = config.build(Context(_SPEC, replicate, seed=0))
     replay = cast(RowReplay, open_replay(_CONFIG, _SPEC, simulators=1, steps=1, discount=0.99, seed=0))
     count, generator = _CONFIG.capacity, torch.Generator().manual_seed(0)
     values = {

@@ -113,10 +113,13 @@ class ImaginedSourceConfig(SourceConfig):
                 f"rollouts of more than one step visit imagined states, to which {run.learner.name} gives no "
                 "priorities. Use --rollouts.length 1 --rollouts.length-end 1, or an mbpo recipe."
             )
-        if run.env_steps is not None and run.env_steps // run.replicas <= self.learning_starts:
+        if run.env_steps is None:
+            return
+        env_steps = run.env_steps // run.replicas
+        if env_steps <= self.learning_starts:
             raise Refusal(
-                f"each learner makes {run.env_steps // run.replicas:,} env steps and begins to learn after "
-                f"{self.learning_starts:,}. Use more --env-steps, or --learning-starts 1000."
+                f"each learner makes {env_steps:,} env steps and begins to learn after "
+                f"{self.learning_starts:,}. Use more --env-steps, or --learning-starts {env_steps // 2}."
             )
 
     def batches(self, run: RunView) -> int | None:

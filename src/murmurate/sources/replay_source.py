@@ -75,7 +75,9 @@ class ReplaySourceConfig(SourceConfig):
         sentence = f"each learner makes {env_steps:,} env steps and begins to learn after"
         starts = self.replay.learning_starts
         if env_steps <= starts:
-            raise Refusal(f"{sentence} {starts:,}. Use more --env-steps, or --replay.learning-starts 1000.")
+            raise Refusal(
+                f"{sentence} {starts:,}. Use more --env-steps, or --replay.learning-starts {env_steps // 2}."
+            )
         raise Refusal(
             f"{sentence} {starts + self.replay.fit_every:,}. Use more --env-steps, or a smaller "
             "--replay.fit-every."

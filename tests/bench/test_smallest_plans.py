@@ -1,0 +1,120 @@
+"""Benches at sizes of no use but for testing: they run to their ends and return what their tables show."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from murmurate.bench import (
+    _commands,
+    benches,
+    cartpole_learning,
+    every_strategy,
+    fpga_learner,
+    mapping_table,
+    spo_scaling,
+    transport,
+    value_learning,
+)
+from murmurate.bench._cache import cached_run
+from murmurate.bench._racer import ThroughputPlan
+from murmurate.bench._result import Log, progress_log
+from murmurate.record.runs import RecordedRun
+
+SILENT = progress_log(True)
+BENCHES = benches()
+
+
+def only(*strategies: str) -> Callable[[], tuple[str, ...]]:
+    return lambda: strategies
+
+
+def test_spo_scaling_predicts_every_case() -> None:
+    plan = spo_scaling.SPOScalingPlan(batch=16, hidden=8, learners=(1, 2), periods=(1, 5), rounds=2, turns=6)
+    result = spo_scaling.measure(plan, SILENT)
+    assert [(row["learners"], row["period"]) for row in result["rows"]] == [(1, 1), (2, 1), (2, 5)]
+    for row in result["rows"]:
+        assert row["predicted_seconds"] > 0 < row["predicted_to_measured"]
+        assert row["update_seconds"]["repetitions"] == 2
+    errors = [abs(row["predicted_to_measured"] - 1) for row in result["rows"]]
+    assert result["worst_error"] == max(errors)
+    json.dumps(result)
+
+
+def test_mapping_table_fills_every_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = {name: (spec, config, (8, 32)) for name, (spec, config, _) in mapping_table._CASES.items()}
+    monkeypatch.setattr(mapping_table, "_CASES", few)
+    result = mapping_table.measure(mapping_table.MappingTablePlan(leaves=4096, repetitions=1), SILENT)
+    assert [(cell["environment"], cell["batch"]) for cell in result["cells"]] == [
+        (name, batch) for name in few for batch in (8, 32)
+    ]
+    for cell in result["cells"]:
+        assert cell["learner"] == "cpu"  # the modelled FPGA has no learner
+        assert cell["steps_per_second"] == max([cell["steps_per_second"], *cell["others"].values()])
+    json.dumps(result)
+
+
+def test_transport_compares_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cryptography")
+    monkeypatch.setattr(transport, "_STREAM_MEGABYTES", 2)
+    result = transport.measure(transport.TransportPlan(sizes=((1, 3, 1),)), SILENT)
+    ways = result["sizes"]["1_MB"]["ways"]
+    assert {"gloo", "gloo_mean", "memcpy", "shared_memory_register", "tcp_plain_mean"} <= set(ways)
+    assert all(way["milliseconds"]["least"] > 0 for way in ways.values())
+    assert all(ratio > 0 for ratio in result["worst"].values())
+    json.dumps(result)
+
+
+def test_fpga_learner_trains_and_evaluates() -> None:
+    pytest.importorskip("amaranth")
+    plan = fpga_learner.FpgaLearnerPlan(seeds=1, env_steps=600, episodes=1)
+    json.dumps(fpga_learner.measure(plan, SILENT))
+
+
+def test_cartpole_learning_counts_who_reached_the_goal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cartpole_learning, "strategies", only("solo"))
+    plan = cartpole_learning.CartPoleLearningPlan(env_steps=400)
+    result = cartpole_learning.measure(plan, SILENT)
+    assert result["reached"] == {"solo": 0}
+    assert result["replicas"] == {"solo": 1}
+    assert result["env_steps"]["solo"]["median"] >= 400
+
+
+@pytest.mark.parametrize("pong_seconds", [0.0, pytest.param(3.0, marks=pytest.mark.slow)])
+def test_every_strategy_makes_a_row_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pong_seconds: float
+) -> None:
+    if pong_seconds:
+        pytest.importorskip("ale_py")
+    monkeypatch.setattr(every_strategy, "strategies", only("gala"))
+    plan = every_strategy.EveryStrategyPlan((1,), 1, 400, pong_seconds, str(tmp_path))
+    [row] = every_strategy.measure(plan, SILENT)["rows"]
+    assert (row["strategy"], row["replicas"]) == ("gala", 1)
+    assert row["cartpole_eval_return"]["median"] > 0
+    assert not pong_seconds or row["pong_env_steps_per_second"] > 0
+
+
+def test_value_learning_repeats_each_agent_by_its_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shorter(folder: Path, recipe: str, options: Sequence[str], log: Log) -> RecordedRun:
+        return cached_run(folder, recipe, (*options, "--env-steps", "1500"), log)
+
+    monkeypatch.setattr(value_learning, "cached_run", shorter)
+    plan = value_learning.ValueLearningPlan((("dqn", 1),), depths=(), where=str(tmp_path))
+    result = value_learning.measure(plan, SILENT)
+    assert result["recipes"]["cartpole-dqn"]["env_steps"]["median"] >= 1500
+    assert result["recipes"]["cartpole-dqn"]["seeds"] == 1
+    assert result["all_reached"] is False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dqn-throughput", "cartpole-throughput"])
+def test_races_with_windows_too_short_to_mean_much(name: str) -> None:
+    if _commands.installed_world() != "pong":
+        pytest.skip("Pong is not installed")
+    result: dict[str, Any] = BENCHES[name].measure(ThroughputPlan(rounds=1, window_cpu_seconds=0.5), SILENT)
+    assert result["env_steps_per_cpu_second"] > 0
+    json.dumps(result)
