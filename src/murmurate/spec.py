@@ -91,13 +91,17 @@ class EnvSpec:
 class Episode:
     """A finished episode (in Atari a whole game): unclipped return, length in env steps, simulator index.
 
-    success: whether the episode reached the task's goal; None if the world does not say. Sources drop it.
+    success: whether the episode reached the task's goal; None if the world does not say.
     """
 
     simulator: int
     episode_return: float
     length: int
     success: bool | None = None
+
+    def numbered_from(self, first: int) -> Episode:
+        """The same, where ``first`` simulators of other groups or processes come before its own."""
+        return Episode(first + self.simulator, self.episode_return, self.length, self.success)
 
 
 @dataclass

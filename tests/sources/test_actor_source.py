@@ -59,7 +59,7 @@ def put_many(descriptor: int, count: int) -> None:
     ring = ActorRing(SharedMemoryFile(descriptor), SPEC, 3)
     for number in range(count):
         until(lambda: ring.has_room, every=1e-4)
-        episodes = [Episode(1, number / 4, number)] * (number % 3)
+        episodes = [Episode(1, number / 4, number, success=number % 2 == 0)] * (number % 3)
         ring.put(ActorStep(steps(number, values=number % 5 > 0), episodes, version=number))
 
 
@@ -80,7 +80,8 @@ def test_records_come_whole_and_in_order_from_another_process() -> None:
             result = getattr(record.steps, name)
             assert (result is None) if expected is None else torch.equal(result, expected), name
         assert record.version == number
-        assert record.episodes == [Episode(1, number / 4, number)] * (number % 3)
+        ended = Episode(1, number / 4, number, success=number % 2 == 0)
+        assert record.episodes == [ended] * (number % 3)
         ring.drop()
     process.join()
     memory_file.close()

@@ -123,10 +123,10 @@ def test_an_actors_successor_ends_what_it_left_and_a_gap_is_refused() -> None:
 
 def test_episodes_are_told_by_the_shards_simulators() -> None:
     shard, rings = opened()
-    ended = dataclasses.replace(record(3, 1.0), episodes=[Episode(1, 5.0, 7)])
+    ended = dataclasses.replace(record(3, 1.0), episodes=[Episode(1, 5.0, 7, success=True)])
     rings[1].put(ended)
     shard._insert()
-    assert list(shard._episodes) == [Episode(3, 5.0, 7)]
+    assert list(shard._episodes) == [Episode(3, 5.0, 7, success=True)]
 
 
 def test_weights_are_those_of_one_mixture_of_all_shards() -> None:

@@ -158,6 +158,7 @@ def test_lava_ends_an_episode_and_a_bridge_does_not(game: Any) -> None:
     put(maze, beside, low_z - 0.5, turn=-math.pi / 2)
     _, reward, terminated, _ = game.step(FORWARD)
     assert (reward, terminated) == (-1001.0, True)
+    assert game.success is False
 
 
 def test_gold_ends_an_episode(game: Any) -> None:
@@ -168,6 +169,7 @@ def test_gold_ends_an_episode(game: Any) -> None:
     assert not maze.touches_gold
     _, reward, terminated, truncated = game.step(FORWARD)
     assert (reward, terminated, truncated) == (999.0, True, False)
+    assert game.success is True
 
 
 def test_turns_moves_and_walls(game: Any) -> None:

@@ -192,6 +192,7 @@ def test_my_way_home_takes_525_steps_at_most(request: pytest.FixtureRequest) -> 
     step = play(simulators, torch.tensor([LEFT]))
     assert step.truncated.all()
     assert step.episodes[0].episode_return == pytest.approx(-0.21)
+    assert step.episodes[0].success is False
 
 
 def test_a_death_terminates_and_rewards_are_scaled_in_training_alone(request: pytest.FixtureRequest) -> None:
@@ -213,6 +214,7 @@ def test_a_death_terminates_and_rewards_are_scaled_in_training_alone(request: py
     assert a.episodes == b.episodes
     assert a.episodes[0].episode_return == pytest.approx(total)
     assert total < -90, "a death costs 100"
+    assert a.episodes[0].success is False
 
 
 def test_seeds_and_halves(request: pytest.FixtureRequest) -> None:

@@ -127,6 +127,8 @@ class Console:
             parts.append(f"{rate:,.0f}/s")
         if progress.return_mean is not None:
             parts.append(f"return {_number(progress.return_mean)}")
+        if (success := progress.number("success_rate")) is not None:
+            parts.append(f"success {success:.0%}")
         for curve in self._curves:
             if (value := progress.best(curve.metric, curve.lower_is_better)) is not None:
                 parts.append(f"{curve.title.lower()} {value:,.{curve.digits}f}")
@@ -163,9 +165,8 @@ class Console:
         table = Table(box=box.SIMPLE_HEAD, expand=True, padding=(0, 1), header_style="dim", pad_edge=False)
         table.add_column("replica" if wide else "#", justify="right", no_wrap=True)
         table.add_column("state", no_wrap=True, min_width=8)
-        for _, wide_name, narrow_name, _ in _COLUMNS:
-            if name := wide_name if wide else narrow_name:
-                table.add_column(name, justify="right", no_wrap=True)
+        for _, wide_name, narrow_name, _ in self._columns(wide):
+            table.add_column(wide_name if wide else narrow_name, justify="right", no_wrap=True)
         replicas = self.progress.replicas
         # where not all fit, dead replicas are shown before living ones
         shown = sorted(sorted(replicas, key=lambda r: not r.dead)[:SHOWN_REPLICAS], key=lambda r: r.replica)
@@ -186,12 +187,18 @@ class Console:
     def _cells(self, source: Progress | ReplicaProgress, wide: bool) -> list[str]:
         """The numbers in a replica's row, or in the row of totals."""
         cells = []
-        for key, _, narrow_name, full_format in _COLUMNS:
-            if wide or narrow_name:
-                value = source.number(key)
-                to_text = _abbreviated if full_format is _integer and not wide else full_format
-                cells.append("-" if value is None else to_text(value))
+        for key, _, _, full_format in self._columns(wide):
+            value = source.number(key)
+            to_text = _abbreviated if full_format is _integer and not wide else full_format
+            cells.append("-" if value is None else to_text(value))
         return cells
+
+    def _columns(self, wide: bool) -> list[_Column]:
+        """The columns that are shown: that of successes only if the world has a goal."""
+        goal = self.progress.number("success_rate") is not None
+        return [
+            column for column in _COLUMNS if (wide or column[2]) and (goal or column[0] != "success_rate")
+        ]
 
     def _bar(self) -> Text:
         progress = self.progress
@@ -282,11 +289,13 @@ def _scientific(value: float) -> str:
 
 
 # metric, heading in a wide and in a narrow table (empty: not shown there), format
-_COLUMNS: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
+_Column = tuple[str, str, str, Callable[[float], str]]
+_COLUMNS: tuple[_Column, ...] = (
     ("env_steps", "env steps", "steps", _integer),
     ("updates", "updates", "", _integer),
     ("env_steps_per_second", "steps/s", "steps/s", _integer),
     ("return_mean", "return (100)", "return", _number),
+    ("success_rate", "success", "success", "{:.0%}".format),
     ("staleness", "staleness", "stale", _integer),
     ("disagreement", "disagreement", "disagr.", _scientific),
     ("loss", "loss", "loss", _number),

@@ -99,6 +99,7 @@ def _single_run(run: RecordedRun, more: Sequence[tuple[str, str]]) -> dict[str, 
     group = RunGroup(run.label, 0, (run,), is_single_run_page=True)
     page_sections = [
         sections.returns([group]) if run.plays else None,
+        *sections.success_rate([group]),
         *(sections.Section(title, figures=[html]) for title, html in more),
         *evaluations([group]),
         *sections.evaluation_curves([group]),
@@ -151,6 +152,7 @@ def _comparison(runs: Sequence[RecordedRun]) -> dict[str, Any]:
         "sections": [
             *score_sections(shown),
             *([sections.returns(shown)] if runs[0].plays else []),
+            *sections.success_rate(shown),
             *evaluations(shown),
             *sections.evaluation_curves(shown),
             sections.speed(shown),

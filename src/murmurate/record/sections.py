@@ -117,6 +117,23 @@ def returns(groups: Sequence[RunGroup]) -> Section:
     return Section(_RETURNS, text, legend(groups), svgs, layout="three", note=" ".join(notes))
 
 
+def success_rate(groups: Sequence[RunGroup]) -> list[Section]:
+    """No section if the world does not say which episodes reach its goal."""
+    groups = _with_metric(groups, "success_rate")
+    if not groups:
+        return []
+    label = "share of the last 100 episodes"
+    svgs = [
+        svg(
+            drawings.curves(groups, "success_rate", axis, label, from_zero=True),
+            name=f"success rate by {name}",
+        )
+        for axis, name in _TIME_AXES
+    ]
+    text = "Share of training episodes that reached the world's goal; the agent explores in them."
+    return [Section("Success rate in training, sampled", text, legend(groups), svgs)]
+
+
 def evaluation_curves(groups: Sequence[RunGroup]) -> list[Section]:
     """A section for each curve of the first run's evaluation (``evaluation.interface.Curve``)."""
     sections = []

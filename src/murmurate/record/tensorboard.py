@@ -15,7 +15,7 @@ from tensorboardX.proto.summary_pb2 import Summary  # type: ignore[import-untype
 from tensorboardX.summary import text  # type: ignore[import-untyped]
 
 GROUPS = {
-    "return": ("return_mean", "episode_return", "episode_length"),
+    "return": ("return_mean", "success_rate", "episode_return", "episode_length"),
     "speed": ("env_steps_per_second", "waiting_seconds"),
     "learning": ("loss", "policy_loss", "value_loss", "entropy", "gradient_norm", "learning_rate"),
     "agreement": (

@@ -102,9 +102,7 @@ class ActorSource:
         self._restarts += record.restarts
         self._lag = updates_of(self.learner) + 1 - record.version
         self._lag_max = max(self._lag_max, self._lag)
-        return [
-            Episode(actor.first_simulator + e.simulator, e.episode_return, e.length) for e in record.episodes
-        ]
+        return [episode.numbered_from(actor.first_simulator) for episode in record.episodes]
 
     def _publish(self) -> None:
         version, published_version = updates_of(self.learner) + 1, self._processes.parameters.version

@@ -230,7 +230,7 @@ class ReplaySource:
             self._sampler.insert(part.start, steps_of(self._observations[g], actions[g], step))
             self._observations[g] = step.observation
             torch.logical_or(step.terminated, step.truncated, out=groups.first[part])
-            episodes += [Episode(part.start + e.simulator, e.episode_return, e.length) for e in step.episodes]
+            episodes += [episode.numbered_from(part.start) for episode in step.episodes]
         return episodes
 
     def _act(self, g: int) -> Action:

@@ -267,7 +267,7 @@ class _RolloutBuffers:
         if step.final_observation is not None and step.truncated.any():
             self._truncated_observations.append(step.final_observation[step.truncated])
         first_simulator = self._parts[g].start
-        return [Episode(first_simulator + e.simulator, e.episode_return, e.length) for e in step.episodes]
+        return [episode.numbered_from(first_simulator) for episode in step.episodes]
 
     def trajectory(self) -> Trajectory:
         def on_device(x: Tensor) -> Tensor:

@@ -234,9 +234,7 @@ class ReplayShard:
             if record.incarnation != feed.incarnation:  # its previous process left transitions unfinished
                 feed.incarnation = record.incarnation
                 self.replay.restart(feed.first, feed.size)
-            self._episodes += [
-                Episode(feed.first + e.simulator, e.episode_return, e.length) for e in record.episodes
-            ]
+            self._episodes += [episode.numbered_from(feed.first) for episode in record.episodes]
             self._version, self._restarts = record.version, self._restarts + record.restarts
             records.append(record.steps)
         first = feeds[0].first

@@ -195,7 +195,7 @@ class ServiceSource:
         for first, shard in zip(self._first_simulators, self._processes.shards, strict=True):
             shard.receive_messages()
             if shard.episodes:
-                episodes += [dataclasses.replace(e, simulator=first + e.simulator) for e in shard.episodes]
+                episodes += [episode.numbered_from(first) for episode in shard.episodes]
                 shard.episodes = []
         return episodes
 

@@ -7,6 +7,7 @@ actor has a ring of steps with a single producer and a single consumer; an actor
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,8 @@ from murmurate.replay.interface import Steps
 from murmurate.spec import EnvSpec, Episode, Shapes
 
 SLOTS = 4  # steps by which an actor may be ahead of its learner
+EPISODE_NUMBERS = 4  # float64 values of an episode: simulator, return, length, success
+_UNKNOWN = -1.0  # success, if the world does not say
 _LINE = 8  # int64 values in a cache line
 _DTYPES = (torch.uint8, torch.int64, torch.float32, torch.float64, torch.bool)
 _NUMPY_DTYPES = {dtype: torch.empty(0, dtype=dtype).numpy().dtype for dtype in _DTYPES}
@@ -144,10 +147,7 @@ class ActorRing:
             number,
         ]
         slot["header"].copy_(torch.tensor(header))
-        for k, episode in enumerate(record.episodes):
-            slot["episodes"][k] = torch.tensor(
-                [episode.simulator, episode.episode_return, episode.length], dtype=torch.float64
-            )
+        write_episodes(record.episodes, slot["episodes"])
         fence(self._lock)
         self._counters[0] += 1
 
@@ -159,13 +159,30 @@ class ActorRing:
         version, ended, has_values, restarts, incarnation, number = slot["header"].tolist()
         if not has_values:
             steps = steps._replace(action_value=None, next_value=None)
-        episodes = [Episode(int(s), r, int(n)) for s, r, n in slot["episodes"][:ended].tolist()]
+        episodes = read_episodes(slot["episodes"][:ended])
         return ActorStep(steps, episodes, version, restarts, incarnation, number)
 
     def drop(self) -> None:
         """Free the oldest step's slot."""
         fence(self._lock)
         self._counters[1] += 1
+
+
+def write_episodes(episodes: Sequence[Episode], rows: Tensor) -> None:
+    """Write episodes into the first of ``rows`` [n, EPISODE_NUMBERS]."""
+    if episodes:
+        values = [
+            [e.simulator, e.episode_return, e.length, _UNKNOWN if e.success is None else e.success]
+            for e in episodes
+        ]
+        rows[: len(values)] = torch.tensor(values, dtype=torch.float64)
+
+
+def read_episodes(rows: Tensor) -> list[Episode]:
+    return [
+        Episode(int(simulator), episode_return, int(length), None if success == _UNKNOWN else bool(success))
+        for simulator, episode_return, length, success in rows.tolist()
+    ]
 
 
 def _steps_in(slot: dict[str, Tensor]) -> Steps:
@@ -191,5 +208,5 @@ def _fields(spec: EnvSpec, size: int, recorded: Shapes) -> dict[str, tuple[tuple
         "next_value": scalar,
         **{name: ((size, *shape), torch.float32) for name, shape in recorded.items()},
         "header": ((6,), torch.int64),  # see ``put``
-        "episodes": ((size, 3), torch.float64),
+        "episodes": ((size, EPISODE_NUMBERS), torch.float64),
     }

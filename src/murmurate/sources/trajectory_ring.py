@@ -16,6 +16,7 @@ from torch import Tensor
 from murmurate.fabric.processes.fence import fence
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.sources.polling import Backoff
+from murmurate.sources.shared_ring import EPISODE_NUMBERS, read_episodes, write_episodes
 from murmurate.spec import EnvSpec, Episode, Shapes, Trajectory
 
 _LINE = 8  # int64 values in a cache line
@@ -54,7 +55,7 @@ class TrajectoryShape:
             "truncated": flag,
             "first": flag,
             "memory": ((size, self.memory), torch.float32),
-            "episodes": ((steps * size, 3), torch.float64),
+            "episodes": ((steps * size, EPISODE_NUMBERS), torch.float64),
             "header": ((3,), torch.int64),  # version, number of episodes, K (truncated steps)
             **{
                 f"behaviour.{n}": ((steps, size, *shape), torch.float32)
@@ -142,9 +143,7 @@ class TrajectoryRing:
             slot[f"behaviour.{name}"].copy_(value)
         final = data.truncated_observation
         slot["header"].copy_(torch.tensor([version, len(episodes), 0 if final is None else len(final)]))
-        if episodes:
-            rows = [[e.simulator, e.episode_return, e.length] for e in episodes]
-            slot["episodes"][: len(rows)] = torch.tensor(rows, dtype=torch.float64)
+        write_episodes(episodes, slot["episodes"])
         fence(self._lock)
         self._counters[0] += 1
 
@@ -155,7 +154,7 @@ class TrajectoryRing:
         fence(self._lock)
         slot = self._slots[int(self._counters[1]) % len(self._slots)]
         version, ended, truncated = slot["header"].tolist()
-        episodes = [Episode(int(s), r, int(n)) for s, r, n in slot["episodes"][:ended].tolist()]
+        episodes = read_episodes(slot["episodes"][:ended])
         data = Trajectory(
             observation=slot["observation"],
             action=slot["action"],

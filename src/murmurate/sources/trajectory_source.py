@@ -172,10 +172,7 @@ class TrajectorySource:
                 continue
             queued = actor.ring.oldest()
             played += self._shape.steps * self._shape.size
-            episodes += [
-                Episode(actor.first_simulator + e.simulator, e.episode_return, e.length)
-                for e in queued.episodes
-            ]
+            episodes += [episode.numbered_from(actor.first_simulator) for episode in queued.episodes]
             if self._is_fresh(queued):
                 joined.put(count, queued.data)
                 count += 1

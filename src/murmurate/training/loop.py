@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import statistics
 import time
 from collections import deque
 from typing import Any, cast
@@ -79,6 +80,7 @@ class TrainingLoop:
         )
         self.pace = Pace()
         self.returns: deque[float] = deque(maxlen=100)
+        self.successes: deque[bool] = deque(maxlen=100)  # of episodes of worlds that have goals
         self.unreported: list[list[float]] = []  # [return, length] of episodes since the last record
         self.probed: dict[str, Any] = {}  # results of probes since the last record
         self._last_record = time.monotonic()
@@ -149,6 +151,8 @@ class TrainingLoop:
         for episode in batch.episodes:
             self.returns.append(episode.episode_return)
             self.unreported.append([episode.episode_return, episode.length])
+            if episode.success is not None:
+                self.successes.append(episode.success)
         self.context.run_state.advance(self.context.rank, self.env_steps, self.updates)
         if (seconds := self.pace.tick()) is not None:
             self.context.run_state.set_pace(self.context.rank, seconds)
@@ -201,6 +205,7 @@ class TrainingLoop:
                 "total_env_steps": self.context.run_state.total_env_steps(),
                 "env_steps_per_second": (self.env_steps - self._last_steps) / max(elapsed, 1e-9),
                 "return_mean": sum(self.returns) / len(self.returns) if self.returns else None,
+                **({"success_rate": statistics.fmean(self.successes)} if self.successes else {}),
                 "episode_returns": self.unreported,
                 **outcome.read_metrics(),
                 "staleness": max(b.last.staleness for b in bound_replicas),
@@ -344,6 +349,7 @@ class TrainingLoop:
             "exact": self.source.exact,
             "batches": self.batches,
             "returns": list(self.returns),
+            "successes": list(self.successes),
             "unreported": self.unreported,
             "probed": self.probed,
         }
@@ -371,6 +377,7 @@ class TrainingLoop:
         if restored.is_own:
             self.source.load(state["source"])
             self.returns.extend(state["returns"])
+            self.successes.extend(state.get("successes", ()))
             self.unreported = [list(pair) for pair in state["unreported"]]
             self.probed = dict(state.get("probed", {}))
             restore_counts(self.replicator, state)

@@ -22,6 +22,7 @@ cv2.setNumThreads(1)  # the server's own threads share the cores
 SCREEN = (120, 160, 3)  # rows, columns, colours as rendered
 SIDE = 84  # pixels of a frame, in each direction
 _NAMES_OF_MEMORY = ("SM", "MQCtr", "MQDoom")  # ViZDoom's names of the memory that the two processes share
+_WITH_GOAL = frozenset({"my_way_home", "deadly_corridor"})  # scenarios in which there is a place to reach
 _REINSTALL = "Run: pip install --force-reinstall vizdoom"
 
 
@@ -55,6 +56,7 @@ class DoomGame:
     ) -> None:
         self._frame_skip, self._occlude, self._occlude_colour = frame_skip, occlude, occlude_colour
         self._presses = presses(len(buttons), combine)
+        self._has_goal = file in _WITH_GOAL
         self._game = game = vizdoom.DoomGame()
         self._process: int | None = None  # id of the game's process
         self._tics = 0  # in this episode
@@ -94,9 +96,11 @@ class DoomGame:
             tics = min(tics, self._timeout - self._tics)
         reward = self._game.make_action(self._presses[action], tics)
         self._tics += tics
-        if self._game.is_episode_finished():
-            return self._screen, reward, True, False
-        return self._frame(), reward, False, 0 < self._timeout <= self._tics
+        terminated = self._game.is_episode_finished()
+        truncated = not terminated and 0 < self._timeout <= self._tics
+        if self._has_goal and (terminated or truncated):
+            self.success = terminated and not self._game.is_player_dead()
+        return self._screen if terminated else self._frame(), reward, terminated, truncated
 
     def picture(self) -> Frame:
         return self._screen

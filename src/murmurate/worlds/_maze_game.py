@@ -286,10 +286,13 @@ class MazeGame:
             self._ticks += 1
             self._act(action)
             if maze.touches_gold or maze.burns:
-                reward += GOAL if maze.touches_gold else DEATH
+                self.success = bool(maze.touches_gold)
+                reward += GOAL if self.success else DEATH
                 # an old image, because it is ignored: see ``Game.step``
                 return _channels_first(maze.obs_fb.img_array), reward, True, False
         timed_out = self._ticks >= limit
+        if timed_out:
+            self.success = False
         if timed_out and maze.level < 5:
             reward += DEATH
         return _channels_first(maze.render_obs()), reward, False, timed_out

@@ -1,0 +1,64 @@
+"""The share of training episodes that reached the goal of their world, from every kind of source."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from murmurate.cli.main import main
+from murmurate.record.report import report
+
+ENVIRONMENT = '''
+import gymnasium
+import numpy as np
+
+
+class Coin(gymnasium.Env):
+    """Episodes of one step; an episode is a success, if action 1 was chosen and a coin fell right."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        right = bool(action == 1 and self.np_random.random() < 0.9)
+        return np.zeros(2, np.float32), float(right), True, False, {"success": right}
+'''
+_REPLAY = ("--replay.learning-starts", "50", "--agent.batch", "16")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [
+        ("a2c", ("--launcher", "inline")),
+        ("dqn", ("--launcher", "inline", *_REPLAY)),
+        ("impala", ("--actors", "1", "--simulators", "4")),
+        ("apex-dqn", ("--actors", "1", "--simulators", "4", *_REPLAY)),
+        ("service-dqn", ("--replicas", "1", "--actors", "1", "--simulators", "4", *_REPLAY)),
+    ],
+)
+def test_every_source_tells_which_episodes_were_successes(
+    tmp_path: Path, algorithm: str, options: tuple[str, ...]
+) -> None:
+    (tmp_path / "coin.py").write_text(ENVIRONMENT)
+    run = tmp_path / "run"
+    words = ["train", f"env:{tmp_path / 'coin.py'}:Coin-{algorithm}", "--env-steps", "1500", *options]
+    assert main([*words, "--record-every-seconds", "0.01", "--seed", "0", "--out", str(run)]) == 0
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rates = [record["success_rate"] for record in records if "success_rate" in record]
+    assert rates
+    for record in records:
+        if "success_rate" in record:  # the reward is 1 for a success, else 0
+            assert record["success_rate"] == pytest.approx(record["return_mean"])
+    assert "Success rate in training" in Path(report([run], tmp_path / "report.html")).read_text()
+
+
+def test_a_world_without_a_goal_has_no_success_rate(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = ["train", "cartpole-a2c", "--env-steps", "600", "--launcher", "inline"]
+    assert main([*words, "--out", str(run)]) == 0
+    assert "success_rate" not in (run / "metrics.jsonl").read_text()
+    assert "Success rate" not in Path(report([run], tmp_path / "report.html")).read_text()
