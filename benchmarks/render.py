@@ -377,6 +377,19 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, s
         ],
         [("interquartile mean", "iqm"), ("deviation", "deviation"), ("hours", "hours")],
     ),
+    "plan-target": (
+        "recipe, target",
+        lambda result: [(f"{row['recipe']}, {row['target']:g}", row) for row in result["rows"]],
+        [
+            ("recipe's own, s", "default_seconds.median"),
+            ("plan's choice, s", "choice_seconds.median"),
+            ("search's best, s", "best_seconds.median"),
+            ("own / choice", "default_over_choice"),
+            ("choice / best", "choice_over_best"),
+            ("choice", "choice"),
+            ("best", "best"),
+        ],
+    ),
     "spo-scaling": (
         "learners, H",
         lambda result: [(f"{row['learners']}, {row['period']}", row) for row in result["rows"]],

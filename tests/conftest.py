@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
@@ -18,6 +19,9 @@ with contextlib.suppress(ImportError):
 
 from murmurate.cli.main import main
 from short_runs import SHORT
+
+hypothesis.settings.register_profile("any-machine", deadline=None)  # no test asserts a wall-clock time
+hypothesis.settings.load_profile("any-machine")
 
 
 @pytest.fixture(scope="session")

@@ -61,7 +61,7 @@ def test_alone_nobody_has_peers(name):
     assert graphs.mixing_matrix(graph, 1).tolist() == [[1.0]]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(names, sizes, clocks)
 def test_in_and_out_are_duals_and_nobody_is_its_own_peer(name, size, clock):
     graph = graphs.topology(name)
@@ -73,7 +73,7 @@ def test_in_and_out_are_duals_and_nobody_is_its_own_peer(name, size, clock):
         assert hears == {(j, i) for i, j in hears}
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(names, sizes, clocks)
 def test_mixing_matrices_are_uniform_and_doubly_stochastic(name, size, clock):
     graph = graphs.topology(name)

@@ -12,6 +12,7 @@ import pytest
 from murmurate.cli.main import main
 from murmurate.mapping import exchange, measure
 from murmurate.mapping.profile import load, save
+from pictures import write_folder
 
 Capture = pytest.CaptureFixture[str]
 
@@ -103,3 +104,32 @@ def test_more_hosts_go_through_a_simulated_network(capsys: Capture) -> None:
     rows = planned(capsys, "--hosts", "2", "--simulators", "4")
     assert all("--replicas" in row["name"] for row in rows)
     assert rows[0]["predicted"] > 0
+
+
+def test_images_are_planned_with_their_decoding_processes(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cv2")
+    monkeypatch.setattr(measure, "SECONDS", 0.2)
+    monkeypatch.setattr(exchange, "SIZES", (10_000, 100_000))
+    monkeypatch.chdir(tmp_path)
+    images = write_folder(tmp_path / "images")
+    words = [
+        "plan",
+        "folder-resnet18",
+        "--world.path",
+        images,
+        "--world.size",
+        "32",
+        "--world.shortest",
+        "36",
+    ]
+    assert main([*words, "--agent.width", "8", "--agent.batch", "4", "--json", "--page", "plan.html"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["unit"] for row in rows} == {"images/s"}
+    options = " ".join(word for row in rows for word in row["changes"])
+    assert all(option in options for option in ("--workers 0", "--agent.batch 16", "--replicas 2"))
+    assert all(row["predicted"] > 0 for row in rows)
+    assert "reading and augmenting examples" in (tmp_path / "plan.html").read_text()
+    assert main([*words, "--target", "300"]) == 2
+    assert "learns from images, which have no returns to reach" in capsys.readouterr().err

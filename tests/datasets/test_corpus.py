@@ -32,7 +32,6 @@ class Rows:
 
 
 @given(corpora())
-@settings(deadline=None)
 def test_entries_in_any_order_are_the_table(drawn):
     check(drawn)
     assert drawn.tokens == dense(drawn).sum()
@@ -49,7 +48,7 @@ def test_entries_of_one_pair_are_summed_and_zeros_left_out():
 
 
 @given(seed=st.integers(0, 2**31), entries=st.sampled_from([1, 7, 1 << 20]))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_select_is_the_rows_of_the_table(seed, entries):
     made = corpus(seed, empty=True)
     random = np.random.default_rng(seed)
@@ -65,7 +64,7 @@ def test_select_is_the_rows_of_the_table(seed, entries):
 
 
 @given(seed=st.integers(0, 2**31), shared=st.integers(1, 30))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_over_other_words_is_the_columns_of_the_table(seed, shared):
     made = dataclasses.replace(corpus(seed, empty=True), vocabulary=tuple(f"w{i}" for i in range(30)))
     columns = np.random.default_rng(seed).permutation(30)[:shared]
@@ -95,7 +94,6 @@ def test_select_copies_and_refuses_what_is_not_there():
 
 
 @given(seed=st.integers(0, 2**31), entries=st.integers(1, 500))
-@settings(deadline=None)
 def test_blocks_cover_all_documents_once(seed, entries):
     starts = corpus(seed, empty=True).starts
     ranges = module.blocks(starts, entries)

@@ -158,7 +158,7 @@ def test_remarks_are_no_documents_but_lines(tmp_path):
 
 
 @given(made=corpora())
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_written_comes_back(tmp_path_factory, kind, made):
     folder = tmp_path_factory.mktemp("written")
@@ -180,7 +180,7 @@ def test_what_is_written_comes_back_through_small_chunks(tmp_path, kind, monkeyp
 
 
 @given(seed=st.integers(0, 2**31))
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_entries_in_any_order_are_sorted(tmp_path_factory, seed):
     made = corpus(seed, documents=30, vocabulary=20)
     folder = tmp_path_factory.mktemp("shuffled")

@@ -92,7 +92,7 @@ def workloads(draw):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(work=workloads(), fan_out=st.integers(2, 64))
 def test_it_is_a_cumulative_sum(backend, work, fan_out):
     capacity, seed, sizes, spread, zeros = work

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from murmurate.mapping.profile import DeviceProfile, RecipeCosts, exchange_key, 
 from murmurate.recipes import recipe
 from murmurate.strategies import strategy
 from murmurate.training.run import Run
+from pictures import write_fashion, write_folder
 
 MILLISECOND = 1e-3
 PARAMETERS = 1_000_000
@@ -127,6 +129,29 @@ def test_busy_cores_are_slower() -> None:
     profile.exchange[exchange_key(two.strategy, 2)] = line(0.0)
     assert predict(two, profile).updates_per_second == pytest.approx(2 / (15 * MILLISECOND))
     assert predict(run, profile).updates_per_second == pytest.approx(1 / (10 * MILLISECOND))
+
+
+def test_decoding_processes_are_a_stage_of_their_own(tmp_path: Path) -> None:
+    run = recipe("folder-resnet18")  # batches of 32
+    run = dataclasses.replace(run, world=dataclasses.replace(run.world, path=write_folder(tmp_path)))
+    profile = profile_of(run, collect=line(0, MILLISECOND), forward=line(20 * MILLISECOND))
+    rates = {
+        workers: predict(with_source(run, workers=workers), profile).env_steps_per_second
+        for workers in (0, 1, 2)
+    }
+    assert rates[0] == pytest.approx(32 / (52 * MILLISECOND))  # the learner decodes
+    assert rates[1] == pytest.approx(32 / (32 * MILLISECOND))  # limited by the decoder
+    assert rates[2] == pytest.approx(32 / (20 * MILLISECOND))
+    assert ("collect", "forward") in {(edge.start, edge.end) for edge in edges(run, PARAMETERS)}
+
+
+def test_images_in_memory_have_no_decoding_processes(tmp_path: Path) -> None:
+    run = recipe("fashion-resnet20")
+    run = dataclasses.replace(run, world=dataclasses.replace(run.world, path=write_fashion(tmp_path)))
+    profile = profile_of(run, collect=line(0, MILLISECOND), forward=line(72 * MILLISECOND))
+    for workers in (None, 2):
+        found = predict(with_source(run, workers=workers), profile)
+        assert found.env_steps_per_second == pytest.approx(128 / (200 * MILLISECOND))
 
 
 def test_what_was_not_measured_is_named() -> None:

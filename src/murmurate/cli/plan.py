@@ -61,6 +61,7 @@ def _fields(options: argparse.Namespace | None, rest: list[str]) -> Fields:
 
 
 def act(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.mapping.learning import check_returns
     from murmurate.mapping.search import search
     from murmurate.recipes import recipe
     from murmurate.strategies import strategy
@@ -70,6 +71,8 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
         run = dataclasses.replace(run, strategy=strategy(options.strategy)())
     run = change(run, rest, f"murmurate train {options.recipe}")
     run.validate()
+    if options.target is not None or options.objective == "time":
+        check_returns(run)
     profile = _profile(run, options)
     candidates = search(run, profile, options.objective, options.hosts, _say)
     rates = _measured_rates(candidates, options) if options.check else {}
@@ -138,7 +141,8 @@ def _measured_rates(candidates: Sequence[Candidate], options: argparse.Namespace
         rate = rates[candidate.name] = measured(candidate.run)
         predicted = candidate.prediction.env_steps_per_second
         _say(
-            f"{candidate.name}: {rate:,.0f} env steps/s, predicted {predicted:,.0f} ({predicted / rate:.2f})"
+            f"{candidate.name}: {rate:,.0f} {candidate.run.unit}/s, predicted {predicted:,.0f} "
+            f"({predicted / rate:.2f})"
         )
     return rates
 
@@ -157,7 +161,7 @@ def _show(
     table.add_column("configuration")
     table.add_column(f"predicted {unit}", justify="right")
     if rates:
-        table.add_column("measured env steps/s", justify="right")
+        table.add_column(f"measured {run.unit}/s", justify="right")
     table.add_column("why")
     unchanged = next((c for c in candidates if not c.changes), None)
     shown = [

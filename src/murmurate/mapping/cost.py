@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
-from murmurate.mapping.primitives import PRIMITIVES, Shape, shape_of
+from murmurate.mapping.primitives import PRIMITIVES, Shape, producers, shape_of
 from murmurate.mapping.profile import DeviceProfile, RecipeCosts, exchange_key, key
 from murmurate.training.run import Run
 
@@ -46,7 +46,7 @@ def predict(run: Run, profile: DeviceProfile) -> Prediction:
     costs, shape = profile.recipes.get(key(run)), shape_of(run)
     if costs is None or shape is None or set(costs.lines) != set(PRIMITIVES):
         raise NotMeasured(f"the costs of {run.recipe}")
-    actors = getattr(run.source, "actors", 0)
+    actors = producers(run)
     processes = run.replicas * (1 + actors) + run.strategy.centre
     busy_processes = min(processes, profile.cores)
     seconds = _batch_seconds(costs, shape, profile.cores, busy_processes)

@@ -64,8 +64,9 @@ def env_steps_to_target(candidate: Run, run: Run, learning: Learning) -> float:
 def measure(run: Run, target: float, log: Callable[[str], None], seeds: int = 2) -> Learning:
     """Train ``run``, and variants of it that each change one factor, until they reach ``target``.
 
-    Raises Refusal if ``run`` itself does not reach it.
+    Raises Refusal if ``run`` itself does not reach it, or has no returns.
     """
+    check_returns(run)
     base = [_env_steps(run, target, seed) for seed in range(seeds)]
     reached = [steps for steps, hit in base if hit]
     if not reached:
@@ -89,6 +90,15 @@ def measure(run: Run, target: float, log: Callable[[str], None], seeds: int = 2)
         exponents[name] = math.log(steps / reference) / math.log(ratio) if ratio != 1 else 0.0
         log(f"{name} {before[name]:g} -> {factors(variant)[name]:g}: {steps:,.0f} env steps")
     return Learning(target, own, exponents, runs, unfinished)
+
+
+def check_returns(run: Run) -> None:
+    """Raise Refusal for a run that has no returns."""
+    if not run.evaluation.plays:
+        raise Refusal(
+            f"{run.recipe} learns from {run.unit}, which have no returns to reach. Leave --target out, and "
+            "use --objective throughput."
+        )
 
 
 def variants(run: Run) -> dict[str, Run]:

@@ -32,6 +32,9 @@ def cores() -> int:
 def sizes(run: Run) -> list[Run]:
     """Pilots of ``run``: first with its own simulators and batch, then with fewer and more of each."""
     base = pilot_run(run)
+    if base.learner.requires.kind == "examples":
+        batch = base.learner.requires.batch  # type: ignore[attr-defined]
+        return [_with_batch(base, size) for size in (batch, max(1, batch // 4), 2 * batch)]
     source: Any = base.source
     own = source.simulators // max(1, getattr(run.source, "actors", 0))
     pilots = [base]
@@ -45,9 +48,15 @@ def sizes(run: Run) -> list[Run]:
             # as many env steps for each batch as the recipe has
             ratio = source.replay.samples_per_insert * batch / requires.batch
             replay = dataclasses.replace(source.replay, samples_per_insert=ratio)
-            learner = dataclasses.replace(base.learner, batch=batch)
-            pilots.append(dataclasses.replace(base, learner=learner, source=_changed(source, replay=replay)))
+            pilots.append(
+                _with_batch(dataclasses.replace(base, source=_changed(source, replay=replay)), batch)
+            )
     return pilots
+
+
+def _with_batch(run: Run, batch: int) -> Run:
+    learner: Any = run.learner
+    return dataclasses.replace(run, learner=dataclasses.replace(learner, batch=batch))
 
 
 def _changed(source: Any, **fields: Any) -> Any:

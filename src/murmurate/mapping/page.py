@@ -12,7 +12,7 @@ import jinja2
 
 from murmurate.mapping.cost import Prediction
 from murmurate.mapping.lines import relative_width
-from murmurate.mapping.primitives import PRIMITIVES, edges, shape_of
+from murmurate.mapping.primitives import PRIMITIVES, edges, producers, shape_of
 from murmurate.mapping.profile import DeviceProfile, key
 from murmurate.mapping.search import Candidate
 from murmurate.training.run import Run
@@ -20,6 +20,7 @@ from murmurate.training.run import Run
 _POSITIONS = {  # (column, row) of each primitive in the picture of the graph
     "simulate": (0, 0), "act": (0, 1), "insert": (1, 0), "sample": (1, 1), "gather": (2, 1),
     "forward": (3, 1), "backward": (4, 1), "update": (4, 0), "priority": (2, 0), "exchange": (5, 0),
+    "collect": (2, 1),  # in the graph of examples, which has no ``gather``
 }  # fmt: skip
 _SHOWN = 12  # candidates in the table
 _SHORTEST_SECONDS = 1e-7  # primitives that take less are left out
@@ -126,7 +127,7 @@ def _bytes(count: float) -> str:
 
 def _gantt(run: Run, prediction: Prediction) -> str:
     """A bar for each primitive, one after another; acting and learning overlap if actors are processes."""
-    actors = getattr(run.source, "actors", 0)
+    actors = producers(run)
     names = [
         n
         for n in (*PRIMITIVES, "exchange", "waiting", "handover")
@@ -145,7 +146,7 @@ def _gantt(run: Run, prediction: Prediction) -> str:
         ends[lane] += seconds
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.set_xlabel("ms (orange: acting; blue: learning)")
+    axes.set_xlabel("ms (orange: making experience; blue: learning)")
     return _encoded(figure)
 
 
@@ -162,6 +163,6 @@ def _pareto(found: Sequence[Candidate]) -> str:
     axes.scatter(*zip(*points, strict=True), facecolors="none", edgecolors=_LEARNING)
     axes.plot(*zip(*sorted(set(front)), strict=True), "o-", color=_LEARNING)
     axes.set_xscale("log")
-    axes.set_xlabel("env steps of all replicas between two updates")
-    axes.set_ylabel("env steps per second, predicted")
+    axes.set_xlabel(f"{found[0].run.unit} of all replicas between two updates")
+    axes.set_ylabel(f"{found[0].run.unit} per second, predicted")
     return _encoded(figure)

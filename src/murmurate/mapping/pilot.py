@@ -26,8 +26,8 @@ from murmurate.training.run import Run
 from murmurate.training.session import resolved
 from murmurate.training.worker_context import WorkerContext
 
-WINDOWS = 8
-_LEAST_ITERATIONS = 2 * WINDOWS
+_WINDOWS = 8
+_ENOUGH_ITERATIONS, _LEAST_ITERATIONS = 4 * _WINDOWS, 3
 _LONGEST_SECONDS = 40.0
 _WARM_UP_SHARE = 0.3
 _FEW_TRANSITIONS = 2_000  # transitions in the replay when learning begins
@@ -38,7 +38,7 @@ class Pilot:
     """What a pilot measured.
 
     simulators, rows: numbers of simulators and rows of a batch. busy: number of processes that
-    ran the same loop at once. seconds: seconds of one call of each primitive, in each of ``WINDOWS`` windows.
+    ran the same loop at once. seconds: seconds of one call of each primitive, in each of several windows.
     iteration: seconds of an iteration in each window. deviation: the standard deviation of the seconds of
     single iterations. background: share of the simulators' steps that native threads make.
     """
@@ -53,8 +53,9 @@ class Pilot:
 
 
 def steady(run: Run) -> Run:
-    """``run`` without an end, and with hardly any time before it learns: learning begins with few transitions
-    in the replay, and the policy acts from the start (random actions would cost no forward pass)."""
+    """``run`` without an end and without validation, and with hardly any time before it learns: learning
+    begins with few transitions in the replay, and the policy acts from the start (random actions would cost
+    no forward pass)."""
     source: Any = run.source
     if hasattr(source, "random_env_steps"):
         source = dataclasses.replace(source, random_env_steps=0)
@@ -66,6 +67,8 @@ def steady(run: Run) -> Run:
     learner: Any = run.learner
     if hasattr(learner, "explore_updates"):
         learner = dataclasses.replace(learner, explore_updates=0)
+    if hasattr(learner, "validate_every"):
+        learner = dataclasses.replace(learner, validate_every=0)
     return dataclasses.replace(
         run,
         source=source,
@@ -87,11 +90,12 @@ def pilot_run(run: Run) -> Run:
     if type(run.source).__name__ not in MODELLED:
         raise Refusal(
             f"{run.recipe} learns from {run.learner.requires.kind}, whose costs are not modelled. A plan is "
-            "made for recipes that learn from rollouts, trajectories or a replay of their own."
+            "made for recipes that learn from rollouts, trajectories, images or a replay of their own."
         )
     source: Any = run.source
-    if hasattr(source, "actors"):
-        source = dataclasses.replace(source, actors=0)
+    for processes in ("actors", "workers"):
+        if hasattr(source, processes):
+            source = dataclasses.replace(source, **{processes: 0})
     return dataclasses.replace(steady(run), source=source, strategy=Solo(), replicas=1)
 
 
@@ -104,13 +108,14 @@ def measure(run: Run, seconds: float, busy: int = 1) -> Pilot:
     found = run_together(busy, _timed, run, seconds)
     shape = shape_of(run)
     assert shape is not None
-    per_window = [_windows(iterations, shape.steps) for iterations in found]
+    count = min(_WINDOWS, *map(len, found))
+    per_window = [_windows(iterations, shape.steps, count) for iterations in found]
     names = per_window[0][0]
     calls = {
-        name: [float(np.mean([windows[0][name][w] for windows in per_window])) for w in range(WINDOWS)]
+        name: [float(np.mean([windows[0][name][w] for windows in per_window])) for w in range(count)]
         for name in names
     }
-    total = [float(np.mean([windows[1][w] for windows in per_window])) for w in range(WINDOWS)]
+    total = [float(np.mean([windows[1][w] for windows in per_window])) for w in range(count)]
     deviation = float(np.mean([windows[2] for windows in per_window]))
     waited, simulated = (
         sum(iteration[name] for iterations in found for iteration in iterations)
@@ -121,11 +126,11 @@ def measure(run: Run, seconds: float, busy: int = 1) -> Pilot:
 
 
 def _windows(
-    iterations: Sequence[dict[str, float]], steps: float
+    iterations: Sequence[dict[str, float]], steps: float, count: int
 ) -> tuple[dict[str, list[float]], list[float], float]:
-    """Seconds of a call of each primitive in each window, seconds of an iteration in each window, and the
-    standard deviation of an iteration's seconds."""
-    parts = np.array_split(np.arange(len(iterations)), WINDOWS)
+    """Seconds of a call of each primitive in each of ``count`` windows, seconds of an iteration in each
+    window, and the standard deviation of an iteration's seconds."""
+    parts = np.array_split(np.arange(len(iterations)), count)
     calls = {}
     for name in PRIMITIVES:
         values = np.array([iteration[name] for iteration in iterations])
@@ -155,7 +160,7 @@ def _timed(_: Fabric, run: Run, seconds: float) -> list[dict[str, float]]:
             if not began:
                 began.append(now)
             spent = now - began[0]
-            enough = spent > (1 + _WARM_UP_SHARE) * seconds and len(iterations) > 2 * _LEAST_ITERATIONS
+            enough = spent > (1 + _WARM_UP_SHARE) * seconds and len(iterations) > _ENOUGH_ITERATIONS
             if enough or spent > _LONGEST_SECONDS:
                 run_state.request_stop()
 
@@ -169,9 +174,14 @@ def _timed(_: Fabric, run: Run, seconds: float) -> list[dict[str, float]]:
     memory_file.close()
     warm_up = min(len(iterations) // 2, max(1, int(_WARM_UP_SHARE / (1 + _WARM_UP_SHARE) * len(iterations))))
     kept = iterations[warm_up:]
-    if len(kept) < WINDOWS:
+    if len(kept) < _LEAST_ITERATIONS:
+        remedy = (
+            "a smaller --agent.batch"
+            if run.learner.requires.kind == "examples"
+            else "fewer --simulators, or shorter rollouts"
+        )
         raise Refusal(
-            f"{run.recipe} made {len(kept)} batches in {_LONGEST_SECONDS:g} s, too few to measure. Use fewer "
-            "--simulators, or shorter rollouts."
+            f"{run.recipe} made {len(kept)} batches in {_LONGEST_SECONDS:g} s, too few to measure. Use "
+            f"{remedy}."
         )
     return kept

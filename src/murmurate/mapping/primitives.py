@@ -37,7 +37,7 @@ PRIMITIVES: dict[str, Primitive] = {
     for p in (
         Primitive("act", "simulators", "actor", "actions of the policy for all simulators"),
         Primitive("simulate", "simulators", "actor", "one step of all simulators"),
-        Primitive("collect", "simulators", "actor", "copies and bookkeeping of a step"),
+        Primitive("collect", "simulators", "actor", "bookkeeping of a step; reading and augmenting examples"),
         Primitive("insert", "simulators", "learner", "writing a step to the replay, with its priority"),
         Primitive("sample", "batch", "learner", "drawing the indices of a batch by priority"),
         Primitive("gather", "batch", "learner", "reading the rows of a batch from the replay's storage"),
@@ -56,9 +56,10 @@ PER_STEP = ("act", "simulate", "collect", "insert")
 class Shape:
     """How much work one batch of a run is.
 
-    simulators: number of simulators of a learner. groups: number of actor processes, or of halves of a double
-    buffer, that they are divided into. steps: number of steps of all simulators for each batch. rows: the
-    batch's size. env_steps: env steps for each batch.
+    simulators: number of simulators of a learner; for a learner of examples, which are read once for each
+    batch, their number in a batch. groups: number of actor processes, or of halves of a double buffer, that
+    they are divided into. steps: number of steps of all simulators for each batch. rows: the batch's size.
+    env_steps: env steps for each batch.
     """
 
     simulators: int
@@ -91,6 +92,8 @@ def shape_of(run: Run) -> Shape | None:
     groups = actors or (2 if getattr(source, "double_buffer", False) else 1)
     if type(source).__name__ not in MODELLED:
         return None
+    if requires.kind == "examples":
+        return Shape(requires.batch, 1, 1.0, requires.batch)
     if requires.kind == "transitions":
         batch, ratio = requires.batch, source.replay.samples_per_insert
         return Shape(simulators, groups, batch / (ratio * simulators), batch)
@@ -100,7 +103,15 @@ def shape_of(run: Run) -> Shape | None:
 
 
 # sources whose work consists of the primitives above
-MODELLED = ("RolloutSourceConfig", "TrajectorySourceConfig", "ReplaySourceConfig")
+MODELLED = ("RolloutSourceConfig", "TrajectorySourceConfig", "ReplaySourceConfig", "ImageSourceConfig")
+
+
+def producers(run: Run) -> int:
+    """Number of processes of each learner that make what it learns from: actors, or decoders of images."""
+    source: Any = run.source
+    if hasattr(source, "decoders"):
+        return int(source.decoders(run))
+    return int(getattr(source, "actors", 0))
 
 
 @dataclass(frozen=True)
@@ -120,6 +131,10 @@ def edges(run: Run, parameters: int) -> Iterator[Edge]:
     shape, spec = shape_of(run), run.world.spec()
     assert shape is not None
     observation = math.prod(spec.observation_shape) * spec.observation_dtype.itemsize
+    if run.learner.requires.kind == "examples":
+        yield Edge("collect", "forward", float(observation * shape.rows))
+        yield from _learning_edges(run, parameters)
+        return
     action = 8 if spec.actions else FLOAT_BYTES * math.prod(spec.action_shape)
     step = observation + action + FLOAT_BYTES + 2  # a reward, terminated and truncated
     yield Edge("simulate", "act", shape.env_steps * observation)
@@ -133,8 +148,12 @@ def edges(run: Run, parameters: int) -> Iterator[Edge]:
         yield Edge("priority", "sample", 0.0)
     else:
         yield Edge("simulate", "forward", shape.env_steps * step)
+    yield Edge("update", "act", float(FLOAT_BYTES * parameters))
+    yield from _learning_edges(run, parameters)
+
+
+def _learning_edges(run: Run, parameters: int) -> Iterator[Edge]:
     yield Edge("forward", "backward", 0.0)
     yield Edge("backward", "update", float(FLOAT_BYTES * parameters))
-    yield Edge("update", "act", float(FLOAT_BYTES * parameters))
     if run.replicas > 1:
         yield Edge("update", "exchange", float(FLOAT_BYTES * parameters))

@@ -19,7 +19,7 @@ import psutil
 from murmurate.errors import Refusal
 from murmurate.mapping.cost import NotMeasured, Prediction, predict
 from murmurate.mapping.learning import Learning, env_steps_to_target
-from murmurate.mapping.primitives import PRIMITIVES
+from murmurate.mapping.primitives import PRIMITIVES, producers
 from murmurate.mapping.profile import DeviceProfile, key
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.start import simulate
@@ -28,7 +28,7 @@ from murmurate.training.memory import planned_bytes
 from murmurate.training.run import Run
 
 Objective = Literal["throughput", "time", "energy"]
-UNITS = {"throughput": "env steps/s", "time": "s to the target", "energy": "J per 1,000 env steps"}
+UNITS = {"throughput": "{unit}/s", "time": "s to the target", "energy": "J per 1,000 {unit}"}
 _STRATEGIES = ("all-reduce", "local-sgd", "gala")
 _VECTORS = 6  # vectors of N numbers in a process: parameters, gradient, moments, a target, a buffer
 _PROCESS_BYTES = 400 * 2**20
@@ -80,18 +80,16 @@ def candidates(run: Run, cores: int) -> Iterator[Run]:
     """Every configuration that the search considers and the run's own checks accept; ``run`` is the first."""
     seen = [run]
     yield run
-    source: Any = run.source
     for replicas, chosen in itertools.product(_replica_counts(run, cores), _strategies(run)):
-        for simulators in (source.simulators, max(1, source.simulators // 2), 2 * source.simulators):
-            for fields in _field_values(run, cores):
-                try:
-                    found = _changed(run, replicas, chosen, simulators, fields)
-                    found.validate()
-                except Refusal:
-                    continue
-                if found not in seen:
-                    seen.append(found)
-                    yield found
+        for fields in _field_values(run, cores):
+            try:
+                found = _changed(run, replicas, chosen, fields)
+                found.validate()
+            except Refusal:
+                continue
+            if found not in seen:
+                seen.append(found)
+                yield found
 
 
 def _replica_counts(run: Run, cores: int) -> list[int]:
@@ -104,28 +102,33 @@ def _strategies(run: Run) -> list[Any]:
 
 
 def _field_values(run: Run, cores: int) -> Iterator[dict[str, Any]]:
-    """Combinations of values of ``actors``, ``batch`` and ``double_buffer``, as far as the run has them."""
+    """Combinations of values of ``simulators``, ``actors``, ``workers``, ``double_buffer`` and ``batch``, as
+    far as the run has them."""
     source: Any = run.source
     axes: dict[str, Sequence[Any]] = {}
+    if hasattr(source, "simulators"):
+        axes["simulators"] = (source.simulators, max(1, source.simulators // 2), 2 * source.simulators)
     if hasattr(source, "actors"):
         axes["actors"] = sorted({0, source.actors, *range(1, cores + 1)})
     if hasattr(source, "double_buffer"):
         axes["double_buffer"] = (False, True)
-    if run.learner.requires.kind == "transitions":
+    if hasattr(source, "workers") and producers(run):
+        axes["workers"] = (source.workers, *range(cores + 1))
+    if run.learner.requires.kind in ("transitions", "examples"):
         batch = run.learner.requires.batch  # type: ignore[attr-defined]
         axes["batch"] = (batch, 2 * batch, 4 * batch)
     for values in itertools.product(*axes.values()):
         yield dict(zip(axes, values, strict=True))
 
 
-def _changed(run: Run, replicas: int, chosen: Any, simulators: int, fields: dict[str, Any]) -> Run:
+def _changed(run: Run, replicas: int, chosen: Any, fields: dict[str, Any]) -> Run:
     """chosen: the strategy. fields: values from ``_field_values``."""
     source_fields = {name: value for name, value in fields.items() if name != "batch"}
     source: Any = run.source
     learner: Any = run.learner
     if "batch" in fields:
         learner = dataclasses.replace(learner, batch=fields["batch"])
-    source = dataclasses.replace(source, simulators=simulators, **source_fields)
+    source = dataclasses.replace(source, **source_fields)
     if replicas == 1:  # the strategy makes no difference
         chosen = run.strategy if run.replicas == 1 else strategy("all-reduce")()
     return dataclasses.replace(run, replicas=replicas, strategy=chosen, source=source, learner=learner)
@@ -140,6 +143,7 @@ def changes(run: Run, found: Run) -> list[str]:
         ("--replicas", run.replicas, found.replicas),
         ("--simulators", *_values(run.source, found.source, "simulators")),
         ("--actors", *_values(run.source, found.source, "actors")),
+        ("--workers", *_values(run.source, found.source, "workers")),
         ("--double-buffer", *_values(run.source, found.source, "double_buffer")),
         ("--agent.batch", *_values(run.learner, found.learner, "batch")),
     ):
@@ -208,7 +212,8 @@ def search(
         value = _value(objective, candidate, run, prediction, profile, learning)
         words = changes(run, candidate)
         name = " ".join(words) or "as the recipe is"
-        found.append(Candidate(name, candidate, value, UNITS[objective], "", prediction, words, memory))
+        unit = UNITS[objective].format(unit=run.unit)
+        found.append(Candidate(name, candidate, value, unit, "", prediction, words, memory))
     if not found:
         raise Refusal(
             f"no configuration of {run.recipe} fits in {available / 2**30:.1f} GiB. Use fewer --simulators, "
@@ -274,8 +279,9 @@ def _on_hosts(
         seconds = max(batch_seconds, max(own.values()))
         with tempfile.TemporaryDirectory(prefix="murmurate-plan-") as folder:
             source: Any = whole.source
-            if hasattr(source, "actors"):  # their work is part of ``seconds``
-                source = dataclasses.replace(source, actors=0)
+            for processes in ("actors", "workers"):  # their work is part of ``seconds``
+                if hasattr(source, processes):
+                    source = dataclasses.replace(source, **{processes: 0})
             simulated = dataclasses.replace(
                 whole,
                 source=source,
@@ -311,11 +317,12 @@ def _why(candidate: Candidate, best: Candidate, profile: DeviceProfile) -> str:
     longest = sorted(prediction.seconds.items(), key=lambda item: -item[1])[:2]
     total = sum(prediction.seconds.values()) or 1.0
     parts = " and ".join(f"{name} ({seconds / total:.0%})" for name, seconds in longest)
-    actors = getattr(run.source, "actors", 0)
+    actors = producers(run)
+    kind = "actors" if hasattr(run.source, "actors") else "decoding processes"
     processes = run.replicas * (1 + actors) + run.strategy.centre
     limits = {
         "learner": f"the learner limits it, mostly {parts}",
-        "actors": f"its {actors} actors limit it, mostly {parts}",
+        "actors": f"its {actors} {kind} limit it, mostly {parts}",
         "cores": f"{processes} processes share {profile.cores} cores",
     }[prediction.bottleneck]
     if candidate is best:

@@ -65,6 +65,11 @@ class ImageSourceConfig(SourceConfig):
         layout = self._layout(run, images)
         return int(set_bytes + layout.pixel_bytes + layout.workers * _WORKER_BYTES)
 
+    def decoders(self, run: RunView) -> int:
+        """Number of processes of each replica that decode images; 0 if these are decoded already."""
+        images = cast(DataSet, run.world).divided().train.all_examples
+        return 0 if images.encoded is None else self._layout(run, images).workers
+
     def _layout(self, run: RunView, images: ImageFiles) -> Layout:
         channels, height, width = images.shape
         workers = self.workers

@@ -1,0 +1,143 @@
+"""Seconds to a target return: of the configuration that ``murmurate plan --objective time`` chooses, of the
+recipe as it is, and of the best of a random search."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from murmurate.bench._result import Log, ratios, spread
+from murmurate.errors import Refusal
+from murmurate.launch.local import Local
+from murmurate.mapping import learning
+from murmurate.mapping import measure as costs
+from murmurate.mapping.profile import DeviceProfile
+from murmurate.mapping.quiet import started
+from murmurate.mapping.search import Candidate, needed, search
+from murmurate.ranges import PositiveInt
+from murmurate.recipes import recipe
+from murmurate.training.run import Run
+
+NAME = "plan-target"
+SUMMARY = (
+    "seconds to a return with a plan's choice, over the recipe's own and a random search's; --full: 40 trials"
+)
+
+_RECORD_SECONDS = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanTargetPlan:
+    """recipes: recipes that are planned. targets: for each, the mean return of the last 100 training episodes
+    that ends a run. trials: number of configurations that the random search tries, with one seed each.
+    finalists: number of its fastest ones that run with all seeds.
+
+    seeds: number of seeds of the recipe, the plan's choice and each finalist.
+    """
+
+    recipes: tuple[str, ...] = ("cartpole-a2c",)
+    targets: tuple[float, ...] = (300.0,)
+    trials: PositiveInt = 6
+    finalists: PositiveInt = 2
+    seeds: PositiveInt = 2
+
+
+QUICK = PlanTargetPlan()
+FULL = PlanTargetPlan(
+    ("cartpole-a2c", "cartpole-dqn", "cartpole-ppo", "pong-a2c"), (300.0, 300.0, 300.0, -15.0), 40, 4, 5
+)
+
+
+def measure(plan: PlanTargetPlan, log: Log) -> dict[str, Any]:
+    """A row for each recipe: seconds to the target, without the start of processes. A run that misses the
+    target counts with the seconds to its end (``missed``: how many did).
+
+    ``default_over_choice``: the recipe's seconds over those of the plan's choice, the median over pairs with
+    the same seed; ``choice_over_best``: the choice's over those of the search's best configuration. The worst
+    of each over the recipes is also given.
+    """
+    if len(plan.recipes) != len(plan.targets):
+        raise Refusal(
+            f"there are {len(plan.recipes)} recipes and {len(plan.targets)} targets. Give each recipe one."
+        )
+    profile = DeviceProfile.here(costs.cores(), "cpu")
+    rows = [
+        _row(name, target, profile, plan, log)
+        for name, target in zip(plan.recipes, plan.targets, strict=True)
+    ]
+    return {
+        "least_default_over_choice": min(row["default_over_choice"] for row in rows),
+        "greatest_choice_over_best": max(row["choice_over_best"] for row in rows),
+        "rows": rows,
+        "cores": profile.cores,
+    }
+
+
+def _row(name: str, target: float, profile: DeviceProfile, plan: PlanTargetPlan, log: Log) -> dict[str, Any]:
+    run = recipe(name)
+    candidates = _planned(run, target, profile, log)
+    choice = candidates[0]
+    draws = random.Random(0)
+    trials = []
+    for number, tried in enumerate(draws.sample(candidates, min(plan.trials, len(candidates)))):
+        taken, _ = to_target(tried.run, target, seed=plan.seeds + number)  # seeds that decide nothing later
+        trials.append((taken, number, tried))
+        log(f"{name} trial {number + 1}, {tried.name}: {taken:.1f} s")
+    finalists = [tried for _, _, tried in sorted(trials, key=lambda trial: trial[:2])[: plan.finalists]]
+    configurations = {"as the recipe is": run} | {each.name: each.run for each in [choice, *finalists]}
+    seconds: dict[str, list[float]] = {named: [] for named in configurations}
+    missed = dict.fromkeys(configurations, 0)
+    for seed in range(plan.seeds):  # all configurations in turn, on a machine that may change meanwhile
+        for named, configuration in configurations.items():
+            needed_seconds, reached = to_target(configuration, target, seed)
+            seconds[named].append(needed_seconds)
+            missed[named] += not reached
+            log(f"{name} seed {seed}, {named}: {needed_seconds:.1f} s{'' if reached else ', target missed'}")
+    best = min((each.name for each in finalists), key=lambda named: statistics.median(seconds[named]))
+    return {
+        "recipe": name,
+        "target": target,
+        "configurations": len(candidates),
+        "choice": choice.name,
+        "best": best,
+        "predicted_seconds": choice.predicted,
+        "choice_seconds": spread(seconds[choice.name]),
+        "default_seconds": spread(seconds["as the recipe is"]),
+        "best_seconds": spread(seconds[best]),
+        "missed": missed,
+        "default_over_choice": statistics.median(ratios(seconds["as the recipe is"], seconds[choice.name])),
+        "choice_over_best": statistics.median(ratios(seconds[choice.name], seconds[best])),
+    }
+
+
+def _planned(run: Run, target: float, profile: DeviceProfile, log: Log) -> list[Candidate]:
+    """The plan's candidates, best first; the one without changes is called ``as the recipe is``."""
+    measured = costs.add_recipe(profile, run, log)
+    for exchanging_run in needed(run, profile.cores):
+        costs.add_exchange(profile, exchanging_run, log)
+    measured.learning = learning.measure(run, target, log)
+    return search(run, profile, "time")
+
+
+def to_target(run: Run, target: float, seed: int) -> tuple[float, bool]:
+    """(seconds from when a training run begins to learn to its end, whether it reached ``target``)"""
+    with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
+        coordinator = started(
+            dataclasses.replace(
+                run,
+                seed=seed,
+                stop_at_return=target,
+                launcher=Local.name,
+                record_every_seconds=_RECORD_SECONDS,
+            ),
+            Path(folder),
+        )
+        records = map(json.loads, (Path(folder) / "metrics.jsonl").read_text().splitlines())
+        times = [record["time_seconds"] for record in records if "env_steps_per_second" in record]
+        reached = coordinator.run_state.total_env_steps() < (run.env_steps or float("inf"))
+    return max(times) - min(times) + _RECORD_SECONDS, reached
