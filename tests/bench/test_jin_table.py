@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +96,15 @@ def test_it_trains_all_and_shows_what_hiding_costs(tmp_path: Path, monkeypatch: 
 def test_options_of_the_plan_are_in_the_command_of_the_result(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(jin_table, "measure", lambda plan, log: {"seeds": plan.seeds})
+    def measure(plan: JinPlan, log: Callable[[str], None]) -> dict[str, int]:
+        log("halfway")
+        return {"seeds": plan.seeds}
+
+    monkeypatch.setattr(jin_table, "measure", measure)
     assert main(["bench", "jin-table", "--json", "--seeds", "7"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    assert "halfway" in printed.err
+    result = json.loads(printed.out)
     assert result["seeds"] == result["plan"]["seeds"] == 7
     assert result["command"] == "murmurate bench jin-table --json --seeds 7"
 

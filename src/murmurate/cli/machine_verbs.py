@@ -21,7 +21,7 @@ def add_verbs(verbs: Any) -> None:
     listing.set_defaults(act=_list)
     bench = verbs.add_parser("bench", help="benchmark against other libraries and physical limits")
     bench.add_argument("name", help="see: murmurate list benches")
-    bench.add_argument("--json", action="store_true")
+    bench.add_argument("--json", action="store_true", help="no table: standard output is the JSON alone")
     bench.add_argument("--full", action="store_true", help="longer and with all peers")
     bench.set_defaults(act=_bench, fields=_bench_fields)
     doctor = verbs.add_parser("doctor", help="check this machine, with advice for what is missing")
@@ -64,7 +64,7 @@ def _bench(options: argparse.Namespace, rest: list[str]) -> int:
     result = bench(
         options.name,
         full=options.full,
-        quiet=options.json,
+        table=not options.json,
         options=rest,
         change=lambda plan, words: change(plan, words, f"murmurate bench {options.name}"),
     )
