@@ -45,8 +45,9 @@ def bench(
     """Run a benchmark and return its result as plain JSON values, with date, command, hardware and versions.
 
     full: measure longer, with more repetitions and all peers. quiet: print nothing; otherwise progress goes
-    to standard error, and a table to standard output if ``table``. options: command-line options; ``change(plan, options)``
-    returns the plan (how much to measure) with them applied. Raises Refusal for an unknown name.
+    to standard error, and a table to standard output if ``table``. options: command-line options;
+    ``change(plan, options)`` returns the plan (how much to measure) with them applied. Raises Refusal for an
+    unknown name.
     """
     module = benchmark(name)
     plan = change(module.FULL if full else module.QUICK, options)
