@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import types
 import typing
 from collections.abc import Sequence
@@ -29,17 +30,17 @@ _LARGEST_COUNT, _LARGEST_NUMBER, _LARGEST_SECONDS = 2**53, 1e30, 1e9
 class Range:
     """Numbers from ``least`` to ``most``; infinity is in the range only if it is one of these bounds.
 
-    above: excludes ``least`` itself. below: excludes ``most`` itself.
+    exclude_least, exclude_most: whether the bound itself is outside.
     """
 
     least: float
     most: float = _LARGEST_COUNT
-    above: bool = False
-    below: bool = False
+    exclude_least: bool = False
+    exclude_most: bool = False
 
     def __contains__(self, number: float) -> bool:
-        return (self.least < number if self.above else self.least <= number) and (
-            number < self.most if self.below else number <= self.most
+        return (self.least < number if self.exclude_least else self.least <= number) and (
+            number < self.most if self.exclude_most else number <= self.most
         )
 
     def __str__(self) -> str:
@@ -48,11 +49,11 @@ class Range:
     def demand(self, number: float) -> str:
         """The range in words; a bound that only prevents overflow is left out unless ``number`` exceeds
         it."""
-        low = f"{'above' if self.above else 'at least'} {_shortened(self.least)}"
-        high = f"{'below' if self.below else 'at most'} {_shortened(self.most)}"
+        low = f"{'above' if self.exclude_least else 'at least'} {_shortened(self.least)}"
+        high = f"{'below' if self.exclude_most else 'at most'} {_shortened(self.most)}"
         if self.most >= _LARGEST_COUNT:
             return high if number > self.most else low if self.least > -_LARGEST_COUNT else "finite"
-        if self.above or self.below:
+        if self.exclude_least or self.exclude_most:
             return f"{low} and {high}"
         return f"from {_shortened(self.least)} to {_shortened(self.most)}"
 
@@ -64,11 +65,14 @@ ReturnSteps = Annotated[int, Range(1, 1000)]  # n of n-step returns
 RepeatCount = Annotated[int, Range(1, 10_000)]  # times that an update repeats something
 Seed = Annotated[int, Range(0, 2**63 - 1)]
 UnitInterval = Annotated[float, Range(0, 1)]
-PositiveFloat = Annotated[float, Range(0, _LARGEST_NUMBER, above=True)]
+OpenUnitInterval = Annotated[float, Range(0, 1, exclude_least=True, exclude_most=True)]
+PositiveShare = Annotated[float, Range(0, 1, exclude_least=True)]
+PositiveFloat = Annotated[float, Range(0, _LARGEST_NUMBER, exclude_least=True)]
+PositiveOrInfinite = Annotated[float, Range(0, math.inf, exclude_least=True)]
 NonNegativeFloat = Annotated[float, Range(0, _LARGEST_NUMBER)]
 AnyFloat = Annotated[float, Range(-_LARGEST_NUMBER, _LARGEST_NUMBER)]
 Seconds = Annotated[float, Range(0, _LARGEST_SECONDS)]
-PositiveSeconds = Annotated[float, Range(0, _LARGEST_SECONDS, above=True)]
+PositiveSeconds = Annotated[float, Range(0, _LARGEST_SECONDS, exclude_least=True)]
 
 _UNANNOTATED = {int: Range(-(2**63), 2**63 - 1), float: Range(-_LARGEST_NUMBER, _LARGEST_NUMBER)}
 

@@ -8,7 +8,7 @@ import math
 import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 
@@ -16,7 +16,14 @@ import murmurate
 from murmurate.conformance.test_configs import check_ranges_of, with_parts
 from murmurate.datasets.tokens import Tokens
 from murmurate.evaluation.interface import Evaluation
-from murmurate.ranges import AnyFloat, OutOfRange, PositiveInt, Range, UnitInterval, check_ranges
+from murmurate.ranges import (
+    AnyFloat,
+    OutOfRange,
+    PositiveInt,
+    PositiveOrInfinite,
+    UnitInterval,
+    check_ranges,
+)
 from murmurate.replicator.learner import LearnerConfig
 from murmurate.simulation.cluster import Cluster
 from murmurate.sources.interface import SourceConfig
@@ -71,7 +78,7 @@ class _Outer:
     either: PositiveInt | UnitInterval = 2
     bare: float = 0.0
     any: AnyFloat = 0.0
-    limit: Annotated[float, Range(0, math.inf, above=True)] = math.inf
+    limit: PositiveOrInfinite = math.inf
     own: _Inner = dataclasses.field(default_factory=_Inner, metadata={"option": "inside"})
 
 

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,7 +19,14 @@ from murmurate.agents._ensemble_gradient import EnsembleGradient
 from murmurate.agents._running import statistics_group
 from murmurate.losses.gaussian_nll import soft_bounds
 from murmurate.nets.dynamics import DynamicsEnsemble
-from murmurate.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, Range, RepeatCount, UnitInterval
+from murmurate.ranges import (
+    NonNegativeFloat,
+    OpenUnitInterval,
+    PositiveFloat,
+    PositiveInt,
+    RepeatCount,
+    UnitInterval,
+)
 from murmurate.replica.adam import Adam
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
@@ -51,7 +58,7 @@ class ModelConfig:
     batch: PositiveInt = 256
     learning_rate: PositiveFloat = 1e-3
     weight_decay: NonNegativeFloat = 1e-4
-    held_out: Annotated[float, Range(0, 1, above=True, below=True)] = 0.2
+    held_out: OpenUnitInterval = 0.2
     held_out_most: PositiveInt = 5_000
     patience: RepeatCount = 5
     improvement: UnitInterval = 0.01

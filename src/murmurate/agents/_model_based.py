@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +14,15 @@ from torch import Tensor
 from murmurate.agents._dynamics import DynamicsModel, ModelConfig
 from murmurate.agents._soft_actor_critic import SoftActorCritic
 from murmurate.agents.interface import Action, Imagined
-from murmurate.ranges import AnyFloat, NonNegativeFloat, PositiveFloat, PositiveInt, Range, UnitInterval
+from murmurate.ranges import (
+    AnyFloat,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    PositiveOrInfinite,
+    PositiveShare,
+    UnitInterval,
+)
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
 from murmurate.spec import Batch, Outcome, derive_generator
@@ -45,10 +53,10 @@ class PolicySettings:
     temperature_rate: NonNegativeFloat = 3e-4
     temperature: PositiveFloat = 1.0
     target_entropy: AnyFloat | None = None
-    clip: Annotated[float, Range(0, math.inf, above=True)] = math.inf
+    clip: PositiveOrInfinite = math.inf
     hidden: PositiveInt = 256
     target_every: PositiveInt = 1
-    polyak: Annotated[float, Range(0, 1, above=True)] = 0.005
+    polyak: PositiveShare = 0.005
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
 
     # read by ``SoftActorCritic``; the name is for error messages

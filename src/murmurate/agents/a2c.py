@@ -6,9 +6,8 @@ bonus.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -28,7 +27,14 @@ from murmurate.losses.policy import policy_gradient
 from murmurate.losses.value import value_loss
 from murmurate.nets.own_network import checked_network, policy_value_net, refuse_low_precision
 from murmurate.nets.torso import AUTO, checked_torso
-from murmurate.ranges import AnyFloat, NonNegativeFloat, NonNegativeInt, PositiveInt, Range, UnitInterval
+from murmurate.ranges import (
+    AnyFloat,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    PositiveOrInfinite,
+    UnitInterval,
+)
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context, LearnerConfig
 from murmurate.spec import Batch, EnvSpec, Outcome, Rollouts, Trajectory, derive_generator
@@ -73,7 +79,7 @@ class A2C(LearnerConfig):
     entropy_coefficient: AnyFloat = 0.01
     value_coefficient: NonNegativeFloat = 0.5
     normalize_advantages: bool = False
-    clip: Annotated[float, Range(0, math.inf, above=True)] = 0.5
+    clip: PositiveOrInfinite = 0.5
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
     torso: str = AUTO
     hidden: PositiveInt = 64

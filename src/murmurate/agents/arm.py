@@ -7,9 +7,8 @@ positive part of the cumulative clipped advantage A+ = Q+ - V, which plays the r
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -26,7 +25,14 @@ from murmurate.losses.regret import (
 from murmurate.nets.actor_critic import actor_critic
 from murmurate.nets.target import TargetNetwork
 from murmurate.nets.torso import AUTO, checked_torso
-from murmurate.ranges import NonNegativeFloat, PositiveInt, Range, ReturnSteps, UnitInterval
+from murmurate.ranges import (
+    NonNegativeFloat,
+    PositiveInt,
+    PositiveOrInfinite,
+    PositiveShare,
+    ReturnSteps,
+    UnitInterval,
+)
 from murmurate.replica.adam import Adam
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context, LearnerConfig
@@ -65,8 +71,8 @@ class ARM(LearnerConfig):
     learning_rate: NonNegativeFloat = 1e-4
     learning_rate_end: NonNegativeFloat = 1.0
     adam_epsilon: NonNegativeFloat = 1e-8
-    clip: Annotated[float, Range(0, math.inf, above=True)] | None = None
-    target_rate: Annotated[float, Range(0, 1, above=True)] = 0.01
+    clip: PositiveOrInfinite | None = None
+    target_rate: PositiveShare = 0.01
     importance_clip: NonNegativeFloat | None = None
     evaluate: Literal["policy", "greedy"] = "policy"
     torso: str = AUTO

@@ -25,6 +25,8 @@ from murmurate.ranges import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
+    PositiveOrInfinite,
+    PositiveShare,
     Range,
     ReturnSteps,
     UnitInterval,
@@ -69,13 +71,13 @@ class D4PG(LearnerConfig):
     discount: UnitInterval = 0.99
     policy_rate: NonNegativeFloat = 1e-4
     critic_rate: NonNegativeFloat = 1e-4
-    clip: Annotated[float, Range(0, math.inf, above=True)] = math.inf
+    clip: PositiveOrInfinite = math.inf
     hidden: PositiveInt = 256
     atoms: Annotated[int, Range(2, 10_000)] = 51
     v_min: AnyFloat = -150.0
     v_max: AnyFloat = 150.0
     target_every: PositiveInt = 100
-    polyak: Annotated[float, Range(0, 1, above=True)] = 1.0
+    polyak: PositiveShare = 1.0
     exploration_noise: NonNegativeFloat = 0.3
     torso: str = AUTO
     shift: NonNegativeInt = 0

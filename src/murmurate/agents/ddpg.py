@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 
 from murmurate.agents._auto import resolve_precision
 from murmurate.agents._deterministic import DeterministicAgent
-from murmurate.ranges import NonNegativeFloat, PositiveInt, Range, ReturnSteps, UnitInterval
+from murmurate.ranges import (
+    NonNegativeFloat,
+    PositiveInt,
+    PositiveOrInfinite,
+    PositiveShare,
+    ReturnSteps,
+    UnitInterval,
+)
 from murmurate.replicator.learner import Context, LearnerConfig
 from murmurate.spec import EnvSpec, Transitions
 
@@ -44,10 +51,10 @@ class DDPG(LearnerConfig):
     discount: UnitInterval = 0.99
     policy_rate: NonNegativeFloat = 3e-4
     critic_rate: NonNegativeFloat = 3e-4
-    clip: Annotated[float, Range(0, math.inf, above=True)] = math.inf
+    clip: PositiveOrInfinite = math.inf
     hidden: PositiveInt = 256
     target_every: PositiveInt = 1
-    polyak: Annotated[float, Range(0, 1, above=True)] = 0.005
+    polyak: PositiveShare = 0.005
     exploration_noise: NonNegativeFloat = 0.1
     normalize_observations: bool = False
     precision: Literal["float32", "bfloat16", "auto"] = "float32"

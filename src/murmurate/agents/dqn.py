@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +16,14 @@ from murmurate.losses.q_learning import q_step
 from murmurate.nets.own_network import action_value_net, checked_network, refuse_low_precision
 from murmurate.nets.target import TargetNetwork
 from murmurate.nets.torso import AUTO, checked_torso
-from murmurate.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Range, ReturnSteps, UnitInterval
+from murmurate.ranges import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    PositiveOrInfinite,
+    ReturnSteps,
+    UnitInterval,
+)
 from murmurate.replay.interface import Sample
 from murmurate.replica.adam import Adam
 from murmurate.replica.vector import Replica
@@ -66,7 +72,7 @@ class DQN(LearnerConfig):
     learning_rate: NonNegativeFloat = 1e-4
     learning_rate_end: NonNegativeFloat = 1.0
     adam_epsilon: NonNegativeFloat = 1e-8
-    clip: Annotated[float, Range(0, math.inf, above=True)] = 10.0
+    clip: PositiveOrInfinite = 10.0
     target_every: NonNegativeInt = 2_000
     selector: Literal["online", "agreed", "target"] = "online"
     dueling: bool = False

@@ -6,9 +6,8 @@ TD errors and policy gradients by pi / mu, clipped (V-trace, ``losses/vtrace.py`
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -28,12 +27,17 @@ from murmurate.losses.value import value_loss
 from murmurate.losses.vtrace import VTrace, vtrace
 from murmurate.nets.own_network import checked_network, policy_value_net, refuse_low_precision
 from murmurate.nets.torso import AUTO, checked_torso
-from murmurate.ranges import AnyFloat, NonNegativeFloat, NonNegativeInt, PositiveInt, Range, UnitInterval
+from murmurate.ranges import (
+    AnyFloat,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    PositiveOrInfinite,
+    UnitInterval,
+)
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context, LearnerConfig
 from murmurate.spec import Batch, EnvSpec, Outcome, Rollouts, Trajectory, derive_generator
-
-PositiveOrInfinite = Annotated[float, Range(0, math.inf, above=True)]
 
 
 @dataclass(frozen=True)

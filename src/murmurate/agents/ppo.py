@@ -31,6 +31,7 @@ from murmurate.ranges import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
+    PositiveOrInfinite,
     Range,
     RepeatCount,
     UnitInterval,
@@ -80,7 +81,7 @@ class PPO(LearnerConfig):
     value_coefficient: NonNegativeFloat = 0.25
     entropy_coefficient: AnyFloat = 0.01
     normalize_advantages: bool = True
-    clip: Annotated[float, Range(0, math.inf, above=True)] = 0.5
+    clip: PositiveOrInfinite = 0.5
     learning_rate: NonNegativeFloat = 2.5e-4
     learning_rate_end: NonNegativeFloat = 0.0
     adam_epsilon: NonNegativeFloat = 1e-5

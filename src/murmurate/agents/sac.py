@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +18,8 @@ from murmurate.ranges import (
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
-    Range,
+    PositiveOrInfinite,
+    PositiveShare,
     ReturnSteps,
     UnitInterval,
 )
@@ -61,10 +62,10 @@ class SAC(LearnerConfig):
     temperature_rate: NonNegativeFloat = 3e-4
     temperature: PositiveFloat = 1.0
     target_entropy: AnyFloat | None = None
-    clip: Annotated[float, Range(0, math.inf, above=True)] = math.inf
+    clip: PositiveOrInfinite = math.inf
     hidden: PositiveInt = 256
     target_every: PositiveInt = 1
-    polyak: Annotated[float, Range(0, 1, above=True)] = 0.005
+    polyak: PositiveShare = 0.005
     normalize_observations: bool = False
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
 

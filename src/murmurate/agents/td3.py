@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 
 from murmurate.agents._auto import resolve_precision
 from murmurate.agents._deterministic import DeterministicAgent
-from murmurate.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Range, ReturnSteps, UnitInterval
+from murmurate.ranges import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    PositiveOrInfinite,
+    PositiveShare,
+    ReturnSteps,
+    UnitInterval,
+)
 from murmurate.replicator.learner import Context, LearnerConfig
 from murmurate.spec import EnvSpec, Transitions
 
@@ -47,11 +55,11 @@ class TD3(LearnerConfig):
     discount: UnitInterval = 0.99
     policy_rate: NonNegativeFloat = 3e-4
     critic_rate: NonNegativeFloat = 3e-4
-    clip: Annotated[float, Range(0, math.inf, above=True)] = math.inf
+    clip: PositiveOrInfinite = math.inf
     hidden: PositiveInt = 256
     policy_delay: NonNegativeInt = 2
     target_every: PositiveInt = 2
-    polyak: Annotated[float, Range(0, 1, above=True)] = 0.005
+    polyak: PositiveShare = 0.005
     target_noise: NonNegativeFloat = 0.2
     noise_clip: NonNegativeFloat = 0.5
     exploration_noise: NonNegativeFloat = 0.1

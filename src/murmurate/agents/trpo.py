@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +28,14 @@ from murmurate.losses.value import value_loss
 from murmurate.nets.moments import ObservationNormalizer
 from murmurate.nets.single_head import policy_net, value_net
 from murmurate.nets.torso import AUTO, checked_torso, usual_torso
-from murmurate.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, Range, RepeatCount, UnitInterval
+from murmurate.ranges import (
+    NonNegativeFloat,
+    OpenUnitInterval,
+    PositiveFloat,
+    PositiveInt,
+    RepeatCount,
+    UnitInterval,
+)
 from murmurate.replica.adam import Adam
 from murmurate.replica.clipping import check_loss
 from murmurate.replica.vector import Replica
@@ -71,7 +78,7 @@ class TRPO(LearnerConfig):
     cg_iterations: RepeatCount = 10
     curvature_every: PositiveInt = 1
     backtracks: RepeatCount = 10
-    shrink: Annotated[float, Range(0, 1, above=True, below=True)] = 0.8
+    shrink: OpenUnitInterval = 0.8
     value_learning_rate: NonNegativeFloat = 1e-3
     value_epochs: RepeatCount = 10
     value_minibatches: PositiveInt = 16

@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from murmurate.datasets._image_decoding import Crop, centre_crop, opencv, resized_crop
 from murmurate.errors import Refusal
-from murmurate.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Range
+from murmurate.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveShare, Range
 
 DRAWS = 33
 _TRIES = 10  # rectangles tried for a random resized crop; each uses 2 of the first 20 columns
 # first column of each kind of change
 _TOP, _LEFT, _PAD, _FLIP, _FACTORS, _ORDER, _LIGHTING = 20, 21, 22, 24, 25, 28, 29
 
-_Share = Annotated[float, Range(0, 1, above=True)]
+_Share = PositiveShare
 _GREY = np.array([0.299, 0.587, 0.114])  # shares of red, green and blue (ITU-R 601)
 # principal components of the colours of ImageNet's pixels (Krizhevsky et al. 2012), as in fb.resnet.torch
 _DEVIATIONS = np.array([0.2175, 0.0188, 0.0045])

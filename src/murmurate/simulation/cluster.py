@@ -59,7 +59,7 @@ class Cluster:
 
     compute: str = "constant:0.01"
     network: str = "latency=1e-4,bandwidth=1e9"
-    loss: Annotated[float, Range(0, 1, below=True)] = 0.0
+    loss: Annotated[float, Range(0, 1, exclude_most=True)] = 0.0
     crash_every_seconds: FaultSeconds | None = None
     restart_after_seconds: PositiveSeconds | None = None
     pause_every_seconds: FaultSeconds | None = None

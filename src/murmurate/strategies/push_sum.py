@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from murmurate.fabric.interface import Capability, Channel, Message
-from murmurate.ranges import PositiveInt, Range
+from murmurate.ranges import OpenUnitInterval, PositiveInt
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.strategies.checkpoint_barrier import CheckpointBarrier
 from murmurate.strategies.interface import Behaviour, MemberEvent, Strategy, mean_of_published
@@ -40,7 +40,7 @@ class PushSum(Strategy):
 
     topology: str = "exponential"
     period: PositiveInt = 1
-    least_weight: Annotated[float, Range(0, 1, above=True, below=True)] = 0.5
+    least_weight: OpenUnitInterval = 0.5
 
     name: ClassVar[str] = "push-sum"
     summary: ClassVar[str] = "update; send shares of sum and weight; train their quotient"

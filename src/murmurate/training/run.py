@@ -76,7 +76,7 @@ class Run:
     parts: tuple[PositiveInt, ...] = field(default=(1,), metadata={"movable": True, "since": 4})
     env_steps: PositiveInt | None = field(default=None, metadata={"movable": True})
     updates: PositiveInt | None = field(default=None, metadata={"movable": True})
-    minutes: Annotated[float, Range(0, 1e8, above=True)] | None = field(
+    minutes: Annotated[float, Range(0, 1e8, exclude_least=True)] | None = field(
         default=None, metadata={"movable": True}
     )
     stop_at_return: AnyFloat | None = field(default=None, metadata={"movable": True})

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from murmurate.datasets.interface import ExampleSet
-from murmurate.ranges import Range
+from murmurate.ranges import OpenUnitInterval, Range
 from murmurate.replica.sparse import Rows
 from murmurate.replica.vector import Replica
 from murmurate.spec import Batch, Outcome
@@ -28,7 +28,7 @@ from murmurate.spec import Batch, Outcome
 Estimate = TypeVar("Estimate", covariant=True)
 
 StepRule = Literal["robbins-monro", "average", "paper"]
-StepSize = Annotated[float, Range(0, 1, above=True, below=True)]
+StepSize = OpenUnitInterval
 StepDelay = Annotated[float, Range(1, 1e30)]  # below 1 the first step would go beyond lambda-hat
 _REFRESH_UPDATES = 1_000  # updates between two calls of ``ConjugateModel.refresh``
 _MOST_VALIDATED = 500  # validation examples that are evaluated, at most

@@ -68,7 +68,7 @@ class ImageClassifier(LearnerConfig):
     batch: PositiveInt = 128
     learning_rate: NonNegativeFloat = 0.1
     rate_batch: NonNegativeInt = 128
-    momentum: Annotated[float, Range(0, 1, below=True)] = 0.9
+    momentum: Annotated[float, Range(0, 1, exclude_most=True)] = 0.9
     weight_decay: NonNegativeFloat = 1e-4
     schedule: Literal["cosine", "step", "constant"] = "step"
     milestones: tuple[UnitInterval, ...] = (0.5, 0.75)
