@@ -18,6 +18,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.wrappers import TimeLimit
 from resuming import assert_resumes_exactly, play
 
+from murmurate.cli.main import main
 from murmurate.errors import Refusal
 from murmurate.launch import launcher
 from murmurate.recipes import recipe, recipe_of
@@ -263,3 +264,20 @@ def test_a_folder_of_modules_is_stored_only_where_it_must(place: Path) -> None:
     assert world("env:own_envs:make_env").folder == str(place)  # type: ignore[union-attr]
     assert world("env:gymnasium.envs.classic_control:CartPoleEnv").folder == ""  # type: ignore[union-attr]
     assert os.path.isabs(world("env:own_envs.py:make_env").target)  # type: ignore[union-attr]
+
+
+def test_a_file_that_has_moved_is_named_to_evaluate_and_report(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "--env", "own_envs.py:make_env", "--algorithm", "a2c", "--env-steps", "300"]
+    assert main([*words, "--launcher", "inline", "--out", "run"]) == 0
+    (place / "other").mkdir()
+    for name in ("own_envs.py", "own_neighbour.py"):
+        (place / name).rename(place / "other" / name)
+    for verb in ("eval", "report"):
+        assert main([verb, "run"]) == 2
+        assert "--env of murmurate eval and report" in capsys.readouterr().err
+    for verb in ("eval", "report"):
+        assert main([verb, "run", "--env", "other/own_envs.py:make_env"]) == 0
+    assert main(["eval", "run", "--env", "Acrobot-v1"]) == 2
+    assert "names no class or function" in capsys.readouterr().err

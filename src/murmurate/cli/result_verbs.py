@@ -23,6 +23,7 @@ def add_verbs(verbs: Any) -> None:
     evaluate.add_argument(
         "--sample", action="store_true", help="draw actions from the policy instead of the most probable one"
     )
+    _add_env(evaluate)
     evaluate.add_argument("--json", action="store_true")
     evaluate.set_defaults(act=_eval)
     report = verbs.add_parser("report", help="write report.html for one run, or a comparison of several")
@@ -35,23 +36,34 @@ def add_verbs(verbs: Any) -> None:
         default=None,
         help="file (default: report.html in the run's folder; for several runs, comparison.html here)",
     )
+    _add_env(report)
     report.set_defaults(act=_report)
+
+
+def _add_env(verb: Any) -> None:
+    verb.add_argument(
+        "--env",
+        help="class or function that makes the environments, where the one that the run names is gone: "
+        "module:NAME or FILE.py:NAME",
+    )
 
 
 def _eval(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.recipes import stored
     from murmurate.training.evaluate import evaluate_folder
+    from murmurate.worlds.own import replaced_by
 
-    run = stored(options.folder)
-    figures = evaluate_folder(
-        run,
-        options.folder,
-        count=options.episodes,
-        which="best" if options.best else "last",
-        video=options.video,
-        seed=options.seed,
-        sample=options.sample,
-    )
+    with replaced_by(options.env):
+        run = stored(options.folder)
+        figures = evaluate_folder(
+            run,
+            options.folder,
+            count=options.episodes,
+            which="best" if options.best else "last",
+            video=options.video,
+            seed=options.seed,
+            sample=options.sample,
+        )
     if options.json:
         print(json.dumps(figures))
     else:
@@ -66,6 +78,7 @@ def _report(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.record.report import report
     from murmurate.record.sweeps import run_folders
     from murmurate.training.evaluate import write_picture
+    from murmurate.worlds.own import replaced_by
 
     default_out, more = Path("comparison.html"), []  # for several runs
     if len(options.folders) == 1 and (options.folders[0] / "study.json").is_file():
@@ -81,8 +94,9 @@ def _report(options: argparse.Namespace, rest: list[str]) -> int:
     if len(folders) == 1:
         (folder,) = folders
         default_out = folder / "report.html"
-        if not (folder / "videos" / "frames.png").exists():
-            write_picture(stored(folder), folder)
-        more = stored(folder).evaluation.sections(folder)
+        with replaced_by(options.env):
+            if not (folder / "videos" / "frames.png").exists():
+                write_picture(stored(folder), folder)
+            more = stored(folder).evaluation.sections(folder)
     print(report(folders, options.out or default_out, more))
     return 0

@@ -93,8 +93,9 @@ def load_file(file: str, purpose: str) -> ModuleType:
     """
     if not os.path.isfile(file):
         raise Refusal(
-            f"{purpose} needs the file {file}, which is not there. Check the path, or put it back; to read "
-            "a run that was made with it, another environment can be given: murmurate.load(folder, env=...)."
+            f"{purpose} needs the file {file}, which is not there. Check the path, or put it back. A run "
+            "that was made with it can be read with another environment: --env of murmurate eval and report, "
+            "or murmurate.load(folder, env=...)."
         )
     return _execute(os.path.abspath(file), os.stat(file).st_mtime_ns, purpose)
 
