@@ -14,6 +14,7 @@ from murmurate.bench import (
     every_strategy,
     fpga_learner,
     mapping_table,
+    plan_target,
     spo_scaling,
     transport,
     value_learning,
@@ -21,6 +22,8 @@ from murmurate.bench import (
 from murmurate.bench._cache import cached_run
 from murmurate.bench._racer import ThroughputPlan
 from murmurate.bench._result import Log, progress_log
+from murmurate.errors import Refusal
+from murmurate.mapping import measure as costs
 from murmurate.record.runs import RecordedRun
 
 SILENT = progress_log(True)
@@ -108,6 +111,27 @@ def test_value_learning_repeats_each_agent_by_its_seeds(
     assert result["recipes"]["cartpole-dqn"]["env_steps"]["median"] >= 1500
     assert result["recipes"]["cartpole-dqn"]["seeds"] == 1
     assert result["all_reached"] is False
+
+
+@pytest.mark.slow
+def test_plan_target_compares_the_choice_with_the_recipe_and_a_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(costs, "SECONDS", 0.3)
+    plan = plan_target.PlanTargetPlan(("cartpole-a2c",), (15.0,), trials=2, finalists=1, seeds=1)
+    result = plan_target.measure(plan, SILENT)
+    [row] = result["rows"]
+    assert row["best"] in row["missed"]
+    assert {"as the recipe is", row["choice"], row["best"]} == set(row["missed"])
+    assert row["default_over_choice"] == result["least_default_over_choice"] > 0
+    assert row["choice_over_best"] == result["greatest_choice_over_best"] > 0
+    json.dumps(result)
+
+
+@pytest.mark.parametrize(("recipes", "targets"), [(("cartpole-a2c",), ()), ((), (300.0,))])
+def test_each_recipe_needs_a_target(recipes: tuple[str, ...], targets: tuple[float, ...]) -> None:
+    with pytest.raises(Refusal, match="Give each recipe one"):
+        plan_target.measure(plan_target.PlanTargetPlan(recipes, targets), SILENT)
 
 
 @pytest.mark.slow
