@@ -4,6 +4,7 @@ recipe as it is, and of the best of a random search."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import random
 import statistics
@@ -11,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from murmurate.bench._cache import cached_value
 from murmurate.bench._result import Log, ratios, spread
 from murmurate.errors import Refusal
 from murmurate.launch.local import Local
@@ -37,6 +39,7 @@ class PlanTargetPlan:
     that ends a run. trials: number of configurations that the random search tries, with one seed each.
     finalists: number of its fastest ones that run with all seeds.
 
+    where: the folder that keeps the rows; a recipe that is measured with the same settings is not run again.
     seeds: number of seeds of the recipe, the plan's choice and each finalist.
     """
 
@@ -45,6 +48,7 @@ class PlanTargetPlan:
     trials: PositiveInt = 6
     finalists: PositiveInt = 2
     seeds: PositiveInt = 2
+    where: str = "runs/plan-target"
 
 
 QUICK = PlanTargetPlan()
@@ -66,10 +70,11 @@ def measure(plan: PlanTargetPlan, log: Log) -> dict[str, Any]:
             f"there are {len(plan.recipes)} recipes and {len(plan.targets)} targets. Give each recipe one."
         )
     profile = DeviceProfile.here(costs.cores(), "cpu")
-    rows = [
-        _row(name, target, profile, plan, log)
-        for name, target in zip(plan.recipes, plan.targets, strict=True)
-    ]
+    rows = []
+    for name, target in zip(plan.recipes, plan.targets, strict=True):
+        settings = [name, target, plan.trials, plan.finalists, plan.seeds]
+        measured = functools.partial(_row, name, target, profile, plan, log)
+        rows.append(cached_value(Path(plan.where), name, settings, measured))
     return {
         "least_default_over_choice": min(row["default_over_choice"] for row in rows),
         "greatest_choice_over_best": max(row["choice_over_best"] for row in rows),
