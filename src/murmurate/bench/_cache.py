@@ -45,7 +45,8 @@ def set_aside(folder: Path) -> None:
 
 def cached_value(where: Path, name: str, key: Any, compute: Callable[[], Any]) -> Any:
     """The JSON value that ``compute`` returns, computed once for each ``name`` and ``key`` (a JSON
-    value); the folder ``where`` keeps it."""
+    value); the folder ``where`` keeps it, and is made if needed."""
+    where.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
     path = where / f"{name.replace(' ', '-')}-{digest}.json"
     if not path.exists():

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import signal
 from pathlib import Path
 
 from murmurate.errors import RunFailed
 from murmurate.launch.local import Local
 from murmurate.training.coordinator import Coordinator
+from murmurate.training.interrupts import signals_restored
 from murmurate.training.run import Run
 from murmurate.training.run_folder import write_run
 from murmurate.training.session import preflight, resolved
@@ -17,14 +19,16 @@ from murmurate.training.session import preflight, resolved
 
 def started(run: Run, folder: Path) -> Coordinator:
     """Carry out ``run`` in the empty ``folder``. Raises Refusal, or RunFailed with the reason of the
-    failure."""
+    failure. A signal that stops the run also stops what it is measured for (Ctrl-C: KeyboardInterrupt)."""
     run = resolved(dataclasses.replace(run, strategy=run.learner.adapted(run.strategy)))
     engine = Local()
     preflight(run, engine)
     (folder / "checkpoints").mkdir()
     write_run(folder, run)
-    with contextlib.redirect_stdout(io.StringIO()):
+    with signals_restored(), contextlib.redirect_stdout(io.StringIO()):
         coordinator = engine.start(run, folder, None)
+    if coordinator.interrupted:
+        signal.raise_signal(coordinator.signal)
     if coordinator.failure is not None:
         raise RunFailed(str(coordinator.failure)) from coordinator.failure
     return coordinator
