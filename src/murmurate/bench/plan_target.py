@@ -5,22 +5,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import random
 import statistics
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from murmurate.bench._cache import cached_value
 from murmurate.bench._result import Log, ratios, spread
 from murmurate.errors import Refusal
-from murmurate.launch.local import Local
 from murmurate.mapping import learning
 from murmurate.mapping import measure as costs
 from murmurate.mapping.profile import DeviceProfile
-from murmurate.mapping.quiet import started
-from murmurate.mapping.search import Candidate, needed, search
+from murmurate.mapping.search import UNCHANGED, Candidate, needed, search
 from murmurate.ranges import PositiveInt
 from murmurate.recipes import recipe
 from murmurate.training.run import Run
@@ -29,8 +25,6 @@ NAME = "plan-target"
 SUMMARY = (
     "seconds to a return with a plan's choice, over the recipe's own and a random search's; --full: 40 trials"
 )
-
-_RECORD_SECONDS = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,16 +84,17 @@ def _row(name: str, target: float, profile: DeviceProfile, plan: PlanTargetPlan,
     draws = random.Random(0)
     trials = []
     for number, tried in enumerate(draws.sample(candidates, min(plan.trials, len(candidates)))):
-        taken, _ = to_target(tried.run, target, seed=plan.seeds + number)  # seeds that decide nothing later
+        # with seeds that decide nothing later
+        taken = learning.to_target(tried.run, target, seed=plan.seeds + number).seconds
         trials.append((taken, number, tried))
         log(f"{name} trial {number + 1}, {tried.name}: {taken:.1f} s")
     finalists = [tried for _, _, tried in sorted(trials, key=lambda trial: trial[:2])[: plan.finalists]]
-    configurations = {"as the recipe is": run} | {each.name: each.run for each in [choice, *finalists]}
+    configurations = {UNCHANGED: run} | {each.name: each.run for each in [choice, *finalists]}
     seconds: dict[str, list[float]] = {named: [] for named in configurations}
     missed = dict.fromkeys(configurations, 0)
     for seed in range(plan.seeds):  # all configurations in turn, on a machine that may change meanwhile
         for named, configuration in configurations.items():
-            needed_seconds, reached = to_target(configuration, target, seed)
+            _, needed_seconds, reached = learning.to_target(configuration, target, seed)
             seconds[named].append(needed_seconds)
             missed[named] += not reached
             log(f"{name} seed {seed}, {named}: {needed_seconds:.1f} s{'' if reached else ', target missed'}")
@@ -112,37 +107,18 @@ def _row(name: str, target: float, profile: DeviceProfile, plan: PlanTargetPlan,
         "best": best,
         "predicted_seconds": choice.predicted,
         "choice_seconds": spread(seconds[choice.name]),
-        "default_seconds": spread(seconds["as the recipe is"]),
+        "default_seconds": spread(seconds[UNCHANGED]),
         "best_seconds": spread(seconds[best]),
         "missed": missed,
-        "default_over_choice": statistics.median(ratios(seconds["as the recipe is"], seconds[choice.name])),
+        "default_over_choice": statistics.median(ratios(seconds[UNCHANGED], seconds[choice.name])),
         "choice_over_best": statistics.median(ratios(seconds[choice.name], seconds[best])),
     }
 
 
 def _planned(run: Run, target: float, profile: DeviceProfile, log: Log) -> list[Candidate]:
-    """The plan's candidates, best first; the one without changes is called ``as the recipe is``."""
+    """The plan's candidates, best first; the one without changes is called ``UNCHANGED``."""
     measured = costs.add_recipe(profile, run, log)
     for exchanging_run in needed(run, profile.cores):
         costs.add_exchange(profile, exchanging_run, log)
     measured.learning = learning.measure(run, target, log)
     return search(run, profile, "time")
-
-
-def to_target(run: Run, target: float, seed: int) -> tuple[float, bool]:
-    """(seconds from when a training run begins to learn to its end, whether it reached ``target``)"""
-    with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
-        coordinator = started(
-            dataclasses.replace(
-                run,
-                seed=seed,
-                stop_at_return=target,
-                launcher=Local.name,
-                record_every_seconds=_RECORD_SECONDS,
-            ),
-            Path(folder),
-        )
-        records = map(json.loads, (Path(folder) / "metrics.jsonl").read_text().splitlines())
-        times = [record["time_seconds"] for record in records if "env_steps_per_second" in record]
-        reached = coordinator.run_state.total_env_steps() < (run.env_steps or float("inf"))
-    return max(times) - min(times) + _RECORD_SECONDS, reached

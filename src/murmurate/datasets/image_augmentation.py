@@ -24,7 +24,6 @@ _TRIES = 10  # rectangles tried for a random resized crop; each uses 2 of the fi
 # first column of each kind of change
 _TOP, _LEFT, _PAD, _FLIP, _FACTORS, _ORDER, _LIGHTING = 20, 21, 22, 24, 25, 28, 29
 
-_Share = PositiveShare
 _GREY = np.array([0.299, 0.587, 0.114])  # shares of red, green and blue (ITU-R 601)
 # principal components of the colours of ImageNet's pixels (Krizhevsky et al. 2012), as in fb.resnet.torch
 _DEVIATIONS = np.array([0.2175, 0.0188, 0.0045])
@@ -57,7 +56,7 @@ class Augmentation:
 
     crop: Literal["centre", "multi-scale", "resized"] = "centre"
     shortest: tuple[PositiveInt, PositiveInt] = (256, 480)
-    area: tuple[_Share, _Share] = (0.08, 1.0)
+    area: tuple[PositiveShare, PositiveShare] = (0.08, 1.0)
     ratio: Annotated[float, Range(1, 100)] = 4 / 3
     padding: NonNegativeInt = 0
     flip: bool = False

@@ -9,13 +9,14 @@ fitted to runs in which one factor changes.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import statistics
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from murmurate.errors import Refusal
 from murmurate.launch.local import Local
@@ -23,6 +24,7 @@ from murmurate.mapping.quiet import started
 from murmurate.strategies import strategy
 from murmurate.training.run import Run
 
+_RECORD_SECONDS = 0.1  # between records, from which the duration is known
 FACTORS = ("replicas", "simulators", "batch", "period", "asynchrony")
 
 
@@ -38,6 +40,15 @@ class Learning:
     exponents: dict[str, float]
     runs: int
     unfinished: int = 0
+
+
+class Training(NamedTuple):
+    """A training run to a target. seconds: from when it began to learn to its end. reached: whether it
+    reached the target."""
+
+    env_steps: float
+    seconds: float
+    reached: bool
 
 
 def factors(run: Run) -> dict[str, float]:
@@ -67,22 +78,22 @@ def measure(run: Run, target: float, log: Callable[[str], None], seeds: int = 2)
     Raises Refusal if ``run`` itself does not reach it, or has no returns.
     """
     check_returns(run)
-    base = [_env_steps(run, target, seed) for seed in range(seeds)]
-    reached = [steps for steps, hit in base if hit]
+    base = [to_target(run, target, seed) for seed in range(seeds)]
+    reached = [steps for steps, _, hit in base if hit]
     if not reached:
         raise Refusal(
             f"{run.recipe} did not reach a return of {target:g} in its {run.env_steps or 0:,} env steps. Use "
             "a lower --target, or more --env-steps."
         )
-    own = _geometric_mean([steps for steps, _ in base])
+    own = _geometric_mean([steps for steps, _, _ in base])
     log(f"{run.recipe}: {own:,.0f} env steps to a return of {target:g}")
     exponents: dict[str, float] = {}
     runs, unfinished = seeds, seeds - len(reached)
     before = factors(run)
     for name, variant in variants(run).items():
-        found = [_env_steps(variant, target, seed) for seed in range(seeds)]
-        runs, unfinished = runs + seeds, unfinished + sum(not hit for _, hit in found)
-        steps = _geometric_mean([steps for steps, _ in found])
+        found = [to_target(variant, target, seed) for seed in range(seeds)]
+        runs, unfinished = runs + seeds, unfinished + sum(not hit for _, _, hit in found)
+        steps = _geometric_mean([steps for steps, _, _ in found])
         reference = own
         if name in ("period", "asynchrony"):  # the variant has at least two replicas as well
             reference *= (variant.replicas / run.replicas) ** exponents.get("replicas", 0.0)
@@ -129,15 +140,22 @@ def variants(run: Run) -> dict[str, Run]:
     return accepted
 
 
-def _env_steps(run: Run, target: float, seed: int) -> tuple[float, bool]:
-    """(env steps of one training run until ``target`` or its end, whether it reached the target)"""
+def to_target(run: Run, target: float, seed: int) -> Training:
+    """Train ``run`` until it reaches the return ``target``, or to its end."""
     with tempfile.TemporaryDirectory(prefix="murmurate-learning-") as folder:
-        coordinator = started(
-            dataclasses.replace(run, seed=seed, stop_at_return=target, launcher=Local.name), Path(folder)
+        changed = dataclasses.replace(
+            run,
+            seed=seed,
+            stop_at_return=target,
+            launcher=Local.name,
+            record_every_seconds=_RECORD_SECONDS,
         )
-        steps = float(coordinator.run_state.total_env_steps())
-    end = float(run.env_steps or math.inf)
-    return steps, steps < end
+        coordinator = started(changed, Path(folder))
+        records = map(json.loads, (Path(folder) / "metrics.jsonl").read_text().splitlines())
+        times = [record["time_seconds"] for record in records if "env_steps_per_second" in record]
+    env_steps = float(coordinator.run_state.total_env_steps())
+    seconds = max(times) - min(times) + _RECORD_SECONDS
+    return Training(env_steps, seconds, env_steps < float(run.env_steps or math.inf))
 
 
 def _geometric_mean(values: list[float]) -> float:

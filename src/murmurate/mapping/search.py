@@ -29,6 +29,7 @@ from murmurate.training.run import Run
 
 Objective = Literal["throughput", "time", "energy"]
 UNITS = {"throughput": "{unit}/s", "time": "s to the target", "energy": "J per 1,000 {unit}"}
+UNCHANGED = "as the recipe is"  # name of the candidate without changes
 _STRATEGIES = ("all-reduce", "local-sgd", "gala")
 _VECTORS = 6  # vectors of N numbers in a process: parameters, gradient, moments, a target, a buffer
 _PROCESS_BYTES = 400 * 2**20
@@ -211,7 +212,7 @@ def search(
             continue
         value = _value(objective, candidate, run, prediction, profile, learning)
         words = changes(run, candidate)
-        name = " ".join(words) or "as the recipe is"
+        name = " ".join(words) or UNCHANGED
         unit = UNITS[objective].format(unit=run.unit)
         found.append(Candidate(name, candidate, value, unit, "", prediction, words, memory))
     if not found:

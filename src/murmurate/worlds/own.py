@@ -135,8 +135,8 @@ def replaced_by(env: str | Callable[..., Any] | None) -> Iterator[None]:
         yield
         return
     if isinstance(env, str):
-        replacement = world_of(env)
-        if not isinstance(replacement, OwnWorld):
+        replacement = world(world_of(env).name)
+        if replacement is None:
             raise Refusal(f"'{env}' names no class or function. Write module:callable or FILE.py:callable.")
         env, _ = _own_env.find_callable(replacement.target, replacement.folder, replacement.name)
     _replacements.append(env)
