@@ -84,7 +84,7 @@ def test_cartpole_learning_counts_who_reached_the_goal(monkeypatch: pytest.Monke
     assert result["env_steps"]["solo"]["median"] >= 400
 
 
-@pytest.mark.parametrize("pong_seconds", [0.0, pytest.param(3.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("pong_seconds", [0.0, pytest.param(15.0, marks=pytest.mark.slow)])
 def test_every_strategy_makes_a_row_for_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pong_seconds: float
 ) -> None:
