@@ -196,7 +196,8 @@ def in_rounds(period: int) -> Any:
 
 
 def test_spo_s_policy_learns_at_the_end_of_a_round_from_all_of_its_batches() -> None:
-    """Zhang, Algorithm 8: H updates of the critics, then H of the policy; targets move every F rounds."""
+    """Zhang 2022, Algorithm 8: H updates of the critics, then H of the policy; targets move every F
+    rounds."""
     made = agent(TD3(policy_delay=0, target_every=6, polyak=1.0), in_rounds(3))
     clocks, targets = [], []
     for update in range(1, 13):

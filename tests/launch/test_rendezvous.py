@@ -23,7 +23,7 @@ from murmurate.errors import Refusal
 from murmurate.fabric.network.authenticated_store import AuthenticatedStore
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.launch import rendezvous
-from murmurate.launch.host_memory import Offer, Process, borrow, lend, this_host
+from murmurate.launch.host_memory import MemoryOffer, Process, borrow, lend, this_host
 from murmurate.launch.job_spec import JobSpec, MemberHost, check_folder, fresh_secret, write_proof
 from murmurate.launch.rendezvous import Environment, Rendezvous
 from murmurate.launch.secret import drawn_secret, weakness
@@ -293,7 +293,7 @@ def test_another_process_borrows_the_same_memory() -> None:
     offer = lend(memory_file)
     memory_file.counters("cells", (1,))[0] = 41
     program = (
-        "from murmurate.launch.host_memory import Offer, borrow\n"
+        "from murmurate.launch.host_memory import MemoryOffer, borrow\n"
         f"cells = borrow({offer!r}).counters('cells', (1,))\n"
         "cells[0] += 1\n"
     )
@@ -306,11 +306,11 @@ def test_what_is_not_the_lent_memory_is_not_taken(tmp_path: Path) -> None:
     memory_file = SharedMemoryFile.create()
     offer = lend(memory_file)
     with (tmp_path / "file").open("w") as file:
-        not_memory = Offer(offer.host, offer.pid, file.fileno(), offer.mark)
+        not_memory = MemoryOffer(offer.host, offer.pid, file.fileno(), offer.mark)
         assert borrow(not_memory) is None
-    assert borrow(Offer("another host", offer.pid, offer.descriptor, offer.mark)) is None
-    assert borrow(Offer(offer.host, offer.pid, offer.descriptor, offer.mark + 1)) is None
-    assert borrow(Offer(offer.host, offer.pid, -1, offer.mark)) is None
+    assert borrow(MemoryOffer("another host", offer.pid, offer.descriptor, offer.mark)) is None
+    assert borrow(MemoryOffer(offer.host, offer.pid, offer.descriptor, offer.mark + 1)) is None
+    assert borrow(MemoryOffer(offer.host, offer.pid, -1, offer.mark)) is None
     memory_file.close()
     assert borrow(offer) is None
 

@@ -155,7 +155,8 @@ def descend_slopes(strategy, member):
 
 
 def local_sgd_by_hand(size, period, rate, momentum, nesterov):
-    """Zhang, Algorithm 5, with FedOpt's outer step: d = v - mean; m = mu m + d; v = v - eta (d + mu m)."""
+    """Zhang 2022, Algorithm 5, with FedOpt's outer step: d = v - mean; m = mu m + d; v = v - eta (d + mu
+    m)."""
     v = torch.tensor([2.0, -1.0, 0.5], dtype=torch.float64)
     xs, m = [v.clone() for _ in range(size)], torch.zeros(3, dtype=torch.float64)
     for step in range(_STEPS):

@@ -85,7 +85,7 @@ def test_nothing_is_broadcast():
         entropy_priority(torch.zeros(4, 2), torch.zeros(4, 2), torch.zeros(2))
 
 
-# -- entropy (Zhang, section 3.2.1) ------------------------------------------------------------------------
+# -- entropy (Zhang 2022, section 3.2.1) -------------------------------------------------------------------
 
 
 def gaussian_entropy(x: torch.Tensor) -> torch.Tensor:

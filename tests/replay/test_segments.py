@@ -150,7 +150,8 @@ def rollouts(replay: RowReplay, generation: int, count: int) -> None:
 
 
 def test_a_batch_is_of_one_generation_of_rollouts() -> None:
-    """Zhang, Algorithm 2: M rollouts go to the next segment; a batch is from one that is drawn uniformly."""
+    """Zhang 2022, Algorithm 2: M rollouts go to the next segment; a batch is from one that is drawn
+    uniformly."""
     size, count = 50, 4
     sampler = Segmented([Uniform(size, seed=k) for k in range(count)], whole=True)
     replay = RowReplay(sampler, Column((1,), torch.float32), Column((), torch.int64))

@@ -11,7 +11,7 @@ from strategies.manual_fabric import Company
 
 
 def test_downpour_by_hand():
-    """Jin, Algorithm 3 with tau = 3, alpha = 1: local steps, the sum of three gradients, the pull."""
+    """Jin 2018, Algorithm 3 with tau = 3, alpha = 1: local steps, the sum of three gradients, the pull."""
     company = Company(ParameterServer(period=3), 2, start=10.0)
     assert company.step(0, 1.0) == (9.0, 0, 1, 1)
     assert company.step(0, 2.0) == (7.0, 0, 1, 2)

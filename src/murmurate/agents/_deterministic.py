@@ -29,8 +29,8 @@ class DeterministicAgent(ActsByPolicy):
 
     config: a ``TD3`` or ``DDPG``. critics_count: 1 or 2. policy_delay: updates of the critics for each update
     of the policy; 0: the policy is updated at the end of each round, as often as the critics were in that
-    round (Zhang, Algorithm 8). target_noise, noise_clip: standard deviation and limit of the noise of target
-    actions.
+    round (Zhang 2022, Algorithm 8). target_noise, noise_clip: standard deviation and limit of the noise of
+    target actions.
 
     Gradients are computed without autograd: see ``nets.passes``.
     """

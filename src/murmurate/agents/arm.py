@@ -41,8 +41,8 @@ from murmurate.spec import Batch, EnvSpec, Outcome, Sequences, SequenceSample, d
 
 @dataclass(frozen=True)
 class ARM(LearnerConfig):
-    """Hyper-parameters; the defaults are those for Atari (Jin, Table 2.1). How many env steps are collected
-    in an iteration, and how many updates follow, are settings of the source.
+    """Hyper-parameters; the defaults are those for Atari (Jin 2018, Table 2.1). How many env steps are
+    collected in an iteration, and how many updates follow, are settings of the source.
 
     batch: sequences of an update. n_step: steps of the returns. discount: discount factor per env step (the
         thesis gives none).

@@ -39,13 +39,13 @@ class DQN(LearnerConfig):
     n_step: steps of the returns. discount: discount factor per env step.
     learning_rate: learning rate of Adam. clip: largest norm of the gradient.
     target_every: a learner's updates between copies of the net to the target net. Under strategies with
-        common rounds it is copied at the end of a round, so this is F x H (F > 1: Zhang, section 5.2). With 0
-        it is copied before the first update after new env steps: once a fit with ``replay.fit_every``.
+        common rounds it is copied at the end of a round, so this is F x H (F > 1: Zhang 2022, section 5.2).
+        With 0 it is copied before the first update after new env steps: once a fit with ``replay.fit_every``.
     selector: which net chooses the action that the target net evaluates. ``online`` is double Q-learning,
         ``agreed`` uses the parameters of the last common round (SPO), ``target`` is Q-learning.
     behaviour: which net a learner without actor processes acts with: its ``own``, or ``agreed``, that of the
-        last common round (SPO: Zhang, Algorithm 6). Actor processes use the parameters that were published
-        last, see ``replay.publish_every``.
+        last common round (SPO: Zhang 2022, Algorithm 6). Actor processes use the parameters that were
+        published last, see ``replay.publish_every``.
     exploration: the probability of a random action. ``annealed`` falls from 1 to ``epsilon`` over
         ``explore_updates`` updates; ``ladder`` gives simulator i of B the probability epsilon ** (1 + 7 i /
         (B - 1)) (Horgan et al. 2018, section 4.1). epsilon: see ``exploration``. explore_updates: see

@@ -1,5 +1,5 @@
-"""Maximum-entropy model rollouts (Zhang, chapter 3, Algorithm 2): one-step rollouts, from states at which the
-policy has moved away from the actions that were imagined there before.
+"""Maximum-entropy model rollouts (Zhang 2022, chapter 3, Algorithm 2): one-step rollouts, from states at
+which the policy has moved away from the actions that were imagined there before.
 
 The lines of the algorithm: the source fits the model (4-6), plays (7), gives the new transition its priority
 (8), draws states by priority, with their weights (10, 11), stores what was imagined as a segment (14), and

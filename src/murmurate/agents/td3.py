@@ -35,7 +35,7 @@ class TD3(LearnerConfig):
     hidden: width of the two layers of each net.
     policy_delay: updates of the critics for each update of the policy; 0: the policy is updated at the end of
         each round, as often as the critics were in that round, with the critics on which the replicas have
-        agreed (SPO-TD3: Zhang, Algorithm 8).
+        agreed (SPO-TD3: Zhang 2022, Algorithm 8).
     target_every: a learner's updates of the critics between moves of the target nets (policy and critics)
         towards the nets; under strategies with common rounds they move at the end of a round. polyak: share
         of the way that they move; 1 copies.

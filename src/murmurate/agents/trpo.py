@@ -47,7 +47,7 @@ _PASS_NUMBERS = 2**24  # numbers in the observations of one forward pass
 
 @dataclass(frozen=True)
 class TRPO(LearnerConfig):
-    """Hyper-parameters; the defaults for the policy's step are those of Jin, Table 2.5.
+    """Hyper-parameters; the defaults for the policy's step are those of Jin 2018, Table 2.5.
 
     steps: number of steps of a rollout; the batch is ``steps`` x ``simulators``. discount: discount factor
     per env step.

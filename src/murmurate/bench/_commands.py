@@ -16,7 +16,7 @@ from murmurate.errors import RunFailed
 _WITHOUT_END = ("--env-steps", "1000000000", "--minutes", "60", "--stop-at-return", "None")
 
 
-def ours(label: str, recipe: str, where: Path, *options: str) -> Racer:
+def murmurate_train(label: str, recipe: str, where: Path, *options: str) -> Racer:
     """``murmurate train RECIPE`` with its default launcher, console, recorder and checkpoints."""
     folder = where / label
     command = [sys.executable, "-m", "murmurate", "train", recipe, *_WITHOUT_END, *options]

@@ -32,7 +32,8 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 _RUN, _SECRET = "fuzz", b"the secret of a run under attack"
 _VECTOR_NUMBERS = 20_000  # numbers in a vector
 _MEMBERS_BEGIN_SECONDS, _PROGRESS_SECONDS = 60.0, 30.0
-_HELLO_BYTES = 105  # length of a hello: its unencrypted part and the first message of the handshake
+_PLAIN_BYTES = 49  # the unencrypted fields, with which a hello begins
+_HELLO_BYTES = _PLAIN_BYTES + 56  # the first message of the handshake follows them
 _RECORDED_BYTES = 4096  # how much of a session is recorded, to be replayed
 _ANSWER_BYTES = 64  # the most that a listener sends to a peer that is not authenticated
 _TIMEOUT_SECONDS = 1.0
@@ -69,7 +70,7 @@ class _Attacker:
 
     def __init__(self, generator: random.Random, folder: Path) -> None:
         self._generator, self._folder = generator, folder
-        self._proxy = _Proxy(random.Random(generator.random()), folder / "target")
+        self._proxy = _Proxy(random.Random(generator.random()), folder / "member-port")
         self._members: list[subprocess.Popen[str]] = []
         self._half_open: list[socket.socket] = []
         self._ports: list[int] = []
@@ -147,7 +148,7 @@ class _Attacker:
         """Connect, send nothing or a part of a hello, and keep the connection open."""
         self._half_open.append(self._connected())
         with contextlib.suppress(OSError):
-            self._half_open[-1].sendall(self._hello()[: self._generator.choice((0, 1, 20, 49, 60))])
+            self._half_open[-1].sendall(self._hello()[: self._generator.choice((0, 1, 20, _PLAIN_BYTES, 60))])
         if len(self._half_open) > _HALF_OPEN:
             self._half_open.pop(0).close()
         return False
@@ -185,18 +186,20 @@ class _Attacker:
         if kind == "noise":
             return draw.randbytes(draw.randrange(1, 2000))
         if kind == "flood":
-            return bytes(hello[:49]) + draw.randbytes(draw.choice((57, 4096, 1 << 20)))
+            return bytes(hello[:_PLAIN_BYTES]) + draw.randbytes(
+                draw.choice((_HELLO_BYTES - _PLAIN_BYTES + 1, 4096, 1 << 20))
+            )
         if kind == "cut":
             return bytes(hello[: draw.randrange(len(hello))])
         if kind == "flip":
             hello[draw.randrange(len(hello))] ^= 1 << draw.randrange(8)
         elif kind == "field":  # cipher, run, epoch, rank or incarnation
-            start, stop = draw.choice(((4, 5), (5, 21), (21, 29), (29, 33), (33, 49)))
+            start, stop = draw.choice(((4, 5), (5, 21), (21, 29), (29, 33), (33, _PLAIN_BYTES)))
             hello[start:stop] = draw.choice((b"\xff", b"\0")) * (stop - start)
         elif kind == "session":
             return self._proxy.recorded
         elif kind == "own keys":
-            hello[49:] = draw.randbytes(len(hello) - 49)
+            hello[_PLAIN_BYTES:] = draw.randbytes(len(hello) - _PLAIN_BYTES)
         return bytes(hello)
 
     def _hello(self) -> bytes:
@@ -227,8 +230,8 @@ class _Proxy:
     """A TCP proxy between rank 1 and rank 0, which records the beginning of rank 1's last session, and
     damages traffic on request."""
 
-    def __init__(self, generator: random.Random, target: Path) -> None:
-        self._generator, self._target = generator, target
+    def __init__(self, generator: random.Random, port_file: Path) -> None:
+        self._generator, self._port_file = generator, port_file
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.recorded = b""
@@ -255,7 +258,7 @@ class _Proxy:
     def _carry(self, near: socket.socket) -> None:
         sent = b""
         with contextlib.suppress(OSError), near:
-            with socket.create_connection(("127.0.0.1", int(self._target.read_text()))) as far:
+            with socket.create_connection(("127.0.0.1", int(self._port_file.read_text()))) as far:
                 other = {near: far, far: near}
                 while True:
                     for source in select.select([near, far], [], [])[0]:
@@ -291,9 +294,9 @@ class _Proxy:
 class _StoreWithProxy(Store):
     """The store as rank 1 sees it: in place of rank 0's port it has the proxy's."""
 
-    def __init__(self, store: Any, port: int, target: Path) -> None:
+    def __init__(self, store: Any, port: int, port_file: Path) -> None:
         super().__init__()
-        self._store, self._port, self._target = store, port, target
+        self._store, self._port, self._port_file = store, port, port_file
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
         self._store.set(key, value)
@@ -313,7 +316,7 @@ class _StoreWithProxy(Store):
         if rank != "0":
             return value
         record = PeerRecord.read(AuthenticatedStore(self._store, prefix, _SECRET).authenticated(rank, value))
-        self._target.write_text(str(record.port))
+        self._port_file.write_text(str(record.port))
         scratch = dist.HashStore()  # type: ignore[attr-defined]
         AuthenticatedStore(scratch, prefix, _SECRET).set(
             rank, dataclasses.replace(record, port=self._port).pack()
@@ -328,7 +331,7 @@ def member(rank: int, folder: Path, proxy_port: int) -> None:
 
     store: Any = dist.FileStore(str(folder / "store"), 3)  # type: ignore[attr-defined]
     if rank == 1:
-        store = _StoreWithProxy(store, proxy_port, folder / "target")
+        store = _StoreWithProxy(store, proxy_port, folder / "member-port")
     fabric = NetworkFabric(
         rank, 2, store, run_id=_RUN, secret=_SECRET, silence_seconds=2.0, shared_memory=False
     )

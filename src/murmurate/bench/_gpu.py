@@ -69,7 +69,7 @@ def measure(log: Log) -> dict[str, Any]:
 
 def _row(learners: int, where: Path) -> dict[str, Any]:
     options = ("--replicas", str(learners), "--placement.devices", "cuda:0")
-    racer = _commands.ours(f"gpu-{learners}", "pong-gala", where, *options)
+    racer = _commands.murmurate_train(f"gpu-{learners}", "pong-gala", where, *options)
     try:
         racer.start(warm_up_cpu_seconds=3.0 * learners)
         with sampled() as samples:

@@ -120,7 +120,7 @@ def measured_speed(run: ResumableRun) -> float:
     """Env steps of all learners per wall second, from a few seconds of training in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="murmurate-gala-") as folder:
         options = (*run.settings, *run.speed_settings, "--record-every-seconds", "0.25")
-        racer = _commands.ours("speed", run.recipe, Path(folder), *options)
+        racer = _commands.murmurate_train("speed", run.recipe, Path(folder), *options)
         try:
             racer.start(warm_up_cpu_seconds=4.0)
             return racer.window(8.0).per_second

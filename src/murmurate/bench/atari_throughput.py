@@ -85,7 +85,10 @@ def _racers(where: Path, precision: str) -> dict[str, Racer]:
         "gossip": ("pong-gala", "--replicas", "2", "--agent.precision", precision),
         "buffered": ("pong-a2c", "--double-buffer", "True", "--agent.precision", precision),
     }
-    racers = {label: _commands.ours(label, words[0], where, *words[1:]) for label, words in options.items()}
+    racers = {
+        label: _commands.murmurate_train(label, words[0], where, *words[1:])
+        for label, words in options.items()
+    }
     if _commands.missing("stable-baselines3") is None:
         racers["sb3"] = _commands.sb3("sb3", "pong", _limit.SIMULATORS, where)
     return racers

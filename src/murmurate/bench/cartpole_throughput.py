@@ -27,7 +27,7 @@ def _racers(where: Path) -> dict[str, Racer]:
     racers = {}
     for size in _SIMULATORS:
         label = f"ours-{size}"
-        racers[label] = _commands.ours(label, "cartpole-a2c", where, "--simulators", str(size))
+        racers[label] = _commands.murmurate_train(label, "cartpole-a2c", where, "--simulators", str(size))
         if _commands.missing("stable-baselines3") is None:
             racers[f"sb3-{size}"] = _commands.sb3(f"sb3-{size}", "cartpole", size, where)
     return racers

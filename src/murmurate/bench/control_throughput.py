@@ -56,7 +56,7 @@ def _racers(where: Path) -> dict[str, Racer]:
     for algorithm in ALGORITHMS:
         for precision in ("float32", "bfloat16"):
             label = f"{algorithm} {precision}"
-            racers[f"ours {label}"] = _commands.ours(
+            racers[f"ours {label}"] = _commands.murmurate_train(
                 label.replace(" ", "-"), f"halfcheetah-{algorithm}", where,
                 *_EARLY, "--agent.precision", precision,
             )  # fmt: skip

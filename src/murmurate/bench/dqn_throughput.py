@@ -40,7 +40,7 @@ def measure(plan: ThroughputPlan, log: Log) -> dict[str, Any]:
 
 def _racers(where: Path) -> dict[str, Racer]:
     racers = {
-        label: _commands.ours(label.replace(" ", "-"), "pong-dqn", where, *_COMMON, *options)
+        label: _commands.murmurate_train(label.replace(" ", "-"), "pong-dqn", where, *_COMMON, *options)
         for label, options in _OURS.items()
     }
     if _commands.missing("stable-baselines3") is None:

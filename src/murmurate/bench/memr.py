@@ -1,4 +1,5 @@
-"""Zhang, Fig. 3.5 and 3.6: returns of MEMR, MBPO and SAC at equal env steps, and how much work each needs.
+"""Zhang 2022, Fig. 3.5 and 3.6: returns of MEMR, MBPO and SAC at equal env steps, and how much work each
+needs.
 
 After an interruption, the same command continues (see ``_resumable``).
 """
@@ -77,7 +78,8 @@ def measure(plan: MEMRPlan, log: Log) -> dict[str, Any]:
 
     ``policy_updates`` and ``imagined_transitions`` are means over seeds. ``claims``: for each task, whether
     MEMR's mean return is at least MBPO's minus one deviation of MBPO's seeds, and MEMR's shares of MBPO's
-    updates and imagined transitions (Zhang, section 3.3.1, claims 1/4 of the updates, and fewer transitions).
+    updates and imagined transitions (Zhang 2022, section 3.3.1, claims 1/4 of the updates, and fewer
+    transitions).
     """
     runs = {
         (task, agent, seed): planned(plan, task, agent, seed)

@@ -1,5 +1,5 @@
-"""Speed of learning from batches drawn ahead (the relaxed loop, Zhang, section 4.3.1), over that from batches
-drawn when needed (the strict loop)."""
+"""Speed of learning from batches drawn ahead (the relaxed loop, Zhang 2022, section 4.3.1), over that from
+batches drawn when needed (the strict loop)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def measure(plan: RelaxedLoopPlan, log: Log) -> dict[str, Any]:
     for world in plan.worlds:
         with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
             racers = {
-                f"D={depth}": _commands.ours(
+                f"D={depth}": _commands.murmurate_train(
                     f"{world}-{depth}", f"{world}-dqn", Path(folder), *_EARLY, "--replay.ahead", str(depth)
                 )
                 for depth in plan.depths

@@ -61,7 +61,7 @@ def measure(plan: ResNetPlan, log: Log) -> dict[str, Any]:
 
 def racers(plan: ResNetPlan, where: Path) -> dict[str, Racer]:
     images = where / "images"
-    ours = _commands.ours(
+    ours = _commands.murmurate_train(
         "ours", "folder-resnet18", where,
         "--world.path", str(images), "--world.validation", "0",
         "--world.size", str(plan.size), "--world.shortest", str(plan.size * 8 // 7),

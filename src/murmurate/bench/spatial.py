@@ -1,4 +1,4 @@
-"""Spatially parallel layers (Jin, chapter 4): are they exact, and what do two parts cost?"""
+"""Spatially parallel layers (Jin 2018, chapter 4): are they exact, and what do two parts cost?"""
 
 from __future__ import annotations
 

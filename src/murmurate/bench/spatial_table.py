@@ -163,7 +163,7 @@ def draw(plan: TablePlan, rows: list[dict[str, Any]]) -> Path:
         panel.set_xlabel("parts")
         panel.set_title(f"dilation {dilation}")
     panels[0][0].set_ylabel("backward pass: times as fast as whole")
-    panels[0][0].legend(title="image side in pixels (dashed: Jin, GPUs)")
+    panels[0][0].legend(title="image side in pixels (dashed: Jin 2018, GPUs)")
     figure.tight_layout()
     path = Path(plan.where) / "speedup.svg"
     figure.savefig(path)

@@ -140,7 +140,7 @@ def waiting(cpu_seconds: float) -> dict[str, Any]:
     world = _commands.installed_world()
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
         options = ("--replicas", "4", "--simulators", "4")
-        racer = _commands.ours("waiting", f"{world}-gala", Path(folder), *options)
+        racer = _commands.murmurate_train("waiting", f"{world}-gala", Path(folder), *options)
         try:
             racer.start(warm_up_cpu_seconds=4.0)
             before = {row["replica"]: row for row in racer.rows()}

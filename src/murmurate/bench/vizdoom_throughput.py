@@ -37,7 +37,7 @@ def measure(plan: ThroughputPlan, log: Log) -> dict[str, Any]:
 
 def _racers(where: Path) -> dict[str, Racer]:
     racers = {
-        label: _commands.ours(
+        label: _commands.murmurate_train(
             label.replace(" ", "-"),
             words[0],
             where,

@@ -1,4 +1,4 @@
-"""Emulates the learner's pipeline: fixed point, bit by bit as its hardware (Zhang, section 4.2.2.3).
+"""Emulates the learner's pipeline: fixed point, bit by bit as its hardware (Zhang 2022, section 4.2.2.3).
 
 Its stages: FW (forward pass), LOSS, BW (backward pass), WA (gradients of weights), and WU (weight update).
 """

@@ -1,5 +1,5 @@
 """How many cycles a gradient step of the learner's pipeline takes, and which sizes of its units are fastest
-on a device (Zhang, sections 4.2.2.3 and 4.4.1.2). Nothing here needs Amaranth."""
+on a device (Zhang 2022, sections 4.2.2.3 and 4.4.1.2). Nothing here needs Amaranth."""
 
 from __future__ import annotations
 

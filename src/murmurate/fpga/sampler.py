@@ -1,4 +1,4 @@
-"""Finds a leaf by prefix sum, from the root down, one sample per cycle (Zhang, Algorithm 3)."""
+"""Finds a leaf by prefix sum, from the root down, one sample per cycle (Zhang 2022, Algorithm 3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensor units: systolic arrays of multiply-accumulate elements (Zhang, section 4.2.2.3).
+"""Tensor units: systolic arrays of multiply-accumulate elements (Zhang 2022, section 4.2.2.3).
 
 The pipeline's stages: FW (forward pass), BW (backward pass), WA (gradients of weights), WU (weight update).
 """

@@ -1,4 +1,4 @@
-"""Sets priorities, from the leaf to the root, one operation per cycle (Zhang, section 4.2.4)."""
+"""Sets priorities, from the leaf to the root, one operation per cycle (Zhang 2022, section 4.2.4)."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Process:
 
 
 @dataclass(frozen=True)
-class Offer:
+class MemoryOffer:
     """Where a shared-memory file can be opened, and the mark in it. descriptor: -1 if no process can."""
 
     host: str
@@ -59,7 +59,7 @@ def this_host() -> str:
         return f"no /proc in process {os.getpid()}"  # differs from all others, so no memory is shared
 
 
-def lend(memory_file: SharedMemoryFile) -> Offer:
+def lend(memory_file: SharedMemoryFile) -> MemoryOffer:
     """Offer ``memory_file``, of which no region has been taken yet, to the other processes of this host."""
     mark = secrets.randbits(62) + 1
     memory_file.counters("mark", (1,))[0] = mark
@@ -68,10 +68,10 @@ def lend(memory_file: SharedMemoryFile) -> Offer:
         descriptor = memory_file.descriptor
     except OSError:  # no memfd, or no /proc
         descriptor = -1
-    return Offer(this_host(), os.getpid(), descriptor, mark)
+    return MemoryOffer(this_host(), os.getpid(), descriptor, mark)
 
 
-def borrow(offer: Offer) -> SharedMemoryFile | None:
+def borrow(offer: MemoryOffer) -> SharedMemoryFile | None:
     """The shared memory of ``offer``, with the region of the mark taken; None if it cannot be opened here."""
     if offer.host != this_host():
         return None

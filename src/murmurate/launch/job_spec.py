@@ -21,7 +21,7 @@ from murmurate.fabric.processes.fabric import ProcessFabric
 from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.fabric.processes.spawn import open_run_state
-from murmurate.launch.host_memory import Offer, Process, borrow, this_host
+from murmurate.launch.host_memory import MemoryOffer, Process, borrow, this_host
 from murmurate.launch.secret import SET_IT, VARIABLE, user_secret
 from murmurate.training.worker_context import Resume, WorkerContext
 
@@ -48,7 +48,7 @@ class JobSpec:
     epoch: int
     members: int
     leader: Process
-    offer: Offer | None
+    offer: MemoryOffer | None
     secret: str
     folder: str
     proof: str
@@ -68,7 +68,7 @@ class JobSpec:
             **{
                 **plain,
                 "leader": Process(**plain["leader"]),
-                "offer": None if offer is None else Offer(**offer),
+                "offer": None if offer is None else MemoryOffer(**offer),
                 "resume": resume,
             }
         )
@@ -188,7 +188,7 @@ class MemberHost:
             raise Refusal(f"this host {here} {VARIABLE}, and the one that started the run {there}. {SET_IT}")
         return users or drawn
 
-    def _memory_file(self, offer: Offer) -> SharedMemoryFile:
+    def _memory_file(self, offer: MemoryOffer) -> SharedMemoryFile:
         """The leader's memory, opened again for each member, which takes its regions from the beginning."""
         memory_file = borrow(offer)
         if memory_file is None:

@@ -93,7 +93,7 @@ class RayJob:
         self.epoch = 0
         self.memory_file: SharedMemoryFile | None = None
         bundles = [bundle(run, rank) for rank in range(run.members)]
-        self.group = place(ray, bundles, "--replicas or --placement.threads")
+        self.group = place(ray, bundles, use_fewer="--replicas or --placement.threads")
         self.restarts: Counter[int] = Counter()
         self.actors: dict[int, Any] = {}
         self.workers: dict[int, WorkerInfo] = {}
@@ -178,7 +178,7 @@ class RayJob:
     def _open_epoch(self) -> None:
         """Open the epoch's run state, in which the members that have an actor are alive, with the counts from
         which they go on."""
-        all_share = self.offer.descriptor >= 0 and all(w.shares for w in self.workers.values())
+        all_share = self.offer.descriptor >= 0 and all(w.can_borrow for w in self.workers.values())
         self.spec = JobSpec(
             run_id=self.proof,
             epoch=self.epoch,

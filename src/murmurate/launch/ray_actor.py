@@ -13,7 +13,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from murmurate.errors import Refusal
 from murmurate.fabric.processes.spawn import FAILED, REFUSED, Exit, describe
-from murmurate.launch.host_memory import Offer, Process, borrow
+from murmurate.launch.host_memory import MemoryOffer, Process, borrow
 from murmurate.launch.job_spec import JobSpec, MemberHost, check_folder
 from murmurate.launch.rendezvous import own_address
 from murmurate.launch.role import log_end, prepare_process, redirect_output_to_log, run_member
@@ -28,13 +28,13 @@ class WorkerInfo:
 
     process: Process
     name: str
-    shares: bool
+    can_borrow: bool
 
 
 class WorkerActor:
     """The class of the actors of ``murmurate.launch.ray``, which calls one method at a time."""
 
-    def describe_process(self, offer: Offer) -> WorkerInfo:
+    def describe_process(self, offer: MemoryOffer) -> WorkerInfo:
         """Describe the actor's process, once it has started. offer: of the launcher's memory."""
         memory_file = borrow(offer)
         if memory_file is not None:

@@ -92,10 +92,10 @@ def resources(device: torch.device, learners: Sequence[torch.device], threads: i
     return cores | {"GPU": math.floor(_RAY_UNITS / sharers) / _RAY_UNITS}
 
 
-def place(ray: Any, bundles: Sequence[dict[str, float]], advice: str) -> Any:
+def place(ray: Any, bundles: Sequence[dict[str, float]], *, use_fewer: str) -> Any:
     """Reserve resources for all members, close together. Raises Refusal if they do not become free in time.
 
-    advice: what the message of the Refusal suggests to use less of.
+    use_fewer: what the message of the Refusal advises to use fewer of.
     """
     group = ray.util.placement_group(list(bundles), strategy="PACK")
     if not group.wait(timeout_seconds=_PLACE_SECONDS):
@@ -104,7 +104,7 @@ def place(ray: Any, bundles: Sequence[dict[str, float]], advice: str) -> Any:
         raise Refusal(
             f"the cluster at {socket.gethostname()} found no room for {len(bundles)} members of "
             f"{' or '.join(dict.fromkeys(map(str, bundles)))} each within {_PLACE_SECONDS:g} s; "
-            f"free are {free}. Use fewer {advice}, or add nodes."
+            f"free are {free}. Use fewer {use_fewer}, or add nodes."
         )
     return group
 

@@ -27,7 +27,7 @@ from murmurate.errors import Refusal
 from murmurate.fabric.network.authenticated_store import AuthenticatedStore, Unauthentic
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.fabric.processes.spawn import Exit
-from murmurate.launch.host_memory import Offer, Process, borrow, lend, this_host
+from murmurate.launch.host_memory import MemoryOffer, Process, borrow, lend, this_host
 from murmurate.launch.job_spec import JobSpec
 from murmurate.launch.secret import SET_IT, VARIABLE, user_secret
 
@@ -87,7 +87,7 @@ class RankInfo:
     process: Process
     name: str
     address: str
-    shares: bool
+    can_borrow: bool
 
 
 class Rendezvous:
@@ -118,7 +118,7 @@ class Rendezvous:
         if self.leads:
             # random, so that nothing that was written in another epoch can be valid in this one
             self._enter(secrets.randbits(62))
-        self.offer: Offer | None = None
+        self.offer: MemoryOffer | None = None
         self.others: dict[int, RankInfo] = {}
 
     @property
@@ -167,7 +167,7 @@ class Rendezvous:
                     "Look at their output, and give every host the same torchrun command."
                 )
             time.sleep(_POLL_SECONDS if missing else 0)
-        return self.offer.descriptor >= 0 and all(o.shares for o in self.others.values())
+        return self.offer.descriptor >= 0 and all(other.can_borrow for other in self.others.values())
 
     def announce(self, spec: JobSpec) -> None:
         """Announce the job to the other ranks."""
@@ -181,7 +181,7 @@ class Rendezvous:
         """Tell the others to end with this exit code; returns once all have confirmed, or at the deadline."""
         self._messages.set("over", str(code).encode())
         until = time.monotonic() + deadline_seconds
-        while time.monotonic() < until and any(not o.process.is_gone() for o in self.others.values()):
+        while time.monotonic() < until and any(not other.process.is_gone() for other in self.others.values()):
             if all(self._messages.find(f"heard/{rank}") is not None for rank in self.others):
                 return
             time.sleep(_POLL_SECONDS)
@@ -226,19 +226,19 @@ class Rendezvous:
         except Unauthentic as problem:
             if problem.content.isdigit():
                 self._enter(int(problem.content[:20]))
-                self._introduce(nonce, shares=False)
+                self._introduce(nonce, can_borrow=False)
             raise self._refusal(problem) from problem
 
     def _register(self, nonce: str) -> None:
         """Try whether the leader's memory can be shared, and register."""
-        self.offer = Offer(**json.loads(self._trusted(self._messages, "offer")))
+        self.offer = MemoryOffer(**json.loads(self._trusted(self._messages, "offer")))
         memory_file = borrow(self.offer)
         if memory_file is not None:
             memory_file.close()
-        self._introduce(nonce, shares=memory_file is not None)
+        self._introduce(nonce, can_borrow=memory_file is not None)
 
-    def _introduce(self, nonce: str, shares: bool) -> None:
-        own_info = RankInfo(nonce, self.process, socket.gethostname(), self.address(), shares)
+    def _introduce(self, nonce: str, can_borrow: bool) -> None:
+        own_info = RankInfo(nonce, self.process, socket.gethostname(), self.address(), can_borrow)
         text = json.dumps(dataclasses.asdict(own_info))
         self._messages.set(f"rank/{self.environment.rank}", text.encode())
 
@@ -304,7 +304,7 @@ class Rendezvous:
 
     def address(self) -> str:
         """The address at which the other hosts reach this one."""
-        others = [o.address for o in self.others.values() if o.process.host != this_host()]
+        others = [other.address for other in self.others.values() if other.process.host != this_host()]
         return own_address(self.environment.address, others)
 
     def close(self) -> None:

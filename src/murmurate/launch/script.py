@@ -185,7 +185,7 @@ def _run_worker(settings: ScriptSettings, worker: Worker) -> Exit:
     """The function of a script's worker process."""
     take_signals()
     fabric = ProcessFabric(worker.memory_file, worker.run_state, worker.rank, settings.deadline_seconds)
-    end = settings.end_of_member(fabric, stdout_of(settings.output, worker.rank))
+    end = settings.run_to_exit(fabric, stdout_of(settings.output, worker.rank))
     if end.how == FINISHED:
         worker.run_state.mark_finished(worker.rank)
     return end

@@ -79,7 +79,7 @@ class ScriptSettings:
             result = self.main(loop)
         return result
 
-    def end_of_member(self, fabric: Fabric, out: IO[str] | io.TextIOBase) -> Exit:
+    def run_to_exit(self, fabric: Fabric, out: IO[str] | io.TextIOBase) -> Exit:
         """Run ``main`` as the member behind ``fabric``, with its output to ``out``; returns how it ended.
 
         Errors of ``main`` are raised, except Refusal and PartLost.

@@ -110,7 +110,7 @@ def _run_member(settings: ScriptSettings, members: _Members, rank: int) -> Exit:
     watch.start()
     try:
         fabric = members.host.fabric(rank, settings.deadline_seconds)
-        end = settings.end_of_member(fabric, stdout_of(settings.output, rank))
+        end = settings.run_to_exit(fabric, stdout_of(settings.output, rank))
     except BaseException as error:
         end = Exit.failed(error)
         members.failed(rank, end)
@@ -153,13 +153,13 @@ class _Members:
             return self
         if settings.strategy.centre:
             settings.pickled()  # raises Refusal if they cannot be sent to the centre's process
-        shares = rendezvous.gather()
+        all_share = rendezvous.gather()
         self.spec = JobSpec(
             run_id=rendezvous.run_id,
             epoch=rendezvous.epoch,
             members=settings.members,
             leader=rendezvous.process,
-            offer=rendezvous.offer if shares else None,
+            offer=rendezvous.offer if all_share else None,
             secret=fresh_secret(),
             folder="",
             proof=fingerprint,
@@ -287,7 +287,7 @@ def _run_centre(settings: ScriptSettings, spec: JobSpec, address: str, worker: W
     store = Rendezvous.client(environment, spec.run_id, spec.epoch)
     host = MemberHost(spec, store, [rank], leads=False, address=address)
     try:
-        end = settings.end_of_member(host.fabric(rank, settings.deadline_seconds), stdout_of("main", rank))
+        end = settings.run_to_exit(host.fabric(rank, settings.deadline_seconds), stdout_of("main", rank))
         if end.how == FINISHED:
             host.run_state.mark_finished(rank)
         return Exit(end.how, end.error, end.trace)

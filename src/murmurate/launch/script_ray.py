@@ -62,7 +62,7 @@ class ScriptActor(WorkerActor):
         host = MemberHost(spec, members_store, [rank], leads=False, address=own_address(store[0]))
         out = _Lines(members_store.clone(), settings, rank)  # type: ignore[attr-defined]
         try:
-            end = settings.end_of_member(host.fabric(rank, settings.deadline_seconds), out)
+            end = settings.run_to_exit(host.fabric(rank, settings.deadline_seconds), out)
             out.end()
             if end.how == FINISHED:
                 host.run_state.mark_finished(rank)
@@ -87,7 +87,7 @@ class _Job:
         ]
         devices = replica_devices + [torch.device("cpu")] * settings.strategy.centre  # 0 or 1 centre
         self.bundles = [resources(device, replica_devices, settings.threads) for device in devices]
-        self.group = place(ray, self.bundles, "replicas or threads")
+        self.group = place(ray, self.bundles, use_fewer="replicas or threads")
         self.actors: list[Any] = []
         self.host: MemberHost | None = None
         self.memory_file = SharedMemoryFile.create()
@@ -110,7 +110,7 @@ class _Job:
             epoch=1,
             members=settings.members,
             leader=Process.this(),
-            offer=offer if offer.descriptor >= 0 and all(info.shares for info in infos) else None,
+            offer=offer if offer.descriptor >= 0 and all(info.can_borrow for info in infos) else None,
             secret=fresh_secret(),
             folder="",
             proof="",  # there is no run folder that members should prove to share

@@ -74,14 +74,14 @@ class Torchrun(Launcher):
     def start(self, run: Run, folder: Path, resume: Resume | None) -> Coordinator:
         """Also raises Refusal if a rank does not register."""
         elastic = elastic_ranks()
-        shares = elastic.gather()
+        all_share = elastic.gather()
         started_at = time.monotonic()
         spec = JobSpec(
             run_id=elastic.run_id,
             epoch=elastic.epoch,
             members=run.members,
             leader=elastic.process,
-            offer=elastic.offer if shares else None,
+            offer=elastic.offer if all_share else None,
             secret=fresh_secret(),
             folder=str(folder.resolve()),
             proof=write_proof(folder),

@@ -94,8 +94,8 @@ def bounded_nll_gradient(output: Tensor, target: Tensor, low: Tensor, high: Tens
 def entropy_priority(action: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
     """``-log(sqrt(2 pi) pi(a|s) sigma)`` [B], averaged over an action's dimensions.
 
-    Source: Zhang, eq. 3.7 and theorem 3.2.1: where it is greatest, the action adds most to the entropy of a
-    set of states and actions whose conditional distribution is the Gaussian pi. For one dimension it is
+    Source: Zhang 2022, eq. 3.7 and theorem 3.2.1: where it is greatest, the action adds most to the entropy
+    of a set of states and actions whose conditional distribution is the Gaussian pi. For one dimension it is
     ``z^2 / 2``, at least 0, where z is the standardised action. With a diagonal covariance the dimensions
     add up; their mean differs from this sum by a constant factor, on which eq. 3.6 does not depend.
 

@@ -91,7 +91,7 @@ def q_target(r_t: Tensor, discount_t: Tensor, q_t: Tensor, q_t_selector: Tensor 
     """``R + d Q'(s', a*)``, where a* maximises ``Q'(s', a)``, or the values of another net.
 
     Source: Watkins 1989; with ``q_t_selector`` double Q-learning (van Hasselt et al. 2016, eq. 4). In SPO
-    the selector is the net that the replicas last agreed on (Zhang, section 5.2).
+    the selector is the net that the replicas last agreed on (Zhang 2022, section 5.2).
 
     Args:
         r_t: R [B], the return of the n steps.

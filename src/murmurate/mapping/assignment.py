@@ -1,4 +1,5 @@
-"""Places a learner, its replay manager and its data storage on devices (Zhang, section 4.4.2, steps 1 to 3).
+"""Places a learner, its replay manager and its data storage on devices (Zhang 2022, section 4.4.2, steps 1 to
+3).
 
 In the relaxed loop (section 4.3.1) batches are drawn ahead, so that training and the replay manager overlap:
 gradient steps per second are min(TP_train, TP_RMM) (eq. 4.2), where TP_RMM counts drawing a batch and setting

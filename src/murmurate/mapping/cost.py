@@ -1,8 +1,8 @@
 """Predicts the throughput of a run from the costs of its primitives: a queueing model of its dataflow.
 
 A replica's actors and its learner are stages of a pipeline with bounded queues. The slowest stage limits the
-pipeline's throughput (Zhang, eq. 4.2), and so do the cores, which replicas and actors share if there are more
-of them than cores. Under a synchronous strategy, replicas wait for the slowest one in each round.
+pipeline's throughput (Zhang 2022, eq. 4.2), and so do the cores, which replicas and actors share if there are
+more of them than cores. Under a synchronous strategy, replicas wait for the slowest one in each round.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The primitives of a training run (Zhang, section 4.1.1 and Fig. 4.1), and the dataflow graph they form.
+"""The primitives of a training run (Zhang 2022, section 4.1.1 and Fig. 4.1), and the dataflow graph they
+form.
 
 They divide those of the thesis: its actor into ``act`` and ``simulate``, its replay management module into
 ``sample`` and ``priority``, its data storage into ``insert`` and ``gather``, and its learner into

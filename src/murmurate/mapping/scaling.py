@@ -1,7 +1,8 @@
-"""The time of a policy update with several learners, from the times of its parts (Zhang, eq. 5.5 and 5.6).
+"""The time of a policy update with several learners, from the times of its parts (Zhang 2022, eq. 5.5 and
+5.6).
 
-A scaling factor is the speed-up divided by the number L of learners (Zhang, section 1.5.5). The first printed
-form of eq. 5.6 omits the L, the second has it.
+A scaling factor is the speed-up divided by the number L of learners (Zhang 2022, section 1.5.5). The first
+printed form of eq. 5.6 omits the L, the second has it.
 """
 
 from __future__ import annotations

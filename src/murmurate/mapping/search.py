@@ -1,7 +1,8 @@
 """Searches the configurations of a recipe on one host, or several, for the best by a cost model.
 
-Zhang, section 4.4.2, places the primitives of one learner on devices (``assignment``). This search chooses
-what the thesis leaves open: replicas and their strategy, simulators, actors, batch and double buffering.
+Zhang 2022, section 4.4.2, places the primitives of one learner on devices (``assignment``). This search
+chooses what the thesis leaves open: replicas and their strategy, simulators, actors, batch and double
+buffering.
 """
 
 from __future__ import annotations

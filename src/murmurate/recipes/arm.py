@@ -24,7 +24,7 @@ def recipe(name: str) -> Run:
 def settings(name: str) -> dict[str, Any]:
     """The fields of the Run that depend on the world, and not on the strategy."""
     environment = world(name)
-    if environment.images:  # Jin, Tables 2.1 and 2.2, and section 2.5
+    if environment.images:  # Jin 2018, Tables 2.1 and 2.2, and section 2.5
         agent = ARM(precision="auto")
         if environment.first_person:
             agent = dataclasses.replace(agent, n_step=5, learning_rate=1e-5, torso="jin2018")

@@ -1,4 +1,5 @@
-"""``<world>-fqi``: double deep fitted Q-iteration, the batch counterpart of double DQN (Jin, section 2.7).
+"""``<world>-fqi``: double deep fitted Q-iteration, the batch counterpart of double DQN (Jin 2018, section
+2.7).
 
 The policy is fixed during a batch of env steps; then the net is fitted with as many updates as DQN would have
 made for these steps, against a target net that is fixed during the fit.
@@ -21,7 +22,7 @@ def recipe(name: str) -> Run:
     batches for images, and 50,000 steps for other observations (our choice; the thesis does not say)."""
     fields = settings(name)
     learner, source = fields.pop("learner"), fields.pop("source")
-    # Jin, Table 2.1: after each batch of 12,500 steps, some 3,000 updates on 32 steps, one for every 4 steps
+    # Jin 2018, Table 2.1: after each batch of 12,500 steps, some 3,000 updates on 32 steps (one per 4 steps)
     images = fields["world"].images
     every = 12_500 if images else 512
     replay = dataclasses.replace(

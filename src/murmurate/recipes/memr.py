@@ -12,12 +12,12 @@ from murmurate.worlds.terminations import terminations
 
 ALGORITHM = "memr"
 WORLDS = tuple(name for name in vector_worlds() if name in terminations())
-_SHARE = 1 / 4  # of MBPO's updates (Zhang, section 3.3.1)
+_SHARE = 1 / 4  # of MBPO's updates (Zhang 2022, section 3.3.1)
 
 
 def recipe(name: str) -> Run:
-    """One learner; 100 rollouts per env step, of which the last 100,000 are kept (Zhang, Fig. 3.6, which does
-    not give the number of rollouts)."""
+    """One learner; 100 rollouts per env step, of which the last 100,000 are kept (Zhang 2022, Fig. 3.6, which
+    does not give the number of rollouts)."""
     task = task_of(name)
     source = ImaginedSourceConfig(
         learning_starts=task.learning_starts,

@@ -1,7 +1,7 @@
 """``<world>-spo-dqn``: learners, each with a replay, average their parameters every H updates.
 
-SPO (Zhang, Algorithm 5, and section 5.2 for Q-learning): the net of the last average chooses the action that
-the target net evaluates, and the target net moves every F rounds.
+SPO (Zhang 2022, Algorithm 5, and section 5.2 for Q-learning): the net of the last average chooses the action
+that the target net evaluates, and the target net moves every F rounds.
 """
 
 from __future__ import annotations

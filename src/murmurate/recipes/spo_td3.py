@@ -1,7 +1,7 @@
 """``<world>-spo-td3``: TD3 learners, each with a replay, average their parameters every H updates.
 
-SPO-TD3 (Zhang, Algorithms 6 and 8, and section 5.2.2.2): in each round the learners update their critics H
-times and average them, then their policies H times with the averaged critics and average these; the target
+SPO-TD3 (Zhang 2022, Algorithms 6 and 8, and section 5.2.2.2): in each round the learners update their critics
+H times and average them, then their policies H times with the averaged critics and average these; the target
 nets are copied every F rounds.
 """
 

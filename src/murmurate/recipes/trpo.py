@@ -22,7 +22,7 @@ def recipe(name: str) -> Run:
 def settings(name: str) -> dict[str, Any]:
     """The fields of the Run that depend on the world."""
     environment = world(name)
-    if environment.images:  # the batch of Jin, Table 2.5, for Doom: 12,500 steps, and full returns
+    if environment.images:  # the batch of Jin 2018, Table 2.5, for Doom: 12,500 steps, and full returns
         learner = TRPO(steps=782, gae_lambda=1.0, curvature_every=5, value_epochs=2, value_minibatches=100)
         return {
             "world": environment,

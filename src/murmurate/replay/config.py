@@ -43,12 +43,12 @@ class ReplayConfig:
     segments: number of equal parts of the capacity, filled in order, with separate priorities. Not for
         stacked images.
         segment_draws: ``each``: a batch has equally many draws from each segment; ``one``: a whole batch
-        comes from one segment at random (Zhang, section 3.2.3).
+        comes from one segment at random (Zhang 2022, section 3.2.3).
     weights: for several learners, each with its own replay (bank). ``own``: the weights of that replay alone
-        (Zhang, eq. 5.4, which takes the sums of all banks as equal); ``all``: the weights of a single replay
-        that would hold the transitions of all banks.
+        (Zhang 2022, eq. 5.4, which takes the sums of all banks as equal); ``all``: the weights of a single
+        replay that would hold the transitions of all banks.
     ahead: D, how many batches are drawn in advance, before the errors of the preceding batches are known
-        (Zhang, section 4.3.1); 0 draws none in advance.
+        (Zhang 2022, section 4.3.1); 0 draws none in advance.
     saved: whether checkpoints contain the replay, up to 7.1 GB for a million images; otherwise a resumed run
         starts with an empty one. ``resume`` may change it.
     folder: a folder on a disk for memory-mapped files that hold images and rows, for replays larger than

@@ -1,4 +1,4 @@
-"""The relaxed loop: batches are drawn D updates before they are used (Zhang, section 4.3.1).
+"""The relaxed loop: batches are drawn D updates before they are used (Zhang 2022, section 4.3.1).
 
 With D = 0 each batch is drawn after the errors of the previous one have become priorities: the strict loop.
 With D > 0 the draw of batch t + D needs only the errors up to batch t - 1, so a background thread copies that

@@ -1,8 +1,8 @@
 """Slots in segments: a batch has a share of draws from each segment, or comes from a single one.
 
-Zhang, section 3.2.3 and Algorithm 2 (MEMR): a model is rolled out in rounds of M rollouts. Each round starts
-at states drawn with different priorities and so forms a segment; a batch is drawn from one segment, which is
-chosen first. A ring fills its slots in order, so its segments are consecutive ranges of M slots.
+Zhang 2022, section 3.2.3 and Algorithm 2 (MEMR): a model is rolled out in rounds of M rollouts. Each round
+starts at states drawn with different priorities and so forms a segment; a batch is drawn from one segment,
+which is chosen first. A ring fills its slots in order, so its segments are consecutive ranges of M slots.
 """
 
 from __future__ import annotations

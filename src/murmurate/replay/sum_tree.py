@@ -1,6 +1,6 @@
 """A sum tree: draw an index with a probability proportional to its priority, and set priorities, in O(log N).
 
-Zhang, sections 3.2.2 and 4.2.3: a node has K children, and one node is one cache line. The compiled tree
+Zhang 2022, sections 3.2.2 and 4.2.3: a node has K children, and one node is one cache line. The compiled tree
 (``_native_tree``) stores in each line the prefix sums of its 16 children, so that a search compares the mass
 with all of them at once (Differs: Algorithm 1 scans the K children, adding them up). The torch tree
 (``_torch_tree``) supports any fan-out and any device; on CUDA devices a Triton tree (``_triton_tree``)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from murmurate.fabric.processes.fence import fence
 
 _PAGE = mmap.ALLOCATIONGRANULARITY
-_LINE = 8  # int64 values in a cache line
+_LINE_CELLS = 8  # int64 values in a cache line
 _LONGEST_PATH = 4096
 # of each image: its pass and number, its place in a file, and where the file's path ends in "paths"
 _TASK = np.dtype([("pass", "i8"), ("number", "i8"), ("offset", "i8"), ("size", "i8"), ("end", "i8")])
@@ -44,7 +44,7 @@ class Layout:
         """(name, shape, dtype) of each array in the file."""
         per_image = (self.slots, self.batch)
         return (
-            ("counters", (1 + self.workers, _LINE), np.int64),
+            ("counters", (1 + self.workers, _LINE_CELLS), np.int64),
             ("tasks", per_image, _TASK),
             ("paths", (self.slots, self.batch * _LONGEST_PATH), np.uint8),
             ("results", per_image, _RESULT),
@@ -73,7 +73,7 @@ class BatchMemory:
         # First the number of assigned batches; then, in a cache line for each process, the number of batches
         # of which it has decoded its part, and 1 + position of the image that it is decoding, or 0 for none.
         # They are polled often: reading them through a memoryview is several times as fast as through numpy.
-        self._counters = mapped[: (1 + layout.workers) * _LINE * 8].cast("q")
+        self._counters = mapped[: (1 + layout.workers) * _LINE_CELLS * 8].cast("q")
         self._tasks, self._paths, self.results = arrays["tasks"], arrays["paths"], arrays["results"]
         self.pixels: NDArray[np.uint8] = arrays["pixels"]  # [slots, batch, H, W, C]
 
@@ -102,18 +102,18 @@ class BatchMemory:
 
     def is_decoded(self, batch: int) -> bool:
         """Whether all processes have decoded their parts of a batch."""
-        if any(self._counters[_LINE * (1 + w)] <= batch for w in range(self.layout.workers)):
+        if any(self._counters[_LINE_CELLS * (1 + w)] <= batch for w in range(self.layout.workers)):
             return False
         fence(self._lock)
         return True
 
     def done(self, worker: int) -> int:
         """Number of batches of which the process has decoded its part."""
-        return self._counters[_LINE * (1 + worker)]
+        return self._counters[_LINE_CELLS * (1 + worker)]
 
     def current(self, worker: int) -> int | None:
         """Position, in its batch, of the image that the process is decoding; None if it decodes none."""
-        position = self._counters[_LINE * (1 + worker) + 1]
+        position = self._counters[_LINE_CELLS * (1 + worker) + 1]
         return position - 1 if position else None
 
     # -- the decoding process's side ----------------------------------------------------------------
@@ -140,13 +140,13 @@ class BatchMemory:
 
     def begin(self, worker: int, position: int) -> None:
         """Note which image the process decodes now."""
-        self._counters[_LINE * (1 + worker) + 1] = position + 1
+        self._counters[_LINE_CELLS * (1 + worker) + 1] = position + 1
 
     def finish(self, worker: int) -> None:
         """Note that the process has decoded its part of a batch."""
         fence(self._lock)
-        self._counters[_LINE * (1 + worker) + 1] = 0
-        self._counters[_LINE * (1 + worker)] += 1
+        self._counters[_LINE_CELLS * (1 + worker) + 1] = 0
+        self._counters[_LINE_CELLS * (1 + worker)] += 1
 
 
 def _padded_bytes(shape: tuple[int, ...], dtype: Any) -> int:

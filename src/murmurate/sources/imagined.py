@@ -40,8 +40,8 @@ class ModelRollouts:
     grows_after, grows_until: env steps after the first fit at which the length begins and ceases to grow.
     kept: number of rounds whose imagined transitions are kept.
     alpha: for learners that give states priorities: the states from which a round begins are drawn in
-        proportion to priority ** alpha (Zhang, eq. 3.6), and a batch and its weights come from a single round
-        (section 3.2.3). With other learners alpha must be 0, and these states are drawn uniformly.
+        proportion to priority ** alpha (Zhang 2022, eq. 3.6), and a batch and its weights come from a single
+        round (section 3.2.3). With other learners alpha must be 0, and these states are drawn uniformly.
     beta, beta_end: exponent of the importance weights of these states, and its final value, reached linearly
         over the run.
     """

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from murmurate.fabric.processes.fence import fence
 
 FREE, DRAWING, READY, USED = range(4)
-_LINE, _CELL = 64, 8  # bytes of a cache line, and of a cell (an int64)
+_CACHE_LINE, _CELL = 64, 8  # bytes of a cache line, and of a cell (an int64)
 _STATE, _NUMBER, _ERROR_BITS, _PARTS = range(4)  # a slot's cells; from _PARTS on, owner and mark of each part
 _NO_OWNER = -1  # owners are stored plus one, so that zeroed memory reads as this
 
@@ -56,7 +56,7 @@ class SlotLayout:
 
     def offsets(self) -> dict[str, int]:
         """Byte offset of each column, which holds the rows of all slots; "" is the end of the last column."""
-        first = _LINE + _CELL * self.slots * self.slot_cells
+        first = _CACHE_LINE + _CELL * self.slots * self.slot_cells
         sizes = [_aligned(size * self.block * self.batch) * self.slots for _, size in self.columns]
         return dict(zip([*dict(self.columns), ""], itertools.accumulate(sizes, initial=first), strict=True))
 
@@ -73,8 +73,8 @@ class BatchSlots:
 
     def __init__(self, memory: memoryview, layout: SlotLayout) -> None:
         self.memory, self.layout = memory, layout
-        self._cells = memory[_LINE : _LINE + _CELL * layout.slots * layout.slot_cells].cast("q")
-        self._floats = memory[:_LINE].cast("d")  # beta, alpha, number of shards, heartbeats
+        self._cells = memory[_CACHE_LINE : _CACHE_LINE + _CELL * layout.slots * layout.slot_cells].cast("q")
+        self._header = memory[:_CACHE_LINE].cast("d")  # beta, alpha, number of shards, heartbeats
         self._width = layout.slot_cells
         self._offsets, self._sizes = layout.offsets(), dict(layout.columns)
         self._lock = threading.Lock()
@@ -97,28 +97,28 @@ class BatchSlots:
     @property
     def exponents(self) -> tuple[float, float]:
         """(beta, alpha) for the next draws; a negative alpha leaves the shards' alpha unchanged."""
-        return self._floats[0], self._floats[1]
+        return self._header[0], self._header[1]
 
     def set_exponents(self, beta: float, alpha: float) -> None:
-        self._floats[0], self._floats[1] = beta, alpha
+        self._header[0], self._header[1] = beta, alpha
 
     # -- written by the sampler for its learner -------------------------------------------------------
 
     @property
     def shards(self) -> int:
         """Number of shards that the sampler is connected to."""
-        return int(self._floats[2])
+        return int(self._header[2])
 
     def set_shards(self, count: int) -> None:
-        self._floats[2] = count
+        self._header[2] = count
 
     @property
     def beats(self) -> float:
         """Number of heartbeats so far."""
-        return self._floats[3]
+        return self._header[3]
 
     def beat(self) -> None:
-        self._floats[3] += 1
+        self._header[3] += 1
 
     # -- the states of a slot -------------------------------------------------------------------------
 
@@ -187,4 +187,4 @@ class BatchSlots:
 
 
 def _aligned(size: int) -> int:
-    return -(-size // _LINE) * _LINE
+    return -(-size // _CACHE_LINE) * _CACHE_LINE

@@ -19,7 +19,7 @@ from murmurate.sources.polling import Backoff
 from murmurate.sources.shared_ring import EPISODE_NUMBERS, read_episodes, write_episodes
 from murmurate.spec import EnvSpec, Episode, Shapes, Trajectory
 
-_LINE = 8  # int64 values in a cache line
+_LINE_CELLS = 8  # int64 values in a cache line
 _ALIGNMENT = 64
 _MICROSECONDS = 1e6
 Field = tuple[tuple[int, ...], torch.dtype]
@@ -83,7 +83,7 @@ class TrajectoryRing:
     def __init__(self, memory_file: SharedMemoryFile, shape: TrajectoryShape, slots: int) -> None:
         # trajectories put, trajectories taken, steps of the actor, microseconds for which it waited for room,
         # simulators that it replaced
-        self._counters = memory_file.counters("counters", (5, _LINE))[:, 0]
+        self._counters = memory_file.counters("counters", (5, _LINE_CELLS))[:, 0]
         # all in one region, because each region takes a file descriptor
         region = memory_file.take("trajectories", slots * shape.slot_bytes)
         self._slots: list[dict[str, Tensor]] = []

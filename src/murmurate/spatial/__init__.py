@@ -1,4 +1,4 @@
-"""Spatially parallel convolution: one replica's images spread over several parts (Jin, chapter 4)."""
+"""Spatially parallel convolution: one replica's images spread over several parts (Jin 2018, chapter 4)."""
 
 from murmurate.spatial.parallel import parallelize, whole_again
 from murmurate.spatial.parts import PartLost, Parts

@@ -1,4 +1,4 @@
-"""Convolution over the parts of a replica (Jin, section 4.3), and transposed convolution.
+"""Convolution over the parts of a replica (Jin 2018, section 4.3), and transposed convolution.
 
 Differs from the paper: while halos are being sent, each part computes all its outputs from its own pixels,
 and afterwards computes again only those that need a halo; so no padded copy of the image is made or kept.

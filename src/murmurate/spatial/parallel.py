@@ -1,4 +1,4 @@
-"""Turns an ordinary module into the parts of a replica (Jin, chapter 4)."""
+"""Turns an ordinary module into the parts of a replica (Jin 2018, chapter 4)."""
 
 from __future__ import annotations
 

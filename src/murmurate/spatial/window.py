@@ -1,4 +1,4 @@
-"""Halo exchange: every part gets the rectangle it needs, its window (Jin, eq. 4.1, 4.2, 4.7, 4.8).
+"""Halo exchange: every part gets the rectangle it needs, its window (Jin 2018, eq. 4.1, 4.2, 4.7, 4.8).
 
 Its backward pass is the adjoint: the gradient of a window goes back to the parts that hold its pixels, and is
 added there, in the order of ranks.

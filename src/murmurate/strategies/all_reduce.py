@@ -1,6 +1,6 @@
 """All-reduce: every replica steps with the mean of all gradients, so all stay equal.
 
-TF-Replicator's synchronous replicator; A2C (Dhariwal et al.); Jin, Algorithm 2.
+TF-Replicator's synchronous replicator; A2C (Dhariwal et al.); Jin 2018, Algorithm 2.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class AllReduce(Strategy):
 
     name: ClassVar[str] = "all-reduce"
     summary: ClassVar[str] = "average the gradient; update"
-    paper: ClassVar[str] = "TF-Replicator; A2C; Jin, Algorithm 2"
+    paper: ClassVar[str] = "TF-Replicator; A2C; Jin 2018, Algorithm 2"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVE})
     synchronous: ClassVar[bool] = True
     averages_gradients: ClassVar[bool] = True

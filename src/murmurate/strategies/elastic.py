@@ -1,4 +1,4 @@
-"""Elastic averaging: replicas and a centre attract each other (Zhang et al. 2015; Jin, Algorithm 4)."""
+"""Elastic averaging: replicas and a centre attract each other (Zhang et al. 2015; Jin 2018, Algorithm 4)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LOST = "the centre's parameters"  # what is lost with the centre
 
 
 def moving_rate(given: float | None, replicas: int) -> float:
-    """beta; by default 0.8 / p (Jin, section 3.4)."""
+    """beta; by default 0.8 / p (Jin 2018, section 3.4)."""
     return 0.8 / replicas if given is None else given
 
 
@@ -38,7 +38,8 @@ class Elastic(Strategy):
     The client sends theta_i; the centre replies with theta~ as it was and moves by beta (theta_i - theta~);
     the client moves by as much towards the centre, so theta_i + theta~ stays the same. (Differs: Algorithm 4
     takes two messages, between which the centre may move.) The update that follows uses the gradient at
-    theta_i before the move, as in Zhang's Algorithm 1. (Differs: Jin computes it after the move.)
+    theta_i before the move, as in Algorithm 1 of EASGD (Zhang, Choromanska and LeCun 2015). (Differs: Jin
+    2018 computes it after the move.)
 
     period: tau, own updates between two moves.
     moving_rate: beta; None is 0.8 / p with p replicas.
@@ -53,7 +54,7 @@ class Elastic(Strategy):
 
     name: ClassVar[str] = "elastic"
     summary: ClassVar[str] = "every tau replica and centre move towards each other; update"
-    paper: ClassVar[str] = "Zhang et al. 2015 (EASGD); Jin, Algorithm 4"
+    paper: ClassVar[str] = "Zhang et al. 2015 (EASGD); Jin 2018, Algorithm 4"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.MAIL, Capability.REGISTER})
     centre: ClassVar[bool] = True
     behaviour: ClassVar[Behaviour] = Behaviour(

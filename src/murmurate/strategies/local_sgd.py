@@ -1,7 +1,7 @@
 """Local SGD: local updates; after every H of them, replicas average their parameters.
 
-SPO (Zhang, Algorithm 5). With an outer optimizer the change of the mean since the last round is used as a
-gradient (Reddi et al. 2021, FedOpt; DiLoCo); with rate 1 and no momentum this gives the plain mean.
+SPO (Zhang 2022, Algorithm 5). With an outer optimizer the change of the mean since the last round is used as
+a gradient (Reddi et al. 2021, FedOpt; DiLoCo); with rate 1 and no momentum this gives the plain mean.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LocalSGD(Strategy):
 
     name: ClassVar[str] = "local-sgd"
     summary: ClassVar[str] = "update; every H updates average the parameters"
-    paper: ClassVar[str] = "SPO; Zhang, Algorithm 5"
+    paper: ClassVar[str] = "SPO; Zhang 2022, Algorithm 5"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVE})
     synchronous: ClassVar[bool] = True
     behaviour: ClassVar[Behaviour] = Behaviour(

@@ -1,6 +1,6 @@
 """Parameter server: accumulate gradients, push them to a centre, pull its parameters.
 
-Downpour (Jin, Algorithm 3); DA3C (Mohamad et al., Algorithms 6 and 7); with ``local_steps=False`` the
+Downpour (Jin 2018, Algorithm 3); DA3C (Mohamad et al., Algorithms 6 and 7); with ``local_steps=False`` the
 asynchronous replicator of TF-Replicator.
 """
 
@@ -56,7 +56,7 @@ class ParameterServer(Strategy):
 
     name: ClassVar[str] = "parameter-server"
     summary: ClassVar[str] = "every tau updates push the accumulated gradient, and pull; the centre updates"
-    paper: ClassVar[str] = "Jin, Algorithm 3 (Downpour); DA3C; TF-Replicator's async replicator"
+    paper: ClassVar[str] = "Jin 2018, Algorithm 3 (Downpour); DA3C; TF-Replicator's async replicator"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.MAIL, Capability.REGISTER})
     centre: ClassVar[bool] = True
     counts_all: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Pull gossip: mix with the parameters of one random peer (Jin, chapter 3, Algorithm 5)."""
+"""Pull gossip: mix with the parameters of one random peer (Jin 2018, chapter 3, Algorithm 5)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PullGossip(Strategy):
 
     name: ClassVar[str] = "pull-gossip"
     summary: ClassVar[str] = "update; every tau updates mix with one random peer"
-    paper: ClassVar[str] = "Jin, Algorithm 5 and section 3.6"
+    paper: ClassVar[str] = "Jin 2018, Algorithm 5 and section 3.6"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.REGISTER})
     behaviour: ClassVar[Behaviour] = Behaviour(
         carries="state",

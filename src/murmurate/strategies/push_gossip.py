@@ -1,4 +1,4 @@
-"""Push gossip: send the parameters to one random peer, which averages all it received (Jin, Algorithm 6)."""
+"""Push gossip: send the parameters to one random peer, which averages what it receives (Jin 2018, Alg. 6)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PushGossip(Strategy):
 
     name: ClassVar[str] = "push-gossip"
     summary: ClassVar[str] = "update; every tau updates send to one random peer; average the vectors received"
-    paper: ClassVar[str] = "Jin, Algorithm 6 and section 3.6"
+    paper: ClassVar[str] = "Jin 2018, Algorithm 6 and section 3.6"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.MAIL, Capability.REGISTER})
     behaviour: ClassVar[Behaviour] = Behaviour(
         carries="state",

@@ -1,6 +1,6 @@
 """Gossip in common rounds: all members draw the same pairs, so each knows who sends to whom.
 
-Jin, Algorithms 5 and 6 with synchronous rounds (Theorem 2).
+Jin 2018, Algorithms 5 and 6 with synchronous rounds (Theorem 2).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class SynchronousGossip(Strategy):
 
     name: ClassVar[str] = "synchronous-gossip"
     summary: ClassVar[str] = "update; every tau updates mix with one random peer in a common round"
-    paper: ClassVar[str] = "Jin, Algorithms 5 and 6, Theorem 2"
+    paper: ClassVar[str] = "Jin 2018, Algorithms 5 and 6, Theorem 2"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.MAIL, Capability.COLLECTIVE})
     synchronous: ClassVar[bool] = True
     behaviour: ClassVar[Behaviour] = Behaviour(
