@@ -56,6 +56,18 @@ def test_every_source_tells_which_episodes_were_successes(
     assert "Success rate in training" in Path(report([run], tmp_path / "report.html")).read_text()
 
 
+def test_simulated_replicas_tell_which_episodes_were_successes(tmp_path: Path) -> None:
+    (tmp_path / "coin.py").write_text(ENVIRONMENT)
+    run = tmp_path / "run"
+    words = ["simulate", f"env:{tmp_path / 'coin.py'}:Coin-a2c", "--replicas", "2", "--env-steps", "1500"]
+    assert main([*words, "--seed", "0", "--out", str(run)]) == 0
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rates = [(r["success_rate"], r["return_mean"]) for r in records if "success_rate" in r]
+    assert rates
+    for success_rate, return_mean in rates:
+        assert success_rate == pytest.approx(return_mean)
+
+
 def test_a_world_without_a_goal_has_no_success_rate(tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = ["train", "cartpole-a2c", "--env-steps", "600", "--launcher", "inline"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import pickle
 import sys
@@ -21,7 +22,7 @@ from resuming import assert_resumes_exactly, play
 from murmurate.cli.main import main
 from murmurate.errors import Refusal
 from murmurate.launch import launcher
-from murmurate.recipes import recipe, recipe_of
+from murmurate.recipes import recipe, recipe_of, stored
 from murmurate.training.run_folder import new_folder, plain, read_run, write_run
 from murmurate.worlds import _own_env
 from murmurate.worlds.gym import GymWorld
@@ -266,7 +267,7 @@ def test_a_folder_of_modules_is_stored_only_where_it_must(place: Path) -> None:
     assert os.path.isabs(world("env:own_envs.py:make_env").target)  # type: ignore[union-attr]
 
 
-def test_a_file_that_has_moved_is_named_to_evaluate_and_report(
+def test_a_file_that_has_moved_is_named_to_evaluate_report_and_resume(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["train", "--env", "own_envs.py:make_env", "--algorithm", "a2c", "--env-steps", "300"]
@@ -274,10 +275,28 @@ def test_a_file_that_has_moved_is_named_to_evaluate_and_report(
     (place / "other").mkdir()
     for name in ("own_envs.py", "own_neighbour.py"):
         (place / name).rename(place / "other" / name)
-    for verb in ("eval", "report"):
+    for verb in ("eval", "report", "resume"):
         assert main([verb, "run"]) == 2
-        assert "--env of murmurate eval and report" in capsys.readouterr().err
+        assert "--env of murmurate resume, eval and report" in capsys.readouterr().err
     for verb in ("eval", "report"):
         assert main([verb, "run", "--env", "other/own_envs.py:make_env"]) == 0
-    assert main(["eval", "run", "--env", "Acrobot-v1"]) == 2
-    assert "names no class or function" in capsys.readouterr().err
+    for verb in ("eval", "resume"):
+        assert main([verb, "run", "--env", "Acrobot-v1"]) == 2
+        assert "names no class or function" in capsys.readouterr().err
+    # processes of their own find it by its new name, which the folder then stores
+    moved = ["--env", "other/own_envs.py:make_env", "--launcher", "local"]
+    assert main(["resume", "run", *moved, "--env-steps", "600"]) == 0
+    assert f"env:{place / 'other' / 'own_envs.py'}:make_env-a2c" == stored(Path("run")).recipe
+    assert main(["resume", "run", "--env-steps", "900"]) == 0
+    assert json.loads(Path("run/summary.json").read_text())["env_steps"] >= 900
+
+
+def test_only_an_environment_of_ones_own_can_have_moved(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "cartpole-a2c", "--env-steps", "300", "--launcher", "inline", "--out", "run"]
+    assert main(words) == 0
+    before = Path("run/run.json").read_text()
+    assert main(["resume", "run", "--env", "own_envs.py:make_env", "--env-steps", "600"]) == 2
+    assert "cartpole was not made by a class or function of yours" in capsys.readouterr().err
+    assert Path("run/run.json").read_text() == before

@@ -121,7 +121,7 @@ def resume(
     """Continue a run from its newest checkpoint. Arguments are those of ``train``; they may change its end.
 
     Args:
-        env: makes the environment, where the folder cannot name it (a lambda, say).
+        env: makes the environment, where the folder cannot name it (a lambda, say), or its file has moved.
 
     Raises:
         Refusal: with nothing changed: no checkpoint, or a field that cannot change.
@@ -138,7 +138,9 @@ def resume(
         return changed
 
     with replaced_by(env), watching(Watch(checked(callbacks), quiet)):
-        finish = session.resume(run_folder, launcher_by_name, recipes.stored, change)
+        finish = session.resume(
+            run_folder, launcher_by_name, recipes.stored, change, lambda run: recipes.relocated(run, env)
+        )
     return _result(finish, run_folder, quiet)
 
 

@@ -114,7 +114,7 @@ def _name_first(arguments: Sequence[str]) -> list[str]:
     verb, *rest = arguments
     if verb not in ("train", "tune", "resume", "simulate"):
         return [verb, *rest]
-    if any(word.partition("=")[0] == "--env" for word in rest):
+    if verb != "resume" and any(word.partition("=")[0] == "--env" for word in rest):
         # an empty recipe, because argparse would take an unknown option's value for the recipe
         return [verb, "", *rest]
     index = 0

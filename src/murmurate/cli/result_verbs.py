@@ -23,7 +23,7 @@ def add_verbs(verbs: Any) -> None:
     evaluate.add_argument(
         "--sample", action="store_true", help="draw actions from the policy instead of the most probable one"
     )
-    _add_env(evaluate)
+    add_env_in_place(evaluate)
     evaluate.add_argument("--json", action="store_true")
     evaluate.set_defaults(act=_eval)
     report = verbs.add_parser("report", help="write report.html for one run, or a comparison of several")
@@ -36,11 +36,12 @@ def add_verbs(verbs: Any) -> None:
         default=None,
         help="file (default: report.html in the run's folder; for several runs, comparison.html here)",
     )
-    _add_env(report)
+    add_env_in_place(report)
     report.set_defaults(act=_report)
 
 
-def _add_env(verb: Any) -> None:
+def add_env_in_place(verb: Any) -> None:
+    """Add ``--env``, for verbs that read a run folder."""
     verb.add_argument(
         "--env",
         help="class or function that makes the environments, where the one that the run names is gone: "

@@ -12,6 +12,7 @@ from typing import Any
 
 from murmurate.cli import sweep
 from murmurate.cli.help import Fields
+from murmurate.cli.result_verbs import add_env_in_place
 from murmurate.errors import Refusal
 from murmurate.fabric.processes.fork_server import begin_fork_server
 
@@ -43,6 +44,7 @@ def add_verbs(verbs: Any) -> None:
         allow_abbrev=False,
     )
     resume.add_argument("folder", type=Path, help="the folder that murmurate train wrote (its --out)")
+    add_env_in_place(resume)
     resume.set_defaults(act=_resume, fields=_resume_fields)
 
 
@@ -85,9 +87,11 @@ def _simulate_fields(options: argparse.Namespace | None, rest: list[str]) -> Fie
 def _resume_fields(options: argparse.Namespace | None, rest: list[str]) -> Fields:
     """The fields of the folder's run that may change; without a folder, those that all recipes have."""
     from murmurate.recipes import recipe, stored
+    from murmurate.worlds.own import replaced_by
 
     general = options is None
-    run = recipe("cartpole-a2c") if options is None else stored(options.folder)
+    with replaced_by(None if options is None else options.env):
+        run = recipe("cartpole-a2c") if options is None else stored(options.folder)
     note = "What a run has learned depends on its other fields, so they stay as they are."
     folder = "DIR" if options is None else options.folder
     return Fields(
@@ -184,12 +188,18 @@ def _resume(options: argparse.Namespace, rest: list[str]) -> int:
         begin_fork_server(rest)
     from murmurate.cli.options import change
     from murmurate.launch import launcher
-    from murmurate.recipes import stored
+    from murmurate.recipes import relocated, stored
     from murmurate.training.session import resume
+    from murmurate.worlds.own import replaced_by
 
-    finish = resume(
-        options.folder, launcher, stored, lambda run: change(run, rest, f"murmurate train {run.recipe}")
-    )
+    with replaced_by(options.env):
+        finish = resume(
+            options.folder,
+            launcher,
+            stored,
+            lambda run: change(run, rest, f"murmurate train {run.recipe}"),
+            lambda run: relocated(run, options.env),
+        )
     return report_end(finish, finish.folder or options.folder)
 
 

@@ -7,15 +7,18 @@ defines ``WORLDS``, their names, or ``ACTIONS``, ``discrete`` or ``vector``. A n
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from murmurate import plugins
 from murmurate.errors import Refusal, unknown
 from murmurate.training.run import Run
 from murmurate.training.run_folder import read_run
+from murmurate.worlds import own
 from murmurate.worlds.own import absolute_name, world_name
 from murmurate.worlds.registry import vector_worlds, world_names
 
@@ -91,6 +94,15 @@ def recipe_of(env: str, algorithm: str) -> Run:
 def stored(folder: Path) -> Run:
     """The Run of a run folder. Raises Refusal if there is none, or its recipe is unknown."""
     return read_run(folder, recipe)
+
+
+def relocated(run: Run, env: str | Callable[..., Any] | None) -> Run:
+    """``run`` with environments that ``env`` makes, where those that it names are gone; None changes nothing.
+    It must be called within ``replaced_by(env)``."""
+    if env is None:
+        return run
+    world = own.relocated(run.world, env)
+    return dataclasses.replace(run, world=world, recipe=run.recipe.replace(run.world.name, world.name, 1))
 
 
 def pairs() -> dict[str, tuple[str, str]]:

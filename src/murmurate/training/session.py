@@ -145,14 +145,17 @@ def resume(
     find_launcher: Callable[[str], Launcher],
     read: Callable[[Path], Run],
     changes: Callable[[Run], Run] = lambda run: run,
+    relocate: Callable[[Run], Run] = lambda run: run,
 ) -> Finish:
     """Resume from a run folder's newest complete checkpoint; ``changes`` may, for example, move the run's
     end.
 
-    find_launcher: returns a launcher by name. read: see ``train``.
+    find_launcher: returns a launcher by name. read: see ``train``. relocate: names what the run needs where
+    it is found now, in ways that ``changes`` may not.
     Raises Refusal, with nothing changed, if there is no checkpoint or it belongs to another run.
     """
-    stored = read(folder)
+    recorded = read(folder)
+    stored = relocate(recorded)
     run = changes(stored)
     refuse_missing(run.world)
     launcher = find_launcher(run.launcher)
@@ -164,6 +167,8 @@ def resume(
         with locked(folder):
             check_data(folder, run.world)  # first, because with other data a checkpoint may not fit either
             newest = checkpoint.newest(folder / "checkpoints", lambda path: _check_fits(run, folder, path))
+            if stored != recorded:
+                write_run(folder, stored)
             return _continue(run, stored, folder, newest, launcher)
 
 

@@ -19,6 +19,7 @@ import gymnasium
 
 from murmurate.errors import Refusal
 from murmurate.ranges import NonNegativeInt, PositiveInt, StackLength, check_ranges
+from murmurate.spec import World
 from murmurate.worlds import _gym_env, _own_env, modules
 from murmurate.worlds._formats import formats_of, spaces_of
 from murmurate.worlds._own_env import PREFIX
@@ -144,6 +145,18 @@ def replaced_by(env: str | Callable[..., Any] | None) -> Iterator[None]:
         yield
     finally:
         _replacements.pop()
+
+
+def relocated(world: World, env: str | Callable[..., Any]) -> OwnWorld:
+    """``world`` with its other settings, and with environments that ``env`` makes.
+
+    Raises ``Refusal`` if ``world`` is not one of the user's own environments.
+    """
+    if not isinstance(world, OwnWorld):
+        raise Refusal(f"The environment {world.name} was not made by a class or function of yours. Omit env.")
+    made = world_of(env)
+    assert isinstance(made, OwnWorld)  # ``replaced_by`` refuses other names
+    return dataclasses.replace(world, target=made.target, folder=made.folder)
 
 
 @dataclass(frozen=True)
