@@ -64,12 +64,15 @@ def test_defaults_surround_the_recipe_and_are_values_that_it_takes(name: str) ->
     assert getattr(changed.learner, rate.name.removeprefix("agent.").replace("-", "_")) == rate.low
 
 
-def test_a_searched_field_cannot_be_given_too(tmp_path, capsys) -> None:
+@pytest.mark.parametrize(
+    "words", [["--agent.learning-rate", "0.1"], ["--agent.learning_rate=0.1"], ["--learning-rate", "0.1"]]
+)
+def test_a_searched_field_cannot_be_given_too(tmp_path, capsys, words) -> None:
     pytest.importorskip("optuna")
-    command = ["tune", "cartpole-a2c", "--agent.steps", "4", "--out", str(tmp_path / "x")]
+    command = ["tune", "cartpole-a2c", *words, "--out", str(tmp_path / "x")]
     assert main(command) == 2
-    assert "--agent.steps is searched" in capsys.readouterr().err
-    assert main([*command[:2], "--sampler", "best", *command[4:]]) == 2
+    assert "--agent.learning-rate is searched" in capsys.readouterr().err
+    assert main([*command[:2], "--sampler", "best", *command[-2:]]) == 2
     assert "no sampler called 'best'" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
 

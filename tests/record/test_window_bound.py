@@ -150,7 +150,7 @@ def test_a_damaged_window_is_not_computed_with(tmp_path: Path, damage) -> None:
         assert window_bounds(open_run(tmp_path / "run")) == []
 
 
-def test_only_what_averages_peeked_vectors_is_recorded() -> None:
+def test_only_what_averages_published_vectors_is_recorded() -> None:
     def of(strategy) -> list[GossipWindow | None]:
         def member(fabric):
             replicator = Replicator(strategy, fabric)

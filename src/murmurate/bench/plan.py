@@ -12,7 +12,7 @@ from murmurate.bench._result import Log
 from murmurate.mapping import measure as costs
 from murmurate.mapping.check import measured
 from murmurate.mapping.profile import DeviceProfile
-from murmurate.mapping.search import Candidate, needed, search
+from murmurate.mapping.search import Candidate, runs_with_exchange, search
 from murmurate.recipes import recipe
 
 NAME = "plan"
@@ -62,7 +62,7 @@ def measure(plan: PlanPlan, log: Log) -> dict[str, Any]:
         began = time.monotonic()
         run = recipe(name)
         costs.add_recipe(profile, run, log)
-        for exchanging_run in needed(run, profile.cores):
+        for exchanging_run in runs_with_exchange(run, profile.cores):
             costs.add_exchange(profile, exchanging_run, log)
         seconds[name] = time.monotonic() - began
         candidates = search(run, profile)

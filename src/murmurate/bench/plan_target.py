@@ -16,14 +16,15 @@ from murmurate.errors import Refusal
 from murmurate.mapping import learning
 from murmurate.mapping import measure as costs
 from murmurate.mapping.profile import DeviceProfile
-from murmurate.mapping.search import UNCHANGED, Candidate, needed, search
+from murmurate.mapping.search import UNCHANGED, Candidate, runs_with_exchange, search
 from murmurate.ranges import PositiveInt
 from murmurate.recipes import recipe
 from murmurate.training.run import Run
 
 NAME = "plan-target"
 SUMMARY = (
-    "seconds to a return with a plan's choice, over the recipe's own and a random search's; --full: 40 trials"
+    "seconds to a return: the recipe's over a plan's choice's, and the choice's over a random search's best; "
+    "--full: 40 trials"
 )
 
 
@@ -67,8 +68,8 @@ def measure(plan: PlanTargetPlan, log: Log) -> dict[str, Any]:
     rows = []
     for name, target in zip(plan.recipes, plan.targets, strict=True):
         settings = [name, target, plan.trials, plan.finalists, plan.seeds]
-        measured = functools.partial(_row, name, target, profile, plan, log)
-        rows.append(cached_value(Path(plan.where), name, settings, measured))
+        measure_row = functools.partial(_row, name, target, profile, plan, log)
+        rows.append(cached_value(Path(plan.where), name, settings, measure_row))
     return {
         "least_default_over_choice": min(row["default_over_choice"] for row in rows),
         "greatest_choice_over_best": max(row["choice_over_best"] for row in rows),
@@ -84,7 +85,7 @@ def _row(name: str, target: float, profile: DeviceProfile, plan: PlanTargetPlan,
     draws = random.Random(0)
     trials = []
     for number, tried in enumerate(draws.sample(candidates, min(plan.trials, len(candidates)))):
-        # with seeds that decide nothing later
+        # with seeds that the comparison below does not use
         taken = learning.to_target(tried.run, target, seed=plan.seeds + number).seconds
         trials.append((taken, number, tried))
         log(f"{name} trial {number + 1}, {tried.name}: {taken:.1f} s")
@@ -116,9 +117,10 @@ def _row(name: str, target: float, profile: DeviceProfile, plan: PlanTargetPlan,
 
 
 def _planned(run: Run, target: float, profile: DeviceProfile, log: Log) -> list[Candidate]:
-    """The plan's candidates, best first; the one without changes is called ``UNCHANGED``."""
+    """The candidates of ``murmurate plan``, the best predicted first; the one without changes is called
+    ``UNCHANGED``."""
     measured = costs.add_recipe(profile, run, log)
-    for exchanging_run in needed(run, profile.cores):
+    for exchanging_run in runs_with_exchange(run, profile.cores):
         costs.add_exchange(profile, exchanging_run, log)
     measured.learning = learning.measure(run, target, log)
     return search(run, profile, "time")

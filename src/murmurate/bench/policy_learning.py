@@ -1,4 +1,4 @@
-"""Return that ARM, IMPALA, PPO and TRPO reach on CartPole, and PPO's on HalfCheetah beside CleanRL's."""
+"""Mean returns that ARM, IMPALA, PPO and TRPO reach on CartPole, and PPO on HalfCheetah beside CleanRL."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ FULL = PolicyLearningPlan(cartpole_seeds=5, halfcheetah_seeds=3)
 
 
 def measure(plan: PolicyLearningPlan, log: Log) -> dict[str, Any]:
-    """Returns over seeds: the mean of 10 greedy evaluation games with the last parameters, and the mean of
-    the last 100 training episodes, which is what CleanRL publishes. A seed has reached the goal if the
-    evaluation on CartPole is at least 475, or the training return elsewhere at least the published mean."""
+    """Episode returns, over seeds: the mean of 10 greedy evaluation games with the last parameters, and the
+    mean of the last 100 training episodes, which is what CleanRL publishes. A seed has reached the goal if
+    the evaluation on CartPole is at least 475, or the training return elsewhere at least the published
+    mean."""
     runs_by_recipe = {
         name: [_run(plan, name, seed, log) for seed in range(seeds)] for name, seeds in plan.recipes.items()
     }

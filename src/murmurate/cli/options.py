@@ -102,6 +102,12 @@ def change(config: Any, arguments: Sequence[str], command: str) -> Any:
     return config
 
 
+def given(arguments: Sequence[str], config: Any, command: str) -> set[str]:
+    """The full names, without dashes, of the options of ``config`` in ``arguments``; raises as ``change``."""
+    known = {option.name: option for option in options(config)}
+    return {_full_name(_name(word), known, command) for word in arguments if word.startswith("--")}
+
+
 def divide(
     arguments: Sequence[str], config: Any, other_config: Any, command: str
 ) -> tuple[list[str], list[str]]:
@@ -116,10 +122,15 @@ def divide(
     target = other_arguments
     for word in arguments:
         if word.startswith("--"):
-            name = _full_name(word[2:].partition("=")[0].replace("_", "-"), names | other_names, command)
+            name = _full_name(_name(word), names | other_names, command)
             target = config_arguments if name in names else other_arguments
         target.append(word)
     return config_arguments, other_arguments
+
+
+def _name(word: str) -> str:
+    """``--group.a_name=value`` as ``group.a-name``."""
+    return word[2:].partition("=")[0].replace("_", "-")
 
 
 def _full_name(name: str, known: Mapping[str, Option], command: str) -> str:

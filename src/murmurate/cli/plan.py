@@ -96,7 +96,7 @@ def _profile(run: Run, options: argparse.Namespace) -> DeviceProfile:
     """The profile of ``--on``, or this machine's, with the costs that the plan needs."""
     from murmurate.mapping import learning, measure
     from murmurate.mapping.profile import DeviceProfile, key, load, save
-    from murmurate.mapping.search import needed
+    from murmurate.mapping.search import runs_with_exchange
 
     path = options.on or PROFILE
     cores = measure.cores()
@@ -115,8 +115,8 @@ def _profile(run: Run, options: argparse.Namespace) -> DeviceProfile:
         measure.add_recipe(profile, run, _say)
         has_changed = True
     if here:
-        for needed_run in needed(run, cores):
-            has_changed |= measure.add_exchange(profile, needed_run, _say)
+        for exchanging_run in runs_with_exchange(run, cores):
+            has_changed |= measure.add_exchange(profile, exchanging_run, _say)
     costs = profile.recipes.get(key(run))
     if here and costs is not None and options.target not in (None, getattr(costs.learning, "target", None)):
         costs.learning = learning.measure(run, options.target, _say)

@@ -12,7 +12,7 @@ from murmurate.cli.options import number_argument
 from murmurate.errors import Refusal
 from murmurate.ranges import PositiveFloat, PositiveInt
 
-# options that only ``tune`` has
+# options of the study, and not of its trials
 _TUNE_OPTIONS = ("trials", "minutes", "search", "objective", "sampler", "pruner", "jobs")
 
 
@@ -32,7 +32,7 @@ def add_verb(verbs: Any) -> None:
         action="append",
         default=[],
         metavar="FIELD=VALUES",
-        help="LOW..HIGH, LOW..HIGH:log or A,B,C; several times; 'default' is the agent's own space",
+        help="LOW..HIGH, LOW..HIGH:log or A,B,C; several times; 'default' adds what is searched without it",
     )
     tune.add_argument("--objective", help="figure of summary.json, NAME:max or NAME:min")
     tune.add_argument("--sampler", default="tpe", help="tpe, random, qmc, cmaes or gp")
@@ -55,7 +55,7 @@ def _tune_fields(options: argparse.Namespace | None, rest: list[str]) -> Fields:
 
 
 def _tune(options: argparse.Namespace, rest: list[str]) -> int:
-    from murmurate.cli.options import change
+    from murmurate.cli.options import change, given
     from murmurate.cli.run_verbs import recipe_run
     from murmurate.cli.search import search_space
     from murmurate.cli.sweep import check_jobs, forwarded
@@ -66,12 +66,10 @@ def _tune(options: argparse.Namespace, rest: list[str]) -> int:
     check_jobs(options.jobs)
     run = change(run, rest, command)
     space = search_space(run, options.search, command)
-    if set_twice := {f"--{dimension.name}" for dimension in space} & {
-        word.partition("=")[0] for word in rest
-    }:
+    if searched_and_given := {dimension.name for dimension in space} & given(rest, run, command):
         raise Refusal(
-            f"{', '.join(sorted(set_twice))} is searched. Leave it out, or name what shall be searched with "
-            "--search."
+            f"{', '.join(f'--{name}' for name in sorted(searched_and_given))} is searched. Leave it out, or "
+            "name what shall be searched with --search."
         )
     from murmurate.launch import launcher
     from murmurate.training.run_folder import new_folder
@@ -81,8 +79,10 @@ def _tune(options: argparse.Namespace, rest: list[str]) -> int:
 
     engine = launcher(run.launcher)
     if engine.dictated_replicas() is not None:
-        raise Refusal(f"The {run.launcher} launcher starts one run, and tune starts many. Leave it out.")
-    prepared(run, engine)
+        raise Refusal(
+            f"The {run.launcher} launcher starts one run, and tune starts many. Leave out --launcher."
+        )
+    prepared(run, engine)  # for what it refuses: each trial prepares its own run
     objective = read_objective(options.objective, run)
     study = Study(
         run,
@@ -104,7 +104,7 @@ def _tune(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _tune_words(options: argparse.Namespace) -> list[str]:
-    """The options of this verb alone, as they were given."""
+    """The study's options that differ from their defaults, and --trials: with them the study goes on."""
     words: list[str] = []
     defaults = {"sampler": "tpe", "pruner": "median", "jobs": 1}
     for name in _TUNE_OPTIONS:

@@ -24,7 +24,7 @@ class LaneMemory(wiring.Component):
 
     def __init__(self, words: int, lanes: int, width: int, bypass: bool = False) -> None:
         self.words, self.lanes, self.width, self.bypass = words, lanes, width, bypass
-        self.piece = next((bits for depth, bits in sorted(_COLUMN_BITS.items()) if words <= depth), 1)
+        self.column_bits = next((bits for depth, bits in sorted(_COLUMN_BITS.items()) if words <= depth), 1)
         address = max(1, (words - 1).bit_length())
         super().__init__(
             {
@@ -46,8 +46,8 @@ class LaneMemory(wiring.Component):
             )
         data = Signal(self.lanes * self.width, reset_less=True)  # to become the block RAM's output register
         for lane in range(self.lanes):
-            for low in range(0, self.width, self.piece):
-                bits = slice(low, min(low + self.piece, self.width))
+            for low in range(0, self.width, self.column_bits):
+                bits = slice(low, min(low + self.column_bits, self.width))
                 memory = Memory(shape=unsigned(bits.stop - bits.start), depth=max(2, self.words), init=[])
                 m.submodules[f"memory_{lane}_{low}"] = memory
                 write, read = memory.write_port(), memory.read_port()
@@ -62,12 +62,14 @@ class LaneMemory(wiring.Component):
             m.d.comb += self.read_data.eq(data)
             return m
         # a write to the address that is being read is kept for two cycles, until the data arrive
-        hit, hits = Signal(self.lanes), Signal(self.lanes)
-        new, news = (Signal(self.width, reset_less=True, name=name) for name in ("new", "news"))
+        hit_1, hit_2 = Signal(self.lanes), Signal(self.lanes)  # one and two cycles later
+        new_1, new_2 = (Signal(self.width, reset_less=True, name=name) for name in ("new_1", "new_2"))
         same = Mux(read_address == write_address, write_enable, 0)
-        m.d.sync += [hit.eq(same), hits.eq(hit), new.eq(write_data), news.eq(new)]
+        m.d.sync += [hit_1.eq(same), hit_2.eq(hit_1), new_1.eq(write_data), new_2.eq(new_1)]
         m.d.sync += [
-            self.read_data.word_select(k, self.width).eq(Mux(hits[k], news, data.word_select(k, self.width)))
+            self.read_data.word_select(k, self.width).eq(
+                Mux(hit_2[k], new_2, data.word_select(k, self.width))
+            )
             for k in range(self.lanes)
         ]
         return m

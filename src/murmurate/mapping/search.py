@@ -158,7 +158,7 @@ def _values(before: Any, after: Any, name: str) -> tuple[Any, Any]:
     return getattr(before, name, None), getattr(after, name, None)
 
 
-def needed(run: Run, cores: int) -> list[Run]:
+def runs_with_exchange(run: Run, cores: int) -> list[Run]:
     """Runs whose exchange must be measured for a search: one for each strategy and number of replicas."""
     found: dict[tuple[str, int], Run] = {}
     for candidate in candidates(run, cores):

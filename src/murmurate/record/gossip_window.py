@@ -130,6 +130,6 @@ def gossip_window(total: Callable[[], float], bound_replicas: list[BoundReplica]
     if len(bound_replicas) != 1:
         return None
     (bound,) = bound_replicas
-    if not bound.strategy.averages_peeked or bound.channel.size < 2:
+    if not bound.strategy.averages_published or bound.channel.size < 2:
         return None
     return GossipWindow(total, bound)

@@ -17,7 +17,8 @@ _SMALL_BYTES = 32 << 10  # a smaller copy takes no longer than waking a thread, 
 
 
 class AsyncCopy:
-    """Copies in the order of the calls. ``number``: the number of the latest copy, for ``wait``."""
+    """Copies of ``_SMALL_BYTES`` or more are queued, and made in the order of the calls; smaller ones are
+    complete when the call returns. ``number``: of the latest queued copy, for ``wait``; 0: there is none."""
 
     def __init__(self) -> None:
         if native.kernels is None:

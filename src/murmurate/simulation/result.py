@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.member import Centre, Costs
 from murmurate.simulation.monitor import Monitor, disagreement
 from murmurate.training import checkpoint
@@ -18,12 +17,11 @@ from murmurate.training.run_folder import write_json
 
 def summarize(
     run: Run,
-    cluster: Cluster,
     folder: Path,
     monitor: Monitor,
     centre: Centre | None,
     wall_seconds: float,
-    reason: str,
+    exit_status: str,
 ) -> dict[str, Any]:
     """Evaluate, then write and return ``summary.json``. Fields: ``docs/metrics.md``, ``docs/simulate.md``."""
     learners = [*monitor.former, *monitor.learners.values()]
@@ -63,7 +61,7 @@ def summarize(
         "events": monitor.events,
         "stopped_because": monitor.stopped_because,
         "resume_exact": False,
-        "exit": reason,
+        "exit": exit_status,
         "eval_return_mean": None,
         "eval_return_stderr": None,
         "episodes": None,
@@ -72,7 +70,7 @@ def summarize(
     if (skipped := run.world.skipped()) is not None:
         fields["skipped"] = skipped[1]
     last_checkpoint = folder / "checkpoints" / "last"
-    if reason == "finished" and checkpoint.damage(last_checkpoint) is None:
+    if exit_status == "finished" and checkpoint.damage(last_checkpoint) is None:
         evaluation = figures(run, last_checkpoint)
         evaluation.pop("returns", None)
         fields |= evaluation

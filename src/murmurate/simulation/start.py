@@ -126,9 +126,9 @@ class Simulation:
                 pass  # nothing is saved
             finally:
                 monitor.close()
-            reason = self.failure or ("interrupted" if monitor.interrupted else "finished")
+            exit_status = self.failure or ("interrupted" if monitor.interrupted else "finished")
             wall_seconds = time.monotonic() - started
-            summary = summarize(run, self.cluster, folder, monitor, self.centre, wall_seconds, reason)
+            summary = summarize(run, folder, monitor, self.centre, wall_seconds, exit_status)
         code = 128 + monitor.signal if monitor.interrupted else FINISHED
         return Finish(FAILED if self.failure else code, summary, run=run)
 

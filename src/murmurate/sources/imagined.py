@@ -40,8 +40,9 @@ class ModelRollouts:
     grows_after, grows_until: env steps after the first fit at which the length begins and ceases to grow.
     kept: number of rounds whose imagined transitions are kept.
     alpha: for learners that give states priorities: the states from which a round begins are drawn in
-        proportion to priority ** alpha (Zhang 2022, eq. 3.6), and a batch and its weights come from a single
-        round (section 3.2.3). With other learners alpha must be 0, and these states are drawn uniformly.
+        proportion to priority ** alpha (Zhang 2022, eq. 3.6), and the imagined part of a batch, with its
+        weights, comes from a single round (section 3.2.3). With other learners alpha must be 0, and these
+        states are drawn uniformly.
     beta, beta_end: exponent of the importance weights of these states, and its final value, reached linearly
         over the run.
     """
@@ -58,6 +59,7 @@ class ModelRollouts:
     beta_end: UnitInterval = 1.0
 
     def length_after(self, env_steps: float) -> int:
+        """Steps of a rollout, so many env steps after the first fit."""
         share = (env_steps - self.grows_after) / (self.grows_until - self.grows_after)
         return int(self.length + min(max(share, 0.0), 1.0) * (self.length_end - self.length))
 
@@ -129,15 +131,17 @@ class ImaginedSourceConfig(SourceConfig):
 
     def memory_bytes(self, run: RunView) -> int:
         batches = 2 * run.learner.requires.batch * step_bytes(run)
-        # twice a round of rollouts; if the replay of all kept rounds is resized, which copies it, twice these
-        twice_a_round = 2 * self.rollouts.starts * max(self.rollouts.length, self.rollouts.length_end)
-        copies = twice_a_round * step_bytes(run) * (self.rollouts.kept if self.rollouts.length_end > 1 else 1)
+        # copies of two rounds of rollouts; where their length changes, the replay of all kept rounds is
+        # resized, which copies it
+        rollouts = self.rollouts
+        rounds = 2 * (rollouts.kept if rollouts.length_end != rollouts.length else 1)
+        copies = rounds * rollouts.starts * max(rollouts.length, rollouts.length_end) * step_bytes(run)
         return int(self.saved_bytes(run) + batches + copies + self.simulators * SIMULATOR_BYTES)
 
     def saved_bytes(self, run: RunView) -> int:
         requires, rollouts = run.learner.requires, self.rollouts
         longest = max(rollouts.length, rollouts.length_end)
-        weight = {WEIGHT: ()} if requires.priorities else {}
+        weight = {WEIGHT: ()} if requires.priorities else {}  # of imagined transitions
         return sum(
             replay_bytes(
                 ReplayConfig(capacity=capacity),
@@ -145,9 +149,9 @@ class ImaginedSourceConfig(SourceConfig):
                 simulators=self.simulators,
                 steps=1,
                 batch=requires.batch,
-                behaviour=weight,
+                behaviour=behaviour,
             )
-            for capacity in (self.capacity, rollouts.capacity(longest))
+            for capacity, behaviour in ((self.capacity, {}), (rollouts.capacity(longest), weight))
         )
 
     def check_state(self, state: dict[str, Any]) -> None:

@@ -1,8 +1,9 @@
 """Blocks of batches of a replay service, in slots of shared memory. Nothing here needs torch.
 
-A slot's state cycles: FREE, DRAWING (shards write their parts of each batch), READY, USED (the learner has
-written the errors). What is to be done with a slot follows from the shared memory alone, so a sampler that is
-started again continues where its predecessor was killed.
+A slot is FREE before its first draw; then its state cycles: DRAWING (shards write their parts of each batch),
+READY, USED (the learner has written the batches' TD errors, from which priorities follow). What is to be done
+with a slot follows from the shared memory alone, so a sampler that is started again continues where its
+predecessor was killed.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ class SlotLayout:
     parts: int
     columns: tuple[tuple[str, int], ...]
 
-    def rows(self, part: int, number: int) -> Rows:
-        """The rows of a part in batch ``number`` of the block."""
-        first = self.batch * number
+    def rows(self, part: int, batch_index: int) -> Rows:
+        """The rows of a part in the batch with that index in the block."""
+        first = self.batch * batch_index
         return Rows(first + self.batch * part // self.parts, first + self.batch * (part + 1) // self.parts)
 
     def count(self, part: int) -> int:

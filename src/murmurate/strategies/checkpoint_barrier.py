@@ -42,8 +42,8 @@ class CheckpointBarrier:
         return delta
 
     def has_ended(self, rank: int) -> bool:
-        """Whether ``rank`` has sent its last marker. It will receive no delta that we send after our own
-        marker."""
+        """Whether ``rank`` has sent its final marker. It still takes deltas that precede this member's final
+        marker, and none that follow it."""
         return self._markers.get(rank, 0) >= FINAL_DRAIN
 
     def on_member(self, event: MemberEvent) -> None:
@@ -56,7 +56,7 @@ class CheckpointBarrier:
 
         Returns False if a marker could not be sent: then the checkpoint cannot be complete.
         """
-        # a message this short is not compressed; the compression error of earlier deltas joins the next delta
+        # so short a message is sent uncompressed: the error feedback of earlier deltas stays for the next one
         marker = like.new_zeros(1)
         receivers = [peer for peer in to if not self.has_ended(peer) or number >= FINAL_DRAIN]
         sent = [channel.send(peer, self.tag, marker, note=-float(number)) for peer in receivers]

@@ -35,7 +35,7 @@ class GALA(Strategy):
     summary: ClassVar[str] = "update; publish without waiting; average once every in-peer has published"
     paper: ClassVar[str] = "Assran et al. 2019, Algorithm 1"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.REGISTER})
-    averages_peeked: ClassVar[bool] = True
+    averages_published: ClassVar[bool] = True
     behaviour: ClassVar[Behaviour] = Behaviour(
         carries="state",
         bounded_by="staleness_bound, and a wait that ends after deadline_seconds",

@@ -29,7 +29,7 @@ class MemberEvent:
 
 @dataclass(frozen=True)
 class Behaviour:
-    """The properties of a strategy that ``list strategies`` prints beside its step.
+    """What users are told of a strategy: by ``list strategies``, and the last two by messages.
 
     carries: what messages contain: "state", so that losing one is harmless; "deltas", so that it is
         not; or "nothing". bounded_by: what bounds staleness.
@@ -67,9 +67,9 @@ class Strategy:
     counts_all: ClassVar[bool] = False
     # Whether each update uses the mean of all replicas' gradients: their batches then count as one.
     averages_gradients: ClassVar[bool] = False
-    # Whether a step updates, publishes, and then does no more than replace the vector by the plain mean of it
-    # and of vectors that peers have published.
-    averages_peeked: ClassVar[bool] = False
+    # Whether a step updates, publishes, averages the own vector and vectors that peers have published, with
+    # equal weights, and does nothing else.
+    averages_published: ClassVar[bool] = False
     # Whether one more member, the last rank, keeps a centre: it does not learn, and runs ``serve``.
     centre: ClassVar[bool] = False
 
@@ -89,7 +89,7 @@ class Strategy:
     @property
     def common_rounds(self) -> bool:
         """Whether all replicas make each step together, so that collectives work inside it."""
-        return self.synchronous or not self.needs
+        return self.synchronous or not self.needs  # what needs nothing trains a single replica
 
     def check(self, replicas: int, *, shrinks: float = 0.0) -> None:
         """Raise Refusal for a run that this strategy does not support.
@@ -109,7 +109,8 @@ class Strategy:
         return functools.partial(type(self), **fields), ()
 
     def attach(self, replica: Replica, channel: Channel) -> None:
-        """Called once, before ``load`` and the first step; on all members in the same order of replicas.
+        """Called once, before ``load`` and the first step; all members attach their named replicas in the
+        same order.
 
         A strategy that reads and writes ``scale * params`` calls ``replica.scale.keep()``, so that the update
         by a row-sparse gradient touches only its rows (``Replica.follow``). For all other strategies
@@ -127,7 +128,8 @@ class Strategy:
     def consensus(self, replica: Replica, channel: Channel) -> Tensor:
         """A copy of the vector [N] that represents all replicas: it is evaluated, saved as best, exported.
 
-        By default the vector that the centre last published; without a centre, this member's parameters.
+        By default the vector that the centre last published; this member's own parameters at the centre,
+        before the centre has published, and without a centre.
         """
         if not self.centre or channel.rank == centre_of(channel) or channel.version(centre_of(channel)) == 0:
             return replica.values().detach().clone()
