@@ -326,8 +326,12 @@ def test_files_that_are_no_matrix(tmp_path):
     for short in ({"row": [0]}, {"col": [0, 1]}, {"data": [1]}):
         with pytest.raises(Refusal, match=r"rows, \d columns and \d counts.*save_npz"):
             read(matrix(path, [1, 1, 1], **{**coo, **short}))
-    with pytest.raises(Refusal, match="save_npz"):
+    with pytest.raises(Refusal, match="rise from 0"):
+        read(matrix(path, [1, 1, 1], indptr=[1, 2, 4]))
+    with pytest.raises(Refusal, match=r"counts of type <U1. Save real numbers"):
         read(matrix(path, ["a", "b", "c"]))
+    with pytest.raises(Refusal, match=r"documents or words can be read. Split it"):
+        read(matrix(path, [1, 1, 1], shape=(2, 1 << 40)))
 
 
 def test_text(tmp_path):

@@ -42,8 +42,9 @@ class Worker:
     def kill(self, because: str = "") -> None:
         self.killed, self.killed_because = True, because
 
-    def dump_stacks(self) -> None:
+    def dump_stacks(self) -> bool:
         self.dumped = True
+        return True
 
 
 class Scene:

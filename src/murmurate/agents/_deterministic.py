@@ -65,7 +65,7 @@ class DeterministicAgent(ActsByPolicy):
         self._policy_passes = passes(self._policy, self.policy.net, "net.")
         self._critic_passes = passes(self._critic, self.critics)
         self._target_policy, self._target_critics = (Passes(target.net) for target in self.targets)
-        self._include = statistics_updater(self.policy.normalizer, context)
+        self._update_statistics = statistics_updater(self.policy.normalizer, context)
         dimensions = math.prod(spec.action_shape)
         self._noise = UpdateNoise(context.seed, context.rank, (1, config.batch, dimensions), self.device)
         # observations of this round's batches, if the policy is updated at the end of a round
@@ -100,7 +100,7 @@ class DeterministicAgent(ActsByPolicy):
     @torch.no_grad()
     def learn(self, batch: Batch) -> Outcome:
         data: Sample = batch.data
-        self._include(data.observation)
+        self._update_statistics(data.observation)
         observation = self.policy.observation_features(data.observation)
         target = self._target(data)
         scaled = self.policy.bounds.to_scaled(data.action)

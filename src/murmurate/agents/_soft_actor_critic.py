@@ -80,7 +80,7 @@ class SoftActorCritic:
         self._policy_passes = passes(self._policy, self.policy.net, "net.")
         self._critic_passes = passes(self._critic, self.critics)
         self._target_passes = Passes(self.target.net)
-        self._include = statistics_updater(self.policy.normalizer, context)
+        self._update_statistics = statistics_updater(self.policy.normalizer, context)
         self._noise = UpdateNoise(context.seed, context.rank, (2, config.batch, dimensions), self.device)
 
     @torch.no_grad()
@@ -97,7 +97,7 @@ class SoftActorCritic:
     @torch.no_grad()
     def update(self, data: Sample) -> Update:
         """One update of the critics, the policy, the temperature and the target critics."""
-        self._include(data.observation)
+        self._update_statistics(data.observation)
         noise = self._noise.of(self._critic.clock)[:, : len(data.reward)]
         alpha = self._temperature.log_alpha.detach().exp()
         observation = self.policy.observation_features(data.observation)

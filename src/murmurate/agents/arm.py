@@ -134,7 +134,7 @@ class ARMAgent(OneReplica):
             compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
             in_compute=lambda name: name.startswith("torso."),
         )
-        self._include = statistics_updater(self.net.normalizer, context)
+        self._update_statistics = statistics_updater(self.net.normalizer, context)
         self.target = TargetNetwork(self.net, polyak=config.target_rate)  # V'
         off_policy = config.importance_clip is not None
         # the net of the previous iteration, theta_{t-1} and omega_{t-1}, which defines pi_t
@@ -178,7 +178,7 @@ class ARMAgent(OneReplica):
         value_error, cumulative_error = returns - value, cumulative - q_plus_taken
         loss = 0.5 * (value_error.square() + cumulative_error.square()).mean()
         exchange = self.replica.descend(loss)
-        self._include(data.observation[0])
+        self._update_statistics(data.observation[0])
         self.target.after_update(exchange.staleness, self.replica.common_rounds)
         advantage = (q_plus - value[:, None]).detach()
         gradient_norm = self.replica.gradient_norm

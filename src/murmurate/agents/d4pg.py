@@ -39,7 +39,7 @@ from murmurate.spec import Batch, EnvSpec, Outcome, Transitions, derive_generato
 
 @dataclass(frozen=True)
 class D4PG(LearnerConfig):
-    """Hyper-parameters; the defaults are the paper's for the Control Suite, except where a recipe sets them.
+    """Hyper-parameters; the defaults are the paper's for the Control Suite, but for ``hidden``.
 
     Actions are learned scaled to [-1, 1] by their bounds, so noise has no unit.
 
@@ -50,7 +50,8 @@ class D4PG(LearnerConfig):
     atoms: number of returns that the critic gives probabilities to, at equal distances from v_min to v_max; a
         return outside counts as the nearer of these two. v_min, v_max: least and greatest of these returns.
     target_every: a learner's updates between moves of the target nets towards the nets; under strategies with
-        common rounds they move at the end of a round. polyak: share of the way that they move; 1 copies.
+        common rounds at the end of the round in which so many are reached. polyak: share of the way that they
+        move; 1 copies.
     exploration_noise: standard deviation of the noise that exploration adds to actions.
     torso: torso of images: nature2013, nature2015, jin2018, impala2018, or your own: FILE.py:NAME,
         module:NAME (docs/worlds.md); auto is nature2013. It is trained by the critic's loss alone.
@@ -101,8 +102,8 @@ class D4PG(LearnerConfig):
 
 
 class D4PGAgent:
-    """One actor-learner (see ``Agent``) with two replicas: ``policy``, and ``critic``, which includes the
-    encoder of images."""
+    """One actor-learner (see ``Agent``) with two replicated vectors (``Replica``): ``policy``, and
+    ``critic``, which includes the encoder of images."""
 
     def __init__(self, config: D4PG, context: Context) -> None:
         spec, self.device = context.spec, context.device
@@ -130,7 +131,7 @@ class D4PGAgent:
         self._target_policy = TargetNetwork(self.policy, every=config.target_every, polyak=config.polyak)
         self._target_critic = TargetNetwork(self.critic, every=config.target_every, polyak=config.polyak)
         self._targets: Sequence[TargetNetwork[Any]] = (self._target_policy, self._target_critic)
-        self._include = statistics_updater(self.policy.normalizer, context)
+        self._update_statistics = statistics_updater(self.policy.normalizer, context)
 
     @property
     def replicas(self) -> dict[str, Replica]:
@@ -172,7 +173,7 @@ class D4PGAgent:
         critic, and the features of images computed before the critic's update."""
         data: Sample = batch.data
         observation, next_observation = self._shifted(data)
-        self._include(observation)
+        self._update_statistics(observation)
         target = self._target(data, next_observation)
         features = self._features(self.policy, self.critic, observation)
         logits = self.critic(features, self.policy.bounds.to_scaled(data.action))

@@ -130,7 +130,7 @@ class DQNAgent(OneReplica):
             compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
             in_compute=lambda name: name.startswith("torso."),
         )
-        self._include = statistics_updater(self.net.normalizer, context)
+        self._update_statistics = statistics_updater(self.net.normalizer, context)
         self.target = TargetNetwork(self.net, every=config.target_every)
         agreed = "agreed" in (config.selector, config.behaviour)
         self.agreed = TargetNetwork(self.net) if agreed else None
@@ -203,7 +203,7 @@ class DQNAgent(OneReplica):
         value = self.net(data.observation)
         step = q_step(value, data.action, data.reward, data.discount, data.weights, q_t, q_t_selector)
         exchange = self.replica.descend(step.loss)
-        self._include(data.observation)
+        self._update_statistics(data.observation)
         for target in (self.target, self.agreed):
             if target is not None:
                 target.after_update(exchange.staleness, self.replica.common_rounds)

@@ -131,7 +131,7 @@ class IMPALAAgent(OneReplica):
             compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
             in_compute=lambda name: name.startswith("torso."),
         )
-        self._include = statistics_updater(self.net.normalizer, context)
+        self._update_statistics = statistics_updater(self.net.normalizer, context)
 
     def _optimizer(self, parameters: list[Any]) -> torch.optim.Optimizer:
         c = self.config
@@ -171,7 +171,7 @@ class IMPALAAgent(OneReplica):
         c = self.config
         loss = policy_loss + c.value_coefficient * critic_loss - c.entropy_coefficient * bonus
         self.replica.descend(loss * data.reward.numel())  # the paper sums over steps and trajectories
-        self._include(data.observation.flatten(0, 1))
+        self._update_statistics(data.observation.flatten(0, 1))
         gradient_norm = self.replica.gradient_norm
         return Outcome(
             {

@@ -1,9 +1,9 @@
 """Hostile byte streams against a live fabric of two members.
 
 The members exchange vectors through a proxy that damages some of the traffic. Meanwhile an attacker sends
-them noise, or hellos (the first message of a connection) that are forged, cut, changed or repeated, or
-keeps connections open and sends nothing. The members check every value that they receive, so that values that
-are wrong without an error are counted, too.
+them noise, or openings of a connection (hello and first handshake message) that are forged, cut, changed or
+repeated, or keeps connections open and sends nothing. The members check every value that they receive, so
+that values that are wrong without an error are counted, too.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 _RUN, _SECRET = "fuzz", b"the secret of a run under attack"
 _VECTOR_NUMBERS = 20_000  # numbers in a vector
 _MEMBERS_BEGIN_SECONDS, _PROGRESS_SECONDS = 60.0, 30.0
-_PLAIN_BYTES = 49  # the unencrypted fields, with which a hello begins
-_HELLO_BYTES = _PLAIN_BYTES + 56  # the first message of the handshake follows them
-_RECORDED_BYTES = 4096  # how much of a session is recorded, to be replayed
+_PLAIN_BYTES = 49  # the hello: unencrypted fields, with which a connection opens
+_OPENING_BYTES = _PLAIN_BYTES + 56  # the first message of the handshake follows
+_RECORDED_BYTES = 4096  # a session is recorded, to be replayed, until there are so many bytes
 _ANSWER_BYTES = 64  # the most that a listener sends to a peer that is not authenticated
 _TIMEOUT_SECONDS = 1.0
 _HALF_OPEN = 30  # connections that the attacker keeps open
@@ -44,17 +44,21 @@ _CHECK_EVERY = 25  # attempts
 def attack(count: int, seed: int) -> dict[str, int]:
     """The number of each outcome of ``count`` attempts drawn from ``seed``.
 
-    accepted: attempts in which the attacker was taken for a member. silent: received values that differ from
-    what was sent. exchanges: number of exchanges that the members made meanwhile. Raises RuntimeError if they
-    do not begin.
+    attempts: how many were made; after a hang there are no more. accepted: attempts in which the attacker was
+    taken for a member. refused: connections and frames that the members refused. silent: wrong results at a
+    member without an error (a value that was not sent, a lost message, a mean without the other member).
+    exchanges: number of exchanges that the members made meanwhile. tracebacks: of the members. hangs: how
+    often a member made no exchange for a long time. peak_bytes: growth of the members' resident memory.
+    Raises RuntimeError if they do not begin.
     """
     generator = random.Random(seed)
-    outcomes: Counter[str] = Counter(attempts=count, accepted=0, tracebacks=0, hangs=0, silent=0)
+    outcomes: Counter[str] = Counter(attempts=0, accepted=0, tracebacks=0, hangs=0, silent=0)
     with tempfile.TemporaryDirectory(prefix="murmurate-") as folder:
         attacker = _Attacker(generator, Path(folder))
         try:
             attacker.begin()
             for number in range(count):
+                outcomes["attempts"] += 1
                 outcomes["accepted"] += attacker.attempt()
                 if number % _CHECK_EVERY == _CHECK_EVERY - 1 and not attacker.members_go_on():
                     outcomes["hangs"] += 1
@@ -70,7 +74,7 @@ class _Attacker:
 
     def __init__(self, generator: random.Random, folder: Path) -> None:
         self._generator, self._folder = generator, folder
-        self._proxy = _Proxy(random.Random(generator.random()), folder / "member-port")
+        self._proxy = _Proxy(random.Random(generator.random()), folder / "proxied-port")
         self._members: list[subprocess.Popen[str]] = []
         self._half_open: list[socket.socket] = []
         self._ports: list[int] = []
@@ -145,10 +149,12 @@ class _Attacker:
     # -- attacks
 
     def _open_connection(self) -> bool:
-        """Connect, send nothing or a part of a hello, and keep the connection open."""
-        self._half_open.append(self._connected())
+        """Connect, send nothing or a part of an opening, and keep the connection open."""
         with contextlib.suppress(OSError):
-            self._half_open[-1].sendall(self._hello()[: self._generator.choice((0, 1, 20, _PLAIN_BYTES, 60))])
+            self._half_open.append(self._connected())
+            self._half_open[-1].sendall(
+                self._opening()[: self._generator.choice((0, 1, 20, _PLAIN_BYTES, 60))]
+            )
         if len(self._half_open) > _HALF_OPEN:
             self._half_open.pop(0).close()
         return False
@@ -169,7 +175,7 @@ class _Attacker:
     def _send_stream(self) -> bool:
         """Send a stream; returns whether the answer is longer than what an unauthenticated peer gets."""
         unsent, received_bytes = self._stream(), 0
-        with self._connected() as sock, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), self._connected() as sock:
             while unsent:
                 size = len(unsent) if len(unsent) > 4096 else self._generator.randint(1, len(unsent))
                 sock.sendall(unsent[:size])
@@ -180,31 +186,31 @@ class _Attacker:
         return received_bytes > _ANSWER_BYTES
 
     def _stream(self) -> bytes:
-        """The bytes that are sent to a member: noise, or a hello that is forged, cut, changed or repeated."""
-        draw, hello = self._generator, bytearray(self._hello())
-        kind = draw.choice(("noise", "flood", "cut", "flip", "field", "replay", "session", "own keys"))
+        """The bytes sent to a member: noise, or an opening that is forged, cut, changed or repeated."""
+        draw, opening = self._generator, bytearray(self._opening())
+        kind = draw.choice(("noise", "flood", "cut", "flip", "field", "replay", "session", "handshake"))
         if kind == "noise":
             return draw.randbytes(draw.randrange(1, 2000))
         if kind == "flood":
-            return bytes(hello[:_PLAIN_BYTES]) + draw.randbytes(
-                draw.choice((_HELLO_BYTES - _PLAIN_BYTES + 1, 4096, 1 << 20))
+            return bytes(opening[:_PLAIN_BYTES]) + draw.randbytes(
+                draw.choice((_OPENING_BYTES - _PLAIN_BYTES + 1, 4096, 1 << 20))
             )
         if kind == "cut":
-            return bytes(hello[: draw.randrange(len(hello))])
+            return bytes(opening[: draw.randrange(len(opening))])
         if kind == "flip":
-            hello[draw.randrange(len(hello))] ^= 1 << draw.randrange(8)
+            opening[draw.randrange(len(opening))] ^= 1 << draw.randrange(8)
         elif kind == "field":  # cipher, run, epoch, rank or incarnation
             start, stop = draw.choice(((4, 5), (5, 21), (21, 29), (29, 33), (33, _PLAIN_BYTES)))
-            hello[start:stop] = draw.choice((b"\xff", b"\0")) * (stop - start)
+            opening[start:stop] = draw.choice((b"\xff", b"\0")) * (stop - start)
         elif kind == "session":
             return self._proxy.recorded
-        elif kind == "own keys":
-            hello[_PLAIN_BYTES:] = draw.randbytes(len(hello) - _PLAIN_BYTES)
-        return bytes(hello)
+        elif kind == "handshake":  # random bytes
+            opening[_PLAIN_BYTES:] = draw.randbytes(len(opening) - _PLAIN_BYTES)
+        return bytes(opening)
 
-    def _hello(self) -> bytes:
-        """The recorded hello of rank 1, which names its run, epoch, rank and incarnation."""
-        return self._proxy.recorded[:_HELLO_BYTES]
+    def _opening(self) -> bytes:
+        """The recorded opening of rank 1, whose hello names its run, epoch, rank and incarnation."""
+        return self._proxy.recorded[:_OPENING_BYTES]
 
     def _connected(self) -> socket.socket:
         port = self._generator.choice(self._ports)
@@ -228,7 +234,7 @@ class _Attacker:
 
 class _Proxy:
     """A TCP proxy between rank 1 and rank 0, which records the beginning of rank 1's last session, and
-    damages traffic on request."""
+    damages traffic on request. port_file: where rank 1 writes rank 0's port once it knows it."""
 
     def __init__(self, generator: random.Random, port_file: Path) -> None:
         self._generator, self._port_file = generator, port_file
@@ -267,7 +273,7 @@ class _Proxy:
                             return
                         if source is near and len(sent) < _RECORDED_BYTES:
                             sent += data
-                            if len(sent) >= _HELLO_BYTES:
+                            if len(sent) >= _OPENING_BYTES:
                                 self.recorded = sent
                         for piece in self._damaged(data):
                             other[source].sendall(piece)
@@ -331,7 +337,7 @@ def member(rank: int, folder: Path, proxy_port: int) -> None:
 
     store: Any = dist.FileStore(str(folder / "store"), 3)  # type: ignore[attr-defined]
     if rank == 1:
-        store = _StoreWithProxy(store, proxy_port, folder / "member-port")
+        store = _StoreWithProxy(store, proxy_port, folder / "proxied-port")
     fabric = NetworkFabric(
         rank, 2, store, run_id=_RUN, secret=_SECRET, silence_seconds=2.0, shared_memory=False
     )

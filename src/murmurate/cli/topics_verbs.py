@@ -64,9 +64,9 @@ def add_verbs(verbs: Any) -> None:
         "evaluate",
         help="perplexity of the test documents, or of other ones",
         description="Perplexities of documents, with what they mean. The one called perplexity (document "
-        "completion) lies between 1 and about the number of words, and compares models. The two bounds are "
-        "never below the perplexity that they bound; perplexity_bound_full has no upper limit, since it "
-        "divides the cost of the topics by the words of these documents.",
+        "completion) lies between 1 and about the size of the vocabulary: compare models by it. "
+        "perplexity_bound and perplexity_bound_full are upper bounds of the perplexity of whole documents; "
+        "the second includes the evidence bound's terms for the topics, so with few documents it is large.",
     )
     evaluate.add_argument("folder", type=Path, help="folder of the run that found the topics")
     evaluate.add_argument("corpus", type=Path, nargs="?", help="default: the run's test documents")
@@ -89,7 +89,8 @@ def _add_reading_options(verb: argparse.ArgumentParser) -> None:
         "--transpose", action="store_true", default=None, help="the matrix is [words, documents]"
     )
     verb.add_argument(
-        "--vocabulary", help="a file with a word in each line (default: the one beside the corpus)"
+        "--vocabulary",
+        help="a file with a word in each line (default: the run's for text, else the one beside the corpus)",
     )
     verb.add_argument(
         "--vocabulary-size",

@@ -37,7 +37,7 @@ def detect_kind(path: Path) -> str:
         for kind_of_folder in ("text", "markdown"):
             if files_of(path, kind_of_folder):
                 return kind_of_folder
-        raise Refusal(f"{path} is a folder without .txt or .md files, and a folder of text has some.")
+        raise Refusal(f"{path} is a folder without .txt or .md files. Name a folder of documents, or a file.")
     name = path.name.removesuffix(".gz")
     if name.startswith("docword."):
         return "uci"
@@ -62,7 +62,8 @@ def _by_content(path: Path, name: str) -> str | None:
     if len(top) >= 3 and all(line.strip().isdigit() for line in top[:3]):
         return "uci"
     if all(_PAIRS.fullmatch(line.rstrip()) for line in top) and any(b":" in line for line in top):
-        # for each line, whether it begins with the number of its pairs
+        # for each line, whether it begins with the number of its pairs, as in lda-c; an SVMlight label may
+        # equal that number by chance, so neither a single line nor some of several decide
         begins_with_count = [line.split(None, 1)[0] == str(line.count(b":")).encode() for line in top]
         if all(begins_with_count) and len(begins_with_count) > 1:
             return "lda-c"

@@ -26,7 +26,8 @@ class Header(NamedTuple):
 
 
 def header_of(data: bytes) -> Header:
-    """The header of a JPEG, PNG, WebP or BMP file. Raises ImageError for another or a truncated file."""
+    """The header of a JPEG, PNG, WebP or BMP file. Raises ImageError for other files, and for truncated ones
+    (of a BMP file, only if its header is)."""
     if not data:
         raise ImageError("empty file", "it is empty")
     try:
@@ -80,13 +81,15 @@ def _webp(data: bytes) -> Header:
     elif kind == b"VP8L":
         bits = struct.unpack_from("<I", data, 21)[0]
         width, height = (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
-    else:
+    elif kind == b"VP8 ":
         width, height = (side & 0x3FFF for side in struct.unpack_from("<HH", data, 26))
+    else:
+        raise ImageError("not an image", f"a WebP file does not begin with {kind!r}")
     return Header(height, width, False)
 
 
 def _bmp(data: bytes) -> Header:
-    header_bytes, width, height = struct.unpack_from("<I", data, 14)[0], 0, 0
+    (header_bytes,) = struct.unpack_from("<I", data, 14)
     if header_bytes == 12:
         width, height = struct.unpack_from("<HH", data, 18)
     else:

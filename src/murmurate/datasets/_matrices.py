@@ -18,9 +18,10 @@ from murmurate.errors import Refusal
 
 
 def convert(path: Path, transpose: bool, errors: RecordErrors, folder: Path) -> tuple[NDArray[np.int64], int]:
-    """Convert a matrix to ``words.npy`` and ``counts.npy`` in ``folder``. Returns ([D] lengths, V).
+    """Convert a matrix to ``words.npy`` and ``counts.npy`` in ``folder``. Returns ([D] the number of distinct
+    words of each document, V).
 
-    The matrix has to fit into memory.
+    transpose: its rows are words. The matrix has to fit into memory.
     """
     rows, columns, counts, shape = _coordinates(path)
     if transpose:
@@ -43,13 +44,13 @@ def _coordinates(path: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], 
         kind = np.asarray(arrays["format"], np.str_).item()
         shape, counts = (int(arrays["shape"][0]), int(arrays["shape"][1])), arrays["data"]
         if counts.dtype.kind not in "biuf":
-            raise ValueError(f"counts of type {counts.dtype}")
+            raise Refusal(f"{path} has counts of type {counts.dtype}. Save real numbers: m.astype('int32').")
         if kind == "coo":
             rows, columns = arrays["row"], arrays["col"]
         elif kind in ("csr", "csc"):
             starts = arrays["indptr"].astype(np.int64)
             lengths = starts[1:] - starts[:-1]
-            if not ((lengths >= 0).all() and lengths.sum() == len(arrays["indices"])):
+            if not (starts[0] == 0 and (lengths >= 0).all() and starts[-1] == len(arrays["indices"])):
                 raise ValueError("indptr does not rise from 0 to the number of indices")
             rows, columns = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths), arrays["indices"]
         else:
@@ -58,8 +59,13 @@ def _coordinates(path: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], 
             )
         if rows.dtype.kind not in "iu" or columns.dtype.kind not in "iu":
             raise ValueError(f"indices of types {rows.dtype} and {columns.dtype}")
-        if min(shape) < 0 or max(shape) > LARGEST:
-            raise ValueError(f"a shape of {shape}; at most {LARGEST:,} documents or words can be read")
+        if min(shape) < 0:
+            raise ValueError(f"a shape of {shape}")
+        if max(shape) > LARGEST:
+            raise Refusal(
+                f"{path} has the shape {shape}, and at most {LARGEST:,} documents or words can be read. "
+                "Split it."
+            )
         if any(array.ndim != 1 for array in (rows, columns, counts)):
             raise ValueError("its arrays are not one-dimensional")
         if not len(rows) == len(columns) == len(counts):

@@ -5,8 +5,8 @@ in an environment or in native code, sends none. Such a member is *silent*, whic
 it is to be *excluded*, because it holds up synchronous rounds, checkpoints and the run's end.
 
 If others wait for the member, or the operating system says that its process is stopped, the deadline depends
-on how long rounds have taken. Otherwise (in an asynchronous run, where the member may just be slow) it is
-``Run.hang_after_seconds``.
+on how long rounds have taken. Otherwise the member may just be slow (in an asynchronous run, before the
+first rounds, while a checkpoint is written or a replica joins), and it is ``Run.hang_after_seconds``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class Monitored(Protocol):
     def rank(self) -> int: ...
     @property
     def is_stopped(self) -> bool: ...
-    def dump_stacks(self) -> None: ...
+    def dump_stacks(self) -> bool:
+        """Have the stacks of its threads written to its log; returns whether that can be done."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -55,25 +57,27 @@ class EngineMember:
     def is_stopped(self) -> bool:
         return self.process.host == this_host() and is_stopped(self.process.pid)
 
-    def dump_stacks(self) -> None:
-        """Does nothing, as this process must not send signals to another engine's processes."""
+    def dump_stacks(self) -> bool:
+        return False  # this process must not send signals to another engine's processes
 
 
 Member = TypeVar("Member", bound=Monitored)
 
 
 @dataclass
-class _Heartbeats:
-    """The last heartbeat of one member."""
+class _MemberState:
+    """The heartbeats of one member."""
 
-    since: float  # when it was seen
-    beats: int = 0  # its number
+    silent_since: float  # when the last one was seen, or its absence was last excused
+    beats: int = 0  # number of heartbeats so far
     silent: bool = False  # whether silence was reported since
+    in_log: bool = False  # whether the stacks of its threads were then written to its log
     excluded: bool = False  # whether exclusion was reported, which is done once: the process may end later
 
 
 class HeartbeatMonitor:
-    """The heartbeats of one run's members, or of one epoch's: ``poll`` it a few times a second.
+    """The heartbeats of one run's members (under ray and torchrun, until the members change): ``poll`` it a
+    few times a second.
 
     replaceable: whether an excluded replica can be replaced while the others go on.
     """
@@ -90,69 +94,74 @@ class HeartbeatMonitor:
         self._replaceable = replaceable
         self._clock = clock
         self._polled_at = clock()
-        self._heartbeats = [_Heartbeats(since=self._polled_at) for _ in range(self.run.members)]
+        self._members = [_MemberState(self._polled_at) for _ in range(self.run.members)]
 
     def poll(self, members: Iterable[Member]) -> Sequence[Member]:
         """Check ``members``, which are all that have not ended; returns those to be excluded."""
         now = self._clock()
         if now - self._polled_at > _ASLEEP_SECONDS:
             # this process itself was stopped, by Ctrl-Z for instance, so missed heartbeats mean nothing
-            for heartbeat in self._heartbeats:
-                heartbeat.since = now
+            for state in self._members:
+                state.silent_since = now
         self._polled_at = now
         return [member for member in members if self._check(member, now)]
 
     def is_silent(self, rank: int) -> bool:
-        return self._heartbeats[rank].silent
+        return self._members[rank].silent
 
     def forget(self, rank: int) -> None:
         """The process of ``rank`` has ended; another one may begin."""
-        self._heartbeats[rank] = _Heartbeats(since=self._clock())
+        self._members[rank] = _MemberState(self._clock())
 
     def _check(self, member: Monitored, now: float) -> bool:
         """Report if a member is silent, or answers again; returns whether it is to be excluded now."""
         rank, name = member.rank, self.coordinator.name(member.rank)
-        heartbeat, beats = self._heartbeats[rank], self.run_state.beats(rank)
+        state, beats = self._members[rank], self.run_state.beats(rank)
         # a member that is still being built sends no heartbeats, and opening a data set may take long
-        if beats != heartbeat.beats or (beats == 0 and not member.is_stopped):
-            if heartbeat.silent:
-                message = f"{name} answers again after {now - heartbeat.since:.1f} s"
+        if beats != state.beats or (beats == 0 and not member.is_stopped):
+            if state.silent:
+                message = f"{name} answers again after {now - state.silent_since:.1f} s"
                 self.coordinator.event("woke", message, member=rank)
-            heartbeat.beats, heartbeat.since, heartbeat.silent = beats, now, False
+            state.beats, state.silent_since, state.silent = beats, now, False
             return False
-        silent_seconds = now - heartbeat.since
-        if silent_seconds < FLOOR_SECONDS / 2 or heartbeat.excluded:
+        silent_seconds = now - state.silent_since
+        if silent_seconds < FLOOR_SECONDS / 2 or state.excluded:
             return False
         is_stopped = member.is_stopped
-        expected, allowed = self._deadlines(rank, is_stopped)
-        if silent_seconds > expected / 2 and not heartbeat.silent:
-            heartbeat.silent = True
-            if beats and not is_stopped:
-                member.dump_stacks()
+        usual, allowed = self._deadlines(rank, is_stopped)
+        if silent_seconds > usual / 2 and not state.silent:
+            state.silent = True
+            state.in_log = bool(beats) and not is_stopped and member.dump_stacks()
             consequence = "the others wait for it" if self._blocks_others() else "the others go on"
+            if self.run.members == 1:
+                consequence = "the run waits for it"
             message = f"{name} has sent no heartbeat for {silent_seconds:.1f} s; {consequence}"
             self.coordinator.event("silent", message, member=rank)
         if silent_seconds <= allowed:
             return False
-        heartbeat.excluded = True
-        cause = "its process is stopped" if is_stopped else f"see where in {log_name(rank)}"
+        state.excluded = True
+        if is_stopped:
+            cause = "its process is stopped"
+        else:
+            where = f"see where in {log_name(rank)}" if state.in_log else "in an environment or native code"
+            cause = f"it is stuck: {where}"
         message = f"{name} was silent for {silent_seconds:.1f} s ({cause}) and is excluded"
         self.coordinator.event("excluded", message, member=rank, deadline_seconds=allowed)
         return True
 
     def _deadlines(self, rank: int, is_stopped: bool) -> tuple[float, float]:
-        """(the longest silence that the duration of rounds explains, the silence after which the member is
-        excluded), in seconds."""
+        """(the deadline by the duration of rounds, at half of which silence is reported; the deadline of
+        exclusion), in seconds."""
         cap = self.run.hang_after_seconds
         if self.run_state.pace(rank) == 0:
             allowed = min(STOPPED_SECONDS, cap) if is_stopped else cap
             return allowed, allowed
-        expected = patience(max(self.run_state.pace(member) for member in self.run_state.living()), cap)
-        # the time that it takes to write a checkpoint, perhaps to a slow disk, is unrelated to that of rounds
+        usual = patience(max(self.run_state.pace(member) for member in self.run_state.living()), cap)
+        # the time that it takes to write a checkpoint, or to send a joiner the state, is unrelated to rounds
         is_busy = self.coordinator.is_saving or self.coordinator.is_admitting
         if not is_stopped and (is_busy or not self._blocks_others()):
-            return expected, cap
-        return expected, max(expected, ENDS_RUN_SECONDS) if self._ends_run(rank) else expected
+            return usual, cap
+        return usual, min(max(usual, ENDS_RUN_SECONDS), cap) if self._ends_run(rank) else usual
 
     def _blocks_others(self) -> bool:
         return self.run.strategy.synchronous and self.run.members > 1
@@ -161,5 +170,5 @@ class HeartbeatMonitor:
         """Whether the run would end if this member ended."""
         if rank >= self.run.replicas or not self._replaceable:
             return True
-        others = [other for other in self.run_state.living() if other not in (rank, self.run.replicas)]
+        others = [other for other in self.run_state.living() if other < self.run.replicas and other != rank]
         return all(self.is_silent(other) for other in others)

@@ -40,14 +40,16 @@ class Result:
 class Callback:
     """A base class of callbacks; override the methods that you need.
 
-    Its methods are called in the process that launched the run, a few times a second. The run's bookkeeping
-    (checkpoints, deaths, the end of the run) waits for them; the learners do not. A method that raises ends
-    the run as ``STOP`` does, with exit code 1 and the method's name in the error. After a resume, only new
+    New records are looked for a few times a second, and a method is called for each, in the process that
+    launched the run. The run's bookkeeping (checkpoints, deaths, the end of the run) waits for it; the
+    learners do not. A method that raises ends the run as ``STOP`` does, with exit code 1 and the method's
+    name in the error; that callback is not called again, not even ``on_end``. After a resume, only new
     records are passed.
     """
 
     def on_record(self, record: Mapping[str, Any]) -> Stop | None:
-        """A line of ``metrics.jsonl`` that a replica wrote (fields: ``docs/metrics.md``)."""
+        """Any other line of ``metrics.jsonl``: a replica's, or a centre's (``kind``; fields:
+        ``docs/metrics.md``)."""
         return None
 
     def on_evaluation(self, record: Mapping[str, Any]) -> Stop | None:
@@ -113,7 +115,7 @@ def watching(watch: Watch) -> Iterator[None]:
         _watch.reset(token)
 
 
-def present_watch() -> Watch:
+def current_watch() -> Watch:
     return _watch.get()
 
 
@@ -139,7 +141,8 @@ class Callbacks:
         for record in records:
             if not self._since or record["time_seconds"] > self._since:
                 method = method_by_kind.get(str(record.get("kind")), "on_record")
-                why = self._call_all(method, record) or why
+                new_reason = self._call_all(method, record)
+                why = why or new_reason
         return why
 
     def checkpoint(self, folder: Path) -> str:

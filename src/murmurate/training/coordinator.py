@@ -16,7 +16,7 @@ from typing import Any
 
 from murmurate.errors import RunFailed
 from murmurate.fabric.processes.run_state import RunState
-from murmurate.record.callbacks import Callbacks, present_watch
+from murmurate.record.callbacks import Callbacks, current_watch
 from murmurate.record.console import Console
 from murmurate.record.loggers import open_loggers
 from murmurate.record.reader import Tail
@@ -53,7 +53,7 @@ class Coordinator:
     ) -> None:
         offset_seconds = 0.0 if resume is None else resume.offset_seconds
         self.run, self.folder, self.run_state = run, folder, run_state
-        watch = present_watch()
+        watch = current_watch()
         self.checkpoints = folder / "checkpoints"
         self.place = FollowedFolder(folder)
         self.saving_seconds = run.saving_seconds()

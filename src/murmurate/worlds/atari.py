@@ -27,12 +27,12 @@ from murmurate.worlds.occlusion import OccludedStacks, check_rectangle
 _SCREEN = (210, 160)  # rows, columns
 _SIDE = 84
 _OCCLUDED = "-occluded"
-# left, right, top, bottom and colour that Jin (2.5, "Atari") hides: the middle of Pong's field
+# left, right, top, bottom and colour that Jin 2018 (section 2.5, "Atari") hides: the middle of Pong's field
 _JINS_OCCLUSIONS = {"pong": ((55, 105, 34, 194), (144, 72, 17))}
 
 
 def names() -> list[str]:
-    """Every game, and the occluded variants of Jin; none without ale-py."""
+    """Every game, and the variants that Jin 2018 occludes; none without ale-py."""
     try:
         return [*games(), *(game + _OCCLUDED for game in _JINS_OCCLUSIONS)]
     except errors.MissingExtra:
@@ -82,7 +82,7 @@ class AtariWorld(SimulatorWorld):
     life_loss: in training, a lost life ends an episode.
     fire_reset: press FIRE at a game's beginning, where the game has that action.
     occlude: left, right, top and bottom of a rectangle of the screen of 160 x 210 that is hidden: columns
-        left to right - 1, rows top to bottom - 1; empty for none. occlude_colour: red, green, blue.
+        [left, right), rows [top, bottom); empty for none. occlude_colour: red, green, blue.
     """
 
     game: str = field(metadata={"in_name": True})
@@ -123,7 +123,7 @@ class AtariWorld(SimulatorWorld):
     def vector(self, simulators: int, threads: int, life_loss: bool, **view: Any) -> Any:
         """ale-py's vector environment of this world. view: ale-py's options that replace those of the stack
         and of the size and colours of images."""
-        game_name(self.game.replace("_", "-"))
+        game_name(self.game.replace("_", "-"))  # refuses an unknown game
         from ale_py.vector_env import AtariVectorEnv
 
         settings: dict[str, Any] = {"stack_num": self.stack, **view}

@@ -137,9 +137,10 @@ class WorkerProcess:
         """Whether SIGSTOP, or a terminal's Ctrl-Z, has stopped it; a slow worker is not stopped."""
         return is_stopped(self.process.pid)
 
-    def dump_stacks(self) -> None:
+    def dump_stacks(self) -> bool:
         """Make the worker write its threads' stacks to its log (see ``role.redirect_output_to_log``)."""
         self._handle.send(signal.SIGUSR1)
+        return True
 
     def kill(self, because: str = "") -> None:
         """Send SIGKILL, after which even a stopped or stuck process writes nothing any more."""
