@@ -263,6 +263,16 @@ def test_what_makes_no_sense_is_refused_with_nothing_changed(tmp_path, cluster, 
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [({"loggers": ("mlflow",)}, "leave out --loggers"), ({"restarts": 2}, "--restart-after")],
+)
+def test_options_without_an_effect_are_refused(tmp_path, fields, words):
+    with pytest.raises(Refusal, match=words):
+        simulate(dataclasses.replace(run_of(), **fields), Cluster(), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_wrong_option_names_the_nearest(capsys):
     words = ["simulate", "cartpole-gala", "--crash-every-second", "3"]
     assert "Did you mean --crash-every-seconds?" in refused(capsys, *words)

@@ -50,6 +50,12 @@ _MEMBER_BYTES = 500_000  # memory of a member beside its vectors: learner, simul
 def simulate(run: Run, cluster: Cluster, folder: Path, quiet: bool = False) -> Finish:
     """Check everything that can be checked, then run. Raises Refusal before anything has changed."""
     cluster.validate()
+    if run.loggers:
+        raise Refusal("a simulated run is recorded in its folder alone: leave out --loggers.")
+    if run.restarts:
+        raise Refusal(
+            "a crashed replica of a simulation returns after --restart-after-seconds: leave out --restarts."
+        )
     run.validate()
     # two replicas suffice for these checks, and need less memory than a thousand
     preflight(dataclasses.replace(run, replicas=min(run.replicas, 2)), Inline())
