@@ -1,4 +1,4 @@
-"""Shared by agents: resolving ``auto`` in configs, and linear learning-rate schedules."""
+"""Shared by agents: resolving ``auto`` in configs, and a replica with a config's settings."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from murmurate.nets.torso import AUTO, usual_torso
+from murmurate.replica.vector import Replica
+from murmurate.replicator.learner import Context
 from murmurate.spec import EnvSpec, native_bfloat16
 
 Config = TypeVar("Config")
@@ -47,3 +50,22 @@ def linear_schedule(end: float, updates: int | None) -> Callable[[int], float] |
         return None
     planned = updates
     return lambda clock: 1.0 + (end - 1.0) * min(clock / planned, 1.0)
+
+
+def replicated(
+    config: Any,
+    context: Context,
+    net: nn.Module,
+    optimizer: Callable[[list[Any]], torch.optim.Optimizer],
+) -> Replica:
+    """``net`` as the replica called ``config.name``, with the clip, the schedule and the precision of a
+    resolved ``config``: the torso computes in that precision, and the rest in float32."""
+    return context.replicate(
+        config.name,
+        net,
+        optimizer,
+        clip=config.clip,
+        schedule=linear_schedule(config.learning_rate_end, context.updates),
+        compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
+        in_compute=lambda name: name.startswith("torso."),
+    )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +14,26 @@ from torch import Tensor
 from murmurate.losses.divergence import categorical_kl, gaussian_kl
 from murmurate.losses.policy import categorical_log_prob_and_entropy, gaussian_entropy, gaussian_log_prob
 from murmurate.losses.returns import generalized_advantages
-from murmurate.nets.own_network import PolicyValueNet
-from murmurate.spec import EnvSpec, Trajectory
+from murmurate.nets.own_network import PolicyValueNet, policy_value_net, refuse_low_precision
+from murmurate.replicator.learner import Context
+from murmurate.spec import EnvSpec, Trajectory, derive_generator
+
+
+def make_net(config: Any, context: Context) -> PolicyValueNet:
+    """The net of policy and values that a resolved ``config`` describes, on the context's device.
+
+    Raises ValueError as ``policy_value_net``, and for a whole net of the user's own in bfloat16.
+    """
+    refuse_low_precision(config.network, config.precision)
+    return policy_value_net(
+        context.spec,
+        network=config.network,
+        torso=config.torso,
+        hidden=(config.hidden, config.hidden),
+        recurrent=config.recurrent,
+        normalize=config.normalize_observations,
+        generator=derive_generator(context.seed, "network"),
+    ).to(context.device)
 
 
 def one_step(

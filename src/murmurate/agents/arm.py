@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from murmurate.agents._auto import linear_schedule, resolve_auto
+from murmurate.agents._auto import replicated, resolve_auto
 from murmurate.agents._running import statistics_updater
 from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.regret import (
@@ -125,14 +125,11 @@ class ARMAgent(OneReplica):
         for head in (self.net.policy_head, self.net.value_head):
             for parameter in head.parameters():
                 torch.nn.init.zeros_(parameter)
-        self.replica: Replica = context.replicate(
-            "arm",
+        self.replica: Replica = replicated(
+            config,
+            context,
             self.net,
             lambda parameters: Adam(parameters, lr=config.learning_rate, eps=config.adam_epsilon),
-            clip=config.clip,
-            schedule=linear_schedule(config.learning_rate_end, context.updates),
-            compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
-            in_compute=lambda name: name.startswith("torso."),
         )
         self._update_statistics = statistics_updater(self.net.normalizer, context)
         self.target = TargetNetwork(self.net, polyak=config.target_rate)  # V'

@@ -12,11 +12,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from murmurate.agents._auto import linear_schedule, resolve_auto
+from murmurate.agents._auto import replicated, resolve_auto
 from murmurate.agents._on_policy import (
     bootstrap_values,
     draw,
     log_prob_and_entropy,
+    make_net,
     one_step,
     policy_outputs,
 )
@@ -25,7 +26,7 @@ from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.policy import policy_gradient
 from murmurate.losses.value import value_loss
 from murmurate.losses.vtrace import VTrace, vtrace
-from murmurate.nets.own_network import checked_network, policy_value_net, refuse_low_precision
+from murmurate.nets.own_network import checked_network
 from murmurate.nets.torso import AUTO, checked_torso
 from murmurate.ranges import (
     AnyFloat,
@@ -37,7 +38,7 @@ from murmurate.ranges import (
 )
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context, LearnerConfig
-from murmurate.spec import Batch, EnvSpec, Outcome, Rollouts, Trajectory, derive_generator
+from murmurate.spec import Batch, EnvSpec, Outcome, Rollouts, Trajectory
 
 
 @dataclass(frozen=True)
@@ -112,25 +113,8 @@ class IMPALAAgent(OneReplica):
         spec, device = context.spec, context.device
         self.config = config = config.resolved(spec, device)
         self.spec = spec
-        refuse_low_precision(config.network, config.precision)
-        self.net = policy_value_net(
-            spec,
-            network=config.network,
-            torso=config.torso,
-            hidden=(config.hidden, config.hidden),
-            recurrent=config.recurrent,
-            normalize=config.normalize_observations,
-            generator=derive_generator(context.seed, "network"),
-        ).to(device)
-        self.replica: Replica = context.replicate(
-            "impala",
-            self.net,
-            self._optimizer,
-            clip=config.clip,
-            schedule=linear_schedule(config.learning_rate_end, context.updates),
-            compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
-            in_compute=lambda name: name.startswith("torso."),
-        )
+        self.net = make_net(config, context)
+        self.replica: Replica = replicated(config, context, self.net, self._optimizer)
         self._update_statistics = statistics_updater(self.net.normalizer, context)
 
     def _optimizer(self, parameters: list[Any]) -> torch.optim.Optimizer:

@@ -10,13 +10,14 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from murmurate.agents._auto import linear_schedule, resolve_auto
+from murmurate.agents._auto import replicated, resolve_auto
 from murmurate.agents._on_policy import (
     advantages,
     draw,
     explained_variance,
     log_prob_and_entropy,
     log_probability,
+    make_net,
     one_step,
     policy_outputs,
 )
@@ -24,7 +25,7 @@ from murmurate.agents._running import RunningStatistics
 from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.surrogate import clipped_surrogate, clipped_value_loss
 from murmurate.losses.value import value_loss
-from murmurate.nets.own_network import checked_network, policy_value_net, refuse_low_precision
+from murmurate.nets.own_network import checked_network
 from murmurate.nets.torso import AUTO, checked_torso
 from murmurate.ranges import (
     AnyFloat,
@@ -141,29 +142,17 @@ class PPOAgent(OneReplica):
         spec, device = context.spec, context.device
         self.config = config = config.resolved(spec, device)
         self.spec, self.device, self.seed = spec, device, context.seed
-        refuse_low_precision(config.network, config.precision)
-        self.net = policy_value_net(
-            spec,
-            network=config.network,
-            torso=config.torso,
-            hidden=(config.hidden, config.hidden),
-            recurrent=config.recurrent,
-            normalize=config.normalize_observations,
-            generator=derive_generator(context.seed, "network"),
-        ).to(device)
+        self.net = make_net(config, context)
         if config.network and self.net.initial_memory(1) is not None:
             raise ValueError(
                 "ppo records the recurrent state of every step, and does not know its size in a net of your "
                 "own: use a2c or impala, or a torso with recurrent"
             )
-        self.replica: Replica = context.replicate(
-            "ppo",
+        self.replica: Replica = replicated(
+            config,
+            context,
             self.net,
             lambda parameters: Adam(parameters, lr=config.learning_rate, eps=config.adam_epsilon),
-            clip=config.clip,
-            schedule=linear_schedule(config.learning_rate_end, context.updates),
-            compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
-            in_compute=lambda name: name.startswith("torso."),
         )
         self.statistics = RunningStatistics(
             context,
