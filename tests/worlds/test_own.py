@@ -291,6 +291,15 @@ def test_a_file_that_has_moved_is_named_to_evaluate_report_and_resume(
     assert json.loads(Path("run/summary.json").read_text())["env_steps"] >= 900
 
 
+def test_a_resumed_run_finds_a_moved_module_from_any_folder(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["train", "--env", "own_envs.py:make_env", "--algorithm", "a2c", "--env-steps", "300"]
+    assert main([*words, "--launcher", "inline", "--out", "run"]) == 0
+    assert main(["resume", "run", "--env", "own_envs:make_env", "--env-steps", "600"]) == 0
+    assert json.loads(Path("run/run.json").read_text())["world"]["folder"] == str(place)
+
+
 def test_only_an_environment_of_ones_own_can_have_moved(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

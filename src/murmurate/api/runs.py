@@ -137,9 +137,13 @@ def resume(
         _refuse_unpicklable(changed, launcher_by_name(changed.launcher))
         return changed
 
-    with replaced_by(env), watching(Watch(checked(callbacks), quiet)):
+    with replaced_by(env) as replacement, watching(Watch(checked(callbacks), quiet)):
         finish = session.resume(
-            run_folder, launcher_by_name, recipes.stored, change, lambda run: recipes.relocated(run, env)
+            run_folder,
+            launcher_by_name,
+            recipes.stored,
+            change,
+            lambda run: recipes.relocated(run, replacement),
         )
     return _result(finish, run_folder, quiet)
 

@@ -192,13 +192,13 @@ def _resume(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.training.session import resume
     from murmurate.worlds.own import replaced_by
 
-    with replaced_by(options.env):
+    with replaced_by(options.env) as replacement:
         finish = resume(
             options.folder,
             launcher,
             stored,
             lambda run: change(run, rest, f"murmurate train {run.recipe}"),
-            lambda run: relocated(run, options.env),
+            lambda run: relocated(run, replacement),
         )
     return report_end(finish, finish.folder or options.folder)
 

@@ -12,7 +12,6 @@ import difflib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from murmurate import plugins
 from murmurate.errors import Refusal, unknown
@@ -96,12 +95,12 @@ def stored(folder: Path) -> Run:
     return read_run(folder, recipe)
 
 
-def relocated(run: Run, env: str | Callable[..., Any] | None) -> Run:
-    """``run`` with environments that ``env`` makes, where those that it names are gone; None changes nothing.
-    It must be called within ``replaced_by(env)``."""
-    if env is None:
+def relocated(run: Run, replacement: own.OwnWorld | None) -> Run:
+    """``run`` with the environments of ``replacement`` (of ``replaced_by``), where those that it names are
+    gone; None changes nothing."""
+    if replacement is None:
         return run
-    world = own.relocated(run.world, env)
+    world = own.relocated(run.world, replacement)
     return dataclasses.replace(run, world=world, recipe=run.recipe.replace(run.world.name, world.name, 1))
 
 

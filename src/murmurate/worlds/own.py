@@ -128,35 +128,38 @@ def world_of(env: str | Callable[..., Any]) -> SimulatorWorld:
 
 
 @contextlib.contextmanager
-def replaced_by(env: str | Callable[..., Any] | None) -> Iterator[None]:
+def replaced_by(env: str | Callable[..., Any] | None) -> Iterator[OwnWorld | None]:
     """For a run folder whose own class or function cannot be found here: ``env`` makes the environments of
     every world that ``world`` returns within this context. It still makes them after the context, in this
-    process. None changes nothing."""
+    process. None changes nothing. Yields the world of ``env``."""
     if env is None:
-        yield
+        yield None
         return
     if isinstance(env, str):
         replacement = world(world_of(env).name)
         if replacement is None:
             raise Refusal(f"'{env}' names no class or function. Write module:callable or FILE.py:callable.")
         env, _ = _own_env.find_callable(replacement.target, replacement.folder, replacement.name)
+    else:
+        target, folder = _own_env.target_of(env)
+        replacement = OwnWorld(target, folder=folder)
     _replacements.append(env)
     try:
-        yield
+        yield replacement
     finally:
         _replacements.pop()
 
 
-def relocated(world: World, env: str | Callable[..., Any]) -> OwnWorld:
-    """``world`` with its other settings, and with environments that ``env`` makes.
+def relocated(world: World, replacement: OwnWorld) -> World:
+    """``world`` with its own settings, and with the class or function of ``replacement``.
 
     Raises ``Refusal`` if ``world`` is not one of the user's own environments.
     """
-    if not isinstance(world, OwnWorld):
+    if not world.name.startswith(PREFIX):
         raise Refusal(f"The environment {world.name} was not made by a class or function of yours. Omit env.")
-    made = world_of(env)
-    assert isinstance(made, OwnWorld)  # ``replaced_by`` refuses other names
-    return dataclasses.replace(world, target=made.target, folder=made.folder)
+    config: Any = world
+    moved: World = dataclasses.replace(config, target=replacement.target, folder=replacement.folder)
+    return moved
 
 
 @dataclass(frozen=True)
