@@ -352,18 +352,6 @@ class Placement:
         return torch.device(self.devices[rank % len(self.devices)])
 
 
-def native_bfloat16(device: torch.device) -> bool:
-    """Whether ``device`` has native bfloat16 arithmetic; emulated, it is many times slower than float32."""
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    try:
-        with open("/proc/cpuinfo") as file:
-            flags = file.read()
-    except OSError:
-        return False
-    return "avx512_bf16" in flags or "amx_bf16" in flags
-
-
 def derive_seed(run_seed: int, role: str, index: int = 0) -> int:
     """A 63-bit seed that depends only on (run seed, role, index), so that each use of random numbers can have
     a generator of its own instead of the global one."""

@@ -9,37 +9,27 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from murmurate.nets.precision import faster_precision
 from murmurate.nets.torso import AUTO, usual_torso
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
-from murmurate.spec import EnvSpec, native_bfloat16
+from murmurate.spec import EnvSpec
 
 Config = TypeVar("Config")
 
 
 def resolve_auto(config: Config, spec: EnvSpec, device: torch.device) -> Config:
     """``config`` with the ``torso`` and ``precision`` that ``auto`` stands for: nature2013 for images, mlp
-    for vectors; bfloat16 for images where the device has native bfloat16 arithmetic, except in a net of the
-    user's own."""
+    for vectors; for images the precision in which the device is faster, except in a net of the user's
+    own, which is float32."""
     fields: Any = config
     torso, precision = fields.torso, fields.precision
     if torso == AUTO:
         torso = usual_torso(spec)
     if precision == "auto":
-        use_bfloat16 = spec.images and native_bfloat16(device) and not getattr(fields, "network", "")
-        precision = "bfloat16" if use_bfloat16 else "float32"
+        is_own_net = bool(getattr(fields, "network", ""))
+        precision = faster_precision(device) if spec.images and not is_own_net else "float32"
     resolved: Config = dataclasses.replace(fields, torso=torso, precision=precision)
-    return resolved
-
-
-def resolve_precision(config: Config, device: torch.device) -> Config:
-    """``config`` with the ``precision`` that ``auto`` stands for: bfloat16 where the device has native
-    bfloat16 arithmetic."""
-    fields: Any = config
-    if fields.precision != "auto":
-        return config
-    precision = "bfloat16" if native_bfloat16(device) else "float32"
-    resolved: Config = dataclasses.replace(fields, precision=precision)
     return resolved
 
 

@@ -48,7 +48,7 @@ class ModelConfig:
     patience: a fit ends after this many consecutive epochs in which no member's held-out error improved.
         improvement: an error has improved if it falls below the member's least error by this share.
     precision: precision of fits, between the first and the last layer; ``auto`` is bfloat16 where the device
-        has native bfloat16 arithmetic. Held-out errors and predictions are float32.
+        is faster in it. Held-out errors and predictions are float32.
     """
 
     members: PositiveInt = 7

@@ -42,8 +42,8 @@ class PolicySettings:
     hidden: width of the two layers of each net.
     target_every: a learner's updates between moves of the target critics towards the critics. polyak: share
         of the way that they move; 1 copies.
-    precision: precision of the products between hidden layers; ``auto`` is bfloat16 where the device has
-        native bfloat16 arithmetic.
+    precision: precision of the products between hidden layers; ``auto`` is bfloat16 where the device is
+        faster in it.
     """
 
     batch: PositiveInt = 256

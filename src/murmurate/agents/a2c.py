@@ -57,8 +57,8 @@ class A2C(LearnerConfig):
     rmsprop_epsilon: added to the root in the denominator of RMSprop, or of Adam.
     clip: largest norm of the gradient. hidden: width of an MLP's two layers.
     precision: ``bfloat16`` computes the torso in bfloat16 on a copy of the float32 parameters; heads,
-        losses and the optimizer stay float32. ``auto`` is bfloat16 for images where the device has native
-        bfloat16 arithmetic, else float32; a run records what it stands for before the first update.
+        losses and the optimizer stay float32. ``auto`` is bfloat16 for images where the device is faster
+        in it, else float32; a run records what it stands for before the first update.
     learning_rate: initial learning rate of the optimizer.
     normalize_observations: normalize observations by their running mean and deviation, limited to +-10
     (vectors only).

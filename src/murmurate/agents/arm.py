@@ -58,8 +58,7 @@ class ARM(LearnerConfig):
         auto is nature2013 for images and mlp for vectors. hidden: width of an MLP's two layers.
     normalize_observations: normalize observations by the running mean and deviation of the drawn sequences,
         limited to +-10 (vectors only).
-    precision: precision of the torso; ``auto`` is bfloat16 for images where the device has native bfloat16
-    arithmetic.
+    precision: precision of the torso; ``auto`` is bfloat16 for images where the device is faster in it.
     """
 
     name: ClassVar[str] = "arm"

@@ -59,7 +59,7 @@ class D4PG(LearnerConfig):
     normalize_observations: normalize observations by the running mean and deviation of the drawn batches,
         limited to +-10 (vectors only).
     precision: precision of the torso, and of the products between hidden layers; ``auto`` is bfloat16 for
-        images where the device has native bfloat16 arithmetic.
+        images where the device is faster in it.
     """
 
     name: ClassVar[str] = "d4pg"

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 
 import torch
 
-from murmurate.agents._auto import resolve_precision
 from murmurate.agents._deterministic import DeterministicAgent
+from murmurate.nets.precision import resolve_precision
 from murmurate.ranges import (
     NonNegativeFloat,
     PositiveInt,
@@ -41,7 +41,7 @@ class DDPG(LearnerConfig):
     normalize_observations: normalize observations by the running mean and deviation of the drawn batches,
     limited to +-10.
     precision: precision of the products between hidden layers, which are most of the work; ``auto`` is
-        bfloat16 where the device has native bfloat16 arithmetic.
+        bfloat16 where the device is faster in it.
     """
 
     name: ClassVar[str] = "ddpg"

@@ -58,8 +58,7 @@ class DQN(LearnerConfig):
         auto is nature2013 for images and mlp for vectors. hidden: width of an MLP's two layers.
     normalize_observations: normalize observations by the running mean and deviation of the drawn batches,
         limited to +-10 (vectors only).
-    precision: precision of the torso; ``auto`` is bfloat16 for images where the device has native bfloat16
-    arithmetic.
+    precision: precision of the torso; ``auto`` is bfloat16 for images where the device is faster in it.
     network: a whole net of your own in place of torso and heads: FILE.py:NAME, module:NAME (docs/worlds.md).
     """
 

@@ -59,7 +59,7 @@ class IMPALA(LearnerConfig):
         as in the paper, so this and ``clip`` are on the scale of the paper's batches of 640 steps.
     clip: largest norm of the gradient. hidden: width of an MLP's two layers.
     precision: ``bfloat16`` computes the torso in bfloat16 on a copy of the float32 parameters; ``auto`` is
-        bfloat16 for images where the device has native bfloat16 arithmetic, else float32.
+        bfloat16 for images where the device is faster in it, else float32.
     normalize_observations: normalize observations by their running mean and deviation, limited to +-10
     (vectors only).
     learning_rate_end: over the run the rate falls linearly to this share of its initial value (1: constant).

@@ -9,9 +9,9 @@ from typing import ClassVar
 import torch
 
 from murmurate import plugins
-from murmurate.agents._auto import resolve_precision
 from murmurate.agents._dynamics import ModelConfig
 from murmurate.agents._model_based import ModelBasedAgent, PolicySettings
+from murmurate.nets.precision import resolve_precision
 from murmurate.replicator.learner import Context, LearnerConfig
 from murmurate.spec import EnvSpec, Model
 from murmurate.worlds.terminations import AUTO

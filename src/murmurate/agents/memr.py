@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from murmurate import plugins
-from murmurate.agents._auto import resolve_precision
 from murmurate.agents._dynamics import ModelConfig
 from murmurate.agents._model_based import ModelBasedAgent, PolicySettings
 from murmurate.agents.interface import Imagined
 from murmurate.losses.gaussian_nll import entropy_priority, gaussian_nll
 from murmurate.nets.batched_mlp import BatchedMLP
 from murmurate.nets.control import ActionBounds, limited_log_std
+from murmurate.nets.precision import resolve_precision
 from murmurate.ranges import NonNegativeFloat, RepeatCount
 from murmurate.replica.adam import Adam
 from murmurate.replica.vector import Replica

@@ -64,8 +64,7 @@ class PPO(LearnerConfig):
     normalize_observations: normalize observations by their running mean and deviation, limited to +-10
     (vectors only).
     scale_rewards: divide rewards by the running deviation of discounted returns, limited to +-10.
-    precision: precision of the torso; ``auto`` is bfloat16 for images where the device has native bfloat16
-    arithmetic.
+    precision: precision of the torso; ``auto`` is bfloat16 for images where the device is faster in it.
     network: a whole net of your own in place of torso and heads: FILE.py:NAME, module:NAME (docs/worlds.md).
     """
 

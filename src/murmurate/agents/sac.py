@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from murmurate.agents._auto import resolve_precision
 from murmurate.agents._off_policy import ActsByPolicy
 from murmurate.agents._soft_actor_critic import SoftActorCritic
 from murmurate.agents.interface import Action
+from murmurate.nets.precision import resolve_precision
 from murmurate.ranges import (
     AnyFloat,
     NonNegativeFloat,
@@ -48,7 +48,7 @@ class SAC(LearnerConfig):
     normalize_observations: normalize observations by the running mean and deviation of the drawn batches,
     limited to +-10.
     precision: precision of the products between hidden layers, which are most of the work; ``auto`` is
-        bfloat16 where the device has native bfloat16 arithmetic.
+        bfloat16 where the device is faster in it.
     """
 
     name: ClassVar[str] = "sac"

@@ -26,8 +26,8 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from murmurate.bench._image_loaders import SameFunctions, WithPillow
+from murmurate.nets.precision import faster_precision
 from murmurate.nets.resnet import ResNet
-from murmurate.spec import native_bfloat16
 
 MEMBERS = 2
 DATA = {"same": SameFunctions, "pillow": WithPillow}
@@ -97,7 +97,7 @@ def _normalised(images: Tensor) -> Tensor:
 
 def _ddp(net: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor, Tensor], None]:
     model = nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True)
-    bfloat16 = native_bfloat16(torch.device("cpu"))
+    bfloat16 = faster_precision(torch.device("cpu")) == "bfloat16"
 
     def step(images: Tensor, labels: Tensor) -> None:
         optimizer.zero_grad()
@@ -112,7 +112,7 @@ def _ddp(net: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor, 
 def _accelerated(net: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor, Tensor], None]:
     from accelerate import Accelerator
 
-    bfloat16 = native_bfloat16(torch.device("cpu"))
+    bfloat16 = faster_precision(torch.device("cpu")) == "bfloat16"
     accelerator = Accelerator(cpu=True, mixed_precision="bf16" if bfloat16 else "no")
     model, optimizer = accelerator.prepare(net, optimizer)
 

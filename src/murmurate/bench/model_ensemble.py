@@ -14,8 +14,8 @@ import torch
 from murmurate.bench import _peers
 from murmurate.bench._racer import Racer, RaceWindow, ThroughputPlan, race
 from murmurate.bench._result import Log, median, ratios, spread
+from murmurate.nets.precision import faster_precision
 from murmurate.ranges import PositiveFloat, PositiveInt
-from murmurate.spec import native_bfloat16
 
 NAME = "model-ensemble"
 SUMMARY = "training steps per CPU second of 7 models of 4 layers of 200, against mbrl-lib and matrix products"
@@ -68,7 +68,7 @@ def figures(windows: Mapping[str, Sequence[RaceWindow]]) -> dict[str, Any]:
     """Ratios of rates, the medians over rounds. ``ratio_mbrl`` is that of the precision that ``auto`` selects
     here; autograd is in float32."""
     rates = {label: [w.per_cpu_second for w in its_windows] for label, its_windows in windows.items()}
-    auto_precision = "bfloat16" if native_bfloat16(torch.device("cpu")) else "float32"
+    auto_precision = faster_precision(torch.device("cpu"))
     result: dict[str, Any] = {
         "ensemble": "7 nets of 4 layers of 200, 14 inputs, 12 outputs, 256 examples of each",
         "precision": auto_precision,

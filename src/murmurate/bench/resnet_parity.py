@@ -29,7 +29,7 @@ from murmurate.nets.resnet import ResNet
 from murmurate.ranges import NonNegativeInt, PositiveInt
 from murmurate.recipes import recipe
 from murmurate.replica.vector import Replica
-from murmurate.spec import derive_generator, native_bfloat16
+from murmurate.spec import derive_generator
 from murmurate.training.members import build_learner, open_only_source
 from murmurate.training.run import Run
 from murmurate.workloads.image_classifier import ClassifierLearner, ImageClassifier, Net
@@ -188,7 +188,7 @@ class PlainLoop:
                 self.net.conv.weight.nextafter_(self.net.conv.weight.new_tensor(1.0))
         self.mean = torch.tensor(config.pixel_mean).view(1, -1, 1, 1)
         self.deviation = torch.tensor(config.pixel_std).view(1, -1, 1, 1)
-        self.bfloat16 = config.precision != "float32" and native_bfloat16(torch.device("cpu"))
+        self.bfloat16 = config.resolved(spec, torch.device("cpu")).precision == "bfloat16"
         weights = [p for p in self.net.parameters() if p.dim() > 1]
         biases_and_norms = [p for p in self.net.parameters() if p.dim() == 1]
         self.optimizer = torch.optim.SGD(

@@ -18,7 +18,7 @@ from murmurate import native
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.launch import exposure, secret
-from murmurate.spec import native_bfloat16
+from murmurate.nets.precision import faster_precision, native_bfloat16
 from murmurate.training.run_folder import hardware, versions
 from murmurate.worlds.interface import SimulatorWorld
 
@@ -110,9 +110,12 @@ def _gpu() -> dict[str, str]:
 
 
 def _bfloat16() -> dict[str, str]:
-    if native_bfloat16(torch.device("cpu")):
-        return _check("bfloat16", _OK, "native", "image networks use it (--agent.precision)")
-    return _check("bfloat16", _NOTE, "emulated", "use float32")
+    processor = torch.device("cpu")
+    if not native_bfloat16(processor):
+        return _check("bfloat16", _NOTE, "emulated", "use float32")
+    if faster_precision(processor) == "float32":
+        return _check("bfloat16", _NOTE, "native, but slower than float32", "use float32, as auto does")
+    return _check("bfloat16", _OK, "native", "image networks use it (--agent.precision)")
 
 
 def _kernels() -> dict[str, str]:

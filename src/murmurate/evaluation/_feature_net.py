@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from murmurate.datasets.interface import ExampleSet, Split
 from murmurate.errors import Refusal
-from murmurate.spec import EnvSpec, derive_generator, derive_seed, native_bfloat16
+from murmurate.nets.precision import faster_precision
+from murmurate.spec import EnvSpec, derive_generator, derive_seed
 
 FEATURES = 128
 _VERSION = 1  # of the net and its training: files of other versions are not used
@@ -52,7 +53,7 @@ class FeatureNet(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Features [B, 128] and logits [B, classes] of images [B, C, H, W] uint8."""
         x = images.contiguous(memory_format=torch.channels_last).float() / 127.5 - 1
-        use_bfloat16 = native_bfloat16(x.device)
+        use_bfloat16 = faster_precision(x.device) == "bfloat16"
         with torch.autocast(x.device.type, torch.bfloat16, enabled=use_bfloat16):
             features = self.body(x).float().mean((2, 3))
         return features, self.head(features)

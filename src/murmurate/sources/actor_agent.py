@@ -21,11 +21,12 @@ from torch import Tensor, nn
 
 from murmurate.agents.interface import Agent
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
+from murmurate.nets.precision import native_bfloat16
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
 from murmurate.sources.polling import LONGEST_SECONDS, Backoff, use_batch_scheduling
 from murmurate.sources.shared_ring import SharedParameters
-from murmurate.spec import EnvSpec, native_bfloat16
+from murmurate.spec import EnvSpec
 from murmurate.worlds.interface import SimulatorWorld
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,11 +17,12 @@ from murmurate.datasets.image_set import ImageBatch
 from murmurate.datasets.interface import ExampleSet
 from murmurate.losses.classification import classification_loss, hits
 from murmurate.nets.batch_norm import BatchNorm
+from murmurate.nets.precision import resolve_precision
 from murmurate.nets.resnet import ResNet
 from murmurate.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, UnitInterval
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context, LearnerConfig
-from murmurate.spec import Batch, EnvSpec, Examples, Outcome, derive_generator, derive_seed, native_bfloat16
+from murmurate.spec import Batch, EnvSpec, Examples, Outcome, derive_generator, derive_seed
 
 Net = Literal["resnet18", "resnet20", "resnet32", "resnet34", "resnet50", "resnet56"]
 
@@ -56,7 +56,7 @@ class ImageClassifier(LearnerConfig):
     pixel_mean, pixel_std: mean and standard deviation by which pixels, scaled to 0 to 1, are normalised; one
         number for each channel, or one for all.
     precision: ``bfloat16`` computes convolutions in bfloat16, from a copy of the float32 parameters; ``auto``
-        is bfloat16 where the device has native bfloat16 arithmetic, else float32.
+        is bfloat16 where the device is faster in it, else float32.
     validate_every: updates of a replica between measurements of the validation accuracy; 0: never.
     """
 
@@ -93,9 +93,7 @@ class ImageClassifier(LearnerConfig):
 
     def resolved(self, spec: EnvSpec, device: torch.device) -> ImageClassifier:
         """This config with ``auto`` replaced by the precision that it means on the device."""
-        if self.precision != "auto":
-            return self
-        return dataclasses.replace(self, precision="bfloat16" if native_bfloat16(device) else "float32")
+        return resolve_precision(self, device)
 
     def build(self, context: Context) -> ClassifierLearner:
         return ClassifierLearner(self, context)

@@ -6,7 +6,6 @@ TF-Replicator, section 4.2 (one loss for each of two replicas, batch normalisati
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -16,6 +15,7 @@ from torch import Tensor
 from murmurate.datasets.image_set import ImageBatch
 from murmurate.losses.adversarial import discriminator_hinge, generator_hinge
 from murmurate.nets.moving_average import MovingAverage
+from murmurate.nets.precision import resolve_precision
 from murmurate.nets.sn_gan import Discriminator, Generator
 from murmurate.nets.spectral_norm import iterate_
 from murmurate.ranges import NonNegativeFloat, PositiveInt, RepeatCount, UnitInterval
@@ -23,7 +23,7 @@ from murmurate.replica.adam import Adam
 from murmurate.replica.vector import MakeOptimizer, Replica
 from murmurate.replicator.collectives import Group
 from murmurate.replicator.learner import Context, LearnerConfig
-from murmurate.spec import Batch, EnvSpec, Examples, Outcome, derive_generator, native_bfloat16
+from murmurate.spec import Batch, EnvSpec, Examples, Outcome, derive_generator
 
 # number and size of the batches from which the sampler's fixed batch-norm statistics are computed
 _STANDING_BATCHES, _STANDING_BATCH = 8, 256
@@ -44,8 +44,8 @@ class SNGAN(LearnerConfig):
     batch_norm: statistics over the replica's own batch (``local``), or over the batches of all replicas
         (``replicas``). ``auto`` is ``replicas`` where gradients are averaged over the replicas, as under
         all-reduce, else ``local``.
-    precision: precision of feature maps; ``auto`` is bfloat16 where the device has native bfloat16
-        arithmetic, else float32.
+    precision: precision of feature maps; ``auto`` is bfloat16 where the device is faster in it,
+        else float32.
     """
 
     name: ClassVar[str] = "sn-gan"
@@ -73,9 +73,7 @@ class SNGAN(LearnerConfig):
         return self.batch_norm != "local"
 
     def resolved(self, spec: EnvSpec, device: torch.device) -> SNGAN:
-        if self.precision != "auto":
-            return self
-        return dataclasses.replace(self, precision="bfloat16" if native_bfloat16(device) else "float32")
+        return resolve_precision(self, device)
 
     def build(self, context: Context) -> SNGANLearner:
         """The learner. Raises ValueError for examples that are not uint8 images with classes, or whose sides
