@@ -14,11 +14,12 @@ from murmurate.errors import MissingExtra, Refusal, RunFailed, check_system
 
 if TYPE_CHECKING:
     from murmurate.api.model import TrainedModel, load
-    from murmurate.api.runs import recipe, resume, train
+    from murmurate.api.runs import recipe, resume, simulate, train
     from murmurate.launch.script import run
     from murmurate.record.callbacks import STOP, Callback, Result
     from murmurate.replicator.input_split import split_along
     from murmurate.replicator.user_loop import OwnLoop
+    from murmurate.simulation.cluster import Cluster
     from murmurate.training.run import Run
 
 __version__ = "0.1.0"
@@ -26,6 +27,7 @@ __version__ = "0.1.0"
 __all__ = [
     "STOP",
     "Callback",
+    "Cluster",
     "MissingExtra",
     "OwnLoop",
     "Refusal",
@@ -37,6 +39,7 @@ __all__ = [
     "recipe",
     "resume",
     "run",
+    "simulate",
     "split_along",
     "train",
 ]
@@ -45,6 +48,8 @@ __all__ = [
 _PUBLIC = {
     "train": "murmurate.api.runs",
     "resume": "murmurate.api.runs",
+    "simulate": "murmurate.api.runs",
+    "Cluster": "murmurate.simulation.cluster",
     "recipe": "murmurate.api.runs",
     "load": "murmurate.api.model",
     "TrainedModel": "murmurate.api.model",

@@ -1,4 +1,4 @@
-"""``murmurate.train``, ``resume`` and ``recipe``."""
+"""``murmurate.train``, ``simulate``, ``resume`` and ``recipe``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from murmurate.fabric.processes.spawn import refuse_import
 from murmurate.launch import launcher as launcher_by_name
 from murmurate.record.callbacks import Callback, Result, Watch, checked, watching
 from murmurate.replicator.learner import LearnerConfig
+from murmurate.simulation import start as simulation
+from murmurate.simulation.cluster import Cluster
 from murmurate.spec import Placement
 from murmurate.strategies import strategy as strategy_by_name
 from murmurate.strategies.interface import Strategy
@@ -103,6 +105,50 @@ def train(
     folder = new_folder(run.recipe) if out is None else Path(out)
     with watching(Watch(checked(callbacks), quiet)):
         finish = session.train(run, folder, engine, recipes.stored)
+    return _result(finish, folder, quiet)
+
+
+def simulate(
+    recipe: str | Run | None = None,
+    *,
+    cluster: Cluster | Mapping[str, object] | None = None,
+    env: str | Callable[..., Any] | None = None,
+    algorithm: str | None = None,
+    out: str | os.PathLike[str] | None = None,
+    callbacks: Sequence[Callback] = (),
+    quiet: bool = False,
+    **fields: object,
+) -> Result:
+    """Train on a simulated cluster of any size, in this process, and return how the run ended.
+
+    Every replica learns as in ``train``; only time is simulated (``docs/simulate.md``).
+
+    Args:
+        cluster: step times, network and faults: a ``Cluster``, or a mapping of its fields
+            (``{"compute": "straggler:0.01,4", "crash_every_seconds": 3}``).
+        recipe, env, algorithm, out, callbacks, quiet: as in ``train``.
+        fields: the other arguments of ``train`` (``replicas=128``, ``strategy="gala"``, ``updates=100``).
+            ``updates`` or ``minutes`` replace the ``env_steps`` at which a recipe given by its name ends.
+
+    Raises:
+        Refusal, RunFailed, KeyboardInterrupt, SystemExit: as ``train``; Refusal also for what a simulation
+            has not: a launcher, loggers, restarts, evaluations during the run.
+    """
+    given = {name: value for name, value in fields.items() if value is not None}
+    base = _base_run(recipe, env, algorithm)
+    if not isinstance(recipe, Run) and given.keys() & {"updates", "minutes"}:
+        # many replicas would reach the recipe's end at once
+        base = dataclasses.replace(base, env_steps=None)
+    run = configured(base, given)
+    if cluster is None or isinstance(cluster, Mapping):
+        settings: Cluster = with_fields(Cluster(), cluster or {}, "cluster.")
+    elif isinstance(cluster, Cluster):
+        settings = cluster
+    else:
+        raise Refusal(f"cluster is {cluster!r}; it takes a mapping, or a murmurate.Cluster.")
+    folder = new_folder(f"{run.recipe}-simulated") if out is None else Path(out)
+    with watching(Watch(checked(callbacks), quiet)):
+        finish = simulation.simulate(run, settings, folder, quiet)
     return _result(finish, folder, quiet)
 
 
@@ -216,9 +262,11 @@ def _result(finish: session.Finish, folder: Path, quiet: bool) -> Result:
         unit = "env steps" if finish.run is None else finish.run.unit
         print(f"{summary['env_steps']:,} {unit} in {summary['wall_seconds']:.0f} s. {finish.sentence}")
     if finish.code == session.FAILED:
-        raise RunFailed(f"{str(summary['exit']).rstrip('. ')}. {kept_sentence(run_folder)}") from finish.error
+        kept = kept_sentence(run_folder, finish.resumable)
+        raise RunFailed(f"{str(summary['exit']).rstrip('. ')}. {kept}") from finish.error
     if finish.code == _TERMINATED:
         raise SystemExit(_TERMINATED)
     if finish.code:
-        raise KeyboardInterrupt(f"the run is saved; go on with murmurate.resume('{run_folder}')")
+        next_call = f"; go on with murmurate.resume('{run_folder}')" if finish.resumable else ""
+        raise KeyboardInterrupt(f"the run is saved{next_call}")
     return Result(run_folder, summary, finish.code)

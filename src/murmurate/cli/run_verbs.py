@@ -221,7 +221,10 @@ def report_end(finish: Any, folder: Path) -> int:
         return int(finish.code)
     failed = summary["exit"].startswith("failed")
     if failed:
-        print(f"murmurate: {summary['exit'].rstrip('. ')}. {kept_sentence(folder)}", file=sys.stderr)
+        print(
+            f"murmurate: {summary['exit'].rstrip('. ')}. {kept_sentence(folder, finish.resumable)}",
+            file=sys.stderr,
+        )
     if finish.sentence:
         unit, seconds = finish.run.unit, summary["wall_seconds"]
         print(f"{summary['env_steps']:,} {unit} in {seconds:.0f} s. {finish.sentence}")
@@ -229,7 +232,7 @@ def report_end(finish: Any, folder: Path) -> int:
     if len(dead) < summary["replicas"]:
         for rank in dead:
             print(f"replica {rank} died during the run; the others continued")
-    saved = finish.run.launcher != "simulated" and (folder / "checkpoints" / "last").exists()
+    saved = finish.resumable and (folder / "checkpoints" / "last").exists()
     is_resumable = saved and finish.code in _INTERRUPTED
     next_command = "resume" if is_resumable else finish.run.evaluation.next_command
     if failed and not saved and (folder / "logs").exists():

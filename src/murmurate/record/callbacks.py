@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, RunFailed
 
 
 class Stop(enum.Enum):
@@ -132,6 +132,10 @@ class Callbacks:
         self.error: Exception | None = None
         self.failure = ""
 
+    def __bool__(self) -> bool:
+        """Whether any is left to call."""
+        return bool(self._callbacks)
+
     def records(self, records: Iterable[Mapping[str, Any]]) -> str:
         """Pass on records. Returns why the run is to stop; empty if it goes on."""
         if not self._callbacks:
@@ -150,7 +154,11 @@ class Callbacks:
         return self._call_all("on_checkpoint", folder)
 
     def end(self, result: Result) -> None:
+        """Pass on the end. Raises RunFailed if a method raises now, and none has before."""
+        failed_before = self.failure
         self._call_all("on_end", result)
+        if self.failure and not failed_before:
+            raise RunFailed(f"{self.failure}. The run itself is complete in {result.folder}.") from self.error
 
     def _call_all(self, method: str, argument: Any) -> str:
         why = ""

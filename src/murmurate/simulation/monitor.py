@@ -1,4 +1,4 @@
-"""Observes a simulated run outside of virtual time: it counts, records, admits joiners, and ends the run."""
+"""Observes a simulated run outside of virtual time: counts, records, admits joiners, calls back and stops."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from murmurate.fabric.simulated.fabric import SimulatedFabric
+from murmurate.record.callbacks import Callbacks, current_watch
+from murmurate.record.reader import Tail
 from murmurate.record.recorder import Recorder
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.member import SimulatedLearner
@@ -44,6 +46,8 @@ class Monitor:
         self._path = folder / "metrics.jsonl"
         self._records_apart = run.replicas <= MOST_OWN_RECORDS
         self.recorder = self._open_recorder(None)
+        self.callbacks = Callbacks(current_watch().callbacks)
+        self._tail = Tail(self._path)  # what the callbacks have not been called with
         self._recorders: dict[int, Recorder] = {}
         self.learners: dict[int, SimulatedLearner] = {}  # the newest incarnation of each rank
         self.former: list[SimulatedLearner] = []  # earlier incarnations
@@ -162,6 +166,7 @@ class Monitor:
         if len(self.events) < 1000:
             self.events.append({"event": name, "message": message, "time_seconds": round(now, 6), **fields})
         self.recorder.event(name, message, env_steps=self.env_steps, updates=0, **fields)
+        self._call_back()
 
     def record(self, last: bool = False) -> None:
         """Write a record for each replica if they are few; else one for all of them, and spans of some of
@@ -180,9 +185,15 @@ class Monitor:
                 self._record_members(ranks, timings)
             fields = self._combined_record([self.learners[r] for r in ranks], replica)
             self._recorders[replica].record(fields | _combined_timing(timings) | spread)
+        self._call_back()
         if time.monotonic() - self._printed_at > _PRINT_SECONDS:
             self._printed_at = time.monotonic()
             self._print_line(self.progress())
+
+    def _call_back(self) -> None:
+        """Call the callbacks with new records; a callback may stop the run."""
+        if self.callbacks and (why := self.callbacks.records(self._tail.poll())):
+            self.stop(why)
 
     def _record_members(self, ranks: Sequence[int], timings: Sequence[dict[str, Any]]) -> None:
         for rank, timing in zip(ranks, timings, strict=True):

@@ -20,6 +20,7 @@ from murmurate.fabric.interface import FabricError
 from murmurate.fabric.processes.memory_limits import refuse_if_small
 from murmurate.fabric.simulated.fabric import MailFaults, Member, SimulatedFabric
 from murmurate.launch.inline import Inline
+from murmurate.record.callbacks import Result
 from murmurate.record.step_timer import NO_TRACE, TraceSchedule
 from murmurate.record.timelines import shown_members
 from murmurate.replica.clipping import NotFinite
@@ -52,6 +53,8 @@ def simulate(run: Run, cluster: Cluster, folder: Path, quiet: bool = False) -> F
     cluster.validate()
     if run.loggers:
         raise Refusal("a simulated run is recorded in its folder alone: leave out --loggers.")
+    if run.launcher != "local":
+        raise Refusal(f"a simulated run has no processes to launch: leave out --launcher {run.launcher}.")
     if run.restarts:
         raise Refusal(
             "a crashed replica of a simulation returns after --restart-after-seconds: leave out --restarts."
@@ -126,17 +129,29 @@ class Simulation:
                         self._print_line(f"warning: {warning}")
                 monitor.record(last=True)
                 self._save()
+                monitor.callbacks.checkpoint(folder / "checkpoints" / "last")
             except (NotFinite, FabricError, RunFailed) as failure:
                 self.failure = f"failed: {failure}"
             except SecondInterrupt:
                 pass  # nothing is saved
             finally:
                 monitor.close()
-            exit_status = self.failure or ("interrupted" if monitor.interrupted else "finished")
+            code, exit_status = self._exit_status()
             wall_seconds = time.monotonic() - started
             summary = summarize(run, folder, monitor, self.centre, wall_seconds, exit_status)
-        code = 128 + monitor.signal if monitor.interrupted else FINISHED
-        return Finish(FAILED if self.failure else code, summary, run=run)
+        monitor.callbacks.end(Result(folder, summary, code))
+        return Finish(code, summary, run=run, error=monitor.callbacks.error)
+
+    def _exit_status(self) -> tuple[int, str]:
+        """(exit code, ``exit`` of the summary)"""
+        monitor = self.monitor
+        if self.failure:
+            return FAILED, self.failure
+        if monitor.interrupted:
+            return 128 + monitor.signal, "interrupted"
+        if monitor.callbacks.failure:
+            return FAILED, f"failed: {monitor.callbacks.failure}"
+        return FINISHED, "finished"
 
     # -- members ------------------------------------------------------------------------------------
 

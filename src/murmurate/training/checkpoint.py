@@ -269,12 +269,13 @@ def disk_failure(path: Path, error: Exception) -> RunFailed:
     return RunFailed(f"Cannot write to {path}: {error}.")
 
 
-def kept_sentence(folder: Path) -> str:
-    """What a failed run has left in its folder, in a sentence."""
+def kept_sentence(folder: Path, resumable: bool = True) -> str:
+    """What a failed run has left in its folder, in a sentence. resumable: whether it can go on from it."""
     for name in ("last", "previous"):
         with contextlib.suppress(Refusal):
             steps = read_manifest(folder / "checkpoints" / name)["env_steps"]
-            return f"The checkpoint at {steps:,} env steps is kept: murmurate resume {folder}"
+            verb = "resume" if resumable else "eval"
+            return f"The checkpoint at {steps:,} env steps is kept: murmurate {verb} {folder}"
     return "No checkpoint had been saved, so nothing that was learned is kept."
 
 

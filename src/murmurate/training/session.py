@@ -49,6 +49,11 @@ class Finish:
     error: Exception | None = None
 
     @property
+    def resumable(self) -> bool:
+        """Whether the run could go on from a checkpoint: simulated ones cannot."""
+        return self.run is None or self.run.launcher != "simulated"
+
+    @property
     def sentence(self) -> str:
         """The evaluation's result, for the console."""
         return "" if self.run is None or self.summary is None else self.run.evaluation.sentence(self.summary)
@@ -319,13 +324,9 @@ def _carry_out(run: Run, folder: Path, launcher: Launcher, resume: Resume | None
         raise RunFailed(
             f"{checkpoint.disk_failure(folder, error)} {checkpoint.kept_sentence(folder)}"
         ) from error
-    callbacks = coordinator.callbacks
-    failed_before = callbacks.failure
-    callbacks.end(Result(folder, summary, code))
-    if callbacks.failure and not failed_before:
-        raise RunFailed(f"{callbacks.failure}. The run itself is complete in {folder}.") from callbacks.error
+    coordinator.callbacks.end(Result(folder, summary, code))
     moved_to = folder if folder != coordinator.place.original_path else None
-    return Finish(code, summary, moved_to, run, callbacks.error)
+    return Finish(code, summary, moved_to, run, coordinator.callbacks.error)
 
 
 def _exit_status(coordinator: Coordinator) -> tuple[int, str]:
