@@ -208,8 +208,9 @@ def test_slurm(tmp_path: Path) -> None:
 @pytest.mark.timeout(1200)
 def test_api(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    train, load, export, watch = python("api")
+    train, simulate, load, export, watch = python("api")
     assert "runs/api" in program(tmp_path, train)
+    assert "'died': " in program(tmp_path, f"import murmurate\n{simulate}")
     program(tmp_path, f"import murmurate\n{load}\n{export}")
     run("\n".join(wanted("api")), tmp_path)
     assert (tmp_path / "policy.onnx").is_file()
