@@ -52,6 +52,12 @@ def test_workers_take_whole_batches_in_turn_up_to_the_last_whole_round():
     assert [numbers(f) for f in result] == [[[0], [4]], [[1], [5]], [[2], [6]], [[3], [7]]]
 
 
+def test_all_workers_drop_a_round_in_which_one_batch_is_too_small():
+    source = [rows(0, 1), rows(2, 3), rows(4, 5), rows(6)]
+    result = taken(source, replicas=4, workers=2)
+    assert [numbers(f) for f in result] == [[[0]], [[1]], [[2]], [[3]]]
+
+
 def test_replicas_take_whole_batches_in_turn():
     result = taken([rows(k) for k in range(8)], replicas=3, per="replica")
     assert [numbers(f) for f in result] == [[[0], [3]], [[1], [4]], [[2], [5]]]

@@ -154,6 +154,24 @@ def agreed_of(loop):
     return agreed
 
 
+def test_modules_with_the_same_names_both_agree():
+    """As generator and discriminator, two nn.Sequential, have: neither replaces the other's tensors."""
+
+    def script(loop):
+        for name, value in (("generator", 1.0), ("discriminator", 2.0)):
+            net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+            optimizer = loop.wrap_optimizer(torch.optim.SGD(net.parameters(), lr=0.1), net, name=name)
+            optimizer.replica.params.data.fill_(value)
+        loop.finish(30.0)
+        return loop.agreed(), loop.agreed("generator")
+
+    for agreed, generator in loops(2, script):
+        assert len(agreed) == 2 * len(generator)
+        assert torch.equal(agreed["generator.0.weight"], torch.ones(2, 2))
+        assert torch.equal(agreed["discriminator.0.weight"], torch.full((2, 2), 2.0))
+        assert torch.equal(generator["0.weight"], torch.ones(2, 2))
+
+
 @pytest.mark.parametrize("strategy", [LocalSGD(), GALA()])
 def test_agreed_tensors_load_into_the_scripts_module(strategy):
     for rank, agreed in enumerate(loops(3, agreed_of, strategy=strategy)):
@@ -209,9 +227,9 @@ def adam(parameters):
     return torch.optim.Adam(parameters, lr=0.03)
 
 
-def over_devices(loop, clip=0.05, make=adam):
+def over_devices(loop, clip=0.05, make=adam, placed=halves):
     net = deep()
-    lockstep = loop.replicate_over_devices("net", net, make, placed=halves, clip=clip)
+    lockstep = loop.replicate_over_devices("net", net, make, placed=placed, clip=clip)
     norms, exchanges = [], []
     for x, y in loop.inputs(pairs(8)):
         exchanges.append(lockstep.descend(F.mse_loss(net(x), y)))
@@ -267,6 +285,13 @@ def test_lockstep_on_real_processes():
     one, two = loops(2, on_processes, processes, **TWO)
     torch.testing.assert_close(one[0], two[0], rtol=0, atol=0)
     torch.testing.assert_close(one[0], loops(2, over_devices, **TWO)[0][0], rtol=1e-12, atol=1e-12)
+
+
+def test_one_shard_is_clipped_too():
+    everything = alone(lambda loop: over_devices(loop, placed=lambda _: 0), **TWO)
+    expected, norms, _ = alone(on_one)
+    torch.testing.assert_close(everything[0], expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(torch.stack(everything[1]), torch.stack(norms), rtol=1e-12, atol=1e-12)
 
 
 def test_a_step_that_fails_in_one_shard_changes_none_and_the_next_works():

@@ -325,6 +325,35 @@ def test_state_travels_between_plain_and_wrapped(optimizer):
         alone(lambda r: r.wrap_optimizer(torch.optim.Adam(tanh_net().parameters())).load_state_dict(after))
 
 
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_parameters_without_state_begin_with_initial_moments(steps_before):
+    """A plain Adam has no moments of parameters that never had a gradient, whatever the loading one has."""
+    x, y = pairs(1)[0]
+
+    def script(loop):
+        trained = tanh_net()
+        plain_optimizer = torch.optim.Adam(trained.parameters())
+        first, *others = trained.parameters()
+        first.grad = torch.ones_like(first)
+        plain_optimizer.step()
+        net = tanh_net()
+        wrapped = loop.wrap_optimizer(torch.optim.Adam(net.parameters()), net)
+        for _ in range(steps_before):
+            wrapped.zero_grad()
+            F.mse_loss(net(x), y).backward()
+            wrapped.step()
+        wrapped.load_state_dict(plain_optimizer.state_dict())
+        assert others
+        return wrapped.state_dict()["state"], plain_optimizer.state_dict()["state"]
+
+    loaded, stored = alone(script)
+    assert list(stored) == [0]
+    assert torch.equal(loaded[0]["exp_avg"], stored[0]["exp_avg"])
+    for index in range(1, 4):
+        for key in ("exp_avg", "exp_avg_sq"):
+            assert not loaded[index][key].any(), (index, key)
+
+
 # -- refused ----------------------------------------------------------------------------------------
 
 

@@ -70,20 +70,32 @@ def _without_compiler(step: Callable[..., Any]) -> Callable[..., Any]:
 
 def materialise(optimizer: torch.optim.Optimizer, make_optimizer: MakeOptimizer) -> None:
     """Create the state that the optimizer would create at its first step, with its values before that step.
-
-    A copy of the optimizer steps once with gradients of zero, which leaves moments zero; then counters are
-    reset. Existing state does not change.
-    """
+    Existing state does not change."""
     if all(state for _, state in entries(optimizer)):
         return
+    initial_states = initial_state(optimizer, make_optimizer)
+    for (_, state), initial in zip(entries(optimizer), initial_states, strict=True):
+        for key, value in initial.items():
+            state.setdefault(key, value)
+
+
+def initial_state(optimizer: torch.optim.Optimizer, make_optimizer: MakeOptimizer) -> list[dict[str, Any]]:
+    """The state of each entry before the first step.
+
+    A copy of the optimizer steps once with gradients of zero, which leaves moments zero; then counters are
+    reset.
+    """
     copy = _copy(optimizer, make_optimizer)
     _step_with_gradient(copy, 0.0)
-    for (_, state), (_, copied_state) in zip(entries(optimizer), entries(copy), strict=True):
-        for key, value in copied_state.items():
+    states = [state for _, state in entries(copy)]
+    for state in states:
+        for key, value in state.items():
             if key == "step" or key in _INITIAL:
                 initial = _INITIAL.get(key, 0.0)
-                value = torch.full_like(value, initial) if torch.is_tensor(value) else type(value)(initial)
-            state.setdefault(key, value)
+                state[key] = (
+                    torch.full_like(value, initial) if torch.is_tensor(value) else type(value)(initial)
+                )
+    return states
 
 
 def check_start(optimizer: torch.optim.Optimizer, make_optimizer: MakeOptimizer) -> None:

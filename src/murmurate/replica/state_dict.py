@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from murmurate.replica.layout import view
-from murmurate.replica.optimizer_state import entries, materialise
+from murmurate.replica.optimizer_state import entries, initial_state, materialise
 
 if TYPE_CHECKING:
     from murmurate.replica.vector import Replica
@@ -59,9 +59,12 @@ def load_into(replica: Replica, state: dict[str, Any]) -> None:
             replica.scale.restore(float(state.get("log_scale", 0.0)))
             for name, values in replica.named_views():
                 values.copy_(params[name])
+        initial = _initial_of_partial(replica, state["optimizer"])
         for index, (_, group_state) in enumerate(entries(replica.optimizer)):
             for key in list(group_state):
                 if f"{index}.{key}" in state["optimizer"]:
+                    if initial and torch.is_tensor(group_state[key]):
+                        group_state[key].copy_(initial[index][key])
                     _restore(replica, group_state, key, state["optimizer"][f"{index}.{key}"], index)
                 else:  # saved before the first step created it
                     del group_state[key]
@@ -73,13 +76,25 @@ def load_into(replica: Replica, state: dict[str, Any]) -> None:
     replica.reload()
 
 
+def _initial_of_partial(replica: Replica, stored: dict[str, Any]) -> list[dict[str, Any]]:
+    """The initial state of the optimizer where ``stored`` lacks that of some parameters, which plain optimizers
+    do not have before a parameter's first gradient; else nothing."""
+    bounds = replica.group_bounds
+    for key, value in stored.items():
+        if isinstance(value, dict):
+            start, stop = bounds[int(key.split(".", 1)[0])] if len(bounds) > 1 else (0, len(replica))
+            if len(value) < sum(start <= part.start < stop for part in replica.slices):
+                return initial_state(replica.optimizer, replica.make_optimizer)
+    return []
+
+
 def _restore(replica: Replica, group_state: dict[str, Any], key: str, stored: Any, index: int) -> None:
     """Write an entry of the saved optimizer state into the state of group ``index``."""
     if not torch.is_tensor(group_state[key]):
         group_state[key] = stored
         return
     if isinstance(stored, dict):
-        flat = torch.empty_like(group_state[key])
+        flat = group_state[key].clone()  # parts that were not stored have their initial values
         start = replica.group_bounds[index][0] if len(replica.group_bounds) > 1 else 0
         for part in replica.slices:
             if part.name in stored:

@@ -81,15 +81,15 @@ def inputs(
     if per not in ("worker", "replica"):
         raise ValueError(f"inputs are split per 'worker' or per 'replica', not per '{per}'")
     takers, own_index = (index.workers, index.worker) if per == "worker" else (index.replicas, index.rank)
-    if callable(source):
-        batches: Iterator[Any] = iter(source(own_index))
-    else:
-        batches = _in_turn(iter(source), takers, own_index)
-    if per == "worker" and index.per_worker > 1:
-        batches = _shares(batches, split, index.per_worker, index.local_rank)
-    if not callable(source):
-        yield from batches  # all replicas read the same source, and end at its last whole round
+    shares = index.per_worker if per == "worker" else 1
+
+    def share(batch: Any) -> Any:
+        return batch if shares == 1 else split(batch, shares, index.local_rank)
+
+    if not callable(source):  # all replicas read the same source, and end at its last whole round
+        yield from _in_turn(iter(source), takers, own_index, share)
         return
+    batches = _in_turn(iter(source(own_index)), 1, 0, share)
     end = object()
     while True:
         batch = next(batches, end)
@@ -98,15 +98,16 @@ def inputs(
         yield batch
 
 
-def _in_turn(source: Iterator[Any], takers: int, own_index: int) -> Iterator[Any]:
-    """Every ``takers``-th batch, from number ``own_index``; all takers drop an incomplete last round."""
+def _in_turn(
+    source: Iterator[Any], takers: int, own_index: int, share: Callable[[Any], Any]
+) -> Iterator[Any]:
+    """This replica's share of every ``takers``-th batch, from number ``own_index``.
+
+    All takers drop an incomplete last round, and a round in which a batch has fewer rows than shares: each must
+    get as many batches as the others.
+    """
     while len(batches := list(itertools.islice(source, takers))) == takers:
-        yield batches[own_index]
-
-
-def _shares(source: Iterator[Any], split: Split, shares: int, index: int) -> Iterator[Any]:
-    for batch in source:
         try:
-            yield split(batch, shares, index)
+            yield [share(batch) for batch in batches][own_index]
         except CannotSplit:
-            continue  # a last batch with fewer rows than shares
+            continue

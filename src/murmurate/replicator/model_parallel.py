@@ -68,7 +68,7 @@ class ModelParallelReplica:
         return self._step(gradients)
 
     def _step(self, gradients: Sequence[Tensor]) -> Exchange:
-        if self.clip is None or len(self.shards) == 1:
+        if self.clip is None:
             exchanges = [s.follow(g) for s, g in zip(self.shards, gradients, strict=True)]
         else:
             exchanges = self._step_clipped(gradients)

@@ -28,6 +28,7 @@ from murmurate.replicator.optimizer_wrapper import (
 )
 from murmurate.replicator.replica_parts import ONE_PART, ReplicaParts, SharedVector
 from murmurate.replicator.replicator import Replicator, check_capabilities, check_common_rounds
+from murmurate.replicator.unique_names import by_unique_names
 from murmurate.spec import derive_generator, derive_seed
 from murmurate.strategies.interface import FINAL_DRAIN, Strategy
 
@@ -325,23 +326,24 @@ class OwnLoop(Replicator):
         """The consensus of all replicas as named tensors, for ``load_state_dict`` or to be saved.
 
         Floating-point buffers (batch statistics) are averaged under strategies with common rounds, where all
-        members must call this; otherwise they are this replica's own. name: name of one replica; None: all.
+        members must call this; otherwise they are this replica's own. name: name of one replica; None: all,
+        with its replica's name in front ("net.weight") if two modules have tensors of the same names.
         Raises KeyError for an unknown name.
         """
-        agreed: dict[str, Tensor] = {}
+        agreed: dict[str, dict[str, Tensor]] = {}
         for label in self.bound_replicas if name is None else [name]:
             bound = self.bound_replicas[label]
             with torch.no_grad():
                 vector = bound.strategy.consensus(bound.replica, bound.channel)
                 if label in self._shared:
                     self._shared[label].broadcast(vector)
-                agreed |= {k: v.clone() for k, v in bound.replica.named_views(vector)}
+                tensors = {k: v.clone() for k, v in bound.replica.named_views(vector)}
                 buffers = {k: b.detach().clone() for k, b in self._modules[label].named_buffers()}
                 floating = {k: b for k, b in buffers.items() if b.is_floating_point()}
                 if self.strategy.common_rounds and floating:
                     floating = self.everyone.mean(floating)
-                agreed |= buffers | floating
-        return agreed
+                agreed[label] = tensors | buffers | floating
+        return by_unique_names(agreed, self._modules)
 
     def finish(self, deadline_seconds: float = 0.0) -> bool:
         """End this replica's training and publish its parameters; ``murmurate.run`` does so at the end.
