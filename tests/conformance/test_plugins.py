@@ -105,6 +105,17 @@ def test_probes_fire_where_no_count_of_updates_is_a_multiple(tmp_path: Path) -> 
     assert len(set(probed)) >= 8, "80 updates cross a multiple of 6 thirteen times"
 
 
+def test_the_first_probe_is_of_the_first_update(tmp_path: Path) -> None:
+    words = "train cartpole-a2c --replicas 2 --launcher inline --simulators 2 --updates 3"
+    options = "--probe-every-updates 1 --record-every-seconds 1e-9 --eval-episodes 1"
+    assert main([*words.split(), *options.split(), "--out", str(tmp_path / "run")]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    first = next(line for line in lines if line.get("updates") == 1)
+    assert first["update_norm"] > 0
+    # of the replicas' own gradients, not of their mean with itself
+    assert min(x for x in first["gradient_cosine"] if x is not None) < 0.9999
+
+
 def test_a_learner_takes_means_over_the_replicas(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = (
         "train cartpole-two-nets --replicas 2 --launcher inline --simulators 2 --updates 8 --env-steps none"

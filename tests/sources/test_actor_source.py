@@ -290,6 +290,30 @@ def test_actors_that_cannot_begin_end_the_run_and_say_why(monkeypatch: pytest.Mo
             next(source)
 
 
+def test_random_actions_are_those_of_the_runs_start(session: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a resumed run nor an actor that is started again repeats them."""
+    started: list[int] = []
+    real = actor_processes.ActorSettings
+
+    def settings(**fields: Any) -> Any:
+        started.append(fields["random_env_steps"])
+        return real(**fields)
+
+    monkeypatch.setattr(actor_processes, "ActorSettings", settings)
+    played = int(session.state["played"])
+    for already, state in ((0, None), (played, session.state)):
+        with acted() as (source, _):
+            source.plan = source._processes.plan = dataclasses.replace(
+                source.plan, random_env_steps=played + 50
+            )
+            if state is not None:
+                source.load(state)
+            next(source)
+        # actors of 2 and 3 of the 5 simulators
+        assert sorted(started) == [(played + 50 - already) * size // 5 for size in (2, 3)]
+        started.clear()
+
+
 def test_it_goes_on_from_its_replay_with_new_games(session: Played) -> None:
     state = session.state
     with acted(actors=1) as (other, _):

@@ -111,6 +111,30 @@ def test_fits_rollouts_and_batches_have_their_numbers() -> None:
     source.close()
 
 
+def test_it_goes_on_without_replays_that_were_damaged() -> None:
+    source = made()
+    for _ in range(10):
+        next(source)
+    state = source.state()
+    again = made()
+    again.load(state | {"replays": {}})
+    assert not again.exact
+    assert len(sampler_of(again).replay) == 0
+    assert sampler_of(again).imagined == sampler_of(source).imagined
+    next(again)
+    assert sampler_of(again).batches == 11
+    for each in (source, again):
+        each.close()
+
+
+def test_too_few_rollouts_for_a_batch_are_refused() -> None:
+    run = recipe("inverted-pendulum-mbpo")
+    rollouts = dataclasses.replace(run.source.rollouts, starts=100)  # type: ignore[attr-defined]
+    few = dataclasses.replace(run, source=dataclasses.replace(run.source, rollouts=rollouts))  # type: ignore[type-var]
+    with pytest.raises(Refusal, match=r"--rollouts.starts 244"):
+        few.validate()
+
+
 def test_rollouts_begin_at_real_states_and_end_where_the_model_says() -> None:
     learner = Dreamer()
     source = made(dataclasses.replace(CONFIG, rollouts=dataclasses.replace(ROLLOUTS, length=3)), learner)

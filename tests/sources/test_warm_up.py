@@ -41,5 +41,9 @@ def test_random_actions_fill_the_space() -> None:
         values = drawn[:, column]
         assert low <= values.min() < low + 0.02 * (high - low)
         assert high - 0.02 * (high - low) < values.max() <= high
+    matrix = EnvSpec("matrix", (1,), torch.float32, 0, (1, 2), action_low=(-1.0, 5.0), action_high=(1.0, 9.0))
+    shaped = random_actions(matrix, 10, generator)
+    assert shaped.shape == (10, 1, 2)
+    assert bool((shaped[:, 0, 1] >= 5).all())
     discrete = random_actions(EnvSpec("three", (1,), torch.float32, 3), 300, generator)
     assert set(discrete.tolist()) == {0, 1, 2}

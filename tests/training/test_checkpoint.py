@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -400,6 +401,33 @@ def test_a_chunk_that_both_checkpoints_share_costs_the_replay_and_no_more(tmp_pa
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert checkpoint.newest(tmp_path) == found
+
+
+def test_who_needs_no_replays_takes_the_newest_and_changes_nothing(tmp_path: Path) -> None:
+    for _ in range(2):
+        files = _with_chunks(tmp_path, {"a": 1.0})
+    files["a"].write_bytes(b"bad")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "last").iterdir()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert checkpoint.newest(tmp_path, replays=False) == tmp_path / "last"
+    assert {path.name: path.read_bytes() for path in (tmp_path / "last").iterdir()} == before
+
+
+@pytest.mark.parametrize("point", range(12))
+def test_a_crash_after_going_on_from_the_previous_leaves_a_whole_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: int
+) -> None:
+    for mark in (1, 2):
+        checkpoint.commit(tmp_path, _save(tmp_path, mark), _about(mark))
+    checkpoint.set_aside(tmp_path / "last")
+    staging = _save(tmp_path, 3)
+    with monkeypatch.context() as patched:
+        _crash_at(patched, point)
+        with contextlib.suppress(Crash):
+            checkpoint.commit(tmp_path, staging, _about(3))
+    whole = [_mark(tmp_path / n) for n in ("last", "previous") if checkpoint.damage(tmp_path / n) is None]
+    assert 1 in whole, "the checkpoint that the run went on from stays until the one after the next"
 
 
 def test_nothing_is_linked_from_a_checkpoint_whose_list_is_lost(tmp_path: Path) -> None:

@@ -111,7 +111,8 @@ def test_a_run_that_was_over_stays_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"updates": 50, "env_steps": 10}, 50),
+        ({"updates": 50, "env_steps": 4800}, 50),
+        ({"updates": 50, "env_steps": 480}, 10),  # the end that comes first
         ({"updates": None, "env_steps": 4800}, 100),  # 2 replicas x 3 simulators x 8 steps
         ({"updates": None, "env_steps": 1}, 1),
         ({"updates": None, "minutes": 1.0}, None),

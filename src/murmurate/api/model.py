@@ -52,7 +52,9 @@ def load(
             if (problem := checkpoint.damage(path)) is not None:
                 raise Refusal(f"{problem} Use the last checkpoint instead: leave out best.")
         else:
-            path = checkpoint.newest(run_folder / "checkpoints", lambda each: load_agent(run, each))
+            path = checkpoint.newest(
+                run_folder / "checkpoints", lambda each: load_agent(run, each), replays=False
+            )
         return TrainedModel(run, path)
 
 

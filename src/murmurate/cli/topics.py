@@ -187,7 +187,7 @@ class FittedTopics:
 def load(folder: Path) -> FittedTopics:
     """The topics of a run folder's newest checkpoint. Raises Refusal if there are none."""
     run = stored(folder)
-    learner = load_agent(run, checkpoint.newest(folder / "checkpoints"))
+    learner = load_agent(run, checkpoint.newest(folder / "checkpoints", replays=False))
     fingerprint = read_fingerprint(folder)
     topics = learner.estimate() if fingerprint is not None else None
     if fingerprint is None or not isinstance(topics, Topics):

@@ -77,8 +77,8 @@ def load_into(replica: Replica, state: dict[str, Any]) -> None:
 
 
 def _initial_of_partial(replica: Replica, stored: dict[str, Any]) -> list[dict[str, Any]]:
-    """The initial state of the optimizer where ``stored`` lacks that of some parameters, which plain optimizers
-    do not have before a parameter's first gradient; else nothing."""
+    """The initial state of the optimizer if ``stored`` lacks that of some parameters; else nothing. Plain
+    optimizers have none of a parameter before its first gradient."""
     bounds = replica.group_bounds
     for key, value in stored.items():
         if isinstance(value, dict):

@@ -103,8 +103,8 @@ def _in_turn(
 ) -> Iterator[Any]:
     """This replica's share of every ``takers``-th batch, from number ``own_index``.
 
-    All takers drop an incomplete last round, and a round in which a batch has fewer rows than shares: each must
-    get as many batches as the others.
+    All takers drop an incomplete last round, and a round in which a batch has fewer rows than shares, so that
+    each gets as many batches as the others.
     """
     while len(batches := list(itertools.islice(source, takers))) == takers:
         try:

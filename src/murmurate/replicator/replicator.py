@@ -224,7 +224,10 @@ def check_capabilities(
     offered_by: names what has the capabilities ``offered``. devices: devices of the replicas; memory is
         shared only on the CPU.
     """
+    others = "--launcher local on one host"
     if any(torch.device(device).type != "cpu" for device in devices):
+        if Capability.SHARED_MEMORY in offered:
+            others = "--placement.devices cpu"
         offered, offered_by = offered - {Capability.SHARED_MEMORY}, f"{offered_by} on a GPU"
     missing = sorted(c.value for c in strategy.needs - offered)
     if missing:
@@ -233,7 +236,7 @@ def check_capabilities(
         hint = f" {hint}." if hint else ""
         raise Refusal(
             f"{strategy.name} needs {' and '.join(missing)}, which {offered_by} does not offer.{hint} "
-            f"Use --strategy {remedy}, or --launcher local on one host."
+            f"Use --strategy {remedy}, or {others}."
         )
 
 

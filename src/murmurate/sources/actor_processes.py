@@ -165,13 +165,14 @@ class ActorProcesses(Generic[R]):
         vectors = [x.detach().flatten().float().cpu() for x in published_tensors(self._learner)]
         self.parameters.publish(vectors[0] if len(vectors) == 1 else torch.cat(vectors), version)
 
-    def start(self, batches: int) -> None:
+    def start(self, batches: int, played: int = 0) -> None:
         """Start all actors, at the first call; parameters must have been published. batches: number of the
-        learner's batches so far; the actors' seeds depend on it, so a resumed run has new seeds."""
+        learner's batches so far; the actors' seeds depend on it, so a resumed run has new seeds. played: env
+        steps of all actors so far, which count towards ``random_env_steps``."""
         if not self._started:
             self._started = True
             for actor in self.actors:
-                self._spawn(actor, batches)
+                self._spawn(actor, batches, played)
 
     def next_waiting(self) -> ActorProcess[R] | None:
         """The next actor, in round-robin order, with a record that has not been taken yet."""
@@ -183,8 +184,9 @@ class ActorProcesses(Generic[R]):
                 return actor
         return None
 
-    def check(self, batches: int) -> None:
-        """Restart each actor that has died or hangs; the records that it sent remain in its ring."""
+    def check(self, batches: int, played: int = 0) -> None:
+        """Restart each actor that has died or hangs; the records that it sent remain in its ring. batches,
+        played: as in ``start``."""
         elapsed = time.monotonic() - self._checked_at
         if elapsed < _CHECK_SECONDS:
             return
@@ -214,10 +216,11 @@ class ActorProcesses(Generic[R]):
                 )
             self.events.append(("actor died", f"{name} died ({cause}) and is started again"))
             actor.kill()
-            self._spawn(actor, batches)
+            self._spawn(actor, batches, played)
 
-    def _spawn(self, actor: ActorProcess[R], batches: int) -> None:
+    def _spawn(self, actor: ActorProcess[R], batches: int, played: int) -> None:
         plan = self.plan
+        random_env_steps = max(0, plan.random_env_steps - played)
         self._on_start(actor.first_simulator, actor.simulators)
         settings = ActorSettings(
             world=plan.world,
@@ -229,7 +232,7 @@ class ActorProcesses(Generic[R]):
             seed=self._seed,
             incarnation=f"{batches} {actor.starts}",
             starts_before=actor.starts,
-            random_env_steps=plan.random_env_steps * actor.simulators // plan.simulators,
+            random_env_steps=random_env_steps * actor.simulators // plan.simulators,
             queue=plan.queue,
             poll_seconds=plan.poll_seconds,
             parameters=(Inherited(self._memory_file.descriptor), len(self.parameters)),

@@ -72,7 +72,7 @@ class ActorSource:
 
     def __next__(self) -> Batch:
         self._publish()
-        self._processes.start(self._sampler.batches)
+        self._processes.start(self._sampler.batches, self._sampler.played)
         played, episodes = 0, list[Episode]()
         while not self._sampler.due:
             received = self._next_record()
@@ -88,7 +88,7 @@ class ActorSource:
     def _next_record(self) -> tuple[ActorStep, ActorProcess[ActorRing]] | None:
         """The next actor with a record, and its oldest record; None if no record came within a short wait."""
         for _ in range(_POLLS):
-            self._processes.check(self._sampler.batches)
+            self._processes.check(self._sampler.batches, self._sampler.played)
             if (actor := self._processes.next_waiting()) is not None:
                 self._backoff.reset()
                 return actor.ring.oldest(), actor

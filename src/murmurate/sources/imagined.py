@@ -100,6 +100,12 @@ class ImaginedSourceConfig(SourceConfig):
                 f"capacity is {self.capacity} and a batch is {requires.batch}: no batch could be drawn. Use "
                 f"--capacity {100 * requires.batch}."
             )
+        imagined = requires.batch - int(requires.batch * self.real_share)
+        if rollouts.starts < imagined:
+            raise Refusal(
+                f"a round of rollouts may give only {rollouts.starts} transitions, and a batch has "
+                f"{imagined} of them. Use --rollouts.starts {imagined}, or more."
+            )
         if rollouts.grows_until <= rollouts.grows_after:
             raise Refusal(
                 f"rollouts.grows_until is {rollouts.grows_until}, not after rollouts.grows_after. Use "

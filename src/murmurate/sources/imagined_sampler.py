@@ -184,8 +184,12 @@ class ImaginedSampler:
         return {**counters, "drawn": self._drawn_batches, "length": self._length, "replays": replays}
 
     def load(self, state: dict[str, Any]) -> None:
+        """Go on from ``state``; do a ``fresh_start`` if it lacks a replay's contents."""
+        self.imagined = int(state["imagined"])
+        if not {"replay", "model_replay"} <= state["replays"].keys():
+            return self.fresh_start(int(state["batches"]))
         self.batches, self.played = int(state["batches"]), int(state["played"])
-        self.imagined, self._drawn_batches = int(state["imagined"]), int(state["drawn"])
+        self._drawn_batches = int(state["drawn"])
         self._length = int(state["length"])
         self.replay.load(state["replays"]["replay"])
         self.model_replay = self._new_model_replay()

@@ -70,7 +70,15 @@ class ReplaySourceConfig(SourceConfig):
 
     def _check_learning(self, run: RunView) -> None:
         """Refuse a run that ends before its learners begin to learn."""
-        if run.env_steps is None or self.replay.learnable(env_steps := run.env_steps // run.replicas):
+        if run.env_steps is None:
+            return
+        env_steps, batch = run.env_steps // run.replicas, run.learner.requires.batch
+        if env_steps < batch:
+            raise Refusal(
+                f"each learner makes {env_steps:,} env steps, and a batch has {batch:,} transitions. Use "
+                f"more --env-steps, or --agent.batch {max(1, env_steps // 2)}."
+            )
+        if self.replay.learnable(env_steps):
             return
         sentence = f"each learner makes {env_steps:,} env steps and begins to learn after"
         starts = self.replay.learning_starts

@@ -270,6 +270,11 @@ class ServiceProcesses:
         self._checked_at = 0.0
         self.has_started = False
 
+    @property
+    def reported_steps(self) -> int:
+        """Env steps of the learner's actors that were reported so far."""
+        return sum(shard.reported_steps for shard in self.shards)
+
     def start(self, states: Sequence[dict[str, Any] | None]) -> None:
         """Start the shards. states: the saved contents of each shard, or None."""
         self.has_started = True

@@ -214,7 +214,7 @@ class ServiceSource:
             for shard, state in zip(processes.shards, self._states, strict=True):
                 shard.reported_steps = 0 if state is None else int(state["inserted"])
             self._states = []
-            self._actors.start(self._batches)
+            self._actors.start(self._batches, processes.reported_steps)
         if self._is_paused:
             self._is_paused = False
             for shard in processes.shards:
@@ -228,7 +228,7 @@ class ServiceSource:
             if actor.ring.beats != actor.beats:
                 actor.beats = actor.ring.beats
                 actor.note_record()
-        self._actors.check(self._batches)
+        self._actors.check(self._batches, self._processes.reported_steps)
         own = [shard.address for shard in self._processes.shards if shard.is_listening]
         if len(own) == len(self._processes.shards):
             addresses = own if self._peers is None else self._peers.exchange(own)

@@ -30,10 +30,13 @@ def steps_of(observation: Tensor, action: Action, step: TimeStep) -> Steps:
 
 
 def random_actions(spec: EnvSpec, size: int, generator: torch.Generator) -> Tensor:
-    """[size] or [size, D]: actions drawn uniformly from those of a world."""
+    """[size] or [size, *shape]: actions drawn uniformly from those of a world."""
     device = generator.device
     if spec.actions:
         return torch.randint(spec.actions, (size,), generator=generator, device=device)
     uniform = torch.rand(size, *spec.action_shape, generator=generator, device=device)
-    low = torch.as_tensor(spec.action_low, device=device)
-    return low + uniform * (torch.as_tensor(spec.action_high, device=device) - low)
+    low, high = (
+        torch.as_tensor(bound, device=device).view(spec.action_shape)
+        for bound in (spec.action_low, spec.action_high)
+    )
+    return low + uniform * (high - low)

@@ -90,10 +90,13 @@ def commit(folder: Path, staging: Path, manifest_fields: dict[str, Any]) -> None
         sync(staging)
         last, previous, old = folder / "last", folder / "previous", folder / ".old"
         if last.exists():
-            if previous.exists():
-                shutil.rmtree(old, ignore_errors=True)
-                previous.rename(old)
-            last.rename(previous)
+            shutil.rmtree(old, ignore_errors=True)
+            if not (last / MANIFEST_NAME).exists():  # it was set aside, and ``previous`` is the one to keep
+                last.rename(old)
+            else:
+                if previous.exists():
+                    previous.rename(old)
+                last.rename(previous)
         staging.rename(last)
         sync(folder)
         shutil.rmtree(old, ignore_errors=True)
@@ -161,22 +164,26 @@ def restore_best(folder: Path) -> None:
         old.rename(best)
 
 
-def newest(folder: Path, fits: Callable[[Path], object] = lambda checkpoint: None) -> Path:
+def newest(
+    folder: Path, fits: Callable[[Path], object] = lambda checkpoint: None, *, replays: bool = True
+) -> Path:
     """The newest complete checkpoint in ``folder``. Falls back, with a warning, to the previous checkpoint
-    or, if only replays are damaged in both (they share unchanged chunks), to the newest without its replays.
+    or, if only replays are damaged in both (they share unchanged chunks), to the newest, whose replays are
+    then set aside.
 
-    fits: raises Refusal for a checkpoint that is not of this run. Raises Refusal if no checkpoint is usable.
+    fits: raises Refusal for a checkpoint that is not of this run. replays: whether replays are needed; else
+    damage to them does not matter, and nothing is changed. Raises Refusal if no checkpoint is usable.
     """
     problems: list[str] = []
     for name in ("last", "previous"):
         candidate = folder / name
-        problem = damage(candidate) or _unfit(candidate, fits)
+        problem = damage(candidate, replays) or _unfit(candidate, fits)
         if problem is None:
             for earlier_problem in problems:
                 warnings.warn(f"{earlier_problem} Going on from {candidate} instead.", stacklevel=2)
             return candidate
         problems.append(problem)
-    for name in ("last", "previous"):
+    for name in ("last", "previous") if replays else ():
         candidate = folder / name
         is_complete = damage(candidate) is None
         if not is_complete and (damage(candidate, replays=False) or _unfit(candidate, fits)) is None:
@@ -187,7 +194,7 @@ def newest(folder: Path, fits: Callable[[Path], object] = lambda checkpoint: Non
                 stacklevel=2,
             )
             return candidate
-    if damage(folder / "last") is None:
+    if damage(folder / "last", replays) is None:
         raise Refusal(problems[0])
     raise Refusal(f"{problems[0]} There is no other to fall back to: start again with murmurate train.")
 

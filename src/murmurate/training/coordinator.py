@@ -83,6 +83,7 @@ class Coordinator:
         self.failure: RunFailed | SecondInterrupt | None = None
         self.steps_before = 0  # env steps before the run was resumed
         self.seconds_before = offset_seconds  # seconds before that
+        self.trained_seconds: float | None = None  # seconds at which the last replica had ended
         self.stopped_because = ""
         self.skipped_checkpoints = 0  # number given up because deltas were still in flight
         self.is_admitting = False  # a replica is joining: no checkpoint meanwhile
@@ -285,6 +286,7 @@ class Coordinator:
     def commit_final(self) -> bool:
         """Commit the replicas' final parts; returns False if there are none. Raises RunFailed if the run
         folder was moved: the user looks for it at its old path."""
+        self.trained_seconds = self.recorder.seconds
         self._follow_folder()
         self._read_records()
         self._pending = 0

@@ -71,7 +71,9 @@ def evaluate_folder(
         raise Refusal(f"{run.recipe} takes no actions that could be sampled. Leave out --sample.")
     checkpoint_folder = folder / "checkpoints" / which
     if which == "last":
-        checkpoint_folder = checkpoint.newest(folder / "checkpoints", lambda path: load_agent(run, path))
+        checkpoint_folder = checkpoint.newest(
+            folder / "checkpoints", lambda path: load_agent(run, path), replays=False
+        )
     elif (problem := checkpoint.damage(checkpoint_folder)) is not None:
         raise Refusal(f"{problem} Use the last checkpoint instead: leave out --best.")
     if video and importlib.util.find_spec("imageio_ffmpeg") is None:

@@ -100,6 +100,7 @@ class TrainingLoop:
                 self.replicator.rejoined()
         if context.joins and self.state_transfer is not None:
             self._join(self.state_transfer)
+        self._prepare_probe()
 
     def _build(self) -> Learner:
         run, rank = self.run, self.context.rank
@@ -162,9 +163,13 @@ class TrainingLoop:
 
         Synchronous members stop together, at the end of a round.
         """
-        self.context.run_state.advance(self.context.rank, self.env_steps + env_steps, self.updates)
+        run_state = self.context.run_state
+        run_state.advance(self.context.rank, self.env_steps + env_steps, self.updates)
         self.context.between_steps()  # filling a replay for the first batch may take long
-        return self.context.run_state.stop_requested and not self.synchronous
+        if self.synchronous:
+            return False
+        planned = self.run.env_steps
+        return run_state.stop_requested or (planned is not None and run_state.total_env_steps() >= planned)
 
     def _probe(self, updates_before: int) -> None:
         """Compare the replicas if that became due since the number of updates was ``updates_before``."""

@@ -149,10 +149,9 @@ class Run:
 
     def planned_updates(self) -> int | None:
         """Updates per replica over the whole run, for schedules; None if only time ends the run."""
-        if self.updates is not None:
-            return self.updates
         batches = self.source.batches(self)
-        return None if batches is None else self.learner.updates(batches)
+        ends = [self.updates, None if batches is None else self.learner.updates(batches)]
+        return min((end for end in ends if end is not None), default=None)
 
     def device(self, rank: int) -> torch.device:
         """The device of ``rank``: for a replica, that of the placement; for a centre the CPU, where messages

@@ -46,6 +46,8 @@ def summarize(
     last = folder / "checkpoints" / "last"
     best = folder / "checkpoints" / "best"
     seconds = coordinator.recorder.seconds
+    # without the wait for an evaluation that was not complete at the end
+    trained_seconds = seconds if coordinator.trained_seconds is None else coordinator.trained_seconds
     run_state = coordinator.run_state
     facts: dict[str, Any] = {
         "recipe": run.recipe,
@@ -59,7 +61,7 @@ def summarize(
         "updates": int(statistics.median(run_state.clock(r) for r in range(run.replicas))),
         "wall_seconds": seconds,
         "env_steps_per_second": (run_state.total_env_steps() - coordinator.steps_before)
-        / max(seconds - coordinator.seconds_before, 1e-9),
+        / max(trained_seconds - coordinator.seconds_before, 1e-9),
         "train_return_mean": _none_if_nan(coordinator.return_mean()),
         "dead_replicas": coordinator.dead,
         "checkpoints_skipped": coordinator.skipped_checkpoints,
