@@ -146,6 +146,12 @@ def check_number(name: str, value: Any, kinds: Sequence[NumberKind], default: An
             raise OutOfRange(f"{name} is {_shortened(number)}; it must be {demands}.{remedy}")
 
 
+def rounded_down(value: float, digits: int) -> float:
+    """The greatest number of so many decimal digits that is at most ``value``, which is above 0."""
+    unit = 10.0 ** (math.floor(math.log10(value)) + 1 - digits)
+    return float(f"{math.floor(value / unit) * unit:.{digits}g}")
+
+
 def _shortened(number: object) -> str:
     text = str(number)
     return text if len(text) < 25 else f"{text[:6]}... ({len(text)} digits)"

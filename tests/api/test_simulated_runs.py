@@ -102,7 +102,7 @@ def test_a_callback_that_raises_ends_the_run_and_the_checkpoint_is_kept(tmp_path
         ({"cluster": {"crash_every_second": 3}}, "crash_every_seconds"),
         ({"cluster": {"loss": 2.0}}, "loss"),
         ({"cluster": {"compute": "gamma:1"}}, "no model 'gamma'"),
-        ({"launcher": "inline"}, "leave out --launcher"),
+        ({"launcher": "ray"}, "leave out --launcher"),
         ({"loggers": ("mlflow",)}, "leave out --loggers"),
         ({"cluster": 3}, "cluster is 3"),
     ],

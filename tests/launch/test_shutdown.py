@@ -46,6 +46,15 @@ class Scene:
         return NEVER
 
 
+def test_slow_steps_have_as_much_time_as_while_the_run_goes_on() -> None:
+    scene = Scene()
+    run = dataclasses.replace(scene.coordinator.run, hang_after_seconds=600.0)
+    scene.coordinator.run = run
+    scene.ending = Shutdown(scene.coordinator, lambda: scene.now)
+    scene.coordinator.should_end = True
+    assert scene.overdue_after((0, 1, 2), limit=1000.0) == pytest.approx(480.0 + DEADLINE, abs=1.0)
+
+
 @pytest.mark.parametrize(
     ("finished", "dead", "beating", "due", "seconds"),
     [

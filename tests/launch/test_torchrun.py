@@ -240,6 +240,7 @@ def test_ranks_do_not_outlive_torchrun(tmp_path: Path) -> None:
         ({"WORLD_SIZE": "two"}, (), "make no sense"),
         ({}, ("--replicas", "3"), "started 2 rank(s) and the run has 3 replicas"),
         ({"LOCAL_WORLD_SIZE": "1"}, ("--strategy", "hogwild"), "the torchrun launcher across hosts"),
+        ({"GROUP_WORLD_SIZE": "2"}, ("--strategy", "hogwild"), "the torchrun launcher across hosts"),
         ({"LOCAL_WORLD_SIZE": "1"}, ("--strategy", "dpsgd"), "--strategy.threads 1"),
         ({}, ("--strategy", "all-reduce", "--compression", "int8"), "all-reduce sends nothing that is compr"),
         ({}, ("--strategy", "hogwild", "--compression", "bfloat16"), "Leave it out, or use --strategy gala"),

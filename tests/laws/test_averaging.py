@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from laws.problems import LINEAR, OPTIMIZERS, Point, Problem, same, slope
+from murmurate.errors import Refusal
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.replica.vector import Replica
 from murmurate.replicator.replicator import Replicator
@@ -101,6 +102,11 @@ class TestLocalSGD:
         problem = Problem(clip=0.05)
         local, mean = (together(s, problem, 3)[0].params for s in (LocalSGD(period=1), AllReduce()))
         assert distance(local, mean) > 1e-4
+
+    @pytest.mark.parametrize("outer", [{"outer_momentum": 0.9}, {"outer_nesterov": True}])
+    def test_settings_of_an_outer_optimizer_that_does_not_exist_are_refused(self, outer):
+        with pytest.raises(Refusal, match=r"--strategy.outer-learning-rate 0.7"):
+            LocalSGD(**outer).check(2)
 
     @pytest.mark.parametrize("outer", [{}, {"outer_learning_rate": 0.7, "outer_momentum": 0.9}])
     def test_all_agree_after_each_round_and_only_then(self, outer):

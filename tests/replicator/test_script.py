@@ -215,6 +215,25 @@ def test_inline_it_prints_once_or_marked_by_rank_too(output, capsys):
     assert after == "after it"
 
 
+def says_half(loop):
+    print("half a", end="")
+    print(f" line of {loop.rank}", end="")
+    return torch.get_num_threads()
+
+
+def test_a_last_line_that_is_not_ended_is_printed_and_threads_are_set(capsys):
+    before = torch.get_num_threads()
+    threads = run(says_half, replicas=2, launcher="inline", output="all", threads=before + 1)
+    assert sorted(capsys.readouterr().out.splitlines()) == ["[0] half a line of 0", "[1] half a line of 1"]
+    assert threads == [before + 1] * 2
+    assert torch.get_num_threads() == before
+
+
+def test_another_output_is_refused():
+    with pytest.raises(Refusal, match="output is 'none'; it is 'main' or 'all'"):
+        run(says_half, replicas=2, launcher="inline", output="none")
+
+
 def test_as_a_command_it_prints_once_or_marked_by_rank_and_an_example_runs():
     ended = subprocess.run(
         [sys.executable, "-c", COMMAND], capture_output=True, text=True, env=environment(), check=True

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
+from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability, FabricError
 from murmurate.strategies.dpsgd import DPSGD
-from murmurate.strategies.dpsgd.step_sizes import scaled_rate
+from murmurate.strategies.dpsgd.step_sizes import refuse_shrinking, scaled_rate
 from strategies.manual_fabric import Company
 
 ALONE = {"threads": 1, "wait": True}
@@ -38,6 +41,16 @@ def test_corollary_1_scales_eta_and_rho_by_threads_of_a_node_and_not_by_nodes():
         assert company.centre.strategy._master.optimizer.param_groups[0]["lr"] == 1.5
     plain = Company(DPSGD(global_learning_rate=1.0, threads=2, local_updates=4, batch=2), 4)
     assert plain.bound_replicas[0].replica.optimizer.param_groups[0]["lr"] == 1.0
+
+
+def test_an_advised_rate_is_not_refused():
+    for eta in (0.01, 0.03, 0.1, 0.3):
+        for p, B, M in ((2, 20, 8), (1, 3, 5), (4, 10, 32), (1, 1, 90)):
+            with pytest.raises(Refusal, match="global-learning-rate") as caught:
+                refuse_shrinking(eta, 50.0, p, B, M)
+            advised = float(re.search(r"learning-rate ([\d.e-]+) or less", str(caught.value))[1])
+            assert advised > 0
+            refuse_shrinking(eta, advised, p, B, M)
 
 
 def test_corollary_1_takes_the_threads_that_there_are():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -142,6 +144,11 @@ def test_a_rate_that_overshoots_is_refused_with_the_largest_that_does_not():
     with pytest.raises(Refusal, match=r"use at most 0\.25, or leave it out for 0\.2"):
         synchronous([(0.0,)] * 4, SynchronousElastic(moving_rate=0.3))
     synchronous([(0.0,)] * 4, SynchronousElastic(moving_rate=0.25))
+    for replicas in (6, 11, 97):  # 1/n is no decimal number, and what is advised must not overshoot either
+        with pytest.raises(Refusal, match="use at most") as caught:
+            SynchronousElastic(moving_rate=0.9).check(replicas)
+        advised = float(re.search(r"use at most ([\d.e-]+),", str(caught.value))[1])
+        SynchronousElastic(moving_rate=advised).check(replicas)
 
 
 @pytest.mark.parametrize("kind", [Elastic, SynchronousElastic])

@@ -53,6 +53,28 @@ def test_a_late_load_does_not_turn_back_what_others_have_counted_since():
     assert SimulatedFabric(2, seed=0).run([member] * 2) == [(13, [6, 7])] * 2
 
 
+def test_clocks_of_parts_saved_at_different_moments_only_grow():
+    """Rank 0 saved when rank 1 had made 100 updates, and rank 1 itself after 90."""
+
+    def member(fabric):
+        replicator = Replicator(Hogwild(), fabric)
+        replica = replicator.replicate("x", Point(0.0), sgd)
+        barrier = fabric.channel("turns", torch.zeros(1))
+        strategy = replicator.bound_replicas["x"].strategy
+        strategy.load({"clocks": torch.tensor([100, 100 - 10 * fabric.rank])})
+        replica.clock = 100 - 10 * fabric.rank
+        barrier.gather(torch.zeros(1))
+        seen = []
+        for turn in (0, 1, 0):
+            if fabric.rank == turn:
+                staleness = replica.follow(torch.zeros(1, dtype=torch.float64)).staleness
+                seen.append((staleness, replica.steps_taken()))
+            barrier.gather(torch.zeros(1))
+        return seen
+
+    assert SimulatedFabric(2, seed=0).run([member] * 2) == [[(0, 201), (1, 203)], [(1, 202)]]
+
+
 def test_state_is_a_copy():
     def member(fabric):
         replicator = Replicator(Hogwild(), fabric)

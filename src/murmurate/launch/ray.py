@@ -197,7 +197,7 @@ class RayJob:
         self.host = MemberHost(self.spec, store, [], leads=True, address=self.address)
         if self.resume is not None:  # totals must not fall back to zero while the members read their parts
             for rank, steps in enumerate(self.resume.manifest.get("replica_env_steps", ())):
-                self.host.run_state.advance(rank, int(steps), 0)
+                self.host.run_state.set_env_steps(rank, int(steps))
         for rank in range(self.run.members):
             if rank not in self.actors:
                 self.host.run_state.mark_dead(rank)

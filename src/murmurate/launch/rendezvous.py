@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import math
 import os
 import re
 import secrets
@@ -60,7 +61,7 @@ class Environment:
             return cls(
                 int(environment["RANK"]),
                 size,
-                max(1, size // int(environment.get("LOCAL_WORLD_SIZE", size))),
+                _hosts(environment, size),
                 environment["MASTER_ADDR"],
                 int(environment["MASTER_PORT"]),
                 int(environment.get("TORCHELASTIC_MAX_RESTARTS", "0")),
@@ -76,6 +77,13 @@ class Environment:
             raise Refusal(
                 f"the ranks in the environment make no sense ({error}). Start with torchrun: {_COMMAND}"
             ) from None
+
+
+def _hosts(environment: Mapping[str, str], size: int) -> int:
+    """The number of hosts; hosts may have different numbers of ranks, and this one the most of them."""
+    if (agents := int(environment.get("GROUP_WORLD_SIZE", 0))) > 0:
+        return agents
+    return math.ceil(size / max(1, int(environment.get("LOCAL_WORLD_SIZE", size))))
 
 
 @dataclass(frozen=True)

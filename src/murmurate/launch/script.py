@@ -13,13 +13,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import torch
+
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import Capability, Fabric
 from murmurate.fabric.processes.fabric import ProcessFabric
 from murmurate.fabric.processes.spawn import FINISHED, Died, Exit, Worker, WorkerProcesses, take_signals
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.launch import script_ranks
-from murmurate.launch.script_member import ByThread, Main, ScriptSettings, failure, stdout_of
+from murmurate.launch.script_member import ByThread, Main, ScriptSettings, ended, failure, stdout_of
 from murmurate.replicator.replica_parts import check_parts
 from murmurate.replicator.replicator import check_capabilities, check_common_rounds
 from murmurate.spatial.parts import checked_grid
@@ -68,7 +70,8 @@ def run(
         output: "main" prints the first replica's output, and errors; "all" prints that of all replicas, each
             line marked by rank.
         threads: number of torch threads in each process.
-        deadline_seconds: how long a collective waits for a silent member.
+        deadline_seconds: how long a collective waits for a silent member. Under "inline" there are none: who
+            waits for ever is found at once.
 
     An error of one member ends all: it is raised as RunFailed, with its traceback, or as Refusal. If a
     process is killed, ``Died`` is its replica's result, and the others go on as the strategy allows;
@@ -79,6 +82,8 @@ def run(
     if launcher is not None and launcher not in _LAUNCHERS:
         known = f"{', '.join(_LAUNCHERS[:-1])} or {_LAUNCHERS[-1]}"
         raise Refusal(f"there is no launcher '{launcher}' for scripts: use {known}")
+    if output not in ("main", "all"):
+        raise Refusal(f"output is {output!r}; it is 'main' or 'all'")
     chosen = strategy_by_name(strategy)() if isinstance(strategy, str) else strategy
     grid = checked_grid(parts)
     environment = script_ranks.torchrun_environment()
@@ -131,14 +136,20 @@ def _inline(settings: ScriptSettings) -> list[Any]:
     def run_member(fabric: Fabric) -> Any:
         out.streams[threading.get_ident()] = streams[fabric.rank]
         try:
-            return settings.run_member(fabric)
+            with ended(streams[fabric.rank]):
+                return settings.run_member(fabric)
         except Refusal:
             raise
         except Exception as error:
             raise RunFailed(failure(settings.name_of(fabric.rank), Exit.failed(error))) from error
 
-    with contextlib.redirect_stdout(out):
-        results = fabric.run([run_member] * settings.members)
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(settings.threads)
+    try:
+        with contextlib.redirect_stdout(out):
+            results = fabric.run([run_member] * settings.members)
+    finally:
+        torch.set_num_threads(threads_before)
     return [results[settings.members_of(replica)[0]] for replica in range(settings.replicas)]
 
 

@@ -10,7 +10,7 @@ import os
 import pickle
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -86,7 +86,7 @@ class ScriptSettings:
         """
         torch.set_num_threads(self.threads)
         try:
-            with contextlib.redirect_stdout(out):
+            with contextlib.redirect_stdout(out), ended(out):
                 result = self.run_member(fabric)
         except Refusal as refusal:
             return Exit(REFUSED, str(refusal))
@@ -160,6 +160,16 @@ def stdout_of(output: str, rank: int) -> IO[str] | io.TextIOBase:
     return _Marked(f"[{rank}] ")
 
 
+@contextlib.contextmanager
+def ended(out: IO[str] | io.TextIOBase) -> Iterator[None]:
+    """At the end, write the last line to a stream of ``stdout_of``, also if it was not ended."""
+    try:
+        yield
+    finally:
+        if isinstance(out, _Marked):
+            out.end()
+
+
 class ByThread(io.TextIOBase):
     """Writes to the stream registered for the thread that prints (in ``streams``), or to ``otherwise``.
 
@@ -192,3 +202,8 @@ class _Marked(io.TextIOBase):
 
     def flush(self) -> None:
         self._out.flush()
+
+    def end(self) -> None:
+        """Write the last line, if it was not ended."""
+        if self._last_line:
+            self.write("\n")

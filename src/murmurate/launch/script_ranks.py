@@ -251,7 +251,8 @@ class _Members:
                 break
             if not self.leads and self.rendezvous.dismissal_code() is not None:
                 break
-            only_centre = self.leads and len(self.ended) == self.settings.members - 2 and self.centre
+            left = set(range(self.settings.members)) - {self.rank, *self.ended}
+            only_centre = self.leads and self.centre and left == {self.settings.members - 1}
             alone_since = (alone_since or time.monotonic()) if only_centre else None
             if alone_since and time.monotonic() - alone_since > self.settings.deadline_seconds:
                 self._handle_end(self.settings.members - 1, Exit(DIED, "it outlived all replicas"))

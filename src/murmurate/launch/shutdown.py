@@ -12,10 +12,18 @@ from collections.abc import Callable, Sequence
 
 from murmurate.errors import RunFailed
 from murmurate.training.coordinator import Coordinator
+from murmurate.training.run import Run
 
-STOP_DEADLINE_SECONDS = 75.0  # longer than the fabric's deadline, whose error names the silent member
+STOP_DEADLINE_SECONDS = 75.0
+_USUAL_HANG_SECONDS = 120.0  # the default of ``Run.hang_after_seconds``
 ALL_DIED = "all replicas died. See logs/ in the run folder."
 _ASLEEP_SECONDS = 1.0  # a longer time between two polls means that this process was stopped
+
+
+def stop_deadline(run: Run) -> float:
+    """Seconds for members to stop and save, without the time that writing a replay takes. A run that allows
+    its steps more time than usual allows it here, too."""
+    return STOP_DEADLINE_SECONDS + max(0.0, run.hang_after_seconds - _USUAL_HANG_SECONDS)
 
 
 def members_to_kill(coordinator: Coordinator, late: Sequence[int]) -> Sequence[int]:
@@ -24,17 +32,16 @@ def members_to_kill(coordinator: Coordinator, late: Sequence[int]) -> Sequence[i
 
     Raises RunFailed if no member has finished: it is unknown then which one delays the others.
     """
-    run_state = coordinator.run_state
+    run_state, allowed = coordinator.run_state, stop_deadline(coordinator.run)
     if not any(run_state.has_finished(rank) for rank in range(run_state.size)):
         raise RunFailed(
-            f"no replica stopped within {STOP_DEADLINE_SECONDS:g} s, and all were killed. "
-            "See logs/ in the run folder."
+            f"no replica stopped within {allowed:g} s, and all were killed. See logs/ in the run folder."
         )
     unfinished = [rank for rank in late if not run_state.has_finished(rank)]
     # replicas before the centre, which ends after them, as it waits for all that are not known to be dead
     chosen = [rank for rank in unfinished if rank < coordinator.run.replicas] or unfinished or late
     for rank in chosen:
-        message = f"{coordinator.name(rank)} did not stop within {STOP_DEADLINE_SECONDS:g} s and is killed"
+        message = f"{coordinator.name(rank)} did not stop within {allowed:g} s and is killed"
         coordinator.event("killed", message, member=rank)
     return chosen
 
@@ -58,7 +65,7 @@ class Shutdown:
             return False
         if self._since is None:
             self._since = now
-        if now - self._since <= STOP_DEADLINE_SECONDS + self.coordinator.saving_seconds:
+        if now - self._since <= stop_deadline(self.run) + self.coordinator.saving_seconds:
             return False
         self._since = None
         return True

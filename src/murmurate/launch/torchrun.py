@@ -161,7 +161,9 @@ def _watch(roles: list[_OwnRole], elastic: ElasticRanks, host: MemberHost, coord
         coordinator.poll()
         if ending.is_overdue():
             late = [rank for rank in range(run_state.size) if not run_state.has_saved(rank, FINAL_REQUEST)]
-            raise RunFailed(f"rank(s) {late} did not stop within {shutdown.STOP_DEADLINE_SECONDS:g} s.")
+            raise RunFailed(
+                f"rank(s) {late} did not stop within {shutdown.stop_deadline(coordinator.run):g} s."
+            )
 
 
 def _raise_failure(rank: int, end: Exit | None, coordinator: Coordinator) -> None:

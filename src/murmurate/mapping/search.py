@@ -291,7 +291,7 @@ def _on_hosts(
                 minutes=None,
                 updates=_SIMULATED_UPDATES,
                 stop_at_return=None,
-                launcher="local",  # a simulated run takes no other
+                launcher="local",  # a simulated run launches no processes
             )
             finish = simulate(
                 simulated,

@@ -26,29 +26,41 @@ class BoundReplica:
     last: Exchange = field(default_factory=lambda: Exchange(0, 1, 0))
     staleness_max: int = 0
     _living: Sequence[int] = ()
+    _present: set[int] | None = None  # members that are alive, as far as the strategy was told
 
     def step(self, replica: Replica) -> Exchange:
         living = self.channel.living()
-        if living != self._living:
+        if self._present is None:
+            self._present = set(living)
+        if living != self._living or len(living) < len(self._present):
             self._notify(living)
         self.last = self.strategy.step(replica, self.channel)
         self.staleness_max = max(self.staleness_max, self.last.staleness)
         return self.last
 
+    def drain(self, number: int, deadline_seconds: float) -> bool:
+        drained = self.strategy.drain(self.replica, self.channel, number, deadline_seconds)
+        self.replica.reload()  # the parameters may have moved
+        return drained
+
     def joined(self, rank: int) -> None:
         """``rank`` was restarted: notify the strategy, also of its death if that was not noticed."""
-        if rank in self._living:
+        if self._present is not None and rank in self._present:
             self.strategy.on_member(MemberEvent("died", rank))
         self.strategy.on_member(MemberEvent("joined", rank))
-        self._living = sorted({*self._living, rank}) if self._living else ()
+        if self._present is not None:
+            self._present.add(rank)
 
     def _notify(self, living: Sequence[int]) -> None:
-        before = set(self._living or living)
-        for rank in sorted(before - set(living)):
+        """Notify the strategy of deaths, and of members that joined. One whose connection is interrupted is
+        neither: it will go on where it was."""
+        before = set(living) if self._present is None else self._present
+        present = {*living, *(rank for rank in before if not self.channel.has_lost(rank))}
+        for rank in sorted(before - present):
             self.strategy.on_member(MemberEvent("died", rank))
-        for rank in sorted(set(living) - before):
+        for rank in sorted(present - before):
             self.strategy.on_member(MemberEvent("joined", rank))
-        self._living = living
+        self._living, self._present = living, present
 
 
 class Replicator:
@@ -133,10 +145,7 @@ class Replicator:
     def drain(self, number: int, deadline_seconds: float) -> bool:
         """See ``Strategy.drain``; False if one of the strategies missed the deadline."""
         with torch.no_grad():
-            drained = [
-                b.strategy.drain(b.replica, b.channel, number, deadline_seconds)
-                for b in self.bound_replicas.values()
-            ]
+            drained = [b.drain(number, deadline_seconds) for b in self.bound_replicas.values()]
         return all(drained)
 
     def resumed(self) -> None:

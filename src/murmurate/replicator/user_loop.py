@@ -326,9 +326,8 @@ class OwnLoop(Replicator):
         """The consensus of all replicas as named tensors, for ``load_state_dict`` or to be saved.
 
         Floating-point buffers (batch statistics) are averaged under strategies with common rounds, where all
-        members must call this; otherwise they are this replica's own. name: name of one replica; None: all,
-        with its replica's name in front ("net.weight") if two modules have tensors of the same names.
-        Raises KeyError for an unknown name.
+        members must call this; otherwise they are this replica's own. name: name of one replica; None: all
+        (see ``by_unique_names``). Raises KeyError for an unknown name.
         """
         agreed: dict[str, dict[str, Tensor]] = {}
         for label in self.bound_replicas if name is None else [name]:
@@ -340,9 +339,8 @@ class OwnLoop(Replicator):
                 tensors = {k: v.clone() for k, v in bound.replica.named_views(vector)}
                 buffers = {k: b.detach().clone() for k, b in self._modules[label].named_buffers()}
                 floating = {k: b for k, b in buffers.items() if b.is_floating_point()}
-                if self.strategy.common_rounds and floating:
-                    floating = self.everyone.mean(floating)
-                agreed[label] = tensors | buffers | floating
+                mean = self.everyone.mean(floating) if self.strategy.common_rounds and floating else {}
+                agreed[label] = tensors | buffers | mean
         return by_unique_names(agreed, self._modules)
 
     def finish(self, deadline_seconds: float = 0.0) -> bool:
@@ -385,7 +383,7 @@ class OwnLoop(Replicator):
             raise CentreEnded
 
     def _serve(self) -> None:
-        """Serve until every living replica has ended; process the last messages, and publish the result."""
+        """Serve until each replica has ended or is lost; process the last messages; publish the result."""
         if self._ends is None:
             raise FabricError("a centre needs a register, to learn that the others have ended")
         self.serve_until(self._all_ended)
@@ -394,8 +392,8 @@ class OwnLoop(Replicator):
         self._ends.publish(torch.ones(1))
 
     def _all_ended(self) -> bool:
-        ends = self._ends
-        return ends is None or all(ends.version(r) > 0 for r in ends.living() if r != self.rank)
+        ends, others = self._ends, [r for r in range(self.fabric.size) if r != self.rank]
+        return ends is None or all(ends.version(r) > 0 or ends.has_lost(r) for r in others)
 
 
 def _detached(leaf: Any) -> Tensor:

@@ -53,7 +53,7 @@ def simulate(run: Run, cluster: Cluster, folder: Path, quiet: bool = False) -> F
     cluster.validate()
     if run.loggers:
         raise Refusal("a simulated run is recorded in its folder alone: leave out --loggers.")
-    if run.launcher != "local":
+    if run.launcher not in ("local", Inline.name):
         raise Refusal(f"a simulated run has no processes to launch: leave out --launcher {run.launcher}.")
     if run.restarts:
         raise Refusal(

@@ -70,8 +70,8 @@ class CheckpointBarrier:
         absorb: Callable[[Message], None],
         deadline_seconds: float,
     ) -> bool:
-        """Absorb all deltas that living ``senders`` sent before their marker; False if the deadline passed
-        first.
+        """Absorb all deltas that ``senders`` which are not lost sent before their marker; False if the
+        deadline passed first.
 
         In both cases, ``receive`` afterwards delivers the deltas that were held back.
         """
@@ -92,8 +92,9 @@ class CheckpointBarrier:
         return complete
 
     def _lacks_marker(self, channel: Channel, awaited: set[int], number: int) -> bool:
-        """Whether a living member of ``awaited`` has not yet sent marker ``number``."""
-        return any(self._markers.get(j, 0) < number for j in awaited & set(channel.living()))
+        """Whether a member of ``awaited`` that is not lost has not yet sent marker ``number``. What a member
+        whose connection is interrupted has sent will still arrive."""
+        return any(self._markers.get(j, 0) < number and not channel.has_lost(j) for j in awaited)
 
     def _next(self, channel: Channel, wait_seconds: float) -> tuple[Message | None, bool]:
         """(the next message if it is a delta before the next checkpoint, whether any message arrived)."""

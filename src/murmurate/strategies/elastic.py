@@ -10,7 +10,7 @@ from torch import Tensor
 
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability, Channel, FabricError, Message
-from murmurate.ranges import PositiveInt, Seconds, UnitInterval
+from murmurate.ranges import PositiveInt, Seconds, UnitInterval, rounded_down
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.strategies.checkpoint_barrier import IDLE_SECONDS, CheckpointBarrier
 from murmurate.strategies.interface import (
@@ -189,13 +189,18 @@ class SynchronousElastic(Strategy):
     _centre: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
     _beta: float = field(default=0.0, init=False, repr=False, compare=False)
 
-    def attach(self, replica: Replica, channel: Channel) -> None:
-        self._beta = moving_rate(self.moving_rate, channel.size)
-        if self._beta * channel.size > 1 + 1e-9:
+    def check(self, replicas: int, *, shrinks: float = 0.0) -> None:
+        beta = moving_rate(self.moving_rate, replicas)
+        if beta * replicas > 1 + 1e-9:
             raise Refusal(
-                f"moving_rate {self._beta:g} with {channel.size} replicas takes the centre beyond the mean: "
-                f"use at most {1 / channel.size:g}, or leave it out for {moving_rate(None, channel.size):g}."
+                f"moving_rate {beta:g} with {replicas} replicas takes the centre beyond the mean: "
+                f"use at most {rounded_down(1 / replicas, 6):g}, or leave it out for "
+                f"{moving_rate(None, replicas):g}."
             )
+
+    def attach(self, replica: Replica, channel: Channel) -> None:
+        self.check(channel.size)
+        self._beta = moving_rate(self.moving_rate, channel.size)
         self._centre = replica.params.detach().clone()
 
     def step(self, replica: Replica, channel: Channel) -> Exchange:

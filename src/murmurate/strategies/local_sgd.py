@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
+from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability, Channel
 from murmurate.ranges import NonNegativeFloat, Range, UnitInterval
 from murmurate.replica.optimizer_state import construct, make_step
@@ -54,6 +55,13 @@ class LocalSGD(Strategy):
 
     _outer: torch.optim.Optimizer | None = field(default=None, init=False, repr=False, compare=False)
     _agreed: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
+
+    def check(self, replicas: int, *, shrinks: float = 0.0) -> None:
+        if self.outer_learning_rate is None and (self.outer_momentum or self.outer_nesterov):
+            raise Refusal(
+                "outer_momentum and outer_nesterov are of the outer optimizer, and there is none without its "
+                "learning rate. Use --strategy.outer-learning-rate 0.7, or leave them out."
+            )
 
     def attach(self, replica: Replica, channel: Channel) -> None:
         if self.outer_learning_rate is not None:

@@ -128,7 +128,13 @@ class PushSum(Strategy):
 
     def drain(self, replica: Replica, channel: Channel, number: int, deadline_seconds: float) -> bool:
         """Afterwards no share is in flight, so the saved sums and weights of all replicas are complete."""
-        peers = [j for j in channel.living() if j != channel.rank]
+        living = channel.living()
+        # also with those whose connection is interrupted a share may be in flight
+        peers = [
+            j
+            for j in range(channel.size)
+            if j != channel.rank and (j in living or not (channel.has_lost(j) or self._mail.has_ended(j)))
+        ]
         marked = self._mail.send_markers(channel, number, peers, self._sum)
         drained = self._mail.drain(channel, number, peers, self._take, deadline_seconds)
         torch.div(self._sum, self._weight, out=replica.params.detach())

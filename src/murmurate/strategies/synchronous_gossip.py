@@ -129,7 +129,7 @@ class SynchronousGossip(Strategy):
             )
 
     def _await(self, senders: Sequence[int], channel: Channel) -> list[Message]:
-        """This round's messages in the order of their senders; dead senders are not waited for."""
+        """This round's messages in the order of their senders; lost senders are not waited for."""
         received = {x.sender: x for x in self._early if x.note == self._rounds}
         self._early = [x for x in self._early if x.note > self._rounds]
         waited_seconds = 0.0
@@ -137,7 +137,7 @@ class SynchronousGossip(Strategy):
             message = channel.wait(_TAG, 0.05)
             if message is None:
                 # deaths are read before the last receive, so that no message of a dead sender is missed
-                dead = [j for j in missing if j not in channel.living()]
+                dead = [j for j in missing if channel.has_lost(j)]
                 message = channel.receive(_TAG)
                 if message is None:
                     senders = [j for j in senders if j not in dead]

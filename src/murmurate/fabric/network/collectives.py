@@ -302,7 +302,7 @@ class NetworkCollectives:
         self._endpoint.notify()
 
     def _send_result(self, to: int, result: Result) -> None:
-        result.divide(self.dtype)
+        result = result.divided(self.dtype)
         meta = {
             "act": "result",
             "call": result.call,

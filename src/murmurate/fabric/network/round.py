@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ from murmurate.buffers import Bytes, as_tensor
 from murmurate.fabric.network.frames import FrameRejected
 
 
-@dataclass
+@dataclass(frozen=True)
 class Result:
     """The result of one round.
 
@@ -27,11 +28,13 @@ class Result:
     versions: dict[int, int]
     divisor: int = 1
 
-    def divide(self, dtype: torch.dtype) -> None:
-        """Divide the data by the divisor, which must be done before the result is sent to others."""
-        if self.divisor > 1:
-            as_tensor(self.data, dtype).div_(self.divisor)
-            self.divisor = 1
+    def divided(self, dtype: torch.dtype) -> Result:
+        """The result with its data divided, as it is sent to others. This one does not change, as the thread
+        that made the call may be reading it."""
+        if self.divisor == 1:
+            return self
+        mean = torch.div(as_tensor(self.data, dtype), self.divisor)
+        return dataclasses.replace(self, data=mean.view(torch.uint8).numpy(), divisor=1)
 
 
 @dataclass

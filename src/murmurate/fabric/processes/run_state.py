@@ -81,6 +81,10 @@ class RunState:
         self._rows[_CLOCK, rank] = clock
         self.heartbeat(rank)
 
+    def set_env_steps(self, rank: int, env_steps: int) -> None:
+        """Set a count from a checkpoint, without a heartbeat: the replica is still being built."""
+        self._rows[_ENV_STEPS, rank] = env_steps
+
     def heartbeat(self, rank: int) -> None:
         """Show that this process is neither stopped nor stuck: call it while working and while waiting."""
         self._rows[_HEARTBEAT, rank] += 1

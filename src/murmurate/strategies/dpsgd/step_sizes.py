@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from murmurate.errors import Refusal
+from murmurate.ranges import rounded_down
 
 
 def scaled_rate(rate: float, p: int, B: int, M: int, reference: tuple[int, int, int] = (1, 1, 1)) -> float:
@@ -25,10 +26,10 @@ def refuse_shrinking(eta: float, rho: float, p: int, B: int, M: int) -> None:
     removed_share = rho * M * (1 - kept_share)
     if removed_share < 1 or rho * M <= 1:  # with rho M <= 1 the result is a mean of v and the nodes' vectors
         return
-    max_rate = 0.99 / (M * (1 - kept_share))
+    max_rate = rounded_down(0.99 / (M * (1 - kept_share)), 2)
     raise Refusal(
         f"parameters that must stay above 0 may fall below it: with eta = {eta:.3g} the p B = {p} x "
         f"{B} updates before a push leave s = {kept_share:.3g} of v, and the master takes "
         f"rho sum(1 - s) = {rho:.3g} x {M} x {1 - kept_share:.3g} = {removed_share:.3g} of it away, which "
-        f"must be below 1. Use --strategy.global-learning-rate {max_rate:.2g} or less, or smaller steps."
+        f"must be below 1. Use --strategy.global-learning-rate {max_rate:g} or less, or smaller steps."
     )
