@@ -113,3 +113,13 @@ def test_processes_of_the_run_find_the_classes(folder: Path) -> None:
     more = ["--import", "post_local_sgd", "--strategy", "post-local-sgd", "--env-steps", "640"]
     ended = subprocess.run([*words, *more], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_the_commands_of_a_sweep_import_what_it_needs(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["cartpole-a2c", "--import", "post_local_sgd.py", "--strategy", "post-local-sgd", *SHORT]
+    assert main(["train", *words, "--seeds", "0", "--eval-episodes", "1", "--out", "sweep"]) == 0
+    command = json.loads((folder / "sweep" / "sweep.json").read_text())["command"]
+    assert "--import" in command
+    assert "post_local_sgd.py" in command

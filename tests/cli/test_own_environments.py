@@ -73,3 +73,48 @@ def test_the_order_of_options_does_not_matter(
     assert stored["world"]["target"] == f"{tmp_path}/their_envs.py:make_env"
     assert stored["updates"] == 2
     assert "Evaluation over 1 games" in capsys.readouterr().out
+
+
+FAILS_AT_SEED_1 = """
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Failing(CartPoleEnv):
+    failing = False
+
+    def reset(self, *, seed=None, options=None):
+        import sys
+        Failing.failing = "seed-1" in " ".join(sys.argv)
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        if Failing.failing:
+            raise RuntimeError("no more")
+        return super().step(action)
+"""
+
+
+def test_a_sweep_of_an_own_environment_goes_on_without_a_seed_that_fails_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "their_envs.py").write_text(FAILS_AT_SEED_1)
+    words = ["--env", "their_envs.py:Failing", "--algorithm", "a2c", "--seeds", "0-1", "--out", "sweep"]
+    short = ["--launcher", "inline", "--simulators", "2", "--updates", "5", "--eval-episodes", "1"]
+    assert main(["train", *words, *short]) == 1
+    out = capfd.readouterr().out
+    assert "Try these again with: murmurate train env:" in out
+    assert "eval_return_mean of 1 run: mean" in out
+    assert (tmp_path / "sweep" / "report.html").is_file()
+    assert main(["report", "sweep", "--out", "again.html"]) == 0
+
+
+def test_tune_takes_an_own_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("optuna")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "their_envs.py").write_text(FILE)
+    words = ["--env", "their_envs.py:make_env", "--algorithm", "a2c", "--trials", "1", "--out", "study"]
+    short = ["--launcher", "inline", "--simulators", "2", "--updates", "3", "--eval-episodes", "1"]
+    assert main(["tune", *words, "--search", "agent.hidden=8,16", *short]) == 0
+    assert "murmurate train env:" in capfd.readouterr().out

@@ -120,6 +120,18 @@ def test_waiting_counts_between_first_and_last_line(tmp_path: Path) -> None:
     assert groups.waiting_share(alone.runs[0]) is None
 
 
+def test_a_replica_that_is_started_again_counts_from_0_again(tmp_path: Path) -> None:
+    """Replica 0 waits for 2 of its first 10 seconds, and for 3 of those after its restart."""
+    lines = [
+        line(t, 0, waiting_seconds=waited, bytes_exchanged=exchanged)
+        for t, waited, exchanged in ((0.5, 0.0, 0), (10.0, 2.0, 500), (11.0, 0.5, 100), (20.5, 3.0, 700))
+    ]
+    run = open_run(a_run(tmp_path / "run", lines, {"name": "gala"}, replicas=1))
+    assert groups.waiting_share(run) == pytest.approx(5 / 20)
+    times = np.array([0.0, 10.0, 11.0, 20.5])
+    assert run.total_bytes(times) == pytest.approx([0, 500, 600, 1200])
+
+
 def test_median_of_counts_is_that_of_the_values() -> None:
     generator = np.random.default_rng(2)
     for size_ in (1, 2, 9, 10, 101):

@@ -124,6 +124,18 @@ def test_a_member_that_comes_back_has_the_state_of_a_living_peer(tmp_path):
     assert summary["disagreement_final"] < 0.1
 
 
+def test_a_member_that_comes_back_goes_on_counting_its_env_steps(tmp_path):
+    cluster = Cluster(crash_every_seconds=0.1, restart_after_seconds=0.02)
+    summary = result(tmp_path / "run", run_of("gala", updates=60, seed=2), cluster)
+    lines = [json.loads(text) for text in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    counts = {}
+    for line in lines:
+        if line.get("kind") is None:
+            assert line["env_steps"] >= counts.get(line["replica"], 0)
+            counts[line["replica"]] = line["env_steps"]
+    assert sum(counts.values()) == summary["env_steps"]
+
+
 def test_a_crashed_one_that_stays_away_is_named(tmp_path):
     summary = result(tmp_path / "run", run_of("gala", seed=1), Cluster(crash_every_seconds=0.08))
     assert summary["dead_replicas"]

@@ -24,7 +24,7 @@ def add_verbs(verbs: Any) -> None:
     train.add_argument(
         "recipe", nargs="?", help="<world>-<algorithm>, for example pong-gala; see: murmurate list"
     )
-    _add_env(train)
+    add_env(train)
     train.add_argument("--strategy", help="how the replicas agree; see: murmurate list strategies")
     train.add_argument("--out", type=Path, help="run folder (default: runs/<recipe>-<time>)")
     sweep.add_options(train)
@@ -33,7 +33,7 @@ def add_verbs(verbs: Any) -> None:
         "simulate", help="train a recipe on a simulated cluster of any size", allow_abbrev=False
     )
     simulate.add_argument("recipe", nargs="?", help="as for train")
-    _add_env(simulate)
+    add_env(simulate)
     simulate.add_argument("--strategy", help="as for train")
     simulate.add_argument("--out", type=Path, help="run folder (default: runs/<recipe>-simulated-<time>)")
     simulate.add_argument("--json", action="store_true", help="print the summary as JSON on the last line")
@@ -48,7 +48,7 @@ def add_verbs(verbs: Any) -> None:
     resume.set_defaults(act=_resume, fields=_resume_fields)
 
 
-def _add_env(verb: Any) -> None:
+def add_env(verb: Any) -> None:
     verb.add_argument(
         "--env",
         help="an environment of your own: a registered id, module:Id, or a class or "
@@ -116,7 +116,7 @@ def recipe_run(options: argparse.Namespace) -> Any:
                 "--env my_env.py:make_env --algorithm a2c"
             )
         run = recipe_of(env, algorithm)
-        options.recipe = run.recipe
+        options.recipe, options.env, options.algorithm = run.recipe, None, None  # the recipe names both
     elif not options.recipe:
         verb = options.verb
         raise Refusal(f"Say what to {verb}, as in: murmurate {verb} pong-gala. See: murmurate list recipes")

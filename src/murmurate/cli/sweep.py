@@ -7,6 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from murmurate import plugins
 from murmurate.errors import Refusal
 
 _NOT_FORWARDED = frozenset({"verb", "inner", "act", "recipe", "out", "seeds", "jobs", "fields"})
@@ -37,11 +38,12 @@ def sweep(run: Any, options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def forwarded(options: argparse.Namespace, without: Collection[str] = ()) -> list[str]:
-    """The recipe and the given options that are no fields of the run, as words of a command.
+    """The recipe, the imports, and the given options that are no fields of the run, as words of a command.
 
     without: names of options to leave out.
     """
     words = [] if options.recipe is None else [options.recipe]
+    words += [word for module in plugins.imports() for word in ("--import", module)]
     for name, value in vars(options).items():
         if name in _NOT_FORWARDED or name in without or value is None or value is False:
             continue

@@ -9,6 +9,7 @@ from typing import Any
 
 from murmurate.cli.help import Fields
 from murmurate.cli.options import number_argument
+from murmurate.cli.run_verbs import add_env
 from murmurate.errors import Refusal
 from murmurate.ranges import PositiveFloat, PositiveInt
 
@@ -19,6 +20,7 @@ _TUNE_OPTIONS = ("trials", "minutes", "search", "objective", "sampler", "pruner"
 def add_verb(verbs: Any) -> None:
     tune = verbs.add_parser("tune", help="search a recipe's hyper-parameters (Optuna)", allow_abbrev=False)
     tune.add_argument("recipe", nargs="?", help="as for train")
+    add_env(tune)
     tune.add_argument("--strategy", help="as for train")
     tune.add_argument("--out", type=Path, help="the study's folder (default: runs/<recipe>-<time>-study)")
     tune.add_argument(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from murmurate.record.runs import Axis, RecordedRun
+from murmurate.record.runs import Axis, RecordedRun, ascending
 
 Array = NDArray[np.float64]
 POINTS = 300  # of a curve
@@ -172,7 +172,8 @@ def waiting_share(run: RecordedRun) -> float | None:
     """Share of the replicas' time, between their first and last records, spent waiting for others."""
     waited = elapsed = 0.0
     for series in run.series("waiting_seconds").values():
-        waited += float(series.value[-1] - series.value[0])
+        path = ascending(series.value)  # a replica that was started again counts from 0 again
+        waited += float(path[-1] - path[0])
         elapsed += float(series.time_seconds[-1] - series.time_seconds[0])
     return waited / elapsed if elapsed > 0 else None
 

@@ -283,10 +283,19 @@ _STALENESS = ("staleness", "staleness_max")
 
 
 def cumulative(history: Sequence[Record], key: str) -> tuple[Array, Array]:
-    """(times, values) of a cumulative count over one member's records, beginning with 0 at time 0."""
+    """(times, values) of a cumulative count over one member's records, beginning with 0 at time 0.
+
+    A member that was started again counts from 0 again: the count goes on from what it had reached.
+    """
     known = [r for r in history if isinstance(r.get(key), (int, float))]
     times = np.array([0.0, *(float(r["time_seconds"]) for r in known)])
-    return times, np.array([0.0, *(float(r[key]) for r in known)])
+    return times, ascending(np.array([0.0, *(float(r[key]) for r in known)]))
+
+
+def ascending(values: Array) -> Array:
+    """A count that begins anew at each fall, [K], as one that never falls."""
+    increments = np.diff(values)
+    return np.cumsum([*values[:1], *np.where(increments < 0, values[1:], increments)])
 
 
 def sum_of_paths(paths: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from murmurate.errors import Refusal
+from murmurate.record.reader import parse_line
 from murmurate.record.stored import UNSOUND, read_object
 
 FILE = "sweep.json"
@@ -21,11 +22,20 @@ def run_folders(folders: Sequence[Path]) -> list[Path]:
         if not (folder / FILE).is_file():
             expanded.append(folder)
             continue
-        runs = [path for path in seed_folders(folder).values() if (path / "metrics.jsonl").is_file()]
+        runs = [path for path in seed_folders(folder).values() if _has_records(path / "metrics.jsonl")]
         if not runs:
             raise Refusal(f"The sweep in {folder} has no run yet. Start it with the same command again.")
         expanded += runs
     return expanded
+
+
+def _has_records(path: Path) -> bool:
+    """Whether a replica has written a record; a run that is starting, or failed at once, has only events."""
+    try:
+        with path.open("rb") as lines:
+            return any((record := parse_line(line)) is not None and "kind" not in record for line in lines)
+    except FileNotFoundError:
+        return False
 
 
 def seed_folders(folder: Path) -> dict[int, Path]:

@@ -201,6 +201,8 @@ class Simulation:
         def role(member: Member) -> None:
             learner = self._learner(member)
             learner.load_state_from_peer(donor)
+            if (former := self.monitor.learners.get(rank)) is not None:
+                learner.env_steps = former.env_steps
             self.monitor.begin(learner)
             learner.run_to_end(self.monitor)
 

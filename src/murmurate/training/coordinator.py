@@ -78,18 +78,16 @@ class Coordinator:
         self.best_score = best_so_far(run, self.checkpoints)
         self.dead: list[int] = []
         self.events: list[dict[str, Any]] = []
-        self.interrupted = False
-        self.signal = 0
+        self.interrupted, self.signal = False, 0
         self.failure: RunFailed | SecondInterrupt | None = None
-        self.steps_before = 0  # env steps before the run was resumed
-        self.seconds_before = offset_seconds  # seconds before that
-        self.trained_seconds: float | None = None  # seconds at which the last replica had ended
+        self.steps_before, self.seconds_before = 0, offset_seconds  # before the run was resumed
+        self.trained_seconds: float | None = None  # when the last replica had ended
         self.stopped_because = ""
         self.skipped_checkpoints = 0  # number given up because deltas were still in flight
         self.is_admitting = False  # a replica is joining: no checkpoint meanwhile
         self._cleared = 0  # staging folders up to this checkpoint number are deleted
-        self._pending = 0  # number of the checkpoint that replicas are writing; 0 if none
-        self._requested_at = 0.0  # time.monotonic() at the last request
+        # number of the checkpoint that replicas are writing, 0 if none; time.monotonic() at the last request
+        self._pending, self._requested_at = 0, 0.0
         self._next_at_env_steps = self._next_checkpoint_after(run_state.total_env_steps())
         self._every_seconds = None if in_process else run.checkpoint_every_seconds
         self._requested_seconds = self.recorder.seconds  # run time at the last request

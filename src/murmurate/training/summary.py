@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from murmurate.record.reader import read_metrics
 from murmurate.training import checkpoint
 from murmurate.training.coordinator import Coordinator
 from murmurate.training.data_record import read_fingerprint
@@ -71,12 +72,24 @@ def summarize(
     }
     if (skipped := run.world.skipped()) is not None:
         facts["skipped"] = skipped[1]
-    facts |= _from_checkpoint(run, last, best, evaluated)
+    was_joined = any(event["event"] == "joined" for event in coordinator.events)
+    facts |= _from_checkpoint(run, last, best, evaluated, _lost_bytes(folder) if was_joined else 0)
     write_json(folder / "summary.json", facts)
     return facts
 
 
-def _from_checkpoint(run: Run, last: Path, best: Path, evaluated: bool) -> dict[str, Any]:
+def _lost_bytes(folder: Path) -> int:
+    """What replicas had exchanged before they were started again, and count from 0 again."""
+    lost, latest = 0, dict[int, int]()
+    for record in read_metrics(folder / "metrics.jsonl"):
+        replica, exchanged = record.get("replica"), record.get("bytes_exchanged")
+        if replica is not None and exchanged is not None:
+            lost += latest.get(replica, 0) if exchanged < latest.get(replica, 0) else 0
+            latest[replica] = exchanged
+    return lost
+
+
+def _from_checkpoint(run: Run, last: Path, best: Path, evaluated: bool, lost_bytes: int) -> dict[str, Any]:
     empty = dict.fromkeys(
         (
             "eval_return_mean", "eval_return_stderr", "episodes", "staleness_max", "disagreement_final",
@@ -94,7 +107,7 @@ def _from_checkpoint(run: Run, last: Path, best: Path, evaluated: bool) -> dict[
         **evaluation,
         "staleness_max": max(max(s["staleness_max"].values()) for s in states),
         "disagreement_final": disagreement(last, learners(run, last)),
-        "bytes_exchanged": sum(s["bytes_exchanged"] for s in states),
+        "bytes_exchanged": sum(s["bytes_exchanged"] for s in states) + lost_bytes,
         "refused": sum(s.get("refused", 0) for s in states),
         "resume_exact": all(s["exact"] for s in states),
     }

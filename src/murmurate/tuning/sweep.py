@@ -15,7 +15,7 @@ from murmurate.record import score_statistics
 from murmurate.record.figures import number_text
 from murmurate.record.report import report
 from murmurate.record.stored import UNSOUND, read_object
-from murmurate.record.sweeps import FILE, run_folders, seed_folders
+from murmurate.record.sweeps import FILE, seed_folders
 from murmurate.training.run import Run
 from murmurate.training.run_folder import plain, write_json
 from murmurate.tuning import run_process
@@ -134,7 +134,7 @@ class Sweep:
             self.say(
                 scores_line([each for path in finished if (each := run_process.summary(path))], self.run)
             )
-            written = report(run_folders([self.folder]), self.folder / "report.html")
+            written = report(finished, self.folder / "report.html")
             self.say(f"The runs are in {self.folder}, their report is {written}")
 
     def _code(self) -> int:
