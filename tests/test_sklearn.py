@@ -155,6 +155,15 @@ def test_partial_fit_goes_on_where_it_was():
     assert parts.perplexity(counts()) < 1.1 * fitted(max_iter=1, batch_size=40).perplexity(counts())
 
 
+def test_partial_fit_is_online_also_after_batch_learning():
+    batch = fitted(learning_method="batch", max_iter=3)
+    before = batch.components_.copy()
+    batch.set_params(total_samples=DOCUMENTS).partial_fit(counts()[:5])
+    kept = np.corrcoef(batch.components_.ravel(), before.ravel())[0, 1]
+    assert kept > 0.8, "five documents do not replace what all of them taught"
+    assert batch.n_batch_iter_ == 5
+
+
 def test_it_ends_when_the_perplexity_stands_still(capsys):
     still = fitted(evaluate_every=2, perp_tol=1e9, max_iter=9, verbose=1)
     assert still.n_iter_ == 4

@@ -44,6 +44,16 @@ RECURRENT: dict[str, Any] = {
 }  # fmt: skip
 
 
+def test_discrete_observations_are_no_one_hot_vector(trained: MakeModel) -> None:
+    """FrozenLake has 16 states; 16 of their numbers have the shape of one one-hot vector."""
+    model = trained("gym:FrozenLake-v1-a2c", agent={"hidden": 8})
+    singly = [model.act(state) for state in range(16)]
+    assert all(np.ndim(action) == 0 for action in singly)
+    np.testing.assert_array_equal(model.act(np.arange(16)), singly)
+    np.testing.assert_array_equal(model.act(np.arange(5)), singly[:5])
+    np.testing.assert_array_equal(model.act(np.eye(16, dtype=np.float32)), singly)
+
+
 def test_one_observation_or_a_batch_of_numbers_or_tensors(trained: MakeModel) -> None:
     model = trained("cartpole-a2c")
     batch = np.random.default_rng(0).normal(size=(50, 4))

@@ -51,6 +51,21 @@ def test_candidates_are_listed_best_first(capsys: Capture) -> None:
     assert "--strategy" in " ".join(word for row in rows for word in row["changes"])
 
 
+def test_own_options_are_part_of_the_command_and_a_new_profile_may_be_anywhere(
+    folder: Path, capsys: Capture
+) -> None:
+    own = ["--simulators", "4", "--strategy", "gala"]
+    words = ["plan", "cartpole-a2c", *own, "--profile", "--on", "elsewhere.json"]
+    assert main([*words, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert (folder / "elsewhere.json").is_file()
+    assert all(row["changes"][:4] == ["--strategy", "gala", "--simulators", "4"] for row in rows)
+    assert main(words[:-3]) == 0
+    assert "murmurate train cartpole-a2c --strategy gala --simulators 4" in capsys.readouterr().out
+    assert main(["plan", "cartpole-a2c", "--on", "nowhere.json"]) == 2
+    assert "--profile --on FILE" in capsys.readouterr().err
+
+
 def test_a_second_plan_measures_nothing(folder: Path, capsys: Capture) -> None:
     before = (folder / "runs" / "profile.json").read_bytes()
     assert main(["plan", "cartpole-a2c", "--json"]) == 0

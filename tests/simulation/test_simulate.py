@@ -202,6 +202,35 @@ def test_sigterm_while_a_large_cluster_is_being_built_ends_it_at_once(tmp_path, 
     assert not (tmp_path / "run" / "checkpoints" / "last").exists()
 
 
+@pytest.mark.parametrize("end", [{"updates": 20}, {"env_steps": 800, "updates": None}])
+def test_an_interrupt_during_the_last_evaluation_keeps_the_summary(tmp_path, monkeypatch, end):
+    def interrupted(*_, **__):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("murmurate.simulation.result.figures", interrupted)
+    finish = simulate(dataclasses.replace(run_of(), **end), Cluster(), tmp_path / "run", quiet=True)
+    assert (finish.code, finish.summary["exit"]) == (128 + signal.SIGINT, "interrupted")
+    assert (tmp_path / "run" / "summary.json").is_file()
+    assert (tmp_path / "run" / "checkpoints" / "last" / "state.json").is_file()
+
+
+def test_a_run_with_a_centre_is_a_trace_too(tmp_path):
+    run = run_of("parameter-server", replicas=2)
+    result(tmp_path / "run", run, Cluster(compute="constant:0.02"))
+    again = result(tmp_path / "again", run, Cluster(compute=f"trace:{tmp_path / 'run'}"))
+    assert again["share_computing"] > 0
+
+
+def test_lines_hold_for_a_run_that_only_time_limits(tmp_path):
+    run = dataclasses.replace(run_of(replicas=2), updates=None, minutes=0.01)
+    result(tmp_path / "run", run, Cluster(compute="constant:0.005", lines=10))
+    lines = [json.loads(text) for text in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    records = [line for line in lines if line.get("replica") == 1]
+    assert 9 <= len(records) <= 11
+    # 8 env steps in 5 ms, since the record before
+    assert records[5]["env_steps_per_second"] == pytest.approx(1600, rel=0.1)
+
+
 def test_a_trace_of_numbers_and_of_a_run(tmp_path):
     numbers = tmp_path / "numbers.txt"
     numbers.write_text("0.02 0.02\n0.02")

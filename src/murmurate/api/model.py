@@ -173,7 +173,8 @@ class TrainedModel:
         given without B)."""
         full_shape, single_shape = tuple(self.spec.observation_shape), self._single_shape
         given = _array(observation)
-        if given is not None:
+        # n numbers, each a discrete observation, are not taken for one one-hot vector
+        if given is not None and not self._are_numbers(given):
             for shape in (full_shape, single_shape):
                 if given.shape[-len(shape) :] == shape and given.ndim - len(shape) in (0, 1):
                     is_single = given.ndim == len(shape)
@@ -191,6 +192,16 @@ class TrainedModel:
             except (ValueError, TypeError, KeyError, IndexError):
                 raise Refusal(f"the observation is not one of {self.run.world.name}: {problem}.") from problem
         return self._typed(np.stack(rows)), False
+
+    def _are_numbers(self, given: npt.NDArray[Any]) -> bool:
+        """Whether each item of ``given`` is an observation: a whole number of the environment's own."""
+        if self._formats is None or not given.size or not np.issubdtype(given.dtype, np.integer):
+            return False
+        try:
+            self._formats.observe(given.flat[0])
+        except (ValueError, TypeError, KeyError, IndexError):
+            return False
+        return True
 
     def _typed(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
         kind = np.uint8 if self.spec.observation_dtype == torch.uint8 else np.float32

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -75,16 +76,21 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
         check_returns(run)
     profile = _profile(run, options)
     candidates = search(run, profile, options.objective, options.hosts, _say)
+    # of an option that is given twice, the later value counts
+    own = [*(() if options.strategy is None else ("--strategy", options.strategy)), *rest]
     rates = _measured_rates(candidates, options) if options.check else {}
     if options.page is not None:
         from murmurate.mapping.page import write_page
 
         _say(f"the page is {write_page(options.page, run, profile, candidates, rates)}")
     if options.json:
-        rows = [candidate.plain() | {"measured": rates.get(candidate.name)} for candidate in candidates]
+        rows = [
+            each.plain() | {"changes": [*own, *each.changes], "measured": rates.get(each.name)}
+            for each in candidates
+        ]
         print(json.dumps(rows))
     else:
-        _show(run, candidates, profile, rates)
+        _show(run, candidates, profile, rates, own)
     return _apply(candidates[0], options) if options.apply else 0
 
 
@@ -100,9 +106,8 @@ def _profile(run: Run, options: argparse.Namespace) -> DeviceProfile:
 
     path = options.on or PROFILE
     cores = measure.cores()
-    profile = (
-        load(path) if options.on or path.exists() else DeviceProfile.here(cores, run.placement.devices[0])
-    )
+    is_new = not path.exists() and (options.profile or options.on is None)
+    profile = DeviceProfile.here(cores, run.placement.devices[0]) if is_new else load(path)
     here = profile.is_here(cores)
     if not here and (options.profile or options.on is None):
         raise Refusal(
@@ -148,8 +153,13 @@ def _measured_rates(candidates: Sequence[Candidate], options: argparse.Namespace
 
 
 def _show(
-    run: Run, candidates: Sequence[Candidate], profile: DeviceProfile, rates: Mapping[str, float]
+    run: Run,
+    candidates: Sequence[Candidate],
+    profile: DeviceProfile,
+    rates: Mapping[str, float],
+    own: Sequence[str],
 ) -> None:
+    """own: the options of the run that were given to ``plan``."""
     import rich.console
     import rich.table
     from rich.text import Text
@@ -172,7 +182,8 @@ def _show(
         measured = [f"{rates[candidate.name]:,.0f}" if candidate.name in rates else ""] * bool(rates)
         table.add_row(*map(Text, (candidate.name, candidate.figure, *measured, candidate.why)))
     rich.console.Console().print(table)
-    print(f"Train with the first: murmurate train {run.recipe} {' '.join(candidates[0].changes)}")
+    command = shlex.join(["murmurate", "train", run.recipe, *own, *candidates[0].changes])
+    print(f"Train with the first: {command}")
     for sentence in advice(candidates, profile):
         print(sentence)
 

@@ -154,7 +154,7 @@ def _train(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
-    from murmurate.cli.options import change, divide
+    from murmurate.cli.options import change, divide, given
     from murmurate.simulation.cluster import Cluster
     from murmurate.simulation.start import simulate
     from murmurate.training.run_folder import new_folder
@@ -163,8 +163,8 @@ def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
     verb = f"murmurate simulate {options.recipe}"
     cluster_words, run_words = divide(rest, cluster, run, verb)
     cluster = change(cluster, cluster_words, verb)
-    has_end = any(word.partition("=")[0] in ("--updates", "--minutes") for word in run_words)
-    if has_end:  # an explicit end replaces the recipe's, which a thousand replicas would reach at once
+    # an explicit end replaces the recipe's, which a thousand replicas would reach at once
+    if given(run_words, run, verb) & {"updates", "minutes"}:
         run = dataclasses.replace(run, env_steps=None)
     run = change(run, run_words, verb)
     folder = options.out or new_folder(f"{run.recipe}-simulated")

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmurate.cli.help import Fields
-from murmurate.cli.options import change
+from murmurate.cli.options import change, given
 from murmurate.datasets._text_files import TEXT_KINDS, files_of
 from murmurate.datasets._texts import TextSource
 from murmurate.datasets.corpus import Corpus, RemappedCorpus
@@ -123,7 +123,10 @@ def _fit_command(options: argparse.Namespace, rest: list[str]) -> tuple[Finish, 
     verb = "murmurate topics fit"
     if options.corpus is None:
         raise Refusal(f"Say which corpus, as in: {verb} docword.nytimes.txt.gz --topics 50")
-    has_end = any(word.partition("=")[0] in ("--env-steps", "--updates", "--minutes") for word in rest)
+    ends = given(_with_full_names(rest), run, verb) & {"env-steps", "updates", "minutes"}
+    if options.passes is not None and "env-steps" in ends:
+        raise Refusal("--passes and --env-steps both say how many documents are read. Leave one out.")
+    has_end = bool(ends)
     world = CorpusWorld(path=str(options.corpus))
     run = dataclasses.replace(run, world=world, env_steps=None if has_end else run.env_steps)
     run = change(run, _with_full_names(rest), verb)

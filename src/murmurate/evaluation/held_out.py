@@ -8,11 +8,12 @@ from typing import Any, ClassVar, cast
 
 from murmurate.datasets.corpus import Corpus, RemappedCorpus
 from murmurate.datasets.interface import DataSet
+from murmurate.errors import Refusal
 from murmurate.evaluation.interface import Curve, EvalContext, Evaluation
 from murmurate.workloads.conjugate import ConjugateLearner
 from murmurate.workloads.mixture import Mixture
 from murmurate.workloads.topic_model import LatentTopics
-from murmurate.workloads.topics import Topics
+from murmurate.workloads.topics import NothingHeldOut, Topics
 
 _COHERENCE_DOCUMENTS = 20_000
 
@@ -44,7 +45,8 @@ class HeldOutDocuments(Evaluation):
         train, _, test = cast(DataSet, context.world).divided()
         topics, prior = learner.estimate(), cast(LatentTopics, learner.model).prior
         sample = train.select(range(min(len(train), _COHERENCE_DOCUMENTS)))
-        return perplexities(topics, prior, test.select(range(len(test)))) | {
+        documents = test.select(range(_first(len(test), context.count)))
+        return perplexities(topics, prior, documents, context.seed) | {
             "coherence": float(topics.coherence(sample).mean()),
             "diversity": topics.diversity(),
         }
@@ -79,19 +81,20 @@ class HeldOutRows(Evaluation):
 
     def evaluate(self, learner: ConjugateLearner[Mixture], context: EvalContext) -> dict[str, Any]:
         mixture, (_, _, test) = learner.estimate(), cast(DataSet, context.world).divided()
+        count = _first(len(test), context.count)
         figures: dict[str, Any] = {
-            "test_rows": len(test),
+            "test_rows": count,
             "log_likelihood": None,
             "log_likelihood_stderr": None,
             "bound_per_row": None,
             "weights": sorted(mixture.weights.tolist(), reverse=True),
         }
-        if len(test):
-            rows = test.select(range(len(test)))
+        if count:
+            rows = test.select(range(count))
             likelihoods = mixture.log_likelihood(rows).double()
             figures["log_likelihood"] = float(likelihoods.mean())
-            if len(test) > 1:
-                figures["log_likelihood_stderr"] = float(likelihoods.std()) / len(test) ** 0.5
+            if count > 1:
+                figures["log_likelihood_stderr"] = float(likelihoods.std()) / count**0.5
             figures["bound_per_row"] = learner.elbo(rows) / learner.examples
         return figures
 
@@ -102,16 +105,27 @@ class HeldOutRows(Evaluation):
         return f"Log-likelihood of {rows:,} test rows: {nats:.3f} nats each"
 
 
+def _first(available: int, count: int | None) -> int:
+    """The number of test examples to evaluate, the first ones. Raises Refusal for a ``count`` below 1."""
+    if count is not None and count < 1:
+        raise Refusal(f"{count} test examples are to be evaluated; take at least one.")
+    return available if count is None else min(count, available)
+
+
 def perplexities(
     topics: Topics, prior: float, documents: Corpus | RemappedCorpus, seed: int = 0
 ) -> dict[str, Any]:
-    """Perplexities of ``documents`` by name; if the documents have fewer than two words, they are None and
-    ``perplexity_bound_full`` is left out."""
+    """Perplexities of ``documents`` by name; if the documents have so few words that none is held out, they
+    are None and ``perplexity_bound_full`` is left out. seed: draws the words that are held out."""
     figures = {"test_documents": len(documents), "perplexity": None, "perplexity_bound": None}
     if documents.tokens < 2:
         return figures
+    try:
+        completion = topics.completion_perplexity(documents, seed=seed)
+    except NothingHeldOut:
+        return figures
     return figures | {
-        "perplexity": topics.completion_perplexity(documents, seed=seed),
+        "perplexity": completion,
         "perplexity_bound": topics.bound_perplexity(documents),
         "perplexity_bound_full": topics.full_bound_perplexity(documents, prior=prior),
     }

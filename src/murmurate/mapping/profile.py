@@ -18,7 +18,7 @@ from murmurate.training.run import Run
 from murmurate.training.run_folder import hardware, plain, versions
 
 FORMAT = 1
-_REMEDY = "Measure it there: murmurate plan RECIPE --profile --out FILE."
+_REMEDY = "Measure it there: murmurate plan RECIPE --profile --on FILE."
 
 
 @dataclass

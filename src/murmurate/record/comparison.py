@@ -10,6 +10,7 @@ from murmurate.record import groups
 from murmurate.record.console import clock
 from murmurate.record.figures import byte_size, number_text
 from murmurate.record.groups import RunGroup
+from murmurate.record.score_sections import main_figure
 from murmurate.record.sections import group_key
 
 Cell = tuple[str, str]  # main text, small text below it
@@ -18,13 +19,13 @@ _NONE = "\N{EN DASH}"
 
 def table(shown: Sequence[RunGroup]) -> dict[str, Any]:
     """The headings and rows, each of ``Cell``s, and a note below them."""
-    reference = groups.reference_return(shown)
+    reference, first = groups.reference_return(shown), shown[0].runs[0]
     heads: list[Cell] = [
         ("strategy", "replicas, runs"),
-        ("evaluation, greedy", "in training, sampled") if shown[0].runs[0].plays else ("evaluation", ""),
-        ("env steps", "frames" if any(_frames(g) for g in shown) else ""),
+        ("evaluation, greedy", "in training, sampled") if first.plays else (main_figure(shown).title, ""),
+        (first.unit, "frames" if any(_frames(g) for g in shown) else ""),
         ("seconds", "h:mm:ss" if any((groups.seconds(r) or 0) >= 60 for g in shown for r in g.runs) else ""),
-        ("env steps/s", ""),
+        (f"{first.unit}/s", ""),
         (f"to return {number_text(reference[0])}" if reference else "to a return", "env steps, seconds"),
         ("waiting", "of the time"),
         ("staleness", "median, max"),
@@ -74,11 +75,14 @@ def _frames(group: RunGroup) -> float | None:
 
 
 def _evaluation(group: RunGroup) -> str:
-    """Mean ± standard error: over the runs if there are several, else over the games of the only run."""
-    means = group.values(lambda run: run.fact("eval_return_mean"))
+    """Mean ± standard error: over the runs if there are several, else over the games, or other examples, of
+    the only run."""
+    figure, headline = main_figure([group]), group.runs[0].run.get("headline") or {}
+    means = group.values(lambda run: run.fact(figure.name))
     if not means:
         return number_text(None)
-    error = _mean_fact(group, "eval_return_stderr")
+    spread = headline.get("spread") if headline.get("metric") == figure.name else ""
+    error = _mean_fact(group, spread or "eval_return_stderr")
     if len(means) > 1:
         error = statistics.stdev(means) / len(means) ** 0.5
     mean = number_text(statistics.fmean(means))

@@ -133,6 +133,7 @@ def _machine(run: RecordedRun) -> str:
     hardware = run.run.get("hardware")
     if isinstance(hardware, dict):
         names = [hardware.get(key) for key in ("cpu", "processor", "gpu")]
+        names += hardware.get("gpus") or []
         hardware = ", ".join(name for name in names if isinstance(name, str) and name)
     return f" · {hardware}" if hardware else ""
 
@@ -226,9 +227,12 @@ def _state(run: RecordedRun) -> tuple[str, bool]:
 
 
 def _details(run: RecordedRun) -> list[tuple[str, str]]:
-    """run.json and summary.json as names and texts."""
+    """run.json as names and texts, and what summary.json has beyond it."""
     rows = [("folder", str(run.folder))]
-    for key, value in {**run.run, **run.summary}.items():
+    planned = ("env_steps", "updates")
+    ends = {f"{key} made" if key in planned else key: value for key, value in run.summary.items()}
+    more = {key: value for key, value in ends.items() if key not in run.run}
+    for key, value in {**run.run, **more}.items():
         if key not in ("command", "events") and value is not None:
             text = _fields(value) if isinstance(value, dict) else _text(value)
             rows.append((key.replace("_", " "), text))

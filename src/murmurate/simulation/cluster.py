@@ -153,8 +153,8 @@ def _step_seconds(folder: Path) -> tuple[float, ...]:
     last_record: dict[int, tuple[float, int]] = {}
     seconds: dict[int, list[float]] = defaultdict(list)
     for record in read_metrics(folder / "metrics.jsonl"):
-        if record.get("kind") == "event" or record.get("waiting_seconds") is None:
-            continue
+        if record.get("replica") is None or record.get("waiting_seconds") is None:
+            continue  # an event, or a centre's record
         rank, updates = int(record["replica"]), int(record["updates"])
         busy_seconds = float(record["time_seconds"]) - float(record["waiting_seconds"])
         if rank in last_record and updates > last_record[rank][1]:

@@ -66,9 +66,12 @@ class Monitor:
         self._stop_at: float = math.inf  # the number of updates at which synchronous members stop
         self._pending_joiners: dict[int, Callable[[SimulatedLearner], None]] = {}
         self._admit_at = math.inf  # the number of updates at which synchronous members admit joiners
-        planned = run.planned_updates() or 100
-        self._record_interval = max(run.replicas, planned * run.replicas // cluster.lines)
-        self._next_record = self._record_interval
+        planned = run.planned_updates()
+        # a run that only time limits is recorded by time
+        self._record_seconds = (run.minutes or 0.0) * 60 / cluster.lines if planned is None else 0.0
+        self._record_interval = max(run.replicas, (planned or 100) * run.replicas // cluster.lines)
+        self._next_record, self._next_seconds = self._record_interval, self._record_seconds
+        self._rated: dict[int, tuple[int, float]] = {}  # by recorder: env steps and time of its last record
         self._started = self._printed_at = time.monotonic()
 
     # -- called by learners ------------------------------------------------------------------------
@@ -90,10 +93,18 @@ class Monitor:
             self._unrecorded.setdefault(recorder, []).extend(
                 [episode.episode_return, episode.length] for episode in batch.episodes
             )
-        if self.updates >= self._next_record:
-            self._next_record += self._record_interval
+        if self._is_record_due():
             self.record()
         self._stop_if_due()
+
+    def _is_record_due(self) -> bool:
+        if self._record_seconds:
+            is_due = self.fabric.virtual_seconds >= self._next_seconds
+            self._next_seconds += self._record_seconds * is_due
+        else:
+            is_due = self.updates >= self._next_record
+            self._next_record += self._record_interval * is_due
+        return is_due
 
     def is_over(self, learner: SimulatedLearner) -> bool:
         """Synchronous members all stop after the same number of updates, chosen before any has passed it."""
@@ -218,15 +229,17 @@ class Monitor:
         means."""
         bound_replicas = [b for learner in learners for b in learner.replicator.bound_replicas.values()]
         several = len(learners) > 1
-        now = max(self.fabric.virtual_seconds, 1e-12)
+        now = self.fabric.virtual_seconds
         costs = [learner.costs() for learner in learners]
         env_steps = learners[0].env_steps if self._records_apart else self.env_steps
         episodes = self._unrecorded.pop(replica, [])
+        steps_before, seconds_before = self._rated.get(replica, (0, 0.0))
+        self._rated[replica] = env_steps, now
         fields: dict[str, Any] = {
             "env_steps": env_steps,
             "updates": int(statistics.median(learner.updates for learner in learners)),
             "total_env_steps": self.env_steps,
-            "env_steps_per_second": env_steps / now,
+            "env_steps_per_second": (env_steps - steps_before) / max(now - seconds_before, 1e-12),
             "return_mean": statistics.fmean(self.returns) if self.returns else None,
             **({"success_rate": statistics.fmean(self.successes)} if self.successes else {}),
             "episode_returns": episodes[-_MOST_RETURNS:],

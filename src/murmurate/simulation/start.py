@@ -136,9 +136,16 @@ class Simulation:
                 pass  # nothing is saved
             finally:
                 monitor.close()
+        code, exit_status = self._exit_status()
+        summarized = functools.partial(
+            summarize, run, folder, monitor, self.centre, time.monotonic() - started
+        )
+        try:
+            with _one_thread(), signals(monitor, all_saved=True):
+                summary = summarized(exit_status)
+        except SecondInterrupt:
             code, exit_status = self._exit_status()
-            wall_seconds = time.monotonic() - started
-            summary = summarize(run, folder, monitor, self.centre, wall_seconds, exit_status)
+            summary = summarized(exit_status)
         monitor.callbacks.end(Result(folder, summary, code))
         return Finish(code, summary, run=run, error=monitor.callbacks.error)
 

@@ -173,14 +173,17 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         return self
 
     def partial_fit(self, X: Any, y: Any = None) -> LatentDirichletAllocation:
-        """Train on one more pass through X, in its order; X is a sample of ``total_samples`` documents."""
+        """Train on one more pass through X, in its order, and online, whatever ``learning_method`` is; X is a
+        sample of ``total_samples`` documents."""
         self._check_parameters()
         is_first = not hasattr(self, "components_")
         corpus, dtype = self._counts(X, reset=is_first)
         if is_first:
             self._begin()
         start = None if is_first else self._matrix()
-        matrix = self._learn(corpus, round(self.total_samples), start, self.n_iter_, 1, shuffled=False)
+        matrix = self._learn(
+            corpus, round(self.total_samples), start, self.n_iter_, 1, shuffled=False, online=True
+        )
         self.components_ = matrix.T.numpy().astype(dtype if is_first else self.components_.dtype)
         return self
 
@@ -200,17 +203,18 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         first: int,
         number: int,
         shuffled: bool = True,
+        online: bool = False,
     ) -> torch.Tensor:
-        """lambda [V, K] after ``number`` passes from ``start``. first: the number of the first pass."""
-        model = self._model(len(corpus))
+        """lambda [V, K] after ``number`` passes from ``start``. first: the number of the first pass. online:
+        whether to learn online, whatever ``learning_method`` is."""
+        model = self._model(len(corpus), is_batch=self.learning_method == "batch" and not online)
         passes = Passes(model, documents, self._seed, first, number, shuffled)
         with _as_value_errors():
             learned = passes.run(corpus, self._strategy(), self.replicas, start)
         self.n_batch_iter_ += learned.updates
         return learned.matrix
 
-    def _model(self, documents: int) -> TopicModel:
-        is_batch = self.learning_method == "batch"
+    def _model(self, documents: int, is_batch: bool) -> TopicModel:
         return TopicModel(
             topics=self.n_components,
             batch=documents if is_batch else self.batch_size,

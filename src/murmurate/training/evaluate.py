@@ -126,10 +126,11 @@ def film(run: Run, checkpoint_folder: Path, seed: int | None = None) -> Frames |
 
 
 def write_picture(run: Run, folder: Path) -> None:
-    """Write a strip of pictures of one game for the report, if the world can be drawn on this host."""
+    """Write a strip of pictures of one game for the report, if the world can be drawn on this host, and the
+    folder can be written."""
     checkpoint_folder = folder / "checkpoints" / "last"
     if checkpoint.damage(checkpoint_folder) is None:
-        with contextlib.suppress(Refusal):
+        with contextlib.suppress(Refusal, OSError):
             if (frames := film(run, checkpoint_folder)) is not None:
                 write_strip(frames, folder / "videos" / "frames.png")
 

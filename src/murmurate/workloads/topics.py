@@ -28,6 +28,10 @@ from murmurate.losses.topics import (
 _DOCUMENTS = 1_024  # documents that are processed at a time
 
 
+class NothingHeldOut(ValueError):
+    """No word can be held out: the documents are too short, or there are none."""
+
+
 @dataclass(frozen=True)
 class Topics:
     """The posterior of the topics.
@@ -108,7 +112,7 @@ class Topics:
 
         Each token is observed with probability ``observed``; a document's topics are inferred from its
         observed tokens, and a held-out token of word w has probability sum_k E[theta_k] E[beta_kw]. Lower is
-        better; V if nothing was learned. Raises ValueError if no token is held out.
+        better; V if nothing was learned. Raises NothingHeldOut if no token is held out.
         """
         random = np.random.default_rng(seed)
         share, expected = self.word_shares(), self._expected()
@@ -124,7 +128,7 @@ class Topics:
                 log_likelihood += float((counts[piece] * torch.log(probability)).sum())
             tokens += int(counts.sum())
         if not tokens:
-            raise ValueError("no word was held out: the documents are too short, or there are none")
+            raise NothingHeldOut("no word was held out: the documents are too short, or there are none")
         return _perplexity(-log_likelihood / tokens)
 
     def bound_perplexity(self, corpus: Corpus | RemappedCorpus) -> float:
