@@ -12,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import murmurate
 from murmurate.cli.main import main
 from murmurate.datasets.generated import generate
 from murmurate.datasets.writing import write
+from murmurate.errors import Refusal
 from short_runs import refused
 from waiting import until
 
@@ -43,6 +45,37 @@ def folder(path, tmp_path_factory):
     folder = tmp_path_factory.mktemp("topics") / "run"
     assert run("topics", "fit", path, *FIELDS, "--launcher", "inline", "--passes", 4, "--out", folder) == 0
     return folder
+
+
+def test_evaluations_take_a_number_of_documents_and_a_seed(folder, capsys):
+    capsys.readouterr()
+
+    def evaluated(*words):
+        assert run("eval", folder, "--json", *words) == 0
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    whole, again = evaluated("--seed", 3), evaluated("--seed", 3)
+    assert whole["test_documents"] == 30
+    assert whole["perplexity"] == again["perplexity"] != evaluated("--seed", 4)["perplexity"]
+    assert evaluated("--episodes", 7)["test_documents"] == 7
+    with pytest.raises(Refusal, match="take at least one"):
+        murmurate.load(folder).evaluate(episodes=0)
+
+
+def test_documents_of_a_few_words_have_no_perplexity(folder, tmp_path, capsys):
+    short = tmp_path / "docword.short.txt"
+    short.write_text("1\n100\n2\n1 1 1\n1 2 1\n")
+    for seed in range(8):  # of two words, with some seeds none is held out
+        assert run("topics", "evaluate", folder, short, "--seed", seed) == 0
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_two_numbers_of_documents_are_refused(path, tmp_path, capsys):
+    words = ("topics", "fit", path, *FIELDS, "--passes", 3, "--env-steps", 8, "--out", tmp_path / "x")
+    assert "Leave one out" in refused(capsys, *map(str, words))
+    words = ("topics", "fit", path, *FIELDS, "--env_steps", 64, "--launcher", "inline", "--out", tmp_path / "y")
+    assert run(*words) == 0
+    assert summary(tmp_path / "y")["env_steps"] == 64
 
 
 def summary(folder):

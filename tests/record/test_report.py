@@ -455,3 +455,24 @@ def test_the_page_forbids_scripts_and_everything_from_elsewhere(gala: tuple[Path
     (script,) = re.findall(r"<script[^>]*>", page)
     assert 'type="application/json"' in script
     assert page.index("Content-Security-Policy") < page.index("<title>")
+
+
+RUNS = Path(__file__).parents[2] / "benchmarks" / "runs"
+
+
+def test_every_setting_of_a_run_is_on_its_page(tmp_path: Path) -> None:
+    words = words_of(report([RUNS / "pong-gala"], tmp_path / "page.html").read_text(encoding="utf-8"))
+    run = json.loads((RUNS / "pong-gala" / "run.json").read_text())
+    for name in ("learning_rate", "discount"):
+        assert name.replace("_", " ") in words
+    assert f"staleness bound {run['strategy']['staleness_bound']}" in words
+    assert "env steps made" in words
+
+
+def test_runs_without_games_are_compared_by_their_own_figure_and_unit(tmp_path: Path) -> None:
+    folders = [RUNS / "fashion-resnet20", RUNS / "cifar10-resnet20"]
+    words = words_of(report(folders, tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert "images/s" in words
+    assert "0.947" in words
+    assert "0.879" in words
+    assert "env steps/s" not in words
