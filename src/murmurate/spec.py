@@ -30,11 +30,11 @@ class EnvSpec:
     ``actions`` is the number of discrete actions, or 0 where actions are vectors of shape ``action_shape``.
     The bounds ``action_low`` and ``action_high`` have one number for each component of an action, in
     row-major order; by default -1 and 1. ``stacked``: an observation is the last few images of the episode,
-    the newest last (at the episode's beginning the first image is repeated): [stack * channels, H, W], where
-    each image has ``channels`` channels. ``examples``: the size of a data set; 0 for simulators. ``factors``:
-    where an action is a vector of whole numbers (from 0) that are chosen independently, the number of values
-    of each; else empty. ``history``: where observations are vectors, how many successive observations of the
-    episode each contains, the newest last.
+    the newest last (at an episode's beginning the first image is repeated, or, in Atari games, earlier ones
+    are zeros): [stack * channels, H, W], where each image has ``channels`` channels. ``examples``: the size
+    of a data set; 0 for simulators. ``factors``: where an action is a vector of whole numbers (from 0) that
+    are chosen independently, the number of values of each; else empty. ``history``: where observations are
+    vectors, how many successive observations of the episode each contains, the newest last.
 
     Raises ``ValueError`` for a wrong number of bounds, or if a stack is not a whole number of images.
     """

@@ -116,3 +116,17 @@ def test_others_refuse_them_with_a_remedy(config: Any) -> None:
         words = "needs vector actions, and those of locks are discrete: use ppo"
     with pytest.raises(ValueError, match=words):
         config.build(context())
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_vector_actions_keep_the_worlds_shape(greedy: bool) -> None:
+    spec = EnvSpec("matrix", (3,), torch.float32, 0, (2, 3), (-1.0,) * 6, (1.0,) * 6)
+    policy = torch.randn(5, 12, generator=torch.Generator().manual_seed(0))
+    action = draw(policy, spec, torch.Generator().manual_seed(1), greedy)
+    assert action.shape == (5, 2, 3)
+    flat = EnvSpec("flat", (3,), torch.float32, 0, (6,), (-1.0,) * 6, (1.0,) * 6)
+    log_prob, entropy = log_prob_and_entropy(policy, action, spec)
+    expected_log_prob, expected_entropy = log_prob_and_entropy(policy, action.flatten(1), flat)
+    assert torch.equal(log_prob, expected_log_prob)
+    assert torch.equal(entropy, expected_entropy)
+    assert torch.equal(log_probability(policy[None], action[None], spec)[0], expected_log_prob)

@@ -195,6 +195,18 @@ def in_rounds(period: int) -> Any:
     return replicate
 
 
+def test_targets_move_when_the_rounds_of_critics_and_policy_have_both_ended() -> None:
+    """After 4 updates the critics' round has ended, and the policy, updated twice, is within one."""
+    made = agent(TD3(policy_delay=2, target_every=1), replicate=in_rounds(4))
+    moved = []
+    for update in range(1, 17):
+        before = made.targets[0].net.weights[0].clone()
+        made.learn(Batch(sample(update)))
+        if not torch.equal(before, made.targets[0].net.weights[0]):
+            moved.append(update)
+    assert moved == [8, 16]
+
+
 def test_spo_s_policy_learns_at_the_end_of_a_round_from_all_of_its_batches() -> None:
     """Zhang 2022, Algorithm 8: H updates of the critics, then H of the policy; targets move every F
     rounds."""
@@ -262,6 +274,13 @@ def test_places_of_actions_are_found_again() -> None:
     assert bounds.to_scaled(torch.tensor([[-2.0, 3.0]])).tolist() == [[-1.0, 1.0]]
 
 
+def test_a_component_with_a_single_value_is_no_number_less() -> None:
+    fixed = ActionBounds(dataclasses.replace(SPEC, action_low=(-1.0, 2.0), action_high=(3.0, 2.0)))
+    scaled = fixed.to_scaled(torch.tensor([[3.0, 2.0], [1.0, 2.0]]))
+    assert scaled.tolist() == [[1.0, 0.0], [0.0, 0.0]]
+    assert fixed.to_world(scaled).tolist() == [[3.0, 2.0], [1.0, 2.0]]
+
+
 def test_a_constant_temperature_has_no_replica() -> None:
     made = agent(SAC(temperature_rate=0.0, temperature=0.2))
     made.learn(Batch(sample()))
@@ -287,9 +306,10 @@ def test_what_it_cannot_learn_is_refused_with_another_agent(config: Any) -> None
     discrete = EnvSpec("chess", (3,), torch.float32, actions=4)
     with pytest.raises(ValueError, match="dqn"):
         agent(config, spec=discrete)
-    endless = dataclasses.replace(SPEC, action_high=(float("inf"), 1.0))
-    with pytest.raises(ValueError, match="RescaleAction"):
-        agent(config, spec=endless)
+    for high, low in ((float("inf"), -1.0), (3.4e38, -3.4e38)):
+        endless = dataclasses.replace(SPEC, action_high=(high, 1.0), action_low=(low, -1.0))
+        with pytest.raises(ValueError, match="RescaleAction"):
+            agent(config, spec=endless)
     images = dataclasses.replace(SPEC, observation_shape=(3, 8, 8), observation_dtype=torch.uint8)
     with pytest.raises(ValueError, match="d4pg"):
         agent(config, spec=images)

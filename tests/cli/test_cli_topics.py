@@ -73,7 +73,18 @@ def test_documents_of_a_few_words_have_no_perplexity(folder, tmp_path, capsys):
 def test_two_numbers_of_documents_are_refused(path, tmp_path, capsys):
     words = ("topics", "fit", path, *FIELDS, "--passes", 3, "--env-steps", 8, "--out", tmp_path / "x")
     assert "Leave one out" in refused(capsys, *map(str, words))
-    words = ("topics", "fit", path, *FIELDS, "--env_steps", 64, "--launcher", "inline", "--out", tmp_path / "y")
+    words = (
+        "topics",
+        "fit",
+        path,
+        *FIELDS,
+        "--env_steps",
+        64,
+        "--launcher",
+        "inline",
+        "--out",
+        tmp_path / "y",
+    )
     assert run(*words) == 0
     assert summary(tmp_path / "y")["env_steps"] == 64
 

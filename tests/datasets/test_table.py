@@ -17,6 +17,7 @@ TEXTS = {
     "c.tsv": "a\tb\tc\n1.5\t2\t-3\n4\t5e3\t0.25\n",
     "d.txt": "  1.5  2 -3\n 4 5e3   0.25\n\n",
     "e.csv": "# made by hand\n1.5,2,-3\n4,5e3,0.25\n",
+    "f.csv": "\ufeff1.5,2,-3\n4,5e3,0.25\n",
 }
 
 

@@ -29,6 +29,26 @@ def a_profile() -> DeviceProfile:
     return profile
 
 
+def test_costs_depend_on_placement_and_on_how_a_replay_stores_and_draws() -> None:
+    run = recipe("pong-dqn")
+    source: Any = run.source
+    changed = [
+        run,
+        dataclasses.replace(run, placement=dataclasses.replace(run.placement, threads=4)),
+        *(
+            dataclasses.replace(run, source=dataclasses.replace(source, replay=replay))
+            for replay in (
+                dataclasses.replace(source.replay, alpha=0.0),
+                dataclasses.replace(source.replay, images="device"),
+                dataclasses.replace(source.replay, folder="replays"),
+            )
+        ),
+    ]
+    assert len({key(each) for each in changed}) == len(changed)
+    sized = dataclasses.replace(source, simulators=2 * source.simulators)
+    assert key(dataclasses.replace(run, source=sized)) == key(run)
+
+
 def test_a_profile_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
     profile = a_profile()
     save(profile, tmp_path / "p.json")

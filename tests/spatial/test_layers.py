@@ -64,6 +64,9 @@ LOSSES = {
         x, y.sigmoid(), pos_weight=image(4, 1, 1, seed=1).exp()
     ),
     "none": lambda x, y: functional.smooth_l1_loss(x, y, reduction="none").mean(),
+    "weighted mse": lambda x, y: functional.mse_loss(x, y, weight=y.exp()),
+    "weighted huber": lambda x, y: functional.huber_loss(x, y, weight=y.exp()),
+    "broadcast": lambda x, y: functional.mse_loss(x[:, :1], y),
     "classes": lambda x, y: functional.cross_entropy(x, y.argmax(1), image(4, seed=8).exp()),
     "probabilities": lambda x, y: functional.cross_entropy(x, y.softmax(1)),
     "ignored": lambda x, y: functional.nll_loss(x.log_softmax(1), y.argmax(1), ignore_index=2),
@@ -75,6 +78,23 @@ def test_a_loss_is_that_of_all_pixels(name):
     expected, found = both((3, 1), LOSSES[name], image(2, 4, 7, 5), image(2, 4, 7, 5, seed=1))
 
     assert all(one.item() == pytest.approx(expected.item(), rel=1e-12) for one in found)
+
+
+@pytest.mark.parametrize(
+    "reduce",
+    [
+        lambda x: x.mean((2, 3)),
+        lambda x: functional.mse_loss(x, torch.zeros_like(x)).sqrt()[None],
+        lambda x: functional.avg_pool2d(1000 * x, 10) / 1000,
+    ],
+)
+def test_sums_of_half_precision_do_not_overflow(reduce):
+    expected, found = both((2, 1), reduce, torch.ones(1, 1, 300, 300, dtype=torch.float16))
+
+    for one in found:
+        assert one.dtype == torch.float16
+        torch.testing.assert_close(one, expected)
+        assert bool((one == 1).all())
 
 
 def test_running_statistics_are_those_of_the_whole():

@@ -57,5 +57,5 @@ def replicated(
         clip=config.clip,
         schedule=linear_schedule(config.learning_rate_end, context.updates),
         compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
-        in_compute=lambda name: name.startswith("torso."),
+        in_compute=lambda name: name.startswith(("torso.", "value_torso.")),
     )

@@ -71,6 +71,7 @@ class DeterministicAgent(ActsByPolicy):
         # observations of this round's batches, if the policy is updated at the end of a round
         self._round_observations: list[Tensor] = []
         self._policy_value: Tensor | float = math.nan
+        self._policy_staleness = 0  # of its last update
 
     @property
     def replicas(self) -> dict[str, Replica]:
@@ -113,8 +114,10 @@ class DeterministicAgent(ActsByPolicy):
         # the staleness is 0 after the last update of a round
         round_ended = not (self._critic.common_rounds and exchange.staleness)
         self._learn_policy(observation, round_ended)
+        # a delayed policy has made fewer updates, and its rounds end at other times than the critics'
+        staleness = max(exchange.staleness, self._policy_staleness)
         for net in self.targets:
-            net.after_update(exchange.staleness, self._critic.common_rounds)
+            net.after_update(staleness, self._critic.common_rounds)
         return Outcome(
             {
                 "loss": squared.loss,
@@ -164,7 +167,7 @@ class DeterministicAgent(ActsByPolicy):
         )
         slope = slope[..., observation.shape[1] :] * (1 - scaled.square())
         self._policy_passes.backward(activations, slope)
-        self._policy.follow(self._policy.grad)
+        self._policy_staleness = self._policy.follow(self._policy.grad).staleness
 
     def _critic_input(self, observation: Tensor, scaled: Tensor) -> Tensor:
         """The critics' input [E, B, F + D], one tensor for all of them."""
@@ -176,6 +179,7 @@ class DeterministicAgent(ActsByPolicy):
     def state(self) -> dict[str, Any]:
         """The target nets, and the observations of a round that has not ended."""
         return {
+            "policy_staleness": self._policy_staleness,
             "targets": [target.state() for target in self.targets],
             "observed": [observation.clone() for observation in self._round_observations],
         }
@@ -185,3 +189,4 @@ class DeterministicAgent(ActsByPolicy):
         for target, target_state in zip(self.targets, saved, strict=True):
             target.load(target_state)
         self._round_observations = [observation.to(self.device) for observation in state["observed"]]
+        self._policy_staleness = int(state.get("policy_staleness", 0))

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,8 +24,8 @@ from murmurate.ranges import (
     OpenUnitInterval,
     PositiveFloat,
     PositiveInt,
+    Range,
     RepeatCount,
-    UnitInterval,
 )
 from murmurate.replica.adam import Adam
 from murmurate.replica.vector import Replica
@@ -61,7 +61,7 @@ class ModelConfig:
     held_out: OpenUnitInterval = 0.2
     held_out_most: PositiveInt = 5_000
     patience: RepeatCount = 5
-    improvement: UnitInterval = 0.01
+    improvement: Annotated[float, Range(0, 1, exclude_most=True)] = 0.01
     precision: Literal["float32", "bfloat16", "auto"] = "auto"
 
     def decay(self) -> list[float]:

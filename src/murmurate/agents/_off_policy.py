@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -29,6 +31,10 @@ class ActsByPolicy:
         return None
 
 
+def _bounds(spec: EnvSpec) -> Iterator[tuple[float, float]]:
+    return zip(spec.action_low, spec.action_high, strict=True)
+
+
 def check_vector_actions(spec: EnvSpec, agent: str, images: bool = False) -> None:
     """Raise ValueError for discrete actions, for actions without bounds, and for images unless ``images``."""
     if spec.categorical:
@@ -36,7 +42,8 @@ def check_vector_actions(spec: EnvSpec, agent: str, images: bool = False) -> Non
         raise ValueError(f"{agent} needs vector actions, and those of {spec.name} are discrete: use {remedy}")
     if spec.images and not images:
         raise ValueError(f"{agent} reads vectors, and the observations of {spec.name} are images: use d4pg")
-    if not all(map(math.isfinite, (*spec.action_low, *spec.action_high))):
+    ranges = (float(np.float32(high) - np.float32(low)) for low, high in _bounds(spec))
+    if not all(map(math.isfinite, ranges)):
         raise ValueError(
             f"{agent} learns actions scaled by their bounds, and {spec.name} has actions without bounds. "
             "Register it with gymnasium's RescaleAction or ClipAction among its additional_wrappers."

@@ -48,7 +48,7 @@ def one_step(
 
 
 def draw(policy: Tensor, spec: EnvSpec, generator: torch.Generator, greedy: bool) -> Tensor:
-    """Actions [B] or [B, D] for the parameters ``policy`` [B, A]; greedy: the most likely actions."""
+    """Actions [B] or [B, *shape] for the parameters ``policy`` [B, A]; greedy: the most likely actions."""
     if spec.categorical:
         if not greedy:
             # Gumbel-max: argmax of logits + Gumbel noise is a draw from softmax(logits)
@@ -57,10 +57,9 @@ def draw(policy: Tensor, spec: EnvSpec, generator: torch.Generator, greedy: bool
             return policy.argmax(-1)
         return torch.stack([logits.argmax(-1) for logits in _split(policy, spec)], -1).float()
     mean, log_std = policy.chunk(2, -1)
-    if greedy:
-        return mean
-    noise = torch.empty_like(mean).normal_(generator=generator)
-    return mean + noise * log_std.exp()
+    if not greedy:
+        mean = mean + torch.empty_like(mean).normal_(generator=generator) * log_std.exp()
+    return mean.view(-1, *spec.action_shape)
 
 
 def policy_outputs(policy: Tensor, spec: EnvSpec, value: Tensor | None = None) -> dict[str, Tensor]:
@@ -79,7 +78,7 @@ def log_probability(policy: Tensor, action: Tensor, spec: EnvSpec) -> Tensor:
     if spec.actions:
         return policy.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
     mean, log_std = policy.chunk(2, -1)
-    return gaussian_log_prob(mean, log_std, action)
+    return gaussian_log_prob(mean, log_std, action.view_as(mean))
 
 
 def log_prob_and_entropy(policy: Tensor, action: Tensor, spec: EnvSpec) -> tuple[Tensor, Tensor]:
@@ -90,7 +89,7 @@ def log_prob_and_entropy(policy: Tensor, action: Tensor, spec: EnvSpec) -> tuple
         terms = [categorical_log_prob_and_entropy(*pair) for pair in _factors(policy, action, spec)]
         return _sum([log_prob for log_prob, _ in terms]), _sum([entropy for _, entropy in terms])
     mean, log_std = policy.chunk(2, -1)
-    return gaussian_log_prob(mean, log_std, action), gaussian_entropy(mean, log_std)
+    return gaussian_log_prob(mean, log_std, action.view_as(mean)), gaussian_entropy(mean, log_std)
 
 
 def divergence(old: Tensor, new: Tensor, spec: EnvSpec) -> Tensor:

@@ -151,7 +151,7 @@ class A2CAgent(OneReplica):
         advantage, target = self._targets(data, value.detach(), memory)
         log_prob, entropy = log_prob_and_entropy(policy, data.action, self.spec)
         c = self.config
-        if c.normalize_advantages:
+        if c.normalize_advantages and advantage.numel() > 1:
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         policy_loss = policy_gradient(log_prob, advantage)
         critic_loss = value_loss(value, target)

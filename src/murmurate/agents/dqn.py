@@ -42,7 +42,8 @@ class DQN(LearnerConfig):
         common rounds it is copied at the end of a round, so this is F x H (F > 1: Zhang 2022, section 5.2).
         With 0 it is copied before the first update after new env steps: once a fit with ``replay.fit_every``.
     selector: which net chooses the action that the target net evaluates. ``online`` is double Q-learning,
-        ``agreed`` uses the parameters of the last common round (SPO), ``target`` is Q-learning.
+        ``agreed`` uses the parameters of the last common round (SPO; under strategies without common rounds
+        these are the net's own), ``target`` is Q-learning.
     behaviour: which net a learner without actor processes acts with: its ``own``, or ``agreed``, that of the
         last common round (SPO: Zhang 2022, Algorithm 6). Actor processes use the parameters that were
         published last, see ``replay.publish_every``.

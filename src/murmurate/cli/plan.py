@@ -67,6 +67,9 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.recipes import recipe
     from murmurate.strategies import strategy
 
+    for verb, does in (("check", "runs configurations"), ("apply", "trains")):
+        if options.hosts > 1 and getattr(options, verb):
+            raise Refusal(f"--{verb} {does} on this host, and the plan is for several. Leave out --hosts.")
     run = recipe(options.recipe)
     if options.strategy is not None and options.strategy != run.strategy.name:
         run = dataclasses.replace(run, strategy=strategy(options.strategy)())
@@ -90,7 +93,7 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
         ]
         print(json.dumps(rows))
     else:
-        _show(run, candidates, profile, rates, own)
+        _show(run, candidates, profile, rates, own, options.hosts)
     return _apply(candidates[0], options) if options.apply else 0
 
 
@@ -158,6 +161,7 @@ def _show(
     profile: DeviceProfile,
     rates: Mapping[str, float],
     own: Sequence[str],
+    hosts: int,
 ) -> None:
     """own: the options of the run that were given to ``plan``."""
     import rich.console
@@ -184,16 +188,16 @@ def _show(
     rich.console.Console().print(table)
     command = shlex.join(["murmurate", "train", run.recipe, *own, *candidates[0].changes])
     print(f"Train with the first: {command}")
-    for sentence in advice(candidates, profile):
+    for sentence in advice(candidates, profile, hosts):
         print(sentence)
 
 
-def advice(candidates: Sequence[Candidate], profile: DeviceProfile) -> list[str]:
+def advice(candidates: Sequence[Candidate], profile: DeviceProfile, hosts: int = 1) -> list[str]:
     """What would make the plan, or the run, better."""
     sentences = []
-    best = candidates[0].prediction
-    if best.bottleneck == "cores" or best.busy > 0.9 * profile.cores:
-        sentences.append(f"The run keeps all {profile.cores} cores busy: more cores would make it faster.")
+    best, cores = candidates[0].prediction, hosts * profile.cores
+    if best.bottleneck == "cores" or best.busy > 0.9 * cores:
+        sentences.append(f"The run keeps all {cores} cores busy: more cores would make it faster.")
     if candidates[0].run.replicas > profile.cores and "network" not in profile.links:
         sentences.append("The network is a guess: put its latency and bandwidth in the profile's links.")
     return sentences
@@ -206,8 +210,6 @@ def _apply(best: Candidate, options: argparse.Namespace) -> int:
     from murmurate.training.run_folder import new_folder
     from murmurate.training.session import train
 
-    if options.hosts > 1:
-        raise Refusal("--apply trains on this host, and the plan is for several. Leave out --hosts.")
     folder = options.out or new_folder(best.run.recipe)
     finish = train(best.run, folder, launcher(best.run.launcher), stored)
     return report_end(finish, finish.folder or folder)

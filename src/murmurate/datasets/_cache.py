@@ -54,7 +54,8 @@ def fingerprint(path: Path, kind: str = "text") -> list[Any]:
     files = hashlib.sha256()
     for file in files_of(path, kind):
         status = file.stat()
-        files.update(f"{file.relative_to(path)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+        files.update(os.fsencode(file.relative_to(path)))
+        files.update(f"\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
     return [path.name, files.hexdigest()]
 
 

@@ -16,6 +16,7 @@ from murmurate.errors import Refusal
 
 _LONGEST_FIELD = 1 << 26  # characters
 _DELIMITERS = ",;\t|"
+_END = 2 * chr(0x10FFFF)  # ends what is read of a CSV file
 Record = Mapping[str, Any]
 
 
@@ -92,10 +93,15 @@ def _csv(path: Path, errors: RecordErrors) -> Iterator[tuple[int, Record]]:
                 if text is None:
                     faulty.add(number)
                 yield (text or "?") + "\n" if line else "\n"
+            yield _END + "\n"  # a field that is not closed swallows it
 
         rows = csv.reader(decoded(), delimiter=delimiter)
         line = 1
-        while (row := _next_row(rows, errors)) != []:
+        while (row := _next_row(rows, errors)) != [_END]:
+            if row is not None and row[-1].endswith(_END + "\n"):
+                errors.add(line + 1, "malformed line", "a quote in it is not closed")
+                yield line + 1, {}
+                break
             before, line = line, 1 + rows.line_num  # a row may span several lines
             valid = row is not None and faulty.isdisjoint(range(before + 1, line + 1))
             faulty.clear()
@@ -107,7 +113,7 @@ def _csv(path: Path, errors: RecordErrors) -> Iterator[tuple[int, Record]]:
 
 
 def _next_row(rows: Any, errors: RecordErrors) -> list[str] | None:
-    """The fields of the next row that is not blank: [] after the last row, None for a row with an error."""
+    """The fields of the next row that is not blank, [_END] after the last; None for a row with an error."""
     try:
         row: list[str]
         for row in rows:
@@ -116,7 +122,7 @@ def _next_row(rows: Any, errors: RecordErrors) -> list[str] | None:
     except csv.Error as error:
         errors.add(1 + rows.line_num, "malformed line", f"it is no row of CSV ({error})")
         return None
-    return []
+    return [_END]
 
 
 def _jsonl(path: Path, errors: RecordErrors) -> Iterator[tuple[int, Record]]:

@@ -14,6 +14,7 @@ _FRONT_MATTER = re.compile(r"\A---[ \t]*\n.*?\n(?:---|\.\.\.)[ \t]*(?:\n|\Z)", r
 
 def prose(text: str) -> str:
     """The text that a reader of the rendered page sees, with inline code but without code blocks."""
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     return "\n".join(_blocks(_parser().parse(_FRONT_MATTER.sub("", text))))
 
 

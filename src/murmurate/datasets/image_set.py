@@ -156,7 +156,7 @@ class ImageData:
 
 def digest_of(arrays: Iterable[NDArray[Any]], words: Iterable[str]) -> str:
     """A hash of arrays and words."""
-    digest = hashlib.blake2b(" ".join(words).encode(), digest_size=16)
+    digest = hashlib.blake2b(" ".join(words).encode("utf-8", "surrogateescape"), digest_size=16)
     for array in arrays:
         digest.update(f"{array.dtype.str} {array.shape}".encode())
         for first in range(0, len(array), _BLOCK):

@@ -127,11 +127,11 @@ def _text(path: Path) -> Iterator[TextIO]:
     with open(path, "rb") as file:
         if path.suffix == ".gz":
             unpacked = TolerantGzip(file, path)
-            yield io.TextIOWrapper(io.BufferedReader(unpacked))
+            yield io.TextIOWrapper(io.BufferedReader(unpacked), encoding="utf-8-sig")
             if unpacked.damage:
                 raise Refusal(f"{unpacked.damage}.")
         else:
-            yield io.TextIOWrapper(file)
+            yield io.TextIOWrapper(file, encoding="utf-8-sig")
 
 
 def _layout(path: Path) -> tuple[str | None, int]:

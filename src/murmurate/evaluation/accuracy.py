@@ -36,7 +36,7 @@ class Accuracy(Evaluation):
             raise Refusal(f"{context.count} images are to be classified; take at least one.")
         test = cast(DataSet, context.world).divided().test
         figures = learner.figures(test, context.count)
-        count = len(test) if context.count is None else min(context.count, len(test))
+        count = int(figures["images"])
         if not count:
             return dict.fromkeys(_FIGURES) | {"test_images": 0}
         accuracy = figures["accuracy"]

@@ -155,7 +155,8 @@ def to_target(run: Run, target: float, seed: int) -> Training:
         times = [record["time_seconds"] for record in records if "env_steps_per_second" in record]
     env_steps = float(coordinator.run_state.total_env_steps())
     seconds = max(times) - min(times) + _RECORD_SECONDS
-    return Training(env_steps, seconds, env_steps < float(run.env_steps or math.inf))
+    reached = coordinator.stopped_because.startswith("the mean return")  # a time limit stops it, too
+    return Training(env_steps, seconds, reached)
 
 
 def _geometric_mean(values: list[float]) -> float:

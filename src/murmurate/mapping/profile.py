@@ -85,10 +85,15 @@ class DeviceProfile:
 
 
 def key(run: Run) -> str:
-    """Identifies what a recipe's costs depend on besides sizes: its world, and its learner without
-    ``_FREE_FIELDS``."""
+    """Identifies what a recipe's costs depend on besides sizes: its world, its learner without
+    ``_FREE_FIELDS``, its placement, and where and how its replay stores and draws."""
     learner = {name: value for name, value in plain(run.learner).items() if name not in _FREE_FIELDS}
-    described = json.dumps([plain(run.world), learner], sort_keys=True, default=str)
+    replay: Any = getattr(run.source, "replay", None)
+    if replay is not None:
+        stored = {name: getattr(replay, name) for name in ("images", "manager", "segments", "segment_draws")}
+        replay = stored | {"in_files": bool(replay.folder), "uniform": not (replay.alpha or replay.alpha_end)}
+    parts = [plain(run.world), learner, plain(run.placement), replay]
+    described = json.dumps(parts, sort_keys=True, default=str)
     digest = hashlib.sha256(described.encode()).hexdigest()[:12]
     return f"{run.world.name} {run.learner.name} {digest}"
 

@@ -201,9 +201,13 @@ def search(
     found: list[Candidate] = []
     unmeasured: set[str] = set()
     for candidate in candidates(run, profile.cores):
-        memory = candidate.replicas * (
-            _PROCESS_BYTES + _VECTORS * parameters_bytes + candidate.source.memory_bytes(candidate)
-        )
+        try:
+            source_bytes = candidate.source.memory_bytes(candidate)
+        except Refusal:  # its replays do not fit on the disk, say
+            if candidate == run:
+                raise
+            continue
+        memory = candidate.replicas * (_PROCESS_BYTES + _VECTORS * parameters_bytes + source_bytes)
         if memory > available:
             continue
         try:
@@ -216,6 +220,11 @@ def search(
         name = " ".join(words) or UNCHANGED
         unit = UNITS[objective].format(unit=run.unit)
         found.append(Candidate(name, candidate, value, unit, "", prediction, words, memory))
+    if not found and unmeasured:
+        raise Refusal(
+            f"the profile lacks {', '.join(sorted(unmeasured))}. Measure it there: murmurate plan "
+            f"{run.recipe} --profile"
+        )
     if not found:
         raise Refusal(
             f"no configuration of {run.recipe} fits in {available / 2**30:.1f} GiB. Use fewer --simulators, "
@@ -228,7 +237,7 @@ def search(
         found = _on_hosts(found[:_SIMULATED_CANDIDATES], run, profile, hosts, objective, learning, log)
         _sort(found, objective)
     for candidate_found in found:
-        candidate_found.why = _why(candidate_found, found[0], profile)
+        candidate_found.why = _why(candidate_found, found[0], hosts * profile.cores)
     return found
 
 
@@ -306,6 +315,7 @@ def _on_hosts(
             candidate.prediction,
             env_steps_per_second=candidate.prediction.env_steps_per_second * ratio,
             updates_per_second=updates,
+            busy=candidate.prediction.busy * hosts,
         )
         value = _value(objective, whole, run, prediction, profile, learning)
         words = changes(run, whole)
@@ -315,7 +325,8 @@ def _on_hosts(
     return found
 
 
-def _why(candidate: Candidate, best: Candidate, profile: DeviceProfile) -> str:
+def _why(candidate: Candidate, best: Candidate, cores: int) -> str:
+    """cores: number of cores of all hosts."""
     prediction, run = candidate.prediction, candidate.run
     longest = sorted(prediction.seconds.items(), key=lambda item: -item[1])[:2]
     total = sum(prediction.seconds.values()) or 1.0
@@ -326,12 +337,12 @@ def _why(candidate: Candidate, best: Candidate, profile: DeviceProfile) -> str:
     limits = {
         "learner": f"the learner limits it, mostly {parts}",
         "actors": f"its {actors} {kind} limit it, mostly {parts}",
-        "cores": f"{processes} processes share {profile.cores} cores",
+        "cores": f"{processes} processes share {cores} cores",
     }[prediction.bottleneck]
     if candidate is best:
-        return f"best of those predicted: {limits}; {prediction.busy:.1f} of {profile.cores} cores are busy"
+        return f"best of those predicted: {limits}; {prediction.busy:.1f} of {cores} cores are busy"
     factor = max(candidate.predicted, best.predicted) / max(min(candidate.predicted, best.predicted), 1e-12)
-    idle = profile.cores - prediction.busy
+    idle = cores - prediction.busy
     reason = f"{limits}"
     if idle >= 0.5 and prediction.busy < best.prediction.busy:
         reason += f"; {idle:.1f} cores are idle"

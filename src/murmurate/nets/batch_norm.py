@@ -64,7 +64,7 @@ class BatchNorm(nn.Module):
         """
         if not self.training:
             return self._evaluate(x, residual, rectify)
-        smallest = len(x) % self.ghost if self.ghost else len(x)  # 0: all ghost batches are full
+        smallest = len(x) % self.ghost or self.ghost if self.ghost else len(x)
         if smallest * x[0, 0].numel() == 1 and self.sum_over is None:
             raise ValueError(
                 f"of images {list(x.shape)}, a (ghost) batch has one value for each channel, and so no "

@@ -39,7 +39,10 @@ class ActionBounds(nn.Module):
 
     def to_scaled(self, action: Tensor) -> Tensor:
         flat = action.flatten(1)
-        return flat if self.is_unscaled else (flat - self.centre) / self.reach
+        if self.is_unscaled:
+            return flat
+        # a component that can have only one value is scaled to 0
+        return (flat - self.centre) / torch.where(self.reach == 0, 1.0, self.reach)
 
 
 class ControlPolicy(nn.Module):

@@ -69,10 +69,12 @@ def recipe(name: str) -> Run:
 
     Raises Refusal for an unknown name, with the nearest name, and for a file without a recipe.
     """
-    file, _, world = name.rpartition(":")
-    is_file = name.endswith(".py") or file.endswith(".py")
-    if is_file and not name.startswith("env:"):  # after "env:" the file is that of a world
-        name = _name_in_file(*((name, "") if name.endswith(".py") else (file, world)))
+    file, has_world, world = name.partition(".py:")
+    if not name.startswith("env:"):  # after "env:" the file is that of a world
+        if has_world:
+            name = _name_in_file(f"{file}.py", world)
+        elif name.endswith(".py"):
+            name = _name_in_file(name, "")
     module = _module_of(name)
     if module is None:
         raise unknown("recipe", name, recipe_names())

@@ -68,6 +68,7 @@ def recipe(name: str) -> Run:
 
 
 def task_of(name: str) -> Task:
+    name = world(name).name  # however it is spelled: gym:Hopper-v5 is hopper
     return TASKS.get(name, _OTHER_SHORT if name in _SHORT_TASKS else _OTHER)
 
 

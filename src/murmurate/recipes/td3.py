@@ -27,8 +27,8 @@ def settings(name: str, random_env_steps: int = _RANDOM_ENV_STEPS) -> dict[str, 
     """The fields of the Run that depend on the world, for learners that make one update on 256 transitions
     per env step, as the authors' code does. random_env_steps: env steps with random actions, before the first
     update."""
-    env_steps = 1_000_000
-    if name in _SHORT_RUNS:
+    env_steps, environment = 1_000_000, world(name)
+    if environment.name in _SHORT_RUNS:  # however it is spelled: gym:Pendulum-v1 is pendulum
         env_steps, random_env_steps = 50_000, 1_000
     replay = ReplayConfig(
         capacity=min(env_steps, 1_000_000),
@@ -37,7 +37,7 @@ def settings(name: str, random_env_steps: int = _RANDOM_ENV_STEPS) -> dict[str, 
         samples_per_insert=256.0,
     )
     return {
-        "world": world(name),
+        "world": environment,
         "source": ReplaySourceConfig(simulators=1, replay=replay, random_env_steps=random_env_steps),
         "evaluation": Games(),
         "env_steps": env_steps,

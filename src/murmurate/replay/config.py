@@ -22,7 +22,9 @@ from murmurate.replay.rows import Column
 from murmurate.replay.segments import Segmented
 from murmurate.spec import EnvSpec, Shapes, derive_seed
 
-_SAMPLER_BYTES = 10  # for each slot: a leaf of the sum tree, a share of the nodes above it, a presence flag
+# for each slot: a leaf of the sum tree, a share of the nodes above it, a presence flag; or two numbers of a
+# uniform replay
+_SAMPLER_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,10 @@ class ReplayConfig:
 
     def validate(self, batch: int) -> None:
         """Raise Refusal for values that do not fit one another, or batches of ``batch``."""
-        if self.fit_every and self.fit_every * self.samples_per_insert % batch:
+        samples_per_insert = Fraction(self.samples_per_insert).limit_denominator(10_000)
+        if self.fit_every and self.fit_every * samples_per_insert % batch:
             # the smallest number of steps that allows whole batches
-            least = (batch / Fraction(self.samples_per_insert).limit_denominator(10_000)).numerator
+            least = (batch / samples_per_insert).numerator
             raise Refusal(
                 f"replay.fit_every is {self.fit_every}: at {self.samples_per_insert:g} samples per insert "
                 f"that is no whole number of batches of {batch}. Use --replay.fit-every "
@@ -105,6 +108,11 @@ class ReplayConfig:
                 f"--replay.capacity {100 * batch}."
             )
         self._validate_segments(batch)
+        if self.manager == "fpga" and self._is_uniform:
+            raise Refusal(
+                "replay.manager is fpga, which draws by priority, and replay.alpha is 0. Use --replay.alpha "
+                "0.6, or --replay.manager host."
+            )
         if self.images == "device" and self.folder:
             raise Refusal(
                 "replay.images is device, but with replay.folder images are kept in files. Use "
@@ -115,6 +123,10 @@ class ReplayConfig:
                 f"replay.learning_starts is {self.learning_starts}, more than the {self.capacity} that are "
                 f"kept. Use --replay.learning-starts {self.capacity // 10}."
             )
+
+    @property
+    def _is_uniform(self) -> bool:
+        return self.alpha == 0 and not self.alpha_end
 
     def _validate_segments(self, batch: int) -> None:
         if self.segments > self.capacity // batch:
@@ -219,7 +231,7 @@ def open_replay(
     capacity = config.capacity // simulators * simulators if images else config.capacity
 
     def new_sampler(slots: int, seed: int) -> Prioritized | Uniform:
-        if config.alpha == 0 and not config.alpha_end:
+        if config._is_uniform:
             return Uniform(slots, seed=seed)
         tree = None
         if config.manager == "fpga":

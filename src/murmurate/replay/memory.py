@@ -44,17 +44,17 @@ def in_folder(folder: Path) -> Allocate:
 
     def allocate(label: str, size_bytes: int) -> memoryview:
         folder.mkdir(parents=True, exist_ok=True)
-        free = psutil.disk_usage(str(folder)).free
-        if size_bytes > free:
-            raise Refusal(
-                f"the replay's {label} need {size_bytes / 2**30:.1f} GiB and {folder} has "
-                f"{free / 2**30:.1f} GiB left. Use a smaller capacity, or another folder."
-            )
         descriptor = os.open(folder / f"{label}.bin", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             # the mapping keeps its own duplicate of the descriptor, and with it the lock
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(descriptor, 0)
+            os.ftruncate(descriptor, 0)  # also frees the disk that an earlier replay took
+            free = psutil.disk_usage(str(folder)).free
+            if size_bytes > free:
+                raise Refusal(
+                    f"the replay's {label} need {size_bytes / 2**30:.1f} GiB and {folder} has "
+                    f"{free / 2**30:.1f} GiB left. Use a smaller capacity, or another folder."
+                )
             os.ftruncate(descriptor, max(size_bytes, 1))
             return memoryview(mmap.mmap(descriptor, max(size_bytes, 1)))
         except BlockingIOError as error:
@@ -69,10 +69,11 @@ def in_folder(folder: Path) -> Allocate:
 
 def refuse_full_disk(folder: Path, size_bytes: int) -> None:
     """Raise Refusal if ``folder`` (which may not exist yet) cannot be written to, or its disk has less than
-    ``size_bytes`` free."""
+    ``size_bytes`` free, with what earlier replays there take and is overwritten."""
     try:
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         free = psutil.disk_usage(str(existing)).free
+        free += sum(512 * path.stat().st_blocks for path in folder.glob("*/*.bin"))
     except OSError as error:
         raise Refusal(f"replay.folder cannot be used: {error.strerror}. Name another folder.") from error
     if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):

@@ -52,7 +52,8 @@ def check_rows(rows: Rows, x: Tensor) -> None:
             f"{row.device} and {values.dtype} on {values.device}"
         )
     if len(row) and not 0 <= int(row.min()) <= int(row.max()) < x.numel() // values.shape[1]:
-        raise ValueError(f"there is no row {int(row.max())}: the vector has {x.numel() // values.shape[1]}")
+        wrong = int(row.min() if row.min() < 0 else row.max())
+        raise ValueError(f"there is no row {wrong}: the vector has {x.numel() // values.shape[1]}")
 
 
 def check_plain(optimizer: torch.optim.Optimizer, clip: float | None, name: str) -> None:

@@ -89,15 +89,16 @@ def avg_pool2d(
     outputs = outputs_of(kernel, x.arrangement, x.parts)
     local = window(x, *needed_inputs(kernel, outputs))
     sizes, strides, _ = _as_pairs(kernel)
-    y = functional.avg_pool2d(local, sizes, strides, divisor_override=1)
+    is_half = local.dtype in (torch.float16, torch.bfloat16)  # sums of windows could overflow
+    sums = functional.avg_pool2d(local.float() if is_half else local, sizes, strides, divisor_override=1)
     if divisor_override is not None:
-        return x.like(y / divisor_override, outputs)
+        return x.like((sums / divisor_override).to(local.dtype), outputs)
     counts = [
         _counts(axis, own, size, count_include_pad)
         for axis, own, size in zip(kernel, outputs.rect(x.parts.rank), x.arrangement.sizes, strict=True)
     ]
-    divisor = torch.tensor(counts[0], dtype=y.dtype)[:, None] * torch.tensor(counts[1], dtype=y.dtype)
-    return x.like(y / divisor.to(y.device), outputs)
+    divisor = torch.tensor(counts[0], dtype=sums.dtype)[:, None] * torch.tensor(counts[1], dtype=sums.dtype)
+    return x.like((sums / divisor.to(sums.device)).to(local.dtype), outputs)
 
 
 def _counts(axis: Sliding, outputs: Interval, size: int, include_padding: bool) -> list[int]:

@@ -58,6 +58,8 @@ def mean(x: SpatialTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any
 
 
 def _reduced(x: SpatialTensor, name: str, dim: Any, keepdim: bool, dtype: Any) -> Any:
+    if name == "mean" and dtype is None and _sum_dtype(x.local) != x.local.dtype:
+        return _reduced(x, name, dim, keepdim, _sum_dtype(x.local)).to(x.local.dtype)
     dims = list(range(x.dim())) if dim is None else [dim] if isinstance(dim, int) else list(dim)
     spatial_dims = [d for d in dims if spatial_axis(x, d)]
     if not spatial_dims:
@@ -91,6 +93,19 @@ _POINTWISE: dict[str, Callable[..., Tensor]] = {
 }
 
 
+# whose mean with ``weight`` is divided by the sum of the weights, and not by the number of values
+_MEANS_BY_WEIGHT = (functional.mse_loss, functional.l1_loss)
+
+
+def _sum_dtype(x: Tensor) -> torch.dtype:
+    """The dtype to sum ``x`` in: float32 for half precision, which whole images would overflow."""
+    return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+
+
+def _broadcast_shape(one: Any, other: Any) -> tuple[int, ...]:
+    return tuple(torch.broadcast_shapes(one.shape, other.shape))  # type: ignore[no-untyped-call]
+
+
 def _pointwise(loss: Callable[..., Tensor]) -> Callable[..., Any]:
     """The spatial form of a loss that is a sum or mean over single values."""
 
@@ -98,13 +113,19 @@ def _pointwise(loss: Callable[..., Tensor]) -> Callable[..., Any]:
         image = first_of((input, target))
         kwargs = {k: aligned(image, v) if k == "weight" else v for k, v in kwargs.items()}
         reduction = _reduction(image, kwargs)
-        local_reduction = "none" if reduction == "none" else "sum"
         own_input, own_target = aligned(image, input), aligned(image, target)
-        own_loss = loss(own_input, own_target, *args, **kwargs, reduction=local_reduction)
+        own_loss = loss(own_input, own_target, *args, **kwargs, reduction="none")
         if reduction == "none":
             return image.like(own_loss)
-        loss_sum = summed(own_loss, image.parts)
-        return loss_sum if reduction == "sum" else loss_sum / image.numel()
+        loss_sum = summed(own_loss.sum(dtype=_sum_dtype(own_loss)), image.parts)
+        if reduction == "mean":
+            weight = kwargs.get("weight")
+            if weight is not None and loss in _MEANS_BY_WEIGHT:
+                own_weight = weight.detach().expand_as(own_loss)
+                loss_sum = loss_sum / summed(own_weight.sum(dtype=_sum_dtype(own_weight)), image.parts)
+            else:
+                loss_sum = loss_sum / math.prod(_broadcast_shape(input, target))
+        return loss_sum.to(own_loss.dtype)
 
     return form
 

@@ -163,6 +163,12 @@ class ConjugateLearner(Generic[Estimate]):
         pass
 
 
+def adapted_to(config: Any, strategy: Any) -> Any:
+    """``strategy`` for a model: under the step rule ``paper``, a strategy with its own step size (DPSGD's
+    rho) takes it from the model's config."""
+    return strategy.with_model_steps(config.rate) if config.step_rule == "paper" else strategy
+
+
 def step_size(t: int, rule: StepRule, *, rate: float, delay: float, forgetting: float) -> float:
     """The step size eta after ``t`` updates: (delay + t) ** -forgetting under the Robbins-Monro rule, else
     ``rate``."""

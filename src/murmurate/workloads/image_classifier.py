@@ -222,17 +222,20 @@ class ClassifierLearner:
 
     def figures(self, examples: ExampleSet[ImageBatch], count: int | None = None) -> dict[str, float]:
         """accuracy and top5_accuracy (from 0 to 1) and loss (nats) on the first ``count`` examples (None:
-        all)."""
+        all), and ``images``, the number of these that could be read."""
         number = len(examples) if count is None else min(count, len(examples))
-        sums = torch.zeros(3, dtype=torch.float64)
+        sums, readable = torch.zeros(3, dtype=torch.float64), 0
         for first in range(0, number, _EVALUATION_BATCH):
             batch = examples.select(range(first, min(first + _EVALUATION_BATCH, number)))
+            if not len(batch.labels):  # all of them are broken, and left out
+                continue
+            readable += len(batch.labels)
             logits, labels = self.logits(batch.images).float(), batch.labels.to(self.device)
             loss = classification_loss(logits, labels) * len(labels)
             hit_counts = [hits(logits, labels, top=top).sum() for top in (1, 5)]
             sums += torch.stack([*hit_counts, loss]).double().cpu()
-        accuracy, top5, loss = (sums / max(number, 1)).tolist()
-        return {"accuracy": accuracy, "top5_accuracy": top5, "loss": loss}
+        accuracy, top5, loss = (sums / max(readable, 1)).tolist()
+        return {"accuracy": accuracy, "top5_accuracy": top5, "loss": loss, "images": readable}
 
     def export(self, path: str | Path) -> None:
         """Write a ``torch.export`` program to ``path`` (.pt2): uint8 images [B, C, H, W] to probabilities

@@ -7,7 +7,7 @@ is in ``workloads.conjugate``, the formulas are in ``losses.mixture``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -28,7 +28,14 @@ from murmurate.ranges import NonNegativeInt, PositiveFloat, PositiveInt, UnitInt
 from murmurate.replica.sparse import Rows
 from murmurate.replicator.learner import Context, LearnerConfig
 from murmurate.spec import EnvSpec, Examples, derive_seed
-from murmurate.workloads.conjugate import ConjugateLearner, StepDelay, StepRule, StepSize, step_size
+from murmurate.workloads.conjugate import (
+    ConjugateLearner,
+    StepDelay,
+    StepRule,
+    StepSize,
+    adapted_to,
+    step_size,
+)
 from murmurate.workloads.mixture import Mixture, centred
 
 _INIT_ROWS = 20_000  # rows from which the prior and the initial parameters are computed
@@ -82,6 +89,9 @@ class MixtureModel(LearnerConfig):
     def eta(self, t: int) -> float:
         """The local step size after ``t`` updates, before a strategy scales it."""
         return step_size(t, self.step_rule, rate=self.rate, delay=self.delay, forgetting=self.forgetting)
+
+    def adapted(self, strategy: Any) -> Any:
+        return adapted_to(self, strategy)
 
     def check(self, columns: int) -> None:
         """Raise ValueError for hyper-parameters out of range."""

@@ -31,8 +31,15 @@ from murmurate.replica.sparse import Rows
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context, LearnerConfig
 from murmurate.spec import EnvSpec, Examples, derive_seed
-from murmurate.workloads.conjugate import ConjugateLearner, StepDelay, StepRule, StepSize, step_size
-from murmurate.workloads.topics import Topics
+from murmurate.workloads.conjugate import (
+    ConjugateLearner,
+    StepDelay,
+    StepRule,
+    StepSize,
+    adapted_to,
+    step_size,
+)
+from murmurate.workloads.topics import NothingHeldOut, Topics
 
 # with init "documents", how many documents each topic is initialised from, and their share of its words
 _SEED_DOCUMENTS, _SEED_SHARE = 2, 0.1
@@ -86,9 +93,7 @@ class TopicModel(LearnerConfig):
         return step_size(t, self.step_rule, rate=self.rate, delay=self.delay, forgetting=self.forgetting)
 
     def adapted(self, strategy: Any) -> Any:
-        """Under the step rule ``paper``, a strategy with its own step size (DPSGD's rho) takes it from this
-        config."""
-        return strategy.with_model_steps(self.rate) if self.step_rule == "paper" else strategy
+        return adapted_to(self, strategy)
 
     def vector_bytes(self, spec: EnvSpec) -> int:
         return 4 * (spec.observation_shape[0] + 1) * width_for(self.topics)
@@ -204,7 +209,10 @@ class LatentTopics(nn.Module):
         return Topics(self.prior + x[:-1, :k].cpu().clamp(min=0.0), self.alpha[:k].clone())
 
     def validation_metrics(self, x: Tensor, examples: Corpus, /) -> dict[str, float]:
-        return {"perplexity": self.estimate(x).completion_perplexity(examples)}
+        try:
+            return {"perplexity": self.estimate(x).completion_perplexity(examples)}
+        except NothingHeldOut:  # a few words
+            return {}
 
 
 def _prior(config: TopicModel) -> float:

@@ -128,6 +128,13 @@ class DmcWorld(SimulatorWorld):
     def images(self) -> bool:
         return self.pixels
 
+    @property
+    def env_steps_per_second(self) -> float:
+        env = DmcEnv(**self._options | {"pixels": False})
+        seconds = float(env.env.control_timestep())
+        env.close()
+        return 1 / (seconds * self.action_repeat)
+
     @functools.cached_property
     def _spec(self) -> EnvSpec:
         return viewed_spec(

@@ -81,6 +81,10 @@ class MazeWorld(SimulatorWorld):
     def shared_by(self, simulators: int) -> MazeWorld:
         return dataclasses.replace(self, advance_every=max(1, self.advance_every // simulators))
 
+    @property
+    def env_steps_per_second(self) -> float:
+        return 20 / self.frame_skip
+
     @functools.cached_property
     def _spec(self) -> EnvSpec:
         return EnvSpec(

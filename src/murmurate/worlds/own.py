@@ -208,6 +208,15 @@ class OwnWorld(SimulatorWorld):
         env.close()
         return holds_image(env.observation_space)
 
+    @property
+    def env_steps_per_second(self) -> float:
+        function, _ = _own_env.find_callable(self.target, self.folder, self.name)
+        if _own_env.has_parameter(function, "num_envs"):
+            return super().env_steps_per_second
+        env = _own_env.make(self.target, self.folder, self.name)
+        env.close()
+        return float(env.metadata.get("render_fps") or super().env_steps_per_second)
+
     def bound_to_process(self) -> str | None:
         """See ``World.bound_to_process``."""
         if not self.target.startswith(_own_env.UNNAMED):

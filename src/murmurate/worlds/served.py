@@ -237,6 +237,11 @@ class ServedSimulators:
                 return messages + tuple(self._answer())
             except (OSError, EOFError) as problem:
                 messages += self._note_failure(problem)
+                self._draw_seed()
+
+    def _draw_seed(self) -> None:
+        """Draw a new seed: with the old one a new server might fail in the same way."""
+        self._seed = derive_seed(self._seed, "replaced games", self._failures)
 
     def _note_failure(self, problem: Exception) -> tuple[str, ...]:
         """Close what is left of the failed server. Returns a message for each simulator.
@@ -260,8 +265,7 @@ class ServedSimulators:
     def _replace_server(self, problem: Exception) -> TimeStep:
         """Replace the server, which failed by ``problem``. Returns a step that truncates all episodes."""
         messages = self._note_failure(problem)
-        # new seeds, because with the old ones the new server might fail in the same way
-        self._seed = derive_seed(self._seed, "replaced games", self._failures)
+        self._draw_seed()
         messages += self._begin()
         final = self._observation.clone()
         stacks, old_stacks = self._stacks(final), self._stacks(self._observation)
