@@ -154,6 +154,21 @@ def test_saved_and_loaded_fits_equal_uninterrupted_ones():
     assert torch.equal(one.predict(inputs), other.predict(inputs))
 
 
+def test_who_takes_over_a_peers_state_draws_other_numbers():
+    inputs, targets, _, _ = linear_system(300)
+    peer = DynamicsModel(SMALL, CONTEXT, 3, 2)
+    peer.fit(inputs, targets)
+    drawn_by = {}
+    for rank in (0, 1, 2):
+        joiner = DynamicsModel(SMALL, dataclasses.replace(CONTEXT, rank=rank), 3, 2)
+        joiner.replica.load(peer.replica.state())
+        joiner.load(peer.state())
+        drawn_by[rank] = joiner.predict(inputs)
+    assert torch.equal(drawn_by[0], peer.predict(inputs))
+    assert not torch.equal(drawn_by[1], drawn_by[0])
+    assert not torch.equal(drawn_by[2], drawn_by[1])
+
+
 def test_decay_grows_with_the_layers():
     assert ModelConfig().decay() == pytest.approx([2.5e-5, 5e-5, 7.5e-5, 7.5e-5, 1e-4])
     assert len(dataclasses.replace(SMALL, layers=1).decay()) == 2

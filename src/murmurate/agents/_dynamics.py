@@ -30,7 +30,7 @@ from murmurate.ranges import (
 from murmurate.replica.adam import Adam
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
-from murmurate.spec import derive_generator
+from murmurate.spec import derive_generator, derive_seed
 
 _INTERRUPTED_EVERY = 16  # batches between calls of ``interrupted``
 
@@ -195,12 +195,28 @@ class DynamicsModel:
 
     def state(self) -> dict[str, Any]:
         figures = {"error": self.error, "loss": self.loss, "epochs": self.epochs}
-        return {"generator": self._generator.get_state(), **figures}
+        return {"generator": saved_generator(self._generator, self._context), **figures}
 
     def load(self, state: dict[str, Any]) -> None:
-        self._generator.set_state(state["generator"].cpu())
+        load_generator(self._generator, state["generator"], self._context)
         self.error, self.loss = float(state["error"]), float(state["loss"])
         self.epochs = int(state["epochs"])
+
+
+def saved_generator(generator: torch.Generator, context: Context) -> dict[str, Any]:
+    """The state of a generator of this replica's own."""
+    return {"rank": context.rank, "state": generator.get_state()}
+
+
+def load_generator(generator: torch.Generator, saved: Any, context: Context) -> None:
+    """Go on from what ``saved_generator`` returned; a replica that takes over a peer's state draws other
+    numbers than the peer."""
+    if torch.is_tensor(saved):  # from before the rank was saved
+        saved = {"rank": context.rank, "state": saved}
+    generator.set_state(saved["state"].cpu())
+    if saved["rank"] != context.rank:
+        seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
+        generator.manual_seed(derive_seed(seed, "of a peer", context.rank))
 
 
 class EarlyStopping:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from murmurate.agents._dynamics import DynamicsModel, ModelConfig
+from murmurate.agents._dynamics import DynamicsModel, ModelConfig, load_generator, saved_generator
 from murmurate.agents._soft_actor_critic import SoftActorCritic
 from murmurate.agents.interface import Action, Imagined
 from murmurate.ranges import (
@@ -161,10 +161,10 @@ class ModelBasedAgent:
         return {
             "core": self.soft_actor_critic.state(),
             "model": self.world_model.dynamics.state(),
-            "actions": self.generator.get_state(),
+            "actions": saved_generator(self.generator, self._context),
         }
 
     def load(self, state: dict[str, Any]) -> None:
         self.soft_actor_critic.load(state["core"])
         self.world_model.dynamics.load(state["model"])
-        self.generator.set_state(state["actions"].cpu())
+        load_generator(self.generator, state["actions"], self._context)
