@@ -83,7 +83,7 @@ def test_memory_is_that_of_replay_batches_and_processes() -> None:
 
     replay = dataclasses.replace
     unsaved = replay(REPLAY, saved=False)
-    rows = 300 * (2 * 68 + 24 + 64 + 10)
+    rows = 300 * (2 * 68 + 24 + 64 + 16)
     assert needed() - needed(replay=unsaved) == rows, "the learner has a copy while it saves"
     assert needed(replay=replay(unsaved, capacity=600)) - needed(replay=unsaved) == rows
     of_slots = needed(block=4) - needed(block=2)
@@ -94,7 +94,7 @@ def test_memory_is_that_of_replay_batches_and_processes() -> None:
 
 def test_what_a_checkpoint_takes_is_the_rows(tmp_path: Any) -> None:
     run, unsaved = run_of(), run_of(replay=dataclasses.replace(REPLAY, saved=False))
-    assert run.source.saved_bytes(run) == 300 * (2 * 68 + 24 + 64 + 10)
+    assert run.source.saved_bytes(run) == 300 * (2 * 68 + 24 + 64 + 16)
     assert unsaved.source.saved_bytes(unsaved) == 0
 
 

@@ -46,7 +46,8 @@ class HeldOutDocuments(Evaluation):
         topics, prior = learner.estimate(), cast(LatentTopics, learner.model).prior
         sample = train.select(range(min(len(train), _COHERENCE_DOCUMENTS)))
         documents = test.select(range(_first(len(test), context.count)))
-        return perplexities(topics, prior, documents, context.seed) | {
+        # the same words are held out in every evaluation, so that perplexities can be compared
+        return perplexities(topics, prior, documents) | {
             "coherence": float(topics.coherence(sample).mean()),
             "diversity": topics.diversity(),
         }

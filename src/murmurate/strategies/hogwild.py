@@ -58,7 +58,8 @@ class Hogwild(Strategy):
         # updates by others since this replica read the parameters at which it computed this gradient
         staleness = int(self._clocks.sum()) - self._last_seen
         replica.update()
-        self._clocks[channel.rank] += 1  # after a resume it may be ahead of the replica's own clock
+        # after a resume it may be ahead of the replica's own clock, and clocks only grow
+        self._clocks[channel.rank] = max(replica.clock, int(self._clocks[channel.rank]))
         self._last_seen = int(self._clocks.sum())
         return Exchange(round=replica.clock, heard=heard, staleness=staleness)
 
