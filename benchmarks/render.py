@@ -268,7 +268,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, s
         [
             ("replicas", "replicas"),
             ("seeds", "seeds"),
-            ("seeds that reached 475", "reached"),
+            ("seeds that reached 475, last or best", "reached"),
             ("evaluation, median", "eval_return_mean.median"),
             ("least", "eval_return_mean.least"),
             ("env steps", "env_steps.median"),

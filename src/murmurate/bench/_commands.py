@@ -13,7 +13,7 @@ from murmurate.bench._racer import Racer
 from murmurate.errors import RunFailed
 
 # limits that no measurement reaches; --minutes ends a run whose benchmark was killed
-_WITHOUT_END = ("--env-steps", "1000000000", "--minutes", "60", "--stop-at-return", "None")
+_WITHOUT_END = ("--env-steps", "1000000000", "--minutes", "600", "--stop-at-return", "None")
 
 
 def murmurate_train(label: str, recipe: str, where: Path, *options: str) -> Racer:

@@ -88,6 +88,8 @@ def learner(world: str, simulators: int) -> Any:
             batch_size=32,
             train_freq=max(1, 4 // simulators),
             gradient_steps=max(1, simulators // 4),
+            # else it would act at random, without a forward pass, for a tenth of the run, which never ends
+            exploration_fraction=1e-9,
             policy_kwargs=policy_options,
             seed=0,
             device=device,

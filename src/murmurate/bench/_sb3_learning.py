@@ -1,8 +1,9 @@
 """A whole run of Stable-Baselines3.
 
-``python -m murmurate.bench._sb3_learning td3|sac ID ENV_STEPS SEED FILE`` trains with the settings of our
-recipes ``<world>-td3`` and ``<world>-sac``: two layers of 256 units, Adam at 3e-4, batches of 256, an update
-per env step after random env steps. FILE gets the mean return of ten greedy evaluation games.
+``python -m murmurate.bench._sb3_learning td3|sac ID ENV_STEPS RANDOM_ENV_STEPS GAMES SEED FILE`` trains with
+the settings of our recipes ``<world>-td3`` and ``<world>-sac``: two layers of 256 units, Adam at 3e-4,
+batches of 256, an update per env step after the random env steps. FILE gets the mean return of the greedy
+games.
 """
 
 from __future__ import annotations
@@ -14,11 +15,10 @@ from pathlib import Path
 import gymnasium
 import torch
 
-EVALUATION_GAMES = 10
-RANDOM_ENV_STEPS = {"td3": 25_000, "sac": 10_000}
 
-
-def main(algorithm: str, env_id: str, env_steps: int, seed: int, file: Path) -> None:
+def main(
+    algorithm: str, env_id: str, env_steps: int, random_env_steps: int, games: int, seed: int, file: Path
+) -> None:
     torch.set_num_threads(1)
     import numpy as np
     from stable_baselines3 import SAC, TD3
@@ -34,7 +34,7 @@ def main(algorithm: str, env_id: str, env_steps: int, seed: int, file: Path) -> 
         env,
         buffer_size=min(env_steps, 1_000_000),
         batch_size=256,
-        learning_starts=min(RANDOM_ENV_STEPS[algorithm], env_steps // 10),
+        learning_starts=random_env_steps,
         train_freq=1,
         gradient_steps=1,
         learning_rate=3e-4,
@@ -44,10 +44,12 @@ def main(algorithm: str, env_id: str, env_steps: int, seed: int, file: Path) -> 
         device="cpu",
     )
     learner.learn(env_steps)
-    mean, _ = evaluate_policy(learner, gymnasium.make(env_id), n_eval_episodes=EVALUATION_GAMES)
+    mean, _ = evaluate_policy(learner, gymnasium.make(env_id), n_eval_episodes=games)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"eval_return_mean": mean, "env_steps": env_steps}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5]))
+    algorithm, env_id, *numbers, file = sys.argv[1:]
+    env_steps, random_env_steps, games, seed = map(int, numbers)
+    main(algorithm, env_id, env_steps, random_env_steps, games, seed, Path(file))

@@ -141,8 +141,9 @@ def _ping_pong(fabric: Fabric, count: int, rounds: int) -> tuple[float, float]:
 
 def scaled_network(network: str, size_ratio: float, handling_seconds: float) -> str:
     """``network``, changed so that messages of ``size_ratio`` times the real size take as long as real
-    ones."""
-    settings = dict(pair.split("=") for pair in network.split(","))
-    settings["bandwidth"] = str(float(settings["bandwidth"]) * size_ratio)
-    settings["handling"] = str(handling_seconds)
+    ones. handling_seconds: for each message, unless ``network`` says it."""
+    settings = dict(pair.split("=") for pair in network.split(",") if pair)
+    for rate in {"bandwidth", "handling-bandwidth"} & settings.keys():
+        settings[rate] = str(float(settings[rate]) * size_ratio)
+    settings.setdefault("handling", str(handling_seconds))
     return ",".join(f"{name}={value}" for name, value in settings.items())

@@ -118,10 +118,12 @@ def _sb3(plan: ControlLearningPlan, world: str, agent: str, seed: int, log: Log)
     """The evaluation return of a run, which is kept in a file. Raises MissingExtra without the package."""
     if _commands.missing("stable-baselines3"):
         raise MissingExtra("stable-baselines3", "bench", "a comparison with Stable-Baselines3")
-    file = Path(plan.where) / f"sb3-{world}-{agent}-to-{plan.env_steps}-seed-{seed}.json"
+    run: Any = recipe(f"{world}-{agent}")
+    random_env_steps, games = run.source.random_env_steps, plan.eval_episodes
+    name = f"sb3-{world}-{agent}-to-{plan.env_steps}-games-{games}-seed-{seed}.json"
+    file = Path(plan.where) / name
     if not file.exists():
-        env_id = recipe(f"{world}-{agent}").world.id  # type: ignore[attr-defined]
-        words = [agent, env_id, str(plan.env_steps), str(seed), str(file)]
+        words = [agent, run.world.id, *map(str, (plan.env_steps, random_env_steps, games, seed, file))]
         command = [sys.executable, "-m", "murmurate.bench._sb3_learning", *words]
         completed = subprocess.run(command, capture_output=True, text=True)
         if completed.returncode:

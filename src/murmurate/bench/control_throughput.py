@@ -114,5 +114,9 @@ def figures(windows: Mapping[str, Sequence[RaceWindow]]) -> dict[str, Any]:
     if worst is not None:
         result["ratio_fastest_peer"], result["fastest_peer"] = worst
     absent = {peer: _peers.absent(peer) for peer in PEERS}
-    result["peers"] = [{"peer": peer, "status": reason or "ran"} for peer, reason in absent.items()]
+    sb3 = "stable-baselines3"
+    result["peers"] = [
+        _commands.missing(sb3) or {"peer": sb3, "status": "ran"},
+        *({"peer": peer, "status": reason or "ran"} for peer, reason in absent.items()),
+    ]
     return result

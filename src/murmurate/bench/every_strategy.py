@@ -105,6 +105,7 @@ def _run(
     options: tuple[str, ...],
     log: Log,
 ) -> RecordedRun:
-    folder = Path(plan.where) / f"{world}-{name}-{replicas}-{seed}"
+    length = f"{plan.cartpole_env_steps}" if world == "cartpole" else f"{plan.pong_seconds:g}s"
+    folder = Path(plan.where) / f"{world}-{name}-{replicas}-{seed}-to-{length}"
     words = ("--strategy", name, "--replicas", str(replicas), *options)
     return cached_run(folder, f"{world}-a2c", words, log)

@@ -18,6 +18,7 @@ from murmurate.bench._image_loaders import (
     make_folder,
 )
 from murmurate.bench._result import Log, median, ratios, spread
+from murmurate.errors import Refusal
 
 NAME = "image-loading"
 _TICK_SECONDS = 0.01  # resolution of the CPU times of other processes
@@ -55,6 +56,10 @@ def measure(plan: LoadingPlan, log: Log) -> dict[str, Any]:
     functions for an image, so that it compares how images pass between processes. ``ratio_pillow``: to a
     DataLoader whose data set uses Pillow, as torchvision's reference training does. Takes a minute on two
     cores."""
+    if plan.images < plan.batch:
+        raise Refusal(
+            f"{plan.images} images do not make a batch of {plan.batch}: use more, or a smaller batch."
+        )
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as name:
         folder = Path(name)
         total_bytes = make_folder(folder, plan.images, plan.height, plan.width, plan.quality, plan.classes)

@@ -11,6 +11,7 @@ from typing import Any
 from murmurate.bench import _commands
 from murmurate.bench._racer import RaceWindow, ThroughputPlan, race
 from murmurate.bench._result import Log, ratios, spread
+from murmurate.errors import Refusal
 
 NAME = "relaxed-loop"
 SUMMARY = "updates per second of DQN with batches drawn D updates ahead, over those of the strict loop"
@@ -42,6 +43,8 @@ def measure(plan: RelaxedLoopPlan, log: Log) -> dict[str, Any]:
     """``<world>-dqn`` as users run it; updates are proportional to env steps, so ratios of both are the
     same."""
     race_plan = ThroughputPlan(plan.rounds, plan.window_cpu_seconds)
+    if STRICT not in plan.depths:
+        raise Refusal(f"depths are {plan.depths}, and all are compared with {STRICT}: add it.")
     worlds = {}
     for world in plan.worlds:
         with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:

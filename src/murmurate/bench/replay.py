@@ -151,15 +151,17 @@ def _headline(times: dict[ReplayCase, Times]) -> dict[str, Any]:
         ("", "sample", "sample"),
         ("_reused", "sample", "sample_reused"),
         ("_update", "update", "update"),
-        ("_rows", "rows", "rows_reused"),
+        ("_rows", "rows", "rows"),
+        ("_rows_reused", "rows", "rows_reused"),
     ):
         peers = peers_to(task, our_task)
         fastest = min(peers, key=lambda peer: peers[peer]) if peers else None
         figures[f"ratio{name}_torchrl"] = peers.get("torchrl")
         figures[f"ratio{name}_fastest_peer"] = None if fastest is None else peers[fastest]
         figures[f"fastest{name}_peer"] = fastest
-    figures["ratios_rows"] = peers_to("rows", "rows_reused")
-    figures["ratios_atari"] = peers_to("atari", "atari_reused", _FRAMES.bit_length() - 1)
+    for suffix in ("", "_reused"):  # reused: our batches are written into the same memory again
+        figures[f"ratios_rows{suffix}"] = peers_to("rows", f"rows{suffix}")
+        figures[f"ratios_atari{suffix}"] = peers_to("atari", f"atari{suffix}", _FRAMES.bit_length() - 1)
     for bits in (20, 23):
         find, bound = microseconds("find_reused", bits), ours("bound", bits, 1)
         figures[f"lookup_ns_n{bits}"] = None if find is None else 1e3 * find / 256

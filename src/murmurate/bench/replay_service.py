@@ -48,6 +48,8 @@ def measure(plan: ReplayServicePlan, log: Log) -> dict[str, Any]:
         batch=plan.batch,
         simulators=plan.simulators,
         samples_per_insert=plan.samples_per_insert,
+        capacity=plan.capacity // plan.learners,
+        actors=plan.actors // plan.learners,
     )
     own_rates, service_rates, counts = [], [], []
     for number in range(plan.repetitions):

@@ -49,7 +49,9 @@ def measure(plan: ResNetPlan, log: Log) -> dict[str, Any]:
     """Ratios of our images per CPU second. ``ratio_ddp``: to the faster of two plain loops, whose data sets
     decode with our functions and with Pillow. ``ratio_loader``: of loading alone, to a DataLoader with
     Pillow; ``loading`` has all figures of ``image-loading``. Takes ten minutes on two cores."""
-    loading_plan = image_loading.QUICK if plan.images == QUICK.images else image_loading.FULL
+    usual = image_loading.FULL if plan.rounds >= FULL.rounds else image_loading.QUICK
+    same = {name: getattr(plan, name) for name in ("images", "height", "width", "quality", "classes")}
+    loading_plan = dataclasses.replace(usual, **same)
     loading = image_loading.measure(loading_plan, log)
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as name:
         where = Path(name)

@@ -17,6 +17,7 @@ import torch
 from murmurate.agents.dqn import DQN, DQNAgent
 from murmurate.bench import _roles
 from murmurate.bench._result import Log, ratios, spread
+from murmurate.errors import Refusal
 from murmurate.fabric.interface import Fabric
 from murmurate.mapping.scaling import BatchCosts, ExchangeCosts, scaling_factor, spo_seconds
 from murmurate.replay.config import ReplayConfig, open_replay
@@ -64,6 +65,8 @@ def measure(plan: SPOScalingPlan, log: Log) -> dict[str, Any]:
     ``scaling_factor`` is relative to the number of learners, ``scaling_factor_of_cores`` to the smaller of
     learners and cores.
     """
+    if 1 not in plan.learners:
+        raise Refusal(f"learners are {plan.learners}, and all are compared with one learner: add 1.")
     cores = len(os.sched_getaffinity(0))
     cases = [(count, period) for count in plan.learners for period in _periods(plan, count)]
     rounds: list[dict[tuple[int, int], _Case]] = []
@@ -106,7 +109,7 @@ def _row(
     case: tuple[int, int], its_rounds: list[_Case], rounds: list[dict[tuple[int, int], _Case]], cores: int
 ) -> dict[str, Any]:
     learners, period = case
-    alone = [measured[min(measured)].measured for measured in rounds]
+    alone = [measured[min(measured)].measured for measured in rounds]  # of one learner
 
     def factor(seconds: list[float], count: int) -> float:
         pairs = zip(alone, seconds, strict=True)
