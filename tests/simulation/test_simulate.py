@@ -136,6 +136,13 @@ def test_a_member_that_comes_back_goes_on_counting_its_env_steps(tmp_path):
     assert sum(counts.values()) == summary["env_steps"]
 
 
+def test_many_members_may_come_back_while_others_are_told_of_deaths(tmp_path):
+    """With more than a hundred members, asking whether one is lost lets others run."""
+    cluster = Cluster(compute="straggler:0.01,4", crash_every_seconds=0.001, restart_after_seconds=0.002)
+    summary = result(tmp_path / "run", run_of("gala", replicas=110, updates=6), cluster)
+    assert summary["faults"]["joined"] > 10
+
+
 def test_a_crashed_one_that_stays_away_is_named(tmp_path):
     summary = result(tmp_path / "run", run_of("gala", seed=1), Cluster(crash_every_seconds=0.08))
     assert summary["dead_replicas"]

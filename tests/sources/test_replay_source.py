@@ -205,6 +205,13 @@ def test_whoever_waits_long_is_asked_whether_to_go_on() -> None:
 
 def test_the_remedy_for_a_run_that_ends_before_it_learns_works() -> None:
     run = dataclasses.replace(recipe("cartpole-dqn"), env_steps=600)
+    seldom = dataclasses.replace(
+        run.source, replay=dataclasses.replace(run.source.replay, samples_per_insert=0.1)
+    )
+    with pytest.raises(Refusal, match="do not suffice for an update"):
+        dataclasses.replace(run, env_steps=1_100, source=seldom).validate()
+    with pytest.raises(Refusal, match="a batch has 64 transitions"):
+        dataclasses.replace(run, env_steps=40).validate()
     with pytest.raises(Refusal, match=r"Use more --env-steps, or --replay\.learning-starts 300\."):
         preflight(run)
     preflight(altered(run, replay=dataclasses.replace(run.source.replay, learning_starts=300)))

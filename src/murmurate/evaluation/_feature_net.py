@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from murmurate.datasets.interface import ExampleSet, Split
 from murmurate.errors import Refusal
-from murmurate.nets.precision import faster_precision
+from murmurate.nets.precision import native_bfloat16
 from murmurate.spec import EnvSpec, derive_generator, derive_seed
 
 FEATURES = 128
@@ -53,7 +53,7 @@ class FeatureNet(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Features [B, 128] and logits [B, classes] of images [B, C, H, W] uint8."""
         x = images.contiguous(memory_format=torch.channels_last).float() / 127.5 - 1
-        use_bfloat16 = faster_precision(x.device) == "bfloat16"
+        use_bfloat16 = native_bfloat16(x.device)  # scores must not depend on what is faster now
         with torch.autocast(x.device.type, torch.bfloat16, enabled=use_bfloat16):
             features = self.body(x).float().mean((2, 3))
         return features, self.head(features)

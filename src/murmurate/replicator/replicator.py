@@ -54,13 +54,16 @@ class BoundReplica:
     def _notify(self, living: Sequence[int]) -> None:
         """Notify the strategy of deaths, and of members that joined. One whose connection is interrupted is
         neither: it will go on where it was."""
-        before = set(living) if self._present is None else self._present
-        present = {*living, *(rank for rank in before if not self.channel.has_lost(rank))}
+        before = set(self._present or living)
+        # on a simulated fabric others may run meanwhile, and ``joined`` be called
+        kept = {rank for rank in before - set(living) if not self.channel.has_lost(rank)}
+        joined_meanwhile = set(self._present or living) - before
+        present = {*living, *kept}
         for rank in sorted(before - present):
             self.strategy.on_member(MemberEvent("died", rank))
-        for rank in sorted(present - before):
+        for rank in sorted(present - before - joined_meanwhile):
             self.strategy.on_member(MemberEvent("joined", rank))
-        self._living, self._present = living, present
+        self._living, self._present = living, present | joined_meanwhile
 
 
 class Replicator:

@@ -239,7 +239,7 @@ class OwnLoop(Replicator):
         per: "worker" splits each batch among the replicas of a worker, so that together they see the same
             batches as the plain script; "replica" gives each replica whole batches.
         split: (batch, shares, index) -> share; ``split_along(1)`` is for time-major sequences. A batch
-            with fewer rows than shares is dropped.
+            with fewer rows than shares is dropped, with the rest of its round if workers take turns.
         compare: whether the first batches of the first call are compared with the other replicas'.
 
         Raises Refusal if ``source`` gives the replicas different batches.

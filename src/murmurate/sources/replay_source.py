@@ -79,6 +79,13 @@ class ReplaySourceConfig(SourceConfig):
                 f"more --env-steps, or --agent.batch {max(1, env_steps // 2)}."
             )
         if self.replay.learnable(env_steps):
+            if self.replay.planned_updates(env_steps, batch) < 1:
+                raise Refusal(
+                    f"{env_steps:,} env steps of a learner do not suffice for an update on {batch:,} "
+                    f"transitions: after {self.replay.learning_starts:,} each is drawn "
+                    f"{self.replay.samples_per_insert:g} times. Use more --env-steps, or a greater "
+                    "--replay.samples-per-insert."
+                )
             return
         sentence = f"each learner makes {env_steps:,} env steps and begins to learn after"
         starts = self.replay.learning_starts

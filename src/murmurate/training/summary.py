@@ -72,8 +72,8 @@ def summarize(
     }
     if (skipped := run.world.skipped()) is not None:
         facts["skipped"] = skipped[1]
-    was_joined = any(event["event"] == "joined" for event in coordinator.events)
-    facts |= _from_checkpoint(run, last, best, evaluated, _lost_bytes(folder) if was_joined else 0)
+    lost_bytes = _lost_bytes(folder) if run.replicas > 1 else 0
+    facts |= _from_checkpoint(run, last, best, evaluated, lost_bytes)
     write_json(folder / "summary.json", facts)
     return facts
 
