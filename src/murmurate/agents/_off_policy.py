@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -42,8 +41,8 @@ def check_vector_actions(spec: EnvSpec, agent: str, images: bool = False) -> Non
         raise ValueError(f"{agent} needs vector actions, and those of {spec.name} are discrete: use {remedy}")
     if spec.images and not images:
         raise ValueError(f"{agent} reads vectors, and the observations of {spec.name} are images: use d4pg")
-    ranges = (float(np.float32(high) - np.float32(low)) for low, high in _bounds(spec))
-    if not all(map(math.isfinite, ranges)):
+    # a range must be a float32, in which actions are scaled
+    if not all(high - low <= np.finfo(np.float32).max for low, high in _bounds(spec)):
         raise ValueError(
             f"{agent} learns actions scaled by their bounds, and {spec.name} has actions without bounds. "
             "Register it with gymnasium's RescaleAction or ClipAction among its additional_wrappers."
