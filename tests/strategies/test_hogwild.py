@@ -33,12 +33,16 @@ def test_two_members_by_hand():
     assert second == [(7.0, 1, 2, 1), (6.5, 2, 2, 0)]
 
 
+def on_turns(fabric):
+    """(replica, its strategy, a channel on which members take turns)."""
+    replicator = Replicator(Hogwild(), fabric)
+    replica = replicator.replicate("x", Point(0.0), sgd)
+    return replica, replicator.bound_replicas["x"].strategy, fabric.channel("turns", torch.zeros(1))
+
+
 def test_a_late_load_does_not_turn_back_what_others_have_counted_since():
     def member(fabric):
-        replicator = Replicator(Hogwild(), fabric)
-        replica = replicator.replicate("x", Point(0.0), sgd)
-        barrier = fabric.channel("turns", torch.zeros(1))
-        strategy = replicator.bound_replicas["x"].strategy
+        replica, strategy, barrier = on_turns(fabric)
         saved = {"clocks": torch.tensor([5, 7])}
         if fabric.rank == 0:
             strategy.load(saved)
@@ -57,10 +61,7 @@ def test_clocks_of_parts_saved_at_different_moments_only_grow():
     """Rank 0 saved when rank 1 had made 100 updates, and rank 1 itself after 90."""
 
     def member(fabric):
-        replicator = Replicator(Hogwild(), fabric)
-        replica = replicator.replicate("x", Point(0.0), sgd)
-        barrier = fabric.channel("turns", torch.zeros(1))
-        strategy = replicator.bound_replicas["x"].strategy
+        replica, strategy, barrier = on_turns(fabric)
         strategy.load({"clocks": torch.tensor([100, 100 - 10 * fabric.rank])})
         replica.clock = 100 - 10 * fabric.rank
         barrier.gather(torch.zeros(1))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -30,10 +28,6 @@ class ActsByPolicy:
         return None
 
 
-def _bounds(spec: EnvSpec) -> Iterator[tuple[float, float]]:
-    return zip(spec.action_low, spec.action_high, strict=True)
-
-
 def check_vector_actions(spec: EnvSpec, agent: str, images: bool = False) -> None:
     """Raise ValueError for discrete actions, for actions without bounds, and for images unless ``images``."""
     if spec.categorical:
@@ -42,7 +36,8 @@ def check_vector_actions(spec: EnvSpec, agent: str, images: bool = False) -> Non
     if spec.images and not images:
         raise ValueError(f"{agent} reads vectors, and the observations of {spec.name} are images: use d4pg")
     # a range must be a float32, in which actions are scaled
-    if not all(high - low <= np.finfo(np.float32).max for low, high in _bounds(spec)):
+    bounds = zip(spec.action_low, spec.action_high, strict=True)
+    if not all(high - low <= np.finfo(np.float32).max for low, high in bounds):
         raise ValueError(
             f"{agent} learns actions scaled by their bounds, and {spec.name} has actions without bounds. "
             "Register it with gymnasium's RescaleAction or ClipAction among its additional_wrappers."

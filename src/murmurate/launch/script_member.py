@@ -10,7 +10,7 @@ import os
 import pickle
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -162,11 +162,11 @@ def stdout_of(output: str, rank: int) -> IO[str] | io.TextIOBase:
 
 @contextlib.contextmanager
 def ended(out: IO[str] | io.TextIOBase) -> Iterator[None]:
-    """At the end, write the last line to a stream of ``stdout_of``, also if it was not ended."""
+    """At the end, write the last line to a stream of whole lines, also if it was not ended."""
     try:
         yield
     finally:
-        if isinstance(out, _Marked):
+        if isinstance(out, WholeLines):
             out.end()
 
 
@@ -187,23 +187,38 @@ class ByThread(io.TextIOBase):
         self.streams.get(threading.get_ident(), self._otherwise).flush()
 
 
-class _Marked(io.TextIOBase):
-    """Writes whole lines to stdout, each after ``mark``, so that lines of several processes do not mix."""
+class WholeLines(io.TextIOBase):
+    """A stream that passes on whole lines, so that those of several members do not mix."""
 
-    def __init__(self, mark: str) -> None:
-        self._mark, self._last_line, self._out = mark, "", sys.stdout
+    def __init__(self) -> None:
+        self._last_line = ""
+
+    def pass_on(self, lines: Sequence[str]) -> None:
+        """Write or send complete lines, without their ends."""
+        raise NotImplementedError
 
     def write(self, text: str) -> int:
         *lines, self._last_line = (self._last_line + text).split("\n")
+        self.pass_on(lines)
+        return len(text)
+
+    def end(self) -> None:
+        """Pass on the last line, if it was not ended."""
+        if self._last_line:
+            self.write("\n")
+
+
+class _Marked(WholeLines):
+    """Writes whole lines to stdout, each after ``mark``."""
+
+    def __init__(self, mark: str) -> None:
+        super().__init__()
+        self._mark, self._out = mark, sys.stdout
+
+    def pass_on(self, lines: Sequence[str]) -> None:
         for line in lines:
             self._out.write(f"{self._mark}{line}\n")
         self._out.flush()
-        return len(text)
 
     def flush(self) -> None:
         self._out.flush()
-
-    def end(self) -> None:
-        """Write the last line, if it was not ended."""
-        if self._last_line:
-            self.write("\n")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import io
 import os
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from murmurate.launch.job_spec import JobSpec, MemberHost, fresh_secret
 from murmurate.launch.ray_actor import STORE_SECONDS, WorkerActor, WorkerInfo
 from murmurate.launch.ray_cluster import cluster, first_line, place, resources
 from murmurate.launch.rendezvous import own_address
-from murmurate.launch.script_member import ScriptSettings
+from murmurate.launch.script_member import ScriptSettings, WholeLines
 
 _POLL_SECONDS = 0.1
 _BEGIN_SECONDS = 120.0  # how long an actor's process may take to import all that it needs
@@ -63,7 +63,6 @@ class ScriptActor(WorkerActor):
         out = _Lines(members_store.clone(), settings, rank)  # type: ignore[attr-defined]
         try:
             end = settings.run_to_exit(host.fabric(rank, settings.deadline_seconds), out)
-            out.end()
             if end.how == FINISHED:
                 host.run_state.mark_finished(rank)
         except BaseException as error:
@@ -182,25 +181,19 @@ class _Job:
         self.memory_file.close()
 
 
-class _Lines(io.TextIOBase):
+class _Lines(WholeLines):
     """A stream that sends what a member prints to the driver, in whole lines, through the driver's store."""
 
     def __init__(self, store: Store, settings: ScriptSettings, rank: int) -> None:
-        self._store, self._rank, self._last_line, self._count = store, rank, "", 0
+        super().__init__()
+        self._store, self._rank, self._count = store, rank, 0
         self._is_shown = settings.output == "all" or rank == 0
         self._mark = f"[{rank}] " if settings.output == "all" else ""
 
-    def write(self, text: str) -> int:
-        *lines, self._last_line = (self._last_line + text).split("\n")
+    def pass_on(self, lines: Sequence[str]) -> None:
         for line in lines if self._is_shown else ():
             self._store.set(f"said/{self._rank}/{self._count}", self._mark + line)
             self._count += 1
-        return len(text)
-
-    def end(self) -> None:
-        """Send the last line, if it was not ended."""
-        if self._last_line:
-            self.write("\n")
 
 
 class _Printer:

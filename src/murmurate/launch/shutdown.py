@@ -15,7 +15,6 @@ from murmurate.training.coordinator import Coordinator
 from murmurate.training.run import Run
 
 STOP_DEADLINE_SECONDS = 75.0
-_USUAL_HANG_SECONDS = 120.0  # the default of ``Run.hang_after_seconds``
 ALL_DIED = "all replicas died. See logs/ in the run folder."
 _ASLEEP_SECONDS = 1.0  # a longer time between two polls means that this process was stopped
 
@@ -23,7 +22,7 @@ _ASLEEP_SECONDS = 1.0  # a longer time between two polls means that this process
 def stop_deadline(run: Run) -> float:
     """Seconds for members to stop and save, without the time that writing a replay takes. A run that allows
     its steps more time than usual allows it here, too."""
-    return STOP_DEADLINE_SECONDS + max(0.0, run.hang_after_seconds - _USUAL_HANG_SECONDS)
+    return STOP_DEADLINE_SECONDS + max(0.0, run.hang_after_seconds - Run.hang_after_seconds)
 
 
 def members_to_kill(coordinator: Coordinator, late: Sequence[int]) -> Sequence[int]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from murmurate.record.reader import read_metrics
+from murmurate.record.runs import ascending
 from murmurate.training import checkpoint
 from murmurate.training.coordinator import Coordinator
 from murmurate.training.data_record import read_fingerprint
@@ -80,13 +83,12 @@ def summarize(
 
 def _lost_bytes(folder: Path) -> int:
     """What replicas had exchanged before they were started again, and count from 0 again."""
-    lost, latest = 0, dict[int, int]()
+    counts = defaultdict[int, list[float]](list)
     for record in read_metrics(folder / "metrics.jsonl"):
         replica, exchanged = record.get("replica"), record.get("bytes_exchanged")
         if replica is not None and exchanged is not None:
-            lost += latest.get(replica, 0) if exchanged < latest.get(replica, 0) else 0
-            latest[replica] = exchanged
-    return lost
+            counts[replica].append(exchanged)
+    return sum(int(ascending(np.array(each))[-1] - each[-1]) for each in counts.values())
 
 
 def _from_checkpoint(run: Run, last: Path, best: Path, evaluated: bool, lost_bytes: int) -> dict[str, Any]:
