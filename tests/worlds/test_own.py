@@ -24,7 +24,7 @@ from murmurate.errors import Refusal
 from murmurate.launch import launcher
 from murmurate.recipes import recipe, recipe_of, stored
 from murmurate.training.run_folder import new_folder, plain, read_run, write_run
-from murmurate.worlds import _own_env
+from murmurate.worlds import _own_env, registry
 from murmurate.worlds.gym import GymWorld
 from murmurate.worlds.own import OwnWorld, absolute_name, replaced_by, world, world_name, world_of
 
@@ -309,3 +309,14 @@ def test_only_an_environment_of_ones_own_can_have_moved(
     assert main(["resume", "run", "--env", "own_envs.py:make_env", "--env-steps", "600"]) == 2
     assert "cartpole was not made by a class or function of yours" in capsys.readouterr().err
     assert Path("run/run.json").read_text() == before
+
+
+def test_videos_play_at_the_environments_own_speed(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "from gymnasium.envs.classic_control import CartPoleEnv\n\n\n"
+        "class Slow(CartPoleEnv):\n"
+        '    metadata = {**CartPoleEnv.metadata, "render_fps": 4}\n'
+    )
+    assert registry.world(f"env:{tmp_path / 'slow.py'}:Slow").env_steps_per_second == 4
+    assert registry.world("gym:CartPole-v1").env_steps_per_second == 50
+    assert dataclasses.replace(registry.world("maze-l1"), frame_skip=4).env_steps_per_second == 5

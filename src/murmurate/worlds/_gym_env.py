@@ -110,3 +110,9 @@ def make_vector(
         return gymnasium.make_vec(spec, size, vectorization_mode=mode, **settings)
     except (gymnasium.error.Error, TypeError) as problem:
         raise errors.Refusal(f"The world {PREFIX}{ident} cannot be opened: {problem}") from problem
+
+
+def frame_rate(env: Any, usual: float) -> float:
+    """The frames a second at which an environment says that it is shown, or ``usual``. Closes it."""
+    env.close()
+    return float(env.metadata.get("render_fps") or usual)

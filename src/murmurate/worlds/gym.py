@@ -131,8 +131,7 @@ class GymWorld(SimulatorWorld):
         if self._registered.entry_point is None:  # a vector environment alone
             return super().env_steps_per_second
         env = _gym_env.make(self.id, self.name, folder=self.folder)
-        env.close()
-        return float(env.metadata.get("render_fps") or super().env_steps_per_second)
+        return _gym_env.frame_rate(env, super().env_steps_per_second)
 
     def open(
         self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False

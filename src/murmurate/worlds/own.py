@@ -214,8 +214,7 @@ class OwnWorld(SimulatorWorld):
         if _own_env.has_parameter(function, "num_envs"):
             return super().env_steps_per_second
         env = _own_env.make(self.target, self.folder, self.name)
-        env.close()
-        return float(env.metadata.get("render_fps") or super().env_steps_per_second)
+        return _gym_env.frame_rate(env, super().env_steps_per_second)
 
     def bound_to_process(self) -> str | None:
         """See ``World.bound_to_process``."""
