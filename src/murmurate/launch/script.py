@@ -20,8 +20,10 @@ from murmurate.fabric.interface import Capability, Fabric
 from murmurate.fabric.processes.fabric import ProcessFabric
 from murmurate.fabric.processes.spawn import FINISHED, Died, Exit, Worker, WorkerProcesses, take_signals
 from murmurate.fabric.simulated.fabric import SimulatedFabric
+from murmurate.fabric.xla import XlaFabric
 from murmurate.launch import script_ranks
 from murmurate.launch.script_member import ByThread, Main, ScriptSettings, ended, failure, stdout_of
+from murmurate.launch.script_xla import run_on_xla
 from murmurate.replicator.replica_parts import check_parts
 from murmurate.replicator.replicator import check_capabilities, check_common_rounds
 from murmurate.spatial.parts import checked_grid
@@ -30,7 +32,7 @@ from murmurate.strategies.interface import Strategy
 
 _PRELOADED = ("murmurate.launch.script", "torch._dynamo")  # optimizers import the second, which takes 1.6 s
 _POLL_SECONDS = 1.0
-_LAUNCHERS = ("local", "inline", "torchrun", "ray")
+_LAUNCHERS = ("local", "inline", "torchrun", "ray", "xla")
 
 
 def run(
@@ -39,7 +41,7 @@ def run(
     replicas: int | None = None,
     parts: int | tuple[int, int] = 1,
     strategy: str | Strategy = "all-reduce",
-    launcher: Literal["local", "inline", "torchrun", "ray"] | None = None,
+    launcher: Literal["local", "inline", "torchrun", "ray", "xla"] | None = None,
     seed: int = 0,
     workers: int = 1,
     devices: Sequence[str | Sequence[str]] = ("cpu",),
@@ -54,7 +56,8 @@ def run(
 
     Args:
         main: a function that takes an ``OwnLoop``; at module level, as other processes import it by name.
-        replicas: by default 1; in a script that torchrun started, as many as the ranks form.
+        replicas: by default 1; in a script that torchrun started, as many as the ranks form; under "xla", one
+            for each device.
         parts: number of parts of each replica, along rows and columns of its images (see
             ``murmurate.spatial``). Each part is a member; ``replicator.parts`` connects those of a replica.
         strategy: a name, for its default hyper-parameters, or a ``Strategy``. A strategy with a centre adds a
@@ -62,22 +65,23 @@ def run(
         launcher: "local" starts a process on this host for each member. "inline" starts a thread of this
             process for each member; one runs at a time, in an order drawn from ``seed``, so runs are
             repeatable and breakpoints work. "torchrun": each rank calls ``run``, and is one member. "ray"
-            starts an actor of the Ray cluster for each member. The default is "torchrun" in a script that
-            torchrun started, else "local".
+            starts an actor of the Ray cluster for each member. "xla": each XLA device of this host (a TPU's
+            core, for example) is a replica, and ``replicator.device()`` returns it. The default is "torchrun"
+            in a script that torchrun started, else "local".
         workers, collectives: see ``OwnLoop``.
         devices: devices of the members, in turn; an item is a sequence of devices for a model-parallel
             replica.
         output: "main" prints the first replica's output, and errors; "all" prints that of all replicas, each
             line marked by rank.
         threads: number of torch threads in each process.
-        deadline_seconds: how long a collective waits for a silent member. Under "inline" there are none: who
-            waits for ever is found at once.
+        deadline_seconds: how long a collective waits for a silent member. Not under "inline", where who waits
+            for ever is found at once, nor under "xla", whose runtime has a limit of its own.
 
     An error of one member ends all: it is raised as RunFailed, with its traceback, or as Refusal. If a
     process is killed, ``Died`` is its replica's result, and the others go on as the strategy allows;
-    RunFailed is raised if all replicas died. A replica ends when one of its parts does. Torchrun ends all
-    ranks when one dies; under it, the result of another rank is None unless it consists of tensors, plain
-    values and containers of these.
+    RunFailed is raised if all replicas died. A replica ends when one of its parts does. Torchrun and XLA end
+    all replicas when one dies; under torchrun, the result of another rank is None unless it consists of
+    tensors, plain values and containers of these.
     """
     if launcher is not None and launcher not in _LAUNCHERS:
         known = f"{', '.join(_LAUNCHERS[:-1])} or {_LAUNCHERS[-1]}"
@@ -89,18 +93,20 @@ def run(
     environment = script_ranks.torchrun_environment()
     if launcher is None:
         launcher = "local" if environment is None else "torchrun"
-    if environment is not None and environment.size > 1 and launcher in ("local", "ray"):
+    if environment is not None and environment.size > 1 and launcher in ("local", "ray", "xla"):
         raise Refusal(
             f"torchrun started this script {environment.size} times, and each would start replicas of its "
             f"own by launcher='{launcher}'. Leave launcher out: then each rank is a replica."
         )
     if launcher == "torchrun":
         replicas = script_ranks.replicas_of(environment, replicas, grid)
-    replicas = 1 if replicas is None else replicas
+    devices_wanted, replicas = replicas, 1 if replicas is None else replicas
     replica_devices = tuple((d,) if isinstance(d, str) else tuple(d) for d in devices)
     offered, offered_by = frozenset(Capability), "this host"
     if launcher == "torchrun":
         offered, offered_by = script_ranks.fabric_capabilities(environment)
+    elif launcher == "xla":
+        offered, offered_by = XlaFabric.capabilities, "XLA"
     check_capabilities(chosen, offered, offered_by, itertools.chain(*replica_devices))
     if collectives:
         check_common_rounds(chosen, "collectives")
@@ -112,6 +118,8 @@ def run(
         deadline_seconds, grid,
     )  # fmt: skip
     check_parts(chosen, settings.parts)
+    if launcher == "xla":
+        return run_on_xla(settings, devices_wanted)
     return _start(settings, launcher)
 
 

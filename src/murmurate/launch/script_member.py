@@ -177,14 +177,14 @@ class ByThread(io.TextIOBase):
     """
 
     def __init__(self, otherwise: IO[str]) -> None:
-        self._otherwise = otherwise
+        self.otherwise = otherwise
         self.streams: dict[int, IO[str] | io.TextIOBase] = {}
 
     def write(self, text: str) -> int:
-        return self.streams.get(threading.get_ident(), self._otherwise).write(text)
+        return self.streams.get(threading.get_ident(), self.otherwise).write(text)
 
     def flush(self) -> None:
-        self.streams.get(threading.get_ident(), self._otherwise).flush()
+        self.streams.get(threading.get_ident(), self.otherwise).flush()
 
 
 class WholeLines(io.TextIOBase):

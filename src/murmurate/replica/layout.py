@@ -22,6 +22,14 @@ class ParameterSlice(NamedTuple):
     stride: tuple[int, ...]
 
 
+def place_of(x: Tensor) -> int:
+    """A number that is equal for tensors that begin at the same place in memory.
+
+    It is the address; for tensors on XLA devices, which have none, it is that of their storage's record.
+    """
+    return x.untyped_storage()._cdata if x.device.type == "xla" else x.data_ptr()
+
+
 def view(vector: Tensor, part: ParameterSlice, origin: int = 0) -> Tensor:
     """The view of a parameter into ``vector``, which holds the flat vector from position ``origin`` on."""
     offset = vector.storage_offset() + part.start - origin
@@ -127,7 +135,7 @@ def check_views(
         if (copy := low_precision.get(part.name)) is not None:
             expected = [("values", parameter, copy)]
         for label, tensor, base in expected:
-            if tensor is None or tensor.data_ptr() != base[part.start :].data_ptr():
+            if tensor is None or place_of(tensor) != place_of(base[part.start :]):
                 raise RuntimeError(
                     f"the {label} of parameter '{part.name}' is no longer a view of the vector of replica "
                     f"'{name}'. Call .to() and .half() before replicate, never call zero_grad, and end each "

@@ -19,6 +19,7 @@ from murmurate.replica.layout import (
     grouping,
     lay_out,
     merge,
+    place_of,
     refuse_late_hooks,
     view,
 )
@@ -226,15 +227,15 @@ class Replica:
 
         Usual causes are ``zero_grad(set_to_none=True)``, ``module.to(dtype)``, and re-assigning a parameter.
         """
-        if self.params.data_ptr() != self._storage.data_ptr():
+        if place_of(self.params) != place_of(self._storage):
             raise RuntimeError(
                 f"replica '{self.name}' has two vectors, because params was given other memory. Write to it "
                 "in place (params.copy_, params.lerp_), or replace all of it with rebind."
             )
         pieces = [] if self.shape_aware else [parameter for parameter, _ in entries(self.optimizer)]
         for piece, (start, stop) in zip(pieces, self.group_bounds, strict=not self.shape_aware):
-            grad = self._storage_grad[start:stop].data_ptr()
-            if piece.grad is None or piece.grad.data_ptr() != grad:
+            grad = place_of(self._storage_grad[start:stop])
+            if piece.grad is None or place_of(piece.grad) != grad:
                 raise RuntimeError(
                     f"the optimizer of replica '{self.name}' lost its gradient, so its step would do "
                     "nothing. Never call its zero_grad: descend clears the gradient."

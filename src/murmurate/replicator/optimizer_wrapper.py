@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from murmurate.errors import Refusal
-from murmurate.replica.layout import disable_rnn_flattening
+from murmurate.replica.layout import disable_rnn_flattening, place_of
 from murmurate.replica.vector import Exchange, Replica
 
 _NOWHERE: Mapping[str, Any] = {}  # for parameters of no known module
@@ -185,9 +185,9 @@ class WrappedOptimizer(torch.optim.Optimizer):
             (part.name, *owners.get(id(parameter), (_NOWHERE, "")))
             for part, parameter in zip(replica.slices, replica.own_parameters(), strict=True)
         ]
-        # (parameter, address of its values, view of its gradient), which do not change
+        # (parameter, place of its values, view of its gradient), which do not change
         self._views = [
-            (parameter, values.data_ptr(), gradient)
+            (parameter, place_of(values), gradient)
             for parameter, (_, values), (_, gradient) in zip(
                 replica.own_parameters(),
                 replica.named_views(),
@@ -245,18 +245,18 @@ class WrappedOptimizer(torch.optim.Optimizer):
         """Make all gradients views of the flat gradient again, as ``module.zero_grad()`` replaces them by
         None."""
         with torch.no_grad():
-            for (name, owner, attribute), (parameter, address, view) in zip(
+            for (name, owner, attribute), (parameter, place, view) in zip(
                 self._places, self._views, strict=True
             ):
                 # a conversion gives a parameter other memory, or the module another parameter
-                if parameter.data_ptr() != address or owner.get(attribute, parameter) is not parameter:
+                if place_of(parameter) != place or owner.get(attribute, parameter) is not parameter:
                     raise Refusal(
                         f"the module of '{name}' was moved or converted (.to, .cuda, .double, .half), or the "
                         "parameter replaced, after its optimizer was wrapped. Do that first, then make the "
                         "optimizer and wrap it."
                     )
                 gradient = parameter.grad
-                if gradient is not None and gradient.data_ptr() == view.data_ptr():
+                if gradient is not None and place_of(gradient) == place_of(view):
                     continue
                 if gradient is None:
                     view.zero_()

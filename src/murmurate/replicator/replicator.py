@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability, Channel, Fabric
+from murmurate.fabric.xla import execute
 from murmurate.replica.vector import Exchange, MakeOptimizer, Replica
 from murmurate.strategies.interface import MemberEvent, Strategy
 
@@ -35,6 +36,7 @@ class BoundReplica:
         if living != self._living or len(living) < len(self._present):
             self._notify(living)
         self.last = self.strategy.step(replica, self.channel)
+        execute(replica.device)
         self.staleness_max = max(self.staleness_max, self.last.staleness)
         return self.last
 
