@@ -138,12 +138,14 @@ def check_ranges(config: Any, prefix: str = "") -> None:
 
 def check_number(name: str, value: Any, kinds: Sequence[NumberKind], default: Any = None) -> None:
     """Raise OutOfRange if ``value``, or an item of it, is a number that fits none of ``kinds``."""
-    for number in value if isinstance(value, tuple) else (value,):
-        if kinds and isinstance(number, Real) and not any(kind.holds(number) for kind in kinds):
-            demands = " or ".join(dict.fromkeys(kind.demand(number) for kind in kinds))
-            has_default = any(kind.holds(default) for kind in kinds)
-            remedy = f" Use --{name.removeprefix('--').replace('_', '-')} {default}." if has_default else ""
-            raise OutOfRange(f"{name} is {_shortened(number)}; it must be {demands}.{remedy}")
+    if isinstance(value, tuple):
+        for item in value:
+            check_number(name, item, kinds, default)
+    elif kinds and isinstance(value, Real) and not any(kind.holds(value) for kind in kinds):
+        demands = " or ".join(dict.fromkeys(kind.demand(value) for kind in kinds))
+        has_default = any(kind.holds(default) for kind in kinds)
+        remedy = f" Use --{name.removeprefix('--').replace('_', '-')} {default}." if has_default else ""
+        raise OutOfRange(f"{name} is {_shortened(value)}; it must be {demands}.{remedy}")
 
 
 def rounded_down(value: float, digits: int) -> float:

@@ -21,8 +21,10 @@ from murmurate.bench import (
 from murmurate.bench._cache import cached_run
 from murmurate.bench._racer import ThroughputPlan
 from murmurate.bench._result import Log, progress_log
+from murmurate.cli.options import change, options
 from murmurate.errors import Refusal
 from murmurate.mapping import measure as costs
+from murmurate.ranges import check_number
 from murmurate.record.runs import RecordedRun
 
 SILENT = progress_log(True)
@@ -141,3 +143,33 @@ def test_races_with_windows_too_short_to_mean_much(name: str) -> None:
     result: dict[str, Any] = BENCHES[name].measure(ThroughputPlan(rounds=1, window_cpu_seconds=0.5), SILENT)
     assert result["env_steps_per_cpu_second"] > 0
     json.dumps(result)
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_numbers_of_plans_have_ranges_that_their_own_are_in(name: str) -> None:
+    for plan in (BENCHES[name].QUICK, BENCHES[name].FULL):
+        for option in options(plan):
+            assert all(kind.annotated for kind in option.numbers), option.name
+            check_number(option.name, option.value, option.numbers)
+
+
+def test_items_of_several_parts_are_read_and_checked() -> None:
+    plan = change(BENCHES["value-learning"].QUICK, ["--recipes", "gym:CartPole-v1-dqn:2", "fqi:1"], "bench")
+    assert plan.recipes == (("gym:CartPole-v1-dqn", 2), ("fqi", 1))
+    assert change(BENCHES["topics-speedup"].QUICK, ["--largest", "20:10"], "bench").largest == (20, 10)
+    assert change(BENCHES["replay"].QUICK, ["--drift", "64,100"], "bench").drift == (64, 100)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "error"),
+    [
+        ("value-learning", ["--recipes", "dqn"], r"takes name:integer,\.\.\., not 'dqn'.*--recipes dqn:1,"),
+        ("replay", ["--drift", "3"], r"takes integer:integer, not '3'; .* --drift 131072,2000000"),
+        ("topics-speedup", ["--largest", "3"], r"takes integer:integer or none.*--largest 20:10"),
+        ("transport", ["--sizes", "1:0:1"], r"--sizes is 0; it must be at least 1"),
+        ("plan", ["--placements", "0"], r"--placements is 0; it must be at least 1"),
+    ],
+)
+def test_items_that_do_not_fit_are_refused(name: str, words: list[str], error: str) -> None:
+    with pytest.raises(Refusal, match=error):
+        change(BENCHES[name].QUICK, words, "bench")

@@ -161,7 +161,9 @@ def test_what_is_refused_before_anything_starts():
         run(who, replicas=2, strategy="solo")
     with pytest.raises(Refusal, match="use at least 1"):
         run(who, replicas=0)
-    with pytest.raises(Refusal, match="no launcher 'slurm' for scripts: use local, inline, torchrun, ray or xla"):
+    with pytest.raises(
+        Refusal, match="no launcher 'slurm' for scripts: use local, inline, torchrun, ray or xla"
+    ):
         run(who, launcher="slurm")
 
 

@@ -12,6 +12,7 @@ from murmurate.agents.a2c import A2C
 from murmurate.bench import _resumable
 from murmurate.bench._result import Log
 from murmurate.bench._resumable import ResumableRun, Summary
+from murmurate.ranges import PositiveInt
 from murmurate.recipes import recipe
 
 SIX_GAMES = ("beam-rider", "breakout", "pong", "qbert", "seaquest", "space-invaders")
@@ -32,11 +33,11 @@ class GalaPlan:
     """
 
     games: tuple[str, ...] = SIX_GAMES
-    seeds: int = 10
-    env_steps: tuple[int, ...] = (25_000_000, 40_000_000)
-    learners: int = 4
-    simulators: tuple[int, ...] = (64,)
-    eval_episodes: int = 10
+    seeds: PositiveInt = 10
+    env_steps: tuple[PositiveInt, ...] = (25_000_000, 40_000_000)
+    learners: PositiveInt = 4
+    simulators: tuple[PositiveInt, ...] = (64,)
+    eval_episodes: PositiveInt = 10
     where: str = "runs/gala"
 
 

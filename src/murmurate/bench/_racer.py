@@ -23,6 +23,7 @@ import psutil
 
 from murmurate.bench._result import Log
 from murmurate.errors import RunFailed
+from murmurate.ranges import PositiveInt, PositiveSeconds
 
 _POLL_SECONDS = 0.004
 _SILENCE_SECONDS = 300.0
@@ -191,8 +192,8 @@ class ThroughputPlan:
     each window.
     """
 
-    rounds: int = 5
-    window_cpu_seconds: float = 5.0
+    rounds: PositiveInt = 5
+    window_cpu_seconds: PositiveSeconds = 5.0
 
 
 def race(

@@ -18,7 +18,7 @@ from murmurate.bench._numbered import NumberedLearner, NumberedWorld
 from murmurate.errors import RunFailed
 from murmurate.evaluation.games import Games
 from murmurate.fabric.interface import Channel, Fabric
-from murmurate.ranges import NonNegativeInt, PositiveInt
+from murmurate.ranges import NonNegativeInt, PositiveFloat, PositiveInt, PositiveSeconds
 from murmurate.replay.config import ReplayConfig, open_replay
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
@@ -44,13 +44,13 @@ class ServicePlan:
     samplers: PositiveInt = 4
     shards: PositiveInt = 2
     simulators: PositiveInt = 16
-    seconds: float = 5.0
+    seconds: PositiveSeconds = 5.0
     kills: NonNegativeInt = 3
     kill_draws: PositiveInt = 200
     capacity: PositiveInt = 2**21
     filled: PositiveInt = 2**14
     batch: PositiveInt = 256
-    samples_per_insert: float = 8.0
+    samples_per_insert: PositiveFloat = 8.0
     slack: NonNegativeInt = 0
 
 

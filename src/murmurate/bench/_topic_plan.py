@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from murmurate.ranges import PositiveFloat, PositiveInt
+
 
 @dataclass(frozen=True)
 class SpeedupPlan:
@@ -46,35 +48,35 @@ class SpeedupPlan:
     where: the folder that keeps results.
     """
 
-    documents: int = 10_000
-    vocabulary: int = 2_000
-    topics: int = 20
-    mean_length: float = 200
-    kept: int = 300
-    workers: tuple[int, ...] = (1, 4, 14)
-    workers_local_updates: tuple[int, ...] = (1, 15)
-    threads: tuple[int, ...] = (1, 3, 8)
-    both: tuple[int, ...] = (2, 8)
-    local_updates: tuple[int, ...] = (5, 20)
-    largest: tuple[int, int] | None = None
-    workers_batch: int = 36
-    batch: int = 16
-    rate: float = 0.02
-    target_documents: int = 10_000
-    look_factor: float = 1.1
-    most: int = 1_000_000
-    sparse_documents: int = 20_000
-    sparse_looks: int = 10
-    sparse_local_updates: tuple[int, ...] = (5, 15)
-    sparse_rates: tuple[float, ...] = (0.02,)
-    widths: tuple[tuple[int, float], ...] = ((10_000, 229), (102_660, 330))
-    width_local_updates: tuple[int, ...] = (1, 5, 15)
-    real_documents: int = 40_000
-    real_seeds: int = 3
-    real_look: int = 640
-    real_target: int = 5_000
-    measured_updates: int = 100
-    pushes: int = 20
+    documents: PositiveInt = 10_000
+    vocabulary: PositiveInt = 2_000
+    topics: PositiveInt = 20
+    mean_length: PositiveFloat = 200
+    kept: PositiveInt = 300
+    workers: tuple[PositiveInt, ...] = (1, 4, 14)
+    workers_local_updates: tuple[PositiveInt, ...] = (1, 15)
+    threads: tuple[PositiveInt, ...] = (1, 3, 8)
+    both: tuple[PositiveInt, ...] = (2, 8)
+    local_updates: tuple[PositiveInt, ...] = (5, 20)
+    largest: tuple[PositiveInt, PositiveInt] | None = None
+    workers_batch: PositiveInt = 36
+    batch: PositiveInt = 16
+    rate: PositiveFloat = 0.02
+    target_documents: PositiveInt = 10_000
+    look_factor: PositiveFloat = 1.1
+    most: PositiveInt = 1_000_000
+    sparse_documents: PositiveInt = 20_000
+    sparse_looks: PositiveInt = 10
+    sparse_local_updates: tuple[PositiveInt, ...] = (5, 15)
+    sparse_rates: tuple[PositiveFloat, ...] = (0.02,)
+    widths: tuple[tuple[PositiveInt, PositiveFloat], ...] = ((10_000, 229), (102_660, 330))
+    width_local_updates: tuple[PositiveInt, ...] = (1, 5, 15)
+    real_documents: PositiveInt = 40_000
+    real_seeds: PositiveInt = 3
+    real_look: PositiveInt = 640
+    real_target: PositiveInt = 5_000
+    measured_updates: PositiveInt = 100
+    pushes: PositiveInt = 20
     network: str = "latency=1e-4,bandwidth=1.25e9"
     where: str = "runs/topics-speedup"
 

@@ -19,6 +19,7 @@ from murmurate.bench._result import Log, median, ratios, spread
 from murmurate.bench._roles import rmsprop
 from murmurate.fabric.interface import Fabric
 from murmurate.nets.actor_critic import actor_critic
+from murmurate.ranges import PositiveInt
 from murmurate.replicator.replicator import Replicator
 from murmurate.spec import EnvSpec
 from murmurate.strategies.all_reduce import AllReduce
@@ -38,10 +39,10 @@ class DDPPlan:
     update. members: number of processes.
     """
 
-    rounds: int = 40
-    updates: int = 20
-    batch: int = 80
-    members: int = 2
+    rounds: PositiveInt = 40
+    updates: PositiveInt = 20
+    batch: PositiveInt = 80
+    members: PositiveInt = 2
 
 
 QUICK, FULL = DDPPlan(), DDPPlan(rounds=150)

@@ -17,6 +17,7 @@ from murmurate.bench._racer import Racer, RaceWindow, stopped_at_the_end
 from murmurate.bench._result import Log, median, ratios, spread
 from murmurate.bench._server import Server
 from murmurate.errors import MissingExtra
+from murmurate.ranges import PositiveInt, PositiveSeconds
 from murmurate.recipes import recipe
 from murmurate.training.session import resolved
 
@@ -40,10 +41,10 @@ class AtariThroughputPlan:
     limit is measured.
     """
 
-    rounds: int = 5
-    window_cpu_seconds: float = 5.0
-    side_rounds: int = 3
-    limit_windows_a_round: int = 3
+    rounds: PositiveInt = 5
+    window_cpu_seconds: PositiveSeconds = 5.0
+    side_rounds: PositiveInt = 3
+    limit_windows_a_round: PositiveInt = 3
     full: bool = False
 
 

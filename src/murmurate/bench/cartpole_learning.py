@@ -9,6 +9,7 @@ from typing import Any
 
 from murmurate.bench._cache import cached_run
 from murmurate.bench._result import Log, spread
+from murmurate.ranges import PositiveInt
 from murmurate.record.runs import RecordedRun
 from murmurate.strategies import strategies
 
@@ -24,8 +25,8 @@ class CartPoleLearningPlan:
     seeds: number of seeds (0, 1, ...). env_steps: number of env steps of each run.
     """
 
-    seeds: int = 1
-    env_steps: int = 500_000
+    seeds: PositiveInt = 1
+    env_steps: PositiveInt = 500_000
 
 
 QUICK, FULL = CartPoleLearningPlan(), CartPoleLearningPlan(seeds=3)

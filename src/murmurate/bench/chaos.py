@@ -22,6 +22,7 @@ import psutil
 from murmurate.agents.a2c import A2C
 from murmurate.bench._result import Log
 from murmurate.errors import RunFailed
+from murmurate.ranges import PositiveFloat, PositiveInt, PositiveSeconds, Seed
 from murmurate.recipes import recipe
 from murmurate.record.reader import Record, read_metrics
 
@@ -55,12 +56,12 @@ class ChaosPlan:
     learner. seed: seed of the draws. strategies: the strategies that are run.
     """
 
-    minutes: float = 1.0
-    every_seconds: float = 20.0
-    stopped_seconds: float = 10.0
-    replicas: int = 8
-    simulators: int = 4
-    seed: int = 0
+    minutes: PositiveFloat = 1.0
+    every_seconds: PositiveSeconds = 20.0
+    stopped_seconds: PositiveSeconds = 10.0
+    replicas: PositiveInt = 8
+    simulators: PositiveInt = 4
+    seed: Seed = 0
     strategies: tuple[str, ...] = ("gala", "dpsgd", "all-reduce", "parameter-server")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from murmurate.bench import _commands, _simulated
 from murmurate.bench._result import Log
 from murmurate.bench._simulated import MessageCost, scaled_network
+from murmurate.ranges import PositiveFloat, PositiveInt, PositiveSeconds
 from murmurate.recipes import recipe
 from murmurate.simulation.cluster import Cluster
 from murmurate.strategies import strategies
@@ -31,14 +32,14 @@ class SimulatedChaosPlan:
     that are run.
     """
 
-    replicas: int = 32
-    minutes: float = 5.0
-    fault_seconds: float = 29.0
-    restart_seconds: float = 10.0
-    pause_seconds: float = 10.0
-    cut_seconds: float = 20.0
-    measured_updates: int = 60
-    exchange_rounds: int = 100
+    replicas: PositiveInt = 32
+    minutes: PositiveFloat = 5.0
+    fault_seconds: PositiveSeconds = 29.0
+    restart_seconds: PositiveSeconds = 10.0
+    pause_seconds: PositiveSeconds = 10.0
+    cut_seconds: PositiveSeconds = 20.0
+    measured_updates: PositiveInt = 60
+    exchange_rounds: PositiveInt = 100
     network: str = "latency=1e-4,bandwidth=1e9"
     strategies: tuple[str, ...] = ("gala", "pull-gossip", "dpsgd", "all-reduce")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from murmurate.bench._cache import cached_run
 from murmurate.bench._result import Log, spread
+from murmurate.ranges import PositiveInt, PositiveSeconds
 from murmurate.record import groups
 from murmurate.record.runs import RecordedRun
 from murmurate.strategies import strategies
@@ -27,10 +28,10 @@ class EveryStrategyPlan:
     Pong.
     """
 
-    replicas: tuple[int, ...] = (2,)
-    seeds: int = 1
-    cartpole_env_steps: int = 50_000
-    pong_seconds: float = 10.0
+    replicas: tuple[PositiveInt, ...] = (2,)
+    seeds: PositiveInt = 1
+    cartpole_env_steps: PositiveInt = 50_000
+    pong_seconds: PositiveSeconds = 10.0
     where: str = "runs/every-strategy"
 
 

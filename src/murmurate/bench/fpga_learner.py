@@ -16,6 +16,7 @@ from murmurate.bench._result import Log, spread
 from murmurate.fpga.learner import EmulatedLearner
 from murmurate.fpga.learner_area import measured_units
 from murmurate.fpga.learner_model import choose
+from murmurate.ranges import NonNegativeInt, PositiveInt
 
 NAME = "fpga-learner"
 SUMMARY = "evaluation return of CartPole learned in fixed point, as the FPGA pipeline computes it"
@@ -42,10 +43,10 @@ class FpgaLearnerPlan:
     bias, rather than to the nearest.
     """
 
-    seeds: int = 2
-    env_steps: int = 100_000
-    rate_shift: int = 2
-    episodes: int = 100
+    seeds: PositiveInt = 2
+    env_steps: PositiveInt = 100_000
+    rate_shift: NonNegativeInt = 2
+    episodes: PositiveInt = 100
     stochastic: bool = True
 
 

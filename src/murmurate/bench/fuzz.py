@@ -11,6 +11,7 @@ from typing import Any
 
 from murmurate.bench import _fuzz_arguments, _fuzz_corpora, _fuzz_folders, _fuzz_network, _fuzz_texts
 from murmurate.bench._result import Log
+from murmurate.ranges import NonNegativeInt, Seed
 
 NAME = "fuzz"
 SUMMARY = (
@@ -27,12 +28,12 @@ class FuzzPlan:
     attacks on a live fabric.
     """
 
-    arguments: int = 100
-    folders: int = 100
-    corpora: int = 100
-    texts: int = 100
-    network: int = 100
-    seed: int | None = None
+    arguments: NonNegativeInt = 100
+    folders: NonNegativeInt = 100
+    corpora: NonNegativeInt = 100
+    texts: NonNegativeInt = 100
+    network: NonNegativeInt = 100
+    seed: Seed | None = None
 
 
 QUICK, FULL = FuzzPlan(), FuzzPlan(arguments=2000, folders=2000, corpora=500, texts=500, network=500)

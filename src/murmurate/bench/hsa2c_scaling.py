@@ -9,6 +9,7 @@ from typing import Any, cast
 from murmurate.agents.a2c import A2C
 from murmurate.bench import _commands, _simulated
 from murmurate.bench._result import Log
+from murmurate.ranges import PositiveFloat, PositiveInt
 from murmurate.recipes import recipe
 from murmurate.simulation.bounds import total_bounds
 from murmurate.simulation.cluster import Cluster
@@ -36,16 +37,16 @@ class HSA2CPlan:
     of a message. network: latency and bandwidth between nodes.
     """
 
-    nodes: tuple[int, ...] = (1, 20, 30, 40, 60)
-    local_updates: tuple[int, ...] = (1, 5, 20)
-    threads: int = 2
-    steps: int = 40
-    learning_nodes: tuple[int, ...] = (8,)
-    learning_steps: int = 240
-    seeds: int = 2
-    scores: tuple[float, ...] = (50.0, 100.0, 195.0)
-    measured_updates: int = 100
-    exchange_rounds: int = 100
+    nodes: tuple[PositiveInt, ...] = (1, 20, 30, 40, 60)
+    local_updates: tuple[PositiveInt, ...] = (1, 5, 20)
+    threads: PositiveInt = 2
+    steps: PositiveInt = 40
+    learning_nodes: tuple[PositiveInt, ...] = (8,)
+    learning_steps: PositiveInt = 240
+    seeds: PositiveInt = 2
+    scores: tuple[PositiveFloat, ...] = (50.0, 100.0, 195.0)
+    measured_updates: PositiveInt = 100
+    exchange_rounds: PositiveInt = 100
     network: str = "latency=1e-4,bandwidth=1.25e9"
 
 

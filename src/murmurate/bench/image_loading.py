@@ -19,6 +19,7 @@ from murmurate.bench._image_loaders import (
 )
 from murmurate.bench._result import Log, median, ratios, spread
 from murmurate.errors import Refusal
+from murmurate.ranges import NonNegativeInt, PositiveInt
 
 NAME = "image-loading"
 _TICK_SECONDS = 0.01  # resolution of the CPU times of other processes
@@ -35,17 +36,17 @@ class LoadingPlan:
     in a window. prefetch: number of batches that are prepared in advance.
     """
 
-    images: int = 500
-    height: int = 350
-    width: int = 400
-    quality: int = 90
-    classes: int = 10
-    size: int = 224
-    batch: int = 64
-    workers: int = 2
-    prefetch: int = 4
-    rounds: int = 5
-    batches: int = 16
+    images: PositiveInt = 500
+    height: PositiveInt = 350
+    width: PositiveInt = 400
+    quality: PositiveInt = 90
+    classes: PositiveInt = 10
+    size: PositiveInt = 224
+    batch: PositiveInt = 64
+    workers: PositiveInt = 2
+    prefetch: NonNegativeInt = 4
+    rounds: PositiveInt = 5
+    batches: PositiveInt = 16
 
 
 QUICK, FULL = LoadingPlan(), LoadingPlan(images=2000, rounds=11, batches=40)

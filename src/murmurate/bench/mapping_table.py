@@ -19,6 +19,7 @@ from murmurate.fpga.shape import TreeShape
 from murmurate.mapping.assignment import HOST, Device, assign
 from murmurate.mapping.lines import Line, fit
 from murmurate.mapping.profile import Link, RecipeCosts
+from murmurate.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
 from murmurate.replay.interface import Sample
 from murmurate.replay.sum_tree import sum_tree
 from murmurate.replica.vector import Replica
@@ -43,11 +44,11 @@ class MappingTablePlan:
     link_bytes_per_second: assumed bandwidth between host and FPGA. repetitions: number of repetitions of each
     time that is measured."""
 
-    leaves: int = 65_536
-    actors: int = 16
-    link_seconds: float = 5e-6
-    link_bytes_per_second: float = 2e9
-    repetitions: int = 5
+    leaves: PositiveInt = 65_536
+    actors: PositiveInt = 16
+    link_seconds: NonNegativeFloat = 5e-6
+    link_bytes_per_second: PositiveFloat = 2e9
+    repetitions: PositiveInt = 5
 
 
 QUICK, FULL = MappingTablePlan(repetitions=3), MappingTablePlan(repetitions=15)

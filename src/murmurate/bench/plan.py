@@ -13,6 +13,7 @@ from murmurate.mapping import measure as costs
 from murmurate.mapping.check import measured
 from murmurate.mapping.profile import DeviceProfile
 from murmurate.mapping.search import Candidate, runs_with_exchange, search
+from murmurate.ranges import PositiveInt, PositiveSeconds, Seed
 from murmurate.recipes import recipe
 
 NAME = "plan"
@@ -29,10 +30,10 @@ class PlanPlan:
     """
 
     recipes: tuple[str, ...] = ("cartpole-a2c", "cartpole-dqn", "cartpole-impala")
-    placements: int = 2
+    placements: PositiveInt = 2
     exhaustive: tuple[str, ...] = ()
-    seconds: float = 6.0
-    seed: int = 0
+    seconds: PositiveSeconds = 6.0
+    seed: Seed = 0
 
 
 QUICK = PlanPlan()

@@ -17,7 +17,7 @@ from murmurate.mapping import learning
 from murmurate.mapping import measure as costs
 from murmurate.mapping.profile import DeviceProfile
 from murmurate.mapping.search import UNCHANGED, Candidate, runs_with_exchange, search
-from murmurate.ranges import PositiveInt
+from murmurate.ranges import AnyFloat, PositiveInt
 from murmurate.recipes import recipe
 from murmurate.training.run import Run
 
@@ -39,7 +39,7 @@ class PlanTargetPlan:
     """
 
     recipes: tuple[str, ...] = ("cartpole-a2c",)
-    targets: tuple[float, ...] = (300.0,)
+    targets: tuple[AnyFloat, ...] = (300.0,)
     trials: PositiveInt = 6
     finalists: PositiveInt = 2
     seeds: PositiveInt = 2

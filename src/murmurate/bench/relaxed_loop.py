@@ -12,6 +12,7 @@ from murmurate.bench import _commands
 from murmurate.bench._racer import RaceWindow, ThroughputPlan, race
 from murmurate.bench._result import Log, ratios, spread
 from murmurate.errors import Refusal
+from murmurate.ranges import NonNegativeInt, PositiveInt, PositiveSeconds
 
 NAME = "relaxed-loop"
 SUMMARY = "updates per second of DQN with batches drawn D updates ahead, over those of the strict loop"
@@ -30,9 +31,9 @@ class RelaxedLoopPlan:
     """
 
     worlds: tuple[str, ...] = ("cartpole", "pong")
-    depths: tuple[int, ...] = (STRICT, 1, 50)
-    rounds: int = 5
-    window_cpu_seconds: float = 4.0
+    depths: tuple[NonNegativeInt, ...] = (STRICT, 1, 50)
+    rounds: PositiveInt = 5
+    window_cpu_seconds: PositiveSeconds = 4.0
 
 
 QUICK = RelaxedLoopPlan()

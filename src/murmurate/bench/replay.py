@@ -10,6 +10,7 @@ from murmurate import native
 from murmurate.bench import _replay_server
 from murmurate.bench._result import Log, median, ratios, spread
 from murmurate.bench._server import Server, start_servers
+from murmurate.ranges import PositiveInt
 
 NAME = "replay"
 SUMMARY = "prioritized draws and updates against torchrl, cpprb, Tianshou and flashbax; and their exactness"
@@ -69,11 +70,11 @@ class ReplayPlan:
     """
 
     cases: tuple[ReplayCase, ...] = _SHORT
-    rounds: int = 5
-    calls: int = 1500
-    cold_calls: int = 30
-    chi_square: tuple[tuple[int, int], ...] = ((2**20, 50_000_000),)
-    drift: tuple[int, int] = (2**17, 2_000_000)
+    rounds: PositiveInt = 5
+    calls: PositiveInt = 1500
+    cold_calls: PositiveInt = 30
+    chi_square: tuple[tuple[PositiveInt, PositiveInt], ...] = ((2**20, 50_000_000),)
+    drift: tuple[PositiveInt, PositiveInt] = (2**17, 2_000_000)
 
 
 QUICK = ReplayPlan()

@@ -33,8 +33,8 @@ class ReplayGPUPlan:
     calls: number of calls that are timed in a round.
     """
 
-    capacities: tuple[int, ...] = (1 << 20,)
-    batches: tuple[int, ...] = (256, 4096)
+    capacities: tuple[PositiveInt, ...] = (1 << 20,)
+    batches: tuple[PositiveInt, ...] = (256, 4096)
     rounds: PositiveInt = 5
     calls: PositiveInt = 200
     frames: PositiveInt = 1 << 17

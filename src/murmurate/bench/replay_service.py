@@ -8,6 +8,7 @@ from typing import Any
 from murmurate.bench import _roles, replay_shared
 from murmurate.bench._result import Log, median, ratios, spreads
 from murmurate.bench._service_counts import ServicePlan, serve_and_count
+from murmurate.ranges import PositiveInt
 
 NAME = "replay-service"
 SUMMARY = (
@@ -28,7 +29,7 @@ class ReplayServicePlan(ServicePlan):
     samples_per_insert: how often each row is drawn. slack: rows by which learners may be ahead or behind.
     """
 
-    repetitions: int = 1
+    repetitions: PositiveInt = 1
 
 
 QUICK = ReplayServicePlan()

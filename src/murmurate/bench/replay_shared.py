@@ -13,6 +13,7 @@ import torch
 from murmurate.bench import _roles
 from murmurate.bench._result import Log, median, ratios, spreads
 from murmurate.fabric.processes.fabric import ProcessFabric
+from murmurate.ranges import PositiveFloat, PositiveInt, PositiveSeconds
 from murmurate.replay.config import ReplayConfig, open_replay
 from murmurate.replay.interface import Steps
 from murmurate.sources.polling import Backoff, use_batch_scheduling
@@ -49,15 +50,15 @@ class SharedReplayPlan:
     a draw. samples_per_insert: how often each row is drawn.
     """
 
-    seconds: float = 5.0
-    repetitions: int = 3
-    learners: tuple[int, ...] = (1, 2)
-    actors: int = 4
-    simulators: int = 16
-    capacity: int = 2**20
-    filled: int = 2**16
-    batch: int = 256
-    samples_per_insert: float = 8.0
+    seconds: PositiveSeconds = 5.0
+    repetitions: PositiveInt = 3
+    learners: tuple[PositiveInt, ...] = (1, 2)
+    actors: PositiveInt = 4
+    simulators: PositiveInt = 16
+    capacity: PositiveInt = 2**20
+    filled: PositiveInt = 2**16
+    batch: PositiveInt = 256
+    samples_per_insert: PositiveFloat = 8.0
 
 
 QUICK, FULL = SharedReplayPlan(), SharedReplayPlan(seconds=60.0, repetitions=1)

@@ -52,9 +52,9 @@ class TablePlan:
     channels: number of channels of each convolution. rounds: number of rounds of timing.
     """
 
-    sizes: tuple[int, ...] = (128, 256, 512)
-    parts: tuple[int, ...] = (2, 4)
-    dilations: tuple[int, ...] = (1, 3)
+    sizes: tuple[PositiveInt, ...] = (128, 256, 512)
+    parts: tuple[PositiveInt, ...] = (2, 4)
+    dilations: tuple[PositiveInt, ...] = (1, 3)
     batch: PositiveInt = 4
     channels: PositiveInt = 64
     rounds: PositiveInt = 15

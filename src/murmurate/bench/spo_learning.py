@@ -44,8 +44,8 @@ class SPOLearningPlan:
     """
 
     worlds: tuple[str, ...] = ("hopper",)
-    learners: tuple[int, ...] = (1, 2, 4)
-    periods: tuple[int, ...] = (5, 10, 25)
+    learners: tuple[PositiveInt, ...] = (1, 2, 4)
+    periods: tuple[PositiveInt, ...] = (5, 10, 25)
     period: PositiveInt = 10
     rounds: PositiveInt = _ROUNDS
     batch: PositiveInt = 256

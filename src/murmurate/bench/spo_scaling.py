@@ -20,6 +20,7 @@ from murmurate.bench._result import Log, ratios, spread
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Fabric
 from murmurate.mapping.scaling import BatchCosts, ExchangeCosts, scaling_factor, spo_seconds
+from murmurate.ranges import PositiveInt
 from murmurate.replay.config import ReplayConfig, open_replay
 from murmurate.replay.row_replay import RowReplay
 from murmurate.replica.vector import Replica
@@ -45,12 +46,12 @@ class SPOScalingPlan:
     learners: values of L, the number of learners. periods: values of H, each timed with every L.
     """
 
-    batch: int = 256
-    hidden: int = 1024
-    learners: tuple[int, ...] = (1, 2, 4)
-    periods: tuple[int, ...] = (1, 5, 10, 25)
-    rounds: int = 3
-    turns: int = 50
+    batch: PositiveInt = 256
+    hidden: PositiveInt = 1024
+    learners: tuple[PositiveInt, ...] = (1, 2, 4)
+    periods: tuple[PositiveInt, ...] = (1, 5, 10, 25)
+    rounds: PositiveInt = 3
+    turns: PositiveInt = 50
 
 
 QUICK, FULL = SPOScalingPlan(), SPOScalingPlan(rounds=15)

@@ -13,6 +13,7 @@ from torch import nn
 from murmurate.bench import _roles
 from murmurate.bench._result import Log, spreads
 from murmurate.fabric.interface import Fabric
+from murmurate.ranges import NonNegativeFloat, PositiveInt, PositiveSeconds
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies import strategy
 
@@ -30,12 +31,12 @@ class StragglerPlan:
     step. width: width of the net. batch: rows of a step. strategies: the strategies that are run.
     """
 
-    seconds: float = 4.0
-    repetitions: int = 1
-    replicas: int = 4
-    sleeps: float = 3.0
-    width: int = 512
-    batch: int = 64
+    seconds: PositiveSeconds = 4.0
+    repetitions: PositiveInt = 1
+    replicas: PositiveInt = 4
+    sleeps: NonNegativeFloat = 3.0
+    width: PositiveInt = 512
+    batch: PositiveInt = 64
     strategies: tuple[str, ...] = (*_ASYNCHRONOUS, *_SYNCHRONOUS)
 
 

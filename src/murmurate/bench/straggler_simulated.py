@@ -7,6 +7,7 @@ from typing import Any
 
 from murmurate.bench import _simulated
 from murmurate.bench._result import Log
+from murmurate.ranges import PositiveFloat, PositiveInt, PositiveSeconds
 from murmurate.simulation.cluster import Cluster
 from murmurate.strategies import strategies
 
@@ -24,13 +25,13 @@ class SimulatedStragglerPlan:
     runs that measure learning. learning_steps: number of steps of these runs.
     """
 
-    replicas: tuple[int, ...] = (4, 32, 128, 1000)
-    steps: int = 16
-    step_seconds: float = 0.01
-    times: float = 4.0
+    replicas: tuple[PositiveInt, ...] = (4, 32, 128, 1000)
+    steps: PositiveInt = 16
+    step_seconds: PositiveSeconds = 0.01
+    times: PositiveFloat = 4.0
     network: str = "latency=1e-4,bandwidth=1e9"
-    learning_replicas: int = 16
-    learning_steps: int = 100
+    learning_replicas: PositiveInt = 16
+    learning_steps: PositiveInt = 100
     strategies: tuple[str, ...] = ()
 
 

@@ -18,6 +18,7 @@ from murmurate.bench import _commands, _roles
 from murmurate.bench._result import Log, median, spread
 from murmurate.bench._roles import rmsprop
 from murmurate.fabric.interface import Fabric
+from murmurate.ranges import PositiveInt, PositiveSeconds
 from murmurate.replica.vector import Replica
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies import strategy
@@ -39,10 +40,10 @@ class StrategyCostPlan:
     which waiting is measured.
     """
 
-    turns: int = 150
-    members: tuple[int, ...] = (2, 4)
-    parameters: int = PARAMETERS
-    waiting_cpu_seconds: float = 30.0
+    turns: PositiveInt = 150
+    members: tuple[PositiveInt, ...] = (2, 4)
+    parameters: PositiveInt = PARAMETERS
+    waiting_cpu_seconds: PositiveSeconds = 30.0
 
 
 QUICK, FULL = StrategyCostPlan(), StrategyCostPlan(turns=1000, waiting_cpu_seconds=90.0)

@@ -20,6 +20,7 @@ from murmurate.bench._server import Server, start_servers
 from murmurate.datasets.corpus import Corpus
 from murmurate.datasets.generated import generate, library_text
 from murmurate.errors import RunFailed
+from murmurate.ranges import PositiveFloat, PositiveInt
 from murmurate.workloads.topics import Topics
 
 NAME = "topics"
@@ -59,16 +60,16 @@ class TopicsPlan:
     peers: the other libraries.
     """
 
-    documents: int = 20_000
-    held_out: int = 1_000
-    vocabulary: int = 10_000
-    mean_length: float = 229
+    documents: PositiveInt = 20_000
+    held_out: PositiveInt = 1_000
+    vocabulary: PositiveInt = 10_000
+    mean_length: PositiveFloat = 229
     real: bool = True
-    passes: int = 2
-    slow_passes: int = 1
-    sweeps: int = 40
-    rounds: int = 2
-    trap: int = 32_000
+    passes: PositiveInt = 2
+    slow_passes: PositiveInt = 1
+    sweeps: PositiveInt = 40
+    rounds: PositiveInt = 2
+    trap: PositiveInt = 32_000
     peers: tuple[str, ...] = PEERS
     stream: topics_stream.StreamPlan | None = None
 

@@ -18,6 +18,7 @@ from murmurate.bench._result import Log
 from murmurate.datasets.generated import generate
 from murmurate.datasets.writing import write
 from murmurate.errors import RunFailed
+from murmurate.ranges import PositiveFloat, PositiveInt
 
 NAME = "topics-stream"
 SUMMARY = "a corpus of NYTimes's size from a file to topics in bounded memory, on real processes"
@@ -34,11 +35,11 @@ class StreamPlan:
     mean_length: mean number of words of a document. topics: number of topics K.
     """
 
-    documents: int = 300_000
-    vocabulary: int = 102_660
-    mean_length: float = 330
-    topics: int = 50
-    replicas: int = 2
+    documents: PositiveInt = 300_000
+    vocabulary: PositiveInt = 102_660
+    mean_length: PositiveFloat = 330
+    topics: PositiveInt = 50
+    replicas: PositiveInt = 2
 
 
 QUICK = FULL = StreamPlan()

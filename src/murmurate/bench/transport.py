@@ -29,6 +29,7 @@ from murmurate.bench._result import Log, median, ratios, spread
 from murmurate.errors import MissingExtra
 from murmurate.fabric.interface import Channel, Fabric
 from murmurate.fabric.network.fabric import NetworkFabric
+from murmurate.ranges import PositiveInt
 
 NAME = "transport"
 SUMMARY = "time and bandwidth of register, mail and means, in shared memory and over TCP, at 1, 10 and 100 MB"
@@ -53,7 +54,7 @@ Times = dict[str, list[float]]
 class TransportPlan:
     """sizes: (megabytes, repetitions, repetitions of the bandwidth test)."""
 
-    sizes: tuple[tuple[int, int, int], ...] = ((1, 60, 7), (10, 30, 7), (100, 9, 5))
+    sizes: tuple[tuple[PositiveInt, PositiveInt, PositiveInt], ...] = ((1, 60, 7), (10, 30, 7), (100, 9, 5))
 
 
 QUICK, FULL = TransportPlan(), TransportPlan(((1, 300, 25), (10, 150, 25), (100, 41, 15)))

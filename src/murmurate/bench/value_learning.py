@@ -10,6 +10,7 @@ from typing import Any
 
 from murmurate.bench._cache import cached_run
 from murmurate.bench._result import Log, spread
+from murmurate.ranges import NonNegativeInt, PositiveInt
 from murmurate.record.runs import RecordedRun
 
 NAME = "value-learning"
@@ -28,9 +29,9 @@ class ValueLearningPlan:
     depth_seeds: number of seeds of each depth.
     """
 
-    recipes: tuple[tuple[str, int], ...] = (("dqn", 1), ("apex-dqn", 1), ("spo-dqn", 1), ("fqi", 1))
-    depths: tuple[int, ...] = (10,)
-    depth_seeds: int = 1
+    recipes: tuple[tuple[str, PositiveInt], ...] = (("dqn", 1), ("apex-dqn", 1), ("spo-dqn", 1), ("fqi", 1))
+    depths: tuple[NonNegativeInt, ...] = (10,)
+    depth_seeds: PositiveInt = 1
     where: str = "runs/value-learning"
 
 

@@ -156,7 +156,9 @@ def _read(option: Option, words: list[str]) -> Any:
             f"--{option.name} needs a value ({option.type_name()}), as in --{option.name} {_example(option)}."
         )
     if typing.get_origin(option.kind) is tuple:
-        kind = typing.get_args(option.kind)[0]
+        kind, *others = typing.get_args(option.kind)
+        if Ellipsis not in others:
+            return _convert(option, option.kind, ",".join(words).replace(",", ":"))
         return tuple(_convert(option, kind, w) for word in words for w in word.split(",") if w)
     return _convert(option, option.kind, words[0])
 
@@ -181,6 +183,10 @@ def _value(kind: Any, word: str) -> Any:
             with contextlib.suppress(ValueError):
                 return _value(alternative, word)
         return _value(inner[-1], word)
+    if typing.get_origin(kind) is tuple:  # an item of several parts, such as 10:30:7
+        kinds = typing.get_args(kind)
+        parts = word.rsplit(":", len(kinds) - 1)  # only the first may be a name, which may have a colon
+        return tuple(_value(part_kind, part) for part_kind, part in zip(kinds, parts, strict=True))
     if typing.get_origin(kind) is Literal:
         if word not in typing.get_args(kind):
             raise ValueError
@@ -226,20 +232,24 @@ def _type_name(kind: Any) -> str:
         return " or ".join("none" if k is type(None) else _type_name(k) for k in type_arguments)
     if origin is Literal:
         return "|".join(map(str, type_arguments))
-    if origin is tuple:
+    if origin is tuple and type_arguments[-1] is Ellipsis:
         return f"{_type_name(type_arguments[0])},..."
+    if origin is tuple:
+        return ":".join(_type_name(k) for k in type_arguments)
     return {int: "integer", float: "number", str: "name", bool: "true|false"}.get(kind, str(kind))
 
 
 def _example(option: Option) -> str:
     if option.value is not None:
         return _plain(option.value)
+    if ":" in option.type_name():
+        return "20:10"
     return "100000" if "integer" in option.type_name() else "10"
 
 
 def _plain(value: Any) -> str:
     if isinstance(value, tuple):
-        return ",".join(map(str, value))
+        return ",".join(":".join(map(str, v)) if isinstance(v, tuple) else str(v) for v in value)
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
