@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -30,6 +31,11 @@ def _falls(case: str, folder: Path) -> str:
         signal.pause()
     if case == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    if case == "logged":
+        (folder / "run" / "logs").mkdir(parents=True)
+        (folder / "run" / "logs" / "0.log").write_text("Traceback (most recent call last):")
+    if case == "forked":
+        subprocess.Popen(["sleep", "600"])
     if case == "large":
         bytearray(200 << 20)
     (folder / "left" / "behind").mkdir(parents=True)
@@ -38,11 +44,22 @@ def _falls(case: str, folder: Path) -> str:
 
 @pytest.mark.slow
 def test_each_way_to_end_is_counted(capfd: pytest.CaptureFixture[str]) -> None:
-    cases = ["refused", "failed", "raised", "printed", "command", "hung", "killed", "accepted"]
+    cases = [
+        "refused",
+        "failed",
+        "raised",
+        "printed",
+        "command",
+        "hung",
+        "killed",
+        "accepted",
+        "logged",
+        "forked",
+    ]
     counts = attack(_falls, cases, deadline_seconds=10)
     peak_bytes = counts.pop("peak_bytes")
-    once = dict.fromkeys(("accepted", "failed", "hangs", "deaths"), 1)
-    assert counts == {"attempts": 8, "refused": 2, "tracebacks": 2, "silent": 0, **once}
+    once = dict.fromkeys(("accepted", "failed", "hangs", "deaths", "left"), 1)
+    assert counts == {"attempts": 10, "refused": 2, "tracebacks": 3, "silent": 0, **once}
     assert "tracebacks" in capfd.readouterr().err, "what fell is shown"
     assert attack(_falls, ["large"], deadline_seconds=60)["peak_bytes"] > peak_bytes + (100 << 20)
 
@@ -52,5 +69,5 @@ def test_each_way_to_end_is_counted(capfd: pytest.CaptureFixture[str]) -> None:
 def test_nothing_falls(part) -> None:  # type: ignore[no-untyped-def]
     counts = part.attack(40, 7)
     assert counts["attempts"] == 40
-    assert not any(counts[name] for name in ("tracebacks", "hangs", "deaths", "silent"))
+    assert not any(counts[name] for name in ("tracebacks", "hangs", "deaths", "silent", "left"))
     assert counts["peak_bytes"] < 1 << 30

@@ -43,6 +43,17 @@ def test_all_start_alive_and_at_zero(pair: tuple[StoreRunState, StoreRunState]) 
         assert not run_state.stop_requested
 
 
+def test_all_begin_with_the_env_steps_of_the_checkpoint(store: TCPStore) -> None:
+    """Also those of rank 2, whose process is to join later: the leader writes for it."""
+    steps = [300, 200, 100]
+    with closing(StoreRunState(3, authenticated(store), [0, 2], leads=True, env_steps=steps)) as leader:
+        assert leader.total_env_steps() == 600
+        with closing(StoreRunState(3, authenticated(store), [1], leads=False, env_steps=steps)) as other:
+            assert other.total_env_steps() == 600
+            leader.exchange()
+            assert leader.total_env_steps() == 600
+
+
 def test_each_sees_what_the_others_write(pair: tuple[StoreRunState, StoreRunState]) -> None:
     leader, other = pair
     other.advance(1, 40, 4)

@@ -86,6 +86,21 @@ def test_a_member_that_dies_is_replaced_unless_the_run_is_over(case: str, replac
     assert list(job.replacements) == [victim] * replaced
 
 
+def test_actors_that_are_starting_are_asked_for_the_memory_of_the_new_epoch() -> None:
+    """What they were asked before is closed by then: they could not share memory for the rest of the run."""
+    job, asked = RayJob.__new__(RayJob), []
+    actor = SimpleNamespace(
+        describe_process=SimpleNamespace(remote=lambda offer: asked.append(offer) or offer)
+    )
+    job.memory_file, job.epoch, job.replacements = None, 0, {1: (actor, "info of the last epoch")}
+    job._lend()
+    try:
+        assert asked == [job.offer]
+        assert job.replacements == {1: (actor, job.offer)}
+    finally:
+        job.memory_file.close()  # type: ignore[attr-defined]
+
+
 @pytest.fixture
 def ray() -> None:
     pytest.importorskip("ray")

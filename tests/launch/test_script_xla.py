@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import os
 import signal
+import sys
 import warnings
 
 import pytest
@@ -38,6 +39,18 @@ def test_parts_and_devices_are_refused():
         run(learn, replicas=2, parts=2, launcher="xla")
     with pytest.raises(Refusal, match="leave out devices"):
         run(learn, replicas=2, devices=("cuda:0",), launcher="xla")
+
+
+def test_torchrun_does_not_start_it(monkeypatch):
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(Refusal, match="start the script without torchrun"):
+        run(learn, launcher="xla")
 
 
 def learn(loop, clip=None):
@@ -120,6 +133,27 @@ def one_breaks(loop):
 def test_who_raises_ends_all_and_its_traceback_is_told():
     with pytest.raises(RunFailed, match=r"(?s)replica 1 failed: LookupError: no such image.*in one_breaks"):
         run(one_breaks, replicas=2, launcher="xla")
+
+
+class Odd(Exception):
+    def __init__(self, one, two):
+        super().__init__(one)
+
+
+def ends_as(how, loop):
+    if how == "exits":
+        sys.exit("enough")
+    return Odd(1, 2)
+
+
+@needs_xla
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [("exits", "failed: SystemExit: enough"), ("odd", "failed: its result cannot be sent back")],
+)
+def test_ends_that_are_no_results_are_failures(how, message):
+    with pytest.raises(RunFailed, match=message):
+        run(functools.partial(ends_as, how), replicas=2, launcher="xla")
 
 
 def one_moves(loop):

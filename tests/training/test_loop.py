@@ -368,3 +368,10 @@ def test_a_disk_that_takes_no_event_files_is_a_failure_and_closing_is_not(
     with pytest.raises(RunFailed, match="is full"):
         coordinator.poll()
     coordinator.close()
+
+
+def test_a_stop_counts_also_while_members_end_for_a_new_epoch(coordinator: Coordinator) -> None:
+    coordinator.run_state.request_stop()
+    coordinator.stop("a callback has had enough")
+    coordinator.stop("another reason")
+    assert coordinator.stopped_because == "a callback has had enough"

@@ -10,9 +10,11 @@ import torch
 
 from murmurate.cli.main import main
 from murmurate.datasets.table import Table
+from murmurate.errors import Refusal
 from murmurate.recipes import recipe
 from murmurate.training.restore import load_agent
 from murmurate.training.run_folder import read_run
+from murmurate.workloads.mixture_model import GaussianMixture, MixtureModel
 from short_runs import refused
 
 CENTRES = np.array([[0.0, 100.0], [8.0, 104.0], [-8.0, 92.0]])
@@ -136,3 +138,39 @@ def test_a_step_that_would_leave_nothing_ends_the_run_in_a_sentence(path, tmp_pa
     train = ("train", "table-gmm", "--world.path", path, *SHORT, *rate, "--out", tmp_path / "x")
     assert run(*train, "--strategy", "hogwild") == 1
     assert "leaves nothing of it: use a smaller rate" in capsys.readouterr().err
+
+
+def fitted(values, total):
+    """The log likelihood after some passes, as of ``total`` rows like these."""
+    table, mixture = (
+        Table(values),
+        GaussianMixture(MixtureModel(components=6, validate_every=0), values.shape[1]),
+    )
+    mixture.initialise(table, total, np.random.default_rng(0))
+    x = mixture.table.detach()
+    for _ in range(10):
+        found, _ = mixture.statistics(mixture.expected(x, 1.0, table), table, total / len(values))
+        x = 0.7 * x + 0.3 * found.values
+    return float(mixture.estimate(x).log_likelihood(table).mean())
+
+
+@pytest.mark.parametrize("total", [3_000, 10**8, 10**9])
+def test_collinear_columns_of_many_rows_are_no_error(total):
+    """A category as one column for each of its values, which add up to 1: rounding grows with the rows."""
+    random = np.random.default_rng(0)
+    values = np.c_[random.normal(size=(3_000, 3)), np.eye(3)[random.integers(0, 3, 3_000)]]
+    assert np.isfinite(fitted(values, total))
+
+
+@pytest.mark.parametrize("column", [lambda z: 1e-11 * z, lambda z: 1.7e9 + 0.1 * z], ids=["small", "times"])
+def test_columns_that_vary_little_are_learned_from(column):
+    random = np.random.default_rng(0)
+    z = random.normal(size=(3_000, 2))
+    assert np.isfinite(fitted(np.c_[z[:, :1], column(z[:, 1:])], 3_000))
+
+
+@pytest.mark.parametrize("value", [0.0, 3.3, 1.1e9])
+def test_a_constant_column_is_refused(value):
+    values = np.c_[np.arange(100.0), np.full(100, value)]
+    with pytest.raises(Refusal, match=r"Column 1 .* is the same in 100 rows.*Leave it out"):
+        fitted(values, 100)

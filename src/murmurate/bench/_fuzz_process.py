@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -10,6 +11,7 @@ import runpy
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +21,8 @@ from typing import Any
 from murmurate.errors import Refusal, RunFailed
 
 Attempt = Callable[[Any, Path], str]  # (case, empty folder) -> the outcome's name
-# names of the outcomes, and of two other figures; silent: accepted with other values than were saved
+# names of the outcomes, and of two other figures; silent: accepted with other values than were saved; left:
+# ended, and left processes behind, which were killed
 _FIGURE_NAMES = (
     "attempts",
     "refused",
@@ -29,8 +32,10 @@ _FIGURE_NAMES = (
     "hangs",
     "deaths",
     "silent",
+    "left",
     "peak_bytes",
 )
+_END_SECONDS = 10.0
 _TRACEBACK = "Traceback (most recent call last)"
 
 
@@ -105,13 +110,27 @@ def _outcome(process: Any, attempt_folder: Path) -> tuple[str, int]:
         os.killpg(process.pid, signal.SIGKILL)
         process.join()
         return "hangs", 0
+    left = _has_left(process.pid)
     try:
         outcome, peak_bytes = json.loads((attempt_folder / "outcome").read_text())
     except OSError:
         return "deaths", 0
-    if _TRACEBACK in (attempt_folder / "output").read_text(errors="replace"):
+    outputs = [attempt_folder / "output", *(attempt_folder / "work").rglob("logs/*.log")]
+    if any(_TRACEBACK in path.read_text(errors="replace") for path in outputs if path.is_file()):
         outcome = "tracebacks"
-    return outcome, int(peak_bytes)
+    return "left" if left and outcome != "tracebacks" else outcome, int(peak_bytes)
+
+
+def _has_left(group: int) -> bool:
+    """Whether processes of an attempt's ``group`` go on for longer than it takes to end; kills them."""
+    deadline = time.monotonic() + _END_SECONDS
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(group, 0)
+            time.sleep(0.02)
+        os.killpg(group, signal.SIGKILL)
+        return True
+    return False
 
 
 def _remove(folder: Path) -> None:

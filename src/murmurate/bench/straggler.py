@@ -84,6 +84,7 @@ def work(fabric: Fabric, name: str, plan: StragglerPlan) -> dict[str, float]:
     rounds = max(20, int(plan.seconds / (step_seconds * (1 + plan.sleeps))))
     synchronous, centre = bound.strategy.synchronous, fabric.rank >= plan.replicas
     blocked_before = bound.channel.traffic.waiting_seconds
+    ends = fabric.channel("ends", torch.zeros(1))
     cpu_start, start = time.process_time(), time.monotonic()
     replica.grad.zero_()
     while replica.clock < rounds if synchronous else time.monotonic() - start < plan.seconds:
@@ -101,10 +102,11 @@ def work(fabric: Fabric, name: str, plan: StragglerPlan) -> dict[str, float]:
         "cpu_seconds": time.process_time() - cpu_start,
         "updates": float(0 if centre else replica.clock),
     }
-    deadline = time.monotonic() + plan.seconds
-    while centre and time.monotonic() < deadline:  # answer the messages that learners sent before they ended
-        if not bound.strategy.serve(replica, bound.channel):
-            break
+    if not centre:
+        ends.publish(torch.ones(1))
+    learners = [r for r in range(plan.replicas) if r != fabric.rank]
+    while centre and not ends.wait_newer(learners, [0] * len(learners), 0.0):
+        bound.strategy.serve(replica, bound.channel)  # a learner may still wait for an answer
     return result
 
 

@@ -35,7 +35,7 @@ from murmurate.fabric.interface import (
     ranks_across,
     ranks_within,
 )
-from murmurate.fabric.processes.spawn import DIED, FINISHED, Exit
+from murmurate.fabric.processes.spawn import DIED, FINISHED, Exit, pickled_exit
 
 # Held while a program with a collective is compiled: the devices of a process can only meet in the same
 # program, and threads that compile at the same time would each get one of their own.
@@ -249,12 +249,10 @@ def _run_member(rank: int, member: Callable[[XlaFabric], Exit], folder: str) -> 
     begun.touch()
     try:
         end = member(XlaFabric())
-        content = _pickled(end)
-    except Exception as error:
+    except BaseException as error:
         end = Exit.failed(error)
-        content = _pickled(end)
     written = begun.with_suffix(".writing")
-    written.write_bytes(content)
+    written.write_bytes(pickled_exit(end, _dumps))
     written.rename(begun.with_suffix(".ended"))
     if end.how != FINISHED:
         sys.stdout.flush()
@@ -280,7 +278,7 @@ class _HostPickler(pickle.Pickler):
         return NotImplemented
 
 
-def _pickled(end: Exit) -> bytes:
+def _dumps(end: Exit) -> bytes:
     content = io.BytesIO()
     _HostPickler(content, pickle.HIGHEST_PROTOCOL).dump(end)
     return content.getvalue()

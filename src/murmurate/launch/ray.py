@@ -18,7 +18,7 @@ from murmurate.launch.heartbeats import EngineMember, HeartbeatMonitor
 from murmurate.launch.host_memory import Process, lend
 from murmurate.launch.job_spec import JobSpec, MemberHost, fresh_secret, write_proof
 from murmurate.launch.ray_actor import STORE_SECONDS, WorkerActor, WorkerInfo
-from murmurate.launch.ray_cluster import bundle, cluster, first_line, import_ray, place
+from murmurate.launch.ray_cluster import bundle, cluster, environment, first_line, import_ray, place
 from murmurate.training import checkpoint
 from murmurate.training.coordinator import Coordinator
 from murmurate.training.interrupts import SecondInterrupt, signals
@@ -174,6 +174,9 @@ class RayJob:
         self.memory_file = SharedMemoryFile.create()
         self.offer = lend(self.memory_file)
         self.epoch += 1
+        # actors that are still starting can no longer open the last one
+        for rank, (actor, _) in self.replacements.items():
+            self.replacements[rank] = actor, actor.describe_process.remote(self.offer)
 
     def _open_epoch(self) -> None:
         """Open the epoch's run state, in which the members that have an actor are alive, with the counts from
@@ -194,10 +197,8 @@ class RayJob:
             compression=self.run.compression,
         )
         store = PrefixStore(f"epoch-{self.epoch}", self.store)
-        self.host = MemberHost(self.spec, store, [], leads=True, address=self.address)
-        if self.resume is not None:  # totals must not fall back to zero while the members read their parts
-            for rank, steps in enumerate(self.resume.manifest.get("replica_env_steps", ())):
-                self.host.run_state.set_env_steps(rank, int(steps))
+        without_actor = [rank for rank in range(self.run.members) if rank not in self.actors]
+        self.host = MemberHost(self.spec, store, without_actor, leads=True, address=self.address)
         for rank in range(self.run.members):
             if rank not in self.actors:
                 self.host.run_state.mark_dead(rank)
@@ -285,7 +286,7 @@ class RayJob:
                 num_gpus=resources.get("GPU", 0),
                 max_restarts=0,  # restarted by Ray itself, it would not get a peer's state
                 scheduling_strategy=strategy,
-                runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
+                runtime_env={"env_vars": environment(threads=1)},
             )
             .remote()
         )

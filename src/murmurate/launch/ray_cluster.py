@@ -15,9 +15,11 @@ import psutil
 import torch
 
 from murmurate.errors import MissingExtra, Refusal
+from murmurate.plugins import IMPORTS
 from murmurate.training.run import Run
 
 _PLACE_SECONDS = 60.0  # how long to wait for the cluster to reserve resources
+_LONGEST_FOLDER = 40  # length of the longest path of temporary files in which Ray's sockets fit
 _RAY_UNITS = 10_000  # the smallest share of a resource that Ray counts is 1/10,000
 
 
@@ -44,7 +46,9 @@ def cluster(cores_needed: int) -> Iterator[Any]:
         if address := os.environ.get("RAY_ADDRESS"):
             _connect(ray, address)
         else:
-            temp_folder = tempfile.mkdtemp(prefix="mray")  # short, as Ray puts sockets below it
+            # a short path, as Ray puts sockets below it, whose paths have at most 107 bytes
+            parent = None if len(tempfile.gettempdir()) <= _LONGEST_FOLDER else "/tmp"
+            temp_folder = tempfile.mkdtemp(prefix="mray", dir=parent)
             cores = max(psutil.cpu_count() or 1, cores_needed)
             ray.init(
                 address="local",
@@ -63,12 +67,18 @@ def cluster(cores_needed: int) -> Iterator[Any]:
 def _connect(ray: Any, address: str) -> None:
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise Refusal(
             f"this process cannot connect to a Ray cluster at {address} ({first_line(error)}). Start one "
             "with: ray start --head; give both the same RAY_AUTH_TOKEN where Ray asks for one; or unset "
             "RAY_ADDRESS for a Ray of this host alone."
         ) from error
+
+
+def environment(threads: int) -> dict[str, str]:
+    """The variables of an actor's process, on whatever node it is."""
+    imports = {IMPORTS: os.environ[IMPORTS]} if os.environ.get(IMPORTS) else {}
+    return {"OMP_NUM_THREADS": str(threads)} | imports
 
 
 def bundle(run: Run, rank: int) -> dict[str, float]:

@@ -93,11 +93,13 @@ def run(
     environment = script_ranks.torchrun_environment()
     if launcher is None:
         launcher = "local" if environment is None else "torchrun"
-    if environment is not None and environment.size > 1 and launcher in ("local", "ray", "xla"):
+    if environment is not None and environment.size > 1 and launcher in ("local", "ray"):
         raise Refusal(
             f"torchrun started this script {environment.size} times, and each would start replicas of its "
             f"own by launcher='{launcher}'. Leave launcher out: then each rank is a replica."
         )
+    if environment is not None and launcher == "xla":
+        raise Refusal("launcher='xla' starts a replica on each device: start the script without torchrun")
     if launcher == "torchrun":
         replicas = script_ranks.replicas_of(environment, replicas, grid)
     devices_wanted, replicas = replicas, 1 if replicas is None else replicas
@@ -119,6 +121,7 @@ def run(
     )  # fmt: skip
     check_parts(chosen, settings.parts)
     if launcher == "xla":
+        _refuse_import()
         return run_on_xla(settings, devices_wanted)
     return _start(settings, launcher)
 
@@ -164,12 +167,17 @@ def _inline(settings: ScriptSettings) -> list[Any]:
 # -- processes ----------------------------------------------------------------------------------------
 
 
-def _local(settings: ScriptSettings) -> list[Any]:
+def _refuse_import() -> None:
+    """Raises Refusal in a process that is importing the script for a replica."""
     if getattr(multiprocessing.process.current_process(), "_inheriting", False):
         raise Refusal(
             "each process imports the script, and this one started replicas while it was imported. Put "
             "murmurate.run(...) under: if __name__ == '__main__':"
         )
+
+
+def _local(settings: ScriptSettings) -> list[Any]:
+    _refuse_import()
     settings.pickled()  # raises Refusal if they cannot be sent to another process
     sys.stdout.flush()
     with WorkerProcesses(settings.members, _PRELOADED) as workers:

@@ -15,11 +15,11 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 
 from murmurate.errors import Refusal
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
-from murmurate.fabric.processes.spawn import DIED, FAILED, FINISHED, Died, Exit
+from murmurate.fabric.processes.spawn import DIED, FAILED, FINISHED, REFUSED, Died, Exit, describe
 from murmurate.launch.host_memory import Process, lend
 from murmurate.launch.job_spec import JobSpec, MemberHost, fresh_secret
 from murmurate.launch.ray_actor import STORE_SECONDS, WorkerActor, WorkerInfo
-from murmurate.launch.ray_cluster import cluster, first_line, place, resources
+from murmurate.launch.ray_cluster import cluster, environment, first_line, place, resources
 from murmurate.launch.rendezvous import own_address
 from murmurate.launch.script_member import ScriptSettings, WholeLines
 
@@ -39,6 +39,7 @@ def run_on_ray(settings: ScriptSettings) -> list[Any]:
             f"devices names {len(several)} devices for one replica, and under Ray a replica has one. Name "
             "one for each, or use launcher='local'."
         )
+    settings.pickled()  # raises Refusal if they cannot be sent to another process
     with cluster(settings.members * settings.threads) as ray:
         job = _Job(ray, settings)
         try:
@@ -53,13 +54,21 @@ class ScriptActor(WorkerActor):
 
     def run_script(self, settings: ScriptSettings, rank: int, spec: JobSpec, store: tuple[str, int]) -> Exit:
         """Run the member ``rank`` to its end. store: host and port of the driver's store."""
-        if settings.devices[rank % len(settings.devices)] != ("cpu",) and os.environ.get(
+        is_centre = rank == settings.replicas * settings.parts
+        if is_centre:  # it has no GPU
+            settings = dataclasses.replace(settings, devices=(("cpu",),))
+        elif settings.devices[rank % len(settings.devices)] != ("cpu",) and os.environ.get(
             "CUDA_VISIBLE_DEVICES"
         ):
             # an actor sees only its own GPU, which torch then calls cuda:0
             settings = dataclasses.replace(settings, devices=(("cuda:0",),))
-        members_store = self._store(spec, store)
-        host = MemberHost(spec, members_store, [rank], leads=False, address=own_address(store[0]))
+        try:
+            members_store = self._store(spec, store)
+            host = MemberHost(spec, members_store, [rank], leads=False, address=own_address(store[0]))
+        except Refusal as refusal:
+            return Exit(REFUSED, str(refusal))
+        except Exception as error:
+            return Exit.failed(error)
         out = _Lines(members_store.clone(), settings, rank)  # type: ignore[attr-defined]
         try:
             end = settings.run_to_exit(host.fabric(rank, settings.deadline_seconds), out)
@@ -155,8 +164,13 @@ class _Job:
         except self.ray.exceptions.RayActorError as error:
             return Exit(DIED, first_line(error))
         except self.ray.exceptions.RayError as error:
-            reason = f"its result cannot be sent back ({first_line(error)}): return tensors and plain values"
-            return Exit(FAILED, reason)
+            cause = getattr(error, "cause", None)  # of an error in the actor, outside of ``main``
+            reason = first_line(error) if cause is None else describe(cause)
+            return Exit(
+                FAILED,
+                f"its script cannot be imported there, or its result not be sent back ({reason}). Every node "
+                "needs the script's files; return tensors and plain values.",
+            )
 
     def _actor(self, rank: int) -> Any:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -168,7 +182,7 @@ class _Job:
             num_gpus=bundle.get("GPU", 0),
             max_restarts=0,  # a restarted actor would not know what the first had learned
             scheduling_strategy=strategy,
-            runtime_env={"env_vars": {"OMP_NUM_THREADS": str(self.settings.threads)}},
+            runtime_env={"env_vars": environment(self.settings.threads)},
         )
         return actor.remote()
 
@@ -186,14 +200,16 @@ class _Lines(WholeLines):
 
     def __init__(self, store: Store, settings: ScriptSettings, rank: int) -> None:
         super().__init__()
-        self._store, self._rank, self._count = store, rank, 0
+        self._store, self._rank, self._pid = store, rank, os.getpid()
         self._is_shown = settings.output == "all" or rank == 0
         self._mark = f"[{rank}] " if settings.output == "all" else ""
 
     def pass_on(self, lines: Sequence[str]) -> None:
+        if os.getpid() != self._pid:  # a fork, such as a worker of a DataLoader, needs its own connection
+            self._store, self._pid = self._store.clone(), os.getpid()  # type: ignore[attr-defined]
         for line in lines if self._is_shown else ():
-            self._store.set(f"said/{self._rank}/{self._count}", self._mark + line)
-            self._count += 1
+            number = self._store.add(f"said/{self._rank}", 1) - 1
+            self._store.set(f"said/{self._rank}/{number}", self._mark + line)
 
 
 class _Printer:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.processes.spawn import DIED, FINISHED, REFUSED, Died, Exit
 from murmurate.fabric.xla import XlaFabric, run_on_devices
 from murmurate.launch.script_member import ByThread, ScriptSettings, ended, stdout_of
@@ -34,6 +34,8 @@ def run_on_xla(settings: ScriptSettings, replicas: int | None) -> list[Any]:
     settings.pickled()  # raises Refusal if they cannot be sent to another process
     sys.stdout.flush()
     ends = run_on_devices(functools.partial(_run_member, settings, replicas), replicas)
+    if not ends:
+        raise RunFailed("no XLA device could begin; see the output above")
     # whoever was waiting for a member that failed died with it: the failure is told first
     for rank, end in sorted(ends.items(), key=lambda item: (item[1].how in (DIED, FINISHED), item[0])):
         if end.how != FINISHED:

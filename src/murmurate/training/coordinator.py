@@ -134,7 +134,7 @@ class Coordinator:
 
     def stop(self, why: str) -> None:
         """Tell every replica to finish its step, save, and end."""
-        if not self.run_state.stop_requested:
+        if not self.stopped_because:
             self.stopped_because = why
             self.event("stopping", f"stopping: {why}")
             self.run_state.request_stop()

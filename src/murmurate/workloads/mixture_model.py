@@ -189,15 +189,18 @@ class GaussianMixture(nn.Module):
         are scaled up to all of them. Raises Refusal for a constant column."""
         y = torch.from_numpy(rows.values.astype(np.float64))
         variance, mean = torch.var_mean(y, 0, correction=0)
-        constant = (variance <= 1e-20 * (1 + mean.square())).nonzero().flatten().tolist()
+        constant = (variance <= 1e-24 * mean.square()).nonzero().flatten().tolist()
         if constant:
             raise Refusal(
-                f"Column {constant[0]} (from 0) is the same in {len(y):,} rows to learn from. Leave it out."
+                f"Column {constant[0]} (from 0) is the same in {len(y):,} rows to learn from, or varies too "
+                "little beside its mean. Leave it out, or subtract its mean."
             )
         self.centre.copy_(mean)
         y = y - mean
         covariance = y.T @ y / len(y)
-        self.scatter.copy_(covariance + 1e-9 * torch.diag(variance) if self.full else variance)
+        # collinear columns: the prior must exceed the rounding errors of sums over all rows
+        floor = max(1e-9, 4e-15 * total)
+        self.scatter.copy_(covariance + floor * torch.diag(variance) if self.full else variance)
         cluster = _clusters(y / variance.sqrt(), self.config.components, self.config.init, random)
         responsibilities = nn.functional.one_hot(cluster, self.config.components).double()
         with torch.no_grad():

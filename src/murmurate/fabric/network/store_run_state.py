@@ -28,6 +28,7 @@ class StoreRunState(RunState):
     """The run state of ``size`` members in one process, which writes the columns of its own ranks, ``mine``.
 
     leads: this process also writes the launcher's cells (stop, checkpoint, which members are alive).
+    env_steps: by rank, those of the checkpoint that the members go on from.
     store: must have a connection of its own (``store.clone()``), as other waits on the same connection would
     delay the run state. Raises FabricError if the leader has not opened the run state within
     ``deadline_seconds``, Unauthentic if it was opened with another secret.
@@ -40,6 +41,7 @@ class StoreRunState(RunState):
         mine: Sequence[int],
         leads: bool,
         deadline_seconds: float = 60.0,
+        env_steps: Sequence[int] = (),
     ) -> None:
         cells = np.zeros(self.cells_needed(size), dtype=np.int64)
         super().__init__(size, cells)
@@ -56,17 +58,24 @@ class StoreRunState(RunState):
         self._closing = threading.Event()
         self._exchanging = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._begun_from = env_steps
         if leads:
             self.open()
         else:
+            self._restore_env_steps()
             self._await_leader(deadline_seconds)
 
     def open(self) -> None:
         super().open()
         if self._leads and self._thread is None:
+            self._restore_env_steps()
             for rank in self._theirs:
-                self._store.set(_column(rank), np.zeros(_COLUMN_CELLS, dtype=np.int64).tobytes())
+                self._store.set(_column(rank), np.append(self._rows[MEMBER_ROWS, rank], 0).tobytes())
             self._start()
+
+    def _restore_env_steps(self) -> None:
+        for rank, steps in enumerate(self._begun_from):
+            self.set_env_steps(rank, steps)
 
     # -- the other processes
 
@@ -170,7 +179,6 @@ class StoreRunState(RunState):
                 self._beats[key] = beat, now
 
 
-_COLUMN_CELLS = len(MEMBER_ROWS) + 1  # the cells that a member writes, and one for the heartbeat
 _HEADER_KEY = "run_state/launcher"
 
 

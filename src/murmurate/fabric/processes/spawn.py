@@ -269,7 +269,7 @@ def _run_worker(
             end: Exit = pickle.loads(packed)(worker)
         except BaseException as error:
             end = Exit.failed(error)
-        message = _pickled(end)
+        message = pickled_exit(end)
         sys.stdout.flush()
         sys.stderr.flush()
         pipe.send_bytes(message)
@@ -278,9 +278,10 @@ def _run_worker(
     exit_now(0)
 
 
-def _pickled(end: Exit) -> bytes:
+def pickled_exit(end: Exit, dumps: Callable[[Exit], bytes] = pickle.dumps) -> bytes:
+    """``end`` pickled by ``dumps``, or a failure that says that its result cannot be."""
     try:
-        pickled = pickle.dumps(end)
+        pickled = dumps(end)
         pickle.loads(pickled)  # can fail, as for an exception whose constructor does not take its message
         return pickled
     except Exception as error:
