@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,9 +12,9 @@ from murmurate.fpga.fixed_point import Lfsr, Saturations, limits, longest_sum, m
 from murmurate.fpga.learner import EmulatedLearner, FixedPointFormats
 
 
-def learner(seed: int = 0, **options: object) -> EmulatedLearner:
+def learner(seed: int = 0, **options: Any) -> EmulatedLearner:
     settings = {"rate_shift": 4, "generator": torch.Generator().manual_seed(seed), **options}
-    return EmulatedLearner((4, 8, 8, 2), **settings)  # type: ignore[arg-type]
+    return EmulatedLearner((4, 8, 8, 2), **settings)
 
 
 def batch(size: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -57,7 +59,12 @@ def test_sums_that_may_overflow_are_refused() -> None:
 def test_quantising_keeps_what_fits() -> None:
     numbers = torch.arange(-32768, 32768, 7)
     assert torch.equal(quantise(value(numbers, 11), 11), numbers)
-    assert quantise(torch.tensor([1e9, -1e9]), 11).tolist() == [32767, -32768]
+    count = Saturations()
+    assert quantise(torch.tensor([1e9, -1e9, 1.0]), 11, count=count).tolist() == [32767, -32768, 2048]
+    assert (count.numbers, count.saturated) == (3, 2)
+    for wrong in (float("nan"), float("inf")):
+        with pytest.raises(Refusal, match="not finite"):
+            quantise(torch.tensor([wrong]), 11)
 
 
 def test_gradients_are_those_of_the_huber_loss() -> None:
@@ -96,8 +103,75 @@ def test_the_loss_falls(stochastic: bool) -> None:
     assert fixed.saturations["weights"].saturated == 0
 
 
-def test_batches_that_need_a_division_are_refused() -> None:
-    with pytest.raises(Refusal, match="power of two"):
-        learner().step(*batch(33))
-    with pytest.raises(Refusal, match="widths"):
-        EmulatedLearner((4,), rate_shift=1, generator=torch.Generator(), numbers=FixedPointFormats())
+def test_weights_of_each_layer_are_rounded_by_a_shift_register_of_their_own() -> None:
+    fixed = learner(stochastic=True)
+    before = [master.clone() for master in fixed.masters]
+    gradients = fixed.step(*batch(32)).gradients
+    for old, new, gradient in zip(before, fixed.masters, gradients, strict=True):
+        noise = Lfsr().draw(gradient.numel()).view_as(gradient)
+        assert torch.equal(new, old - narrow(gradient, fixed.update_shift(32), 56, noise=noise))
+
+
+def test_saturations_are_those_of_gradient_steps() -> None:
+    fixed = learner()
+    observation, action, target = batch(32)
+    observation[3], target[:2] = 1e3, -1e3
+    fixed.values(observation)
+    assert all(count.numbers == 0 for count in fixed.saturations.values())
+    fixed.step(observation, action, target)
+    numbers = {stage: (count.numbers, count.saturated) for stage, count in fixed.saturations.items()}
+    assert numbers["inputs"] == (32 * 4 + 32, 4 + 2)
+    assert numbers["forward"][0] == 32 * (8 + 8 + 2)
+    assert numbers["backward"][0] == 32 * (8 + 8)
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "message"),
+    [
+        (33, {}, "power of two"),
+        (0, {}, "power of two from 1 to 256"),
+        (512, {"pipelines": 2}, "power of two from 2 to 256"),  # each pipeline's sum fits, and all do not
+        (2, {"pipelines": 4}, "power of two from 4"),
+        (4, {"rate_shift": 0}, "rate_shift of 2, or a larger batch"),
+        (64, {"rate_shift": 31, "numbers": FixedPointFormats(master=20)}, "rate_shift of 29, or a smaller"),
+    ],
+)
+def test_batches_that_hardware_cannot_take_are_refused(
+    size: int, options: dict[str, Any], message: str
+) -> None:
+    fixed = learner(**options)
+    before = [master.clone() for master in fixed.masters]
+    with pytest.raises(Refusal, match=message):
+        fixed.step(*batch(size))
+    assert all(torch.equal(a, b) for a, b in zip(before, fixed.masters, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layers": (4,)}, "widths"),
+        *(({"pipelines": wrong}, "power of two up to 256") for wrong in (0, -1, 3, 512)),
+        *(({"rate_shift": wrong}, "0 to 31") for wrong in (-1, 32, 70)),
+    ],
+)
+def test_learners_that_cannot_be_built_are_refused(options: dict[str, Any], message: str) -> None:
+    settings = {"layers": (4, 2), "rate_shift": 4, "generator": torch.Generator(), **options}
+    with pytest.raises(Refusal, match=message):
+        EmulatedLearner(**settings)
+
+
+@pytest.mark.parametrize(
+    ("formats", "message"),
+    [
+        ({"activation": 15, "error": 15}, "fractional bits and errors"),
+        ({"activation": 12, "error": 11}, "fractional bits and errors"),
+        ({"activation": -1}, "fractional bits and errors"),
+        ({"weight": 28}, "more for master"),
+        ({"master": 32}, "more for master"),
+        ({"accumulator_bits": 31}, "32 to 56"),
+        ({"accumulator_bits": 57}, "32 to 56"),
+    ],
+)
+def test_formats_that_do_not_fit_one_another_are_refused(formats: dict[str, int], message: str) -> None:
+    with pytest.raises(Refusal, match=message):
+        FixedPointFormats(**formats)

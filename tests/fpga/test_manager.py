@@ -74,7 +74,7 @@ def test_updates_in_flight_never_give_a_leaf_that_was_always_zero() -> None:
     assert all(index in used for index, _, _ in drawn)
 
 
-@pytest.mark.parametrize("wrong", [(100, 4, 16), (64, 3, 16), (4, 4, 16), (64, 4, 1)])
+@pytest.mark.parametrize("wrong", [(100, 4, 16), (64, 3, 16), (4, 4, 16), (64, 4, 1), (1 << 40, 4, 16)])
 def test_shapes_that_hardware_has_not_are_refused(wrong: tuple[int, int, int]) -> None:
     with pytest.raises(Refusal):
         TreeShape(*wrong)
@@ -87,6 +87,12 @@ def test_memories_that_lie_far_apart_have_a_register_more(monkeypatch: pytest.Mo
     assert shape.sample_latency == near + 1
     found = verify(shape, 500)
     assert (found.mismatches, found.cycles_over_model) == (0, pytest.approx(1, abs=0.01))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_single_operations_take_the_cycles_of_the_model(seed: int) -> None:
+    found = verify(TreeShape(64, 4, 16), 1, seed)  # a priority of zero is among them
+    assert (found.mismatches, found.cycles_over_model) == (0, 1)
 
 
 @pytest.mark.slow

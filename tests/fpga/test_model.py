@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+import dataclasses
+import textwrap
+from pathlib import Path
 
+import numpy as np
+import pytest
+import torch
+
+from murmurate.bench import mapping_table
+from murmurate.cli.main import main
 from murmurate.errors import Refusal
+from murmurate.fpga import learner_area
 from murmurate.fpga.model import ReplayManagerModel, table
 from murmurate.fpga.shape import TreeShape
 
@@ -26,6 +35,8 @@ def test_seconds_are_cycles_over_the_clock() -> None:
     assert model.sample_seconds(256) == pytest.approx((256 + shape.sample_latency) / clock)
     assert model.update_seconds(256) == pytest.approx((256 + shape.update_latency) / clock)
     banked = ReplayManagerModel(shape, banks=4)
+    assert banked.clock == (clock, "assumed")
+    assert ReplayManagerModel(shape, banks=64).sample_seconds(1) == model.sample_seconds(1)
     assert model.sample_seconds(4096) / 4 < banked.sample_seconds(4096) < model.sample_seconds(4096) / 3
 
 
@@ -36,4 +47,58 @@ def test_a_clock_outside_the_table_is_refused_or_assumed() -> None:
     assert ReplayManagerModel(large, mhz=200.0).clock == (200e6, "assumed")
     between = ReplayManagerModel(TreeShape(8_192, 4, 16)).clock
     assert between[1] == "interpolated-pnr"
-    assert between[0] <= max(1e6 * row["mhz"] for row in table())
+    assert between[0] == 1e6 * min(row["mhz"] for row in table() if row["leaves"] in (4_096, 16_384))
+    with pytest.raises(Refusal, match="Use 4096 to 65536 leaves"):
+        _ = ReplayManagerModel(TreeShape(1_024, 4, 16)).clock
+    for wrong in ({"banks": 0}, {"mhz": 0.0}, {"mhz": -1.0}, {"mhz": float("nan")}):
+        with pytest.raises(Refusal, match=r"banks; use|mhz is"):
+            ReplayManagerModel(large, **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("each", "error"), [(0.25, 0.3), (2, 0.125), (8, 0.055), (32, 0.025)])
+def test_the_fullest_of_64_banks_is_that_of_draws(each: float, error: float) -> None:
+    batch = int(64 * each)
+    drawn = np.random.default_rng(0).multinomial(batch, [1 / 64] * 64, size=2_000).max(1).mean()
+    assert drawn * (1 - error) < ReplayManagerModel(TreeShape(4_096), banks=64)._fullest(batch) <= drawn
+
+
+def test_the_report_has_all_digits_and_is_that_of_the_page(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["fpga", "report"]) == 0
+    printed = capsys.readouterr().out
+    for row in table():
+        assert all(f"{row[name]:,}" in printed for name in ("leaves", "lut", "ff", "bram", "mhz"))
+    page = Path(__file__).parents[2] / "docs" / "fpga.md"
+    assert textwrap.indent(printed, "    ") in page.read_text()
+
+
+def test_the_mapping_table_measures_a_learner_of_one_thread() -> None:
+    seen = []
+
+    @dataclasses.dataclass
+    class Probe:
+        batch: int = 1
+
+        def build(self, context: object) -> Probe:
+            return self
+
+        def learn(self, batch: object) -> None:
+            seen.append(torch.get_num_threads())
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        mapping_table._train_seconds(mapping_table._CASES["CartPole"][0], Probe(), 8, 1)
+        assert (seen, torch.get_num_threads()) == ([1, 1, 1], 3)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_units_that_cannot_be_placed_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert learner_area.main(["0", "4"]) == 2
+    assert capsys.readouterr().err == "murmurate: a unit of 0 x 4 elements; use at least 1 x 1.\n"
+    with pytest.raises(SystemExit, match="2"):
+        learner_area.main([])
+    assert "required: rows, columns" in capsys.readouterr().err

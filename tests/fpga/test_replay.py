@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -33,9 +34,15 @@ def test_it_draws_what_the_tree_on_the_host_draws() -> None:
 
 def test_priorities_are_rounded_to_fixed_point() -> None:
     tree = FpgaTree(16, seed=0)
-    tree.set(torch.arange(3), torch.tensor([1e-9, 1.0, 100.0]))
+    with pytest.warns(UserWarning, match=r"limits them to 16\. Use a smaller --replay.alpha"):
+        tree.set(torch.arange(3), torch.tensor([1e-9, 1.0, 100.0]))
     assert tree.priorities[:3].tolist() == [1 / 4096, 1.0, 65535 / 4096]
-    assert tree.saturated == 1
+    with warnings.catch_warnings():  # only the first one warns
+        warnings.simplefilter("error")
+        tree.set(torch.tensor([0, 4]), torch.tensor([1e16, 3e38]))
+    assert tree.priorities[[0, 4]].tolist() == [65535 / 4096] * 2
+    assert tree.saturated == 3
+    assert [part.shape for part in tree.sample(0, 0.4)] == [(0,), (0,)]
     with pytest.raises(ValueError, match="-1"):
         tree.set(torch.tensor([3]), torch.tensor([-1.0]))
 

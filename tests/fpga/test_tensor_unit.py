@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from typing import Any
 
@@ -12,6 +13,7 @@ pytest.importorskip("amaranth", reason="needs murmurate[fpga]")
 
 from amaranth.sim import Simulator
 
+from murmurate.errors import Refusal
 from murmurate.fpga.fixed_point import Lfsr, limits, matmul, narrow
 from murmurate.fpga.learner import MASTER_BITS
 from murmurate.fpga.learner_model import Unit, outer_cycles, product_cycles
@@ -115,3 +117,11 @@ def test_weight_updates(shift: int, stochastic: bool, stalls: float) -> None:
     new = (weight - narrow(gradient, shift, 56, noise=noise)).clamp(*limits(MASTER_BITS))
     assert [f.weight for f in found] == new.tolist()
     assert [f.operand for f in found] == narrow(new, 16).tolist()
+
+
+def test_shifts_that_hardware_has_not_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WeightUpdate, "_MustUse__silence", True)  # no warning that these were not elaborated
+    for shift, operand_shift in ((0, 16), (4, 0)):
+        with pytest.raises(Refusal, match="at least 1"):
+            WeightUpdate(shift, operand_shift)
+    gc.collect()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium
 import numpy as np
@@ -16,7 +16,7 @@ from murmurate.bench._result import Log, spread
 from murmurate.fpga.learner import EmulatedLearner
 from murmurate.fpga.learner_area import measured_units
 from murmurate.fpga.learner_model import choose
-from murmurate.ranges import NonNegativeInt, PositiveInt
+from murmurate.ranges import PositiveInt, Range
 
 NAME = "fpga-learner"
 SUMMARY = "evaluation return of CartPole learned in fixed point, as the FPGA pipeline computes it"
@@ -39,13 +39,13 @@ class FpgaLearnerPlan:
     """env_steps: greatest number of env steps of a run. rate_shift: -log2 of the learning rate. episodes:
     number of episodes of the final evaluation.
 
-    seeds: number of seeds (0, 1, ...). stochastic: whether numbers are rounded up or down at random, without
-    bias, rather than to the nearest.
+    seeds: number of seeds (0, 1, ...). stochastic: whether updates of weights are rounded up or down at
+    random, without bias, rather than to the nearest, as all other numbers are.
     """
 
     seeds: PositiveInt = 2
     env_steps: PositiveInt = 100_000
-    rate_shift: NonNegativeInt = 2
+    rate_shift: Annotated[int, Range(0, 31)] = 2
     episodes: PositiveInt = 100
     stochastic: bool = True
 
@@ -76,9 +76,10 @@ def measure(plan: FpgaLearnerPlan, log: Log) -> dict[str, Any]:
 
 
 def modelled(batch: int) -> dict[str, Any]:
-    """The modelled gradient step on an LFE5U-85F, at the clock of the largest unit placed and routed."""
+    """The modelled gradient step on an LFE5U-85F. That the whole design, which was not placed, has the clock
+    of the largest unit placed and routed is assumed."""
     unit = max(measured_units(), key=lambda unit: unit["dsp"])
-    model = choose(_LAYERS, batch, clock_hz=unit["mhz"] * 1e6, clock_provenance=unit["provenance"])
+    model = choose(_LAYERS, batch, clock_hz=unit["mhz"] * 1e6)
     return {
         "batch": batch,
         "cycles": model.gradient_step_cycles(batch),
@@ -86,13 +87,14 @@ def modelled(batch: int) -> dict[str, Any]:
         "dsps": model.dsps,
         "pipelines": model.dp,
         "clock_of_one_unit_mhz": unit["mhz"],
+        "clock_of_one_unit_provenance": unit["provenance"],
         "clock_provenance": model.clock_provenance,
     }
 
 
 def train(plan: FpgaLearnerPlan, seed: int) -> dict[str, Any]:
     """One run: final ``return`` (mean of the episodes), ``env_steps``, ``seconds``, and ``saturated``, the
-    share of numbers that did not fit their format, by stage of the gradient step."""
+    share of numbers that did not fit their format in gradient steps, by stage."""
     generator, explorer = torch.Generator().manual_seed(seed), random.Random(seed)
     learner = EmulatedLearner(
         _LAYERS, rate_shift=plan.rate_shift, generator=generator, stochastic=plan.stochastic

@@ -39,10 +39,10 @@ _CASES: dict[str, tuple[EnvSpec, Any, tuple[int, ...]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class MappingTablePlan:
-    """leaves: number of leaves of the replay's tree (the FPGA's table has a clock for this number). actors:
-    number of actors, as in the thesis. link_seconds: assumed latency between host and FPGA.
-    link_bytes_per_second: assumed bandwidth between host and FPGA. repetitions: number of repetitions of each
-    time that is measured."""
+    """leaves: number of leaves of the replay's tree, a power of two from 4096 to 65536 (the FPGA's table has
+    clocks for these). actors: number of actors, as in the thesis. link_seconds: assumed latency between host
+    and FPGA. link_bytes_per_second: assumed bandwidth between host and FPGA. repetitions: number of
+    repetitions of each time that is measured."""
 
     leaves: PositiveInt = 65_536
     actors: PositiveInt = 16
@@ -61,9 +61,9 @@ def measure(plan: MappingTablePlan, log: Log) -> dict[str, Any]:
     pair of devices (Fig. 4.11, Table 4.3). ``search_seconds``: time in which all of them were chosen.
     """
     batches = sorted({batch for _, _, sizes in _CASES.values() for batch in sizes})
-    host_sample, host_update = _host_replay(plan, batches)
     model = ReplayManagerModel(TreeShape(plan.leaves, 4, 16))
-    clock, provenance = model.clock
+    clock, provenance = model.clock  # refuses leaves outside its table, before anything is measured
+    host_sample, host_update = _host_replay(plan, batches)
     fpga_sample = fit([(b, model.sample_seconds(b)) for b in batches])
     fpga_update = fit([(b, model.update_seconds(b)) for b in batches])
     link = Link(plan.link_seconds, plan.link_bytes_per_second, "assumed")
@@ -158,7 +158,7 @@ def _times(call: Callable[[], Any], repetitions: int) -> list[float]:
 
 
 def _train_seconds(spec: EnvSpec, config: Any, batch: int, repetitions: int) -> float:
-    """Median seconds of a gradient step."""
+    """Median seconds of a gradient step on one thread, which leaves the other cores to the replay."""
     agent = dataclasses.replace(config, batch=batch).build(Context(spec, Replica, seed=0))
     generator = torch.Generator().manual_seed(0)
 
@@ -183,10 +183,14 @@ def _train_seconds(spec: EnvSpec, config: Any, batch: int, repetitions: int) -> 
         torch.full((batch,), 0.99),
         observation(),
     )
-    times = []
-    for number in range(repetitions + 2):
-        began = time.perf_counter()
-        agent.learn(Batch(sample))
-        if number >= 2:
-            times.append(time.perf_counter() - began)
+    times, threads = [], torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for number in range(repetitions + 2):
+            began = time.perf_counter()
+            agent.learn(Batch(sample))
+            if number >= 2:
+                times.append(time.perf_counter() - began)
+    finally:
+        torch.set_num_threads(threads)
     return statistics.median(times)

@@ -12,6 +12,19 @@ from typing import Any
 from murmurate.cli.options import number_argument
 from murmurate.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Seed
 
+_COLUMNS = {
+    "leaves": "leaves",
+    "fan_out": "K",
+    "width": "W",
+    "lut": "LUT",
+    "ff": "FF",
+    "bram": "block RAM",
+    "dsp": "DSP",
+    "sample_cycles": "sample",
+    "update_cycles": "update",
+    "mhz": "MHz",
+}
+
 
 def add_verbs(verbs: Any) -> None:
     count, non_negative = number_argument(PositiveInt), number_argument(NonNegativeInt)
@@ -116,22 +129,10 @@ def _report(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _show(rows: list[dict[str, Any]]) -> None:
-    import rich.console
-    import rich.table
-
-    names = (
-        "leaves",
-        "fan_out",
-        "width",
-        "lut",
-        "ff",
-        "bram",
-        "dsp",
-        "mhz",
-        "sample_cycles",
-        "update_cycles",
-    )
-    table = rich.table.Table(*names, title="place and route (static timing; no board)")
-    for row in rows:
-        table.add_row(*(f"{row[name]:,}" for name in names))
-    rich.console.Console().print(table)
+    """Print a table in which nothing is cut, however narrow the terminal."""
+    lines = [list(_COLUMNS.values())]
+    lines += [[f"{row[name]:,}" for name in _COLUMNS] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    print("place and route (static timing, no board); sample, update: latencies in cycles")
+    for line in lines:
+        print("  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)))

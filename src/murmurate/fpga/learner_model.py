@@ -4,12 +4,15 @@ on a device (Zhang 2022, sections 4.2.2.3 and 4.4.1.2). Nothing here needs Amara
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
+from typing import NamedTuple, TypeVar
 
 from murmurate.errors import Refusal
 
+Item = TypeVar("Item")
 LFE5U_85F_DSPS = 156  # its multipliers (MULT18X18D)
 
 
@@ -19,6 +22,10 @@ class Unit:
 
     rows: int
     columns: int
+
+    def __post_init__(self) -> None:
+        if min(self.rows, self.columns) < 1:
+            raise Refusal(f"a unit of {self.rows} x {self.columns} elements; use at least 1 x 1.")
 
     @property
     def dsps(self) -> int:
@@ -32,6 +39,12 @@ def product_cycles(unit: Unit, m: int, k: int, n: int) -> int:
     return tiles * (unit.rows + m + unit.rows + unit.columns - 1)
 
 
+def first_row_cycles(unit: Unit, m: int, k: int, n: int) -> int:
+    """Cycles of ``product_cycles`` from its first row of input to its first complete row of output, which
+    leaves in the last tile; the first tile has been loaded before."""
+    return product_cycles(unit, m, k, n) - unit.rows - m
+
+
 def outer_cycles(unit: Unit, m: int, k: int, n: int) -> int:
     """Cycles of [k, m] @ [m, n] by ``OuterUnit``: for each tile m pairs are added, then its rows leave."""
     tiles = math.ceil(k / unit.rows) * math.ceil(n / unit.columns)
@@ -40,6 +53,8 @@ def outer_cycles(unit: Unit, m: int, k: int, n: int) -> int:
 
 def stages(layers: Sequence[int]) -> list[tuple[str, int, int]]:
     """(FW, BW or WA; K; N) of each stage with a tensor unit. A bias is an additional row of FW and WA."""
+    if len(layers) < 2 or min(layers) < 1:
+        raise Refusal(f"layers is {tuple(layers)}; give the widths of at least two, such as (4, 8, 8, 2).")
     shapes = list(pairwise(layers))
     return [
         *(("FW", k + 1, n) for k, n in shapes),
@@ -52,10 +67,13 @@ def stages(layers: Sequence[int]) -> list[tuple[str, int, int]]:
 class LearnerModel:
     """DP pipelines of FW, LOSS, BW and WA (see ``learner``) with a unit for each of ``stages(layers)``.
 
-    The weights of a tile are loaded once, for all samples of a sub-batch. A stage begins when the stage
-    before has sent its first complete row. clock_provenance: whether ``clock_hz`` is ``measured-pnr`` (from
-    place and route) or ``assumed``. The model leaves out the forward pass of the target net, and the link to
-    the host.
+    A tile of weights is loaded once for all samples of a sub-batch, the first tile of a stage while the stage
+    waits. A stage begins when the stage before has sent its first complete row; WA of a layer begins with BW
+    of that layer. clock_provenance: whether ``clock_hz`` is ``measured-pnr`` (from place and route) or
+    ``assumed``.
+
+    The model leaves out the forward pass of the target net, the link to the host, and what only ``learner``
+    has: narrowing of sums to 16 bits, ReLU and its mask in BW, and the constant 1 after activations.
     """
 
     layers: tuple[int, ...]
@@ -67,7 +85,7 @@ class LearnerModel:
     def __post_init__(self) -> None:
         if len(self.units) != len(stages(self.layers)):
             raise Refusal(f"{len(self.units)} units for {len(stages(self.layers))} stages; give one each.")
-        if self.dp < 1 or self.clock_hz <= 0:
+        if self.dp < 1 or not self.clock_hz > 0:
             raise Refusal(f"dp is {self.dp} and clock_hz {self.clock_hz}; both must be positive.")
         if self.clock_provenance not in ("measured-pnr", "assumed"):
             raise Refusal(f"clock_provenance is '{self.clock_provenance}': use measured-pnr or assumed.")
@@ -76,29 +94,34 @@ class LearnerModel:
     def dsps(self) -> int:
         return self.dp * sum(unit.dsps for unit in self.units)
 
-    def stage_cycles(self, batch: int) -> list[int]:
-        """The cycles of each stage by itself, for the sub-batch of one pipeline."""
-        share = math.ceil(batch / self.dp)
-        return [
-            (outer_cycles if kind == "WA" else product_cycles)(unit, share, k, n)
-            for (kind, k, n), unit in zip(stages(self.layers), self.units, strict=True)
-        ]
-
     def gradient_step_cycles(self, batch: int) -> int:
-        """Cycles of the slowest stage, of filling the pipeline, of the sum over pipelines, and of the weight
-        update.
+        """Cycles of loading FW's first tile, of FW, LOSS, BW and WA up to the last row of a gradient, of the
+        sum over pipelines, and of the weight update.
 
         Sum and update work on one weight per cycle in each layer, on all layers at once; the sum over DP
         pipelines is a tree of adders in front of the update, log2 DP stages deep.
         """
-        # latencies: 1 of LOSS, and those of all units
-        fill = 1 + sum(unit.rows + unit.columns - 1 for unit in self.units)
+        share, shapes = math.ceil(batch / self.dp), stages(self.layers)
+        own = [_own_cycles(*shape, unit, share) for shape, unit in zip(shapes, self.units, strict=True)]
+        forward, backward, gradient = _by_kind(own)
+        errors = self.units[0].rows + sum(forward) + 1  # when a layer's first errors arrive; 1: LOSS
+        end = errors + gradient[0]
+        for layer_backward, layer_gradient in zip(backward, gradient[1:], strict=True):
+            errors += layer_backward
+            end = max(end, errors + layer_gradient)
         weights = max((k + 1) * n for k, n in pairwise(self.layers))
-        reduction = math.ceil(math.log2(self.dp))
-        return max(self.stage_cycles(batch)) + fill + weights + 1 + reduction
+        return end + weights + 1 + math.ceil(math.log2(self.dp))
 
     def gradient_step_seconds(self, batch: int) -> float:
         return self.gradient_step_cycles(batch) / self.clock_hz
+
+
+class _Sizes(NamedTuple):
+    """Units of some stages, each with the number of its stage, and the cycles that these stages take."""
+
+    dsps: int
+    cycles: int
+    units: tuple[tuple[int, Unit], ...]
 
 
 def choose(
@@ -109,39 +132,70 @@ def choose(
     dsps: int = LFE5U_85F_DSPS,
     clock_provenance: str = "assumed",
 ) -> LearnerModel:
-    """The fastest model with at most ``dsps`` multipliers: for each DP, the slowest stage gets a larger unit
-    as long as it fits.
+    """The model with the fewest cycles and at most ``dsps`` multipliers, of all whose DP is a power of two.
 
     Raises Refusal if ``dsps`` is less than one multiplier per stage.
     """
     shapes = stages(layers)
+    if batch < 1:
+        raise Refusal(f"a batch of {batch}; use at least 1.")
     if len(shapes) > dsps:
         raise Refusal(f"{len(shapes)} stages need {len(shapes)} multipliers at least, and there are {dsps}.")
-    best: LearnerModel | None = None
+    models = []
     for dp in (1 << i for i in range(min(batch, dsps // len(shapes)).bit_length())):
-        model = LearnerModel(layers, (Unit(1, 1),) * len(shapes), dp, clock_hz, clock_provenance)
-        while True:
-            if best is None or model.gradient_step_cycles(batch) < best.gradient_step_cycles(batch):
-                best = model
-            cycles = model.stage_cycles(batch)
-            slowest = cycles.index(max(cycles))
-            kind, k, n = shapes[slowest]
-            available = dsps // dp - model.dsps // dp + model.units[slowest].dsps
-            unit_cycles = outer_cycles if kind == "WA" else product_cycles
-            share = math.ceil(batch / dp)
-            faster = [
-                unit
-                for r, c in product(_tile_sizes(k), _tile_sizes(n))
-                if (unit := Unit(r, c)).dsps <= available and unit_cycles(unit, share, k, n) < cycles[slowest]
-            ]
-            if not faster:
-                break
-            # the smallest of the faster units
-            unit = min(faster, key=lambda u: (u.dsps, unit_cycles(u, share, k, n)))
-            units = (*model.units[:slowest], unit, *model.units[slowest + 1 :])
-            model = LearnerModel(layers, units, dp, clock_hz, clock_provenance)
-    assert best is not None
-    return best
+        most, share = dsps // dp, math.ceil(batch / dp)
+        sizes = [
+            _fastest(
+                (
+                    # FW's first tile cannot be loaded while it waits
+                    _Sizes(r * c, _own_cycles(kind, k, n, unit, share) + r * (stage == 0), ((stage, unit),))
+                    for r, c in product(_tile_sizes(k), _tile_sizes(n))
+                    if (unit := Unit(r, c))
+                ),
+                most,
+            )
+            for stage, (kind, k, n) in enumerate(shapes)
+        ]
+        forward, backward, gradient = _by_kind(sizes)
+        path = gradient[-1]
+        for layer_backward, layer_gradient in zip(backward[::-1], gradient[-2::-1], strict=True):
+            path = _joined(layer_gradient, _joined(layer_backward, path, operator.add, most), max, most)
+        for layer_forward in forward:
+            path = _joined(layer_forward, path, operator.add, most)
+        units = tuple(unit for _, unit in sorted(path[-1].units))
+        models.append(LearnerModel(layers, units, dp, clock_hz, clock_provenance))
+    return min(models, key=lambda model: model.gradient_step_cycles(batch))
+
+
+def _by_kind(of_stages: list[Item]) -> tuple[list[Item], list[Item], list[Item]]:
+    """``of_stages``, which has an item for each of ``stages``, by FW, BW and WA."""
+    layers = (len(of_stages) + 1) // 3
+    return of_stages[:layers], of_stages[layers : 2 * layers - 1], of_stages[2 * layers - 1 :]
+
+
+def _own_cycles(kind: str, k: int, n: int, unit: Unit, share: int) -> int:
+    """Cycles from a stage's first row of input to its first row of output, or for WA to its last."""
+    return (outer_cycles if kind == "WA" else first_row_cycles)(unit, share, k, n)
+
+
+def _joined(
+    one: list[_Sizes], other: list[_Sizes], cycles: Callable[[int, int], int], most: int
+) -> list[_Sizes]:
+    """The fastest sizes of the stages of both, whose cycles together are ``cycles`` of those of each."""
+    pairs = product(one, other)
+    return _fastest(
+        (_Sizes(a.dsps + b.dsps, cycles(a.cycles, b.cycles), a.units + b.units) for a, b in pairs), most
+    )
+
+
+def _fastest(found: Iterable[_Sizes], most: int) -> list[_Sizes]:
+    """Those with at most ``most`` multipliers and fewer cycles than any with as few multipliers, from the
+    slowest to the fastest."""
+    kept: list[_Sizes] = []
+    for sizes in sorted(found, key=lambda sizes: sizes[:2]):
+        if sizes.dsps <= most and (not kept or sizes.cycles < kept[-1].cycles):
+            kept.append(sizes)
+    return kept
 
 
 def _tile_sizes(extent: int) -> list[int]:

@@ -30,7 +30,8 @@ class ReplayManagerModel:
     """A replay manager of ``banks`` trees, each with a pipeline of its own; each index belongs to a random
     bank.
 
-    speed: speed grade of the device. mhz: an assumed clock; None: the clock of the committed table.
+    speed: speed grade of the device. mhz: an assumed clock; None: the clock of the committed table, whose
+    designs have one bank.
     """
 
     shape: TreeShape
@@ -39,15 +40,26 @@ class ReplayManagerModel:
     speed: int = 6
     mhz: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.banks < 1:
+            raise Refusal(f"{self.banks} banks; use at least 1.")
+        if self.mhz is not None and not 0 < self.mhz < math.inf:
+            raise Refusal(f"mhz is {self.mhz}; use a positive clock, or None for that of the table.")
+
     @property
     def clock(self) -> tuple[float, Provenance]:
         """(Hz, how it is known): the clock of the best placement seed. Between two sizes of the table with
-        the same fan-out and width, it is the lower clock of the two.
+        the same fan-out and width, it is the lower clock of the two. That several banks keep the clock of
+        one is assumed.
 
         Raises Refusal for a size outside the table.
         """
         if self.mhz is not None:
             return 1e6 * self.mhz, "assumed"
+        hertz, provenance = self._clock_of_one_bank()
+        return hertz, provenance if self.banks == 1 else "assumed"
+
+    def _clock_of_one_bank(self) -> tuple[float, Provenance]:
         rows = self._rows()
         measured_mhz = [row["mhz"] for row in rows if row["leaves"] == self.shape.leaves]
         if measured_mhz:
@@ -56,11 +68,11 @@ class ReplayManagerModel:
         above = [row for row in rows if row["leaves"] > self.shape.leaves]
         if not below or not above:
             known = sorted({row["leaves"] for row in rows})
+            use = f"Use {known[0]} to {known[-1]} leaves, or give mhz" if known else "Give mhz"
             raise Refusal(
-                f"the table of place and route has no clock for {self.shape.leaves:,} leaves of fan-out "
-                f"{self.shape.fan_out} and width {self.shape.width} on {self.device} (it has "
-                f"{', '.join(f'{n:,}' for n in known) or 'none'}). Measure it: murmurate fpga pnr; or "
-                "assume a clock."
+                f"the table of place and route has no clock for {self.shape.leaves} leaves of fan-out "
+                f"{self.shape.fan_out} and width {self.shape.width} on {self.device} of speed grade "
+                f"{self.speed}. {use}; murmurate fpga pnr finds it."
             )
         neighbours = max(below, key=lambda row: row["leaves"]), min(above, key=lambda row: row["leaves"])
         return 1e6 * min(row["mhz"] for row in neighbours), "interpolated-pnr"
@@ -78,11 +90,14 @@ class ReplayManagerModel:
 
     def _fullest(self, batch: int) -> float:
         """Expected number of operations of the bank with most of them: the expected maximum of as many
-        binomials as there are banks, approximated by normal variables (Blom 1958). It is 3 to 8 % less than
-        in simulations with 2 to 16 operations per bank, and 1 % less with more."""
+        binomials as there are banks, approximated by normal variables (Blom 1958), and at least 1.
+
+        With up to 64 banks it is less than in simulations by at most 29 % at less than 1 operation per bank,
+        12 % at 2, 5 % at 8, 2 % at 32, and 1 % at 256.
+        """
         mean = batch / self.banks
         if self.banks == 1:
             return float(batch)
         deviation = math.sqrt(mean * (1 - 1 / self.banks))
         greatest = NormalDist().inv_cdf((self.banks - 0.375) / (self.banks + 0.25))
-        return min(float(batch), mean + greatest * deviation)
+        return min(float(batch), max(1.0, mean + greatest * deviation))

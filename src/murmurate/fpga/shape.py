@@ -12,7 +12,9 @@ READ_CYCLES = 2  # cycles from an address to the data at the memory's output reg
 BYPASS_CYCLES = 1  # extra cycle of memories that return data written in the cycle of the read
 FAR_WORDS = 4_096  # memories of this many words or more are spread out: their inputs have an extra register
 SUM_CYCLES = 3  # cycles to select the lane, take a newer sum, and add
-UNIFORM_BITS = 24  # bits of a random number
+# bits of a random number: a leaf below total / 2^24 may have no mass, and then is never drawn
+UNIFORM_BITS = 24
+MOST_LEAVES = 1 << 20  # the simulation holds each word of each memory; the largest ECP5 has no room for 2^17
 # cycles of a multiplication: one for its inputs, then one for each level of a tree of adders
 MULTIPLY_CYCLES = 1 + (UNIFORM_BITS - 1).bit_length()
 OUTPUT_CYCLES = 2  # cycles through the buffered output queue
@@ -32,7 +34,8 @@ class TreeShape:
     a lane has as many bits as the sum of its leaves may need. If log2(N) is no multiple of log2(K), the root
     has fewer children.
 
-    Raises Refusal if N or K is no power of two, or the tree has fewer than two levels.
+    Raises Refusal if N or K is no power of two, N is above ``MOST_LEAVES``, or the tree has fewer than two
+    levels.
     """
 
     leaves: int
@@ -43,6 +46,8 @@ class TreeShape:
         for name, value in (("leaves", self.leaves), ("fan_out", self.fan_out)):
             if value < 2 or value & (value - 1):
                 raise Refusal(f"{name} is {value}, and hardware needs a power of two. Use 4096 and 4, say.")
+        if self.leaves > MOST_LEAVES:
+            raise Refusal(f"{self.leaves} leaves, one for each transition; use {MOST_LEAVES} at most.")
         if not 2 <= self.width <= 32:
             raise Refusal(f"width is {self.width} bits; a priority has 2 to 32.")
         if self.leaves <= self.fan_out:

@@ -87,7 +87,9 @@ class SimulatedManager:
         self._updates.extend(updates)
         self._samples.extend(uniforms)
         self._indices.clear()
-        self._run(max(len(updates) + self.shape.update_latency + 1, len(uniforms) + self.dut.sample_latency))
+        update_cycles = len(updates) + self.shape.update_latency + 1 if updates else 0
+        sample_cycles = len(uniforms) + self.dut.sample_latency if uniforms else 0
+        self._run(max(update_cycles, sample_cycles))
         while len(self._indices) < len(uniforms):
             self._run(1)
         return list(self._indices)

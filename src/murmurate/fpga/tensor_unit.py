@@ -10,6 +10,7 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.data import ArrayLayout, StructLayout
 from amaranth.lib.wiring import In, Out
 
+from murmurate.errors import Refusal
 from murmurate.fpga.fixed_point import LFSR_BITS, LFSR_TAPS, OPERAND_BITS, limits
 from murmurate.fpga.learner import MASTER_BITS
 
@@ -165,14 +166,15 @@ class WeightUpdate(wiring.Component):
 
     Args:
         shift: at least 1; see ``EmulatedLearner.update_shift``.
-        operand_shift: number of low bits of a weight that its operand omits.
+        operand_shift: number of low bits of a weight that its operand omits, at least 1.
     """
 
     def __init__(
         self, shift: int, operand_shift: int, accumulator_bits: int = 40, stochastic: bool = False
     ) -> None:
-        if shift < 1:
-            raise ValueError(f"shift is {shift}; it must be at least 1")
+        for name, value in (("shift", shift), ("operand_shift", operand_shift)):
+            if value < 1:
+                raise Refusal(f"{name} is {value}; use at least 1.")
         self.shift, self.operand_shift, self.stochastic = shift, operand_shift, stochastic
         inputs = {"weight": signed(MASTER_BITS), "gradient": signed(accumulator_bits)}
         outputs = {"weight": signed(MASTER_BITS), "operand": signed(OPERAND_BITS)}

@@ -45,7 +45,8 @@ def verify(
     shape: TreeShape, operations: int, seed: int = 0, log: Callable[[str], None] = lambda line: None
 ) -> Verification:
     """Simulate ``operations`` updates and as many samples, in rounds of 2,000 updates and then 2,000 samples.
-    After a round's updates the total is compared, and then the index of every sample."""
+    After a round's updates the total is compared, and then the index of every sample, or that none is found
+    if all priorities are zero."""
     generator, manager = random.Random(seed), SimulatedManager(shape)
     priorities = np.zeros(shape.leaves, np.int64)
     done = mismatches = modelled_cycles = 0
@@ -65,7 +66,7 @@ def verify(
         drawn = manager.sample(uniforms)
         modelled_cycles += count + shape.sample_latency
         mismatches += sum(
-            (index, found) != (int(expected_index), True)
+            (index, found) != (int(expected_index), True) if total else found
             for (index, found, _), expected_index in zip(drawn, expected, strict=True)
         )
         done += count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import torch
@@ -20,10 +21,11 @@ _WIDTH, _FAN_OUT = 16, 4  # bits of a priority, children of a node
 
 class FpgaTree:
     """See ``SumTree``. Priorities are 16-bit multiples of 1 / 4096. A positive priority is raised to at least
-    1 / 4096, so that it can be drawn, and limited to 16; ``saturated`` counts the priorities above 16.
+    1 / 4096 and limited to 16; ``saturated`` counts the priorities above 16, and the first one warns.
 
-    Masses are drawn by the hardware from ``UNIFORM_BITS`` random bits, so ``find`` is computed on the host.
-    The number of leaves is ``capacity`` rounded up to a power of two.
+    Masses are drawn by the hardware from ``UNIFORM_BITS`` random bits, so ``find`` is computed on the host,
+    and a priority below total / 2^24 may never be drawn. The number of leaves is ``capacity`` rounded up to a
+    power of two.
     """
 
     backend = "fpga"
@@ -56,9 +58,16 @@ class FpgaTree:
         if not bool(valid.all()):
             raise wrong_priority(index, priority, int((~valid).nonzero()[0]), self.capacity)
         greatest = (1 << _WIDTH) - 1
-        fixed = (priority.double() * _SCALE).round().long()
-        self.saturated += int((fixed > greatest).sum())
-        fixed = torch.where(priority > 0, fixed.clamp(1, greatest), 0)
+        rounded = (priority.double() * _SCALE).round()
+        saturated = int((rounded > greatest).sum())
+        if saturated and not self.saturated:
+            warnings.warn(
+                f"a priority is {float(priority.max()):g}, and the FPGA's replay limits them to 16. Use a "
+                "smaller --replay.alpha or smaller rewards, or --replay.manager host.",
+                stacklevel=2,
+            )
+        self.saturated += saturated
+        fixed = torch.where(priority > 0, rounded.clamp(1, greatest).long(), 0)
         self.manager.update(index.tolist(), fixed.tolist())
         for i, value in zip(index.tolist(), fixed.tolist(), strict=True):  # the last of equal indices wins
             self._fixed[i] = value
@@ -85,7 +94,8 @@ class FpgaTree:
         if stratified:
             u = (u + torch.arange(count, dtype=torch.float64)) / count
         bits = (u * (1 << UNIFORM_BITS)).long().clamp(max=(1 << UNIFORM_BITS) - 1)
-        index = torch.tensor([leaf for leaf, _, _ in self.manager.sample(bits.tolist())])
+        drawn = self.manager.sample(bits.tolist())
+        index = torch.tensor([leaf for leaf, _, _ in drawn], dtype=torch.int64)
         weight = ((self._fixed[index] / _SCALE / self.minimum).clamp(min=1.0) ** -beta).float()
         if out is None:
             return Draw(index, weight)
