@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -11,6 +13,7 @@ from murmurate.agents.td3 import TD3
 from murmurate.bench import control_learning, control_throughput, spo_learning
 from murmurate.bench._control_limit import ACTIONS, BATCH, OBSERVED, Update
 from murmurate.bench._racer import RaceWindow
+from murmurate.errors import MissingExtra, Refusal
 from murmurate.replay.interface import Sample
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
@@ -82,3 +85,33 @@ def test_learners_of_spo_share_batch_and_steps() -> None:
     options = dict(zip(run.settings[::2], run.settings[1::2], strict=True))
     assert (options["--agent.batch"], options["--replay.learning-starts"]) == ("64", "6000")
     assert (options["--strategy.period"], options["--agent.target-every"]) == ("25", "200")
+
+
+def test_a_row_does_not_judge_survivors() -> None:
+    plan = control_learning.ControlLearningPlan()
+    summaries = [
+        {"eval_return_mean": 8000.0, "exit": exit_, "wall_seconds": 1.0}
+        for exit_ in ("finished", "finished", "failed: the loss of replica 0 is nan")
+    ]
+    row = control_learning._row(plan, "halfcheetah", "td3", summaries, [7000.0, 8000.0])
+    assert (row["diverged"], row["mean"], row["reached"], row["welch_p"]) == (1, 8000.0, False, None)
+    assert control_learning._welch([1.0, 1.0], [2.0, 2.0]) is None, "NaN is no JSON"
+
+
+@pytest.mark.parametrize("package", ["stable-baselines3", "scipy"])
+def test_a_missing_package_is_named_before_anything_is_trained(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("murmurate.bench._commands.missing", lambda name, *_: name == package)
+    monkeypatch.setattr("murmurate.bench._resumable.expected", lambda *_: pytest.fail("it began"))
+    with pytest.raises(MissingExtra, match=package):
+        control_learning.measure(control_learning.FULL, print)
+    if package == "scipy":
+        with pytest.raises(MissingExtra, match=package):
+            spo_learning.measure(spo_learning.FULL, print)
+
+
+def test_learners_that_cannot_share_a_batch_are_refused() -> None:
+    plan = dataclasses.replace(spo_learning.FULL, learners=(1, 3))
+    with pytest.raises(Refusal, match=r"3 learners cannot share a batch of 256 equally. Use --batch 258"):
+        spo_learning.measure(plan, print)

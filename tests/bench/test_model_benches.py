@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ def test_unknown_tasks_and_agents_are_refused() -> None:
 def test_claims_compare_memr_with_mbpo() -> None:
     def row(agent: str, mean: float, deviation: float, updates: float, imagined: float) -> dict[str, object]:
         return {
-            "task": "hopper", "agent": agent, "mean": mean, "deviation": deviation,
+            "task": "hopper", "agent": agent, "mean": mean, "deviation": deviation, "diverged": 0,
             "policy_updates": updates, "imagined_transitions": imagined,
         }  # fmt: skip
 
@@ -75,6 +76,8 @@ def test_claims_compare_memr_with_mbpo() -> None:
     (claim,) = memr.claims([mbpo, row("memr", 2700.0, 500.0, 325_000, 6e6)])
     assert not claim["reached"], "it is MBPO's deviation that counts"
     assert memr.claims([mbpo]) == []
+    (claim,) = memr.claims([mbpo, row("memr", 2850.0, 10.0, 325_000, 6e6) | {"diverged": 1}])
+    assert not claim["reached"], "survivors alone are not judged"
 
 
 def test_the_curve_begins_where_all_runs_have_one(tmp_path: Path) -> None:
@@ -89,3 +92,36 @@ def test_the_curve_begins_where_all_runs_have_one(tmp_path: Path) -> None:
     runs = [Recorded([0, 100], [0, 100]), Recorded([40, 80], [0, 40])]
     points = memr._curve(runs, [25, 50, 75])  # type: ignore[arg-type]
     assert points == [{"env_steps": 50.0, "return": 30.0}, {"env_steps": 75.0, "return": 55.0}]
+
+
+def test_the_curve_ends_where_the_shortest_run_does() -> None:
+    class Recorded:
+        def __init__(self, end: float) -> None:
+            self.end = end
+
+        def mean(self, key: str, axis: str) -> tuple[list[float], list[float]]:
+            return [0, self.end], [0, self.end]
+
+    points = memr._curve([Recorded(99.9), Recorded(70.0)], [50, 75, 100])  # type: ignore[arg-type,list-item]
+    assert [point["env_steps"] for point in points] == [50.0]
+    points = memr._curve([Recorded(99.9), Recorded(100.0)], [50, 100])  # type: ignore[arg-type,list-item]
+    assert [point["env_steps"] for point in points] == [50.0, 100.0]
+
+
+def test_a_diverged_seed_counts_in_no_mean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plan = dataclasses.replace(memr.QUICK, where=str(tmp_path))
+    runs = {seed: memr.planned(plan, "inverted-pendulum", "sac", seed) for seed in (0, 1)}
+    opened: list[str] = []
+    monkeypatch.setattr(memr, "open_run", lambda folder: opened.append(folder.name))
+    monkeypatch.setattr(memr, "_last", lambda run, key: 6.0)
+    monkeypatch.setattr(memr, "_curve", lambda runs, marks: [])
+    exits = ("finished", "failed: the loss of replica 0 is nan")
+    summaries = {
+        ("inverted-pendulum", "sac", seed): {
+            "eval_return_mean": 9.0, "exit": exits[seed], "updates": 100 - 99 * seed, "wall_seconds": 1.0
+        }
+        for seed in runs
+    }  # fmt: skip
+    row = memr._row(plan, "inverted-pendulum", "sac", runs, summaries)
+    assert (row["diverged"], row["policy_updates"], row["imagined_transitions"]) == (1, 100, 6.0)
+    assert opened == [runs[0].folder.name]

@@ -23,6 +23,7 @@ from murmurate.bench._racer import ThroughputPlan
 from murmurate.bench._result import Log, progress_log
 from murmurate.cli.options import change, options
 from murmurate.errors import Refusal
+from murmurate.fpga.learner import EmulatedLearner
 from murmurate.mapping import measure as costs
 from murmurate.ranges import check_number
 from murmurate.record.runs import RecordedRun
@@ -71,10 +72,24 @@ def test_transport_compares_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
     json.dumps(result)
 
 
-def test_fpga_learner_trains_and_evaluates() -> None:
+def test_fpga_learner_trains_and_evaluates(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("amaranth")
-    plan = fpga_learner.FpgaLearnerPlan(seeds=1, env_steps=600, episodes=1)
-    json.dumps(fpga_learner.measure(plan, SILENT))
+    made: list[tuple[Any, list[Any]]] = []
+
+    def learner(*arguments: Any, **options: Any) -> Any:
+        found = EmulatedLearner(*arguments, **options)
+        made.append((found, [master.clone() for master in found.masters]))
+        return found
+
+    monkeypatch.setattr(fpga_learner, "EmulatedLearner", learner)
+    monkeypatch.setattr(fpga_learner, "_LEARNING_STARTS", 100)
+    plan = fpga_learner.FpgaLearnerPlan(seeds=1, env_steps=200, episodes=1)
+    result = fpga_learner.measure(plan, SILENT)
+    json.dumps(result)
+    [(trained, before)] = made
+    assert all(not old.equal(new) for old, new in zip(before, trained.masters, strict=True))
+    assert trained.saturations["forward"].numbers == 101 * 64 * (8 + 8 + 2)
+    assert result["modelled"]["clock_provenance"] == "assumed"  # the design was not placed
 
 
 def test_cartpole_learning_counts_who_reached_the_goal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -10,8 +11,16 @@ from typing import Any
 import pytest
 
 from murmurate.cli.main import main
-from murmurate.mapping import exchange, measure
-from murmurate.mapping.profile import load, save
+from murmurate.cli.options import change
+from murmurate.cli.plan import PROFILE, _words, advice
+from murmurate.errors import Refusal
+from murmurate.mapping import exchange, learning, measure
+from murmurate.mapping.candidates import Candidate
+from murmurate.mapping.cost import Prediction
+from murmurate.mapping.profile import DeviceProfile, key, load, save
+from murmurate.recipes import recipe
+from murmurate.strategies import strategy
+from murmurate.training.run import Run
 from pictures import write_folder
 
 Capture = pytest.CaptureFixture[str]
@@ -59,9 +68,18 @@ def test_own_options_are_part_of_the_command_and_a_new_profile_may_be_anywhere(
     assert main([*words, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert (folder / "elsewhere.json").is_file()
-    assert all(row["changes"][:4] == ["--strategy", "gala", "--simulators", "4"] for row in rows)
+    for row in rows:
+        has_another = row["name"].startswith("--strategy")
+        kept = (
+            ["--simulators", "4", "--strategy"]
+            if has_another
+            else ["--strategy", "gala", "--simulators", "4"]
+        )
+        assert row["changes"][: len(kept)] == kept
+        assert row["changes"].count("--strategy") == 1
     assert main(words[:-3]) == 0
-    assert "murmurate train cartpole-a2c --strategy gala --simulators 4" in capsys.readouterr().out
+    command = r"murmurate train cartpole-a2c (--strategy gala --simulators 4|--simulators 4 --strategy)"
+    assert re.search(command, capsys.readouterr().out)
     assert main(["plan", "cartpole-a2c", "--on", "nowhere.json"]) == 2
     assert "--profile --on FILE" in capsys.readouterr().err
 
@@ -86,6 +104,7 @@ def test_energy_needs_the_power_of_a_core(capsys: Capture) -> None:
     assert "--watts" in capsys.readouterr().err
     rows = planned(capsys, "--objective", "energy", "--watts", "6")
     assert rows[0]["unit"] == "J per 1,000 env steps"
+    assert load(PROFILE).watts == 6.0, "it is kept though nothing was measured"
     assert rows[0]["predicted"] == pytest.approx(
         6000 * rows[0]["busy_cores"] / rows[0]["env_steps_per_second"]
     )
@@ -108,6 +127,8 @@ def test_a_profile_of_other_settings_is_refused(folder: Path, capsys: Capture) -
     capsys.readouterr()
     assert main(["plan", "cartpole-a2c", "--on", "other.json", "--profile"]) == 2
     assert "another machine" in capsys.readouterr().err
+    assert main(["plan", "cartpole-a2c", "--on", "other.json", "--target", "300"]) == 2
+    assert "--profile --target 300 --on FILE" in capsys.readouterr().err
 
 
 def test_a_recipe_whose_batches_are_not_modelled_is_refused(capsys: Capture) -> None:
@@ -145,6 +166,54 @@ def test_images_are_planned_with_their_decoding_processes(
     options = " ".join(word for row in rows for word in row["changes"])
     assert all(option in options for option in ("--workers 0", "--agent.batch 16", "--replicas 2"))
     assert all(row["predicted"] > 0 for row in rows)
-    assert "reading and augmenting examples" in (tmp_path / "plan.html").read_text()
+    html = (tmp_path / "plan.html").read_text()
+    assert "reading and augmenting examples" in html
+    assert "measured images/s" in html
+    assert "env steps" not in html
     assert main([*words, "--target", "300"]) == 2
     assert "learns from images, which have no returns to reach" in capsys.readouterr().err
+
+
+def candidate(run: Run, *words: str) -> Candidate:
+    return Candidate("", run, 1.0, "", "", Prediction(1.0, 1.0, {}, "learner", 1.0, 1.0), [*words])
+
+
+def test_settings_of_a_strategy_are_left_out_for_another_one() -> None:
+    run = dataclasses.replace(recipe("cartpole-a2c"), strategy=strategy("local-sgd")(period=5))
+    for given in (["--strategy.period", "5"], ["--period=5"]):
+        rest = [*given, "--simulators", "4"]
+        words = _words(run, "local-sgd", rest, candidate(run, "--strategy", "gala", "--replicas", "2"))
+        assert words == ["--simulators", "4", "--strategy", "gala", "--replicas", "2"]
+        words = _words(run, "local-sgd", rest, candidate(run, "--replicas", "2"))
+        assert words == ["--strategy", "local-sgd", *rest, "--replicas", "2"]
+        assert change(run, words[2:], "").replicas == 2
+
+
+def test_a_check_for_another_machine_is_refused_before_anything_is_measured(capsys: Capture) -> None:
+    assert main(["plan", "cartpole-a2c", "--check", "--on", "nowhere.json"]) == 2
+    assert "--check runs the candidates here" in capsys.readouterr().err
+
+
+def test_costs_are_saved_before_the_runs_to_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = recipe("cartpole-a2c")
+    costs = load(PROFILE)
+
+    def known(profile: DeviceProfile, run: Run, log: Any) -> None:
+        profile.recipes[key(run)] = costs.recipes[key(run)]
+        profile.exchange = costs.exchange
+
+    def missed(*_: Any) -> None:
+        raise Refusal("did not reach it")
+
+    monkeypatch.setattr(measure, "add_recipe", known)
+    monkeypatch.setattr(measure, "add_exchange", lambda *_: False)
+    monkeypatch.setattr(learning, "measure", missed)
+    assert main(["plan", "cartpole-a2c", "--profile", "--on", "new.json", "--target", "300"]) == 2
+    assert key(run) in load(Path("new.json")).recipes
+
+
+def test_the_assumed_network_is_named_for_several_hosts_alone() -> None:
+    run = dataclasses.replace(recipe("cartpole-a2c"), replicas=4)
+    for hosts, expected in ((1, 0), (2, 1)):
+        sentences = advice([candidate(run)], DeviceProfile(2), hosts)
+        assert sum("network is a guess" in sentence for sentence in sentences) == expected

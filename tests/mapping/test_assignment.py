@@ -97,3 +97,21 @@ def test_no_other_replay_is_faster_for_the_chosen_learner(
             assert rate <= found.steps_per_second * (1 + 1e-6)
     best = max([found.steps_per_second, *found.others.values()])
     assert found.steps_per_second == pytest.approx(best, rel=1e-6)
+
+
+def test_of_equal_rates_the_learner_goes_where_it_trains_fastest() -> None:
+    slow_draw = (1e-2, 0.0)
+    near = Link(0.0, 1e15)
+    devices = [device("cpu", (2e-4, 0), slow_draw), device("fpga", (1e-4, 0), None, near)]
+    found = assign(devices, 32, 40, actors=1, stored=10)
+    assert found.learner == "fpga"
+    assert "fpga: 10,000 gradient steps/s" in found.why[0]
+    assert "drawing, or the link, limits" in found.why[1]
+
+
+def test_parts_on_one_device_send_nothing_over_its_link() -> None:
+    far = device("fpga", (1e-4, 0), (1e-5, 0), Link(1.0, 1e3))
+    assert steps_per_second(far, far, 256, 40) == pytest.approx(1e4)
+    apart = steps_per_second(far, CPU, 256, 40)
+    assert apart is not None
+    assert apart < 1

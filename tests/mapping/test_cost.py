@@ -166,3 +166,15 @@ def test_the_graph_of_a_replay_has_its_traffic() -> None:
     assert found["sample", "gather"] == 8 * 64
     assert found["gather", "forward"] == 64 * (2 * 16 + 8 + 8)
     assert found["backward", "update"] == 4 * PARAMETERS
+
+
+def test_a_round_within_a_batch_waits_for_that_batch() -> None:
+    run = dataclasses.replace(recipe("cartpole-ppo"), replicas=4)  # 16 updates for each batch
+    waits = {}
+    for period in (1, 10, 64):
+        many = dataclasses.replace(run, strategy=strategy("local-sgd")(period=period))
+        profile = profile_of(run, deviation=0.5, forward=line(10 * MILLISECOND))
+        profile.exchange[exchange_key(many.strategy, 4)] = line(0.0)
+        waits[period] = predict(many, profile).seconds["waiting"]
+    assert waits[10] == waits[1]
+    assert waits[64] == pytest.approx(waits[1] / 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -48,3 +50,17 @@ def test_the_interval_of_noisy_times_holds_the_truth() -> None:
 def test_nothing_gives_no_line() -> None:
     with pytest.raises(ValueError, match="at least one"):
         fit([])
+
+
+def test_the_width_at_the_largest_size_is_the_bootstraps_own() -> None:
+    """a and b are anti-correlated: with the sum of their intervals the width would be much too large."""
+    generator = np.random.default_rng(2)
+    sizes = (8, 16, 32)
+    widths, ends = [], []
+    for _ in range(30):
+        noise = generator.lognormal(0, 0.1, size=(len(sizes), 8))
+        line = fit([(n, (1e-4 + 1e-5 * n) * x) for n, row in zip(sizes, noise, strict=True) for x in row])
+        widths.append(relative_width(line, 32))
+        ends.append(line.seconds(32))
+        assert widths[-1] < 0.8 * relative_width(dataclasses.replace(line, width=None), 32)
+    assert np.mean(widths) == pytest.approx(1.96 * np.std(ends) / np.mean(ends), rel=0.4)

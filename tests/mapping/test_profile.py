@@ -86,3 +86,17 @@ def test_costs_depend_on_the_net_and_not_on_the_batch() -> None:
     assert key(dataclasses.replace(run, learner=dataclasses.replace(learner, batch=128))) == key(run)
     assert key(dataclasses.replace(run, learner=dataclasses.replace(learner, hidden=99))) != key(run)
     assert key(recipe("pong-dqn")) != key(run)
+
+
+def test_an_older_profile_is_loaded_and_knows_not_what_was_learned_with(tmp_path: Path) -> None:
+    save(a_profile(), tmp_path / "p.json")
+    stored = json.loads((tmp_path / "p.json").read_text())
+    costs = stored["recipes"]["one"]
+    for name in ("missed", "of"):
+        del costs["learning"][name]
+    for line in (*costs["lines"].values(), *stored["exchange"].values()):
+        del line["width"]
+    (tmp_path / "p.json").write_text(json.dumps(stored))
+    loaded = load(tmp_path / "p.json").recipes["one"]
+    assert loaded.learning is not None
+    assert (loaded.learning.of, loaded.lines["act"].width) == ("", None)

@@ -178,7 +178,7 @@ def _train_to(run: ResumableRun, end: int) -> Summary:
     else:
         set_aside(run.folder)  # interrupted before its first checkpoint
         words = ["train", run.recipe, *run.settings, "--env-steps", str(end), "--out", str(run.folder)]
-    output = run.folder.with_suffix(".log")
+    output = run.folder.with_name(f"{run.folder.name}.log")
     code = murmurate(words, output)
     try:
         summary: Summary = read_object(run.folder / "summary.json")

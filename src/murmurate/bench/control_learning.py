@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -74,9 +75,15 @@ FULL = ControlLearningPlan()
 def measure(plan: ControlLearningPlan, log: Log) -> dict[str, Any]:
     """Mean and deviation over seeds of the evaluation return of the last parameters.
 
-    ``reached``: whether the mean is at least the published mean minus one deviation. ``welch_p``: p-value of
-    Welch's two-sided test that our returns and Stable-Baselines3's have the same mean.
+    ``reached``: whether no seed diverged and the mean is at least the published mean minus one deviation.
+    ``welch_p``: p-value of Welch's two-sided test that our returns and Stable-Baselines3's have the same
+    mean; None if a seed diverged, or all returns of a side are equal. ``diverged``: number of seeds that did;
+    the other figures are of the rest.
     """
+    if plan.sb3_seeds and _commands.missing("stable-baselines3"):
+        raise MissingExtra("stable-baselines3", "bench", "a comparison with Stable-Baselines3")
+    if min(plan.seeds, plan.sb3_seeds) > 1 and _commands.missing("scipy"):
+        raise MissingExtra("scipy", "topics", "Welch's test")
     cases = list(itertools.product(plan.worlds, plan.agents))
     runs = {(*case, seed): _planned(plan, *case, seed) for case in cases for seed in range(plan.seeds)}
     cost = _resumable.expected(list(runs.values()), log)
@@ -115,9 +122,7 @@ def _planned(plan: ControlLearningPlan, world: str, agent: str, seed: int) -> Re
 
 
 def _sb3(plan: ControlLearningPlan, world: str, agent: str, seed: int, log: Log) -> float:
-    """The evaluation return of a run, which is kept in a file. Raises MissingExtra without the package."""
-    if _commands.missing("stable-baselines3"):
-        raise MissingExtra("stable-baselines3", "bench", "a comparison with Stable-Baselines3")
+    """The evaluation return of a run, which is kept in a file."""
     run: Any = recipe(f"{world}-{agent}")
     random_env_steps, games = run.source.random_env_steps, plan.eval_episodes
     name = f"sb3-{world}-{agent}-to-{plan.env_steps}-games-{games}-seed-{seed}.json"
@@ -139,6 +144,7 @@ def _row(
     finite = [float(run["eval_return_mean"]) for run in ours if not diverged(run)]
     published = PUBLISHED.get((world, agent, plan.env_steps))
     mean = statistics.fmean(finite) if finite else None
+    diverged_seeds = len(ours) - len(finite)
     return {
         "world": world,
         "agent": agent,
@@ -146,22 +152,24 @@ def _row(
         "mean": mean,
         "deviation": statistics.stdev(finite) if len(finite) > 1 else None,
         "returns": finite,
-        "diverged": len(ours) - len(finite),
+        "diverged": diverged_seeds,
         "published": published and {"mean": published[0], "deviation": published[1]},
-        "reached": published and mean is not None and mean >= published[0] - published[1],
+        "reached": published
+        and not diverged_seeds
+        and mean is not None
+        and mean >= published[0] - published[1],
         "sb3_mean": statistics.fmean(theirs) if theirs else None,
         "sb3_returns": list(theirs),
-        "welch_p": _welch(finite, theirs),
+        "welch_p": None if diverged_seeds else _welch(finite, theirs),
         "hours": sum(run["wall_seconds"] for run in ours) / 3600,
     }
 
 
 def _welch(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """The p-value; None with fewer than two values on a side. Raises MissingExtra without scipy."""
-    if min(len(one), len(other)) < 2:
+    """The p-value; None with fewer than two values on a side, and where it is not defined."""
+    if min(len(one), len(other)) < 2 or len({*one}) == len({*other}) == 1:
         return None
-    try:
-        from scipy import stats
-    except ImportError as error:
-        raise MissingExtra("scipy", "topics", "Welch's test") from error
-    return float(stats.ttest_ind(one, other, equal_var=False).pvalue)
+    from scipy import stats
+
+    p = float(stats.ttest_ind(one, other, equal_var=False).pvalue)
+    return p if math.isfinite(p) else None

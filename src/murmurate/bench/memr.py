@@ -40,6 +40,7 @@ AGENTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "memr-keeps-20000": ("memr", ("--rollouts.kept", "20")),
     "memr-keeps-1000000": ("memr", ("--rollouts.kept", "1000")),
 }
+_TAIL = 0.01  # share of the env steps
 _MAIN = ("sac", "mbpo", "memr")
 # the authors' curve of MBPO on Hopper, version 2 of the task, read off a figure (+-150)
 PUBLISHED = {("hopper", "mbpo"): {50_000: 1_700, 70_000: 3_100, 100_000: 3_330}}
@@ -76,10 +77,11 @@ def measure(plan: MEMRPlan, log: Log) -> dict[str, Any]:
     """For each task and agent, the evaluation returns of the last policies, one for each seed, and ``curve``:
     the mean over seeds of the training return (of the last episodes) at numbers of env steps.
 
-    ``policy_updates`` and ``imagined_transitions`` are means over seeds. ``claims``: for each task, whether
-    MEMR's mean return is at least MBPO's minus one deviation of MBPO's seeds, and MEMR's shares of MBPO's
-    updates and imagined transitions (Zhang 2022, section 3.3.1, claims 1/4 of the updates, and fewer
-    transitions).
+    ``policy_updates``, ``imagined_transitions`` and ``model_error`` are means over seeds. All of these are of
+    the seeds that did not diverge, and None if all did; ``diverged``: number of the others. ``claims``: for
+    each task, whether none of MEMR's seeds diverged and its mean return is at least MBPO's minus one
+    deviation of MBPO's seeds, and MEMR's shares of MBPO's updates and imagined transitions (Zhang 2022,
+    section 3.3.1, claims 1/4 of the updates, and fewer transitions).
     """
     runs = {
         (task, agent, seed): planned(plan, task, agent, seed)
@@ -151,24 +153,29 @@ def _row(
     summaries: Mapping[tuple[str, str, int], Summary],
 ) -> dict[str, Any]:
     final = [summaries[task, agent, seed] for seed in runs]
-    finite = [float(summary["eval_return_mean"]) for summary in final if not diverged(summary)]
-    recorded = [open_run(run.folder) for run in runs.values()]
+    ended = {seed: summary for seed, summary in zip(runs, final, strict=True) if not diverged(summary)}
+    finite = [float(summary["eval_return_mean"]) for summary in ended.values()]
+    recorded = [open_run(runs[seed].folder) for seed in ended]
     last = next(iter(runs.values())).ends[-1]
     marks = np.linspace(0, last, plan.points + 1)[1:]
     return {
         "task": task,
         "agent": agent,
         "env_steps": last,
-        "mean": statistics.fmean(finite) if finite else None,
+        "mean": _mean(finite),
         "deviation": statistics.stdev(finite) if len(finite) > 1 else None,
         "returns": finite,
         "diverged": len(final) - len(finite),
-        "policy_updates": statistics.fmean(summary["updates"] for summary in final),
-        "imagined_transitions": statistics.fmean(_last(run, "imagined_transitions") for run in recorded),
-        "model_error": statistics.fmean(_last(run, "model_error") for run in recorded),
+        "policy_updates": _mean([summary["updates"] for summary in ended.values()]),
+        "imagined_transitions": _mean([_last(run, "imagined_transitions") for run in recorded]),
+        "model_error": _mean([_last(run, "model_error") for run in recorded]),
         "curve": _curve(recorded, marks),
         "hours": sum(summary["wall_seconds"] for summary in final) / 3600,
     }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
 
 
 def _last(run: RecordedRun, key: str) -> float:
@@ -178,16 +185,17 @@ def _last(run: RecordedRun, key: str) -> float:
 
 
 def _curve(runs: Sequence[RecordedRun], marks: np.ndarray) -> list[dict[str, float]]:
-    """Mean over the runs of the training return at each of ``marks`` env steps, where all have one."""
+    """Mean over the runs of the training return at each of ``marks`` env steps, where all have one; a run's
+    last record may precede a mark by ``_TAIL``."""
     means = [run.mean("return_mean", "total_env_steps") for run in runs]
     known = [mean for mean in means if mean is not None and len(mean[0])]
-    if len(known) < len(runs):
+    if not known or len(known) < len(runs):
         return []
-    first = max(float(x[0]) for x, _ in known)
+    first, last = max(float(x[0]) for x, _ in known), min(float(x[-1]) for x, _ in known)
     return [
         {"env_steps": float(mark), "return": statistics.fmean(float(np.interp(mark, x, y)) for x, y in known)}
         for mark in marks
-        if mark >= first
+        if first <= mark <= (1 + _TAIL) * last
     ]
 
 
@@ -203,7 +211,7 @@ def claims(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         results.append(
             {
                 "task": task,
-                "reached": memr["mean"] >= least,
+                "reached": not memr["diverged"] and memr["mean"] >= least,
                 "share_of_updates": memr["policy_updates"] / mbpo["policy_updates"],
                 "share_of_imagined_transitions": memr["imagined_transitions"] / mbpo["imagined_transitions"],
             }

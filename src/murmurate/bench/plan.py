@@ -6,13 +6,16 @@ import dataclasses
 import random
 import statistics
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from murmurate.bench._result import Log
+from murmurate.errors import Refusal
 from murmurate.mapping import measure as costs
+from murmurate.mapping.candidates import Candidate, runs_with_exchange
 from murmurate.mapping.check import measured
 from murmurate.mapping.profile import DeviceProfile
-from murmurate.mapping.search import Candidate, runs_with_exchange, search
+from murmurate.mapping.search import search
 from murmurate.ranges import PositiveInt, PositiveSeconds, Seed
 from murmurate.recipes import recipe
 
@@ -50,10 +53,15 @@ FULL = PlanPlan(
 
 
 def measure(plan: PlanPlan, log: Log) -> dict[str, Any]:
-    """``median_error``, ``worst_error``: relative errors of the predictions for the drawn configurations.
+    """``median_error``: median of the relative errors of the predictions for the drawn configurations, as
+    many of each recipe; ``median_error_exhaustive``: for all configurations of the exhaustive recipes;
+    ``worst_error``: of both. The plan's first choices count in none of them.
+
     ``choice_over_best``: how much faster the fastest measured configuration of a recipe is than its plan's
     first choice, the greatest over the recipes; ``choice_over_best_of_all``: the same over the exhaustive
     recipes alone."""
+    if other := [name for name in plan.exhaustive if name not in plan.recipes]:
+        raise Refusal(f"--exhaustive names {', '.join(other)}, and --recipes does not. Add it there.")
     draws = random.Random(plan.seed)
     profile = DeviceProfile.here(costs.cores(), "cpu")
     cases: list[dict[str, Any]] = []
@@ -68,22 +76,17 @@ def measure(plan: PlanPlan, log: Log) -> dict[str, Any]:
         seconds[name] = time.monotonic() - began
         candidates = search(run, profile)
         choice = candidates[0]
-        compared = (
-            candidates[1:]
-            if name in plan.exhaustive
-            else draws.sample(candidates[1:], min(plan.placements, len(candidates) - 1))
-        )
+        others = candidates[1:]
+        drawn = draws.sample(others, min(plan.placements, len(others)))
         rates = {}
-        for candidate in [choice, *compared]:
+        for candidate in [choice, *(others if name in plan.exhaustive else drawn)]:
             rates[candidate.name] = measured(candidate.run, plan.seconds)
-            case = _case(name, candidate, rates[candidate.name], candidate is choice)
-            cases.append(case)
+            case = _case(name, candidate, rates[candidate.name])
+            cases.append(case | {"choice": candidate is choice, "drawn": candidate in drawn})
             log(f"{name} {case['configuration']}: predicted over measured {case['ratio']:.2f}")
         choice_shortfall[name] = max(rates.values()) / rates[choice.name] - 1
-    drawn_errors = [case["error"] for case in cases if not case["choice"]]
     return {
-        "median_error": statistics.median(drawn_errors),
-        "worst_error": max(drawn_errors),
+        **errors(cases, plan.exhaustive),
         "choice_over_best": max(choice_shortfall.values()),
         "choice_over_best_of_all": max((choice_shortfall[name] for name in plan.exhaustive), default=None),
         "profile_seconds": seconds,
@@ -92,12 +95,23 @@ def measure(plan: PlanPlan, log: Log) -> dict[str, Any]:
     }
 
 
-def _case(name: str, candidate: Candidate, rate: float, is_choice: bool) -> dict[str, Any]:
+def errors(cases: Sequence[Mapping[str, Any]], exhaustive: Sequence[str]) -> dict[str, float | None]:
+    """The medians and the worst of the cases' errors: see ``measure``."""
+    others = [case for case in cases if not case["choice"]]
+    drawn = [case["error"] for case in others if case["drawn"]]
+    of_all = [case["error"] for case in others if case["recipe"] in exhaustive]
+    return {
+        "median_error": statistics.median(drawn),
+        "median_error_exhaustive": statistics.median(of_all) if of_all else None,
+        "worst_error": max(case["error"] for case in others),
+    }
+
+
+def _case(name: str, candidate: Candidate, rate: float) -> dict[str, Any]:
     ratio = candidate.prediction.env_steps_per_second / rate
     return {
         "recipe": name,
         "configuration": candidate.name,
-        "choice": is_choice,
         "predicted": candidate.prediction.env_steps_per_second,
         "measured": rate,
         "ratio": ratio,

@@ -5,23 +5,27 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import random
 import statistics
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from murmurate.bench._cache import cached_value
-from murmurate.bench._result import Log, ratios, spread
+from murmurate.bench._result import Log, spread
 from murmurate.errors import Refusal
 from murmurate.mapping import learning
 from murmurate.mapping import measure as costs
+from murmurate.mapping.candidates import Candidate, runs_with_exchange
 from murmurate.mapping.profile import DeviceProfile
-from murmurate.mapping.search import UNCHANGED, Candidate, runs_with_exchange, search
+from murmurate.mapping.search import UNCHANGED, search
 from murmurate.ranges import AnyFloat, PositiveInt
 from murmurate.recipes import recipe
 from murmurate.training.run import Run
 
 NAME = "plan-target"
+_RULE = 2  # of counting runs that miss the target; rows of another rule are not reused
 SUMMARY = (
     "seconds to a return: the recipe's over a plan's choice's, and the choice's over a random search's best; "
     "--full: 40 trials"
@@ -53,12 +57,14 @@ FULL = PlanTargetPlan(
 
 
 def measure(plan: PlanTargetPlan, log: Log) -> dict[str, Any]:
-    """A row for each recipe: seconds to the target, without the start of processes. A run that misses the
-    target counts with the seconds to its end (``missed``: how many did).
+    """A row for each recipe: seconds to the target, without the start of processes. ``missed``: how many runs
+    of a configuration missed the target; their seconds, to their end, count as infinite below.
 
     ``default_over_choice``: the recipe's seconds over those of the plan's choice, the median over pairs with
-    the same seed; ``choice_over_best``: the choice's over those of the search's best configuration. The worst
-    of each over the recipes is also given.
+    the same seed of which one at least reached the target; ``choice_over_best``: the choice's over those of
+    the search's best configuration. None where no such pair is left, or the median is infinite. The worst of
+    each over the recipes is also given; None if any is None. ``unfinished``: number of the runs from which
+    the plan was made that missed the target.
     """
     if len(plan.recipes) != len(plan.targets):
         raise Refusal(
@@ -67,12 +73,12 @@ def measure(plan: PlanTargetPlan, log: Log) -> dict[str, Any]:
     profile = DeviceProfile.here(costs.cores(), "cpu")
     rows = []
     for name, target in zip(plan.recipes, plan.targets, strict=True):
-        settings = [name, target, plan.trials, plan.finalists, plan.seeds]
+        settings = [name, target, plan.trials, plan.finalists, plan.seeds, _RULE]
         measure_row = functools.partial(_row, name, target, profile, plan, log)
         rows.append(cached_value(Path(plan.where), name, settings, measure_row))
     return {
-        "least_default_over_choice": min(row["default_over_choice"] for row in rows),
-        "greatest_choice_over_best": max(row["choice_over_best"] for row in rows),
+        "least_default_over_choice": _worst(min, [row["default_over_choice"] for row in rows]),
+        "greatest_choice_over_best": _worst(max, [row["choice_over_best"] for row in rows]),
         "rows": rows,
         "cores": profile.cores,
     }
@@ -80,26 +86,26 @@ def measure(plan: PlanTargetPlan, log: Log) -> dict[str, Any]:
 
 def _row(name: str, target: float, profile: DeviceProfile, plan: PlanTargetPlan, log: Log) -> dict[str, Any]:
     run = recipe(name)
-    candidates = _planned(run, target, profile, log)
+    candidates, unfinished = _planned(run, target, profile, log)
     choice = candidates[0]
     draws = random.Random(0)
     trials = []
     for number, tried in enumerate(draws.sample(candidates, min(plan.trials, len(candidates)))):
         # with seeds that the comparison below does not use
-        taken = learning.to_target(tried.run, target, seed=plan.seeds + number).seconds
-        trials.append((taken, number, tried))
-        log(f"{name} trial {number + 1}, {tried.name}: {taken:.1f} s")
+        training = learning.to_target(tried.run, target, seed=plan.seeds + number)
+        trials.append((training.seconds if training.reached else math.inf, number, tried))
+        log(f"{name} trial {number + 1}, {tried.name}: {_told(training)}")
     finalists = [tried for _, _, tried in sorted(trials, key=lambda trial: trial[:2])[: plan.finalists]]
     configurations = {UNCHANGED: run} | {each.name: each.run for each in [choice, *finalists]}
     seconds: dict[str, list[float]] = {named: [] for named in configurations}
-    missed = dict.fromkeys(configurations, 0)
+    counted: dict[str, list[float]] = {named: [] for named in configurations}
     for seed in range(plan.seeds):  # all configurations in turn, on a machine that may change meanwhile
         for named, configuration in configurations.items():
-            _, needed_seconds, reached = learning.to_target(configuration, target, seed)
-            seconds[named].append(needed_seconds)
-            missed[named] += not reached
-            log(f"{name} seed {seed}, {named}: {needed_seconds:.1f} s{'' if reached else ', target missed'}")
-    best = min((each.name for each in finalists), key=lambda named: statistics.median(seconds[named]))
+            training = learning.to_target(configuration, target, seed)
+            seconds[named].append(training.seconds)
+            counted[named].append(training.seconds if training.reached else math.inf)
+            log(f"{name} seed {seed}, {named}: {_told(training)}")
+    best = min((each.name for each in finalists), key=lambda named: statistics.median(counted[named]))
     return {
         "recipe": name,
         "target": target,
@@ -110,17 +116,34 @@ def _row(name: str, target: float, profile: DeviceProfile, plan: PlanTargetPlan,
         "choice_seconds": spread(seconds[choice.name]),
         "default_seconds": spread(seconds[UNCHANGED]),
         "best_seconds": spread(seconds[best]),
-        "missed": missed,
-        "default_over_choice": statistics.median(ratios(seconds[UNCHANGED], seconds[choice.name])),
-        "choice_over_best": statistics.median(ratios(seconds[choice.name], seconds[best])),
+        "missed": {named: values.count(math.inf) for named, values in counted.items()},
+        "unfinished": unfinished,
+        "default_over_choice": median_ratio(counted[UNCHANGED], counted[choice.name]),
+        "choice_over_best": median_ratio(counted[choice.name], counted[best]),
     }
 
 
-def _planned(run: Run, target: float, profile: DeviceProfile, log: Log) -> list[Candidate]:
-    """The candidates of ``murmurate plan``, the best predicted first; the one without changes is called
-    ``UNCHANGED``."""
+def median_ratio(values: Sequence[float], others: Sequence[float]) -> float | None:
+    """The median of their ratios, without pairs that are both infinite; None if it is not finite."""
+    pairs = [(a, b) for a, b in zip(values, others, strict=True) if not a == b == math.inf]
+    median = statistics.median(a / b for a, b in pairs) if pairs else math.inf
+    return median if math.isfinite(median) else None
+
+
+def _worst(extreme: Callable[[Iterable[float]], float], values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return extreme(known) if len(known) == len(values) else None
+
+
+def _told(training: learning.Training) -> str:
+    return f"{training.seconds:.1f} s{'' if training.reached else ', target missed'}"
+
+
+def _planned(run: Run, target: float, profile: DeviceProfile, log: Log) -> tuple[list[Candidate], int]:
+    """The candidates of ``murmurate plan``, the best predicted first, of which the one without changes is
+    called ``UNCHANGED``; and how many runs missed the target."""
     measured = costs.add_recipe(profile, run, log)
     for exchanging_run in runs_with_exchange(run, profile.cores):
         costs.add_exchange(profile, exchanging_run, log)
     measured.learning = learning.measure(run, target, log)
-    return search(run, profile, "time")
+    return search(run, profile, "time"), measured.learning.unfinished

@@ -7,14 +7,16 @@ an interruption, the same command continues (see ``_resumable``).
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from murmurate.bench import _resumable
+from murmurate.bench import _commands, _resumable
 from murmurate.bench._result import Log
 from murmurate.bench._resumable import ResumableRun, diverged
+from murmurate.errors import MissingExtra, Refusal
 from murmurate.ranges import PositiveInt
 from murmurate.record.report import report
 from murmurate.record.score_statistics import interquartile_mean
@@ -70,8 +72,16 @@ FULL = SPOLearningPlan()
 
 def measure(plan: SPOLearningPlan, log: Log) -> dict[str, Any]:
     """Evaluation returns of the last averaged policies; the hours that the runs will take are logged
-    first."""
+    first. Raises Refusal for numbers of learners that do not divide the batch, MissingExtra without SciPy."""
     cases = _cases(plan)
+    if uneven := [learners for learners, _ in cases if plan.batch % learners]:
+        common = math.lcm(*plan.learners)
+        raise Refusal(
+            f"{uneven[0]} learners cannot share a batch of {plan.batch} equally. Use --batch "
+            f"{math.ceil(plan.batch / common) * common}, or other --learners."
+        )
+    if _commands.missing("scipy"):
+        raise MissingExtra("scipy", "topics", "the interquartile mean")
     runs = {
         (world, *case, seed): _planned(plan, world, *case, seed)
         for seed, world, case in itertools.product(range(plan.seeds), plan.worlds, cases)

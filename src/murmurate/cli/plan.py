@@ -7,18 +7,18 @@ import dataclasses
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from murmurate.cli.help import Fields
-from murmurate.cli.options import change, number_argument
+from murmurate.cli.options import change, given, number_argument
 from murmurate.errors import Refusal
 from murmurate.ranges import AnyFloat, PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
+    from murmurate.mapping.candidates import Candidate
     from murmurate.mapping.profile import DeviceProfile
-    from murmurate.mapping.search import Candidate
     from murmurate.training.run import Run
 
 PROFILE = Path("runs") / "profile.json"
@@ -70,6 +70,8 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
     for verb, does in (("check", "runs configurations"), ("apply", "trains")):
         if options.hosts > 1 and getattr(options, verb):
             raise Refusal(f"--{verb} {does} on this host, and the plan is for several. Leave out --hosts.")
+    if options.check and options.on is not None:
+        raise Refusal("--check runs the candidates here, and --on is of a machine that need not be this one.")
     run = recipe(options.recipe)
     if options.strategy is not None and options.strategy != run.strategy.name:
         run = dataclasses.replace(run, strategy=strategy(options.strategy)())
@@ -79,22 +81,37 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
         check_returns(run)
     profile = _profile(run, options)
     candidates = search(run, profile, options.objective, options.hosts, _say)
-    # of an option that is given twice, the later value counts
-    own = [*(() if options.strategy is None else ("--strategy", options.strategy)), *rest]
-    rates = _measured_rates(candidates, options) if options.check else {}
+    words = [_words(run, options.strategy, rest, each) for each in candidates]
+    rates = _measured_rates(candidates) if options.check else {}
     if options.page is not None:
         from murmurate.mapping.page import write_page
 
         _say(f"the page is {write_page(options.page, run, profile, candidates, rates)}")
     if options.json:
         rows = [
-            each.plain() | {"changes": [*own, *each.changes], "measured": rates.get(each.name)}
-            for each in candidates
+            each.plain() | {"changes": own, "measured": rates.get(each.name)}
+            for each, own in zip(candidates, words, strict=True)
         ]
         print(json.dumps(rows))
     else:
-        _show(run, candidates, profile, rates, own, options.hosts)
+        _show(run, candidates, profile, rates, words[0], options.hosts)
     return _apply(candidates[0], options) if options.apply else 0
+
+
+def _words(run: Run, strategy: str | None, rest: Iterable[str], candidate: Candidate) -> list[str]:
+    """The options of ``murmurate train`` that give the candidate: those given to ``plan``, without the
+    strategy's if the candidate has another one, then its changes. Of an option that is given twice, the later
+    value counts."""
+    if "--strategy" not in candidate.changes:
+        return [*(() if strategy is None else ("--strategy", strategy)), *rest, *candidate.changes]
+    kept: list[str] = []
+    is_kept = True
+    for word in rest:
+        if word.startswith("--"):
+            [name] = given([word], run, "murmurate plan")
+            is_kept = not name.startswith("strategy.")
+        kept += [word] * is_kept
+    return [*kept, *candidate.changes]
 
 
 def _say(line: str) -> None:
@@ -102,10 +119,11 @@ def _say(line: str) -> None:
 
 
 def _profile(run: Run, options: argparse.Namespace) -> DeviceProfile:
-    """The profile of ``--on``, or this machine's, with the costs that the plan needs."""
+    """The profile of ``--on``, or this machine's, with the costs that the plan needs; what is measured is
+    saved at once."""
     from murmurate.mapping import learning, measure
+    from murmurate.mapping.candidates import runs_with_exchange
     from murmurate.mapping.profile import DeviceProfile, key, load, save
-    from murmurate.mapping.search import runs_with_exchange
 
     path = options.on or PROFILE
     cores = measure.cores()
@@ -117,33 +135,42 @@ def _profile(run: Run, options: argparse.Namespace) -> DeviceProfile:
             f"{path} is of another machine ({profile.hardware.get('cpu')}, {profile.cores} cores), and what "
             "is measured here does not belong in it. Use --on with another file, or remove it."
         )
-    has_changed = False
+    has_changed = options.watts not in (None, profile.watts)
+    if has_changed:
+        profile.watts = options.watts
     if here and (options.profile or key(run) not in profile.recipes):
         _say(f"measuring {run.recipe} on this machine")
         measure.add_recipe(profile, run, _say)
         has_changed = True
     if here:
         for exchanging_run in runs_with_exchange(run, cores):
-            has_changed |= measure.add_exchange(profile, exchanging_run, _say)
-    costs = profile.recipes.get(key(run))
-    if here and costs is not None and options.target not in (None, getattr(costs.learning, "target", None)):
-        costs.learning = learning.measure(run, options.target, _say)
-        has_changed = True
-    if options.watts is not None:
-        profile.watts = options.watts
+            has_changed |= measure.add_exchange(profile, exchanging_run, _say, options.profile)
     if has_changed:
         path.parent.mkdir(parents=True, exist_ok=True)
         save(profile, path)
         _say(f"the profile is {path}")
+    costs = profile.recipes.get(key(run))
+    if costs is None or options.target is None:
+        return profile
+    known, wanted = costs.learning, (options.target, learning.learned_by(run))
+    if not options.profile and known is not None and (known.target, known.of) == wanted:
+        return profile
+    if not here:
+        raise Refusal(
+            f"{path} is of another machine, and does not say how fast {run.recipe} with these settings "
+            f"reaches {options.target:g}. Measure it there: murmurate plan {run.recipe} --profile --target "
+            f"{options.target:g} --on FILE."
+        )
+    costs.learning = learning.measure(run, options.target, _say)
+    profile.renew()
+    save(profile, path)
     return profile
 
 
-def _measured_rates(candidates: Sequence[Candidate], options: argparse.Namespace) -> dict[str, float]:
+def _measured_rates(candidates: Sequence[Candidate]) -> dict[str, float]:
     """Measured env steps per second of the best few candidates, by name."""
     from murmurate.mapping.check import measured
 
-    if options.on is not None:
-        raise Refusal("--check runs the candidates here, and --on is of a machine that need not be this one.")
     rates = {}
     for candidate in candidates[:_MOST_CHECKED]:
         rate = rates[candidate.name] = measured(candidate.run)
@@ -160,10 +187,10 @@ def _show(
     candidates: Sequence[Candidate],
     profile: DeviceProfile,
     rates: Mapping[str, float],
-    own: Sequence[str],
+    words: Sequence[str],
     hosts: int,
 ) -> None:
-    """own: the options of the run that were given to ``plan``."""
+    """words: the options of the best candidate."""
     import rich.console
     import rich.table
     from rich.text import Text
@@ -186,7 +213,7 @@ def _show(
         measured = [f"{rates[candidate.name]:,.0f}" if candidate.name in rates else ""] * bool(rates)
         table.add_row(*map(Text, (candidate.name, candidate.figure, *measured, candidate.why)))
     rich.console.Console().print(table)
-    command = shlex.join(["murmurate", "train", run.recipe, *own, *candidates[0].changes])
+    command = shlex.join(["murmurate", "train", run.recipe, *words])
     print(f"Train with the first: {command}")
     for sentence in advice(candidates, profile, hosts):
         print(sentence)
@@ -198,7 +225,7 @@ def advice(candidates: Sequence[Candidate], profile: DeviceProfile, hosts: int =
     best, cores = candidates[0].prediction, hosts * profile.cores
     if best.bottleneck == "cores" or best.busy > 0.9 * cores:
         sentences.append(f"The run keeps all {cores} cores busy: more cores would make it faster.")
-    if candidates[0].run.replicas > profile.cores and "network" not in profile.links:
+    if hosts > 1 and "network" not in profile.links:
         sentences.append("The network is a guess: put its latency and bandwidth in the profile's links.")
     return sentences
 

@@ -3,8 +3,8 @@
 
 In the relaxed loop (section 4.3.1) batches are drawn ahead, so that training and the replay manager overlap:
 gradient steps per second are min(TP_train, TP_RMM) (eq. 4.2), where TP_RMM counts drawing a batch and setting
-its priorities. Unlike the thesis', these times include the link between devices, which may take longer than
-the work itself.
+its priorities. Unlike the thesis', these times include the link if the two are on different devices; it may
+take longer than the work itself.
 """
 
 from __future__ import annotations
@@ -42,10 +42,13 @@ class Device:
         """Seconds of a gradient step on ``batch`` rows that are on the device."""
         return self._sum(("forward", "backward", "update"), batch)
 
-    def replay_seconds(self, batch: int) -> float | None:
-        """Seconds of drawing a batch and setting its priorities, including the link to and from the host."""
-        own = self._sum(("sample", "priority"), batch)
-        return None if own is None else own + 2 * self.transfer_seconds(_WORD_BYTES * batch)
+    def draw_seconds(self, batch: int) -> float | None:
+        """Seconds of drawing a batch and setting its priorities, without the link."""
+        return self._sum(("sample", "priority"), batch)
+
+    def messages_seconds(self, batch: int) -> float:
+        """Seconds in which the indices of a batch go over the link, and its priorities come back."""
+        return 2 * self.transfer_seconds(_WORD_BYTES * batch)
 
     def transfer_seconds(self, size: float) -> float:
         return 0.0 if self.link is None else self.link.seconds(size)
@@ -76,14 +79,16 @@ def steps_per_second(learner: Device, replay: Device, batch: int, row_bytes: flo
     """Gradient steps per second by eq. 4.2, with learner and replay manager on these devices; None if a
     device cannot run its part.
 
-    The rows of a batch are sent to the learner's device while it trains on the previous batch.
+    The rows of a batch are sent to the learner's device while it trains on the previous batch. If both are on
+    one device, nothing is sent.
     """
-    train, draw = learner.train_seconds(batch), replay.replay_seconds(batch)
+    train, draw = learner.train_seconds(batch), replay.draw_seconds(batch)
     if train is None or draw is None:
         return None
+    if learner.name == replay.name:
+        return 1 / (train + draw if learner.shares else max(train, draw))
     train = max(train, learner.transfer_seconds(row_bytes * batch))
-    step = train + draw if learner.name == replay.name and learner.shares else max(train, draw)
-    return 1 / step
+    return 1 / max(train, draw + replay.messages_seconds(batch))
 
 
 def assign(devices: Sequence[Device], batch: int, row_bytes: float, actors: int, stored: int) -> Assignment:
@@ -105,13 +110,13 @@ def assign(devices: Sequence[Device], batch: int, row_bytes: float, actors: int,
             "plan RECIPE --profile."
         )
     trains = {d.name: 1 / s for d in devices if (s := d.train_seconds(batch)) is not None}
-    draws = {d.name: 1 / s for d in devices if (s := d.replay_seconds(batch)) is not None}
-    # Step 1: the learner on the device where it is fastest, including the transfer of its batches
-    learner = max(trains, key=lambda name: max(rates[name, other] for other in draws))
+    draws = {d.name: 1 / s for d in devices if (s := d.draw_seconds(batch)) is not None}
+    # Step 1: the learner on the device where it trains fastest, of those with the highest rate
+    least = max(rates.values()) * (1 - _ROUNDING)
+    learner = max((a for (a, _), rate in rates.items() if rate >= least), key=lambda name: trains[name])
     # Step 2: the replay manager on a device that does not slow the learner: preferably the learner's own,
     # then the host, then the fastest
-    best = max(rates[learner, name] for name in draws)
-    equal = [name for name in draws if rates[learner, name] >= best * (1 - _ROUNDING)]
+    equal = [b for (a, b), rate in rates.items() if a == learner and rate >= least]
     replay = min(equal, key=lambda name: (name != learner, name != HOST, -draws[name]))
     # Step 3: the storage on the device with the least traffic, of those with room for it
     traffic = {
@@ -126,7 +131,7 @@ def assign(devices: Sequence[Device], batch: int, row_bytes: float, actors: int,
     storage = min(traffic, key=lambda name: (traffic[name], name != HOST))
     rate = rates[learner, replay]
     others = {pair: value for pair, value in rates.items() if pair != (learner, replay)}
-    limits = "the learner" if draws[replay] >= trains[learner] else "the replay manager"
+    limits = "the learner" if rate >= trains[learner] * (1 - _ROUNDING) else "drawing, or the link,"
     return Assignment(
         learner,
         replay,
@@ -134,7 +139,7 @@ def assign(devices: Sequence[Device], batch: int, row_bytes: float, actors: int,
         rate,
         traffic[storage],
         (
-            f"the learner is fastest on {learner}: {trains[learner]:,.0f} gradient steps/s",
+            f"the highest rate is with the learner on {learner}: {trains[learner]:,.0f} gradient steps/s",
             f"the replay manager on {replay} draws {draws[replay]:,.0f} batches/s: {limits} limits",
             f"storage on {storage} moves {traffic[storage]:,.0f} bytes for each gradient step",
         ),

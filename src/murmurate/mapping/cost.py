@@ -27,7 +27,9 @@ class Prediction:
 
     seconds: for one batch of a replica, the seconds of each primitive, slowed down by other busy cores, and
     of ``exchange``, ``waiting`` and ``handover`` (from actor to learner process). bottleneck: what limits the
-    rates: ``learner``, ``actors`` or ``cores``. busy: the mean number of busy cores.
+    rates: ``learner``, ``actors`` or ``cores``. busy: the mean number of busy cores. own_seconds: seconds of
+    a batch in a learner's process without exchange and waiting. least_seconds: seconds below which actors and
+    cores keep a batch, however fast the learner is; 0 without actors.
     """
 
     env_steps_per_second: float
@@ -35,6 +37,8 @@ class Prediction:
     seconds: dict[str, float]
     bottleneck: str
     busy: float
+    own_seconds: float
+    least_seconds: float = 0.0
 
 
 class NotMeasured(Exception):
@@ -66,9 +70,9 @@ def predict(run: Run, profile: DeviceProfile) -> Prediction:
         share = max(1.0, processes / profile.cores)
         rate = 1 / (total * share * crowd)
         bottleneck = "learner" if share == 1 else "cores"
-        return _prediction(
-            run, shape, rate, seconds, bottleneck, min(processes * learning / total, profile.cores)
-        )
+        busy = min(processes * learning / total, profile.cores)
+        own = (learning - seconds["exchange"]) * share * crowd
+        return _prediction(run, shape, rate, seconds, bottleneck, busy, own)
     acting = sum(seconds[name] for name in PRIMITIVES if not _is_learner_work(name))
     seconds["handover"] = costs.handover_seconds
     stages = {
@@ -79,14 +83,19 @@ def predict(run: Run, profile: DeviceProfile) -> Prediction:
         + _EXPOSED * costs.handover_seconds,
     }
     bottleneck = max(stages, key=lambda name: stages[name])
-    rate = 1 / (stages[bottleneck] + _descheduled(run, processes, profile.cores))
-    return _prediction(run, shape, rate, seconds, bottleneck, run.replicas * (learning + acting) * rate)
+    descheduled = _descheduled(run, processes, profile.cores)
+    rate = 1 / (stages[bottleneck] + descheduled)
+    busy = run.replicas * (learning + acting) * rate
+    own = learning - seconds["exchange"] + costs.handover_seconds + descheduled
+    least = max(stages["actors"], stages["cores"]) + descheduled
+    return _prediction(run, shape, rate, seconds, bottleneck, busy, own, least)
 
 
 def _prediction(
-    run: Run, shape: Shape, rate: float, seconds: dict[str, float], bottleneck: str, busy: float
+    run: Run, shape: Shape, rate: float, seconds: dict[str, float], bottleneck: str, busy: float, *own: float
 ) -> Prediction:
-    return Prediction(run.replicas * shape.env_steps * rate, run.replicas * rate, seconds, bottleneck, busy)
+    env_steps = run.replicas * shape.env_steps * rate
+    return Prediction(env_steps, run.replicas * rate, seconds, bottleneck, busy, *own)
 
 
 def _is_learner_work(primitive: str) -> bool:
@@ -124,11 +133,12 @@ def _descheduled(run: Run, processes: int, cores: int) -> float:
 
 def _waiting(run: Run, deviation: float) -> float:
     """Seconds per batch that replicas wait for the slowest one, whose round of H updates is expected to take
-    the maximum of R normally distributed times."""
+    the maximum of R normally distributed times. deviation: standard deviation of a batch's seconds."""
     if run.replicas == 1 or not run.strategy.synchronous:
         return 0.0
     period: float = max(1, getattr(run.strategy, "period", 1))
-    return deviation * _expected_maximum(run.replicas) / math.sqrt(period)
+    batches = max(1.0, period / run.learner.updates(1))  # of a round
+    return deviation * _expected_maximum(run.replicas) / math.sqrt(batches)
 
 
 def _expected_maximum(count: int) -> float:

@@ -9,12 +9,13 @@ fitted to runs in which one factor changes.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import statistics
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from murmurate.launch.local import Local
 from murmurate.mapping.quiet import started
 from murmurate.strategies import strategy
 from murmurate.training.run import Run
+from murmurate.training.run_folder import plain
 
 _RECORD_SECONDS = 0.1  # between records, from which the duration is known
 FACTORS = ("replicas", "simulators", "batch", "period", "asynchrony")
@@ -31,15 +33,18 @@ FACTORS = ("replicas", "simulators", "batch", "period", "asynchrony")
 @dataclass
 class Learning:
     """target: the mean return of the last 100 training episodes to be reached. env_steps: S_0, the env steps
-    that the recipe itself needed. exponents: the exponent of each factor. runs: number of training runs.
-    unfinished: number of those runs that missed the target; they count as if they had reached it at their
-    end."""
+    that the run itself needed. exponents: the exponent of each factor. runs: number of training runs.
+    unfinished: number of those runs that missed the target. missed: the factors without an exponent, because
+    a run in which they change missed the target. of: ``learned_by`` of the run; empty in profiles before
+    2026-11-26."""
 
     target: float
     env_steps: float
     exponents: dict[str, float]
     runs: int
     unfinished: int = 0
+    missed: list[str] = field(default_factory=list)
+    of: str = ""
 
 
 class Training(NamedTuple):
@@ -65,6 +70,23 @@ def factors(run: Run) -> dict[str, float]:
     }
 
 
+def digest(parts: Any) -> str:
+    """Identifies values that JSON can hold."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def learned_by(run: Run) -> str:
+    """Identifies everything on which the env steps to a target depend."""
+    parts = (run.world, run.learner, run.source, run.strategy)
+    return digest([*map(plain, parts), run.replicas, run.env_steps, run.updates])
+
+
+def unknown_factors(candidate: Run, run: Run, learning: Learning) -> list[str]:
+    """The factors in which ``candidate``, a variant of ``run``, differs, and whose exponents are unknown."""
+    own, base = factors(candidate), factors(run)
+    return [name for name in learning.missed if own[name] != base[name]]
+
+
 def env_steps_to_target(candidate: Run, run: Run, learning: Learning) -> float:
     """The predicted env steps that ``candidate``, a variant of ``run``, needs."""
     own, base = factors(candidate), factors(run)
@@ -75,32 +97,47 @@ def env_steps_to_target(candidate: Run, run: Run, learning: Learning) -> float:
 def measure(run: Run, target: float, log: Callable[[str], None], seeds: int = 2) -> Learning:
     """Train ``run``, and variants of it that each change one factor, until they reach ``target``.
 
-    Raises Refusal if ``run`` itself does not reach it, or has no returns.
+    Raises Refusal if ``run`` itself does not reach it with every seed, or has no returns.
     """
     check_returns(run)
-    base = [to_target(run, target, seed) for seed in range(seeds)]
-    reached = [steps for steps, _, hit in base if hit]
-    if not reached:
+    trained: list[tuple[Run, float]] = []
+    unfinished = 0
+
+    def needed(variant: Run) -> float:
+        """Its env steps, the geometric mean over seeds; infinite if it missed the target with any."""
+        nonlocal unfinished
+        for known, steps in trained:
+            if known == variant:
+                return steps
+        found = [to_target(variant, target, seed) for seed in range(seeds)]
+        misses = sum(not training.reached for training in found)
+        unfinished += misses
+        steps = math.inf if misses else _geometric_mean([training.env_steps for training in found])
+        trained.append((variant, steps))
+        return steps
+
+    own = needed(run)
+    if not math.isfinite(own):
         raise Refusal(
-            f"{run.recipe} did not reach a return of {target:g} in its {run.env_steps or 0:,} env steps. Use "
-            "a lower --target, or more --env-steps."
+            f"{run.recipe} did not reach a return of {target:g} in its {run.env_steps or 0:,} env steps with "
+            f"each of {seeds} seeds. Use a lower --target, or more --env-steps."
         )
-    own = _geometric_mean([steps for steps, _, _ in base])
     log(f"{run.recipe}: {own:,.0f} env steps to a return of {target:g}")
     exponents: dict[str, float] = {}
-    runs, unfinished = seeds, seeds - len(reached)
-    before = factors(run)
-    for name, variant in variants(run).items():
-        found = [to_target(variant, target, seed) for seed in range(seeds)]
-        runs, unfinished = runs + seeds, unfinished + sum(not hit for _, _, hit in found)
-        steps = _geometric_mean([steps for steps, _, _ in found])
-        reference = own
-        if name in ("period", "asynchrony"):  # the variant has at least two replicas as well
-            reference *= (variant.replicas / run.replicas) ** exponents.get("replicas", 0.0)
-        ratio = factors(variant)[name] / before[name]
-        exponents[name] = math.log(steps / reference) / math.log(ratio) if ratio != 1 else 0.0
-        log(f"{name} {before[name]:g} -> {factors(variant)[name]:g}: {steps:,.0f} env steps")
-    return Learning(target, own, exponents, runs, unfinished)
+    missed = []
+    for name, before, after in variants(run):
+        ratio = factors(after)[name] / factors(before)[name]
+        steps = needed(after) / needed(before) if math.isfinite(needed(before)) else math.inf
+        if math.isfinite(steps):
+            exponents[name] = math.log(steps) / math.log(ratio)
+            log(f"{name} times {ratio:g}: {steps:.2f} times as many env steps")
+        else:
+            missed.append(name)
+            log(f"{name} times {ratio:g}: target missed")
+    runs = seeds * len(trained)
+    if unfinished:
+        log(f"unfinished: {unfinished} of {runs} runs missed the target")
+    return Learning(target, own, exponents, runs, unfinished, missed, learned_by(run))
 
 
 def check_returns(run: Run) -> None:
@@ -112,32 +149,48 @@ def check_returns(run: Run) -> None:
         )
 
 
-def variants(run: Run) -> dict[str, Run]:
-    """Variants of ``run`` that each change one factor, keyed by that factor."""
-    found: dict[str, Run] = {}
+def variants(run: Run) -> Iterator[tuple[str, Run, Run]]:
+    """Pairs of runs that differ in one factor alone, with its name. One of each pair is ``run`` itself, or of
+    as many replicas, two at least, with all-reduce."""
     source: Any = run.source
     learner: Any = run.learner
-    shared = run.strategy if run.replicas > 1 else strategy("all-reduce")()
-    found["replicas"] = dataclasses.replace(run, replicas=2 * run.replicas, strategy=shared)
-    found["simulators"] = dataclasses.replace(
-        run, source=dataclasses.replace(source, simulators=2 * source.simulators)
-    )
+    pairs: list[tuple[str, Run, Run]] = []
+    all_reduce, local, gossip = (strategy(name)() for name in ("all-reduce", "local-sgd", "gala"))
+    shared = run if run.replicas > 1 else dataclasses.replace(run, replicas=2, strategy=all_reduce)
+    doubled = shared if run.replicas == 1 else dataclasses.replace(run, replicas=2 * run.replicas)
+    pairs.append(("replicas", run, doubled))
+    if hasattr(source, "simulators"):
+        twice = dataclasses.replace(source, simulators=2 * source.simulators)
+        pairs.append(("simulators", run, dataclasses.replace(run, source=twice)))
     if hasattr(learner, "batch"):
-        found["batch"] = dataclasses.replace(
-            run, learner=dataclasses.replace(learner, batch=2 * learner.batch)
-        )
-    local: Any = strategy("local-sgd")()
-    gossip: Any = strategy("gala")()
-    found["period"] = dataclasses.replace(run, replicas=max(2, run.replicas), strategy=local)
-    found["asynchrony"] = dataclasses.replace(run, replicas=max(2, run.replicas), strategy=gossip)
-    accepted = {}
-    for name, variant in found.items():
-        try:
-            variant.validate()
-        except Refusal:
-            continue
-        accepted[name] = variant
-    return accepted
+        larger = dataclasses.replace(learner, batch=2 * learner.batch)
+        pairs.append(("batch", run, dataclasses.replace(run, learner=larger)))
+    # synchronous without a period, with one, and asynchronous: the run's own strategy in place of its kind
+    others = [dataclasses.replace(shared, strategy=each) for each in (all_reduce, local, gossip)]
+    kinds = {_kind(each): each for each in [*others, shared]}
+    plain_run = kinds[False, False]
+    pairs.append(("period", plain_run, kinds[True, False]))
+    pairs.append(("asynchrony", plain_run, kinds[False, True]))
+    for name, before, after in pairs:
+        own, changed = factors(before), factors(after)
+        changing = [factor for factor in FACTORS if own[factor] != changed[factor]]
+        if changing == [name] and _stands(before) and _stands(after):
+            yield name, before, after
+
+
+def _kind(run: Run) -> tuple[bool, bool]:
+    """Whether the strategy of ``run`` has a period, and whether it is asynchronous."""
+    own = factors(run)
+    return own["period"] > 1, own["asynchrony"] > 1
+
+
+def _stands(run: Run) -> bool:
+    """Whether the checks of ``run`` accept it."""
+    try:
+        run.validate()
+    except Refusal:
+        return False
+    return True
 
 
 def to_target(run: Run, target: float, seed: int) -> Training:

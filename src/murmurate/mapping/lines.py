@@ -16,7 +16,8 @@ class Line:
     """Seconds of a call of size n: a + b n.
 
     low, high: lower and upper bounds of the 95 % confidence intervals of (a, b). sizes: the least and the
-    greatest size that was measured.
+    greatest size that was measured. width: half the width of the 95 % confidence interval of the seconds at
+    the greatest size, relative to them; None in profiles before 2026-11-26.
     """
 
     a: float
@@ -24,6 +25,7 @@ class Line:
     low: tuple[float, float]
     high: tuple[float, float]
     sizes: tuple[int, int]
+    width: float | None = None
 
     def seconds(self, size: float) -> float:
         return max(0.0, self.a + self.b * size)
@@ -50,12 +52,16 @@ def fit(samples: Sequence[tuple[int, float]]) -> Line:
         drawn.append(_least_squares(sizes[chosen], seconds[chosen]))
     tail = 100 * (1 - _CONFIDENCE) / 2
     low, high = np.percentile(np.array(drawn), [tail, 100 - tail], axis=0)
+    # a and b are anti-correlated, so their sum has a narrower interval than their two intervals together
+    largest = float(sizes.max())
+    least, greatest = np.percentile([a + b * largest for a, b in drawn], [tail, 100 - tail])
     return Line(
         float(best[0]),
         float(best[1]),
         (float(low[0]), float(low[1])),
         (float(high[0]), float(high[1])),
         (int(sizes.min()), int(sizes.max())),
+        float(greatest - least) / (2 * (best[0] + best[1] * largest)),
     )
 
 
@@ -75,7 +81,10 @@ def _least_squares(sizes: np.ndarray, seconds: np.ndarray) -> tuple[float, float
 
 
 def relative_width(line: Line, size: float) -> float:
-    """Half the width of the confidence interval of the time at ``size``, relative to that time."""
+    """Half the width of the confidence interval of the time at ``size``, relative to that time; where it was
+    not kept, the upper bound from the intervals of a and b."""
+    if line.width is not None and size == line.sizes[1]:
+        return line.width
     seconds = line.seconds(size)
     if not seconds:
         return math.inf

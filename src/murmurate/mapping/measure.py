@@ -42,15 +42,17 @@ def sizes(run: Run) -> list[Run]:
     least = getattr(requires, "simulators", 1)
     for simulators in dict.fromkeys((max(1, own // 4), own, 2 * source.simulators)):
         if simulators != source.simulators and simulators >= least:
-            pilots.append(dataclasses.replace(base, source=_changed(source, simulators=simulators)))
+            pilots.append(
+                dataclasses.replace(base, source=dataclasses.replace(source, simulators=simulators))
+            )
     if requires.kind == "transitions":
         for batch in (max(8, requires.batch // 4), 4 * requires.batch):
             # as many env steps for each batch as the recipe has
             ratio = source.replay.samples_per_insert * batch / requires.batch
-            replay = dataclasses.replace(source.replay, samples_per_insert=ratio)
-            pilots.append(
-                _with_batch(dataclasses.replace(base, source=_changed(source, replay=replay)), batch)
-            )
+            starts = min(max(source.replay.learning_starts, batch), source.replay.capacity)
+            replay = dataclasses.replace(source.replay, samples_per_insert=ratio, learning_starts=starts)
+            changed = dataclasses.replace(base, source=dataclasses.replace(source, replay=replay))
+            pilots.append(_with_batch(changed, batch))
     return pilots
 
 
@@ -59,16 +61,9 @@ def _with_batch(run: Run, batch: int) -> Run:
     return dataclasses.replace(run, learner=dataclasses.replace(learner, batch=batch))
 
 
-def _changed(source: Any, **fields: Any) -> Any:
-    """``source`` with other ``fields``, and without double buffering."""
-    changed = dataclasses.replace(source, **fields)
-    if getattr(changed, "double_buffer", False):
-        changed = dataclasses.replace(changed, double_buffer=False)
-    return changed
-
-
 def add_recipe(profile: DeviceProfile, run: Run, log: Log) -> RecipeCosts:
-    """Measure ``run``'s primitives at several sizes, and at its own size also while all cores compute."""
+    """Measure ``run``'s primitives at several sizes, and at its own size also while all cores compute. What
+    the profile says of how fast it learns is kept."""
     pilots: list[Pilot] = []
     runs = sizes(run)
     for number, pilot in enumerate(runs, 1):
@@ -83,16 +78,19 @@ def add_recipe(profile: DeviceProfile, run: Run, log: Log) -> RecipeCosts:
     alone, all_busy, shared = (1e3 * statistics.median(p.iteration) for p in (pilots[0], busy, crowded))
     log(f"{run.recipe}: {alone:.2f} ms alone, {all_busy:.2f} ms with all {profile.cores} cores busy")
     log(f"{run.recipe}: {shared:.2f} ms with two processes a core")
+    before = profile.recipes.get(key(run))
     costs = RecipeCosts(
         {name: fit(_samples(pilots, name)) for name in PRIMITIVES},
         {name: _factor(pilots[0], busy, name) for name in PRIMITIVES},
         pilots[0].deviation / statistics.median(pilots[0].iteration),
         parameters(run),
         [(pilot.simulators, pilot.rows) for pilot in pilots],
+        learning=None if before is None else before.learning,
         crowded=max(1.0, shared / (2 * all_busy)),
         background=pilots[0].background,
     )
     profile.recipes[key(run)] = costs
+    profile.renew()
     if hasattr(run.source, "actors") and profile.cores > 1:
         costs.handover_seconds = _handover(profile, run, log)
     return costs
@@ -133,14 +131,15 @@ def parameters(run: Run) -> int:
     return (planned_bytes(run) or 0) // FLOAT_BYTES
 
 
-def add_exchange(profile: DeviceProfile, run: Run, log: Log) -> bool:
-    """Measure the exchange of ``run``'s strategy among its replicas. Returns False if the profile has it
-    already, or there is nothing to measure."""
+def add_exchange(profile: DeviceProfile, run: Run, log: Log, again: bool = False) -> bool:
+    """Measure the exchange of ``run``'s strategy among its replicas. Returns False if there is nothing to
+    measure, or the profile has it already and it is not to be measured ``again``."""
     name = exchange_key(run.strategy, run.replicas)
-    if run.replicas == 1 or name in profile.exchange:
+    if run.replicas == 1 or (name in profile.exchange and not again):
         return False
     line = exchange.measure(run.strategy, run.replicas)
     profile.exchange[name] = line
+    profile.renew()
     among = f"{run.strategy.name} among {run.replicas}"
     log(f"{among}: {1e6 * line.a:.0f} us + {1e9 * line.b:.2f} ns for each parameter")
     return True

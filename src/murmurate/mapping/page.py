@@ -10,11 +10,11 @@ from typing import Any
 
 import jinja2
 
+from murmurate.mapping.candidates import Candidate
 from murmurate.mapping.cost import Prediction
 from murmurate.mapping.lines import relative_width
 from murmurate.mapping.primitives import PRIMITIVES, edges, producers, shape_of
 from murmurate.mapping.profile import DeviceProfile, key
-from murmurate.mapping.search import Candidate
 from murmurate.training.run import Run
 
 _POSITIONS = {  # (column, row) of each primitive in the picture of the graph
@@ -59,6 +59,7 @@ def write_page(
         hardware=f"{profile.hardware.get('cpu', 'unknown processor')}, {profile.cores} cores",
         date=profile.date or "at an unknown time",
         unit=best.unit,
+        run_unit=run.unit,
         rows=rows,
         costs=lines,
         graph=_graph(best.run, costs.parameters, best.prediction),

@@ -83,7 +83,7 @@ def steady(run: Run) -> Run:
 
 
 def pilot_run(run: Run) -> Run:
-    """``steady(run)`` with one replica and without actor processes.
+    """``steady(run)`` with one replica, and without actor processes and double buffering.
 
     Raises Refusal if the costs of the run's source are not modelled.
     """
@@ -92,11 +92,14 @@ def pilot_run(run: Run) -> Run:
             f"{run.recipe} learns from {run.learner.requires.kind}, whose costs are not modelled. A plan is "
             "made for recipes that learn from rollouts, trajectories, images or a replay of their own."
         )
-    source: Any = run.source
-    for processes in ("actors", "workers"):
-        if hasattr(source, processes):
-            source = dataclasses.replace(source, **{processes: 0})
-    return dataclasses.replace(steady(run), source=source, strategy=Solo(), replicas=1)
+    found = steady(run)
+    return dataclasses.replace(found, source=in_one_process(found.source), strategy=Solo(), replicas=1)
+
+
+def in_one_process(source: Any) -> Any:
+    """``source`` without actor processes and double buffering."""
+    values = {"actors": 0, "workers": 0, "double_buffer": False}
+    return dataclasses.replace(source, **{name: v for name, v in values.items() if hasattr(source, name)})
 
 
 def measure(run: Run, seconds: float, busy: int = 1) -> Pilot:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from murmurate.errors import Refusal
-from murmurate.mapping.learning import Learning
+from murmurate.mapping.learning import Learning, digest
 from murmurate.mapping.lines import Line
 from murmurate.mapping.primitives import PRIMITIVES
 from murmurate.training.run import Run
@@ -60,9 +59,10 @@ class Link:
 
 @dataclass
 class DeviceProfile:
-    """cores: number of cores of the host. device: ``cpu`` or ``cuda:0``. recipes: costs of recipes, by
-    ``key``. exchange: seconds of a strategy's exchange as a line in the number of parameters, by
-    ``exchange_key``. links: links by name. watts: power of a busy core, if that is known."""
+    """cores: number of cores of the host. device: ``cpu`` or ``cuda:0``. date, hardware, versions: of the
+    newest measurement. recipes: costs of recipes, by ``key``. exchange: seconds of a strategy's exchange as a
+    line in the number of parameters, by ``exchange_key``. links: links by name. watts: power of a busy core,
+    if that is known."""
 
     cores: int
     device: str = "cpu"
@@ -79,6 +79,11 @@ class DeviceProfile:
         now = datetime.now().astimezone().isoformat(timespec="seconds")
         return cls(cores, device, now, hardware(), versions())
 
+    def renew(self) -> None:
+        """Set ``date``, ``hardware`` and ``versions`` to those of a measurement now."""
+        now = DeviceProfile.here(self.cores, self.device)
+        self.date, self.hardware, self.versions = now.date, now.hardware, now.versions
+
     def is_here(self, cores: int) -> bool:
         """Whether the profile is of this machine: of the same processor with as many cores."""
         return self.cores == cores and self.hardware.get("cpu") == hardware()["cpu"]
@@ -93,9 +98,7 @@ def key(run: Run) -> str:
         stored = {name: getattr(replay, name) for name in ("images", "manager", "segments", "segment_draws")}
         replay = stored | {"in_files": bool(replay.folder), "uniform": not (replay.alpha or replay.alpha_end)}
     parts = [plain(run.world), learner, plain(run.placement), replay]
-    described = json.dumps(parts, sort_keys=True, default=str)
-    digest = hashlib.sha256(described.encode()).hexdigest()[:12]
-    return f"{run.world.name} {run.learner.name} {digest}"
+    return f"{run.world.name} {run.learner.name} {digest(parts)}"
 
 
 # fields of a learner that change no primitive's cost at a given size
@@ -159,4 +162,5 @@ def load(path: Path) -> DeviceProfile:
 def _line(stored: dict[str, Any]) -> Line:
     a, b = float(stored["a"]), float(stored["b"])
     low, high, sizes = stored["low"], stored["high"], stored["sizes"]
-    return Line(a, b, (low[0], low[1]), (high[0], high[1]), (int(sizes[0]), int(sizes[1])))
+    width = stored.get("width")  # profiles before 2026-11-26 lack it
+    return Line(a, b, (low[0], low[1]), (high[0], high[1]), (int(sizes[0]), int(sizes[1])), width)

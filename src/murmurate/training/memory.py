@@ -21,15 +21,21 @@ def refuse_too_small(run: Run, vector_bytes: int) -> None:
         if source_bytes > 2**20
         else ""
     )
+    refuse_if_small(
+        needed_bytes(run, vector_bytes),
+        f"{run.recipe} with {run.replicas} replica(s){sources_note}",
+        (16 + 6 * (run.members - 1)) * vector_bytes + source_bytes,
+    )
+
+
+def needed_bytes(run: Run, vector_bytes: int) -> int:
+    """The memory of all replicas and their sources, for vectors of ``vector_bytes`` bytes."""
     # per replica: its process, optimizer state, and, in each of two registers, at most three slots, which all
     # processes map; per further part: its process, vector, gradient and slots of messages
     further_parts = run.grid[0] * run.grid[1] - 1
     parts_bytes = further_parts * (PROCESS_BYTES + 6 * vector_bytes)
-    refuse_if_small(
-        run.replicas * (PROCESS_BYTES + 16 * vector_bytes + source_bytes + parts_bytes),
-        f"{run.recipe} with {run.replicas} replica(s){sources_note}",
-        (16 + 6 * (run.members - 1)) * vector_bytes + source_bytes,
-    )
+    own_bytes = PROCESS_BYTES + 16 * vector_bytes + run.source.memory_bytes(run)
+    return int(run.replicas * (own_bytes + parts_bytes))
 
 
 def planned_bytes(run: Run) -> int | None:

@@ -1,0 +1,149 @@
+"""The configurations of a recipe that a plan considers: replicas and their strategy, simulators, actors,
+batch and double buffering."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from murmurate.errors import Refusal
+from murmurate.mapping.cost import Prediction
+from murmurate.mapping.primitives import producers
+from murmurate.strategies import strategy
+from murmurate.training.run import Run
+
+_STRATEGIES = ("all-reduce", "local-sgd", "gala")
+
+
+@dataclass
+class Candidate:
+    """A configuration with its predicted value.
+
+    name: how it differs from the recipe, as options of ``murmurate train``. changes: these options as a list.
+    predicted: the objective's value, in ``unit``. why: what limits the candidate. prediction: the predicted
+    throughput. bytes: the predicted memory.
+    """
+
+    name: str
+    run: Run
+    predicted: float
+    unit: str
+    why: str
+    prediction: Prediction
+    changes: list[str] = field(default_factory=list)
+    bytes: int = 0
+
+    @property
+    def figure(self) -> str:
+        """``predicted`` as rounded text."""
+        return f"{self.predicted:,.0f}" if self.predicted >= 100 else f"{self.predicted:.3g}"
+
+    def plain(self) -> dict[str, Any]:
+        """The candidate as a dictionary for JSON."""
+        p = self.prediction
+        return {
+            "name": self.name,
+            "predicted": self.predicted,
+            "unit": self.unit,
+            "why": self.why,
+            "env_steps_per_second": p.env_steps_per_second,
+            "updates_per_second": p.updates_per_second,
+            "bottleneck": p.bottleneck,
+            "busy_cores": p.busy,
+            "memory_bytes": self.bytes,
+            "seconds": p.seconds,
+            "changes": self.changes,
+        }
+
+
+def candidates(run: Run, cores: int) -> Iterator[Run]:
+    """Every configuration that the search considers and the run's own checks accept; ``run`` is the first."""
+    seen = [run]
+    yield run
+    for replicas, chosen in itertools.product(_replica_counts(run, cores), strategies_of(run)):
+        for fields in _field_values(run, cores):
+            try:
+                found = _changed(run, replicas, chosen, fields)
+                found.validate()
+            except Refusal:
+                continue
+            if found not in seen:
+                seen.append(found)
+                yield found
+
+
+def _replica_counts(run: Run, cores: int) -> list[int]:
+    powers = [2**i for i in range(cores.bit_length()) if 2**i <= cores]
+    return sorted({*powers, run.replicas, cores})
+
+
+def strategies_of(run: Run) -> list[Any]:
+    """The strategies that a plan considers; ``run``'s own is the first."""
+    return [run.strategy, *(strategy(name)() for name in _STRATEGIES if name != run.strategy.name)]
+
+
+def _field_values(run: Run, cores: int) -> Iterator[dict[str, Any]]:
+    """Combinations of values of ``simulators``, ``actors``, ``workers``, ``double_buffer`` and ``batch``, as
+    far as the run has them."""
+    source: Any = run.source
+    axes: dict[str, Sequence[Any]] = {}
+    if hasattr(source, "simulators"):
+        axes["simulators"] = (source.simulators, max(1, source.simulators // 2), 2 * source.simulators)
+    if hasattr(source, "actors"):
+        axes["actors"] = sorted({0, source.actors, *range(1, cores + 1)})
+    if hasattr(source, "double_buffer"):
+        axes["double_buffer"] = (False, True)
+    if hasattr(source, "workers") and producers(run):
+        axes["workers"] = (source.workers, *range(cores + 1))
+    if run.learner.requires.kind in ("transitions", "examples"):
+        batch = run.learner.requires.batch  # type: ignore[attr-defined]
+        axes["batch"] = (batch, 2 * batch, 4 * batch)
+    for values in itertools.product(*axes.values()):
+        yield dict(zip(axes, values, strict=True))
+
+
+def _changed(run: Run, replicas: int, chosen: Any, fields: dict[str, Any]) -> Run:
+    """chosen: the strategy. fields: values from ``_field_values``."""
+    source_fields = {name: value for name, value in fields.items() if name != "batch"}
+    source: Any = run.source
+    learner: Any = run.learner
+    if "batch" in fields:
+        learner = dataclasses.replace(learner, batch=fields["batch"])
+    source = dataclasses.replace(source, **source_fields)
+    if replicas == 1:  # the strategy makes no difference
+        chosen = run.strategy if run.replicas == 1 else strategy("all-reduce")()
+    return dataclasses.replace(run, replicas=replicas, strategy=chosen, source=source, learner=learner)
+
+
+def changes(run: Run, found: Run) -> list[str]:
+    """The options of ``murmurate train`` that turn ``run`` into ``found``."""
+    words: list[str] = []
+    if found.strategy != run.strategy:
+        words += ["--strategy", found.strategy.name]
+    for option, before, after in (
+        ("--replicas", run.replicas, found.replicas),
+        ("--simulators", *_values(run.source, found.source, "simulators")),
+        ("--actors", *_values(run.source, found.source, "actors")),
+        ("--workers", *_values(run.source, found.source, "workers")),
+        ("--double-buffer", *_values(run.source, found.source, "double_buffer")),
+        ("--agent.batch", *_values(run.learner, found.learner, "batch")),
+    ):
+        if before != after:
+            words += [option, str(after).lower()]
+    return words
+
+
+def _values(before: Any, after: Any, name: str) -> tuple[Any, Any]:
+    return getattr(before, name, None), getattr(after, name, None)
+
+
+def runs_with_exchange(run: Run, cores: int) -> list[Run]:
+    """Runs whose exchange must be measured for a search: one for each strategy and number of replicas."""
+    found: dict[tuple[str, int], Run] = {}
+    for candidate in candidates(run, cores):
+        if candidate.replicas > 1:
+            found.setdefault((repr(candidate.strategy), candidate.replicas), candidate)
+    return list(found.values())

@@ -1,0 +1,96 @@
+"""Predicts configurations on several equal hosts, by runs on the simulated cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from murmurate.errors import Refusal
+from murmurate.mapping.candidates import Candidate, strategies_of
+from murmurate.mapping.cost import Prediction
+from murmurate.mapping.pilot import in_one_process, steady
+from murmurate.mapping.profile import DeviceProfile, key
+from murmurate.simulation.cluster import Cluster
+from murmurate.simulation.start import simulate
+from murmurate.training.run import Run
+
+_UPDATES = 40  # of a replica in a simulated run
+
+
+def on_hosts(
+    best: Iterable[Candidate],
+    run: Run,
+    profile: DeviceProfile,
+    hosts: int,
+    log: Callable[[str], None],
+) -> Iterator[tuple[Candidate, Run, Prediction]]:
+    """The candidates ``best`` of ``run``, each with its run and prediction on all of ``hosts`` hosts.
+
+    A learner's own work takes the seconds that the cost model predicts, with the deviation that was measured,
+    and the strategy's own code sends messages through a simulated network. A candidate with one replica
+    has no strategy yet: it gets each that a plan considers. What cannot be simulated is left out.
+    """
+    link = profile.links.get("network")
+    network = "latency=1e-4,bandwidth=1e9"
+    if link is not None:
+        network = f"latency={link.latency_seconds:g},bandwidth={link.bytes_per_second:g}"
+    log(f"{hosts} hosts, {'assumed' if link is None else link.how} network: {network}")
+    deviation = profile.recipes[key(run)].deviation
+    for candidate in best:
+        variant, prediction = candidate.run, candidate.prediction
+        replicas = hosts * variant.replicas
+        for chosen in [variant.strategy] if variant.replicas > 1 else strategies_of(run):
+            whole = dataclasses.replace(variant, replicas=replicas, strategy=chosen)
+            cluster = Cluster(compute_model(prediction.own_seconds, deviation), network)
+            try:
+                chosen.check(replicas)
+                seconds = _batch_seconds(whole, cluster)
+            except Refusal as refusal:
+                log(f"left out: {chosen.name} among {replicas} replicas: {refusal}")
+                continue
+            yield candidate, whole, _predicted(prediction, replicas, seconds)
+
+
+def compute_model(seconds: float, deviation: float) -> str:
+    """The cluster's log-normal step time with this mean, and this standard deviation relative to it."""
+    variance = math.log1p(deviation**2)
+    return f"lognormal:{seconds * math.exp(-variance / 2):g},{math.sqrt(variance):g}"
+
+
+def _batch_seconds(run: Run, cluster: Cluster) -> float:
+    """Virtual seconds of a replica's batch. Raises Refusal if the run cannot be simulated."""
+    found, evaluation = steady(run), run.evaluation
+    if hasattr(evaluation, "eval_episodes"):
+        evaluation = dataclasses.replace(evaluation, eval_episodes=1)
+    simulated = dataclasses.replace(
+        found,
+        source=in_one_process(found.source),  # what other processes do is part of the prediction
+        evaluation=evaluation,
+        minutes=None,
+        updates=_UPDATES,
+        launcher="local",  # a simulated run launches no processes
+    )
+    with tempfile.TemporaryDirectory(prefix="murmurate-plan-") as folder:
+        finish = simulate(simulated, cluster, Path(folder) / "run", quiet=True)
+    assert finish.summary is not None
+    rate: float = finish.summary["updates_per_virtual_second"] / run.learner.updates(1)
+    return run.replicas / rate
+
+
+def _predicted(one_host: Prediction, replicas: int, seconds: float) -> Prediction:
+    """The prediction for ``replicas`` replicas on all hosts, whose learners take ``seconds`` for a batch."""
+    updates = replicas / max(seconds, one_host.least_seconds)
+    ratio = updates / one_host.updates_per_second
+    parts: dict[str, Any] = {"exchange": max(0.0, seconds - one_host.own_seconds), "waiting": 0.0}
+    return dataclasses.replace(
+        one_host,
+        env_steps_per_second=one_host.env_steps_per_second * ratio,
+        updates_per_second=updates,
+        seconds=one_host.seconds | parts,
+        bottleneck="learner" if seconds > one_host.least_seconds > 0 else one_host.bottleneck,
+        busy=one_host.busy * ratio,
+    )

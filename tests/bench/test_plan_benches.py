@@ -1,0 +1,88 @@
+"""The benches of ``murmurate plan``: the figures of given measurements, and where a run's output goes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from murmurate.bench import _resumable, memr, plan, plan_target
+from murmurate.errors import Refusal
+from murmurate.mapping.candidates import Candidate
+from murmurate.mapping.cost import Prediction
+from murmurate.mapping.learning import Training
+from murmurate.mapping.profile import DeviceProfile
+from murmurate.recipes import recipe
+
+INF = math.inf
+
+
+def test_errors_of_drawn_and_of_all_configurations_are_told_apart() -> None:
+    cases = [
+        {"recipe": name, "error": error, "choice": choice, "drawn": drawn}
+        for name, error, choice, drawn in (
+            ("a", 9.0, True, False), ("a", 0.1, False, True), ("a", 0.2, False, False),
+            ("a", 0.3, False, False), ("b", 0.5, False, True),
+        )
+    ]  # fmt: skip
+    assert plan.errors(cases, ["a"]) == {
+        "median_error": pytest.approx(0.3), "median_error_exhaustive": 0.2, "worst_error": 0.5
+    }  # fmt: skip
+    assert plan.errors(cases, [])["median_error_exhaustive"] is None
+
+
+def test_an_exhaustive_recipe_that_is_not_planned_is_refused() -> None:
+    with pytest.raises(Refusal, match="--exhaustive names cartpole-gala, and --recipes does not"):
+        plan.measure(dataclasses.replace(plan.QUICK, exhaustive=("cartpole-gala",)), print)
+
+
+def test_a_miss_is_slower_than_any_run_that_reaches_the_target() -> None:
+    assert plan_target.median_ratio([4.0, 6.0, INF], [2.0, 2.0, 1.0]) == 3.0
+    assert plan_target.median_ratio([4.0, INF], [INF, INF]) == 0.0
+    assert plan_target.median_ratio([INF, INF], [2.0, INF]) is None
+    assert plan_target.median_ratio([INF], [INF]) is None
+
+
+def test_failing_fast_wins_no_comparison(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The candidate with 2 replicas fails in a second, and the recipe reaches the target in ten."""
+    run = recipe("cartpole-a2c")
+    prediction = Prediction(1.0, 1.0, {}, "learner", 1.0, 1.0)
+    found = [
+        Candidate(name, dataclasses.replace(run, replicas=replicas), 1.0, "", "", prediction)
+        for name, replicas in (("fails", 2), (plan_target.UNCHANGED, 1))
+    ]
+
+    def trained(tried: Any, target: float, seed: int) -> Training:
+        return Training(1.0, 1.0, False) if tried.replicas == 2 else Training(1.0, 10.0, True)
+
+    monkeypatch.setattr(plan_target, "_planned", lambda *_: (found, 1))
+    monkeypatch.setattr(plan_target.learning, "to_target", trained)
+    settings = plan_target.PlanTargetPlan(trials=2, finalists=2, seeds=2, where=str(tmp_path))
+    row = plan_target._row("cartpole-a2c", 300.0, DeviceProfile(2), settings, print)
+    assert row["best"] == plan_target.UNCHANGED
+    assert (row["missed"]["fails"], row["unfinished"]) == (2, 1)
+    assert (row["default_over_choice"], row["choice_over_best"]) == (0.0, None)
+    result = plan_target.measure(settings, print)
+    assert (result["least_default_over_choice"], result["greatest_choice_over_best"]) == (0.0, None)
+
+
+def test_names_with_dots_have_logs_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    logs: list[str] = []
+
+    def trained(words: list[str], output: Path) -> int:
+        logs.append(output.name)
+        folder = Path(words[words.index("--out") + 1])
+        folder.mkdir()
+        (folder / "summary.json").write_text('{"exit": "finished", "env_steps": 3000}')
+        return 0
+
+    monkeypatch.setattr(_resumable, "murmurate", trained)
+    settings = dataclasses.replace(memr.QUICK, where=str(tmp_path))
+    for seed in (0, 1):
+        run = memr.planned(settings, "inverted-pendulum", "memr-alpha-0.2", seed)
+        _resumable._train_to(run, 3000)
+        assert logs[-1] == f"{run.folder.name}.log"
+    assert len(set(logs)) == 2

@@ -1,0 +1,79 @@
+"""Exponents of the env steps to a target, from training runs whose lengths are written down."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from murmurate.errors import Refusal
+from murmurate.mapping import learning
+from murmurate.mapping.learning import FACTORS, Training, env_steps_to_target, factors, learned_by, variants
+from murmurate.recipes import recipe
+from murmurate.strategies import strategy
+from murmurate.training.run import Run
+
+RULE = {"replicas": 0.5, "simulators": -0.25, "batch": 0.3, "period": 0.1, "asynchrony": 0.7}
+RECIPES = ("cartpole-a2c", "cartpole-gala", "cartpole-dqn", "cartpole-spo-dqn")
+
+
+def silent(line: str) -> None:
+    pass
+
+
+def rule_of(run: Run) -> float:
+    steps = 1e4
+    for name, value in factors(run).items():
+        steps *= value ** RULE[name]
+    return steps
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_each_pair_differs_in_its_factor_alone(name: str) -> None:
+    pairs = list(variants(recipe(name)))
+    assert {"replicas", "simulators", "period", "asynchrony"} <= {factor for factor, _, _ in pairs}
+    for factor, before, after in pairs:
+        own, changed = factors(before), factors(after)
+        assert [each for each in FACTORS if own[each] != changed[each]] == [factor]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_power_law_is_found_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learning, "to_target", lambda run, target, seed: Training(rule_of(run), 1.0, True))
+    run = recipe(name)
+    found = learning.measure(run, 100.0, silent)
+    assert found.exponents == pytest.approx({factor: RULE[factor] for factor in found.exponents})
+    assert (found.unfinished, found.missed, found.of) == (0, [], learned_by(run))
+    for chosen in ("all-reduce", "local-sgd", "gala"):
+        other = dataclasses.replace(run, replicas=4, strategy=strategy(chosen)())
+        assert env_steps_to_target(other, run, found) == pytest.approx(rule_of(other))
+
+
+def test_a_run_that_misses_the_target_gives_no_exponent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained(run: Run, target: float, seed: int) -> Training:
+        """With twice the simulators, one of two seeds fails early."""
+        missed = factors(run)["simulators"] == 16 and seed == 1
+        return Training(1.0 if missed else rule_of(run), 1.0, not missed)
+
+    monkeypatch.setattr(learning, "to_target", trained)
+    run, said = recipe("cartpole-a2c"), list[str]()
+    found = learning.measure(run, 100.0, said.append)
+    assert (found.missed, found.unfinished) == (["simulators"], 1)
+    assert "simulators" not in found.exponents
+    assert said[-1] == f"unfinished: 1 of {found.runs} runs missed the target"
+    monkeypatch.setattr(learning, "to_target", lambda run, target, seed: Training(1.0, 1.0, seed == 0))
+    with pytest.raises(Refusal, match="lower --target"):
+        learning.measure(run, 100.0, silent)
+
+
+def test_what_is_learned_depends_on_replicas_strategy_and_learning_rate() -> None:
+    run = recipe("cartpole-a2c")
+    changed = [
+        run,
+        dataclasses.replace(run, replicas=2),
+        dataclasses.replace(run, strategy=strategy("gala")()),
+        dataclasses.replace(run, learner=dataclasses.replace(run.learner, learning_rate=1e-5)),  # type: ignore[type-var, call-arg]
+        dataclasses.replace(run, source=dataclasses.replace(run.source, simulators=4)),  # type: ignore[type-var, call-arg]
+    ]
+    assert len({learned_by(each) for each in changed}) == len(changed)
+    assert learned_by(dataclasses.replace(run, seed=7, record_every_seconds=9.0)) == learned_by(run)

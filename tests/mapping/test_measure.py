@@ -1,0 +1,51 @@
+"""Pilots are short runs of one process, and a second measurement keeps what it does not replace."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from murmurate.mapping import exchange, measure
+from murmurate.mapping.learning import Learning
+from murmurate.mapping.lines import Line
+from murmurate.mapping.pilot import Pilot, pilot_run, steady
+from murmurate.mapping.primitives import PRIMITIVES
+from murmurate.mapping.profile import DeviceProfile, key
+from murmurate.recipes import recipe
+
+SILENT = print
+
+
+def test_a_pilot_learns_early_in_one_process_without_a_double_buffer() -> None:
+    run = recipe("cartpole-dqn")
+    source: Any = run.source
+    replay = dataclasses.replace(source.replay, learning_starts=50_000)
+    run = dataclasses.replace(run, source=dataclasses.replace(source, actors=2, replay=replay))
+    found: Any = pilot_run(run).source
+    assert found.replay.learning_starts == steady(run).source.replay.learning_starts == 2_000  # type: ignore[attr-defined]
+    assert (found.actors, found.random_env_steps) == (0, 0)
+    buffered = dataclasses.replace(run, source=dataclasses.replace(source, double_buffer=True))
+    assert not any(each.source.double_buffer for each in measure.sizes(buffered))  # type: ignore[attr-defined]
+
+
+def test_measured_again_a_profile_has_a_new_date_and_keeps_what_was_learned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pilot = Pilot(8, 64, 1, dict.fromkeys(PRIMITIVES, [1e-3] * 4), [1e-2] * 4, 1e-3)
+    lines = [Line(a, 0.0, (a, 0.0), (a, 0.0), (1, 9)) for a in (1.0, 2.0)]
+    monkeypatch.setattr(measure, "measure", lambda *_: pilot)
+    monkeypatch.setattr(exchange, "measure", lambda *_: lines.pop(0))
+    run = dataclasses.replace(recipe("cartpole-a2c"), replicas=2)
+    profile = DeviceProfile(2, date="long ago")
+    costs = measure.add_recipe(profile, run, SILENT)
+    costs.learning = Learning(300.0, 1e5, {}, 2)
+    assert measure.add_exchange(profile, run, SILENT)
+    assert not measure.add_exchange(profile, run, SILENT)
+    profile.date = "long ago"
+    assert measure.add_recipe(profile, run, SILENT).learning is costs.learning
+    assert profile.date != "long ago"
+    assert profile.recipes[key(run)] is not costs
+    assert measure.add_exchange(profile, run, SILENT, again=True)
+    assert [line.a for line in profile.exchange.values()] == [2.0]

@@ -1,0 +1,129 @@
+"""The search on costs that are written down: which candidates stand, on one host and on several."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from murmurate.errors import Refusal
+from murmurate.mapping import search as searching
+from murmurate.mapping.candidates import Candidate, candidates, runs_with_exchange
+from murmurate.mapping.cost import predict
+from murmurate.mapping.hosts import compute_model, on_hosts
+from murmurate.mapping.learning import Learning, learned_by
+from murmurate.mapping.lines import Line
+from murmurate.mapping.primitives import PRIMITIVES
+from murmurate.mapping.profile import DeviceProfile, Link, RecipeCosts, exchange_key, key
+from murmurate.mapping.search import search
+from murmurate.recipes import recipe
+from murmurate.strategies import strategy
+from murmurate.training.run import Run
+
+FAST = Link(1e-9, 1e15)
+
+
+def flat(a: float) -> Line:
+    return Line(a, 0.0, (a, 0.0), (a, 0.0), (1, 1024))
+
+
+def profile_of(run: Run, cores: int = 2, deviation: float = 0.0, **seconds: float) -> DeviceProfile:
+    """In which an exchange takes 1 ms, and every primitive that is not given nothing."""
+    lines = {name: flat(seconds.get(name, 0.0)) for name in PRIMITIVES}
+    costs = RecipeCosts(lines, dict.fromkeys(PRIMITIVES, 1.0), deviation, 1000)
+    profile = DeviceProfile(cores, recipes={key(run): costs}, links={"network": FAST})
+    for each in runs_with_exchange(run, cores):
+        profile.exchange[exchange_key(each.strategy, each.replicas)] = flat(1e-3)
+    return profile
+
+
+def with_source(run: Run, **fields: Any) -> Run:
+    source: Any = run.source
+    return dataclasses.replace(run, source=dataclasses.replace(source, **fields))
+
+
+def hosted(run: Run, profile: DeviceProfile, hosts: int = 2) -> dict[str, float]:
+    """Env steps per second on several hosts relative to one host's, by strategy."""
+    one = Candidate("", run, 0.0, "", "", predict(run, profile))
+    return {
+        whole.strategy.name: found.env_steps_per_second / one.prediction.env_steps_per_second
+        for _, whole, found in on_hosts([one], run, profile, hosts, lambda line: None)
+    }
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        recipe("cartpole-a2c"),
+        with_source(recipe("cartpole-impala"), actors=2, simulators=8),
+        with_source(recipe("cartpole-dqn"), simulators=8),
+    ],
+    ids=lambda run: run.recipe,
+)
+def test_hosts_that_a_network_does_not_delay_are_as_fast_as_one_each(run: Run) -> None:
+    ratios = hosted(run, profile_of(run, cores=4, act=5e-4, simulate=1e-3, forward=2e-3))
+    assert ratios == pytest.approx({"all-reduce": 2.0, "local-sgd": 2.0, "gala": 2.0}, rel=0.02)
+
+
+def test_replicas_on_hosts_wait_for_the_slowest_and_rarer_rounds_less() -> None:
+    run = recipe("cartpole-a2c")
+    ratios = hosted(run, profile_of(run, deviation=0.5, forward=1e-2), hosts=4)
+    assert 0.5 < ratios["all-reduce"] / 4 < 0.8
+    assert ratios["all-reduce"] < ratios["local-sgd"]
+    assert compute_model(2.0, 0.0) == "lognormal:2,0"
+
+
+def test_one_replica_a_host_keeps_the_runs_own_strategy_with_its_settings() -> None:
+    run = dataclasses.replace(recipe("cartpole-a2c"), strategy=strategy("local-sgd")(period=5))
+    names = [each.name for each in search(run, profile_of(run, cores=1, forward=1e-2), hosts=2)]
+    assert "--replicas 2" in names
+    assert any("--strategy all-reduce" in name for name in names)
+
+
+def test_what_cannot_be_simulated_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise Refusal("too little memory")
+
+    monkeypatch.setattr("murmurate.mapping.hosts.simulate", refuse)
+    run, said = recipe("cartpole-a2c"), list[str]()
+    with pytest.raises(Refusal, match="no configuration can be simulated"):
+        search(run, profile_of(run, forward=1e-2), hosts=2, log=said.append)
+    assert any("too little memory" in line for line in said)
+
+
+def test_only_what_is_free_here_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = recipe("cartpole-a2c")
+    profile = profile_of(run, cores=searching.cores(), forward=1e-2)
+    search(run, profile)
+    profile.renew()
+    monkeypatch.setattr(searching, "available_bytes", lambda: 1)
+    with pytest.raises(Refusal, match="no configuration of cartpole-a2c fits"):
+        search(run, profile)
+
+
+def test_the_time_to_a_target_needs_what_was_learned_with_these_settings() -> None:
+    run = recipe("cartpole-a2c")
+    profile = profile_of(run, forward=1e-2)
+    learning = Learning(300.0, 1e5, {"simulators": 0.5, "replicas": 0.5}, 8, 0, [], learned_by(run))
+    profile.recipes[key(run)].learning = learning
+    plain = search(run, profile, "time")
+    more = dataclasses.replace(run, replicas=2)
+    assert key(more) == key(run)
+    with pytest.raises(Refusal, match=r"with other settings.*--profile --target 300"):
+        search(more, profile, "time")
+    learning.missed, learning.exponents, said = ["simulators"], {"replicas": 0.5}, list[str]()
+    learning.unfinished = 2
+    found = search(run, profile, "time", log=said.append)
+    assert {each.run.source.simulators for each in found} == {8}  # type: ignore[attr-defined]
+    assert 0 < len(found) < len(plain)
+    assert "other simulators: such runs missed the target" in found[0].why
+    assert "unfinished: 2 of 8 runs" in said[0]
+    learning.of = ""
+    with pytest.raises(Refusal, match="by an earlier version"):
+        search(run, profile, "time")
+
+
+def test_the_first_candidate_is_the_run_itself() -> None:
+    run = recipe("cartpole-gala")
+    assert next(candidates(run, 2)) == run
