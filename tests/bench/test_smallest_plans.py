@@ -171,7 +171,9 @@ def test_numbers_of_plans_have_ranges_that_their_own_are_in(name: str) -> None:
 def test_items_of_several_parts_are_read_and_checked() -> None:
     plan = change(BENCHES["value-learning"].QUICK, ["--recipes", "gym:CartPole-v1-dqn:2", "fqi:1"], "bench")
     assert plan.recipes == (("gym:CartPole-v1-dqn", 2), ("fqi", 1))
-    assert change(BENCHES["topics-speedup"].QUICK, ["--largest", "20:10"], "bench").largest == (20, 10)
+    for words in (["20:10"], ["20,10"], ["20", "10"]):
+        assert change(BENCHES["topics-speedup"].QUICK, ["--largest", *words], "bench").largest == (20, 10)
+    assert change(BENCHES["topics-speedup"].FULL, ["--largest", "none"], "bench").largest is None
     assert change(BENCHES["replay"].QUICK, ["--drift", "64,100"], "bench").drift == (64, 100)
 
 

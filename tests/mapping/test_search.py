@@ -81,6 +81,25 @@ def test_one_replica_a_host_keeps_the_runs_own_strategy_with_its_settings() -> N
     assert any("--strategy all-reduce" in name for name in names)
 
 
+def test_no_more_cores_are_busy_than_there_are() -> None:
+    run = recipe("cartpole-a2c")
+    found = search(run, profile_of(run, cores=2, forward=2e-4), hosts=2)
+    assert max(each.prediction.busy for each in found) <= 4
+
+
+def test_one_replica_a_host_gets_strategies_that_were_learned_with() -> None:
+    """GALA's runs missed the target, those of others did not."""
+    run = dataclasses.replace(recipe("cartpole-a2c"), strategy=strategy("gala")())
+    profile = profile_of(run, cores=1, forward=1e-2)
+    exponents = {"replicas": 0.1, "period": 0.1}
+    profile.recipes[key(run)].learning = Learning(
+        100.0, 1e5, exponents, 2, missed=["asynchrony"], of=learned_by(run)
+    )
+    found = search(run, profile, "time", hosts=2)
+    assert found
+    assert all(each.run.strategy.name != "gala" for each in found)
+
+
 def test_what_cannot_be_simulated_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise Refusal("too little memory")

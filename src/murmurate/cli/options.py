@@ -88,7 +88,7 @@ def change(config: Any, arguments: Sequence[str], command: str) -> Any:
             _, _, value = word.partition("=")  # the value keeps its underscores
         name = _full_name(name, known, command)
         words = [value] if equals else []
-        takes_several = typing.get_origin(known[name].kind) is tuple
+        takes_several = _tuple_in(known[name].kind) is not None
         while not equals and remaining and not remaining[0].startswith("--") and (takes_several or not words):
             words.append(remaining.pop(0))
         new = _read(known[name], words)
@@ -155,12 +155,18 @@ def _read(option: Option, words: list[str]) -> Any:
         raise Refusal(
             f"--{option.name} needs a value ({option.type_name()}), as in --{option.name} {_example(option)}."
         )
-    if typing.get_origin(option.kind) is tuple:
-        kind, *others = typing.get_args(option.kind)
+    if (tuple_kind := _tuple_in(option.kind)) is not None and [word.lower() for word in words] != ["none"]:
+        kind, *others = typing.get_args(tuple_kind)
         if Ellipsis not in others:
             return _convert(option, option.kind, ",".join(words).replace(",", ":"))
         return tuple(_convert(option, kind, w) for word in words for w in word.split(",") if w)
     return _convert(option, option.kind, words[0])
+
+
+def _tuple_in(kind: Any) -> Any:
+    """The tuple's type if ``kind`` is one, or may be one; else None."""
+    kinds = typing.get_args(kind) if typing.get_origin(kind) in (Union, types.UnionType) else (kind,)
+    return next((each for each in kinds if typing.get_origin(each) is tuple), None)
 
 
 def _convert(option: Option, kind: Any, word: str) -> Any:

@@ -102,7 +102,7 @@ class MemberHost:
         self.started_at = spec.started_at if same_clock else time.monotonic() - spec.elapsed_seconds
         # totals must not fall back to zero while members read their parts of a checkpoint
         manifest = {} if spec.resume is None else spec.resume.manifest
-        env_steps = [int(steps) for steps in manifest.get("replica_env_steps", ())][: spec.members]
+        env_steps = [int(steps) for steps in manifest.get("replica_env_steps") or ()][: spec.members]
         self.run_state: RunState
         if spec.offer is not None:
             self.run_state = open_run_state(self._memory_file(spec.offer), spec.members)

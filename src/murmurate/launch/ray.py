@@ -152,6 +152,8 @@ class RayJob:
         self._lend()
         self._open_epoch()
         coordinator.run_state = self.host.run_state
+        if coordinator.stopped_because:  # by a signal, just now
+            self.host.run_state.request_stop()
         self._start_members()
         return True
 

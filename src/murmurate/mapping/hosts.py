@@ -52,7 +52,7 @@ def on_hosts(
             except Refusal as refusal:
                 log(f"left out: {chosen.name} among {replicas} replicas: {refusal}")
                 continue
-            yield candidate, whole, _predicted(prediction, replicas, seconds)
+            yield candidate, whole, _predicted(prediction, hosts, replicas, seconds)
 
 
 def compute_model(seconds: float, deviation: float) -> str:
@@ -81,7 +81,7 @@ def _batch_seconds(run: Run, cluster: Cluster) -> float:
     return run.replicas / rate
 
 
-def _predicted(one_host: Prediction, replicas: int, seconds: float) -> Prediction:
+def _predicted(one_host: Prediction, hosts: int, replicas: int, seconds: float) -> Prediction:
     """The prediction for ``replicas`` replicas on all hosts, whose learners take ``seconds`` for a batch."""
     updates = replicas / max(seconds, one_host.least_seconds)
     ratio = updates / one_host.updates_per_second
@@ -92,5 +92,5 @@ def _predicted(one_host: Prediction, replicas: int, seconds: float) -> Predictio
         updates_per_second=updates,
         seconds=one_host.seconds | parts,
         bottleneck="learner" if seconds > one_host.least_seconds > 0 else one_host.bottleneck,
-        busy=one_host.busy * ratio,
+        busy=one_host.busy * min(ratio, hosts),
     )

@@ -69,7 +69,9 @@ def search(
         if needed > available:
             continue
         fits = True
-        if not known(dataclasses.replace(candidate, replicas=hosts * candidate.replicas)):
+        # with one replica on each of several hosts it gets other strategies, which are looked at below
+        whole = dataclasses.replace(candidate, replicas=hosts * candidate.replicas)
+        if (hosts == 1 or candidate.replicas > 1) and not known(whole):
             continue
         try:
             found.append(predicted(candidate, predict(candidate, profile), needed))
