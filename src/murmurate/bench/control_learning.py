@@ -27,8 +27,8 @@ from murmurate.record.report import report
 NAME = "control-learning"
 SUMMARY = "returns of TD3 and SAC on MuJoCo beside the authors' curves and SB3, resumable; --full: 4 seeds"
 
-# Mean and deviation over 10 seeds of the evaluations in sfujim/TD3, learning_curves (version 1 of the tasks;
-# ours are version 5)
+# Mean and deviation over 10 seeds of the evaluations in sfujim/TD3, learning_curves: of the paper's settings
+# (rates 1e-3, batches of 100) and version 1 of the tasks; ours are of their later code's, and version 5
 PUBLISHED: dict[tuple[str, str, int], tuple[float, float]] = {
     ("halfcheetah", "td3", 100_000): (5514.0, 554.0),
     ("halfcheetah", "td3", 300_000): (7697.0, 727.0),
