@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import functools
 import io
@@ -193,9 +194,9 @@ class WholeLines(io.TextIOBase):
     def __init__(self) -> None:
         self._last_line = ""
 
+    @abc.abstractmethod
     def pass_on(self, lines: Sequence[str]) -> None:
         """Write or send complete lines, without their ends."""
-        raise NotImplementedError
 
     def write(self, text: str) -> int:
         *lines, self._last_line = (self._last_line + text).split("\n")
