@@ -1,6 +1,7 @@
 """The ensemble of dynamics models: its gradient, its fit, its elites, and when a fit ends."""
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -8,12 +9,16 @@ import torch
 
 from murmurate.agents._dynamics import DynamicsModel, EarlyStopping, ModelConfig
 from murmurate.agents._ensemble_gradient import EnsembleGradient
+from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.losses.gaussian_nll import gaussian_nll, soft_bounds
 from murmurate.nets.dynamics import DynamicsEnsemble
 from murmurate.replica.adam import Adam
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
+from murmurate.replicator.replicator import Replicator
 from murmurate.spec import EnvSpec
+from murmurate.strategies.interface import FINAL_DRAIN
+from murmurate.strategies.push_sum import PushSum
 
 SMALL = ModelConfig(members=3, elites=2, layers=2, hidden=24, batch=32, precision="float32")
 CONTEXT = Context(EnvSpec("small", (3,), torch.float32, 0, (2,)), Replica, seed=5)
@@ -102,6 +107,21 @@ def test_a_fit_ends_after_epochs_without_improvement_and_restores_the_best():
     stopping.restore()
     assert weight[:, 0, 0].tolist() == [0.0, 3.0, 1.0]
     assert stopping.least.tolist() == pytest.approx([1.0, 0.98, 0.5])
+
+
+@pytest.mark.parametrize("interrupt_at", [None, 4])
+def test_a_strategy_with_a_vector_of_its_own_follows_restored_parameters(interrupt_at):
+    def fit(member):
+        replicator = Replicator(PushSum(), member)
+        model = DynamicsModel(SMALL, dataclasses.replace(CONTEXT, replicate=replicator.replicate), 3, 2)
+        calls = itertools.count()
+        model.fit(*linear_system(300)[:2], lambda: interrupt_at is not None and next(calls) >= interrupt_at)
+        restored = model.replica.params.detach().clone()
+        replicator.bound_replicas["model"].drain(FINAL_DRAIN, 1.0)  # takes the parameters from push-sum's sum
+        return restored, model.replica.params.detach()
+
+    ((restored, drained),) = SimulatedFabric(1, seed=0).run([fit])
+    torch.testing.assert_close(drained, restored)
 
 
 def test_elites_are_the_members_with_the_least_held_out_error():

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from murmurate import recipes
 from murmurate.agents.sac import SAC
 from murmurate.agents.td3 import TD3
 from murmurate.bench import control_learning, control_throughput, spo_learning
 from murmurate.bench._control_limit import ACTIONS, BATCH, OBSERVED, Update
 from murmurate.bench._racer import RaceWindow
+from murmurate.cli.options import change
 from murmurate.errors import MissingExtra, Refusal
 from murmurate.replay.interface import Sample
 from murmurate.replica.vector import Replica
@@ -76,6 +79,23 @@ def test_a_row_of_the_learning_bench() -> None:
     assert row["reached"] is True
     assert row["welch_p"] == pytest.approx(1.0)
     assert control_learning._row(plan, "hopper", "td3", summaries, [])["welch_p"] is None
+
+
+def test_the_papers_settings_are_td3s_and_have_runs_of_their_own() -> None:
+    standard, paper = (control_learning.ControlLearningPlan(settings=name) for name in ("recipe", "paper"))
+    runs = [control_learning._planned(plan, "hopper", "td3", 0) for plan in (standard, paper)]
+    assert runs[0].folder != runs[1].folder
+    for run, values in zip(runs, [(256, 3e-4, 256, 25_000), (100, 1e-3, 400, 1_000)], strict=True):
+        trained: Any = change(recipes.recipe("hopper-td3"), run.settings, "murmurate train")
+        learner, source = trained.learner, trained.source
+        assert (learner.batch, learner.critic_rate, learner.hidden, source.random_env_steps) == values
+        assert learner.policy_rate == learner.critic_rate
+        assert source.replay.samples_per_insert == learner.batch
+        plan = standard if run is runs[0] else paper
+        assert dataclasses.astuple(control_learning._hyperparameters(plan, "hopper", "td3")) == values
+    assert control_learning._hyperparameters(paper, "halfcheetah", "td3").random_env_steps == 10_000
+    with pytest.raises(Refusal, match="The paper's settings are TD3's: add --agents td3"):
+        control_learning.measure(dataclasses.replace(paper, agents=("td3", "sac")), print)
 
 
 def test_learners_of_spo_share_batch_and_steps() -> None:

@@ -7,6 +7,7 @@ strategy, all with the same result to the bit.
 from __future__ import annotations
 
 import functools
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -134,6 +135,16 @@ class TestLocalSGD:
         for x, expected in zip(found, local_sgd_by_hand(size, 4, rate, momentum, nesterov), strict=True):
             torch.testing.assert_close(x, expected, rtol=1e-12, atol=1e-12)
 
+    @pytest.mark.parametrize("rate", [None, 0.5])
+    def test_the_outer_optimizer_goes_on_from_rewritten_parameters(self, rate):
+        strategy = LocalSGD(period=4, outer_learning_rate=rate, outer_momentum=0.9 if rate else 0.0)
+        found = SimulatedFabric(3, seed=5).run(
+            [functools.partial(descend_slopes, strategy, rewritten=_REWRITTEN)] * 3
+        )
+        expected = local_sgd_by_hand(3, 4, rate, 0.9, False, _REWRITTEN)
+        for x, by_hand in zip(found, expected, strict=True):
+            torch.testing.assert_close(x, by_hand, rtol=1e-12, atol=1e-12)
+
     def test_a_death_leaves_the_mean_of_the_living(self):
         fabric = SimulatedFabric(3, seed=1, crashes={1: 6})
         strategy = LocalSGD(period=2)
@@ -149,23 +160,30 @@ class TestLocalSGD:
 
 
 _STEPS, _INNER = 14, 0.1
+_REWRITTEN = {8: [5.0, 6.0, -7.0]}  # parameters by the step before which they are overwritten
 
 
-def descend_slopes(strategy, member):
+def descend_slopes(strategy, member, rewritten=MappingProxyType({})):
     replica = Replicator(strategy, member).replicate(
         "x", Point(2.0, -1.0, 0.5), lambda p: torch.optim.SGD(p, lr=_INNER)
     )
     for step in range(_STEPS):
+        if step in rewritten:
+            replica.params.data.copy_(torch.tensor(rewritten[step], dtype=torch.float64))
+            replica.rewritten()
         replica.follow(slope(member.rank, step, replica.params.detach()))
     return replica.params.detach().clone()
 
 
-def local_sgd_by_hand(size, period, rate, momentum, nesterov):
+def local_sgd_by_hand(size, period, rate, momentum, nesterov, rewritten=MappingProxyType({})):
     """Zhang 2022, Algorithm 5, with FedOpt's outer step: d = v - mean; m = mu m + d; v = v - eta (d + mu
     m)."""
     v = torch.tensor([2.0, -1.0, 0.5], dtype=torch.float64)
     xs, m = [v.clone() for _ in range(size)], torch.zeros(3, dtype=torch.float64)
     for step in range(_STEPS):
+        if step in rewritten:
+            v = torch.tensor(rewritten[step], dtype=torch.float64)
+            xs = [v.clone() for _ in range(size)]
         xs = [x - _INNER * slope(rank, step, x) for rank, x in enumerate(xs)]
         if (step + 1) % period == 0:
             mean = sum(xs) / size

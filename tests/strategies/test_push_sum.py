@@ -36,6 +36,17 @@ def test_an_update_moves_the_sum_by_the_whole_step():
     assert has(cast, 0) == (3.0, 0.5)
 
 
+def test_rewritten_parameters_are_the_sum_over_the_weight():
+    cast = MailCast(PushSum(topology="ring"), [0.0, 0.0])
+    cast.step(0, 4.0)
+    assert has(cast, 0) == (2.0, 0.5)
+    cast.replicas[0].params.data.fill_(10.0)
+    cast.replicas[0].rewritten()
+    assert has(cast, 0) == (5.0, 0.5)
+    cast.script.on_the_way.add((1, 0))
+    assert cast.step(0, 1.0)[0] == 12.0  # x = 6, w = 1/2
+
+
 def test_a_share_for_each_out_peer_and_one_for_us():
     cast = MailCast(PushSum(topology="complete", least_weight=0.1), [0.0] * 4)
     cast.step(0, 8.0)

@@ -133,12 +133,14 @@ class DynamicsModel:
         for epoch in itertools.count(1):  # noqa: B007, epoch is read after the loop
             if self._epoch(gradient, inputs, targets, self._shuffled(member_rows), batch, interrupted):
                 self.replica.load(saved.pop("replica"))
+                self.replica.rewritten()
                 self.load(saved)
                 return False
             errors = self.group.mean(self._held_out_errors(test_inputs, test_targets))
             if stopping.after_epoch(errors):
                 break
         stopping.restore()
+        self.replica.rewritten()
         best = stopping.least.sort()
         self.ensemble.elite.copy_(best.indices[: self.config.elites])
         self.error, self.epochs = float(best.values[: self.config.elites].mean()), epoch

@@ -1,9 +1,7 @@
 """A whole run of Stable-Baselines3.
 
-``python -m murmurate.bench._sb3_learning td3|sac ID ENV_STEPS RANDOM_ENV_STEPS GAMES SEED FILE`` trains with
-the settings of our recipes ``<world>-td3`` and ``<world>-sac``: two layers of 256 units, Adam at 3e-4,
-batches of 256, an update per env step after the random env steps. FILE gets the mean return of the greedy
-games.
+``python -m murmurate.bench._sb3_learning SETTINGS FILE``: SETTINGS are the arguments of ``train`` as a JSON
+object, and FILE gets the mean return of the greedy games.
 """
 
 from __future__ import annotations
@@ -16,9 +14,20 @@ import gymnasium
 import torch
 
 
-def main(
-    algorithm: str, env_id: str, env_steps: int, random_env_steps: int, games: int, seed: int, file: Path
-) -> None:
+def train(
+    *,
+    algorithm: str,
+    env_id: str,
+    env_steps: int,
+    random_env_steps: int,
+    batch: int,
+    rate: float,
+    hidden: int,
+    games: int,
+    seed: int,
+) -> float:
+    """Train ``td3`` or ``sac`` with an update per env step after the random ones, and the mean return of the
+    greedy games. rate: Adam's learning rate. hidden: width of the two layers of each net."""
     torch.set_num_threads(1)
     import numpy as np
     from stable_baselines3 import SAC, TD3
@@ -33,23 +42,23 @@ def main(
         "MlpPolicy",
         env,
         buffer_size=min(env_steps, 1_000_000),
-        batch_size=256,
+        batch_size=batch,
         learning_starts=random_env_steps,
         train_freq=1,
         gradient_steps=1,
-        learning_rate=3e-4,
-        policy_kwargs={"net_arch": [256, 256]},
+        learning_rate=rate,
+        policy_kwargs={"net_arch": [hidden, hidden]},
         action_noise=noise,
         seed=seed,
         device="cpu",
     )
     learner.learn(env_steps)
     mean, _ = evaluate_policy(learner, gymnasium.make(env_id), n_eval_episodes=games)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"eval_return_mean": mean, "env_steps": env_steps}))
+    return float(mean)
 
 
 if __name__ == "__main__":
-    algorithm, env_id, *numbers, file = sys.argv[1:]
-    env_steps, random_env_steps, games, seed = map(int, numbers)
-    main(algorithm, env_id, env_steps, random_env_steps, games, seed, Path(file))
+    settings, file = json.loads(sys.argv[1]), Path(sys.argv[2])
+    mean = train(**settings)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"eval_return_mean": mean, "env_steps": settings["env_steps"]}))

@@ -12,14 +12,14 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from murmurate.bench import _commands, _resumable
 from murmurate.bench._result import Log
 from murmurate.bench._resumable import ResumableRun, Summary, diverged
-from murmurate.errors import MissingExtra, RunFailed
+from murmurate.errors import MissingExtra, Refusal, RunFailed
 from murmurate.ranges import NonNegativeInt, PositiveInt
 from murmurate.recipes import recipe
 from murmurate.record.report import report
@@ -28,7 +28,7 @@ NAME = "control-learning"
 SUMMARY = "returns of TD3 and SAC on MuJoCo beside the authors' curves and SB3, resumable; --full: 4 seeds"
 
 # Mean and deviation over 10 seeds of the evaluations in sfujim/TD3, learning_curves: of the paper's settings
-# (rates 1e-3, batches of 100) and version 1 of the tasks; ours are of their later code's, and version 5
+# and version 1 of the tasks; ours are of version 5
 PUBLISHED: dict[tuple[str, str, int], tuple[float, float]] = {
     ("halfcheetah", "td3", 100_000): (5514.0, 554.0),
     ("halfcheetah", "td3", 300_000): (7697.0, 727.0),
@@ -45,8 +45,37 @@ PUBLISHED: dict[tuple[str, str, int], tuple[float, float]] = {
 
 
 @dataclass(frozen=True)
+class Hyperparameters:
+    """What ours and Stable-Baselines3 have in common.
+
+    rate: Adam's learning rate, of all nets. hidden: width of the two layers of each net. random_env_steps:
+    env steps with random actions, before the first update; an update per env step follows.
+    """
+
+    batch: int
+    rate: float
+    hidden: int
+    random_env_steps: int
+
+    def options(self) -> tuple[str, ...]:
+        """Options of ``murmurate train``."""
+        start, batch, rate = str(self.random_env_steps), str(self.batch), str(self.rate)
+        return (
+            "--random-env-steps", start, "--replay.learning-starts", start,
+            "--agent.batch", batch, "--replay.samples-per-insert", batch,
+            "--agent.policy-rate", rate, "--agent.critic-rate", rate,
+            "--agent.hidden", str(self.hidden),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
 class ControlLearningPlan:
     """Every agent is trained once for each world and seed.
+
+    settings: ``recipe``: those of the recipes, which are of the later code of TD3's authors. ``paper``: those
+    of TD3's paper (Fujimoto et al. 2018, appendix C), of which its authors' curves are: rates 1e-3, batches
+    of 100, random actions for the first 1,000 env steps (HalfCheetah and Ant: 10,000). The paper's layers
+    have 400 and 300 units, and both of ours 400. Only for td3.
 
     seeds: number of seeds (0, 1, ...). sb3_seeds: number of seeds of Stable-Baselines3; 0: none. env_steps:
     number of env steps of each run. where: the folder that keeps the runs. precision: precision of our
@@ -62,6 +91,7 @@ class ControlLearningPlan:
     seeds: PositiveInt = 4
     sb3_seeds: NonNegativeInt = 4
     eval_episodes: PositiveInt = 10
+    settings: Literal["recipe", "paper"] = "recipe"
     precision: str = "float32"
     where: str = "runs/control"
 
@@ -80,6 +110,8 @@ def measure(plan: ControlLearningPlan, log: Log) -> dict[str, Any]:
     mean; None if a seed diverged, or all returns of a side are equal. ``diverged``: number of seeds that did;
     the other figures are of the rest.
     """
+    if plan.settings == "paper" and plan.agents != ("td3",):
+        raise Refusal("The paper's settings are TD3's: add --agents td3, or leave out --settings paper.")
     if plan.sb3_seeds and _commands.missing("stable-baselines3"):
         raise MissingExtra("stable-baselines3", "bench", "a comparison with Stable-Baselines3")
     if min(plan.seeds, plan.sb3_seeds) > 1 and _commands.missing("scipy"):
@@ -101,14 +133,23 @@ def measure(plan: ControlLearningPlan, log: Log) -> dict[str, Any]:
     return {"expected": cost, "rows": rows, "reports": pages}
 
 
+def _hyperparameters(plan: ControlLearningPlan, world: str, agent: str) -> Hyperparameters:
+    if plan.settings == "paper":
+        return Hyperparameters(100, 1e-3, 400, 10_000 if world in ("halfcheetah", "ant") else 1_000)
+    run: Any = recipe(f"{world}-{agent}")
+    return Hyperparameters(run.learner.batch, 3e-4, run.learner.hidden, run.source.random_env_steps)
+
+
 def _planned(plan: ControlLearningPlan, world: str, agent: str, seed: int) -> ResumableRun:
-    settings = (
+    settings: tuple[str, ...] = (
         "--seed", str(seed),
         "--stop-at-return", "none",
         "--eval-episodes", str(plan.eval_episodes),
         "--agent.precision", plan.precision,
     )  # fmt: skip
-    name = f"{world}-{agent}-{plan.precision}-to-{plan.env_steps}-seed-{seed}"
+    if plan.settings == "paper":
+        settings += _hyperparameters(plan, world, agent).options()
+    name = f"{_name(plan, world, agent)}-{plan.precision}-to-{plan.env_steps}-seed-{seed}"
     return ResumableRun(
         f"{world}-{agent}",
         settings,
@@ -121,15 +162,25 @@ def _planned(plan: ControlLearningPlan, world: str, agent: str, seed: int) -> Re
     )
 
 
+def _name(plan: ControlLearningPlan, world: str, agent: str) -> str:
+    return f"{world}-{agent}" if plan.settings == "recipe" else f"{world}-{agent}-{plan.settings}"
+
+
 def _sb3(plan: ControlLearningPlan, world: str, agent: str, seed: int, log: Log) -> float:
     """The evaluation return of a run, which is kept in a file."""
     run: Any = recipe(f"{world}-{agent}")
-    random_env_steps, games = run.source.random_env_steps, plan.eval_episodes
-    name = f"sb3-{world}-{agent}-to-{plan.env_steps}-games-{games}-seed-{seed}.json"
+    name = f"sb3-{_name(plan, world, agent)}-to-{plan.env_steps}-games-{plan.eval_episodes}-seed-{seed}.json"
     file = Path(plan.where) / name
     if not file.exists():
-        words = [agent, run.world.id, *map(str, (plan.env_steps, random_env_steps, games, seed, file))]
-        command = [sys.executable, "-m", "murmurate.bench._sb3_learning", *words]
+        run_settings = {
+            "algorithm": agent,
+            "env_id": run.world.id,
+            "env_steps": plan.env_steps,
+            "games": plan.eval_episodes,
+            "seed": seed,
+            **asdict(_hyperparameters(plan, world, agent)),
+        }
+        command = [sys.executable, "-m", "murmurate.bench._sb3_learning", json.dumps(run_settings), str(file)]
         completed = subprocess.run(command, capture_output=True, text=True)
         if completed.returncode:
             raise RunFailed(f"Stable-Baselines3 failed: {completed.stderr.strip()[-400:]}")

@@ -106,6 +106,7 @@ class Replica:
         self._checked = False  # whether the views were still in place after the first backward
         self.gradient_norm: Tensor | None = None
         self.exchange: Callable[[Replica], Exchange] = _update_alone
+        self.on_rewrite: Callable[[], None] = lambda: None
         self._count: Callable[[], int] = lambda: self.clock
         self._pending_rows: Rows | None = None  # the gradient of the next update, if it is row-sparse
         self.common_rounds = True  # whether all replicas make the same rounds; alone, each update is a round
@@ -373,6 +374,13 @@ class Replica:
         return exchange
 
     # -- state --------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def rewritten(self) -> None:
+        """To be called after the vector was overwritten by other means than a step, for example with the best
+        parameters of a fit: some strategies have a vector of their own, which must follow."""
+        self.on_rewrite()
+        self.reload()
 
     def state(self) -> dict[str, Any]:
         """Named parameter tensors in logical order, optimizer state, buffers, clock (all clones)."""

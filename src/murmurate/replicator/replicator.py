@@ -101,6 +101,7 @@ class Replicator:
         replica.reload()
         bound = BoundReplica(replica, strategy, channel)
         replica.exchange = bound.step
+        replica.on_rewrite = lambda: strategy.rewritten(replica, channel)
         replica.common_rounds = strategy.common_rounds or channel.size == 1
         self.bound_replicas[name] = bound
         return replica

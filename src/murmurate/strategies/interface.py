@@ -121,6 +121,13 @@ class Strategy:
         """Turn the gradient in ``replica.grad`` into an update, and possibly exchange with peers."""
         raise TypeError(f"{type(self).__name__} has no step")
 
+    def rewritten(self, replica: Replica, channel: Channel) -> None:
+        """Called when the parameters were overwritten by other means than a step (``Replica.rewritten``).
+
+        A strategy that computes them from a vector of its own adopts them there, without a collective. A
+        centre stays as it is, so its pull brings back part of what was overwritten.
+        """
+
     def serve(self, replica: Replica, channel: Channel) -> bool:
         """Process one message, at the centre of a strategy that has one; False if none arrived."""
         raise TypeError(f"{type(self).__name__} has no centre")

@@ -91,6 +91,11 @@ class LocalSGD(Strategy):
         channel.mean_(mean)
         return mean
 
+    def rewritten(self, replica: Replica, channel: Channel) -> None:
+        """After a round, which made all replicas equal, the outer optimizer goes on from there as well."""
+        if self._outer is not None and replica.clock % self.period == 0:
+            self._agreed.data.copy_(replica.params)
+
     def state(self) -> dict[str, Any]:
         if self._outer is None:
             return {}

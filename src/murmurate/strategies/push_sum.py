@@ -141,6 +141,10 @@ class PushSum(Strategy):
         replica.reload()
         return marked and drained
 
+    def rewritten(self, replica: Replica, channel: Channel) -> None:
+        """x <- w z, with the weight that this replica has."""
+        torch.mul(replica.params.detach(), self._weight, out=self._sum)
+
     def joined(self, replica: Replica, channel: Channel) -> None:
         """Start with weight 1: the peer whose state was loaded keeps its own sum and weight."""
         self._sum.copy_(replica.params.detach())
