@@ -106,8 +106,8 @@ def test_it_is_a_copy_without_gradients_that_answers_as_the_net_did() -> None:
 
 def test_it_goes_on_from_its_state() -> None:
     source = net()
-    one, other = TargetNetwork(source, every=3, polyak=0.5), TargetNetwork(net(1), every=3, polyak=0.5)
-    other.source = source
+    one, other = (TargetNetwork(source, every=3, polyak=0.5) for _ in range(2))
+    other.net.load_state_dict(net(1).state_dict())
     for _ in range(4):
         changed(source)
         one.after_update(0, True)

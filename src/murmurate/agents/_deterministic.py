@@ -87,14 +87,13 @@ class DeterministicAgent(ActsByPolicy):
         greedy: bool = False,
     ) -> Action:
         """The policy's action, with Gaussian noise unless ``greedy``, between the bounds."""
-        action = self.policy(observation)
+        features = self.policy.observation_features(observation)
+        scaled = self._policy_passes.forward(features[None])[-1][0].tanh_()
         sigma = self.config.exploration_noise
-        if greedy or sigma == 0:
-            return Action(action, None)
-        bounds = self.policy.bounds
-        noise = torch.randn(action.flatten(1).shape, generator=generator, device=action.device)
-        scaled = bounds.to_scaled(action).add(noise, alpha=sigma).clamp_(-1, 1)
-        return Action(bounds.to_world(scaled), None)
+        if not greedy and sigma:
+            noise = torch.randn(scaled.shape, generator=generator, device=scaled.device)
+            scaled.add_(noise, alpha=sigma).clamp_(-1, 1)
+        return Action(self.policy.bounds.to_world(scaled), None)
 
     # -- learning -----------------------------------------------------------------------------------
 
@@ -162,10 +161,10 @@ class DeterministicAgent(ActsByPolicy):
             torch.cat([observation, scaled], 1)[None], first_critic
         )
         self._policy_value = critic_activations[-1].mean()
-        slope = self._critic_passes.input_slope(
-            critic_activations, torch.full_like(critic_activations[-1], -1 / size), first_critic
-        )
-        slope = slope[..., observation.shape[1] :] * (1 - scaled.square())
+        output_slope = torch.full_like(critic_activations[-1], -1 / size)
+        actions = slice(observation.shape[1], None)
+        slope = self._critic_passes.input_slope(critic_activations, output_slope, first_critic, actions)
+        slope = slope * (1 - scaled.square())
         self._policy_passes.backward(activations, slope)
         self._policy_staleness = self._policy.follow(self._policy.grad).staleness
 

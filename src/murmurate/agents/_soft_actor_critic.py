@@ -86,13 +86,12 @@ class SoftActorCritic:
     @torch.no_grad()
     def act(self, observation: Tensor, generator: torch.Generator, greedy: bool) -> Action:
         """A draw from the policy, or its most likely action."""
-        if greedy:
-            return Action(self.policy(observation), None)
-        parameters = self.policy.net(self.policy.observation_features(observation))[0].float()
-        mean, log_std = parameters.chunk(2, 1)
-        noise = torch.randn(mean.shape, generator=generator, device=mean.device)
-        scaled = torch.tanh(torch.addcmul(mean, limited_log_std(log_std).exp(), noise))
-        return Action(self.policy.bounds.to_world(scaled), None)
+        features = self.policy.observation_features(observation)
+        mean, log_std = self._policy_passes.forward(features[None])[-1][0].chunk(2, 1)
+        if not greedy:
+            noise = torch.randn(mean.shape, generator=generator, device=mean.device)
+            mean = torch.addcmul(mean, limited_log_std(log_std).exp(), noise)
+        return Action(self.policy.bounds.to_world(torch.tanh(mean)), None)
 
     @torch.no_grad()
     def update(self, data: Sample) -> Update:
@@ -140,12 +139,10 @@ class SoftActorCritic:
         log_std = limited_log_std(unlimited_log_std)
         drawn = squashed_gaussian(mean, log_std, noise)
         critic_activations = self._critic_passes.forward(self._critic_input(observation, drawn.action))
-        # each row follows the critic with the smaller value: weight 1 there, 0 at the other
-        q = critic_activations[-1]
-        first_is_smaller = (q[0] <= q[1]).to(q.dtype)
-        weights = torch.stack([first_is_smaller, 1 - first_is_smaller])
-        input_slope = self._critic_passes.input_slope(critic_activations, weights)
-        q_slope = input_slope[..., observation.shape[1] :].sum(0)
+        # each row follows the critic with the smaller value
+        chosen = (critic_activations[-1][1, :, 0] < critic_activations[-1][0, :, 0]).to(torch.int64)
+        actions = slice(observation.shape[1], None)
+        q_slope = self._critic_passes.slope_of_chosen(critic_activations, chosen, actions)
         slope = soft_policy_slope(drawn.action, log_std, noise, q_slope, alpha)
         output_slope = torch.cat([slope.mean, through_limit(slope.log_std, unlimited_log_std)], 1)
         self._policy_passes.backward(activations, output_slope[None])

@@ -41,12 +41,15 @@ class Products:
         for inputs, weight in zip(self.inputs, self.weights, strict=True):
             torch.bmm(inputs[:members], weight[:members])
 
-    def input_gradients(self, members: int, with_first: bool) -> None:
-        """Compute the gradients of the layers' inputs. with_first: including the inputs of the first
-        layer."""
+    def input_gradients(self, members: int, *, of_actions: bool = False) -> None:
+        """Compute the gradients of the layers' inputs. of_actions: including those of the actions among the
+        inputs of the first layer."""
         layers = list(zip(self.output_gradients, self.weights, strict=True))
-        for gradient, weight in layers[0 if with_first else 1 :]:
+        for gradient, weight in layers[1:]:
             torch.bmm(gradient[:members], weight[:members].transpose(1, 2))
+        if of_actions:
+            gradient, weight = layers[0]
+            torch.bmm(gradient[:members], weight[:members, OBSERVED:].transpose(1, 2))
 
     def weight_gradients(self) -> None:
         for inputs, gradient in zip(self.inputs, self.output_gradients, strict=True):
@@ -67,13 +70,14 @@ class Update:
         self.policy.forward(1)  # target actions
         self.critics.forward(2)  # values of the target actions
         self.critics.forward(2)
-        self.critics.input_gradients(2, with_first=False)
+        self.critics.input_gradients(2)
         self.critics.weight_gradients()
         if number % self.policy_delay == 0:
             self.policy.forward(1)
             self.critics.forward(self.critics_in_policy_loss)
-            self.critics.input_gradients(self.critics_in_policy_loss, with_first=True)
-            self.policy.input_gradients(1, with_first=False)
+            # each row of a batch follows one critic: the first, or for sac the one with the smaller value
+            self.critics.input_gradients(1, of_actions=True)
+            self.policy.input_gradients(1)
             self.policy.weight_gradients()
 
 

@@ -33,8 +33,16 @@ class TargetNetwork(Generic[Net]):
         self.source, self.every, self.polyak = net, every, polyak
         self.net: Net = copy.deepcopy(net).requires_grad_(False)
         self.since = 0  # updates since the last move
+        # lists, as walking through the modules takes as long as the move; a replica may move the parameters'
+        # memory, but never replaces the parameters
+        self._source_parameters: list[Tensor] = list(net.parameters())
+        self._parameters: list[Tensor] = list(self.net.parameters())
         # moved in float32: small moves of bfloat16 parameters would be rounded off
-        self._exact = [p.float() if p.element_size() < 4 else p for p in self.net.parameters()]
+        self._exact = [p.float() if p.element_size() < 4 else p for p in self._parameters]
+        self._rounded = [
+            (p, exact) for p, exact in zip(self._parameters, self._exact, strict=True) if p is not exact
+        ]
+        self._has_buffers = any(True for _ in net.buffers())
 
     def __call__(self, observation: Tensor) -> Tensor:
         values: Tensor = self.net(observation)
@@ -65,33 +73,29 @@ class TargetNetwork(Generic[Net]):
 
     @torch.no_grad()
     def _blend(self, share: float) -> None:
-        new_values = [
-            new.to(exact.dtype) for new, exact in zip(self.source.parameters(), self._exact, strict=True)
-        ]
+        new_values = self._source_parameters
+        if self._rounded:
+            new_values = [new.to(old.dtype) for new, old in zip(new_values, self._exact, strict=True)]
         if share == 1:
             torch._foreach_copy_(self._exact, new_values)
         else:
             torch._foreach_lerp_(self._exact, new_values, share)
-        for parameter, exact in zip(self.net.parameters(), self._exact, strict=True):
-            if parameter.dtype != exact.dtype:
-                parameter.copy_(exact)
-        for buffer, new_buffer in zip(self.net.buffers(), self.source.buffers(), strict=True):
-            buffer.copy_(new_buffer)
+        for parameter, exact in self._rounded:
+            parameter.copy_(exact)
+        if self._has_buffers:
+            for buffer, new_buffer in zip(self.net.buffers(), self.source.buffers(), strict=True):
+                buffer.copy_(new_buffer)
 
     def state(self) -> dict[str, Any]:
-        return {"net": dict(self.net.state_dict()), "since": self.since, "exact": self._float32_copies()}
-
-    def _float32_copies(self) -> list[Tensor]:
-        """The float32 values of the parameters whose dtype has fewer bits."""
-        pairs = zip(self.net.parameters(), self._exact, strict=True)
-        return [exact for parameter, exact in pairs if parameter.dtype != exact.dtype]
+        exact = [exact for _, exact in self._rounded]
+        return {"net": dict(self.net.state_dict()), "since": self.since, "exact": exact}
 
     @torch.no_grad()
     def load(self, state: dict[str, Any]) -> None:
         self.net.load_state_dict(state["net"])
-        for parameter, exact in zip(self.net.parameters(), self._exact, strict=True):
+        for parameter, exact in self._rounded:
             exact.copy_(parameter)
         if self.polyak < 1:
-            for exact, saved in zip(self._float32_copies(), state["exact"], strict=True):
+            for (_, exact), saved in zip(self._rounded, state["exact"], strict=True):
                 exact.copy_(saved)
         self.since = int(state["since"])
