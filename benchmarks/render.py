@@ -14,9 +14,9 @@ is a ratio of two figures.
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -647,4 +647,10 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else HERE)
+    parser = argparse.ArgumentParser(
+        description="Rewrite the tables and figures of the pages from the results."
+    )
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=HERE, help="folder with README.md and results/"
+    )
+    main(parser.parse_args().folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import io
 import os
@@ -15,15 +16,20 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from murmurate.cli.main import _parser, main
-from murmurate.cli.options import Option, options
+from murmurate.cli.options import Option, _plain, options
 from murmurate.errors import MissingExtra, Refusal
 from murmurate.recipes import pairs, recipe
 from murmurate.strategies import strategies
 from murmurate.training.run import Run
+from murmurate.worlds import registry
+from murmurate.worlds.own import OwnWorld
 
 _EXAMPLE = "cartpole-a2c"
 _WIDTH = "100"
-_OPTION_LISTS = ("Fields", "The cluster")  # headings of lists that the page of options shows instead
+_OWN_WORLD = OwnWorld("FILE.py:NAME")  # nothing is read from the file
+# headings of lists that the page of options shows instead, where the list is not that of options of a resume
+_RUN_LISTS = ("options of every run:", "the run:", "where it runs:", "the agent", "the strategy", "the world")
+_RESUME_LIST = "what may change:"
 
 
 def _verbs(parser: argparse.ArgumentParser, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -41,18 +47,37 @@ def _verbs(parser: argparse.ArgumentParser, prefix: str = "") -> Iterator[tuple[
 
 
 def _help(words: list[str]) -> str:
-    """What ``murmurate WORDS --help`` prints, up to a list of options; "" if the command refuses."""
+    """What ``murmurate WORDS --help`` prints, without the lists that the page of options shows.
+
+    Raises ValueError if the command refuses.
+    """
     os.environ["COLUMNS"] = _WIDTH
     printed = io.StringIO()
     code: Any = 0
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
+    with contextlib.redirect_stdout(printed):
         try:
             code = main([*words, "--help"])
         except SystemExit as exit_request:
             code = exit_request.code
-    lines = printed.getvalue().splitlines()
-    end = next((i for i, line in enumerate(lines) if line.startswith(_OPTION_LISTS)), len(lines))
-    return "" if code else "\n".join(lines[:end]).strip()
+    if code:
+        raise ValueError(f"murmurate {' '.join(words)} --help ends with exit code {code}")
+    return without_run_lists(printed.getvalue())
+
+
+def without_run_lists(text: str) -> str:
+    """The help ``text`` without its lists of a run's options; that of ``resume`` keeps them, because it says
+    which may change."""
+    lines = text.splitlines()
+    if _RESUME_LIST in lines:
+        return text.strip()
+    kept = []
+    in_list = False
+    for line in lines:
+        if line and not line.startswith(" "):
+            in_list = line.endswith(":") and line.startswith(_RUN_LISTS)
+        if not in_list:
+            kept.append(line)
+    return "\n".join(kept).strip()
 
 
 class _Commands(SphinxDirective):
@@ -61,19 +86,20 @@ class _Commands(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         sections = []
         for verb, line in _verbs(_parser()):
-            text = _help(verb.split()) or _help([*verb.split(), _EXAMPLE]).replace(_EXAMPLE, "RECIPE")
+            text = _help(verb.split())
             sections.append(f"## murmurate {verb}\n\n{line[:1].upper()}{line[1:]}.\n\n```text\n{text}\n```\n")
         return self.parse_text_to_nodes("\n".join(sections), allow_section_headings=True)
 
 
 @functools.cache
 def _runs() -> tuple[Run, ...]:
-    """A run of each algorithm, and of each family of worlds."""
+    """Runs with all algorithms and all families of worlds."""
+    family_of = {name: family for family, names in registry.families().items() for name in names}
     runs: dict[Any, Run] = {}
     families: set[str] = set()
     algorithms: set[str] = set()
     for name, (world, algorithm) in pairs().items():
-        family = world.partition("-")[0]
+        family = family_of.get(world, world)  # a data set is a family of its own
         if family in families and algorithm in algorithms:
             continue
         with contextlib.suppress(Refusal, MissingExtra):  # raised if an extra is not installed
@@ -93,23 +119,37 @@ def _configs(part: str) -> dict[str, Any]:
     return dict(sorted(configs.items(), key=lambda pair: pair[0].lower()))
 
 
-def _default(config: Any) -> Any:
-    """The defaults of ``config``'s class, or ``config`` itself if some fields have none."""
-    with contextlib.suppress(TypeError, ValueError):
-        return type(config)()
-    return config
+def with_defaults(config: Any) -> Any:
+    """``config`` with every field at the default of its class, at any depth; a field without a default keeps
+    its value."""
+    changes: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        if not field.init:
+            continue
+        value, default = getattr(config, field.name), _default(field)
+        if dataclasses.is_dataclass(value) and type(value) is not type(default):
+            changes[field.name] = with_defaults(value)
+        elif default is not dataclasses.MISSING:
+            changes[field.name] = default
+    return dataclasses.replace(config, **changes)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    """The default of a field; MISSING if it has none."""
+    factory = field.default_factory
+    return field.default if factory is dataclasses.MISSING else factory()
 
 
 def _table(rows: list[Option]) -> str:
     lines = ["| option | value | meaning | default |", "|---|---|---|---|"]
     for row in rows:
         ranges = "; ".join(dict.fromkeys(str(kind.range) for kind in row.numbers if kind.annotated))
-        value = row.value if not isinstance(row.value, tuple) else ",".join(map(str, row.value))
+        value = _plain(row.value)
         cells = (
             f"`--{row.name}`",
             f"{row.type_name()} {f'({ranges})' * bool(ranges)}",
             row.about,
-            f"`{value}`",
+            f"`{value}`" if value else "empty",
         )
         lines.append("| " + " | ".join(c.replace("|", "\\|").replace("``", "`") for c in cells) + " |")
     return "\n".join(lines) + "\n"
@@ -119,33 +159,36 @@ def _sections(configs: dict[str, Any], prefix: str) -> str:
     """A section with a table of options for each config; prefix: what the options' names begin with."""
     text = ""
     for name, config in configs.items():
-        rows = list(options(config, prefix=prefix))
+        rows = list(options(with_defaults(config), prefix=prefix))
         text += f"### {name}\n\n{_table(rows) if rows else 'It has no options.'}\n\n"
     return text
 
 
 def _run_options() -> str:
     """The options of a run itself, without those of its parts, as a table."""
-    run = recipe(_EXAMPLE)
+    run = with_defaults(recipe(_EXAMPLE))
     prefixes = ("agent", "world", "strategy")
     of_parts = {o.name for part in (run.source, run.evaluation) for o in options(part)}
     rows = [o for o in options(run) if o.name.partition(".")[0] not in prefixes and o.name not in of_parts]
     return _table(rows)
 
 
-def _worlds() -> dict[str, Any]:
+def worlds() -> dict[str, Any]:
     """One world of each type, by its class and a name."""
-    worlds: dict[type, Any] = {}
-    for run in _runs():
-        worlds.setdefault(type(run.world), run.world)
-    return {f"{type(world).__name__} ({world.name}, ...)": world for world in worlds.values()}
+    named = [registry.world(name) for names in registry.families().values() for name in names]
+    by_type: dict[type, Any] = {}
+    for world in (*named, *(run.world for run in _runs())):
+        by_type.setdefault(type(world), world)
+    found = {f"{kind.__name__} ({world.name}, ...)": world for kind, world in by_type.items()}
+    found[f"OwnWorld ({_OWN_WORLD.name})"] = _OWN_WORLD
+    return dict(sorted(found.items()))
 
 
 _GROUPS = {
     "run": _run_options,
     "strategies": lambda: _sections({name: kind() for name, kind in strategies().items()}, "strategy."),
-    "agents": lambda: _sections({k: _default(v) for k, v in _configs("learner").items()}, "agent."),
-    "worlds": lambda: _sections(_worlds(), "world."),
+    "agents": lambda: _sections(_configs("learner"), "agent."),
+    "worlds": lambda: _sections(worlds(), "world."),
     "sources": lambda: _sections(_configs("source"), ""),
     "evaluations": lambda: _sections(_configs("evaluation"), ""),
 }

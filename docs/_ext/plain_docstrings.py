@@ -30,6 +30,8 @@ def _without_hanging_indent(lines: list[str]) -> list[str]:
             in_block = line.endswith("::") or bool(
                 re.match(r"(Args|Returns|Raises|Yields|Attributes):$", line)
             )
+        # "n_iter_: passes" within a line would be a reference to "n_iter"
+        line = re.sub(r"(?<=\. )(\w+)_(?=: )", r"\1\_", line)
         plain.append(line if in_block else line.strip())
     return plain
 
@@ -66,6 +68,10 @@ class _Api(SphinxDirective):
             raise
         kind = "class" if inspect.isclass(documented) else "function"
         members = "   :members:\n" * inspect.isclass(documented)
+        if requests := [name for name in dir(documented) if re.match(r"set_\w+_request$", name)]:
+            members += (
+                f"   :exclude-members: {', '.join(requests)}\n"  # which scikit-learn adds to estimators
+            )
         return self.parse_text_to_nodes(
             f"```{{eval-rst}}\n.. auto{kind}:: {module}.{attribute}\n{members}```\n"
         )

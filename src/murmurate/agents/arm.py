@@ -54,8 +54,9 @@ class ARM(LearnerConfig):
         several batches. None: on-policy, without weights.
     evaluate: ``policy`` draws actions from the learned policy, as in training; ``greedy`` takes the action
         with the greatest advantage. The best policy of a partially observed task may be stochastic.
-    torso: mlp, nature2013, nature2015, jin2018, or your own: FILE.py:NAME, module:NAME (docs/worlds.md);
-        auto is nature2013 for images and mlp for vectors. hidden: width of an MLP's two layers.
+    torso: mlp, nature2013, nature2015, jin2018, impala2018, or your own: FILE.py:NAME, module:NAME
+        (docs/worlds.md); auto is nature2013 for images and mlp for vectors. hidden: width of an MLP's two
+        layers.
     normalize_observations: normalize observations by the running mean and deviation of the drawn sequences,
         limited to +-10 (vectors only).
     precision: precision of the torso; ``auto`` is bfloat16 for images where the device is faster in it.

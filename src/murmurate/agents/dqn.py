@@ -55,8 +55,9 @@ class DQN(LearnerConfig):
     adam_epsilon: added to the root of the mean squares. Rainbow's 1.5e-4 suits larger gradients: on Pong 95%
         of these roots are below 1.1e-5, and 1.5e-4 would make the mean step 28 times smaller.
     dueling: separate streams for the state's value and the actions' advantages (Wang et al. 2016).
-    torso: mlp, nature2013, nature2015, jin2018, or your own: FILE.py:NAME, module:NAME (docs/worlds.md);
-        auto is nature2013 for images and mlp for vectors. hidden: width of an MLP's two layers.
+    torso: mlp, nature2013, nature2015, jin2018, impala2018, or your own: FILE.py:NAME, module:NAME
+        (docs/worlds.md); auto is nature2013 for images and mlp for vectors. hidden: width of an MLP's two
+        layers.
     normalize_observations: normalize observations by the running mean and deviation of the drawn batches,
         limited to +-10 (vectors only).
     precision: precision of the torso; ``auto`` is bfloat16 for images where the device is faster in it.

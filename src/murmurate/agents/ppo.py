@@ -58,8 +58,9 @@ class PPO(LearnerConfig):
     clip: largest norm of the gradient. learning_rate: learning rate of Adam. adam_epsilon: added to the root
         in Adam's denominator.
     learning_rate_end: over the run the rate falls linearly to this share of its initial value (1: constant).
-    torso: mlp, nature2013, nature2015, or your own: FILE.py:NAME, module:NAME (docs/worlds.md); auto is
-        nature2013 for images and mlp for vectors. hidden: width of an MLP's two layers.
+    torso: mlp, nature2013, nature2015, jin2018, impala2018, or your own: FILE.py:NAME, module:NAME
+        (docs/worlds.md); auto is nature2013 for images and mlp for vectors. hidden: width of an MLP's two
+        layers.
     recurrent: width of an LSTM after the torso; 0: none.
     normalize_observations: normalize observations by their running mean and deviation, limited to +-10
     (vectors only).

@@ -62,9 +62,9 @@ class TRPO(LearnerConfig):
     normalize_observations: normalize observations by their running mean and deviation, limited to +-10
     (vectors only).
     scale_rewards: divide rewards by the running deviation of discounted returns, limited to +-10.
-    torso: torso of both nets: mlp, nature2013, nature2015 or one of your own, FILE.py:NAME or module:NAME
-        (docs/worlds.md); auto is nature2013 for images and mlp for vectors. hidden: width of an MLP's two
-        layers.
+    torso: torso of both nets: mlp, nature2013, nature2015, jin2018, impala2018, or your own: FILE.py:NAME,
+        module:NAME (docs/worlds.md); auto is nature2013 for images and mlp for vectors. hidden: width of an
+        MLP's two layers.
     """
 
     name: ClassVar[str] = "trpo"

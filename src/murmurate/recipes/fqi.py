@@ -1,5 +1,4 @@
-"""``<world>-fqi``: double deep fitted Q-iteration, the batch counterpart of double DQN (Jin 2018, section
-2.7).
+"""``<world>-fqi``: double deep fitted Q-iteration: double DQN in batches (Jin 2018, section 2.7).
 
 The policy is fixed during a batch of env steps; then the net is fitted with as many updates as DQN would have
 made for these steps, against a target net that is fixed during the fit.
