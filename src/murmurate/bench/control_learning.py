@@ -99,7 +99,7 @@ class ControlLearningPlan:
 QUICK = ControlLearningPlan(
     worlds=("inverted-pendulum",), env_steps=10_000, seeds=1, sb3_seeds=0, where="runs/control-quick"
 )
-FULL = ControlLearningPlan()
+FULL = ControlLearningPlan(settings="paper")
 
 
 def measure(plan: ControlLearningPlan, log: Log) -> dict[str, Any]:

@@ -39,7 +39,7 @@ _MOST_CLASSES = 1_000_000
 @dataclass(frozen=True)
 class ShardsWorld(World):
     """Images in uncompressed tar files in WebDataset's layout, labelled by ``key.cls`` (a number in text) or
-    ``key.json`` (``cls`` or ``label``).
+    ``key.json`` (with the label as ``cls``, ``label``, ``class`` or ``target``).
 
     path: pattern such as ``/data/train-{000000..000146}.tar``, or a folder with tar files. test_path: pattern
         or folder of the test part; none draws the test part from the training images.
