@@ -69,10 +69,96 @@ def test_one_observation_or_a_batch_of_numbers_or_tensors(trained: MakeModel) ->
     assert len(drawn) > 1
 
 
-@pytest.mark.parametrize("observation", [np.zeros(3), np.zeros((2, 2, 4)), 1.0, "left", {"a": 1}])
+@pytest.mark.parametrize(
+    "observation", [np.zeros(3), np.zeros((2, 2, 4)), 1.0, "left", {"a": 1}, [np.inf] * 4]
+)
 def test_other_observations_are_refused(observation: Any, trained: MakeModel) -> None:
     with pytest.raises(murmurate.Refusal, match="observation"):
         trained("cartpole-a2c").act(observation)
+
+
+NETS = """
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from torch import nn
+
+
+class Crane(gymnasium.Env):
+    observation_space = spaces.Dict(
+        {"load": spaces.Box(-5, 5, (2,), np.float64), "goal": spaces.Box(-1, 1, (1, 2), np.float32)}
+    )
+    action_space = spaces.Box(np.array([-1.0, -0.5], np.float32), np.array([2.0, 0.5], np.float32))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.look(), {}
+
+    def look(self):
+        load, goal = self.np_random.uniform(-1, 1, 2), self.np_random.uniform(-1, 1, (1, 2))
+        return {"load": load, "goal": goal.astype(np.float32)}
+
+    def step(self, action):
+        self.steps += 1
+        return self.look(), 1.0, self.steps == 5, False, {}
+
+
+class Drop(nn.Sequential):
+    out_features = 8
+
+    def __init__(self, spec, hidden):
+        super().__init__(nn.Linear(spec.observation_shape[0], 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
+"""
+
+
+@pytest.fixture(scope="module")
+def nets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("nets") / "nets_of_theirs.py"
+    file.write_text(NETS)
+    return file
+
+
+def test_dropout_and_batch_norm_are_for_training(trained: MakeModel, nets: Path, tmp_path: Path) -> None:
+    model = trained("cartpole-a2c", agent={"torso": f"{nets}:Drop"}, simulators=2)
+    batch = np.random.default_rng(0).normal(size=(200, 4))
+    values = [model.act(batch) for _ in range(3)]
+    np.testing.assert_array_equal(values[0], values[1])
+    np.testing.assert_array_equal(values[0], [model.act(row) for row in batch])
+    assert model.evaluate(3, seed=1) == model.evaluate(3, seed=1)
+    assert model.export(tmp_path / "policy.pt2").outputs == ("action", "logits", "value")
+
+
+def test_a_batch_of_a_dict_space_is_one_of_arrays_or_a_list(trained: MakeModel, nets: Path) -> None:
+    model = trained(env=f"{nets}:Crane", algorithm="a2c", simulators=2)
+    for size in (1, 3):
+        load = np.random.default_rng(size).normal(size=(size, 2))
+        batch = {"load": load, "goal": np.ones((size, 1, 2), np.float32)}
+        singles = [{"load": batch["load"][b], "goal": batch["goal"][b]} for b in range(size)]
+        together = model.act(batch)
+        assert together.shape == (size, 2)
+        np.testing.assert_allclose(together, [model.act(single) for single in singles], rtol=1e-5)
+        np.testing.assert_allclose(together, model.act(singles), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("observation", "words"),
+    [
+        (None, "'goal' of its observation is missing"),
+        ({"load": np.zeros(2)}, "'goal' of its observation is missing"),
+        ([1, 2, 3, 4, 5], "'goal' of its observation is missing"),
+        ({"load": np.zeros(3), "goal": np.zeros((1, 2))}, r"'load' of its observation has the shape \[3\]"),
+        ({"load": np.zeros((2, 2)), "goal": np.zeros((3, 1, 2))}, "'goal' of its observation has the shape"),
+        ({"load": [np.nan, 0.0], "goal": np.zeros((1, 2))}, "not finite"),
+    ],
+)
+def test_what_a_dict_space_takes_is_said(
+    observation: Any, words: str, trained: MakeModel, nets: Path
+) -> None:
+    with pytest.raises(murmurate.Refusal, match=words) as refusal:
+        trained(env=f"{nets}:Crane", algorithm="a2c", simulators=2).act(observation)
+    takes = "It takes a Dict with the keys goal (1, 2), load (2,), or a batch of these."
+    assert takes in str(refusal.value) or words == "not finite"
 
 
 def test_a_recurrent_agent_remembers_until_it_is_reset(trained: MakeModel) -> None:

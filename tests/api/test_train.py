@@ -123,6 +123,8 @@ class _Misspelt(murmurate.Callback):
         ({"replicas": True}, "it must be int"),
         ({"replicas": 0}, "replicas is 0; it must be from 1"),
         ({"simulater": 2}, "Did you mean 'simulators'"),
+        ({"n_envs": 2}, "Did you mean 'simulators'"),
+        ({"agent": {"gamma": 0.9}}, "agent has no field 'gamma'. Did you mean 'discount'"),
         ({"strategy": "galla"}, "Did you mean 'gala'"),
         ({"strategy": {"name": "gala", "staleness": 3}}, "Did you mean 'staleness_bound'"),
         ({"strategy": 3}, "takes a name"),

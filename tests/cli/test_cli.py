@@ -46,6 +46,14 @@ _REFUSALS: dict[str, tuple[list[str], str]] = {
         [_G, "--agent.learningrate", "3"],
         "no field called 'agent.learningrate'. Did you mean --agent.learning-rate?",
     ),
+    "field of another package": (["cartpole-ppo", "--gamma", "1"], "Did you mean --agent.discount?"),
+    "field of another package, in a group": (["cartpole-ppo", "--agent.lr", "1"], "--agent.learning-rate?"),
+    "one that is two": (["pendulum-td3", "--lr", "1"], "mean --agent.policy-rate and --agent.critic-rate?"),
+    "one that is elsewhere": (["cartpole-dqn", "--buffer-size", "1"], "Did you mean --replay.capacity?"),
+    "torso of an agent without": (
+        ["pendulum-sac", "--agent.torso", "mlp"],
+        "This agent's nets are two layers of --agent.hidden units.",
+    ),
     "field without its group": ([_G, "--learning-rate", "-3"], "--agent.learning-rate is -3.0"),
     "bare name of two": (
         ["cartpole-dqn", "--epsilon", "1"],
@@ -94,6 +102,10 @@ _REFUSALS: dict[str, tuple[list[str], str]] = {
         "--strategy.period is 0; it must be from 1 to 10000. Use --strategy.period 10",
     ),
 }  # fmt: skip
+
+
+def test_a_world_for_another_agent_names_no_field(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, "train", "pendulum-dqn").endswith("needs discrete ones: use a2c.")
 
 
 @pytest.mark.parametrize("case", _REFUSALS)

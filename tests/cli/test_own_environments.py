@@ -23,6 +23,13 @@ def make_env():
     [
         (["--env", "Acrobot-v1"], "--env and --algorithm go together"),
         (["--algorithm", "a2c"], "--env and --algorithm go together"),
+        (["cartpole-a2c", "--algorithm", "ppo"], "leave out --algorithm"),
+        (["--evn", "Acrobot-v1", "--algorithm", "a2c"], "There is no option --evn. Did you mean --env?"),
+        (
+            ["--env", "Acrobot-v1", "--algoritm=a2c"],
+            "There is no option --algoritm. Did you mean --algorithm?",
+        ),
+        (["--env", "Acrobot-v1", "--algorithm", "A2C"], "no algorithm called 'A2C'. Did you mean 'a2c'?"),
         (["--env", "Acrobot-v1", "--algorithm", "a2d"], "no algorithm called 'a2d'. Did you mean 'a2c'"),
         (["--env", "their_envs.py:make_en", "--algorithm", "a2c"], "class or function 'make_en'"),
         (["--env", "their_envs.py", "--algorithm", "a2c"], "is a file. Name the class or function"),

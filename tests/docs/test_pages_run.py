@@ -141,6 +141,13 @@ def test_reading_a_report(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+def test_start_from_a_trained_model(tmp_path: Path) -> None:
+    printed = run("\n".join(wanted("how-to/fine-tune")), tmp_path)
+    assert printed.count("Evaluation over") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_stop_and_resume(tmp_path: Path) -> None:
     """The first command is interrupted, as its comment says."""
     train, resume = lines(DOCS / "how-to/resume.md")

@@ -4,15 +4,18 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from murmurate.agents.interface import Action
 from murmurate.cli.main import main
+from murmurate.evaluation import games
 from murmurate.evaluation.games import EvalResult, evaluate, record_game
+from murmurate.evaluation.interface import reporting
 from murmurate.worlds.gym import GymWorld
 from murmurate.worlds.interface import Simulators
 from scripted import Always, Counter, Roulette, ScriptedSimulators
@@ -60,6 +63,35 @@ def test_a_game_without_an_end_is_cut_with_what_it_has_returned() -> None:
     result = evaluate(world, Counter(), 4, seed=0, max_steps=5)
     assert (result.lengths, result.returns, result.cut) == ((2, 5, 5, 5), (2, 10, 15, 20), 2)
     assert all(game.closed for game in world.opened)
+
+
+def test_nets_are_in_evaluation_mode_and_then_as_they_were() -> None:
+    net = nn.Sequential(nn.Dropout(), nn.Dropout())
+    net[1].eval()
+    modes = []
+
+    class Dropping(Always):
+        replicas: ClassVar[dict[str, Any]] = {"net": SimpleNamespace(module=net)}
+
+        def act(self, observation: Tensor, *rest: Any, **options: Any) -> Action:
+            modes.append([part.training for part in net.modules()])
+            return super().act(observation, *rest, **options)
+
+    evaluate(ScriptedWorld((2,)), Dropping(0), 1, seed=0)
+    record_game(ScriptedWorld((2,)), Dropping(0), seed=0)
+    assert modes == [[False, False, False]] * 4
+    assert [part.training for part in net.modules()] == [True, True, False]
+
+
+def test_a_long_evaluation_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    with reporting(lines.append):
+        evaluate(ScriptedWorld((1, 3)), Counter(), 2, seed=0)
+        assert lines == []
+        monkeypatch.setattr(games, "_REPORT_SECONDS", 0.0)
+        evaluate(ScriptedWorld((1, 3)), Counter(), 2, seed=0)
+    assert lines[0] == "1 of 2 games have ended, after 2 env steps"
+    assert lines[-1] == "2 of 2 games have ended, after 4 env steps"
 
 
 def test_mean_and_standard_error_by_hand() -> None:

@@ -43,7 +43,7 @@ def opened(*hows: str, first: int = 0) -> GymSimulators:
         ("exits", "raised SystemExit in step: 0"),
         ("nan", "gave nan as its observation"),
         ("infinity", "gave inf as its observation"),
-        ("none", "gave nan as its reward"),
+        ("none", "raised ValueError in step: its reward is None: step must return a number"),
         ("short", r"raised ValueError in step: its observation has the shape \[1\], not \[3\]"),
         ("long", r"its observation has the shape \[4\], not \[3\]"),
         ("nan reward", "gave nan as its reward"),

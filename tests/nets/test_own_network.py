@@ -49,6 +49,22 @@ class Sum(nn.Module):
         return total[:, :2], total[:, 2], total
 
 
+class Blind(Both):
+    """Reads only observations of another size."""
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(observation.repeat(1, 2))
+
+
+class Counting(Both):
+    def __init__(self, spec: EnvSpec, hidden: object) -> None:
+        super().__init__(spec, hidden)
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(self.norm(observation))
+
+
 def _q(spec: EnvSpec, hidden: object) -> nn.Module:
     return nn.Linear(3, spec.actions)
 
@@ -57,7 +73,7 @@ def _q(spec: EnvSpec, hidden: object) -> nn.Module:
 def own_module(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("their_nets")
     for name, value in {
-        "Both": Both, "Sum": Sum, "q": _q,
+        "Both": Both, "Sum": Sum, "q": _q, "Blind": Blind, "Counting": Counting,
         "Wide": lambda spec, hidden: nn.Linear(3, 5),
         "single": lambda spec, hidden: nn.Linear(3, 2),
         "narrow": lambda spec, hidden: Both(VECTORS, hidden),
@@ -133,6 +149,10 @@ def test_action_values() -> None:
         ),
         ("their_nets:number", "is a int, and must be a torch.nn.Module"),
         ("their_nets:broken", "raised TypeError"),
+        (
+            "their_nets:Blind",
+            r"the net their_nets:Blind raised RuntimeError on observations \[2, 3\] of float32: mat1",
+        ),
         ("their_nets:missing", "no class or function 'missing' in the module their_nets"),
         ("no_nets:Both", "cannot be imported"),
         ("no_nets.py:Both", "there is no file no_nets.py"),
@@ -141,6 +161,12 @@ def test_action_values() -> None:
 def test_wrong_nets_are_refused_with_what_is_wrong(name: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         _net(name)
+
+
+def test_the_trial_changes_no_statistics() -> None:
+    net = _net("their_nets:Counting").network
+    assert net.norm.num_batches_tracked == 0  # type: ignore[union-attr]
+    assert net.training
 
 
 def test_settings_that_contradict_one_another_are_refused() -> None:

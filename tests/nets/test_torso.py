@@ -14,7 +14,7 @@ from murmurate.agents.dqn import DQN
 from murmurate.cli.main import main
 from murmurate.nets.actor_critic import actor_critic
 from murmurate.nets.q_network import q_network
-from murmurate.nets.torso import torsos, usual_torso
+from murmurate.nets.torso import build_torso, torsos, usual_torso
 from murmurate.spec import EnvSpec
 from short_runs import SHORT, refused
 
@@ -47,6 +47,22 @@ def wide(spec, hidden):
 
 def nameless(spec, hidden):
     return nn.Linear(4, 4).requires_grad_(False).weight
+
+class Drop(nn.Sequential):
+    out_features = 8
+
+    def __init__(self, spec, hidden):
+        super().__init__(nn.Linear(spec.observation_shape[0], 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
+
+class Untrue(nn.Linear):
+    out_features = 5
+
+    def __init__(self, spec, hidden):
+        super().__init__(spec.observation_shape[0], 7)
+        self.out_features = 5
+
+def blind(spec, hidden):
+    return nn.Linear(99, 4)
 
 TORSOS = {"wide": wide}
 """
@@ -100,6 +116,8 @@ def test_one_in_a_file_is_trained_and_taken_up_from_another_folder(
         ("my_net.py:thin", "function 'thin' in"),
         ("my_net.py:nameless", "set its out_features"),
         ("nature2015", "nature2015 reads uint8 images [C, H, W]"),
+        ("my_net.py:Untrue", "must return features [B, 5], as its out_features says, and for 2 observations"),
+        ("my_net.py:blind", "blind raised RuntimeError on observations [2, 4] of float32: mat1 and mat2"),
     ],
 )
 def test_what_is_no_torso_here_is_refused(
@@ -113,6 +131,18 @@ def test_what_is_no_torso_here_is_refused(
     monkeypatch.chdir(tmp_path)
     assert words in refused(capsys, "train", "cartpole-a2c", "--agent.torso", name, "--out", "run")
     assert not Path("run").exists()
+
+
+def test_the_trial_leaves_statistics_modes_and_generators_alone(file: Path) -> None:
+    state = torch.get_rng_state()
+    torso = build_torso(VECTOR, f"{file}:Drop", (8, 8))
+    _, norm, drop = torso.children()
+    assert norm.num_batches_tracked == 0
+    assert norm.training
+    assert drop.training
+    torch.set_rng_state(state)
+    again = build_torso(VECTOR, f"{file}:Drop", (8, 8))
+    assert all(torch.equal(a, b) for a, b in zip(torso.parameters(), again.parameters(), strict=True))
 
 
 def test_one_of_somebody_else_joins_by_an_entry_point(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

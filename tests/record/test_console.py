@@ -209,3 +209,13 @@ def test_each_death_of_a_replica_that_is_started_again_is_told() -> None:
     told = progress.feed([event(1, "died", "SIGKILL", member=0), *again, *again, *again[1:]])
     assert [e["message"] for e in told if e["event"] == "died"] == ["SIGKILL", "KeyError", "KeyError"]
     assert progress.replicas[0].dead
+
+
+def test_a_target_of_updates_gives_a_percentage_and_an_eta() -> None:
+    """Replica 0 makes an update every 80 steps; replica 1 is dead."""
+    text = show(80, a_run(), target_env_steps=10**6, target_updates=100)
+    assert "50.0%" in text  # 50 of its 100 updates
+    assert f"ETA {clock(5000 / ((5000 - 2400) / 60))}" in text
+    done = show(80, [row(10, 0, 8000), row(10, 1, 8000)], target_env_steps=10**6, target_updates=100)
+    assert "100.0%" in done
+    assert "ETA 0:00:00" in done

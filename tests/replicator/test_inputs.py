@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from murmurate.errors import Refusal
 from murmurate.replicator.input_split import ReplicaIndex, inputs, split_along, split_leading
 from murmurate.strategies.gala import GALA
 from murmurate.strategies.solo import Solo
@@ -91,3 +92,26 @@ def test_replicas_that_meet_end_together_when_the_first_has_no_more(fabric):
 def test_others_end_each_on_its_own():
     assert [len(result) for result in loops(3, uneven, strategy=GALA())] == [3, 5, 7]
     assert [len(result) for result in loops(1, uneven, strategy=Solo())] == [3]
+
+
+def test_names_are_split_like_the_rows_that_they_belong_to():
+    batch = {"x": torch.arange(4), "name": ["a", "b", "c", "d"], "size": (1, 2, 3, 4), "scale": 2.0}
+    one, two = taken([batch], replicas=2)
+    assert (one[0]["name"], one[0]["size"], one[0]["scale"]) == (["a", "b"], (1, 2), 2.0)
+    assert (two[0]["x"].tolist(), two[0]["name"], two[0]["size"]) == ([2, 3], ["c", "d"], (3, 4))
+    assert taken([["a", "b", "c"]], replicas=2) == [[["a"]], [["b"]]]
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        (torch.ones(4, 2), ["a", "b", "c"]),
+        (torch.ones(4, 2), torch.ones(3)),
+        (torch.ones(4, 2), {1, 2, 3, 4}),
+    ],
+)
+def test_what_has_no_rows_to_split_is_refused_with_the_remedy(batch):
+    with pytest.raises(Refusal, match=r"split=, from \(batch, shares, index\)"):
+        taken([batch], replicas=2)
+    assert taken([batch], replicas=1) == [[batch]]
+    assert taken([batch, batch], replicas=2, per="replica") == [[batch], [batch]]

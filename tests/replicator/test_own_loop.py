@@ -147,6 +147,8 @@ def agreed_of(loop):
     net = WithStatistics(loop.rank)
     optimizer = loop.wrap_optimizer(torch.optim.SGD(net.parameters(), lr=0.1), net, name="net")
     optimizer.replica.params.data.fill_(float(loop.rank))
+    assert net.norm.running_mean.tolist() == [0.0, 0.0]  # all begin with those of rank 0
+    net.norm.running_mean.fill_(float(loop.rank))
     loop.publish() if not loop.strategy.synchronous else None
     loop.finish(30.0)
     agreed = loop.agreed("net")

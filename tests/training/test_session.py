@@ -13,6 +13,7 @@ import torch
 
 from murmurate.cli.main import main
 from murmurate.errors import Refusal, RunFailed
+from murmurate.evaluation import games
 from murmurate.fabric.processes.fabric import ProcessFabric
 from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
@@ -20,7 +21,7 @@ from murmurate.recipes import recipe
 from murmurate.replica.vector import Replica
 from murmurate.strategies.gala import GALA
 from murmurate.strategies.hogwild import Hogwild
-from murmurate.training import coordinator, session
+from murmurate.training import coordinator, session, summary
 from murmurate.training.coordinator import Coordinator
 from murmurate.training.members import build_learner
 from murmurate.training.run_folder import claim
@@ -67,6 +68,54 @@ def test_a_signal_while_the_run_is_closed_takes_away_nothing_that_is_to_be_said(
     assert finish.code == code
     assert json.loads((tmp_path / "run/summary.json").read_text())["exit"] == exit_reason
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_what_an_evaluation_raises_at_the_end_fails_the_run_with_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def burst(*_: object, **__: object) -> None:
+        raise ArithmeticError("it burst")
+
+    monkeypatch.setattr(summary, "figures", burst)
+    folder = tmp_path / "run"
+    assert main(["train", "cartpole-a2c", *SHORT, "--out", str(folder)]) == 1
+    reason = "failed: training is complete, and its evaluation raised ArithmeticError: it burst"
+    assert f"murmurate: {reason}. The checkpoint at" in capsys.readouterr().err
+    assert json.loads((folder / "summary.json").read_text())["exit"] == reason
+    monkeypatch.undo()
+    assert main(["eval", str(folder), "--episodes", "1"]) == 0
+
+
+def test_an_interrupt_cuts_only_the_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(games, "evaluate", interrupted)
+    folder = tmp_path / "run"
+    assert main(["train", "cartpole-a2c", *SHORT, "--out", str(folder)]) == 130
+    *_, begins, cut, after = capsys.readouterr().out.splitlines()
+    assert begins == "evaluating 1 games; Ctrl-C skips"
+    assert cut == "Training is complete; only its evaluation was cut"
+    assert after.endswith(f"next: murmurate eval {folder}")
+
+
+def test_resume_refuses_an_end_that_is_past(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    assert main(["train", "cartpole-a2c", *SHORT, "--updates", "3", "--out", str(folder)]) == 0
+    capsys.readouterr()
+    before = content(folder)
+    steps = json.loads((folder / "summary.json").read_text())["env_steps"]
+    said = refused(capsys, "resume", folder, "--env-steps", steps)
+    assert said == f"{folder} has already made {steps} env steps; give more than that."
+    assert "has already made 3 updates; give more" in refused(capsys, "resume", folder, "--updates", 2)
+    assert content(folder) == before
+    assert main(["resume", str(folder), "--env-steps", str(steps + 1), "--updates", "none"]) == 0
+
+
+def test_resume_refuses_another_strategy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "strategy cannot change on resume" in refused(capsys, "resume", tmp_path, "--strategy", "gala")
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,12 @@ gymnasium.register("OwnCart-v0", CartPoleEnv, max_episode_steps=9)
 
 def fails():
     raise ArithmeticError("no")
+
+class spaceless(gymnasium.Env):
+    pass
+
+class actless(gymnasium.Env):
+    observation_space = gymnasium.spaces.Discrete(2)
 """  # noqa: E501
 
 
@@ -140,7 +146,12 @@ def test_what_is_not_there_is_refused(name: str, words: str, place: Path) -> Non
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("number", "is a int, and it must be a gymnasium.Env"), ("fails", "ArithmeticError: no")],
+    [
+        ("number", "is a int, and it must be a gymnasium.Env"),
+        ("fails", "ArithmeticError: no"),
+        ("spaceless", "has no observation_space: set it in its class or its __init__"),
+        ("actless", "has no action_space"),
+    ],
 )
 def test_what_makes_no_environment_is_refused(name: str, words: str, place: Path) -> None:
     with pytest.raises(Refusal, match=words):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import typing
 from collections.abc import Iterator, Mapping
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from murmurate.api.aliases import hint
 from murmurate.errors import Refusal
 from murmurate.ranges import OutOfRange, check_number, numbers_of
 from murmurate.training.option_names import option_name
@@ -105,11 +105,12 @@ def _kind(kind: Any) -> str:
 
 def _unknown(config: Any, name: str, place: str) -> Refusal:
     known = dict(_names(config))
-    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    nearest = name if name in known else matches[0] if matches else None
     where = f"{place.rstrip('.')} has" if place else "a run has"
-    hint = f" Did you mean {known[nearest]}?" if nearest else f" It has {', '.join(sorted(known))}."
-    return Refusal(f"{where} no field '{name}'.{hint}")
+    if name in known:
+        meant = f" Did you mean {known[name]}?"
+    else:
+        meant = hint(name, known, known.__getitem__, 0.6) or f" It has {', '.join(sorted(known))}."
+    return Refusal(f"{where} no field '{name}'.{meant}")
 
 
 def _names(config: Any, outer: str = "") -> Iterator[tuple[str, str]]:

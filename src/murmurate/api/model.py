@@ -75,6 +75,8 @@ class TrainedModel:
         self.folder = checkpoint_folder.absolute().parents[1]
         self._checkpoint = checkpoint_folder
         self._learner = load_agent(_in_float32(run), checkpoint_folder)
+        for replica in self._learner.replicas.values():
+            replica.module.eval()
         self._generator = derive_generator(run.seed, "acting")
         self._memory: Tensor | None = None  # [B, M]
         self._stack: npt.NDArray[Any] | None = None  # [B, *observation_shape]
@@ -184,13 +186,19 @@ class TrainedModel:
             raise Refusal(
                 f"the observation is {kind}, and the model reads {list(full_shape)}, or a batch of these."
             )
+        singles = formats.split(observation)
         try:
+            if singles is not None:
+                return self._typed(np.stack([formats.observe(each) for each in singles])), False
             return self._typed(np.asarray(formats.observe(observation))[None]), True
         except (ValueError, TypeError, KeyError, IndexError) as problem:
             try:
                 rows = [formats.observe(each) for each in observation]
             except (ValueError, TypeError, KeyError, IndexError):
-                raise Refusal(f"the observation is not one of {self.run.world.name}: {problem}.") from problem
+                raise Refusal(
+                    f"the observation is not one of {self.run.world.name}: {problem}. It takes "
+                    f"{formats.about}, or a batch of these."
+                ) from problem
         return self._typed(np.stack(rows)), False
 
     def _are_numbers(self, given: npt.NDArray[Any]) -> bool:
@@ -207,7 +215,12 @@ class TrainedModel:
         kind = np.uint8 if self.spec.observation_dtype == torch.uint8 else np.float32
         if kind == np.uint8 and rows.dtype != np.uint8:
             raise Refusal(f"the observation is of {rows.dtype}, and the model reads images of uint8.")
-        return np.array(rows, kind)
+        if rows.dtype.kind not in "biuf":
+            raise Refusal(f"the observation holds {rows.dtype}, and the model reads numbers.")
+        typed = np.array(rows, kind)
+        if not np.isfinite(typed).all():
+            raise Refusal("the observation holds numbers that are not finite, from which no action follows.")
+        return typed
 
     def _stacked(self, rows: npt.NDArray[Any], begins: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
         """The whole stacks that end with ``rows``; where an episode begins, filled with its first."""

@@ -120,7 +120,10 @@ def _name_first(arguments: Sequence[str]) -> list[str]:
     index = 0
     while index < len(rest) and rest[index].startswith("-"):
         index += 1 if "=" in rest[index] else 2
-    return [verb, *rest[index : index + 1], *rest[:index], *rest[index + 1 :]]
+    name = rest[index : index + 1]
+    if not name and any(word.partition("=")[0] == "--algorithm" for word in rest):
+        name = [""]  # for the same reason
+    return [verb, *name, *rest[:index], *rest[index + 1 :]]
 
 
 def _parser() -> argparse.ArgumentParser:

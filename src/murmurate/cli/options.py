@@ -8,13 +8,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import difflib
 import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Union
 
+from murmurate.api.aliases import hint
 from murmurate.errors import Refusal
 from murmurate.ranges import NumberKind, OutOfRange, check_number, number_kinds, numbers_of
 from murmurate.training.option_names import option_name
@@ -143,9 +143,8 @@ def _full_name(name: str, known: Mapping[str, Option], command: str) -> str:
         return matching[0]
     if matching:
         raise Refusal(f"--{name} may be {' or '.join(f'--{option}' for option in matching)}. Say which.")
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f" Did you mean --{near[0]}?" if near else ""
-    raise Refusal(f"There is no field called '{name}'.{hint} See: {command} --help")
+    meant = hint(name, known, "--{}".format, 0.5)
+    raise Refusal(f"There is no field called '{name}'.{meant} See: {command} --help")
 
 
 def _read(option: Option, words: list[str]) -> Any:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import json
 import signal
 import sys
+import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,17 +106,19 @@ def _resume_fields(options: argparse.Namespace | None, rest: list[str]) -> Field
     )
 
 
-def recipe_run(options: argparse.Namespace) -> Any:
-    """The recipe's Run, with the strategy of the command line."""
-    from murmurate.recipes import recipe, recipe_of
+def recipe_run(options: argparse.Namespace, rest: Sequence[str] = ()) -> Any:
+    """The recipe's Run, with the strategy of the command line. rest: words that no verb's option took."""
+    from murmurate.recipes import algorithms, recipe, recipe_of
     from murmurate.strategies import strategy
 
     env, algorithm = getattr(options, "env", None), getattr(options, "algorithm", None)
     if env is not None or algorithm is not None:
         if env is None or algorithm is None or options.recipe:
+            raise _half_named(options, rest)
+        if algorithm not in (known := algorithms()) and algorithm.lower() in known:
             raise Refusal(
-                "--env and --algorithm go together, in place of a recipe, as in: murmurate train "
-                "--env my_env.py:make_env --algorithm a2c"
+                f"There is no algorithm called '{algorithm}'. Did you mean '{algorithm.lower()}'? "
+                "See: murmurate list recipes"
             )
         run = recipe_of(env, algorithm)
         options.recipe, options.env, options.algorithm = run.recipe, None, None  # the recipe names both
@@ -127,12 +132,31 @@ def recipe_run(options: argparse.Namespace) -> Any:
     return run
 
 
+def _half_named(options: argparse.Namespace, rest: Sequence[str]) -> Refusal:
+    """The refusal of ``--env`` without ``--algorithm``, the reverse, and of either beside a recipe."""
+    for word in rest:
+        name = word.partition("=")[0]
+        missing = [f"--{each}" for each in ("env", "algorithm") if getattr(options, each) is None]
+        if word.startswith("--") and (near := difflib.get_close_matches(name, missing, n=1)):
+            return Refusal(f"There is no option {name}. Did you mean {near[0]}?")
+    if options.recipe:
+        given = "--env" if options.algorithm is None else "--algorithm"
+        return Refusal(
+            f"The recipe {options.recipe} names environment and algorithm: leave out {given}, or give both "
+            "--env and --algorithm in place of the recipe."
+        )
+    return Refusal(
+        "--env and --algorithm go together, in place of a recipe, as in: murmurate train "
+        "--env my_env.py:make_env --algorithm a2c"
+    )
+
+
 def _train(options: argparse.Namespace, rest: list[str]) -> int:
     if options.seeds is None:
         begin_fork_server(rest)
     from murmurate.cli.options import change
 
-    run = recipe_run(options)
+    run = recipe_run(options, rest)
     verb = f"murmurate train {options.recipe}"
     base, run = run, change(run, rest, verb)
     if options.seeds is not None:
@@ -159,7 +183,7 @@ def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.simulation.start import simulate
     from murmurate.training.run_folder import new_folder
 
-    run, cluster = recipe_run(options), Cluster()
+    run, cluster = recipe_run(options, rest), Cluster()
     verb = f"murmurate simulate {options.recipe}"
     cluster_words, run_words = divide(rest, cluster, run, verb)
     cluster = change(cluster, cluster_words, verb)
@@ -184,6 +208,8 @@ def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _resume(options: argparse.Namespace, rest: list[str]) -> int:
+    if any(word.partition("=")[0] == "--strategy" for word in rest):
+        raise Refusal("The strategy cannot change on resume. Leave out --strategy, or train anew.")
     if _launcher_is_local(options.folder):
         begin_fork_server(rest)
     from murmurate.cli.options import change
@@ -221,6 +247,8 @@ def report_end(finish: Any, folder: Path) -> int:
         return int(finish.code)
     failed = summary["exit"].startswith("failed")
     if failed:
+        if finish.error is not None:
+            traceback.print_exception(finish.error)
         print(
             f"murmurate: {summary['exit'].rstrip('. ')}. {kept_sentence(folder, finish.resumable)}",
             file=sys.stderr,
@@ -235,6 +263,9 @@ def report_end(finish: Any, folder: Path) -> int:
     saved = finish.resumable and (folder / "checkpoints" / "last").exists()
     is_resumable = saved and finish.code in _INTERRUPTED
     next_command = "resume" if is_resumable else finish.run.evaluation.next_command
+    if finish.evaluation_cut:
+        print("Training is complete; only its evaluation was cut")
+        next_command = "eval"
     if failed and not saved and (folder / "logs").exists():
         print(f"The run is in {folder}, and what its processes printed in {folder / 'logs'}")
     else:

@@ -63,7 +63,7 @@ def _tune(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.cli.sweep import check_jobs, forwarded
     from murmurate.tuning.trials import check_installed
 
-    run, command = recipe_run(options), f"murmurate tune {options.recipe}"
+    run, command = recipe_run(options, rest), f"murmurate tune {options.recipe}"
     check_installed(options.sampler, options.pruner)
     check_jobs(options.jobs)
     run = change(run, rest, command)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
@@ -12,14 +13,17 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from murmurate.agents.interface import Agent, Policy
 from murmurate.errors import Refusal
-from murmurate.evaluation.interface import Curve, EvalContext, Evaluation
+from murmurate.evaluation.interface import Curve, EvalContext, Evaluation, report
+from murmurate.nets.torso import in_evaluation_mode
 from murmurate.ranges import PositiveInt
 from murmurate.spec import Episode, TimeStep, derive_generator, derive_seed
 from murmurate.worlds.interface import Picture, Simulators, SimulatorWorld
+
+_REPORT_SECONDS = 10.0  # least time between two lines about how far an evaluation is
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,7 @@ class Games(Evaluation):
             greedy=not context.sample,
             max_steps=self.eval_max_env_steps,
         )
+        report(f"evaluating {count} games; Ctrl-C skips")
         result, name = play(policy=learner), _figure_name(context.sample)
         figures = {
             f"{name}_return_mean": result.mean,
@@ -97,8 +102,10 @@ class Games(Evaluation):
         if result.cut:
             figures["games_cut"] = result.cut
         if not context.sample:
-            best = context.best()
-            best_mean = result.mean if best is None else play(policy=best).mean
+            best, best_mean = context.best(), result.mean
+            if best is not None:
+                report(f"evaluating {count} games of the best checkpoint; Ctrl-C skips")
+                best_mean = play(policy=best).mean
             figures["best_eval_return_mean"] = max(result.mean, best_mean)
         return figures
 
@@ -164,8 +171,9 @@ def evaluate(
 
     Game i is seeded from (seed, i) and always counts, however long it is: up to ``simulators`` games are
     played at once, but counting the games that end first would favour short ones. Rewards are unclipped, and
-    the loss of a life does not end a game (``training=False``). greedy: take the most probable actions,
-    instead of drawing them. max_steps: env steps after which a game ends with the return that it has.
+    the loss of a life does not end a game (``training=False``). The policy's nets are in evaluation mode
+    meanwhile. greedy: take the most probable actions, instead of drawing them. max_steps: env steps after
+    which a game ends with the return that it has.
 
     Raises ``ValueError`` for fewer than one game or simulator.
     """
@@ -177,20 +185,25 @@ def evaluate(
     ended: dict[int, Episode] = {}
     numbers = iter(range(episodes))
     games: list[_Game] = []
-    cut = 0
+    cut, env_steps, next_report = 0, 0, time.monotonic() + _REPORT_SECONDS
     try:
-        while len(ended) < episodes:
-            for number in itertools.islice(numbers, simulators - len(games)):
-                games.append(_begin(world, policy, seed, number))
-            actions = torch.split(_act(policy, games, generator, greedy), 1)
-            for game, action in zip(games, actions, strict=True):
-                episode = next(iter(game.step(action).episodes), None)
-                if episode is None and game.length == max_steps:
-                    episode, cut = game.cut(), cut + 1
-                if episode is not None:
-                    ended[game.number] = episode
-                    game.simulator.close()
-            games = [game for game in games if game.number not in ended]
+        with in_evaluation_mode(*_modules(policy)):
+            while len(ended) < episodes:
+                for number in itertools.islice(numbers, simulators - len(games)):
+                    games.append(_begin(world, policy, seed, number))
+                actions = torch.split(_act(policy, games, generator, greedy), 1)
+                for game, action in zip(games, actions, strict=True):
+                    episode = next(iter(game.step(action).episodes), None)
+                    if episode is None and game.length == max_steps:
+                        episode, cut = game.cut(), cut + 1
+                    if episode is not None:
+                        ended[game.number] = episode
+                        game.simulator.close()
+                env_steps += len(games)
+                games = [game for game in games if game.number not in ended]
+                if time.monotonic() >= next_report:
+                    report(f"{len(ended)} of {episodes} games have ended, after {env_steps:,} env steps")
+                    next_report = time.monotonic() + _REPORT_SECONDS
     finally:
         for game in games:
             game.simulator.close()
@@ -219,15 +232,21 @@ def record_game(
     frames: list[Picture] = []
     total = 0.0
     try:
-        for _ in range(max_steps):
-            frames.append(game.simulator.picture())
-            step = game.step(_act(policy, [game], generator))
-            total += float(step.reward)
-            if step.episodes:
-                break
+        with in_evaluation_mode(*_modules(policy)):
+            for _ in range(max_steps):
+                frames.append(game.simulator.picture())
+                step = game.step(_act(policy, [game], generator))
+                total += float(step.reward)
+                if step.episodes:
+                    break
     finally:
         game.simulator.close()
     return np.stack(frames), total
+
+
+def _modules(policy: Policy) -> list[nn.Module]:
+    """The nets of a policy that is an agent; none of another."""
+    return [replica.module for replica in getattr(policy, "replicas", {}).values()]
 
 
 def _begin(world: SimulatorWorld, policy: Policy, seed: int, number: int, picture: bool = False) -> _Game:

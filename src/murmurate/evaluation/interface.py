@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -78,3 +80,25 @@ class Evaluation(Protocol):
     def sections(self, folder: Path) -> list[tuple[str, str]]:
         """(title, HTML) of additional sections of the run's report."""
         return []
+
+
+def _ignore(text: str) -> None:
+    pass
+
+
+_write: ContextVar[Callable[[str], None]] = ContextVar("murmurate_evaluation_write", default=_ignore)
+
+
+@contextlib.contextmanager
+def reporting(write: Callable[[str], None]) -> Iterator[None]:
+    """Within this context, evaluations call ``write`` with lines about how far they are."""
+    token = _write.set(write)
+    try:
+        yield
+    finally:
+        _write.reset(token)
+
+
+def report(line: str) -> None:
+    """Pass on a line about how far an evaluation is, where somebody wants it (``reporting``)."""
+    _write.get()(line)

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
-import multiprocessing
-import multiprocessing.process
 import sys
 import threading
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -17,21 +13,19 @@ import torch
 
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import Capability, Fabric
-from murmurate.fabric.processes.fabric import ProcessFabric
-from murmurate.fabric.processes.spawn import FINISHED, Died, Exit, Worker, WorkerProcesses, take_signals
+from murmurate.fabric.processes.spawn import Exit
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.fabric.xla import XlaFabric
 from murmurate.launch import script_ranks
+from murmurate.launch.script_arguments import check_numbers, checked_devices, checked_strategy
+from murmurate.launch.script_local import refuse_import, run_locally
 from murmurate.launch.script_member import ByThread, Main, ScriptSettings, ended, failure, stdout_of
 from murmurate.launch.script_xla import run_on_xla
 from murmurate.replicator.replica_parts import check_parts
 from murmurate.replicator.replicator import check_capabilities, check_common_rounds
 from murmurate.spatial.parts import checked_grid
-from murmurate.strategies import strategy as strategy_by_name
 from murmurate.strategies.interface import Strategy
 
-_PRELOADED = ("murmurate.launch.script", "torch._dynamo")  # optimizers import the second, which takes 1.6 s
-_POLL_SECONDS = 1.0
 _LAUNCHERS = ("local", "inline", "torchrun", "ray", "xla")
 
 
@@ -79,16 +73,27 @@ def run(
 
     An error of one member ends all: it is raised as RunFailed, with its traceback, or as Refusal. If a
     process is killed, ``Died`` is its replica's result, and the others go on as the strategy allows;
-    RunFailed is raised if all replicas died. A replica ends when one of its parts does. Torchrun and XLA end
-    all replicas when one dies; under torchrun, the result of another rank is None unless it consists of
-    tensors, plain values and containers of these.
+    RunFailed is raised if all replicas died, or the centre. A replica ends when one of its parts does. Under
+    "local", a member that stays suspended (SIGSTOP) for ``deadline_seconds`` is killed. XLA ends all replicas
+    when one dies, and torchrun those of the same host; where the ranks go on, ``Died.exit_code`` is None.
+    Under torchrun, the result of another rank is None unless it consists of tensors, plain values and
+    containers of these.
+
+    Under "local", Ctrl-C and SIGTERM raise KeyboardInterrupt in ``main`` of each replica, which may save
+    within 10 s; a second signal ends all at once.
     """
     if launcher is not None and launcher not in _LAUNCHERS:
         known = f"{', '.join(_LAUNCHERS[:-1])} or {_LAUNCHERS[-1]}"
         raise Refusal(f"there is no launcher '{launcher}' for scripts: use {known}")
     if output not in ("main", "all"):
         raise Refusal(f"output is {output!r}; it is 'main' or 'all'")
-    chosen = strategy_by_name(strategy)() if isinstance(strategy, str) else strategy
+    if not callable(main):
+        raise Refusal(f"main is {main!r}: give a function that takes the replicator")
+    chosen = checked_strategy(strategy)
+    member_devices = checked_devices(devices)
+    check_numbers(
+        deadline_seconds, threads=threads, workers=workers, replicas=1 if replicas is None else replicas
+    )
     grid = checked_grid(parts)
     environment = script_ranks.torchrun_environment()
     if launcher is None:
@@ -103,25 +108,27 @@ def run(
     if launcher == "torchrun":
         replicas = script_ranks.replicas_of(environment, replicas, grid)
     devices_wanted, replicas = replicas, 1 if replicas is None else replicas
-    replica_devices = tuple((d,) if isinstance(d, str) else tuple(d) for d in devices)
     offered, offered_by = frozenset(Capability), "this host"
     if launcher == "torchrun":
         offered, offered_by = script_ranks.fabric_capabilities(environment)
     elif launcher == "xla":
         offered, offered_by = XlaFabric.capabilities, "XLA"
-    check_capabilities(chosen, offered, offered_by, itertools.chain(*replica_devices))
+    check_capabilities(chosen, offered, offered_by, itertools.chain(*member_devices))
     if collectives:
         check_common_rounds(chosen, "collectives")
-    if replicas < 1:
-        raise Refusal(f"replicas is {replicas}: use at least 1")
+    if replicas > 1 and not chosen.needs:  # without any need it cannot exchange
+        raise Refusal(
+            f"{chosen.name} trains one replica, and the run has {replicas}. Leave replicas out, or let them "
+            "agree: strategy='all-reduce'."
+        )
     chosen.check(replicas)
     settings = ScriptSettings(
-        main, chosen, replicas, seed, workers, replica_devices, collectives, output, threads,
+        main, chosen, replicas, seed, workers, member_devices, collectives, output, threads,
         deadline_seconds, grid,
     )  # fmt: skip
     check_parts(chosen, settings.parts)
     if launcher == "xla":
-        _refuse_import()
+        refuse_import()
         return run_on_xla(settings, devices_wanted)
     return _start(settings, launcher)
 
@@ -135,7 +142,7 @@ def _start(settings: ScriptSettings, launcher: str) -> list[Any]:
         from murmurate.launch.script_ray import run_on_ray
 
         return run_on_ray(settings)
-    return _local(settings)
+    return run_locally(settings)
 
 
 def _inline(settings: ScriptSettings) -> list[Any]:
@@ -151,7 +158,7 @@ def _inline(settings: ScriptSettings) -> list[Any]:
                 return settings.run_member(fabric)
         except Refusal:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise RunFailed(failure(settings.name_of(fabric.rank), Exit.failed(error))) from error
 
     threads_before = torch.get_num_threads()
@@ -162,57 +169,3 @@ def _inline(settings: ScriptSettings) -> list[Any]:
     finally:
         torch.set_num_threads(threads_before)
     return [results[settings.members_of(replica)[0]] for replica in range(settings.replicas)]
-
-
-# -- processes ----------------------------------------------------------------------------------------
-
-
-def _refuse_import() -> None:
-    """Raises Refusal in a process that is importing the script for a replica."""
-    if getattr(multiprocessing.process.current_process(), "_inheriting", False):
-        raise Refusal(
-            "each process imports the script, and this one started replicas while it was imported. Put "
-            "murmurate.run(...) under: if __name__ == '__main__':"
-        )
-
-
-def _local(settings: ScriptSettings) -> list[Any]:
-    _refuse_import()
-    settings.pickled()  # raises Refusal if they cannot be sent to another process
-    sys.stdout.flush()
-    with WorkerProcesses(settings.members, _PRELOADED) as workers:
-        for rank in range(settings.members):
-            workers.start(rank, functools.partial(_run_worker, settings))
-        return _collect(settings, workers)
-
-
-def _collect(settings: ScriptSettings, workers: WorkerProcesses) -> list[Any]:
-    """Collect results as they arrive. The first worker that fails ends the rest; if a worker is killed, the
-    others go on without it. Once some worker has finished, workers that stay stopped are killed, and so is a
-    centre that outlives all replicas."""
-    results: dict[int, Any] = {}
-    idle: Counter[int] = Counter()  # by rank: at how many successive polls the worker was idle
-    while workers.alive:
-        ended = workers.wait(_POLL_SECONDS)
-        for worker in workers.alive if results and not ended else ():
-            only_centre = worker.rank == settings.replicas * settings.parts and len(workers.alive) == 1
-            idle[worker.rank] = idle[worker.rank] + 1 if only_centre or worker.is_stopped else 0
-            if idle[worker.rank] * _POLL_SECONDS > settings.deadline_seconds:
-                worker.kill()
-        for worker in ended:
-            assert worker.exit is not None
-            result = settings.result_of(worker.rank, worker.exit, worker.process.exitcode)
-            results[worker.rank] = result
-            if isinstance(result, Died) or settings.strategy.common_rounds:
-                workers.run_state.mark_dead(worker.rank)  # the others go on without it
-    return settings.results(results)
-
-
-def _run_worker(settings: ScriptSettings, worker: Worker) -> Exit:
-    """The function of a script's worker process."""
-    take_signals()
-    fabric = ProcessFabric(worker.memory_file, worker.run_state, worker.rank, settings.deadline_seconds)
-    end = settings.run_to_exit(fabric, stdout_of(settings.output, worker.rank))
-    if end.how == FINISHED:
-        worker.run_state.mark_finished(worker.rank)
-    return end

@@ -56,14 +56,21 @@ class ScriptSettings:
         """The ranks of the replica's parts; the first one leads the replica."""
         return range(replica * self.parts, (replica + 1) * self.parts)
 
+    @property
+    def centre_rank(self) -> int:
+        """The rank of the centre, if the strategy has one."""
+        return self.replicas * self.parts
+
     def name_of(self, rank: int) -> str:
+        if rank == self.centre_rank:
+            return "the centre"
         replica, part = divmod(rank, self.parts)
         return f"replica {rank}" if self.parts == 1 else f"part {part} of replica {replica}"
 
     def run_member(self, fabric: Fabric) -> Any:
         """Run ``main`` as the member behind ``fabric``; None for a centre."""
         strategy, strategy_fabric = role_of(self.strategy, fabric, self.parts)
-        is_centre = fabric.rank == self.replicas * self.parts
+        is_centre = fabric.rank == self.centre_rank
         deadline = self.deadline_seconds
         grid = (1, 1) if is_centre else self.grid
         loop = OwnLoop(
@@ -77,7 +84,11 @@ class ScriptSettings:
         )
         result = None
         with loop:
-            result = self.main(loop)
+            try:
+                result = self.main(loop)
+            except SystemExit as end:
+                if end.code not in (None, 0):
+                    raise
         return result
 
     def run_to_exit(self, fabric: Fabric, out: IO[str] | io.TextIOBase) -> Exit:
@@ -111,19 +122,26 @@ class ScriptSettings:
 
     def results(self, of_members: Mapping[int, Any]) -> list[Any]:
         """The results by replica, from those by rank: each is the result of the replica's first part, or
-        ``Died`` if one of its parts died, or ended as another part was lost. Raises RunFailed if all died."""
+        ``Died`` if one of its parts died, or ended as another part was lost. Raises RunFailed if all died, or
+        the centre."""
         replicas = [self._of_replica(of_members, replica) for replica in range(self.replicas)]
         if all(isinstance(result, Died) for result in replicas):
             codes = ", ".join(str(result.exit_code) for result in replicas)
             raise RunFailed(
                 f"all replicas ended without a result (exit codes {codes}); see their output above"
             )
+        if isinstance(of_members.get(self.centre_rank), Died):
+            raise RunFailed(
+                f"the centre of {self.strategy.name} died before it had ended, and with it the last updates "
+                "of the replicas; see the output above"
+            )
         return replicas
 
     def _of_replica(self, results: Mapping[int, Any], replica: int) -> Any:
         of_parts = [results[rank] for rank in self.members_of(replica)]
         dead = [result for result in of_parts if isinstance(result, Died)]
-        return Died(replica, next((d.exit_code for d in dead if d.exit_code), None)) if dead else of_parts[0]
+        codes = (result.exit_code for result in dead if result.exit_code is not None)
+        return Died(replica, next(codes, None)) if dead else of_parts[0]
 
     def pickled(self) -> bytes:
         """These settings, pickled for another process. Raises Refusal if that could not import ``main``."""

@@ -135,6 +135,7 @@ class _Members:
         self.rank, self.leads = rendezvous.environment.rank, rendezvous.leads
         self.ended: dict[int, Exit] = {}  # on rank 0: how each other member ended
         self.centre: WorkerProcesses | None = None
+        self._suspended_polls = 0  # at how many successive polls the centre was suspended
 
     def __enter__(self) -> _Members:
         rendezvous, settings = self.rendezvous, self.settings
@@ -226,11 +227,19 @@ class _Members:
             if end is not None:
                 self._handle_end(rank, end)
         if self.centre is not None:
+            self._end_suspended(self.centre)
             for worker in self.centre.wait(0.0):
                 assert worker.exit is not None
                 self._handle_end(self.settings.members - 1, worker.exit)
         failed = [(r, e) for r, e in self.ended.items() if e.how in (FAILED, REFUSED)]
         return next((failure(self.settings.name_of(r), e) for r, e in failed), None)
+
+    def _end_suspended(self, centre: WorkerProcesses) -> None:
+        suspended = [worker for worker in centre.alive if worker.is_stopped]
+        self._suspended_polls = self._suspended_polls + 1 if suspended else 0
+        if self._suspended_polls * _POLL_SECONDS > self.settings.deadline_seconds:
+            for worker in suspended:
+                worker.kill("it was suspended")
 
     def _handle_end(self, rank: int, end: Exit) -> None:
         self.ended[rank] = end

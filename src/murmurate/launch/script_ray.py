@@ -54,7 +54,7 @@ class ScriptActor(WorkerActor):
 
     def run_script(self, settings: ScriptSettings, rank: int, spec: JobSpec, store: tuple[str, int]) -> Exit:
         """Run the member ``rank`` to its end. store: host and port of the driver's store."""
-        is_centre = rank == settings.replicas * settings.parts
+        is_centre = rank == settings.centre_rank
         if is_centre:  # it has no GPU
             settings = dataclasses.replace(settings, devices=(("cpu",),))
         elif settings.devices[rank % len(settings.devices)] != ("cpu",) and os.environ.get(
@@ -149,8 +149,7 @@ class _Job:
                 # in common rounds the others would wait for a member that has finished, too
                 if isinstance(results[rank], Died) or settings.strategy.common_rounds:
                     self.host.run_state.mark_dead(rank)
-            centre_rank = settings.replicas * settings.parts
-            only_centre = list(self.awaited.values()) == [centre_rank]
+            only_centre = list(self.awaited.values()) == [settings.centre_rank]
             alone_since = (alone_since or time.monotonic()) if only_centre else None
             if alone_since and time.monotonic() - alone_since > settings.deadline_seconds:
                 self.ray.kill(self.actors[-1])

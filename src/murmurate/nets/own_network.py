@@ -22,7 +22,7 @@ from murmurate import plugins
 from murmurate.nets.actor_critic import ActorCritic, actor_critic
 from murmurate.nets.moments import ObservationNormalizer
 from murmurate.nets.q_network import QNetwork, q_network
-from murmurate.nets.torso import AUTO, seeded_by
+from murmurate.nets.torso import AUTO, described, seeded_by, trial_result
 from murmurate.spec import EnvSpec
 
 _OPTION = "--agent.network"
@@ -124,16 +124,16 @@ def policy_value_net(
     net = OwnActorCritic(_make_net(spec, network, hidden, generator), _normalizer(spec, normalize))
     size = spec.actions or sum(spec.factors) or 2 * math.prod(spec.action_shape)
     memory = net.initial_memory(2)
-    observation = _two_observations(spec)
-    result = net.network(observation) if memory is None else net.network(observation, memory)
+    memories = () if memory is None else (memory,)
+    result = trial_result(f"the net {network}", net.network, spec, *memories)
     count = 2 if memory is None else 3
     if not isinstance(result, tuple) or len(result) != count:
         expected = "(parameters of the policy, values)" if memory is None else "(parameters, values, memory)"
-        raise ValueError(f"the net {network} must return {expected}, and it returns {_describe(result)}")
+        raise ValueError(f"the net {network} must return {expected}, and it returns {described(result)}")
     if result[0].shape != (2, size) or result[1].numel() != 2:
         raise ValueError(
             f"the net {network} must return parameters [B, {size}] and values [B], and for 2 observations it "
-            f"returns {_describe(result)}"
+            f"returns {described(result)}"
         )
     if memory is not None and result[2].shape != memory.shape:
         raise ValueError(
@@ -159,11 +159,11 @@ def action_value_net(
             spec, generator=generator, torso=torso, hidden=hidden, dueling=dueling, normalize=normalize
         )
     net = OwnQNetwork(_make_net(spec, network, hidden, generator), _normalizer(spec, normalize))
-    result = net.network(_two_observations(spec))
+    result = trial_result(f"the net {network}", net.network, spec)
     if not isinstance(result, Tensor) or result.shape != (2, spec.actions):
         raise ValueError(
             f"the net {network} must return action values [B, {spec.actions}], and for 2 observations it "
-            f"returns {_describe(result)}"
+            f"returns {described(result)}"
         )
     return net
 
@@ -191,15 +191,3 @@ def _make_net(spec: EnvSpec, network: str, hidden: Sequence[int], generator: tor
 
 def _normalizer(spec: EnvSpec, normalize: bool) -> nn.Module | None:
     return ObservationNormalizer(spec.observation_shape, spec.observation_dtype) if normalize else None
-
-
-def _two_observations(spec: EnvSpec) -> Tensor:
-    return torch.zeros(2, *spec.observation_shape, dtype=spec.observation_dtype)
-
-
-def _describe(result: object) -> str:
-    if isinstance(result, Tensor):
-        return str(list(result.shape))
-    if isinstance(result, tuple):
-        return f"({', '.join(map(_describe, result))})"
-    return type(result).__name__

@@ -15,7 +15,8 @@ observations [B, *spec.observation_shape] of the world's dtype, casts them to th
 (bfloat16 if ``precision`` says so), and returns features [B, ``out_features``]. Its linear layers and 2-D
 convolutions are initialised orthogonally afterwards; other parameters keep their values. If its attribute
 ``shared`` is False, an actor-critic has one torso for the policy and another for the values. A function whose
-torso cannot read these observations raises ``ValueError``.
+torso cannot read these observations raises ``ValueError``. A torso that is not one of this package's is tried
+on two observations when it is made.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from murmurate import plugins
 from murmurate.spec import EnvSpec
@@ -83,7 +85,55 @@ def build_torso(spec: EnvSpec, name: str, hidden: Sequence[int]) -> nn.Module:
         torso = plugins.call_named(name, "torso", "--agent.torso", spec, hidden)
     if not isinstance(getattr(torso, "out_features", None), int):
         raise ValueError(f"the torso {name} has no number of features: set its out_features")
+    if name not in known:
+        features = trial_result(f"the torso {name}", torso, spec)
+        if getattr(features, "shape", None) != (2, torso.out_features):
+            raise ValueError(
+                f"the torso {name} must return features [B, {torso.out_features}], as its out_features says, "
+                f"and for 2 observations it returns {described(features)}"
+            )
     return torso
+
+
+def trial_result(what: str, module: nn.Module, spec: EnvSpec, *memory: Tensor) -> Any:
+    """What ``module`` returns for two observations of zeros (and ``memory``), in evaluation mode.
+
+    Raises:
+        ValueError: if it raises anything. what: the module's name in the message.
+    """
+    observation = torch.zeros(2, *spec.observation_shape, dtype=spec.observation_dtype)
+    try:
+        with in_evaluation_mode(module), torch.no_grad():
+            return module(observation, *memory)
+    except Exception as error:
+        dtype = str(spec.observation_dtype).removeprefix("torch.")
+        raise ValueError(
+            f"{what} raised {type(error).__name__} on observations {list(observation.shape)} of {dtype}: "
+            f"{str(error).rstrip('.')}"
+        ) from error
+
+
+def described(result: object) -> str:
+    """The shape of a tensor, or of each tensor in a tuple, for messages; else the type's name."""
+    if isinstance(result, Tensor):
+        return str(list(result.shape))
+    if isinstance(result, tuple):
+        return f"({', '.join(map(described, result))})"
+    return type(result).__name__
+
+
+@contextmanager
+def in_evaluation_mode(*modules: nn.Module) -> Iterator[None]:
+    """Within this context the modules are in evaluation mode: they drop no features (``Dropout``), and use
+    running statistics without changing them (``BatchNorm``). Afterwards each part has its earlier mode."""
+    modes = [(part, part.training) for module in modules for part in module.modules()]
+    for module in modules:
+        module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
 
 
 @contextmanager

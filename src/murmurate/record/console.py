@@ -43,6 +43,8 @@ class Console:
     Use it as a context manager; call ``feed`` with the records that a ``Tail`` polled, and ``refresh``
     regularly (it updates the time on screen and prints the plain lines). ``elapsed`` returns the seconds
     since the run began (default: since this object was made), on the clock of the records' ``time_seconds``.
+    ``target_env_steps``, ``target_updates`` (of each replica), ``target_seconds``: where the run ends; the
+    nearest counts.
     ``unit``: unit of env steps. ``curves``: metrics to print (see ``evaluation.interface.Curve``). ``quiet``:
     show nothing.
     """
@@ -55,6 +57,7 @@ class Console:
         *,
         unit: str = "env steps",
         curves: Sequence[Any] = (),
+        target_updates: int | None = None,
         target_seconds: float | None = None,
         console: rich.console.Console | None = None,
         elapsed: Callable[[], float] | None = None,
@@ -65,6 +68,7 @@ class Console:
         self.title = run_title
         self.progress = Progress(replicas)
         self.target_env_steps = target_env_steps
+        self.target_updates = target_updates
         self.target_seconds = target_seconds
         self._unit = unit
         self._curves = curves
@@ -201,8 +205,7 @@ class Console:
         ]
 
     def _bar(self) -> Text:
-        progress = self.progress
-        fraction = progress.fraction(self.target_env_steps, self.target_seconds)
+        fraction = self._fraction()
         if fraction is None:
             return Text("no end given: runs until stopped", style="dim")
         eta = self._eta()
@@ -232,10 +235,22 @@ class Console:
         return max(self._elapsed(), self.progress.seconds)
 
     def _eta(self) -> float | None:
-        return self.progress.eta_seconds(self.target_env_steps, self.target_seconds)
+        return self.progress.eta_seconds(self._target(), self.target_seconds)
+
+    def _fraction(self) -> float | None:
+        return self.progress.fraction(self._target(), self.target_seconds)
+
+    def _target(self) -> int | None:
+        """The env steps at which the run ends by its env steps or updates; None if neither is known."""
+        living, env_steps = self.progress.living, self.progress.env_steps
+        updates = sum(int(replica.latest.get("updates", 0)) for replica in living)
+        targets = [] if self.target_env_steps is None else [self.target_env_steps]
+        if self.target_updates is not None and updates:
+            targets.append(math.ceil(env_steps * self.target_updates * len(living) / updates))
+        return min(targets, default=None)
 
     def _percent(self) -> str:
-        fraction = self.progress.fraction(self.target_env_steps, self.target_seconds)
+        fraction = self._fraction()
         return "" if fraction is None else f" ({fraction:.1%})"
 
     def _inner_width(self) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from murmurate.replica.layout import view
 from murmurate.replica.optimizer_state import entries, initial_state, materialise
@@ -73,6 +75,28 @@ def load_into(replica: Replica, state: dict[str, Any]) -> None:
     for group, rate in zip(replica.optimizer.param_groups, state["learning_rates"], strict=True):
         group["lr"] = rate
     replica.clock = int(state["clock"])
+    replica.reload()
+
+
+@torch.no_grad()
+def write_values(replica: Replica, values: Mapping[str, Tensor]) -> None:
+    """Overwrite parameters and buffers by those of the same names.
+
+    Raises ValueError naming one that only one side has, has another shape, or is not finite; then some may
+    have been overwritten.
+    """
+    tensors = {**dict(replica.named_views()), **dict(replica.module.named_buffers())}
+    if differing := tensors.keys() ^ values.keys():
+        name = min(differing)
+        sides = "is missing there" if name in tensors else "is only there"
+        raise ValueError(f"{name} of '{replica.name}' {sides}")
+    for name, own in tensors.items():
+        value = values[name]
+        if value.shape != own.shape:
+            raise ValueError(f"{name} has shape {list(value.shape)}, and in this run {list(own.shape)}")
+        if not torch.isfinite(value).all():
+            raise ValueError(f"{name} is not finite")
+        own.copy_(value)
     replica.reload()
 
 

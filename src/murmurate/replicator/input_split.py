@@ -12,9 +12,16 @@ from typing import Any, Literal
 
 from torch.utils import _pytree as pytree
 
+from murmurate.errors import Refusal
+
 InputSource = Iterable[Any] | Callable[[int], Iterable[Any]]
 # from (batch, number of shares, index of a share) to that share
 Split = Callable[[Any, int, int], Any]
+_PLAIN = (str, bytes, int, float, complex, type(None))
+_REMEDY = (
+    "Give inputs(...) a function split=, from (batch, shares, index) to that share; or per='replica', with "
+    "which each replica gets whole batches."
+)
 AllHave = Callable[[bool], bool]  # from whether this replica has a next batch to whether all have
 
 
@@ -26,22 +33,52 @@ def split_along(dimension: int) -> Split:
     """A function that splits every tensor or array of a batch along ``dimension``; 1 is for time-major
     sequences.
 
-    Numbers, and tensors without that dimension, go to all replicas. Shares are equal: remaining rows are
-    dropped, so that the mean over replicas is the mean over rows.
+    Tensors that have this dimension must have the same length along it, the batch's number of rows. A list
+    or tuple of as many strings, bytes or numbers, such as names of files, is split like them; in a batch
+    without tensors the rows are those of such lists. Single values (a string, a number, None), and tensors
+    without the dimension, go to all replicas. Shares are equal: remaining rows are dropped, so that the mean
+    over replicas is the mean over rows.
+
+    The function raises Refusal for lists and tensors of another length, and for objects of other types.
     """
 
     def split(batch: Any, shares: int, index: int) -> Any:
-        def share_of(leaf: Any) -> Any:
-            if len(getattr(leaf, "shape", ())) <= dimension:
-                return leaf
-            rows = leaf.shape[dimension] // shares
-            if rows == 0:
-                raise CannotSplit(f"{leaf.shape[dimension]} rows do not make {shares} shares")
-            return leaf[(slice(None),) * dimension + (slice(index * rows, (index + 1) * rows),)]
+        leaves = pytree.tree_leaves(batch, is_leaf=_is_column)
+        lengths = {n for leaf in leaves if (n := _length(leaf, dimension)) is not None}
+        lengths |= {len(leaf) for leaf in leaves if _is_column(leaf)}
+        if len(lengths) > 1:
+            raise Refusal(
+                f"a batch has columns of different lengths, {sorted(lengths)}, so it has no rows to split. "
+                + _REMEDY
+            )
+        rows = min(lengths, default=0) // shares
+        if lengths and rows == 0:
+            raise CannotSplit(f"{min(lengths)} rows do not make {shares} shares")
+        own = slice(index * rows, (index + 1) * rows)
 
-        return pytree.tree_map(share_of, batch)
+        def share_of(leaf: Any) -> Any:
+            if _is_column(leaf):
+                return leaf[own]
+            if _length(leaf, dimension) is not None:
+                return leaf[(slice(None),) * dimension + (own,)]
+            if isinstance(leaf, _PLAIN) or hasattr(leaf, "shape"):
+                return leaf
+            raise Refusal(f"a batch has a {type(leaf).__name__}, which cannot be split by rows. " + _REMEDY)
+
+        return pytree.tree_map(share_of, batch, is_leaf=_is_column)
 
     return split
+
+
+def _length(leaf: Any, dimension: int) -> int | None:
+    """The leaf's length along ``dimension``; None if it has no such dimension."""
+    shape = getattr(leaf, "shape", ())
+    return int(shape[dimension]) if len(shape) > dimension else None
+
+
+def _is_column(x: Any) -> bool:
+    """Whether ``x`` is a list or tuple of plain values, such as a DataLoader makes of strings."""
+    return isinstance(x, list | tuple) and bool(x) and all(isinstance(value, _PLAIN) for value in x)
 
 
 split_leading = split_along(0)

@@ -129,7 +129,10 @@ def check_can_be_wrapped(
         )
     frozen = sum(not p.requires_grad for p in owned)
     if frozen:
-        raise Refusal(f"{frozen} parameters of {name} require no gradient: leave them out of its groups.")
+        raise Refusal(
+            f"{frozen} parameters of {name} require no gradient: leave them out of its groups, as in "
+            f"{name}([p for p in model.parameters() if p.requires_grad], ...)."
+        )
     kinds = {(str(p.dtype), str(p.device)) for p in owned}
     if len(kinds) > 1:
         raise Refusal(
@@ -144,18 +147,26 @@ def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def refuse_schedulers(replica: Replica, optimizer: torch.optim.Optimizer, strategy: str) -> None:
-    """Make the replica's steps raise Refusal once a scheduler has changed its learning rates, because the
-    optimizer runs on the centre, which does not see these rates."""
+    """Make the replica's steps raise Refusal once a scheduler has changed its learning rates, if the
+    optimizer runs only on the centre, which does not see these rates."""
     exchange, initial = replica.exchange, [float(g["lr"]) for g in optimizer.param_groups]
+    has_stepped = False
+
+    def note_step(*_: Any) -> None:
+        nonlocal has_stepped
+        has_stepped = True
+
+    optimizer.register_step_post_hook(note_step)
 
     def exchange_unless_scheduled(replica: Replica) -> Exchange:
-        if [float(g["lr"]) for g in optimizer.param_groups] != initial:
+        made = exchange(replica)
+        if not has_stepped and [float(g["lr"]) for g in optimizer.param_groups] != initial:
             raise Refusal(
                 f"under {strategy} the centre (the parameter server's process) applies the updates, and a "
                 "replica's learning-rate scheduler does not reach it. Give wrap_optimizer a "
                 "schedule: a factor as a function of the updates."
             )
-        return exchange(replica)
+        return made
 
     replica.exchange = exchange_unless_scheduled
 
@@ -217,6 +228,15 @@ class WrappedOptimizer(torch.optim.Optimizer):
 
         self.optimizer.register_step_pre_hook(refuse)
 
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Read by ``torch.amp.GradScaler.step``. Raises Refusal."""
+        raise Refusal(
+            "a GradScaler skips the steps of one replica where its gradient overflows, so the replicas would "
+            "make different numbers of steps. Use torch.autocast with dtype=torch.bfloat16, which needs no "
+            "scaler."
+        )
+
     def __repr__(self) -> str:
         return f"WrappedOptimizer({self.optimizer!r})"
 
@@ -234,11 +254,20 @@ class WrappedOptimizer(torch.optim.Optimizer):
         self._attach_gradients()
         if len(self.optimizer.param_groups) != len(self.replica.group_bounds):
             raise Refusal("a parameter group was added after wrapping: add all groups before wrapping")
+        for (name, *_), (parameter, *_) in zip(self._places, self._views, strict=True):
+            if not parameter.requires_grad:
+                raise Refusal(
+                    f"'{name}' was frozen (requires_grad_(False)) after its optimizer was wrapped, and "
+                    "weight decay and momentum would still move it. Freeze it before, and leave it out of "
+                    "the optimizer's groups; or give it an optimizer of its own, and do not step that one."
+                )
         self._is_stepping = True
         try:
             self.last = self.replica.follow(self.replica.grad)
         finally:
             self._is_stepping = False
+        # a scheduler that was made with the plain optimizer looks for this, and warns without it
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]
         return loss
 
     def _attach_gradients(self) -> None:

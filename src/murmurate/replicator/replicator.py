@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability, Channel, Fabric
 from murmurate.fabric.xla import execute
+from murmurate.replica.state_dict import write_values
 from murmurate.replica.vector import Exchange, MakeOptimizer, Replica
 from murmurate.strategies.interface import MemberEvent, Strategy
 
@@ -71,12 +73,21 @@ class BoundReplica:
 class Replicator:
     """Makes a learner's replicas, for any strategy and fabric.
 
-    The fabric must have the capabilities that the strategy needs (see ``check_capabilities``).
+    initial: parameters and buffers that replicas start from, by the name of the replica and their own; empty:
+    those that their modules have. The fabric must have the capabilities that the strategy needs (see
+    ``check_capabilities``).
     """
 
-    def __init__(self, strategy: Strategy, fabric: Fabric) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        fabric: Fabric,
+        *,
+        initial: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({}),
+    ) -> None:
         self.strategy = strategy
         self.fabric = fabric
+        self.initial = initial
         self.bound_replicas: dict[str, BoundReplica] = {}
 
     def replicate(
@@ -89,6 +100,11 @@ class Replicator:
         if name in self.bound_replicas:
             raise ValueError(f"there is already a replica called '{name}'; names are keys of checkpoints")
         replica = Replica(name, module, make_optimizer, **options)
+        if self.initial:
+            try:
+                write_values(replica, self.initial.get(name, {}))
+            except ValueError as error:
+                raise ValueError(f"the initial values are of another network: {error}") from error
         channel = self.fabric.channel(name, replica.params.detach())
         strategy = copy.deepcopy(self.strategy)
         if Capability.COLLECTIVE in channel.capabilities and channel.size > 1:

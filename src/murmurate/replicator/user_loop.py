@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -12,12 +13,15 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from murmurate.errors import Refusal
-from murmurate.fabric.interface import Capability, Fabric, FabricError, ranks_across, ranks_within
+from murmurate.fabric.interface import Capability, Fabric, FabricError
 from murmurate.replica.vector import Exchange, MakeOptimizer, Replica
-from murmurate.replicator.collectives import Group, Reduction
+from murmurate.replicator.agreed import agreed_tensors
+from murmurate.replicator.collectives import Group
+from murmurate.replicator.common_start import copy_from_lowest, not_stepped
 from murmurate.replicator.first_steps import FirstSteps
-from murmurate.replicator.gather import TensorExchange
-from murmurate.replicator.input_split import InputSource, ReplicaIndex, Split, inputs, split_leading
+from murmurate.replicator.input_split import InputSource, Split, inputs, split_leading
+from murmurate.replicator.last_steps import LastSteps
+from murmurate.replicator.loop_collectives import LoopCollectives
 from murmurate.replicator.model_parallel import ModelParallelReplica, parameters_by_device
 from murmurate.replicator.optimizer_wrapper import (
     WrappedOptimizer,
@@ -27,19 +31,23 @@ from murmurate.replicator.optimizer_wrapper import (
     refuse_schedulers,
 )
 from murmurate.replicator.replica_parts import ONE_PART, ReplicaParts, SharedVector
-from murmurate.replicator.replicator import Replicator, check_capabilities, check_common_rounds
+from murmurate.replicator.replicator import check_capabilities, check_common_rounds
 from murmurate.replicator.unique_names import by_unique_names
 from murmurate.spec import derive_generator, derive_seed
 from murmurate.strategies.interface import FINAL_DRAIN, Strategy
 
 _DRAIN_SECONDS = 10.0
+_NOTHING = (
+    "nothing was exchanged: each replica trained alone, as main wrapped no optimizer. Write optimizer = "
+    "replicator.wrap_optimizer(optimizer, model)."
+)
 
 
 class CentreEnded(BaseException):
     """Ends the script on the member that served as the centre."""
 
 
-class OwnLoop(Replicator):
+class OwnLoop(LoopCollectives):
     """Makes a script one of several replicas.
 
     All members run the same script and make the same replicas and optimizers, in the same order, before
@@ -69,30 +77,23 @@ class OwnLoop(Replicator):
         parts: ReplicaParts = ONE_PART,
     ) -> None:
         check_capabilities(strategy, fabric.capabilities, "this fabric", devices)
-        super().__init__(strategy, fabric)
         if collectives:
             check_common_rounds(strategy, "collectives")
-        self.seed = seed
-        self.size = fabric.size - strategy.centre
-        if self.size < 1:
+        size = fabric.size - strategy.centre
+        if size < 1:
             raise Refusal(f"{strategy.name} needs one more member, for its centre: add one")
-        self.rank = fabric.rank
-        self.is_centre = strategy.centre and fabric.rank == self.size
-        if workers < 1 or self.size % workers:
-            raise Refusal(f"{self.size} replicas cannot be divided evenly among {workers} workers")
-        self.worker, self.workers = self.rank // (self.size // workers), workers
-        self._index = ReplicaIndex(self.rank, self.size, self.worker, workers)
+        if workers < 1 or size % workers:
+            raise Refusal(f"{size} replicas cannot be divided evenly among {workers} workers")
+        super().__init__(strategy, fabric, workers)
+        self.seed = seed
+        self.is_centre = strategy.centre and self.rank == size
+        self.worker, self.workers = self._index.worker, workers
         self._devices = tuple(torch.device(d) for d in devices)
         self._modules: dict[str, nn.Module] = {}
         self._shared: dict[str, SharedVector] = {}  # by replica, where it has several parts
         self.parts, self._begun, self._finished = parts, False, False
-        self._exchanges: dict[tuple[int, ...], TensorExchange] = {}  # by the ranks of a group
-        if strategy.common_rounds:  # opened on all members at the same point, before any collective
-            self._exchanges[tuple(range(self.size))] = TensorExchange(fabric)
-        self._ends = (  # each member publishes here that it has ended
-            fabric.channel("ends", torch.zeros(1)) if Capability.REGISTER in fabric.capabilities else None
-        )
-        self._first_steps = FirstSteps(fabric, self.size)
+        self._ends = LastSteps(fabric, size, strategy.common_rounds)
+        self._first_steps = FirstSteps(fabric, size)
 
     # -- rank and devices ----------------------------------------------------------------------------
 
@@ -100,8 +101,7 @@ class OwnLoop(Replicator):
     def is_main(self) -> bool:
         """Whether this is the first part of the lowest replica that did not die: it prints and saves."""
         members = set(self.fabric.living())
-        if self._ends is not None:  # members that have ended may count as dead
-            members |= {r for r in range(self.rank) if self._ends.version(r) > 0}
+        members |= set(self._ends.ended(range(self.rank)))  # they may count as dead
         return self.rank == min(members) and self.parts.rank == 0
 
     def device(self, k: int = 0) -> torch.device:
@@ -133,7 +133,15 @@ class OwnLoop(Replicator):
     def replicate(
         self, name: str, module: nn.Module, make_optimizer: MakeOptimizer, **options: Any
     ) -> Replica:
-        """A Replica whose ``descend`` and ``follow`` are the strategy's step (see ``Replicator``)."""
+        """A Replica whose ``descend`` and ``follow`` are the strategy's step (see ``Replicator``).
+
+        Frozen parameters and buffers of ``module`` become those of the lowest rank, too.
+        """
+        replica = self._bind(name, module, make_optimizer, **options)
+        self._equalise(name, module)
+        return replica
+
+    def _bind(self, name: str, module: nn.Module, make_optimizer: MakeOptimizer, **options: Any) -> Replica:
         if self._begun:
             raise Refusal(f"'{name}' comes after the first step: make all replicas and optimizers before it")
         replica = super().replicate(name, module, make_optimizer, **options)
@@ -146,10 +154,21 @@ class OwnLoop(Replicator):
         def step(stepping: Replica) -> Exchange:
             self._begin()
             self._first_steps.step(stepping)
-            return exchange(stepping)
+            made = exchange(stepping)
+            self._ends.step()
+            return made
 
         replica.exchange = step
         return replica
+
+    def _equalise(self, name: str, module: nn.Module) -> None:
+        tensors = not_stepped(module, self._stepped())
+        if tensors and self.fabric.size > 1 and Capability.COLLECTIVE in self.fabric.capabilities:
+            copy_from_lowest(self._exchange(range(self.fabric.size)), name, tensors)
+
+    def _stepped(self) -> set[int]:
+        """The ids of all replicas' parameters."""
+        return {id(p) for bound in self.bound_replicas.values() for p in bound.replica.own_parameters()}
 
     def wrap_optimizer(
         self,
@@ -162,18 +181,18 @@ class OwnLoop(Replicator):
     ) -> WrappedOptimizer:
         """Wrap a script's optimizer, so that its ``step`` is the strategy's.
 
-        module: has the parameters that it steps; its names are used for saved and exported tensors.
+        module: has the parameters that it steps; its names are used for saved and exported tensors. What it
+            has besides, frozen parameters and buffers, becomes that of the lowest rank.
         clip, schedule: see ``Replica``; applied after averaging. A learning-rate scheduler of torch works
             too, except under a parameter server, where the centre steps: there ``schedule`` is required.
 
         Raises Refusal for optimizers that cannot step one flat vector, that are wrapped already, or whose
         parameters are not ``module``'s.
         """
-        wrapped_before = {id(p) for b in self.bound_replicas.values() for p in b.replica.own_parameters()}
-        check_can_be_wrapped(optimizer, module, wrapped_before)
+        check_can_be_wrapped(optimizer, module, self._stepped())
         label = name or f"optimizer {sum(1 for n in self.bound_replicas if n.startswith('optimizer '))}"
         groups = [dict(g) for g in optimizer.param_groups]
-        replica = self.replicate(
+        replica = self._bind(
             label,
             parameter_module(optimizer, module),
             optimizer_factory(optimizer),
@@ -183,10 +202,11 @@ class OwnLoop(Replicator):
         )
         if module is not None:
             self._modules[label] = module
+            self._equalise(label, module)
         wrapped = WrappedOptimizer(optimizer, replica, module)
         if not self.is_centre:
             wrapped.refuse_plain_steps()
-        if self.strategy.centre and self.strategy.counts_all and schedule is None:
+        if self.strategy.centre and schedule is None:
             refuse_schedulers(replica, optimizer, self.strategy.name)
         return wrapped
 
@@ -216,8 +236,9 @@ class OwnLoop(Replicator):
             )
         shards = []
         for k, parameters in parameters_by_device(module, self._devices, placed).items():
-            shards.append(self.replicate(f"{name}.{k}", parameters, make_optimizer, schedule=schedule))
+            shards.append(self._bind(f"{name}.{k}", parameters, make_optimizer, schedule=schedule))
             self._modules[f"{name}.{k}"] = module
+        self._equalise(name, module)
         return ModelParallelReplica(name, shards, clip)
 
     # -- inputs and steps ---------------------------------------------------------------------------
@@ -265,100 +286,49 @@ class OwnLoop(Replicator):
     def _all_have(self, has_batch: bool) -> bool:
         if not self.strategy.common_rounds:
             return has_batch
-        return bool(self.everyone.reduce(torch.tensor(has_batch, dtype=torch.uint8), "min"))
-
-    # -- collectives --------------------------------------------------------------------------------
-
-    @property
-    def everyone(self) -> Group:
-        """All replicas. Raises Refusal under a strategy without common rounds."""
-        return self._group(range(self.size), "a collective")
-
-    @property
-    def within(self) -> Group:
-        """The replicas of this replica's worker."""
-        return self._group(ranks_within(self.rank, self._index.per_worker), "a collective within workers")
-
-    @property
-    def across(self) -> Group:
-        """The replicas with the same position in their workers as this one."""
-        ranks = ranks_across(self.rank, self._index.per_worker, self.size)
-        return self._group(ranks, "a collective across workers")
-
-    def _group(self, ranks: Sequence[int], feature: str) -> Group:
-        check_common_rounds(self.strategy, feature)
-        members = tuple(ranks)
-        if members not in self._exchanges:
-            self._exchanges[members] = TensorExchange(self.fabric, members)
-        return Group(self._exchanges[members])
-
-    def mean(self, x: Any) -> Any:
-        """See ``Group.mean``; this method and the six below call those of ``everyone``."""
-        return self.everyone.mean(x)
-
-    def sum(self, x: Any) -> Any:
-        """The sum over all replicas: ``Group.sum``."""
-        return self.everyone.sum(x)
-
-    def reduce(self, x: Any, operation: Reduction) -> Any:
-        """mean, sum, min, max, product or any function over all replicas: ``Group.reduce``."""
-        return self.everyone.reduce(x, operation)
-
-    def gather(self, x: Any, join: bool = False) -> Any:
-        """The tensors of all replicas, by rank: ``Group.gather``."""
-        return self.everyone.gather(x, join)
-
-    def broadcast(self, x: Any, root: int = 0) -> Any:
-        """``x`` of the replica ``root``: ``Group.broadcast``."""
-        return self.everyone.broadcast(x, root)
-
-    def map_reduce(self, function: Callable[[Any], Any], items: Sequence[Any], operation: Reduction) -> Any:
-        """``operation`` over ``function`` of every item, the work shared: ``Group.map_reduce``."""
-        return self.everyone.map_reduce(function, items, operation)
-
-    def map_gather(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Any:
-        """``function`` of every item, the work shared among all replicas: ``Group.map_gather``."""
-        return self.everyone.map_gather(function, items)
+        everyone = Group(self._exchange(range(self.size)))
+        return bool(everyone.reduce(torch.tensor(has_batch, dtype=torch.uint8), "min"))
 
     # -- the end ------------------------------------------------------------------------------------
 
     def agreed(self, name: str | None = None) -> dict[str, Tensor]:
         """The consensus of all replicas as named tensors, for ``load_state_dict`` or to be saved.
 
-        Floating-point buffers (batch statistics) are averaged under strategies with common rounds, where all
-        members must call this; otherwise they are this replica's own. name: name of one replica; None: all
-        (see ``by_unique_names``). Raises KeyError for an unknown name.
+        Frozen parameters and buffers are included where the module is known. Floating-point buffers (batch
+        statistics) are averaged under strategies with common rounds, where all members must call this;
+        otherwise they are this replica's own. name: name of one replica; None: all (see ``by_unique_names``).
+        Raises KeyError for an unknown name.
         """
         agreed: dict[str, dict[str, Tensor]] = {}
         for label in self.bound_replicas if name is None else [name]:
-            bound = self.bound_replicas[label]
+            bound, module = self.bound_replicas[label], self._modules[label]
             with torch.no_grad():
                 vector = bound.strategy.consensus(bound.replica, bound.channel)
                 if label in self._shared:
                     self._shared[label].broadcast(vector)
-                tensors = {k: v.clone() for k, v in bound.replica.named_views(vector)}
-                buffers = {k: b.detach().clone() for k, b in self._modules[label].named_buffers()}
-                floating = {k: b for k, b in buffers.items() if b.is_floating_point()}
+                tensors, others = agreed_tensors(bound.replica, vector, module, self._stepped())
+                buffers = {k for k, b in module.named_buffers() if b.is_floating_point()}
+                floating = {k: x for k, x in others.items() if k in buffers}
                 mean = self.everyone.mean(floating) if self.strategy.common_rounds and floating else {}
-                agreed[label] = tensors | buffers | mean
+                agreed[label] = others | mean | tensors
         return by_unique_names(agreed, self._modules)
 
     def finish(self, deadline_seconds: float = 0.0) -> bool:
         """End this replica's training and publish its parameters; ``murmurate.run`` does so at the end.
 
         With a deadline, wait for the others to end too, so that ``agreed`` includes their last updates.
-        Returns False if a living member did not end in time.
+        Returns False if a living member did not end in time. Raises FabricError if the centre, under a
+        strategy that has one, was lost before it had ended.
         """
         if not self._finished and not self.is_centre:
             self._finished = True
             self.drain(FINAL_DRAIN, _DRAIN_SECONDS)
             self.publish()
-            if self._ends is not None:
-                self._ends.publish(torch.ones(1))
-        if deadline_seconds <= 0 or self._ends is None:
-            return True
-        other_ranks = [r for r in range(self.fabric.size) if r != self.rank]
-        return self._ends.wait_newer(other_ranks, [0] * len(other_ranks), deadline_seconds)
+            self._ends.publish()
+        ended = deadline_seconds <= 0 or self._ends.wait(deadline_seconds)
+        if self.strategy.centre and not self.is_centre:
+            self._ends.require_centre()
+        return ended
 
     def __enter__(self) -> OwnLoop:
         return self
@@ -367,12 +337,14 @@ class OwnLoop(Replicator):
         if kind is None and self.is_centre:
             self._serve()  # this script made no step, but others may
         elif kind is None:
+            if not self.bound_replicas and not self._has_collectives and self.size > 1 and self.is_main:
+                warnings.warn(_NOTHING, stacklevel=3)
             self.finish()
         return kind is CentreEnded
 
     @property
     def bytes_exchanged(self) -> int:
-        return super().bytes_exchanged + self.parts.bytes + sum(e.bytes for e in self._exchanges.values())
+        return super().bytes_exchanged + self.parts.bytes
 
     # -- the centre ---------------------------------------------------------------------------------
 
@@ -384,16 +356,12 @@ class OwnLoop(Replicator):
 
     def _serve(self) -> None:
         """Serve until each replica has ended or is lost; process the last messages; publish the result."""
-        if self._ends is None:
+        if self._ends.channel is None:
             raise FabricError("a centre needs a register, to learn that the others have ended")
-        self.serve_until(self._all_ended)
+        self.serve_until(self._ends.all_ended)
         self.drain(FINAL_DRAIN, _DRAIN_SECONDS)
         self.publish()
-        self._ends.publish(torch.ones(1))
-
-    def _all_ended(self) -> bool:
-        ends, others = self._ends, [r for r in range(self.fabric.size) if r != self.rank]
-        return ends is None or all(ends.version(r) > 0 or ends.has_lost(r) for r in others)
+        self._ends.publish()
 
 
 def _detached(leaf: Any) -> Tensor:

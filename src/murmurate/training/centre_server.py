@@ -16,7 +16,7 @@ from murmurate.training.divergence import Probe
 from murmurate.training.members import learner_of
 from murmurate.training.place import FollowedFolder
 from murmurate.training.rejoin import Pace, StateTransfer
-from murmurate.training.restore import refusing_misfits
+from murmurate.training.restore import initial_values, refusing_misfits
 from murmurate.training.run import Run
 from murmurate.training.worker_context import (
     DRAIN_SECONDS,
@@ -36,7 +36,8 @@ class CentreServer:
     def __init__(self, run: Run, context: WorkerContext) -> None:
         self.run, self.context = run, context
         self.place = FollowedFolder(context.folder)
-        self.replicator = Replicator(run.strategy, context.fabric)
+        initial = initial_values(run) if context.restored is None else {}
+        self.replicator = Replicator(run.strategy, context.fabric, initial=initial)
         self.learner: Learner = learner_of(run, context.rank, self.replicator)
         # opens the same channels in the same order as every learner does
         for replica in self.learner.replicas.values():

@@ -54,8 +54,7 @@ class Coordinator:
         offset_seconds = 0.0 if resume is None else resume.offset_seconds
         self.run, self.folder, self.run_state = run, folder, run_state
         watch = current_watch()
-        self.checkpoints = folder / "checkpoints"
-        self.place = FollowedFolder(folder)
+        self.checkpoints, self.place = folder / "checkpoints", FollowedFolder(folder)
         self.saving_seconds = run.saving_seconds()
         self.recorder = Recorder(folder / "metrics.jsonl", None, started_at, offset_seconds=offset_seconds)
         self.tail = Tail(folder / "metrics.jsonl")
@@ -65,6 +64,7 @@ class Coordinator:
             run.env_steps,
             unit=run.unit,
             curves=run.evaluation.curves,
+            target_updates=run.updates,
             target_seconds=None if run.minutes is None else run.minutes * 60,
             elapsed=lambda: self.recorder.seconds,
             quiet=watch.quiet,

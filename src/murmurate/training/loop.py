@@ -25,7 +25,7 @@ from murmurate.training.members import learner_of, open_source
 from murmurate.training.part_processes import LearnerInParts, PartProcesses
 from murmurate.training.place import FollowedFolder
 from murmurate.training.rejoin import Pace, StateTransfer, state_to_load
-from murmurate.training.restore import refusing_misfits
+from murmurate.training.restore import initial_values, refusing_misfits
 from murmurate.training.run import Run
 from murmurate.training.worker_context import (
     DRAIN_SECONDS,
@@ -48,7 +48,9 @@ class TrainingLoop:
     def __init__(self, run: Run, context: WorkerContext) -> None:
         self.run, self.context = run, context
         self.place = FollowedFolder(context.folder)
-        self.replicator = Replicator(run.strategy, context.fabric)
+        starts_anew = context.restored is None and not context.joins
+        initial = initial_values(run) if starts_anew else {}
+        self.replicator = Replicator(run.strategy, context.fabric, initial=initial)
         self.parts = PartProcesses(run, context.rank) if math.prod(run.grid) > 1 else None
         self.learner: Learner = self._build()
         self.source = open_source(run, context.rank, self.learner, context.fabric)

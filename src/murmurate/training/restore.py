@@ -12,6 +12,7 @@ from torch import Tensor
 
 from murmurate.errors import Refusal
 from murmurate.record.stored import UNSOUND
+from murmurate.replica.state_dict import write_values
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
 from murmurate.training import checkpoint
@@ -44,28 +45,45 @@ def load_agent(run: Run, folder: Path) -> Any:
     fingerprint = read_fingerprint(run_folder(folder))
     with refusing_misfits(folder):
         agent = run.learner.build(Context(run.world.spec(fingerprint), Replica, run.seed))
-        states = [checkpoint.read_part(folder, rank) for rank in learners(run, folder)]
-        # the part that was saved last has the newest consensus
-        latest = max(states, key=lambda state: state["seconds"])
-        if (centre := run.replicas) in checkpoint.parts(folder):
-            latest = checkpoint.read_part(folder, centre)
+        values = consensus(folder, run.replicas)
         for name, replica in agent.replicas.items():
-            with torch.no_grad():
-                for key, values in replica.named_views():
-                    _copy(values, latest["consensus"][name]["params"][key], key)
-                for key, buffer in replica.module.named_buffers():
-                    saved = [s["replicas"][name]["replica"]["buffers"][key] for s in states]
-                    mean = torch.stack(saved).mean(0) if buffer.is_floating_point() else saved[0]
-                    _copy(buffer, mean, key)
-            replica.reload()
+            write_values(replica, values[name])
     return agent
 
 
-def _copy(values: Tensor, saved: Tensor, name: str) -> None:
-    if saved.shape != values.shape:
-        raise ValueError(f"{name} has shape {list(saved.shape)}, and in this run {list(values.shape)}")
-    refuse_not_finite(saved, name)
-    values.copy_(saved)
+def consensus(folder: Path, replicas: int) -> dict[str, dict[str, Tensor]]:
+    """The consensus of a checkpoint: for each replicated module, parameters and buffers by name.
+
+    replicas: number of replicas of its run. Raises Refusal for a part that is unreadable.
+    """
+    states = [checkpoint.read_part(folder, rank) for rank in checkpoint.parts(folder) if rank < replicas]
+    # the part that was saved last has the newest consensus
+    latest = max(states, key=lambda state: state["seconds"])
+    if replicas in checkpoint.parts(folder):  # the centre's
+        latest = checkpoint.read_part(folder, replicas)
+    values: dict[str, dict[str, Tensor]] = {}
+    for name, module in latest["consensus"].items():
+        values[name] = dict(module["params"])
+        for key in states[0]["replicas"][name]["replica"]["buffers"]:
+            saved = [state["replicas"][name]["replica"]["buffers"][key] for state in states]
+            values[name][key] = torch.stack(saved).mean(0) if saved[0].is_floating_point() else saved[0]
+    return values
+
+
+def initial_values(run: Run) -> dict[str, dict[str, Tensor]]:
+    """What a new run starts from, by the names of its replicas: the consensus of ``run.initial``'s last
+    checkpoint, or nothing.
+
+    Raises Refusal if there is no checkpoint.
+    """
+    if run.initial is None:
+        return {}
+    folder = Path(run.initial)
+    if not (folder / "checkpoints").is_dir():
+        raise Refusal(f"{folder} is no folder of a run with checkpoints, so --initial cannot start from it.")
+    newest = checkpoint.newest(folder / "checkpoints", replays=False)
+    with refusing_misfits(newest):
+        return consensus(newest, int(checkpoint.read_manifest(newest)["replicas"]))
 
 
 def refuse_not_finite(saved: Tensor, name: str) -> None:

@@ -40,6 +40,9 @@ class Run:
     updates: number of updates of each replica, after which the run ends. minutes: minutes of wall time, after
         which it ends. Of these three the first one reached ends the run; at least one is given.
     stop_at_return: also end once the mean return of the last 100 training episodes reaches this.
+    initial: folder of a run whose parameters this run starts from, with the buffers of their modules (running
+        statistics, for example); optimizers start anew. Its replicas have the same names and shapes as this
+        run's. None: parameters are drawn.
     seed: everything random derives from it.
     launcher: ``local`` (processes of this host), ``inline`` (one thread at a time, on a simulated fabric),
         ``torchrun`` or ``ray``.
@@ -80,6 +83,7 @@ class Run:
         default=None, metadata={"movable": True}
     )
     stop_at_return: AnyFloat | None = field(default=None, metadata={"movable": True})
+    initial: str | None = field(default=None, metadata={"since": 7})
     seed: Seed = 0
     launcher: str = field(default="local", metadata={"movable": True})
     placement: Placement = field(default_factory=Placement, metadata={"movable": True})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ from typing import Any
 import torch
 
 from murmurate.errors import Refusal, RunFailed
+from murmurate.evaluation.interface import reporting
 from murmurate.fabric.interface import Capability, Fabric
 from murmurate.fabric.simulated.fabric import Crashed, SimulatedFabric
-from murmurate.record.callbacks import Result
+from murmurate.record.callbacks import Result, current_watch
 from murmurate.record.reader import truncate_after
 from murmurate.replicator.learner import Context, Learner
 from murmurate.replicator.replicator import Replicator, check_capabilities
@@ -25,7 +27,12 @@ from murmurate.training.launcher import Launcher, Ranks
 from murmurate.training.members import group_opener
 from murmurate.training.memory import bytes_of, exceeds_memory, planned_bytes, refuse_too_small, too_large
 from murmurate.training.place import FolderGone, FollowedFolder
-from murmurate.training.restore import load_agent, refuse_not_finite, refusing_misfits
+from murmurate.training.restore import (
+    initial_values,
+    load_agent,
+    refuse_not_finite,
+    refusing_misfits,
+)
 from murmurate.training.run import Run
 from murmurate.training.run_folder import claim, has_begun, locked, plain, unclaim, write_run
 from murmurate.training.summary import summarize
@@ -39,7 +46,8 @@ class Finish:
     """How a run ended: the exit code of the command line, and ``summary.json``.
 
     summary: None if another process leads the run and reports it. folder: the run folder, if it is not the
-    requested one. run: the run that ended. error: what a callback raised, if that ended the run.
+    requested one. run: the run that ended. error: what a callback or the evaluation raised, if that ended the
+    run. evaluation_cut: whether training was complete and a signal ended the evaluation.
     """
 
     code: int
@@ -47,6 +55,7 @@ class Finish:
     folder: Path | None = None
     run: Run | None = None
     error: Exception | None = None
+    evaluation_cut: bool = False
 
     @property
     def resumable(self) -> bool:
@@ -164,7 +173,7 @@ def resume(
     run = changes(stored)
     refuse_missing(run.world)
     launcher = find_launcher(run.launcher)
-    preflight(run, launcher)
+    preflight(dataclasses.replace(run, initial=None), launcher)
     ranks = launcher.adopt()
     if ranks is not None and not ranks.leads:
         return Finish(ranks.follow(read), None)
@@ -199,14 +208,22 @@ def _continue(run: Run, stored: Run, folder: Path, newest: Path, launcher: Launc
             f"{' and '.join(changed)} cannot change on resume: what was learned so far depends on it. "
             "Train anew: murmurate train, with --out."
         )
+    # each replica saved at a different time, and the checkpoint was complete after the last of them
+    counts = {rank: checkpoint.env_steps(newest, rank) for rank in saved}
+    clocks = {rank: checkpoint.updates(newest, rank) for rank in learners}
+    made = {"env_steps": sum(counts[rank] for rank in learners), "updates": min(clocks.values())}
+    for name, number in made.items():
+        goal, stored_goal = getattr(run, name), getattr(stored, name)
+        # a goal that is raised may still be passed already, by the rest of the last batch
+        is_lowered = goal is not None and (stored_goal is None or goal < stored_goal)
+        if is_lowered and goal <= number:
+            unit = run.unit if name == "env_steps" else "updates"
+            raise Refusal(f"{folder} has already made {number:,} {unit}; give more than that.")
     if run != stored:
         write_run(folder, run)
     record_data(folder, run.world)  # again, if the record was deleted
     if newest.name != "last":
         checkpoint.set_aside(newest.with_name("last"))
-    # each replica saved at a different time, and the checkpoint was complete after the last of them
-    counts = {rank: checkpoint.env_steps(newest, rank) for rank in saved}
-    clocks = {rank: checkpoint.updates(newest, rank) for rank in learners}
     seconds = float(manifest["seconds"])
     truncate_after(folder / "metrics.jsonl", env_steps=counts, updates=clocks, time_seconds=seconds)
     return _carry_out(run, folder, launcher, Resume(newest.resolve(), parts, manifest, seconds))
@@ -256,10 +273,10 @@ def _build_once(run: Run) -> Learner:
 
     Raises Refusal.
     """
-    spec = run.world.spec()
+    spec, initial = run.world.spec(), initial_values(run)
 
     def build(fabric: Fabric) -> Learner:
-        replicator = Replicator(run.strategy, fabric)
+        replicator = Replicator(run.strategy, fabric, initial=initial)
         open_group = group_opener(run, fabric, range(fabric.size))
         context = Context(spec, replicator.replicate, run.seed, open_group=open_group)
         learner: Learner = run.learner.build(context)
@@ -273,7 +290,7 @@ def _build_once(run: Run) -> Learner:
             raise too_large(run, error) from error
         if not isinstance(error, ValueError):
             raise
-        raise Refusal(f"{run.recipe} cannot be made like this: {error}. Change that field.") from error
+        raise Refusal(f"{run.recipe} cannot be made like this: {str(error).rstrip('.')}.") from error
     if isinstance(built, Crashed):
         raise RuntimeError("the simulated fabric reported a crash that was not injected")
     return built
@@ -287,7 +304,7 @@ def _check_fits(run: Run, folder: Path, candidate: Path) -> None:
         raise Refusal(f"{folder} was made with {count} replicas; resume with the same number.")
     if missing := checkpoint.lacks(candidate, run):
         raise Refusal(f"{candidate} lacks the part of {missing}.")
-    learner = _build_once(run)
+    learner = _build_once(dataclasses.replace(run, initial=None))
     for rank in [rank for rank in saved if rank < run.replicas]:
         state = checkpoint.read_part(candidate, rank)
         checkpoint.updates(candidate, rank)  # raises Refusal if the count is unreadable
@@ -303,6 +320,8 @@ def _check_fits(run: Run, folder: Path, candidate: Path) -> None:
 
 
 def _carry_out(run: Run, folder: Path, launcher: Launcher, resume: Resume | None) -> Finish:
+    raised: Exception | None = None
+    is_complete = evaluation_cut = False
     try:
         coordinator = launcher.start(run, folder, resume)
         folder = coordinator.folder  # it may have been moved
@@ -311,10 +330,22 @@ def _carry_out(run: Run, folder: Path, launcher: Launcher, resume: Resume | None
         try:
             with signals(coordinator, all_saved=True):
                 code, reason = _exit_status(coordinator)
+                is_complete = code == FINISHED
                 # no evaluation after an interrupt: murmurate eval can do it later
-                summary = summarize(run, folder, coordinator, reason, evaluated=not coordinator.interrupted)
+                evaluated = not coordinator.interrupted
+                with reporting(_silent if current_watch().quiet else functools.partial(print, flush=True)):
+                    summary = summarize(run, folder, coordinator, reason, evaluated=evaluated)
         except SecondInterrupt:
+            evaluation_cut = is_complete
             code, reason = _exit_status(coordinator)
+            summary = summarize(run, folder, coordinator, reason, evaluated=False)
+        except (Refusal, RunFailed, OSError, MemoryError):
+            raise
+        except Exception as problem:
+            raised = problem
+            if is_complete:
+                cause = f"{type(problem).__name__}: {str(problem).rstrip('.')}"
+                code, reason = FAILED, f"failed: training is complete, and its evaluation raised {cause}"
             summary = summarize(run, folder, coordinator, reason, evaluated=False)
     except FolderGone:
         raise
@@ -326,7 +357,11 @@ def _carry_out(run: Run, folder: Path, launcher: Launcher, resume: Resume | None
         ) from error
     coordinator.callbacks.end(Result(folder, summary, code))
     moved_to = folder if folder != coordinator.place.original_path else None
-    return Finish(code, summary, moved_to, run, coordinator.callbacks.error)
+    return Finish(code, summary, moved_to, run, coordinator.callbacks.error or raised, evaluation_cut)
+
+
+def _silent(text: str) -> None:
+    pass
 
 
 def _exit_status(coordinator: Coordinator) -> tuple[int, str]:

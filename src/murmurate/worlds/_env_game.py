@@ -10,7 +10,7 @@ import numpy as np
 
 from murmurate.worlds._game_server import Frame
 from murmurate.worlds._gym_env import success_of
-from murmurate.worlds._spaces import JOINT_ACTIONS, action_format, observation_format
+from murmurate.worlds._spaces import JOINT_ACTIONS, action_format, number, observation_format
 from murmurate.worlds.env_state import Unsavable, load_generators, save_generators, saver
 
 
@@ -44,7 +44,7 @@ class EnvGame:
         (converted,) = self._actions.convert(np.asarray(action)[None])
         observation, reward, terminated, truncated, info = self._env.step(converted)
         self.success = success_of(info)
-        return self._frame(observation), float(reward), bool(terminated), bool(truncated)
+        return self._frame(observation), number(reward), bool(terminated), bool(truncated)
 
     def picture(self) -> Frame:
         return np.asarray(self._env.render(), np.uint8)

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from murmurate.worlds._spaces import action_format, observation_format
+from murmurate.worlds._spaces import action_format, batch_size, description, observation_format, row_of
 from murmurate.worlds.interface import Formats
 
 _DISCRETE = (gymnasium.spaces.Discrete, gymnasium.spaces.MultiDiscrete, gymnasium.spaces.MultiBinary)
@@ -41,13 +41,18 @@ def formats_of(
             raise ValueError(f"it is {observation!r}, and not in {observation_space}")
         return np.asarray(observations.convert(observation), observations.dtype)
 
+    def split(batch: Any) -> list[Any] | None:
+        size = batch_size(observation_space, name, observe, batch)
+        return None if size is None else [row_of(batch, b) for b in range(size)]
+
     def convert_action(action: npt.NDArray[Any]) -> Any:
         if rescale_actions:
             action = low + (np.clip(action, -1.0, 1.0) + 1.0) / 2.0 * (high - low)
         converted = actions.convert(action)
         return np.array(converted) if all(map(np.isscalar, converted)) else _stacked_arrays(converted)
 
-    return Formats(observations.shape, convert_observation, convert_action, low, high)
+    about = description(observation_space, name, observe)
+    return Formats(observations.shape, convert_observation, about, split, convert_action, low, high)
 
 
 def _stacked_arrays(actions: Any) -> Any:

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from murmurate.errors import Refusal, library_advice
+from murmurate.worlds._failures import noted
 
 Frame = npt.NDArray[Any]  # one observation: an image [C, H, W] in uint8, or any array of float32
 
@@ -259,16 +260,15 @@ class _Slot:
         """Replace the game, which raised ``problem``, by a new one with another seed; begin an episode."""
         while True:
             self._failures, self._steps_since_failure = self._failures + 1, 0
-            cause = f"{type(problem).__name__}: {problem}"
+            cause = f"{type(problem).__name__}: {problem}{noted(problem)}"
             if self._failures > MOST_FAILURES:
                 raise RuntimeError(f"{self.name} failed {self._failures} times in a row, at last by {cause}")
             self.close()
             self._replacements += 1
             self.messages.append(f"{self.name} is started again after {cause}")
-            entropy = [self._seed, self._replacements]
-            seed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
+            entropy = np.random.SeedSequence([self._seed, self._replacements])
             try:
-                return self._begin(seed)
+                return self._begin(int(entropy.generate_state(1, np.uint64)[0]))
             except Refusal:
                 raise
             except Exception as another:

@@ -113,6 +113,12 @@ def make(
             f"The world {name} is a {type(env).__name__}, and it must be a gymnasium.Env. "
             + (_VECTOR_ADVICE.format(function_name) if isinstance(env, gymnasium.vector.VectorEnv) else "")
         )
+    for attribute in ("observation_space", "action_space"):
+        if not isinstance(getattr(env, attribute, None), gymnasium.Space):
+            raise Refusal(
+                f"The world {name} has no {attribute}: set it in its class or its __init__, to a space of "
+                "gymnasium.spaces."
+            )
     if picture and env.render_mode != "rgb_array":
         raise Refusal(
             f"{name} has no pictures: its function must take render_mode, which is then 'rgb_array', and "

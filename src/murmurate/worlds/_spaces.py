@@ -6,7 +6,7 @@ Imports no torch, so that the game server (``_game_server.py``) can use it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from gymnasium.spaces.utils import flatten, flatten_space
 from murmurate.errors import Refusal
 
 spaces = gymnasium.spaces
+_NUMBERS = (float, int, np.number, np.bool_)
 JOINT_ACTIONS = 1024  # default of ``joint_actions`` in ``action_format``
 
 
@@ -95,9 +96,13 @@ def observation_format(space: Any, name: str, observe: Sequence[str] = ()) -> Ob
             "of a Dict with --world.observe KEY,..., or apply a wrapper that gives an array."
         )
     flat: Any = flatten_space(selected)
+    parts = list(_parts(selected))
 
     def flattened(observation: Any) -> Any:
-        vector: Any = flatten(selected, observation if pick is None else pick(observation))
+        value = observation if pick is None else pick(observation)
+        for path, leaf in parts:
+            _check_part(path, leaf, value)
+        vector: Any = flatten(selected, value)
         if np.shape(vector) != flat.shape:
             raise ValueError(
                 f"its observation has {np.size(vector)} numbers when flattened, not {flat.shape[0]}"
@@ -105,6 +110,48 @@ def observation_format(space: Any, name: str, observe: Sequence[str] = ()) -> Ob
         return vector
 
     return ObservationFormat(tuple(flat.shape), bool(flat.dtype == np.uint8), flattened)
+
+
+def batch_size(space: Any, name: str, observe: Sequence[str], observations: Any) -> int | None:
+    """B, if ``observations`` is a mapping or tuple in which every array that is observed has an axis B in
+    front of its shape in ``space``; else None. name, observe: see ``observation_format``."""
+    if not isinstance(observations, Mapping | tuple):
+        return None
+    selected, pick = _selected(space, name, observe)
+    sizes = set()
+    try:
+        values = observations if pick is None else pick(observations)
+        for path, leaf in _parts(selected):
+            shape = np.shape(_item_at(values, path))
+            if leaf.shape is None or len(shape) == 0 or shape[1:] != leaf.shape:
+                return None
+            sizes.add(shape[0])
+    except (KeyError, IndexError, TypeError, ValueError):
+        return None
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def row_of(observations: Any, b: int) -> Any:
+    """Observation ``b`` of a batch that is an array, or a mapping or tuple of arrays."""
+    if isinstance(observations, Mapping):
+        return {key: row_of(part, b) for key, part in observations.items()}
+    if isinstance(observations, tuple):
+        return tuple(row_of(part, b) for part in observations)
+    return observations[b]
+
+
+def description(space: Any, name: str, observe: Sequence[str] = ()) -> str:
+    """Observations of ``space`` in words: "a Dict with the keys goal (2,), load (2,)". name, observe: see
+    ``observation_format``."""
+    selected, _ = _selected(space, name, observe)
+    if len(observe) == 1:
+        return f"a Dict with the key {observe[0]}: {selected}"
+    if not isinstance(selected, spaces.Dict):
+        return str(selected)
+    parts = [
+        f"{path} {'' if leaf.shape is None else leaf.shape}".rstrip() for path, leaf in _leaves(selected)
+    ]
+    return f"a Dict with the keys {', '.join(parts)}"
 
 
 def holds_image(space: Any) -> bool:
@@ -173,6 +220,7 @@ def _box_converter(space: Any) -> Callable[[Any], Any]:
             raise ValueError(
                 f"its observation has the shape {list(np.shape(observation))}, not {list(shape)}"
             )
+        _check_numbers(observation, "its observation")
         return np.moveaxis(observation, -1, -3).reshape(converted_shape) if channels_last else observation
 
     return convert
@@ -203,17 +251,58 @@ def _is_fixed(space: Any) -> bool:
     return bool(space.is_np_flattenable)
 
 
-def _leaves(space: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(space: Any) -> Iterator[tuple[str, Any]]:
     """(path, space) of each innermost space of a Dict or Tuple, in order; else of ``space`` itself."""
+    for path, leaf in _parts(space):
+        yield ".".join(map(str, path)), leaf
+
+
+def _parts(space: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """As ``_leaves``, with the keys and indices of a path in a tuple."""
     if isinstance(space, spaces.Dict):
-        parts = list(space.spaces.items())
+        parts: Any = space.spaces.items()
     elif isinstance(space, spaces.Tuple):
-        parts = [(str(i), part) for i, part in enumerate(space.spaces)]
+        parts = enumerate(space.spaces)
     else:
         yield path, space
         return
     for key, part in parts:
-        yield from _leaves(part, f"{path}.{key}" if path else str(key))
+        yield from _parts(part, (*path, key))
+
+
+def _check_part(path: tuple[Any, ...], space: Any, observation: Any) -> None:
+    """Raise ``ValueError`` unless ``observation`` has a part of the shape of ``space`` at ``path``."""
+    place = f"'{'.'.join(map(str, path))}' of its observation" if path else "its observation"
+    try:
+        part = _item_at(observation, path)
+    except (KeyError, IndexError, TypeError):
+        raise ValueError(f"{place} is missing") from None
+    if space.shape is None:  # Text
+        return
+    shape = np.shape(part)
+    # a number in an array is taken for a discrete observation
+    if shape != space.shape and not (isinstance(space, spaces.Discrete) and np.size(part) == 1):
+        raise ValueError(f"{place} has the shape {list(shape)}, not {list(space.shape)}")
+    _check_numbers(part, place)
+
+
+def _check_numbers(values: Any, place: str) -> None:
+    """Raise ``ValueError`` for arrays of strings or objects, which numpy would convert to numbers."""
+    dtype = np.asarray(values).dtype
+    if dtype.kind not in "biuf":
+        raise ValueError(f"{place} holds {dtype}, and no numbers")
+
+
+def number(reward: Any) -> float:
+    """``reward``, also from an array of one number. Raises ``ValueError`` for anything else."""
+    if isinstance(reward, _NUMBERS):
+        return float(reward)
+    array = np.asarray(reward)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"its reward is {reward!r}: step must return a number")
+    if array.size != 1:
+        raise ValueError(f"its reward is an array of shape {array.shape}: step must return a number")
+    return float(array.item())
 
 
 def _selected(space: Any, name: str, observe: Sequence[str]) -> tuple[Any, Callable[[Any], Any] | None]:

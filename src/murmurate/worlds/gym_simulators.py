@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from murmurate import errors
 from murmurate.spec import EnvSpec, TimeStep
+from murmurate.worlds._failures import noted
 from murmurate.worlds._game_server import MOST_FAILURES, STEPS_TO_RECOVER
 from murmurate.worlds._gym_env import success_of
 from murmurate.worlds._spaces import (
@@ -21,6 +22,7 @@ from murmurate.worlds._spaces import (
     ActionFormat,
     ObservationFormat,
     action_format,
+    number,
     observation_format,
 )
 from murmurate.worlds.array_trees import to_arrays, to_tensors
@@ -28,6 +30,16 @@ from murmurate.worlds.env_state import Saver, Unsavable, load_generators, save_g
 from murmurate.worlds.episodes import EpisodeCounter, restore
 from murmurate.worlds.generators import simulator_seed
 from murmurate.worlds.interface import Picture, first_step
+
+_MEND = "Mend the environment"
+
+
+class _Failure(NamedTuple):
+    """Why an environment is replaced. what: a sentence. where: place in its code, in brackets."""
+
+    what: str
+    where: str
+    remedy: str
 
 
 class GymSimulators:
@@ -37,7 +49,8 @@ class GymSimulators:
     Environments for which ``env_state.saver`` has a saver are exactly resumable, also in wrappers that hold
     only numbers; for others ``state()`` is None. An environment that raises, or returns an invalid
     observation or a number that is not finite, is replaced by a new one: its episode ends truncated, with its
-    last observation and a reward of 0, and is not among ``TimeStep.episodes``.
+    last observation and a reward of 0, and is not among ``TimeStep.episodes``. The first
+    traceback of each exception is printed.
 
     name: name of the world; or its spec, where the environment does not tell all of it.
     make: ``make(b)`` returns the environment of simulator ``b``, and the number of steps after which its
@@ -100,13 +113,14 @@ class GymSimulators:
         terminated = np.empty(self.size, np.bool_)
         truncated = np.empty(self.size, np.bool_)
         infos: list[Any] = [{}] * self.size
-        failed: dict[int, str] = {}
+        failed: dict[int, _Failure] = {}
         for b, (env, action) in enumerate(zip(self._envs, self._actions, strict=True)):
             try:
-                raw, reward[b], terminated[b], truncated[b], infos[b] = env.step(action)
+                raw, given, terminated[b], truncated[b], infos[b] = env.step(action)
+                reward[b] = number(given)
                 observation[b] = self._convert_observation(raw)
             except (Exception, SystemExit) as problem:
-                failed[b] = self._exception_message(b, "step", problem)
+                failed[b] = self._exception(b, "step", problem)
         with np.errstate(over="ignore"):  # a reward that overflows is noted as not finite
             reward_float32 = reward.astype(np.float32)
         self._note_not_finite(failed, observation, reward_float32)
@@ -129,7 +143,7 @@ class GymSimulators:
                 step.final_observation = step.observation.clone()
             restarts = []
             for b in np.flatnonzero(over).tolist():
-                restarts += self._begin(b, observation, None, failed.get(b, ""))
+                restarts += self._begin(b, observation, None, failed.get(b))
             self._counter.forget(lost)
             step.episodes = self._counter.finish(over & ~lost, [success_of(info) for info in infos])
             step.restarts = restarts
@@ -182,7 +196,9 @@ class GymSimulators:
         for env in self._envs:
             env.close()
 
-    def _begin(self, b: int, observation: npt.NDArray[Any], seed: int | None, cause: str = "") -> list[str]:
+    def _begin(
+        self, b: int, observation: npt.NDArray[Any], seed: int | None, cause: _Failure | None = None
+    ) -> list[str]:
         """Begin an episode of simulator ``b`` and write its first observation to row ``b`` of
         ``observation``.
 
@@ -192,7 +208,7 @@ class GymSimulators:
         """
         restarts: list[str] = []
         while True:
-            if cause:
+            if cause is not None:
                 restarts.append(self._note_failure(b, cause))
                 seed = int(self._envs[b].unwrapped.np_random.integers(2**62))
                 with contextlib.suppress(Exception):
@@ -202,37 +218,42 @@ class GymSimulators:
             try:
                 observation[b] = self._convert_observation(self._envs[b].reset(seed=seed)[0])
             except (Exception, SystemExit) as problem:
-                cause = self._exception_message(b, "reset", problem)
+                cause = self._exception(b, "reset", problem)
                 continue
             if self._dtype == np.uint8 or np.isfinite(observation[b]).all():
                 return restarts
-            cause = f"{self._place(b)} gave {_first_not_finite(observation[b])} as its observation"
+            cause = self._not_finite(b, observation, "observation")
 
-    def _note_failure(self, b: int, cause: str) -> str:
+    def _note_failure(self, b: int, failure: _Failure) -> str:
         if self._steps_since_failure[b] >= STEPS_TO_RECOVER:
             self._failures[b] = 0
         self._failures[b] += 1
         self._steps_since_failure[b] = 0
         if self._failures[b] > MOST_FAILURES:
             raise errors.RunFailed(
-                f"{cause}. It failed {self._failures[b]} times in a row. Mend the environment, or register "
-                "it with a wrapper that replaces such values."
+                f"{failure.what}. It failed {self._failures[b]} times in a row{failure.where}. "
+                f"{failure.remedy}"
             )
-        return f"{cause} and is started again"
+        return f"{failure.what}{failure.where} and is started again"
 
     def _note_not_finite(
-        self, failed: dict[int, str], observation: npt.NDArray[Any], reward: npt.NDArray[Any]
+        self, failed: dict[int, _Failure], observation: npt.NDArray[Any], reward: npt.NDArray[Any]
     ) -> None:
-        """Add to ``failed`` each simulator whose observation or reward is not finite, with a sentence."""
+        """Add to ``failed`` each simulator whose observation or reward is not finite."""
         for name, values in (("observation", observation), ("reward", reward)):
             if values.dtype == np.uint8 or np.isfinite(values).all():
                 continue
             rows = ~np.isfinite(values.reshape(self.size, -1)).all(1)
             for b in set(np.flatnonzero(rows).tolist()) - set(failed):
-                failed[b] = f"{self._place(b)} gave {_first_not_finite(values[b])} as its {name}"
+                failed[b] = self._not_finite(b, values, name)
 
-    def _exception_message(self, b: int, call: str, problem: BaseException) -> str:
-        return f"{self._place(b)} raised {type(problem).__name__} in {call}: {problem}"
+    def _not_finite(self, b: int, values: npt.NDArray[Any], name: str) -> _Failure:
+        what = f"{self._place(b)} gave {_first_not_finite(values[b])} as its {name}"
+        return _Failure(what, "", f"{_MEND}, or register it with a wrapper that replaces such values.")
+
+    def _exception(self, b: int, call: str, problem: BaseException) -> _Failure:
+        what = f"{self._place(b)} raised {type(problem).__name__} in {call}: {problem}"
+        return _Failure(what, noted(problem), f"{_MEND}.")
 
     def _place(self, b: int) -> str:
         """Environment, simulator and step, for messages."""

@@ -36,13 +36,17 @@ class Formats:
     shape: shape of one observation for the agent, before several are stacked along their first dimension, the
     newest last.
     observe: converts an environment's observation to an array of that shape; raises ``ValueError`` for one
-    that does not fit.
+    that does not fit. about: in words what observations it takes.
+    split: the single observations of a batch that is a mapping or tuple of arrays [B, ...]; None for anything
+    else.
     act: converts an agent's actions, [B] or [B, *action_shape], to B actions of the environment.
     low, high: bounds [*action_shape] to which actions from -1 to 1 are scaled; None: they are not scaled.
     """
 
     shape: tuple[int, ...]
     observe: Callable[[Any], npt.NDArray[Any]]
+    about: str
+    split: Callable[[Any], list[Any] | None]
     act: Callable[[npt.NDArray[Any]], Any]
     low: npt.NDArray[np.float32] | None = None
     high: npt.NDArray[np.float32] | None = None

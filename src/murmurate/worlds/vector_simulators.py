@@ -14,6 +14,7 @@ from torch import Tensor
 
 from murmurate.errors import Refusal, RunFailed
 from murmurate.spec import EnvSpec, TimeStep
+from murmurate.worlds._failures import noted
 from murmurate.worlds._gym_env import success_of
 from murmurate.worlds._spaces import JOINT_ACTIONS, action_format, observation_format
 from murmurate.worlds.episodes import EpisodeCounter
@@ -80,7 +81,7 @@ class VectorSimulators:
 
     def receive(self) -> TimeStep:
         raw, reward, terminated, truncated, info = self._guarded("step", lambda: self._env.step(self._action))
-        reward, terminated = np.asarray(reward, np.float64), np.array(terminated, np.bool_)
+        reward, terminated = self._rewards(reward), np.array(terminated, np.bool_)
         truncated = np.array(truncated, np.bool_) & ~terminated
         observation = self._converted(raw)
         self._counter.tick(reward)
@@ -134,14 +135,23 @@ class VectorSimulators:
             return call()
         except Exception as problem:
             raise RunFailed(
-                f"{self._place} raised {type(problem).__name__} in {what}: {problem}. Mend the environment, "
-                "or make environments one by one: then one that fails is replaced."
+                f"{self._place} raised {type(problem).__name__} in {what}: {problem}{noted(problem)}. "
+                "Mend the environment, or make environments one by one: then one that fails is replaced."
             ) from problem
 
     def _converted(self, raw: Any) -> npt.NDArray[Any]:
         """The environment's observations as [B, *spec.observation_shape], in a new array."""
         rows = [self._observations.convert(row) for row in iterate(self._batch_space, raw)]
         return self._checked_finite(np.stack(rows).astype(self._observations.dtype))
+
+    def _rewards(self, rewards: Any) -> npt.NDArray[np.float64]:
+        array = np.asarray(rewards)
+        if array.shape != (self.size,) or array.dtype.kind not in "biuf":
+            raise RunFailed(
+                f"{self._place} gave rewards of shape {array.shape} and {array.dtype}: step must return "
+                f"{self.size} numbers. Mend the environment."
+            )
+        return array.astype(np.float64)
 
     def _checked_finite(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if rows.dtype != np.uint8 and not np.isfinite(rows).all():

@@ -84,7 +84,11 @@ def describe(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Died:
-    """Stands for the result of a member whose process ended without one (by SIGKILL, for example)."""
+    """Stands for the result of a member whose process ended without one (by SIGKILL, for example).
+
+    exit_code: that of its process, minus the number of a signal; None where another program has started it
+        (torchrun, Ray), or if the process ended because another part of its replica did.
+    """
 
     rank: int
     exit_code: int | None
@@ -141,6 +145,10 @@ class WorkerProcess:
         """Make the worker write its threads' stacks to its log (see ``role.redirect_output_to_log``)."""
         self._handle.send(signal.SIGUSR1)
         return True
+
+    def terminate(self) -> None:
+        """Send SIGTERM, for which the worker may have a handler (see ``take_signals``)."""
+        self._handle.send(signal.SIGTERM)
 
     def kill(self, because: str = "") -> None:
         """Send SIGKILL, after which even a stopped or stuck process writes nothing any more."""

@@ -1,0 +1,76 @@
+"""What to suggest in place of an unknown field: the names of other packages come before similar spellings."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection
+
+_RATES = (("learning-rate",), ("policy-rate", "critic-rate"))
+_STEPS = (("steps",), ("n-step",))
+# names of Stable-Baselines3, CleanRL and others -> ours; of several alternatives the first that exists
+_ALIASES: dict[str, tuple[tuple[str, ...], ...]] = {
+    "actor-lr": (("policy-rate",), *_RATES),
+    "batch-size": (("batch",), ("minibatches",)),
+    "buffer-size": (("capacity",),),
+    "clip-coef": (("ratio-clip",),),
+    "clip-range": (("ratio-clip",),),
+    "critic-lr": (("critic-rate",), *_RATES),
+    "device": (("devices",),),
+    "end-e": (("epsilon",),),
+    "ent-coef": (("entropy-coefficient",), ("temperature",)),
+    "entropy-coef": (("entropy-coefficient",), ("temperature",)),
+    "eval-freq": (("evaluate-every-env-steps",),),
+    "exploration-final-eps": (("epsilon",),),
+    "gamma": (("discount",),),
+    "hidden-dim": (("hidden",),),
+    "hidden-size": (("hidden",),),
+    "learning-rate": _RATES,
+    "lr": _RATES,
+    "max-grad-norm": (("clip",),),
+    "n-envs": (("simulators",),),
+    "n-epochs": (("epochs",),),
+    "n-eval-episodes": (("eval-episodes",),),
+    "n-steps": _STEPS,
+    "net-arch": (("hidden",),),
+    "network": (("torso",),),
+    "num-envs": (("simulators",),),
+    "num-minibatches": (("minibatches",),),
+    "num-steps": _STEPS,
+    "policy-frequency": (("policy-delay",),),
+    "policy-lr": (("policy-rate",), *_RATES),
+    "policy-noise": (("target-noise",),),
+    "q-lr": (("critic-rate",), *_RATES),
+    "target-network-frequency": (("target-every",),),
+    "target-policy-noise": (("target-noise",),),
+    "target-update-interval": (("target-every",),),
+    "tau": (("polyak",), ("target-rate",)),
+    "total-timesteps": (("env-steps",),),
+    "train-freq": (("samples-per-insert",),),
+    "train-frequency": (("samples-per-insert",),),
+    "update-epochs": (("epochs",),),
+    "vf-coef": (("value-coefficient",),),
+    "workers": (("replicas",),),
+}
+
+
+def hint(name: str, known: Collection[str], write: Callable[[str], str], cutoff: float) -> str:
+    """A sentence about which of ``known`` is meant by the unknown ``name``, after a space; empty if none is.
+
+    known: names, with the groups that they are in before a dot. write: how a known name is written. cutoff:
+    least similarity of a spelling (``difflib``).
+    """
+    wanted = _last(name)
+    by_last: dict[str, str] = {}
+    for each in sorted(known, key=lambda each: not each.startswith("agent.")):
+        by_last.setdefault(_last(each), each)
+    for names in _ALIASES.get(wanted, ()):
+        if by_last.keys() >= set(names):
+            return f" Did you mean {' and '.join(write(by_last[each]) for each in names)}?"
+    if wanted in ("torso", "network") and "hidden" in by_last:
+        return f" This agent's nets are two layers of {write(by_last['hidden'])} units."
+    near = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
+    return f" Did you mean {write(near[0])}?" if near else ""
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2].replace("_", "-").lower()

@@ -1,0 +1,54 @@
+"""Checks of the arguments of ``murmurate.run`` that would otherwise fail later, and elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any
+
+import torch
+
+from murmurate.errors import Refusal
+from murmurate.strategies import strategy as strategy_by_name
+from murmurate.strategies.interface import Strategy
+
+
+def checked_strategy(strategy: Any) -> Strategy:
+    """``strategy``, or the one of that name. Raises Refusal for anything else."""
+    if isinstance(strategy, str):
+        return strategy_by_name(strategy)()
+    if isinstance(strategy, type) and issubclass(strategy, Strategy):
+        name = strategy.__name__
+        raise Refusal(
+            f"strategy is the class {name}: give an object, {name}(), or its name, {strategy.name!r}"
+        )
+    if not isinstance(strategy, Strategy):
+        raise Refusal(f"strategy is {strategy!r}: give a name of murmurate list strategies, or a Strategy")
+    return strategy
+
+
+def checked_devices(devices: str | Sequence[str | Sequence[str]]) -> tuple[tuple[str, ...], ...]:
+    """The devices of each member in turn. Raises Refusal if there is none, or a name that torch does not
+    know."""
+    given = (devices,) if isinstance(devices, str) else devices
+    checked = tuple((d,) if isinstance(d, str) else tuple(d) for d in given)
+    if not checked or not all(checked):
+        raise Refusal(f"devices is {devices!r}: name at least one for a replica, such as 'cpu'")
+    for name in (name for names in checked for name in names):
+        try:
+            torch.device(name)
+        except (RuntimeError, TypeError) as error:
+            reason = str(error).splitlines()[0]
+            raise Refusal(f"devices has {name!r}, which is no device of torch ({reason})") from error
+    return checked
+
+
+def check_numbers(deadline_seconds: Any, **at_least_1: Any) -> None:
+    """Raise Refusal, with the name of the argument, for numbers of the wrong kind or too small."""
+    for name, value in at_least_1.items():
+        if not isinstance(value, Integral) or isinstance(value, bool):
+            raise Refusal(f"{name} is {value!r}: give a whole number")
+        if value < 1:
+            raise Refusal(f"{name} is {value}: use at least 1")
+    if not isinstance(deadline_seconds, int | float) or not deadline_seconds > 0:
+        raise Refusal(f"deadline_seconds is {deadline_seconds!r}: give a number of seconds above 0")

@@ -1,0 +1,169 @@
+"""A user's own script as processes of this host: each member is one, and this process waits for them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import multiprocessing
+import multiprocessing.process
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from murmurate.errors import Refusal
+from murmurate.fabric.processes.fabric import ProcessFabric
+from murmurate.fabric.processes.spawn import (
+    FAILED,
+    FINISHED,
+    REFUSED,
+    Died,
+    Exit,
+    Worker,
+    WorkerProcesses,
+    take_signals,
+)
+from murmurate.launch.script_member import ScriptSettings, stdout_of
+
+_PRELOADED = ("murmurate.launch.script", "torch._dynamo")  # optimizers import the second, which takes 1.6 s
+_POLL_SECONDS = 1.0
+_SAVING_SECONDS = 10.0  # how long members may go on after Ctrl-C or SIGTERM
+
+
+def refuse_import() -> None:
+    """Raises Refusal in a process that is importing the script for a replica."""
+    if getattr(multiprocessing.process.current_process(), "_inheriting", False):
+        raise Refusal(
+            "each process imports the script, and this one started replicas while it was imported. Put "
+            "murmurate.run(...) under: if __name__ == '__main__':"
+        )
+
+
+def run_locally(settings: ScriptSettings) -> list[Any]:
+    """Run a script as processes of this host; see ``murmurate.run``."""
+    refuse_import()
+    packed = settings.pickled()  # raises Refusal if they cannot be sent to another process
+    sys.stdout.flush()
+    with _exit_at_sigterm(), WorkerProcesses(settings.members, _PRELOADED) as workers:
+        try:
+            for rank in range(settings.members):
+                workers.start(rank, functools.partial(_run_worker, packed))
+            return _collect(settings, workers)
+        except (KeyboardInterrupt, SystemExit):
+            _interrupt(workers)
+            raise
+
+
+def _collect(settings: ScriptSettings, workers: WorkerProcesses) -> list[Any]:
+    """Collect results as they arrive. The first worker that fails ends the rest; if a worker is killed, the
+    others go on without it. Workers that stay suspended are killed, and so is a centre that outlives all
+    replicas."""
+    results: dict[int, Any] = {}
+    idle: Counter[int] = Counter()  # by rank: at how many successive polls the worker was idle
+    while workers.alive:
+        ended = workers.wait(_POLL_SECONDS)
+        for worker in workers.alive if not ended else ():
+            is_suspended = worker.is_stopped
+            only_centre = worker.rank == settings.centre_rank and len(workers.alive) == 1
+            idle[worker.rank] = idle[worker.rank] + 1 if only_centre or is_suspended else 0
+            if idle[worker.rank] * _POLL_SECONDS > settings.deadline_seconds:
+                worker.kill("it was suspended" if is_suspended else "it outlived all replicas")
+        for worker in ended:
+            assert worker.exit is not None
+            end = worker.exit
+            suspended = [settings.name_of(w.rank) for w in workers.alive if w.is_stopped]
+            if suspended and end.how == FAILED:
+                end = dataclasses.replace(end, error=f"{end.error} Suspended: {', '.join(suspended)}.")
+            result = settings.result_of(worker.rank, end, worker.process.exitcode)
+            results[worker.rank] = result
+            if isinstance(result, Died) or settings.strategy.common_rounds:
+                workers.run_state.mark_dead(worker.rank)  # the others go on without it
+    return settings.results(results)
+
+
+# -- Ctrl-C and SIGTERM ---------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _exit_at_sigterm() -> Iterator[None]:
+    """Meanwhile SIGTERM raises SystemExit, unless the script handles SIGTERM itself."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _exit)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _exit(*_: object) -> NoReturn:
+    raise SystemExit(128 + signal.SIGTERM)
+
+
+def _interrupt(workers: WorkerProcesses) -> None:
+    """Raise KeyboardInterrupt in all members, and wait for them to end. A second signal ends the wait."""
+    for worker in workers.alive:
+        worker.terminate()
+    end = time.monotonic() + _SAVING_SECONDS
+    while workers.alive and (seconds_left := end - time.monotonic()) > 0:
+        workers.wait(seconds_left)
+
+
+# -- in a worker ----------------------------------------------------------------------------------------
+
+
+def _run_worker(packed: bytes, worker: Worker) -> Exit:
+    """The function of a script's worker process. packed: the ``ScriptSettings``, pickled."""
+    was_signalled = False
+
+    def interrupt(*_: object) -> None:
+        nonlocal was_signalled
+        if not was_signalled:  # a scheduler's SIGTERM may come before or after the launcher's
+            was_signalled = True
+            raise KeyboardInterrupt
+
+    try:
+        settings = _unpickled(packed)
+        # the centre has nothing to save, and is in the middle of the script's main
+        take_signals(signal.SIG_DFL if worker.rank == settings.centre_rank else interrupt)
+        fabric = ProcessFabric(worker.memory_file, worker.run_state, worker.rank, settings.deadline_seconds)
+        end = settings.run_to_exit(fabric, stdout_of(settings.output, worker.rank))
+        if end.how == FINISHED:
+            worker.run_state.mark_finished(worker.rank)
+        was_signalled = True
+        return end
+    except Refusal as refusal:
+        return Exit(REFUSED, str(refusal))
+    except KeyboardInterrupt:
+        if was_signalled:
+            _die_by_sigterm()
+        raise
+
+
+def _unpickled(packed: bytes) -> ScriptSettings:
+    try:
+        settings: ScriptSettings = pickle.loads(packed)
+        return settings
+    except AttributeError as error:
+        raise Refusal(
+            f"a process cannot import what it is to run ({error}). Let it be at module level, and not under: "
+            "if __name__ == '__main__':, or use launcher='inline'."
+        ) from error
+
+
+def _die_by_sigterm() -> None:
+    """End this process as if it had no handler, and the processes that it has started."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for child in multiprocessing.active_children():
+        child.kill()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,72 @@
+"""Which replicas of a script have ended, after how many steps; warns of one that ends before the others."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+
+import torch
+
+from murmurate.fabric.interface import Capability, Channel, Fabric
+from murmurate.strategies.reply import require_centre
+
+
+class LastSteps:
+    """Each member publishes its number of steps when it has ended. All must make this object at one point.
+
+    replicas: their number, without a centre. common_rounds: whether the replicas wait for one another.
+    Without a register on ``fabric`` nothing is known of the others.
+    """
+
+    def __init__(self, fabric: Fabric, replicas: int, common_rounds: bool) -> None:
+        self._fabric, self._replicas, self._common_rounds = fabric, replicas, common_rounds
+        self.channel: Channel | None = None
+        if Capability.REGISTER in fabric.capabilities:
+            self.channel = fabric.channel("ends", torch.zeros(1, dtype=torch.float64))
+        self._steps = 0
+        self._told: set[int] = set()
+
+    def publish(self) -> None:
+        """This member has ended."""
+        if self.channel is not None:
+            self.channel.publish(torch.tensor([self._steps], dtype=torch.float64))
+
+    def ended(self, ranks: Iterable[int]) -> list[int]:
+        """Those of ``ranks`` that have published their end."""
+        return [] if self.channel is None else [r for r in ranks if self.channel.version(r) > 0]
+
+    def all_ended(self) -> bool:
+        """Whether all other members have ended or are lost."""
+        channel = self.channel
+        return channel is None or all(channel.version(r) > 0 or channel.has_lost(r) for r in self._others())
+
+    def wait(self, deadline_seconds: float) -> bool:
+        """Wait for the others' ends; False if a living member did not end in time."""
+        others = self._others()
+        return self.channel is None or self.channel.wait_newer(others, [0] * len(others), deadline_seconds)
+
+    def require_centre(self) -> None:
+        """Raise FabricError if the centre, which is the last rank, was lost before it ended."""
+        if self.channel is not None and not self.ended([self._replicas]):
+            require_centre(self.channel, "the updates that it had not applied yet")
+
+    def step(self) -> None:
+        """After a step: warn of replicas that returned after fewer steps, as their batches are missing from
+        the others' rounds. One of the others warns, once for each."""
+        self._steps += 1
+        living = self._fabric.living() if self._common_rounds else ()
+        if self.channel is None or len(living) in (0, self._replicas) or self._fabric.rank != min(living):
+            return
+        gone = self.ended(set(range(self._replicas)) - self._told - set(living))
+        steps = {r: n for r in gone if (n := int(self.channel.peek(r)[0])) < self._steps}
+        self._told |= steps.keys()
+        if steps:
+            early = " and ".join(f"replica {r} after {n} steps" for r, n in steps.items())
+            warnings.warn(
+                f"{early} returned from main, and the others go on without its batches. Loop over "
+                "replicator.inputs(...), under which all replicas end together.",
+                stacklevel=6,
+            )
+
+    def _others(self) -> list[int]:
+        return [r for r in range(self._fabric.size) if r != self._fabric.rank]

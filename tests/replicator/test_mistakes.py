@@ -1,0 +1,293 @@
+"""Scripts with a mistake that would otherwise be silent: it is refused, or a warning names it."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import murmurate
+from murmurate.errors import Refusal, RunFailed
+from murmurate.fabric.processes.spawn import Died
+from murmurate.launch.script import run
+from murmurate.strategies.all_reduce import AllReduce
+from murmurate.strategies.dpsgd import DPSGD
+from murmurate.strategies.elastic import Elastic
+from murmurate.strategies.gala import GALA
+from replicator.steps import alone, draw, loops, pairs, processes, tanh_net
+
+
+def warned(function, words):
+    """What ``function`` returns, and the messages of its warnings that contain ``words``."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = function()
+    return result, [str(one.message) for one in caught if words in str(one.message)]
+
+
+def trained(loop, net, optimizer, batches, after=lambda: None):
+    for x, y in batches:
+        optimizer.zero_grad()
+        F.mse_loss(net(x), y).backward()
+        optimizer.step()
+        after()
+    return [p.detach().clone() for p in net.parameters()]
+
+
+# -- scalers, frozen parameters, schedulers ---------------------------------------------------------
+
+
+def test_a_gradient_scaler_is_refused_and_a_disabled_one_is_not():
+    def script(loop, enabled):
+        net = tanh_net(torch.float32)
+        optimizer = loop.wrap_optimizer(torch.optim.SGD(net.parameters(), lr=0.1), net)
+        scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+        for x, y in loop.inputs(pairs(2, dtype=torch.float32)):
+            optimizer.zero_grad()
+            scaler.scale(F.mse_loss(net(x), y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return optimizer.replica.clock
+
+    with pytest.raises(Refusal, match=r"GradScaler skips the steps.*bfloat16"):
+        loops(2, lambda loop: script(loop, True))
+    assert loops(2, lambda loop: script(loop, False)) == [2, 2]
+
+
+def test_a_parameter_that_is_frozen_after_wrapping_is_refused_and_may_be_frozen_between_steps():
+    def script(loop, again):
+        net = tanh_net()
+        optimizer = loop.wrap_optimizer(torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=0.1), net)
+        net[2].weight.requires_grad_(False)
+        optimizer.zero_grad()
+        net[2].weight.requires_grad_(again)
+        F.mse_loss(net(draw(0, 2, 4)), draw(1, 2, 3)).backward()
+        optimizer.step()
+
+    with pytest.raises(Refusal, match=r"'2.weight' was frozen \(requires_grad_\(False\)\) after"):
+        alone(lambda loop: script(loop, False))
+    alone(lambda loop: script(loop, True))
+
+
+def test_a_scheduler_made_before_wrapping_warns_of_nothing():
+    def script(loop):
+        net = tanh_net()
+        plain = torch.optim.SGD(net.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(plain, 0.5)
+        optimizer = loop.wrap_optimizer(plain, net)
+        trained(loop, net, optimizer, loop.inputs(pairs(2)), scheduler.step)
+        return optimizer.param_groups[0]["lr"]
+
+    rates, told = warned(lambda: loops(2, script), "lr_scheduler.step()")
+    assert rates == [0.025, 0.025]
+    assert told == []
+
+
+@pytest.mark.parametrize("strategy", [DPSGD(threads=1), Elastic()])
+def test_where_replicas_step_themselves_beside_a_centre_schedulers_work(strategy):
+    def script(loop):
+        net = tanh_net()
+        optimizer = loop.wrap_optimizer(torch.optim.SGD(net.parameters(), lr=0.1), net)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.0)
+        trained(loop, net, optimizer, loop.inputs(pairs(1)), scheduler.step)
+        before = optimizer.replica.values().clone()
+        trained(loop, net, optimizer, pairs(2), scheduler.step)
+        return bool(torch.equal(before, optimizer.replica.values()))
+
+    assert loops(2, script, strategy=strategy)[0], "a rate of 0 moves nothing"
+
+
+# -- what no optimizer steps ------------------------------------------------------------------------
+
+
+def half_frozen(seed):
+    net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 5), nn.Linear(5, 3)).double()
+    net[3].weight = nn.Parameter(net[3].weight.detach().clone())
+    net[0].requires_grad_(False)
+    with torch.no_grad():
+        for k, tensor in enumerate(net.state_dict().values()):
+            tensor.copy_(draw(100 * seed + k, *tensor.shape)) if tensor.is_floating_point() else None
+    return net
+
+
+@pytest.mark.parametrize("strategy", [AllReduce(), GALA(), Elastic()])
+def test_frozen_parameters_and_buffers_begin_as_those_of_the_lowest_rank(strategy):
+    def script(loop, by_wrapping):
+        net = half_frozen(loop.rank)
+        stepped = [p for p in net.parameters() if p.requires_grad]
+        if by_wrapping:
+            loop.wrap_optimizer(torch.optim.SGD(stepped, lr=0.1), net)
+        else:
+            loop.replicate("net", net, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+        return {k: v.clone() for k, v in net.state_dict().items()}
+
+    expected = half_frozen(0).state_dict()
+    for by_wrapping in (True, False):
+        found = loops(3, lambda loop, by=by_wrapping: script(loop, by), strategy=strategy)
+        for result in found[: 3 - strategy.centre]:
+            torch.testing.assert_close(result, dict(expected), rtol=0, atol=0)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.frozen, self.body = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.head, self.frozen.weight.requires_grad = nn.Linear(3, 3), False
+        self.head.weight = self.body.weight
+        self.register_buffer("cache", torch.ones(2), persistent=False)
+
+
+def test_what_is_agreed_loads_into_a_module_with_frozen_and_tied_parameters():
+    def script(loop):
+        torch.manual_seed(loop.rank)
+        net = Tied()
+        loop.wrap_optimizer(torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1), net)
+        loop.finish(30.0)
+        fresh = Tied()
+        fresh.load_state_dict(loop.agreed())
+        return {k: v.clone() for k, v in fresh.state_dict().items()}, dict(net.state_dict())
+
+    for loaded, own in loops(2, script):
+        torch.testing.assert_close(loaded, own, rtol=0, atol=0)
+
+
+def test_two_optimizers_of_one_module_agree_on_all_of_it():
+    def script(loop):
+        net = nn.Linear(3, 3)
+        first = loop.wrap_optimizer(torch.optim.SGD([net.weight], lr=0.1), net)
+        second = loop.wrap_optimizer(torch.optim.SGD([net.bias], lr=0.1), net, name="bias")
+        for optimizer, value in ((first, 1.0), (second, 2.0)):
+            optimizer.replica.params.data.fill_(value)
+        loop.finish(30.0)
+        return loop.agreed()
+
+    for agreed in loops(2, script):
+        assert torch.equal(agreed["weight"], torch.ones(3, 3))
+        assert torch.equal(agreed["bias"], torch.full((3,), 2.0))
+
+
+# -- nothing exchanged, and an early end ------------------------------------------------------------
+
+
+def test_a_script_that_exchanges_nothing_is_warned_once():
+    def plain(loop):
+        net = tanh_net()
+        return trained(loop, net, torch.optim.SGD(net.parameters(), lr=0.1), loop.inputs(pairs(2)))
+
+    _, told = warned(lambda: loops(3, plain), "nothing was exchanged")
+    assert len(told) == 1
+    assert "replicator.wrap_optimizer(optimizer, model)" in told[0]
+    for size, script in ((1, plain), (2, lambda loop: loop.sum(1)), (2, lambda loop: wrapped(loop))):
+        assert warned(lambda n=size, s=script: loops(n, s), "nothing was exchanged")[1] == []
+
+
+def wrapped(loop):
+    net = tanh_net()
+    loop.wrap_optimizer(torch.optim.SGD(net.parameters(), lr=0.1), net)
+
+
+def uneven(loop):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        net = tanh_net()
+        optimizer = loop.wrap_optimizer(torch.optim.SGD(net.parameters(), lr=0.1), net)
+        trained(loop, net, optimizer, pairs(3 if loop.rank == 1 else 12))
+        return [str(one.message) for one in caught if "returned from main" in str(one.message)]
+
+
+def even(loop):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        net = tanh_net()
+        optimizer = loop.wrap_optimizer(torch.optim.SGD(net.parameters(), lr=0.1), net)
+        trained(loop, net, optimizer, loop.inputs(pairs(12)))
+        return [str(one.message) for one in caught if "returned from main" in str(one.message)]
+
+
+def test_a_replica_that_returns_early_is_told_by_one_of_the_others():
+    (told,), silent = run(uneven, replicas=2, strategy="all-reduce")
+    assert told.startswith("replica 1 after 3 steps returned from main")
+    assert "replicator.inputs" in told
+    assert silent == []
+    assert run(even, replicas=2) == [[], []]
+
+
+# -- arguments --------------------------------------------------------------------------------------
+
+
+def nothing(loop):
+    return loop.rank
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"strategy": GALA}, r"strategy is the class GALA: give an object, GALA\(\), or its name, 'gala'"),
+        ({"strategy": object()}, "strategy is <object object.*give a name"),
+        ({"replicas": "2"}, "replicas is '2': give a whole number"),
+        ({"replicas": 2.0}, "replicas is 2.0: give a whole number"),
+        ({"threads": 0}, "threads is 0: use at least 1"),
+        ({"deadline_seconds": -1.0}, "deadline_seconds is -1.0: give a number of seconds above 0"),
+        ({"devices": ("foo",)}, "devices has 'foo', which is no device of torch"),
+        ({"devices": ()}, r"devices is \(\): name at least one"),
+        ({"replicas": 2, "strategy": "solo"}, "solo trains one replica.*strategy='all-reduce'"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_refused_by_name(given, words):
+    with pytest.raises(Refusal, match=words):
+        murmurate.run(nothing, **given)
+    with pytest.raises(Refusal, match="main is 3: give a function"):
+        murmurate.run(3)
+
+
+def one_device(loop):
+    return str(loop.device())
+
+
+def test_one_device_need_not_be_in_a_sequence():
+    assert run(one_device, launcher="inline", devices="meta") == ["meta"]
+
+
+def exits(loop, code=0):
+    raise SystemExit(code)
+
+
+@pytest.mark.parametrize("launcher", ["local", "inline"])
+def test_an_exit_with_code_0_is_an_end_without_result(launcher):
+    assert run(exits, replicas=2, launcher=launcher) == [None, None]
+
+
+def exits_with_3(loop):
+    exits(loop, 3)
+
+
+@pytest.mark.parametrize("launcher", ["local", "inline"])
+def test_an_exit_with_another_code_is_a_failure(launcher):
+    with pytest.raises(RunFailed, match="replica 0 failed: SystemExit: 3"):
+        run(exits_with_3, launcher=launcher)
+
+
+def one_vanishes(loop):
+    if loop.rank:
+        import os
+
+        os._exit(0)
+
+
+def test_the_exit_code_of_a_process_that_vanished_is_told():
+    assert run(one_vanishes, replicas=2) == [None, Died(1, 0)]
+
+
+def test_rank_and_size_are_documented():
+    for name in ("rank", "size"):
+        assert getattr(murmurate.OwnLoop, name).__doc__
+    assert loops(2, lambda loop: (loop.rank, loop.size)) == [(0, 2), (1, 2)]
+    assert processes(1, lambda_free) == [(0, 1)]
+
+
+def lambda_free(fabric):
+    with murmurate.OwnLoop(AllReduce(), fabric) as loop:
+        return loop.rank, loop.size

@@ -1,0 +1,140 @@
+"""Runs that start from the parameters of another run."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from murmurate.cli.options import change
+from murmurate.fabric.simulated.fabric import SimulatedFabric
+from murmurate.recipes import recipe
+from murmurate.replica.state_dict import state_of
+from murmurate.replica.vector import Replica
+from murmurate.replicator.learner import Context
+from murmurate.replicator.replicator import Replicator
+from murmurate.strategies.all_reduce import AllReduce
+from murmurate.training.checkpoint import read_manifest
+from murmurate.training.restore import consensus
+from murmurate.training.run import Run
+from short_runs import SHORT, refused, resume, train
+
+_STRATEGIES = ["gala", "push-sum", "elastic", "synchronous-elastic", "parameter-server", "dpsgd", "hogwild"]
+_AGENTS = ["cartpole-dqn", "cartpole-arm", "pendulum-td3", "pendulum-sac", "pendulum-d4pg", "pendulum-ddpg"]
+
+
+def short(name: str, *options: str) -> Run:
+    run: Run = change(recipe(name), [*SHORT, *options], "murmurate train")
+    return run
+
+
+def values(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
+    last = folder / "checkpoints" / "last"
+    return consensus(last, int(read_manifest(last)["replicas"]))
+
+
+def check_same(
+    found: dict[str, dict[str, torch.Tensor]], expected: dict[str, dict[str, torch.Tensor]]
+) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensors in expected.items():
+        for key, value in tensors.items():
+            torch.testing.assert_close(found[name][key], value, rtol=1e-6, atol=1e-7, msg=f"{name}, {key}")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("initial") / "source"
+    train(short("cartpole-a2c", "--seed", "5", "--agent.normalize-observations", "true"), folder)
+    return folder
+
+
+@pytest.mark.parametrize("strategy", ["all-reduce", *_STRATEGIES])
+def test_it_starts_from_the_other_runs_consensus(strategy: str, source: Path, tmp_path: Path) -> None:
+    """With a learning rate of 0 the parameters stay what they were at the start, at a centre too."""
+    run = short("cartpole-a2c", "--initial", str(source), "--agent.learning-rate", "0", "--replicas", "2")
+    run = change(run, ["--agent.normalize-observations", "true"], "murmurate train")
+    if strategy == "hogwild":
+        run = dataclasses.replace(run, launcher="local")
+    run = change(_with_strategy(run, strategy), [], "murmurate train")
+    train(run, tmp_path / "run")
+    found, expected = values(tmp_path / "run"), values(source)
+    statistics = [key for key in expected["a2c"] if "normalizer" in key]
+    assert statistics, "running statistics are buffers of the module"
+    for tensors in (found, expected):
+        for key in statistics:  # they have gone on
+            assert torch.isfinite(tensors["a2c"].pop(key)).all()
+    check_same(found, expected)
+
+
+def _with_strategy(run: Run, name: str) -> Run:
+    from murmurate.strategies import strategy
+
+    return dataclasses.replace(run, strategy=strategy(name)())
+
+
+@pytest.mark.parametrize("name", _AGENTS)
+def test_target_networks_start_there_too(name: str) -> None:
+    run = short(name)
+    spec = run.world.spec()
+    other: Any = run.learner.build(Context(spec, Replica, seed=7))
+    initial = {}
+    for key, replica in other.replicas.items():
+        state = state_of(replica)
+        initial[key] = {**state["params"], **state["buffers"]}
+
+    def build(member: Any) -> Any:
+        replicator = Replicator(AllReduce(), member, initial=initial)
+        return run.learner.build(Context(spec, replicator.replicate, seed=1))
+
+    (built,) = SimulatedFabric(1, seed=0).run([build])
+    for key, replica in built.replicas.items():
+        torch.testing.assert_close(replica.params, other.replicas[key].params)
+    ours, theirs = _targets(built), _targets(other)
+    assert ours, f"{name} has target networks"
+    for one, another in zip(ours, theirs, strict=True):
+        for (key, x), y in zip(one.net.state_dict().items(), another.net.state_dict().values(), strict=True):
+            torch.testing.assert_close(x, y, msg=key)
+
+
+def _targets(agent: Any) -> list[Any]:
+    agent = getattr(agent, "core", agent)
+    several = getattr(agent, "targets", None) or getattr(agent, "_targets", None)
+    return list(several or [agent.target])
+
+
+def test_statistics_of_observations_start_there_too(source: Path, tmp_path: Path) -> None:
+    run = short("cartpole-a2c", "--initial", str(source), "--agent.normalize-observations", "true")
+    train(run, tmp_path / "run")
+    (key,) = (key for key in values(source)["a2c"] if key.endswith("count"))
+    before, after = (float(values(folder)["a2c"][key]) for folder in (source, tmp_path / "run"))
+    assert after == pytest.approx(2 * before)
+
+
+def test_a_resume_does_not_read_it_again(source: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "copied"
+    shutil.copytree(source, copied)
+    run = short("cartpole-a2c", "--initial", str(copied), "--agent.normalize-observations", "true")
+    train(run, tmp_path / "run")
+    shutil.rmtree(copied)
+    resume(tmp_path / "run", lambda run: dataclasses.replace(run, updates=4))
+    assert read_manifest(tmp_path / "run" / "checkpoints" / "last")["env_steps"] > 0
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_made(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    command = ["train", "cartpole-a2c", *SHORT, "--out", out, "--initial"]
+    said = refused(capsys, *command, source)
+    assert "normalizer.moments.count of 'a2c' is only there" in said
+    said = refused(capsys, *command, source, "--agent.normalize-observations", "true", "--agent.hidden", "32")
+    assert "the initial values are of another network" in said
+    assert "and in this run [32" in said
+    said = refused(capsys, *command, tmp_path / "nowhere")
+    assert "nowhere is no folder of a run with checkpoints" in said
+    assert not out.exists()

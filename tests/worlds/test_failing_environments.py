@@ -1,0 +1,158 @@
+"""What is said of environments that raise, or return what is no number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from murmurate.errors import RunFailed
+from murmurate.worlds import _failures
+from murmurate.worlds._env_game import EnvGame
+from murmurate.worlds._spaces import batch_size, number, row_of
+from murmurate.worlds.gym_simulators import GymSimulators
+from murmurate.worlds.vector_simulators import VectorSimulators
+
+DICT = spaces.Dict({"goal": spaces.Box(-1, 1, (2,), np.float32), "rest": spaces.Tuple((spaces.Discrete(3),))})
+
+
+class Told(gymnasium.Env[Any, Any]):
+    """Its steps return what ``tell`` does: (observation, reward)."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, tell: Callable[[], Any], space: Any = None) -> None:
+        self._tell = tell
+        self.observation_space = spaces.Box(-1, 1, (2,), np.float32) if space is None else space
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        return *self._tell(), False, False, {}
+
+
+def make_silent() -> Told:
+    return Told(lambda: (np.zeros(2, np.float32), None))
+
+
+def stepped(tell: Callable[[], Any], space: Any = None, steps: int = 1) -> Any:
+    simulators = GymSimulators("told", lambda b: (Told(tell, space), 10**6), 1, 0)
+    simulators.reset(0)
+    for _ in range(steps):
+        simulators.send(torch.zeros(1, dtype=torch.int64))
+        step = simulators.receive()
+    return step
+
+
+def wind() -> Any:
+    return {}["gust"]
+
+
+def test_the_line_that_raised_is_named_and_its_traceback_printed_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_failures, "_printed", set())
+    (message,) = stepped(wind).restarts
+    place = f"(test_failing_environments.py:{wind.__code__.co_firstlineno + 1} in wind)"
+    assert f"raised KeyError in step: 'gust' {place} and is started again" in message
+    with pytest.raises(RunFailed) as failure:
+        stepped(wind, steps=6)
+    assert str(failure.value).endswith(f"6 times in a row {place}. Mend the environment.")
+    printed = capsys.readouterr().err
+    assert printed.count("Traceback") == 1
+    assert 'return {}["gust"]' in printed
+
+
+def test_a_line_in_a_library_is_named_by_the_line_that_called_it() -> None:
+    def divide() -> Any:
+        return np.linalg.inv(np.zeros((2, 2)))
+
+    (message,) = stepped(divide).restarts
+    assert f":{divide.__code__.co_firstlineno + 1} in divide)" in message
+
+
+def test_a_wrapper_is_advised_only_for_numbers() -> None:
+    with pytest.raises(RunFailed, match="or register it with a wrapper that replaces such values"):
+        stepped(lambda: (np.zeros(2), float("nan")), steps=6)
+
+
+@pytest.mark.parametrize(
+    ("reward", "words"),
+    [
+        (None, "its reward is None: step must return a number"),
+        ("1", "its reward is '1': step must return a number"),
+        (np.zeros(3), r"its reward is an array of shape (3,): step must return a number"),
+    ],
+)
+def test_what_is_no_reward_is_named(reward: Any, words: str) -> None:
+    (message,) = stepped(lambda: (np.zeros(2), reward)).restarts
+    assert words in message
+    with pytest.raises(ValueError, match="step must return a number"):
+        number(reward)
+
+
+@pytest.mark.parametrize(
+    "reward", [2, 2.0, np.float32(2), np.array([2.0]), np.array([[2]]), torch.tensor(2.0)]
+)
+def test_an_array_of_one_number_is_a_reward(reward: Any) -> None:
+    step = stepped(lambda: (np.zeros(2), reward))
+    assert not step.restarts
+    assert step.reward.tolist() == [2.0]
+
+
+def test_a_served_environment_names_its_reward_too() -> None:
+    game = EnvGame(f"{__name__}:make_silent", {})
+    game.begin(0, 0)
+    with pytest.raises(ValueError, match="its reward is None"):
+        game.step(0)
+
+
+def test_a_vector_environment_names_its_rewards_too() -> None:
+    class Silent(gymnasium.vector.SyncVectorEnv):
+        def step(self, actions: Any) -> Any:
+            seen, _, *rest = super().step(actions)
+            return seen, [None], *rest
+
+    simulators = VectorSimulators("told", lambda: Silent([lambda: Told(lambda: (np.zeros(2), 1))]), 1, 0)
+    simulators.reset(0)
+    simulators.send(torch.zeros(1, dtype=torch.int64))
+    with pytest.raises(RunFailed, match=r"gave rewards of shape \(1,\) and object"):
+        simulators.receive()
+
+
+@pytest.mark.parametrize(
+    ("space", "seen", "words"),
+    [
+        (None, np.array(["1", "2"]), "its observation holds <U1, and no numbers"),
+        (None, np.array([None, 1]), "its observation holds object, and no numbers"),
+        (DICT, {"goal": np.zeros(2)}, "'rest.0' of its observation is missing"),
+        (DICT, {"goal": np.zeros((1, 2)), "rest": (1,)}, "'goal' of its observation has the shape [1, 2]"),
+        (DICT, {"goal": np.zeros(2), "rest": ([0, 1],)}, "'rest.0' of its observation has the shape [2]"),
+        (DICT, {"goal": np.array(["a", "b"]), "rest": (1,)}, "'goal' of its observation holds <U1"),
+        (DICT, np.zeros(5), "'goal' of its observation is missing"),
+    ],
+)
+def test_an_observation_without_the_shapes_or_numbers_of_its_space_is_named(
+    space: Any, seen: Any, words: str
+) -> None:
+    (message,) = stepped(lambda: (seen, 1.0), space).restarts
+    assert words in message
+
+
+def test_a_batch_is_known_by_the_axis_before_every_part() -> None:
+    one = {"goal": np.zeros(2), "rest": (np.int64(1),)}
+    batch = {"goal": np.zeros((3, 2)), "rest": (np.array([0, 1, 2]),)}
+    assert batch_size(DICT, "told", (), one) is None
+    assert batch_size(DICT, "told", (), batch) == 3
+    assert batch_size(DICT, "told", ("goal",), {"goal": np.zeros((1, 2))}) == 1
+    assert batch_size(DICT, "told", (), batch | {"goal": np.zeros((2, 2))}) is None
+    assert batch_size(DICT, "told", (), {"goal": np.zeros((3, 2))}) is None
+    assert batch_size(DICT, "told", (), [one, one]) is None
+    assert row_of(batch, 2)["rest"] == (2,)
