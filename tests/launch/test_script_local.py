@@ -151,7 +151,7 @@ def test_a_signal_interrupts_each_replica_which_may_save(number, send, code, str
     send(process.pid, number)
     said = process.communicate()[1]
     assert process.returncode == code, said
-    assert files(tmp_path, "saved") == ["saved 0", "saved 1"]
+    assert files(tmp_path, "saved") == ["saved 0", "saved 1"], said
     assert files(tmp_path, "ended") == ["ended 0", "ended 1"]
     assert not psutil.wait_procs(members, timeout=60)[1], "no process is left"
 

@@ -133,7 +133,7 @@ def test_a_vector_environment_names_its_rewards_too() -> None:
         (None, np.array(["1", "2"]), "its observation holds <U1, and no numbers"),
         (None, np.array([None, 1]), "its observation holds object, and no numbers"),
         (DICT, {"goal": np.zeros(2)}, "'rest.0' of its observation is missing"),
-        (DICT, {"goal": np.zeros((1, 2)), "rest": (1,)}, "'goal' of its observation has the shape [1, 2]"),
+        (DICT, {"goal": np.zeros((2, 2)), "rest": (1,)}, "'goal' of its observation has the shape [2, 2]"),
         (DICT, {"goal": np.zeros(2), "rest": ([0, 1],)}, "'rest.0' of its observation has the shape [2]"),
         (DICT, {"goal": np.array(["a", "b"]), "rest": (1,)}, "'goal' of its observation holds <U1"),
         (DICT, np.zeros(5), "'goal' of its observation is missing"),

@@ -140,9 +140,13 @@ class SoftActorCritic:
         drawn = squashed_gaussian(mean, log_std, noise)
         critic_activations = self._critic_passes.forward(self._critic_input(observation, drawn.action))
         # each row follows the critic with the smaller value
-        chosen = (critic_activations[-1][1, :, 0] < critic_activations[-1][0, :, 0]).to(torch.int64)
-        actions = slice(observation.shape[1], None)
-        q_slope = self._critic_passes.slope_of_chosen(critic_activations, chosen, actions)
+        q, actions = critic_activations[-1], slice(observation.shape[1], None)
+        chosen = (q[1, :, 0] < q[0, :, 0]).to(torch.int64)
+        if q.is_cuda:  # whole passes, with weights 1 and 0: to select rows would wait for the device
+            weights = torch.stack([1 - chosen, chosen]).to(q.dtype)[..., None]
+            q_slope = self._critic_passes.input_slope(critic_activations, weights, inputs=actions).sum(0)
+        else:
+            q_slope = self._critic_passes.slope_of_chosen(critic_activations, chosen, actions)
         slope = soft_policy_slope(drawn.action, log_std, noise, q_slope, alpha)
         output_slope = torch.cat([slope.mean, through_limit(slope.log_std, unlimited_log_std)], 1)
         self._policy_passes.backward(activations, output_slope[None])

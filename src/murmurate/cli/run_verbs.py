@@ -249,10 +249,8 @@ def report_end(finish: Any, folder: Path) -> int:
     if failed:
         if finish.error is not None:
             traceback.print_exception(finish.error)
-        print(
-            f"murmurate: {summary['exit'].rstrip('. ')}. {kept_sentence(folder, finish.resumable)}",
-            file=sys.stderr,
-        )
+        kept = kept_sentence(folder, finish.resumable and not finish.evaluation_cut)
+        print(f"murmurate: {summary['exit'].rstrip('. ')}. {kept}", file=sys.stderr)
     if finish.sentence:
         unit, seconds = finish.run.unit, summary["wall_seconds"]
         print(f"{summary['env_steps']:,} {unit} in {seconds:.0f} s. {finish.sentence}")
@@ -264,7 +262,8 @@ def report_end(finish: Any, folder: Path) -> int:
     is_resumable = saved and finish.code in _INTERRUPTED
     next_command = "resume" if is_resumable else finish.run.evaluation.next_command
     if finish.evaluation_cut:
-        print("Training is complete; only its evaluation was cut")
+        if not failed:
+            print("Training is complete; only its evaluation was cut")
         next_command = "eval"
     if failed and not saved and (folder / "logs").exists():
         print(f"The run is in {folder}, and what its processes printed in {folder / 'logs'}")

@@ -109,7 +109,7 @@ def _exit(*_: object) -> NoReturn:
 
 
 def _interrupt(workers: WorkerProcesses) -> None:
-    """Raise KeyboardInterrupt in all members, and wait for them to end. A second signal ends the wait."""
+    """Raise KeyboardInterrupt in all replicas, and wait for them to end. A second signal ends the wait."""
     for worker in workers.alive:
         worker.terminate()
     end = time.monotonic() + _SAVING_SECONDS
@@ -122,10 +122,14 @@ def _interrupt(workers: WorkerProcesses) -> None:
 
 def _run_worker(packed: bytes, worker: Worker) -> Exit:
     """The function of a script's worker process. packed: the ``ScriptSettings``, pickled."""
-    was_signalled = False
+    was_signalled, own_process = False, os.getpid()
 
     def interrupt(*_: object) -> None:
         nonlocal was_signalled
+        if os.getpid() != own_process:  # a process that main has forked, which another Python process ends
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
         if not was_signalled:  # a scheduler's SIGTERM may come before or after the launcher's
             was_signalled = True
             raise KeyboardInterrupt

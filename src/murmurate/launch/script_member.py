@@ -62,7 +62,7 @@ class ScriptSettings:
         return self.replicas * self.parts
 
     def name_of(self, rank: int) -> str:
-        if rank == self.centre_rank:
+        if self.strategy.centre and rank == self.centre_rank:
             return "the centre"
         replica, part = divmod(rank, self.parts)
         return f"replica {rank}" if self.parts == 1 else f"part {part} of replica {replica}"

@@ -39,11 +39,12 @@ def split_along(dimension: int) -> Split:
     without the dimension, go to all replicas. Shares are equal: remaining rows are dropped, so that the mean
     over replicas is the mean over rows.
 
-    The function raises Refusal for lists and tensors of another length, and for objects of other types.
+    The function raises Refusal for lists and tensors of another length, for lists of lists of numbers, and
+    for objects of other types.
     """
 
     def split(batch: Any, shares: int, index: int) -> Any:
-        leaves = pytree.tree_leaves(batch, is_leaf=_is_column)
+        leaves = pytree.tree_leaves(batch, is_leaf=_is_leaf)
         lengths = {n for leaf in leaves if (n := _length(leaf, dimension)) is not None}
         lengths |= {len(leaf) for leaf in leaves if _is_column(leaf)}
         if len(lengths) > 1:
@@ -59,13 +60,18 @@ def split_along(dimension: int) -> Split:
         def share_of(leaf: Any) -> Any:
             if _is_column(leaf):
                 return leaf[own]
+            if _is_list_of_number_lists(leaf):
+                raise Refusal(
+                    "a batch has a list of lists of numbers, which may be rows or columns: make tensors of "
+                    "them. " + _REMEDY
+                )
             if _length(leaf, dimension) is not None:
                 return leaf[(slice(None),) * dimension + (own,)]
             if isinstance(leaf, _PLAIN) or hasattr(leaf, "shape"):
                 return leaf
             raise Refusal(f"a batch has a {type(leaf).__name__}, which cannot be split by rows. " + _REMEDY)
 
-        return pytree.tree_map(share_of, batch, is_leaf=_is_column)
+        return pytree.tree_map(share_of, batch, is_leaf=_is_leaf)
 
     return split
 
@@ -78,7 +84,21 @@ def _length(leaf: Any, dimension: int) -> int | None:
 
 def _is_column(x: Any) -> bool:
     """Whether ``x`` is a list or tuple of plain values, such as a DataLoader makes of strings."""
-    return isinstance(x, list | tuple) and bool(x) and all(isinstance(value, _PLAIN) for value in x)
+    return isinstance(x, list | tuple) and bool(x) and all(_is_plain(value) for value in x)
+
+
+def _is_plain(x: Any) -> bool:
+    return isinstance(x, _PLAIN) or getattr(x, "shape", None) == ()
+
+
+def _is_list_of_number_lists(x: Any) -> bool:
+    if not isinstance(x, list | tuple) or not x or not all(_is_column(column) for column in x):
+        return False
+    return all(not isinstance(value, str | bytes) for column in x for value in column)
+
+
+def _is_leaf(x: Any) -> bool:
+    return _is_column(x) or _is_list_of_number_lists(x)
 
 
 split_leading = split_along(0)

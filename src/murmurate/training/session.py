@@ -142,7 +142,9 @@ def claimed(folder: Path) -> Iterator[None]:
 
 def prepared(run: Run, launcher: Launcher) -> Run:
     """``run`` with its strategy adapted to its learner, checked. Raises Refusal (see ``preflight``)."""
-    run = dataclasses.replace(run, strategy=run.learner.adapted(run.strategy))
+    # workers may have another working directory
+    initial = None if run.initial is None else str(Path(run.initial).resolve())
+    run = dataclasses.replace(run, strategy=run.learner.adapted(run.strategy), initial=initial)
     preflight(run, launcher)
     return run
 
@@ -339,11 +341,13 @@ def _carry_out(run: Run, folder: Path, launcher: Launcher, resume: Resume | None
             evaluation_cut = is_complete
             code, reason = _exit_status(coordinator)
             summary = summarize(run, folder, coordinator, reason, evaluated=False)
-        except (Refusal, RunFailed, OSError, MemoryError):
-            raise
         except Exception as problem:
-            raised = problem
+            is_expected = isinstance(problem, Refusal | RunFailed | OSError | MemoryError)
+            if isinstance(problem, FolderGone) or (is_expected and not is_complete):
+                raise
+            raised = None if is_expected else problem
             if is_complete:
+                evaluation_cut = True
                 cause = f"{type(problem).__name__}: {str(problem).rstrip('.')}"
                 code, reason = FAILED, f"failed: training is complete, and its evaluation raised {cause}"
             summary = summarize(run, folder, coordinator, reason, evaluated=False)

@@ -128,6 +128,8 @@ def batch_size(space: Any, name: str, observe: Sequence[str], observations: Any)
             sizes.add(shape[0])
     except (KeyError, IndexError, TypeError, ValueError):
         return None
+    if sizes == {1} and all(leaf.shape == () for _, leaf in _parts(selected)):
+        return None  # single discrete observations may be arrays of one number
     return sizes.pop() if len(sizes) == 1 else None
 
 
@@ -280,8 +282,7 @@ def _check_part(path: tuple[Any, ...], space: Any, observation: Any) -> None:
     if space.shape is None:  # Text
         return
     shape = np.shape(part)
-    # a number in an array is taken for a discrete observation
-    if shape != space.shape and not (isinstance(space, spaces.Discrete) and np.size(part) == 1):
+    if [n for n in shape if n != 1] != [n for n in space.shape if n != 1]:  # a number is as good as [1]
         raise ValueError(f"{place} has the shape {list(shape)}, not {list(space.shape)}")
     _check_numbers(part, place)
 
@@ -297,12 +298,17 @@ def number(reward: Any) -> float:
     """``reward``, also from an array of one number. Raises ``ValueError`` for anything else."""
     if isinstance(reward, _NUMBERS):
         return float(reward)
-    array = np.asarray(reward)
-    if array.dtype.kind not in "biuf":
-        raise ValueError(f"its reward is {reward!r}: step must return a number")
-    if array.size != 1:
-        raise ValueError(f"its reward is an array of shape {array.shape}: step must return a number")
-    return float(array.item())
+    shape = np.shape(reward)
+    if shape:
+        if math.prod(shape) != 1:
+            raise ValueError(f"its reward is an array of shape {shape}: step must return a number")
+        reward = np.reshape(reward, ())
+    try:
+        if not isinstance(reward, str | bytes):
+            return float(reward)
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(f"its reward is {reward!r}: step must return a number")
 
 
 def _selected(space: Any, name: str, observe: Sequence[str]) -> tuple[Any, Callable[[Any], Any] | None]:
