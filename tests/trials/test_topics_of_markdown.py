@@ -39,6 +39,13 @@ def test_markdown_files_to_a_csv_of_topics_with_file_names(tmp_path: Path) -> No
         shares = [float(row[f"topic_{k}"]) for k in range(8)]
         assert abs(sum(shares) - 1) < 1e-4
 
+    # pages about corpora and about their topics are more alike than pages about corpora and chips
+    by_name = {row["name"]: [float(row[f"topic_{k}"]) for k in range(8)] for row in rows}
+
+    def alike(one: str, other: str) -> float:
+        return sum(min(a, b) for a, b in zip(by_name[one], by_name[other], strict=True))
+
+    assert alike("corpora.md", "estimator.md") > alike("corpora.md", "fpga-learner.md")
     page = (run / "topics.html").read_text()
     assert "<svg" in page
     assert any(name in page for name in files)
