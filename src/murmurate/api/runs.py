@@ -19,7 +19,7 @@ from murmurate.replicator.learner import LearnerConfig
 from murmurate.simulation import start as simulation
 from murmurate.simulation.cluster import Cluster
 from murmurate.spec import Placement
-from murmurate.strategies import strategy as strategy_by_name
+from murmurate.strategies import strategy_from
 from murmurate.strategies.interface import Strategy
 from murmurate.training import session
 from murmurate.training.checkpoint import kept_sentence
@@ -202,15 +202,8 @@ def configured(run: Run, values: Mapping[str, Any]) -> Run:
         if isinstance(strategy, Mapping):
             settings = {name: value for name, value in strategy.items() if name != "name"}
             strategy = strategy.get("name", run.strategy.name)
-        if isinstance(strategy, str):
-            is_same = strategy == run.strategy.name
-            strategy = run.strategy if is_same else strategy_by_name(strategy)()
-        if not isinstance(strategy, Strategy):
-            raise Refusal(
-                f"strategy is {strategy!r}; it takes a name (murmurate list strategies), a mapping or an "
-                "object of a strategy."
-            )
-        run = dataclasses.replace(run, strategy=with_fields(strategy, settings, "strategy."))
+        chosen = run.strategy if strategy == run.strategy.name else strategy_from(strategy)
+        run = dataclasses.replace(run, strategy=with_fields(chosen, settings, "strategy."))
     changed: Run = with_fields(run, values)
     return changed
 

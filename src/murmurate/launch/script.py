@@ -17,13 +17,14 @@ from murmurate.fabric.processes.spawn import Exit
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.fabric.xla import XlaFabric
 from murmurate.launch import script_ranks
-from murmurate.launch.script_arguments import check_numbers, checked_devices, checked_strategy
+from murmurate.launch.script_arguments import check_numbers, checked_devices
 from murmurate.launch.script_local import refuse_import, run_locally
 from murmurate.launch.script_member import ByThread, Main, ScriptSettings, ended, failure, stdout_of
 from murmurate.launch.script_xla import run_on_xla
 from murmurate.replicator.replica_parts import check_parts
 from murmurate.replicator.replicator import check_capabilities, check_common_rounds
 from murmurate.spatial.parts import checked_grid
+from murmurate.strategies import strategy_from
 from murmurate.strategies.interface import Strategy
 
 _LAUNCHERS = ("local", "inline", "torchrun", "ray", "xla")
@@ -89,7 +90,7 @@ def run(
         raise Refusal(f"output is {output!r}; it is 'main' or 'all'")
     if not callable(main):
         raise Refusal(f"main is {main!r}: give a function that takes the replicator")
-    chosen = checked_strategy(strategy)
+    chosen = strategy_from(strategy)
     member_devices = checked_devices(devices)
     check_numbers(
         deadline_seconds, threads=threads, workers=workers, replicas=1 if replicas is None else replicas

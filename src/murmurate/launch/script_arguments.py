@@ -9,22 +9,6 @@ from typing import Any
 import torch
 
 from murmurate.errors import Refusal
-from murmurate.strategies import strategy as strategy_by_name
-from murmurate.strategies.interface import Strategy
-
-
-def checked_strategy(strategy: Any) -> Strategy:
-    """``strategy``, or the one of that name. Raises Refusal for anything else."""
-    if isinstance(strategy, str):
-        return strategy_by_name(strategy)()
-    if isinstance(strategy, type) and issubclass(strategy, Strategy):
-        name = strategy.__name__
-        raise Refusal(
-            f"strategy is the class {name}: give an object, {name}(), or its name, {strategy.name!r}"
-        )
-    if not isinstance(strategy, Strategy):
-        raise Refusal(f"strategy is {strategy!r}: give a name of murmurate list strategies, or a Strategy")
-    return strategy
 
 
 def checked_devices(devices: str | Sequence[str | Sequence[str]]) -> tuple[tuple[str, ...], ...]:

@@ -3,8 +3,10 @@ this folder."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from murmurate import plugins
-from murmurate.errors import unknown
+from murmurate.errors import Refusal, unknown
 from murmurate.strategies.interface import Strategy
 
 
@@ -24,3 +26,18 @@ def strategy(name: str) -> type[Strategy]:
     if name not in available:
         raise unknown("strategy", name, available)
     return available[name]
+
+
+def strategy_from(value: Any) -> Strategy:
+    """``value``, or the strategy of that name with its defaults. Raises Refusal for anything else."""
+    if isinstance(value, str):
+        return strategy(value)()
+    if isinstance(value, type) and issubclass(value, Strategy):
+        name = value.__name__
+        raise Refusal(f"strategy is the class {name}: give an object, {name}(), or its name, {value.name!r}")
+    if not isinstance(value, Strategy):
+        raise Refusal(
+            f"strategy is {value!r}; it takes a name or an object of a strategy: give a name that murmurate "
+            "list strategies prints."
+        )
+    return value
