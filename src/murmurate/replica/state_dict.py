@@ -94,10 +94,15 @@ def write_values(replica: Replica, values: Mapping[str, Tensor]) -> None:
         value = values[name]
         if value.shape != own.shape:
             raise ValueError(f"{name} has shape {list(value.shape)}, and in this run {list(own.shape)}")
-        if not torch.isfinite(value).all():
-            raise ValueError(f"{name} is not finite")
+        refuse_not_finite(value, name)
         own.copy_(value)
     replica.reload()
+
+
+def refuse_not_finite(saved: Tensor, name: str) -> None:
+    """Raise ValueError for parameters or buffers that are not finite: no checkpoint is saved with them."""
+    if not torch.isfinite(saved).all():
+        raise ValueError(f"{name} is not finite")
 
 
 def _initial_of_partial(replica: Replica, stored: dict[str, Any]) -> list[dict[str, Any]]:

@@ -56,7 +56,7 @@ def consensus(folder: Path, replicas: int) -> dict[str, dict[str, Tensor]]:
 
     replicas: number of replicas of its run. Raises Refusal for a part that is unreadable.
     """
-    states = [checkpoint.read_part(folder, rank) for rank in checkpoint.parts(folder) if rank < replicas]
+    states = [checkpoint.read_part(folder, rank) for rank in learners(folder, replicas)]
     # the part that was saved last has the newest consensus
     latest = max(states, key=lambda state: state["seconds"])
     if replicas in checkpoint.parts(folder):  # the centre's
@@ -86,17 +86,11 @@ def initial_values(run: Run) -> dict[str, dict[str, Tensor]]:
         return consensus(newest, int(checkpoint.read_manifest(newest)["replicas"]))
 
 
-def refuse_not_finite(saved: Tensor, name: str) -> None:
-    """Raise ValueError for parameters or buffers that are not finite: no checkpoint is saved with them."""
-    if not torch.isfinite(saved).all():
-        raise ValueError(f"{name} is not finite")
-
-
 def run_folder(checkpoint_folder: Path) -> Path:
     """The run folder of a checkpoint folder."""
     return checkpoint_folder.absolute().parents[1]
 
 
-def learners(run: Run, folder: Path) -> list[int]:
+def learners(folder: Path, replicas: int) -> list[int]:
     """Ranks of the replicas whose parts are in a checkpoint; a centre's part is not among them."""
-    return [rank for rank in checkpoint.parts(folder) if rank < run.replicas]
+    return [rank for rank in checkpoint.parts(folder) if rank < replicas]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from murmurate.fabric.interface import Capability, Fabric
 from murmurate.fabric.simulated.fabric import Crashed, SimulatedFabric
 from murmurate.record.callbacks import Result, current_watch
 from murmurate.record.reader import truncate_after
+from murmurate.replica.state_dict import refuse_not_finite
 from murmurate.replicator.learner import Context, Learner
 from murmurate.replicator.replicator import Replicator, check_capabilities
 from murmurate.training import checkpoint
@@ -27,12 +27,7 @@ from murmurate.training.launcher import Launcher, Ranks
 from murmurate.training.members import group_opener
 from murmurate.training.memory import bytes_of, exceeds_memory, planned_bytes, refuse_too_small, too_large
 from murmurate.training.place import FolderGone, FollowedFolder
-from murmurate.training.restore import (
-    initial_values,
-    load_agent,
-    refuse_not_finite,
-    refusing_misfits,
-)
+from murmurate.training.restore import initial_values, learners, load_agent, refusing_misfits
 from murmurate.training.run import Run
 from murmurate.training.run_folder import claim, has_begun, locked, plain, unclaim, write_run
 from murmurate.training.summary import summarize
@@ -301,13 +296,13 @@ def _build_once(run: Run) -> Learner:
 def _check_fits(run: Run, folder: Path, candidate: Path) -> None:
     """Raise Refusal if the checkpoint ``candidate`` is of another network or source, or is damaged in a way
     that its digests do not show."""
-    saved, count = checkpoint.parts(candidate), checkpoint.read_manifest(candidate)["replicas"]
+    count = checkpoint.read_manifest(candidate)["replicas"]
     if run.replicas != count:
         raise Refusal(f"{folder} was made with {count} replicas; resume with the same number.")
     if missing := checkpoint.lacks(candidate, run):
         raise Refusal(f"{candidate} lacks the part of {missing}.")
     learner = _build_once(dataclasses.replace(run, initial=None))
-    for rank in [rank for rank in saved if rank < run.replicas]:
+    for rank in learners(candidate, run.replicas):
         state = checkpoint.read_part(candidate, rank)
         checkpoint.updates(candidate, rank)  # raises Refusal if the count is unreadable
         with refusing_misfits(candidate):
@@ -335,7 +330,8 @@ def _carry_out(run: Run, folder: Path, launcher: Launcher, resume: Resume | None
                 is_complete = code == FINISHED
                 # no evaluation after an interrupt: murmurate eval can do it later
                 evaluated = not coordinator.interrupted
-                with reporting(_silent if current_watch().quiet else functools.partial(print, flush=True)):
+                told = contextlib.nullcontext() if current_watch().quiet else reporting(_print)
+                with told:
                     summary = summarize(run, folder, coordinator, reason, evaluated=evaluated)
         except SecondInterrupt:
             evaluation_cut = is_complete
@@ -364,8 +360,8 @@ def _carry_out(run: Run, folder: Path, launcher: Launcher, resume: Resume | None
     return Finish(code, summary, moved_to, run, coordinator.callbacks.error or raised, evaluation_cut)
 
 
-def _silent(text: str) -> None:
-    pass
+def _print(line: str) -> None:
+    print(line, flush=True)
 
 
 def _exit_status(coordinator: Coordinator) -> tuple[int, str]:

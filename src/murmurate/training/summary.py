@@ -108,7 +108,7 @@ def _from_checkpoint(run: Run, last: Path, best: Path, evaluated: bool, lost_byt
         **empty,
         **evaluation,
         "staleness_max": max(max(s["staleness_max"].values()) for s in states),
-        "disagreement_final": disagreement(last, learners(run, last)),
+        "disagreement_final": disagreement(last, learners(last, run.replicas)),
         "bytes_exchanged": sum(s["bytes_exchanged"] for s in states) + lost_bytes,
         "refused": sum(s.get("refused", 0) for s in states),
         "resume_exact": all(s["exact"] for s in states),

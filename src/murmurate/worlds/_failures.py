@@ -6,7 +6,6 @@ Imports no torch, so that the game server (``_game_server.py``) can use it.
 from __future__ import annotations
 
 import os
-import site
 import sysconfig
 import traceback
 from pathlib import Path
@@ -18,7 +17,7 @@ import murmurate
 _MOST_PRINTED = 5  # tracebacks that a process prints
 _printed: set[str] = set()
 _OWN = tuple(f"{Path(str(module.__file__)).parent}{os.sep}" for module in (murmurate, gymnasium))
-_LIBRARIES = (*site.getsitepackages(), sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"))
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 
 
 def noted(problem: BaseException) -> str:
@@ -28,7 +27,7 @@ def noted(problem: BaseException) -> str:
     Prints the traceback to stderr, unless one of the same line was printed before, or several others.
     """
     frames = [f for f in traceback.extract_tb(problem.__traceback__) if not f.filename.startswith(_OWN)]
-    users = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<"))]
+    users = [frame for frame in frames if not _is_in_library(frame.filename)]
     frame = (users or frames)[-1] if frames else None
     place = "" if frame is None else f" ({os.path.basename(frame.filename)}:{frame.lineno} in {frame.name})"
     kind = f"{type(problem).__name__}{place}"
@@ -36,3 +35,9 @@ def noted(problem: BaseException) -> str:
         _printed.add(kind)
         traceback.print_exception(problem)
     return place
+
+
+def _is_in_library(filename: str) -> bool:
+    # by name, as the packages of a user or of another environment may be on the path, too
+    installed = {"site-packages", "dist-packages"} & set(Path(filename).parts)
+    return bool(installed) or filename.startswith((_STANDARD_LIBRARY, "<"))
