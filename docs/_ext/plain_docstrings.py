@@ -16,6 +16,8 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+from murmurate.errors import MissingExtra
+
 
 def _fields(obj: Any) -> list[str]:
     return [field.name for field in dataclasses.fields(obj)] if dataclasses.is_dataclass(obj) else []
@@ -51,7 +53,8 @@ def _docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines:
 
 
 class _Api(SphinxDirective):
-    """``{api}``: signatures and docstrings of the names in its lines; a name with "?" need not exist."""
+    """``{api}``: signatures and docstrings of the names in its lines; a name with "?" need not exist, or may
+    need an extra that is not installed."""
 
     has_content = True
 
@@ -62,7 +65,7 @@ class _Api(SphinxDirective):
         module, _, attribute = name.rstrip("?").rpartition(".")
         try:
             documented = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError):
+        except (ImportError, AttributeError, MissingExtra):
             if name.endswith("?"):
                 return []
             raise
