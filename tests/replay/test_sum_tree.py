@@ -9,17 +9,21 @@ import threading
 import pytest
 import torch
 
-from compiled import NO_KERNELS, needs_triton
+from compiled import GPU, NO_KERNELS, needs_triton
 from murmurate import native
 from murmurate.errors import Refusal
 from murmurate.native import gpu
-from murmurate.replay.sum_tree import Draw, sum_tree, tree_bytes
+from murmurate.replay.sum_tree import Draw, SumTree, sum_tree, tree_bytes
 
 BACKENDS = [
     *(["torch", "native"] if native.kernels is not None else ["torch"]),
     pytest.param("triton", marks=needs_triton),
 ]
 needs_native = pytest.mark.skipif(native.kernels is None, reason=NO_KERNELS)
+
+
+def tree_of(capacity: int, backend: str) -> SumTree:
+    return sum_tree(capacity, backend=backend, device=GPU if backend == "triton" else "cpu")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -35,7 +39,7 @@ needs_native = pytest.mark.skipif(native.kernels is None, reason=NO_KERNELS)
     ],
 )
 def test_what_makes_no_sense_changes_nothing(backend, index, priority, words):
-    tree = sum_tree(10, backend=backend)
+    tree = tree_of(10, backend)
     tree.set(torch.tensor([0, 5]), torch.tensor([0.5, 0.25]))
     with pytest.raises(ValueError, match=words):
         tree.set(torch.tensor(index), torch.tensor(priority))
@@ -45,7 +49,7 @@ def test_what_makes_no_sense_changes_nothing(backend, index, priority, words):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_last_of_equal_indices_wins(backend):
-    tree = sum_tree(40, backend=backend)
+    tree = tree_of(40, backend)
     tree.set(torch.tensor([7, 3, 7, 7, 3]), torch.tensor([1.0, 2.0, 3.0, 4.0, 0.0]))
     assert tree.priorities.nonzero().tolist() == [[7]]
     assert tree.total == 4.0
@@ -54,10 +58,10 @@ def test_the_last_of_equal_indices_wins(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_error_becomes_a_priority(backend):
-    tree = sum_tree(8, backend=backend)
+    tree = tree_of(8, backend)
     error = torch.tensor([-2.0, 0.0, 0.5, 1e-30, 3e4])
     tree.update(torch.arange(5), error, 0.6, 1e-3)
-    torch.testing.assert_close(tree.priorities[:5], (error.abs() + 1e-3) ** 0.6, rtol=2e-6, atol=0)
+    torch.testing.assert_close(tree.priorities[:5].cpu(), (error.abs() + 1e-3) ** 0.6, rtol=2e-6, atol=0)
     tree.update(torch.arange(5), error, 0.6, 0.0)
     assert tree.priorities[1] == 0.0
     with pytest.raises(ValueError, match="index 1 is nan"):
@@ -66,9 +70,10 @@ def test_an_error_becomes_a_priority(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_draws_into_tensors_that_are_there(backend):
-    tree = sum_tree(100, backend=backend)
+    tree = tree_of(100, backend)
     tree.set(torch.arange(100), torch.ones(100))
-    out = Draw(torch.full((64,), -1), torch.zeros(64))
+    device = tree.priorities.device
+    out = Draw(torch.full((64,), -1, device=device), torch.zeros(64, device=device))
     assert tree.sample(64, 0.4, out=out) is out
     assert bool(((out.indices >= 0) & (out.indices < 100)).all())
     assert out.weights.tolist() == [1.0] * 64
@@ -134,7 +139,7 @@ def test_outputs_that_do_not_fit_are_refused(indices, weights, words):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_indices_of_the_wrong_kind_are_refused(backend):
-    tree = sum_tree(10, backend=backend)
+    tree = tree_of(10, backend)
     with pytest.raises((TypeError, IndexError, RuntimeError)):
         tree.set(torch.tensor([0.5]), torch.tensor([1.0]))
 
