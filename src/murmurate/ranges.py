@@ -63,6 +63,7 @@ NonNegativeInt = Annotated[int, Range(0)]
 StackLength = Annotated[int, Range(1, 1000)]  # observations in a stack
 ReturnSteps = Annotated[int, Range(1, 1000)]  # n of n-step returns
 RepeatCount = Annotated[int, Range(1, 10_000)]  # times that an update repeats something
+Widths = PositiveInt | tuple[PositiveInt, ...]  # of hidden layers; one number: of two layers (layer_widths)
 Seed = Annotated[int, Range(0, 2**63 - 1)]
 UnitInterval = Annotated[float, Range(0, 1)]
 OpenUnitInterval = Annotated[float, Range(0, 1, exclude_least=True, exclude_most=True)]

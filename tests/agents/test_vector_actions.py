@@ -30,7 +30,7 @@ def in_double(name: str, module: nn.Module, make: Any, **options: Any) -> Replic
 
 
 def agent(config: Any, replicate: Any = Replica, spec: EnvSpec = SPEC) -> Any:
-    made = dataclasses.replace(config, batch=BATCH, hidden=16)
+    made = dataclasses.replace(config, batch=BATCH, hidden=(16, 12))
     return made.build(Context(spec, replicate, 0))
 
 

@@ -52,7 +52,7 @@ _REFUSALS: dict[str, tuple[list[str], str]] = {
     "one that is elsewhere": (["cartpole-dqn", "--buffer-size", "1"], "Did you mean --replay.capacity?"),
     "torso of an agent without": (
         ["pendulum-sac", "--agent.torso", "mlp"],
-        "This agent's nets are two layers of --agent.hidden units.",
+        "This agent's nets are MLPs, whose layers have --agent.hidden units.",
     ),
     "field without its group": ([_G, "--learning-rate", "-3"], "--agent.learning-rate is -3.0"),
     "bare name of two": (
@@ -97,6 +97,9 @@ _REFUSALS: dict[str, tuple[list[str], str]] = {
     "topology": ([_G, "--strategy.topology", "rign"], "no topology called 'rign'"),
     "rate backwards": ([_G, "--agent.learning-rate", "-1"], "learning-rate is -1.0; it must be at least 0"),
     "no width": ([_G, "--agent.hidden", "0"], "--agent.hidden is 0; it must be at least 1"),
+    "one width of two": ([_G, "--agent.hidden", "64,0"], "--agent.hidden is 0; it must be at least 1"),
+    "no layer": ([_G, "--agent.hidden", ""], "Use --agent.hidden 64"),
+    "half a unit": ([_G, "--agent.hidden", "64.5"], "takes integer or integer,..., not '64.5'"),
     "period": (
         [_G, "--strategy", "local-sgd", "--strategy.period", "0"],
         "--strategy.period is 0; it must be from 1 to 10000. Use --strategy.period 10",

@@ -15,6 +15,7 @@ from murmurate.agents._running import statistics_updater
 from murmurate.agents.interface import Action
 from murmurate.losses.continuous import clipped_target, squared_error
 from murmurate.nets.control import ControlPolicy, critics
+from murmurate.nets.mlp import layer_widths
 from murmurate.nets.passes import Passes
 from murmurate.nets.target import TargetNetwork
 from murmurate.replay.interface import Sample
@@ -49,7 +50,7 @@ class DeterministicAgent(ActsByPolicy):
         check_vector_actions(spec, config.name)
         self.config, self._delay = config, policy_delay
         self._target_noise, self._noise_clip = target_noise, noise_clip
-        generator, hidden = derive_generator(context.seed, "network"), (config.hidden, config.hidden)
+        generator, hidden = derive_generator(context.seed, "network"), layer_widths(config.hidden)
         self.policy = ControlPolicy(
             spec, hidden, deterministic=True, normalize=config.normalize_observations, generator=generator
         ).to(self.device)

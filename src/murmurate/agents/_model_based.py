@@ -22,6 +22,7 @@ from murmurate.ranges import (
     PositiveOrInfinite,
     PositiveShare,
     UnitInterval,
+    Widths,
 )
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
@@ -39,7 +40,7 @@ class PolicySettings:
     temperature: initial alpha. target_entropy: H, at which the temperature keeps the policy's entropy; None:
         -D for actions of D numbers.
     clip: largest norm of the gradients of policy and critics (inf: no limit).
-    hidden: width of the two layers of each net.
+    hidden: widths of each net's layers; one number: two layers of that width.
     target_every: a learner's updates between moves of the target critics towards the critics. polyak: share
         of the way that they move; 1 copies.
     precision: precision of the products between hidden layers; ``auto`` is bfloat16 where the device is
@@ -54,7 +55,7 @@ class PolicySettings:
     temperature: PositiveFloat = 1.0
     target_entropy: AnyFloat | None = None
     clip: PositiveOrInfinite = math.inf
-    hidden: PositiveInt = 256
+    hidden: Widths = 256
     target_every: PositiveInt = 1
     polyak: PositiveShare = 0.005
     precision: Literal["float32", "bfloat16", "auto"] = "float32"

@@ -14,6 +14,7 @@ from torch import Tensor
 from murmurate.losses.divergence import categorical_kl, gaussian_kl
 from murmurate.losses.policy import categorical_log_prob_and_entropy, gaussian_entropy, gaussian_log_prob
 from murmurate.losses.returns import generalized_advantages
+from murmurate.nets.mlp import layer_widths
 from murmurate.nets.own_network import PolicyValueNet, policy_value_net, refuse_low_precision
 from murmurate.replicator.learner import Context
 from murmurate.spec import EnvSpec, Trajectory, derive_generator
@@ -29,7 +30,7 @@ def make_net(config: Any, context: Context) -> PolicyValueNet:
         context.spec,
         network=config.network,
         torso=config.torso,
-        hidden=(config.hidden, config.hidden),
+        hidden=layer_widths(config.hidden),
         recurrent=config.recurrent,
         normalize=config.normalize_observations,
         generator=derive_generator(context.seed, "network"),

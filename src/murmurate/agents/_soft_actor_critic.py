@@ -20,6 +20,7 @@ from murmurate.losses.continuous import (
     temperature_slope,
 )
 from murmurate.nets.control import ControlPolicy, critics, limited_log_std, through_limit
+from murmurate.nets.mlp import layer_widths
 from murmurate.nets.passes import Passes
 from murmurate.nets.target import TargetNetwork
 from murmurate.replay.interface import Sample
@@ -57,7 +58,7 @@ class SoftActorCritic:
         spec, self.device = context.spec, context.device
         check_vector_actions(spec, config.name)
         self.config = config
-        generator, hidden = derive_generator(context.seed, "network"), (config.hidden, config.hidden)
+        generator, hidden = derive_generator(context.seed, "network"), layer_widths(config.hidden)
         self.policy = ControlPolicy(
             spec, hidden, deterministic=False, normalize=config.normalize_observations, generator=generator
         ).to(self.device)

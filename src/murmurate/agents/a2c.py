@@ -35,6 +35,7 @@ from murmurate.ranges import (
     PositiveInt,
     PositiveOrInfinite,
     UnitInterval,
+    Widths,
 )
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context, LearnerConfig
@@ -55,7 +56,8 @@ class A2C(LearnerConfig):
     normalize_advantages: normalize advantages to mean 0 and deviation 1, in each batch.
     optimizer: RMSprop or Adam. rmsprop_alpha: smoothing of RMSprop's squared gradients.
     rmsprop_epsilon: added to the root in the denominator of RMSprop, or of Adam.
-    clip: largest norm of the gradient. hidden: width of an MLP's two layers.
+    clip: largest norm of the gradient.
+    hidden: widths of an MLP's layers; one number: two layers of that width.
     precision: ``bfloat16`` computes the torso in bfloat16 on a copy of the float32 parameters; heads,
         losses and the optimizer stay float32. ``auto`` is bfloat16 for images where the device is faster
         in it, else float32; a run records what it stands for before the first update.
@@ -83,7 +85,7 @@ class A2C(LearnerConfig):
     clip: PositiveOrInfinite = 0.5
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
     torso: str = AUTO
-    hidden: PositiveInt = 64
+    hidden: Widths = 64
     recurrent: NonNegativeInt = 0
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
     normalize_observations: bool = field(default=False, metadata={"since": 6})

@@ -23,6 +23,7 @@ from murmurate.losses.regret import (
     sequence_returns,
 )
 from murmurate.nets.actor_critic import actor_critic
+from murmurate.nets.mlp import layer_widths
 from murmurate.nets.target import TargetNetwork
 from murmurate.nets.torso import AUTO, checked_torso
 from murmurate.ranges import (
@@ -32,6 +33,7 @@ from murmurate.ranges import (
     PositiveShare,
     ReturnSteps,
     UnitInterval,
+    Widths,
 )
 from murmurate.replica.adam import Adam
 from murmurate.replica.vector import Replica
@@ -55,8 +57,8 @@ class ARM(LearnerConfig):
     evaluate: ``policy`` draws actions from the learned policy, as in training; ``greedy`` takes the action
         with the greatest advantage. The best policy of a partially observed task may be stochastic.
     torso: mlp, nature2013, nature2015, jin2018, impala2018, or your own: FILE.py:NAME, module:NAME
-        (docs/worlds.md); auto is nature2013 for images and mlp for vectors. hidden: width of an MLP's two
-        layers.
+        (docs/worlds.md); auto is nature2013 for images and mlp for vectors.
+    hidden: widths of an MLP's layers; one number: two layers of that width.
     normalize_observations: normalize observations by the running mean and deviation of the drawn sequences,
         limited to +-10 (vectors only).
     precision: precision of the torso; ``auto`` is bfloat16 for images where the device is faster in it.
@@ -76,7 +78,7 @@ class ARM(LearnerConfig):
     importance_clip: NonNegativeFloat | None = None
     evaluate: Literal["policy", "greedy"] = "policy"
     torso: str = AUTO
-    hidden: PositiveInt = 64
+    hidden: Widths = 64
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
     normalize_observations: bool = field(default=False, metadata={"since": 6})
 
@@ -117,7 +119,7 @@ class ARMAgent(OneReplica):
         self.net = actor_critic(
             spec,
             torso=config.torso,
-            hidden=(config.hidden, config.hidden),
+            hidden=layer_widths(config.hidden),
             normalize=config.normalize_observations,
             generator=derive_generator(context.seed, "network"),
         ).to(device)

@@ -18,6 +18,7 @@ from murmurate.agents.interface import Action
 from murmurate.losses.categorical import categorical_cross_entropy, expectation, projected_target, support
 from murmurate.nets.control import ControlPolicy
 from murmurate.nets.d4pg import CategoricalCritic, PixelEncoder, random_shift
+from murmurate.nets.mlp import layer_widths
 from murmurate.nets.target import TargetNetwork
 from murmurate.nets.torso import AUTO, checked_torso, usual_torso
 from murmurate.ranges import (
@@ -30,6 +31,7 @@ from murmurate.ranges import (
     Range,
     ReturnSteps,
     UnitInterval,
+    Widths,
 )
 from murmurate.replay.interface import Sample
 from murmurate.replica.vector import Replica
@@ -46,7 +48,7 @@ class D4PG(LearnerConfig):
     batch: transitions of an update; ``replay.samples_per_insert`` gives the number of updates.
     n_step: steps of the returns. discount: discount factor per env step.
     policy_rate, critic_rate: learning rates of Adam. clip: largest norm of each gradient (inf: no limit).
-    hidden: width of the two layers of the policy and of the critic.
+    hidden: widths of the policy's and the critic's layers; one number: two layers of that width.
     atoms: number of returns that the critic gives probabilities to, at equal distances from v_min to v_max; a
         return outside counts as the nearer of these two. v_min, v_max: least and greatest of these returns.
     target_every: a learner's updates between moves of the target nets towards the nets; under strategies with
@@ -73,7 +75,7 @@ class D4PG(LearnerConfig):
     policy_rate: NonNegativeFloat = 1e-4
     critic_rate: NonNegativeFloat = 1e-4
     clip: PositiveOrInfinite = math.inf
-    hidden: PositiveInt = 256
+    hidden: Widths = 256
     atoms: Annotated[int, Range(2, 10_000)] = 51
     v_min: AnyFloat = -150.0
     v_max: AnyFloat = 150.0
@@ -112,7 +114,7 @@ class D4PGAgent:
         self._seed, self._rank = context.seed, context.rank
         z = support(config.v_min, config.v_max, config.atoms)
         self.config = config = config.resolved(spec, self.device)
-        generator, hidden = derive_generator(context.seed, "network"), (config.hidden, config.hidden)
+        generator, hidden = derive_generator(context.seed, "network"), layer_widths(config.hidden)
         encoder = PixelEncoder(spec, config.torso, hidden, generator) if spec.images else None
         features = math.prod(spec.observation_shape) if encoder is None else encoder.out_features
         self.policy = ControlPolicy(

@@ -17,6 +17,7 @@ from murmurate.ranges import (
     PositiveShare,
     ReturnSteps,
     UnitInterval,
+    Widths,
 )
 from murmurate.replicator.learner import Context, LearnerConfig
 from murmurate.spec import EnvSpec, Transitions
@@ -33,7 +34,7 @@ class DDPG(LearnerConfig):
     batch: transitions of an update; ``replay.samples_per_insert`` gives the number of updates.
     n_step: steps of the returns. discount: discount factor per env step.
     policy_rate, critic_rate: learning rates of Adam. clip: largest norm of each gradient (inf: no limit).
-    hidden: width of the two layers of each net.
+    hidden: widths of each net's layers; one number: two layers of that width.
     target_every: a learner's updates between moves of the target nets towards the nets; under strategies with
         common rounds at the end of the round in which so many are reached. polyak: share of the way that they
         move; 1 copies.
@@ -53,7 +54,7 @@ class DDPG(LearnerConfig):
     policy_rate: NonNegativeFloat = 3e-4
     critic_rate: NonNegativeFloat = 3e-4
     clip: PositiveOrInfinite = math.inf
-    hidden: PositiveInt = 256
+    hidden: Widths = 256
     target_every: PositiveInt = 1
     polyak: PositiveShare = 0.005
     exploration_noise: NonNegativeFloat = 0.1

@@ -13,6 +13,7 @@ from murmurate.agents._auto import replicated, resolve_auto
 from murmurate.agents._running import statistics_updater
 from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.q_learning import q_step
+from murmurate.nets.mlp import layer_widths
 from murmurate.nets.own_network import action_value_net, checked_network, refuse_low_precision
 from murmurate.nets.target import TargetNetwork
 from murmurate.nets.torso import AUTO, checked_torso
@@ -23,6 +24,7 @@ from murmurate.ranges import (
     PositiveOrInfinite,
     ReturnSteps,
     UnitInterval,
+    Widths,
 )
 from murmurate.replay.interface import Sample
 from murmurate.replica.adam import Adam
@@ -56,8 +58,8 @@ class DQN(LearnerConfig):
         of these roots are below 1.1e-5, and 1.5e-4 would make the mean step 28 times smaller.
     dueling: separate streams for the state's value and the actions' advantages (Wang et al. 2016).
     torso: mlp, nature2013, nature2015, jin2018, impala2018, or your own: FILE.py:NAME, module:NAME
-        (docs/worlds.md); auto is nature2013 for images and mlp for vectors. hidden: width of an MLP's two
-        layers.
+        (docs/worlds.md); auto is nature2013 for images and mlp for vectors.
+    hidden: widths of an MLP's layers; one number: two layers of that width.
     normalize_observations: normalize observations by the running mean and deviation of the drawn batches,
         limited to +-10 (vectors only).
     precision: precision of the torso; ``auto`` is bfloat16 for images where the device is faster in it.
@@ -81,7 +83,7 @@ class DQN(LearnerConfig):
     epsilon: UnitInterval = 0.01
     explore_updates: NonNegativeInt = 25_000
     torso: str = AUTO
-    hidden: PositiveInt = 128
+    hidden: Widths = 128
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
     normalize_observations: bool = field(default=False, metadata={"since": 6})
     network: str = field(default="", metadata={"since": 6})
@@ -118,7 +120,7 @@ class DQNAgent(OneReplica):
             network=config.network,
             generator=derive_generator(context.seed, "network"),
             torso=config.torso,
-            hidden=(config.hidden, config.hidden),
+            hidden=layer_widths(config.hidden),
             dueling=config.dueling,
             normalize=config.normalize_observations,
         ).to(device)

@@ -35,6 +35,7 @@ from murmurate.ranges import (
     PositiveInt,
     PositiveOrInfinite,
     UnitInterval,
+    Widths,
 )
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context, LearnerConfig
@@ -57,7 +58,8 @@ class IMPALA(LearnerConfig):
     optimizer: RMSprop or Adam. rmsprop_alpha: smoothing of RMSprop's squared gradients.
     optimizer_epsilon: added to the root in RMSprop's (or Adam's) denominator. Losses are sums over the batch,
         as in the paper, so this and ``clip`` are on the scale of the paper's batches of 640 steps.
-    clip: largest norm of the gradient. hidden: width of an MLP's two layers.
+    clip: largest norm of the gradient.
+    hidden: widths of an MLP's layers; one number: two layers of that width.
     precision: ``bfloat16`` computes the torso in bfloat16 on a copy of the float32 parameters; ``auto`` is
         bfloat16 for images where the device is faster in it, else float32.
     normalize_observations: normalize observations by their running mean and deviation, limited to +-10
@@ -84,7 +86,7 @@ class IMPALA(LearnerConfig):
     value_coefficient: NonNegativeFloat = 0.25
     clip: PositiveOrInfinite = 40.0
     torso: str = AUTO
-    hidden: PositiveInt = 64
+    hidden: Widths = 64
     recurrent: NonNegativeInt = 0
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
     normalize_observations: bool = field(default=False, metadata={"since": 6})

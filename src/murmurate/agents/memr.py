@@ -24,6 +24,7 @@ from murmurate.agents.interface import Imagined
 from murmurate.losses.gaussian_nll import entropy_priority, gaussian_nll
 from murmurate.nets.batched_mlp import BatchedMLP
 from murmurate.nets.control import ActionBounds, limited_log_std
+from murmurate.nets.mlp import layer_widths
 from murmurate.nets.precision import resolve_precision
 from murmurate.ranges import NonNegativeFloat, RepeatCount
 from murmurate.replica.adam import Adam
@@ -113,10 +114,10 @@ class RolloutPolicy:
     """
 
     def __init__(self, config: MEMR, context: Context) -> None:
-        spec, hidden = context.spec, config.policy.hidden
+        spec, hidden = context.spec, layer_widths(config.policy.hidden)
         self._epochs, self._batch, self.loss = config.rollout_epochs, config.policy.batch, math.nan
         self._bounds = ActionBounds(spec).to(context.device)
-        widths = (math.prod(spec.observation_shape), hidden, hidden, 2 * math.prod(spec.action_shape))
+        widths = (math.prod(spec.observation_shape), *hidden, 2 * math.prod(spec.action_shape))
         generator = derive_generator(context.seed, "rollout policy")
         self._net: nn.Module = BatchedMLP(1, widths, generator=generator).to(context.device)
         self.replica: Replica = context.replicate(

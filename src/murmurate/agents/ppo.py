@@ -36,6 +36,7 @@ from murmurate.ranges import (
     Range,
     RepeatCount,
     UnitInterval,
+    Widths,
 )
 from murmurate.replica.adam import Adam
 from murmurate.replica.vector import Replica
@@ -59,8 +60,8 @@ class PPO(LearnerConfig):
         in Adam's denominator.
     learning_rate_end: over the run the rate falls linearly to this share of its initial value (1: constant).
     torso: mlp, nature2013, nature2015, jin2018, impala2018, or your own: FILE.py:NAME, module:NAME
-        (docs/worlds.md); auto is nature2013 for images and mlp for vectors. hidden: width of an MLP's two
-        layers.
+        (docs/worlds.md); auto is nature2013 for images and mlp for vectors.
+    hidden: widths of an MLP's layers; one number: two layers of that width.
     recurrent: width of an LSTM after the torso; 0: none.
     normalize_observations: normalize observations by their running mean and deviation, limited to +-10
     (vectors only).
@@ -87,7 +88,7 @@ class PPO(LearnerConfig):
     learning_rate_end: NonNegativeFloat = 0.0
     adam_epsilon: NonNegativeFloat = 1e-5
     torso: str = AUTO
-    hidden: PositiveInt = 64
+    hidden: Widths = 64
     recurrent: NonNegativeInt = 0
     normalize_observations: bool = False
     scale_rewards: bool = False

@@ -18,6 +18,7 @@ from murmurate.ranges import (
     PositiveShare,
     ReturnSteps,
     UnitInterval,
+    Widths,
 )
 from murmurate.replicator.learner import Context, LearnerConfig
 from murmurate.spec import EnvSpec, Transitions
@@ -32,7 +33,7 @@ class TD3(LearnerConfig):
     batch: transitions of an update; ``replay.samples_per_insert`` gives the number of updates.
     n_step: steps of the returns. discount: discount factor per env step.
     policy_rate, critic_rate: learning rates of Adam. clip: largest norm of each gradient (inf: no limit).
-    hidden: width of the two layers of each net.
+    hidden: widths of each net's layers; one number: two layers of that width.
     policy_delay: updates of the critics for each update of the policy; 0: the policy is updated at the end of
         each round, as often as the critics were in that round, with the critics on which the replicas have
         agreed (SPO-TD3: Zhang 2022, Algorithm 8).
@@ -56,7 +57,7 @@ class TD3(LearnerConfig):
     policy_rate: NonNegativeFloat = 3e-4
     critic_rate: NonNegativeFloat = 3e-4
     clip: PositiveOrInfinite = math.inf
-    hidden: PositiveInt = 256
+    hidden: Widths = 256
     policy_delay: NonNegativeInt = 2
     target_every: PositiveInt = 2
     polyak: PositiveShare = 0.005

@@ -25,6 +25,7 @@ from murmurate.agents.interface import Action
 from murmurate.losses.surrogate import surrogate
 from murmurate.losses.trust_region import LineSearch, Product, fisher_product, line_search, natural_step
 from murmurate.losses.value import value_loss
+from murmurate.nets.mlp import layer_widths
 from murmurate.nets.moments import ObservationNormalizer
 from murmurate.nets.single_head import policy_net, value_net
 from murmurate.nets.torso import AUTO, checked_torso, usual_torso
@@ -35,6 +36,7 @@ from murmurate.ranges import (
     PositiveInt,
     RepeatCount,
     UnitInterval,
+    Widths,
 )
 from murmurate.replica.adam import Adam
 from murmurate.replica.clipping import check_loss
@@ -63,8 +65,8 @@ class TRPO(LearnerConfig):
     (vectors only).
     scale_rewards: divide rewards by the running deviation of discounted returns, limited to +-10.
     torso: torso of both nets: mlp, nature2013, nature2015, jin2018, impala2018, or your own: FILE.py:NAME,
-        module:NAME (docs/worlds.md); auto is nature2013 for images and mlp for vectors. hidden: width of an
-        MLP's two layers.
+        module:NAME (docs/worlds.md); auto is nature2013 for images and mlp for vectors.
+    hidden: widths of an MLP's layers; one number: two layers of that width.
     """
 
     name: ClassVar[str] = "trpo"
@@ -86,7 +88,7 @@ class TRPO(LearnerConfig):
     normalize_observations: bool = False
     scale_rewards: bool = False
     torso: str = AUTO
-    hidden: PositiveInt = 64
+    hidden: Widths = 64
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "torso", checked_torso(self.torso))
@@ -118,7 +120,7 @@ class TRPOAgent:
         self.spec, self.device, self.seed = spec, device, context.seed
         self.group = context.group()
         generator = derive_generator(context.seed, "network")
-        hidden = (config.hidden, config.hidden)
+        hidden = layer_widths(config.hidden)
         self.policy_net = policy_net(spec, generator=generator, torso=config.torso, hidden=hidden).to(device)
         self.value_net = value_net(spec, generator=generator, torso=config.torso, hidden=hidden).to(device)
         normalizer = None

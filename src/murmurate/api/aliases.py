@@ -67,7 +67,7 @@ def hint(name: str, known: Collection[str], write: Callable[[str], str], cutoff:
         if by_last.keys() >= set(names):
             return f" Did you mean {' and '.join(write(by_last[each]) for each in names)}?"
     if wanted in ("torso", "network") and "hidden" in by_last:
-        return f" This agent's nets are two layers of {write(by_last['hidden'])} units."
+        return f" This agent's nets are MLPs, whose layers have {write(by_last['hidden'])} units."
     near = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     return f" Did you mean {write(near[0])}?" if near else ""
 

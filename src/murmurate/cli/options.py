@@ -158,7 +158,10 @@ def _read(option: Option, words: list[str]) -> Any:
         kind, *others = typing.get_args(tuple_kind)
         if Ellipsis not in others:
             return _convert(option, option.kind, ",".join(words).replace(",", ":"))
-        return tuple(_convert(option, kind, w) for word in words for w in word.split(",") if w)
+        takes_one = option.kind != tuple_kind and kind in typing.get_args(option.kind)  # such as ``Widths``
+        if takes_one and len(words) == 1 and words[0].isalnum():
+            return _convert(option, kind, words[0])
+        return tuple(_convert(option, kind, w) for word in words for w in word.replace(",", " ").split())
     return _convert(option, option.kind, words[0])
 
 

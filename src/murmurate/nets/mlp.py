@@ -10,7 +10,16 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from murmurate.errors import Refusal
+from murmurate.ranges import Widths
 from murmurate.spec import EnvSpec
+
+
+def layer_widths(hidden: Widths) -> tuple[int, ...]:
+    """The widths of all hidden layers. Raises Refusal if there is none."""
+    if hidden == ():
+        raise Refusal("hidden names no layer; a net has at least one. Use --agent.hidden 64.")
+    return hidden if isinstance(hidden, tuple) else (hidden, hidden)
 
 
 class MLP(nn.Module):
