@@ -97,7 +97,8 @@ def saves_when_interrupted(folder, waits, loop):
             optimizer.step()
             (folder / f"up {loop.rank}").touch()
     except KeyboardInterrupt:
-        (folder / f"saved {loop.rank}").touch()
+        if loop.finish(5.0):  # both end, and their centre too
+            (folder / f"saved {loop.rank}").touch()
         while waits:
             signal.pause()
         raise
@@ -152,7 +153,7 @@ def test_a_signal_interrupts_each_replica_which_may_save(number, send, code, str
     said = process.communicate()[1]
     assert process.returncode == code, said
     assert files(tmp_path, "saved") == ["saved 0", "saved 1"], said
-    assert files(tmp_path, "ended") == ["ended 0", "ended 1"]
+    assert {"ended 0", "ended 1"} <= set(files(tmp_path, "ended"))  # and perhaps the centre
     assert not psutil.wait_procs(members, timeout=60)[1], "no process is left"
 
 

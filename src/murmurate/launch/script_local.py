@@ -56,7 +56,7 @@ def run_locally(settings: ScriptSettings) -> list[Any]:
                 workers.start(rank, functools.partial(_run_worker, packed))
             return _collect(settings, workers)
         except (KeyboardInterrupt, SystemExit):
-            _interrupt(workers)
+            _interrupt(workers, settings.centre_rank)
             raise
 
 
@@ -108,13 +108,19 @@ def _exit(*_: object) -> NoReturn:
     raise SystemExit(128 + signal.SIGTERM)
 
 
-def _interrupt(workers: WorkerProcesses) -> None:
-    """Raise KeyboardInterrupt in all replicas, and wait for them to end. A second signal ends the wait."""
-    for worker in workers.alive:
+def _interrupt(workers: WorkerProcesses, centre: int) -> None:
+    """Raise KeyboardInterrupt in all replicas, and wait for them to end, while the centre goes on: a replica
+    that saves may exchange with it. A second signal ends the wait."""
+    for worker in _replicas(workers, centre):
         worker.terminate()
     end = time.monotonic() + _SAVING_SECONDS
-    while workers.alive and (seconds_left := end - time.monotonic()) > 0:
+    while _replicas(workers, centre) and (seconds_left := end - time.monotonic()) > 0:
         workers.wait(seconds_left)
+
+
+def _replicas(workers: WorkerProcesses, centre: int) -> list[Worker]:
+    """The replicas' processes that are alive."""
+    return [worker for worker in workers.alive if worker.rank != centre]
 
 
 # -- in a worker ----------------------------------------------------------------------------------------
@@ -136,8 +142,8 @@ def _run_worker(packed: bytes, worker: Worker) -> Exit:
 
     try:
         settings = _unpickled(packed)
-        # the centre has nothing to save, and is in the middle of the script's main
-        take_signals(signal.SIG_DFL if worker.rank == settings.centre_rank else interrupt)
+        # the centre has nothing to save, and replicas may need it while they do: the launcher ends it
+        take_signals(signal.SIG_IGN if worker.rank == settings.centre_rank else interrupt)
         fabric = ProcessFabric(worker.memory_file, worker.run_state, worker.rank, settings.deadline_seconds)
         end = settings.run_to_exit(fabric, stdout_of(settings.output, worker.rank))
         if end.how == FINISHED:

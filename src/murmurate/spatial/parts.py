@@ -227,7 +227,7 @@ class Parts:
         if time.monotonic() > deadline:
             raise FabricError(
                 f"part {self.rank} of replica {self.replica} waited {self.deadline_seconds:g} s for part "
-                f"{awaited}{self.where}. It is alive but does not answer: look at its log"
+                f"{awaited}{self.where}. It is alive but does not answer: look at its log or output"
             )
 
     def _check_alive(self, part: int) -> None:

@@ -149,7 +149,7 @@ class SynchronousGossip(Strategy):
             if waited_seconds > self.deadline_seconds:
                 raise FabricError(
                     f"rank {channel.rank} waited {self.deadline_seconds:g} s for rank(s) {missing} in round "
-                    f"{self._rounds} of gossip. They are alive but silent: look at their logs."
+                    f"{self._rounds} of gossip. They are alive but silent: look at their logs or output."
                 )
         return [received[j] for j in senders if j in received]
 

@@ -229,7 +229,7 @@ class NetworkCollectives:
     def _missing_message(self, number: int, silent: list[int]) -> str:
         return (
             f"rank(s) {silent} did not join round {number} of channel '{self._name}' within "
-            f"{self._endpoint.deadline_seconds:g} s. They are alive but do not answer: look at their logs."
+            f"{self._endpoint.deadline_seconds:g} s. They are alive but silent: see their logs or output."
         )
 
     def _left_out_message(self, rank: int) -> str:

@@ -271,7 +271,7 @@ class ProcessChannel:
             raise FabricError(
                 f"rank {self._fabric_rank(self.rank)} waited {self.deadline_seconds:g} s for rank(s) "
                 f"{[self._fabric_rank(r) for r in late]} in round {number} "
-                f"of channel '{self.name}'. They are alive but do not answer: look at their logs."
+                f"of channel '{self.name}'. They are alive but do not answer: look at their logs or output."
             )
         # a member that did not take part has died, and is left out until it is admitted again
         self._partners &= self._rounds >= number
@@ -310,7 +310,7 @@ class ProcessChannel:
         if not self._wait(can_proceed, self.deadline_seconds):
             raise FabricError(
                 f"rank {self._fabric_rank(self.living()[0])} did not fill '{key}' of channel '{self.name}' "
-                f"within {self.deadline_seconds:g} s. It is alive but does not answer: look at its log."
+                f"within {self.deadline_seconds:g} s. It is alive but silent: see its log or output."
             )
         if not ready[0]:  # filled only once: a member that later becomes the lowest must not overwrite it
             tensor.copy_(like)
