@@ -236,17 +236,6 @@ def event_matrix(graph: Topology, size: int, position: int, clock: int = 0) -> M
     return matrix
 
 
-def spectral_gap(matrix: Matrix) -> float:
-    """1 - |lambda_2|, where lambda_2 is the eigenvalue of second largest modulus of a row-stochastic [n, n];
-    1 for n = 1.
-
-    It gives the rate at which powers of ``matrix`` reduce differences in the long run; a single step can
-    reduce them less unless the matrix is normal (then |lambda_2| equals ``second_singular_value``).
-    """
-    moduli = np.sort(np.abs(np.linalg.eigvals(_checked(matrix))))
-    return 1.0 - float(moduli[-2]) if len(moduli) > 1 else 1.0
-
-
 def second_singular_value(matrix: Matrix) -> float:
     """sigma_2 of a row-stochastic [n, n]; 0 for n = 1. Where the matrix is doubly stochastic, one step
     multiplies differences by at most this factor."""
@@ -267,30 +256,6 @@ def joint_contraction(matrices: Sequence[Matrix]) -> float:
     for matrix in matrices[1:]:
         product = _checked(matrix) @ product
     return float(np.linalg.norm(product - product.mean(axis=0, keepdims=True), 2))
-
-
-def strongly_connected(edges: NDArray[np.bool_]) -> bool:
-    """Whether a path leads from each member to each other one. ``edges`` [n, n] is true at (i, j) if j is an
-    in-peer of i."""
-    reach = edges | np.eye(len(edges), dtype=np.bool_)
-    for _ in range(max(1, (len(edges) - 1).bit_length())):
-        reach = (reach.astype(np.float32) @ reach.astype(np.float32)) > 0
-    return bool(reach.all())
-
-
-def b_strongly_connected(graph: Topology, size: int, window: int, clocks: int) -> bool:
-    """Whether any ``window`` = B successive graphs at clocks 0..clocks-1 are jointly strongly connected.
-
-    The condition of GALA's Proposition 2. Windows at all starts are examined, not only those at multiples of
-    B, so True implies the usual definition. Raises ``ValueError`` unless 1 <= window <= clocks.
-    """
-    if not 1 <= window <= clocks:
-        raise ValueError(f"A window of {window} does not fit into {clocks} clocks: need 1 <= B <= clocks.")
-    edges = [mixing_matrix(graph, size, clock) > 0 for clock in range(clocks)]
-    return all(
-        strongly_connected(np.logical_or.reduce(edges[start : start + window]))
-        for start in range(clocks - window + 1)
-    )
 
 
 def _hops(size: int) -> tuple[int, ...]:

@@ -585,7 +585,7 @@ def test_a_cut_link_delivers_when_it_is_mended_and_others_go_on():
         member.note("mail")
         return times
 
-    cut = Partition.between([0], [1], start_seconds=0.0, end_seconds=6.0)
+    cut = Partition(((0, 1),), start_seconds=0.0, end_seconds=6.0)
     fabric = SimulatedFabric(3, 0, latency=0.5, partitions=[cut], call_seconds=0.0)
     results = fabric.run([publish, follow, follow])
     assert results[1:] == [[2], [1]]  # behind the cut the newest is first
@@ -608,7 +608,7 @@ def test_what_travels_when_the_cut_begins_still_arrives():
 
 
 def test_a_collective_waits_for_the_cut_to_end():
-    cut = Partition.between([0, 1], [2], end_seconds=4.0)
+    cut = Partition(((0, 2), (1, 2)), end_seconds=4.0)
     fabric = SimulatedFabric(3, 0, partitions=[cut])
     assert all(outcome == [(3, 37.0)] for outcome, _ in fabric.run([count_to(1)] * 3))
     assert fabric.virtual_seconds == pytest.approx(4.0, rel=0.01)
@@ -628,7 +628,7 @@ def test_a_broadcast_reaches_those_behind_a_cut_when_it_ends():
 
 
 def test_a_cut_that_never_ends_is_the_deadlines_business():
-    cut = Partition.between([0], [1])
+    cut = Partition(((0, 1),))
     fabric = SimulatedFabric(2, 0, partitions=[cut], collective_deadline_seconds=2.0)
     with pytest.raises(FabricError, match="network was partitioned within 2 s"):
         fabric.run([count_to(1)] * 2)

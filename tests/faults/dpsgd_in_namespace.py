@@ -14,11 +14,8 @@ import time
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
-from faults.namespaces import ADDRESSES, enter
-from faults.replica_in_namespace import PARAMETERS, Point
-from murmurate.fabric.network.fabric import NetworkFabric
+from faults.replica_in_namespace import PARAMETERS, Point, open_fabric
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.dpsgd import DPSGD
 
@@ -26,20 +23,7 @@ _SETTLE_SECONDS = 60.0
 
 
 def main(namespace, address, rank, size, folder):
-    torch.set_num_threads(1)
-    enter(namespace)
-    store = dist.FileStore(str(folder / "rendezvous"), size)
-    fabric = NetworkFabric(
-        rank,
-        size,
-        store,
-        run_id="namespaces",
-        secret=b"s",
-        address=address,
-        silence_seconds=2.0,
-        # there is one kernel in truth, through whose memory the two hosts would see each other
-        shared_memory=address == ADDRESSES[0],
-    )
+    fabric = open_fabric(namespace, address, rank, size, folder)
     replicator = Replicator(DPSGD(threads=1, local_updates=5), fabric)
     module = Point().double()
     replica = replicator.replicate("model", module, lambda given: torch.optim.SGD(given, lr=0.05))

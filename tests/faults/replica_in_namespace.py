@@ -34,11 +34,11 @@ class Point(nn.Module):
         self.weight = nn.Parameter(torch.zeros(PARAMETERS))
 
 
-def main(namespace, address, rank, size, folder):
+def open_fabric(namespace, address, rank, size, folder):
     torch.set_num_threads(1)
     enter(namespace)
     store = dist.FileStore(str(folder / "rendezvous"), size)
-    fabric = NetworkFabric(
+    return NetworkFabric(
         rank,
         size,
         store,
@@ -49,6 +49,10 @@ def main(namespace, address, rank, size, folder):
         # there is one kernel in truth, through whose memory the two hosts would see each other
         shared_memory=address == ADDRESSES[0],
     )
+
+
+def main(namespace, address, rank, size, folder):
+    fabric = open_fabric(namespace, address, rank, size, folder)
     deltas = fabric.channel("deltas", torch.zeros(PARAMETERS))
     module = Point()
     replicator = Replicator(PullGossip(seed=1), fabric)

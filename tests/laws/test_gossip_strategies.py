@@ -142,7 +142,7 @@ def faulty(size, seed):
         resend_seconds=3e-4,
     )
     crashes = {int(drawn.integers(size)): int(drawn.integers(3, 60))} if seed % 2 else {}
-    cut = Partition.between([0], range(1, size), 1e-4, float(drawn.uniform(2e-4, 2e-3)))
+    cut = Partition((), 1e-4, float(drawn.uniform(2e-4, 2e-3)), island=frozenset({0}))
     return SimulatedFabric(
         size,
         seed=seed,

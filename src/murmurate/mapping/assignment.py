@@ -62,15 +62,14 @@ class Device:
 
 @dataclass(frozen=True)
 class Assignment:
-    """learner, replay, storage: names of devices. steps_per_second: gradient steps per second. traffic_bytes:
-    bytes to and from the storage for each gradient step. why: the reason for each of these three devices.
-    others: gradient steps per second of every other pair of devices for learner and replay."""
+    """learner, replay, storage: names of devices. steps_per_second: gradient steps per second. why: the
+    reason for each of these three devices. others: gradient steps per second of every other pair of devices
+    for learner and replay."""
 
     learner: str
     replay: str
     storage: str
     steps_per_second: float
-    traffic_bytes: float
     why: tuple[str, str, str]
     others: dict[tuple[str, str], float] = field(default_factory=dict)
 
@@ -137,7 +136,6 @@ def assign(devices: Sequence[Device], batch: int, row_bytes: float, actors: int,
         replay,
         storage,
         rate,
-        traffic[storage],
         (
             f"the highest rate is with the learner on {learner}: {trains[learner]:,.0f} gradient steps/s",
             f"the replay manager on {replay} draws {draws[replay]:,.0f} batches/s: {limits} limits",

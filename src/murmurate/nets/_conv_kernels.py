@@ -40,7 +40,7 @@ def to_blocks(observation: Tensor, dtype: torch.dtype) -> Tensor | None:
     """uint8 [B, C, H, W], H and W multiples of 4, to ``dtype`` [B, 16 C, H / 4, W / 4], channels last; None
     if the kernel cannot do it."""
     kernels = native.kernels
-    if kernels is None or dtype not in _BITS or _is_traced() or not _is_readable(observation):
+    if kernels is None or dtype not in _BITS or is_traced() or not _is_readable(observation):
         return None
     batch, channels, height, width = observation.shape
     if channels > _MOST_CHANNELS:
@@ -60,7 +60,7 @@ def rows_of(observation: Tensor) -> Tensor:
 
 def has_kernels_for(dtype: torch.dtype) -> bool:
     """Whether ``run`` may have kernels for parameters of this dtype."""
-    return dtype == torch.bfloat16 and bool(_kernel_names()) and not _is_traced()
+    return dtype == torch.bfloat16 and bool(_kernel_names()) and not is_traced()
 
 
 def run(layers: tuple[Layer, ...], blocks: Tensor, parameters: Sequence[Tensor]) -> Tensor | None:
@@ -68,7 +68,7 @@ def run(layers: tuple[Layer, ...], blocks: Tensor, parameters: Sequence[Tensor])
     kernels cannot do it. ``parameters``: weight and bias of each convolution and of the fully connected
     layer. Frames get no gradient; a second derivative is refused."""
     names = _kernel_names()
-    if not names or _is_traced() or not _is_supported(blocks, parameters):
+    if not names or is_traced() or not _is_supported(blocks, parameters):
         return None
     width = parameters[-1].shape[0]
     torso = _torso(names[0], layers, width)
@@ -95,7 +95,7 @@ def _kernel_names() -> list[str]:
     return [] if native.kernels is None else native.kernels.torso_kernels()
 
 
-def _is_traced() -> bool:
+def is_traced() -> bool:
     """Whether torch records, fakes or transforms operations, which does not work for kernels that read memory
     by its address."""
     return (

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from murmurate import native
+from murmurate.nets._conv_kernels import is_traced
 
 _BITS = {torch.bfloat16: 16, torch.float32: 32}
 _PLAIN = (Tensor, torch.nn.Parameter)  # a subclass may have no memory that the kernels can read
@@ -18,7 +18,7 @@ _MOST_CHANNELS = 1 << 16  # the kernels' limit (native/normalize.hpp)
 def can_process(x: Tensor, residual: Tensor | None) -> bool:
     """Whether the kernels can process ``x`` and ``residual``: both must be dense, channels last, bfloat16 or
     float32 and in host memory, and torch must neither record nor transform operations."""
-    if native.kernels is None or _is_traced() or x.dtype not in _BITS or not x.numel():
+    if native.kernels is None or is_traced() or x.dtype not in _BITS or not x.numel():
         return False
     if x.shape[1] > _MOST_CHANNELS or not _is_readable(x):
         return False
@@ -85,15 +85,3 @@ def _addresses(*tensors: Tensor | None) -> list[int]:
 
 def _is_readable(x: Tensor) -> bool:
     return type(x) in _PLAIN and x.is_cpu and x.is_contiguous(memory_format=torch.channels_last)
-
-
-def _is_traced() -> bool:
-    """Whether torch records, fakes or transforms operations, which does not work for kernels that read memory
-    by its address."""
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._get_tracing_state() is not None
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or forward_ad._current_level >= 0
-    )

@@ -167,7 +167,6 @@ class ResNet(nn.Module):
             self.average = GlobalAverage()
             self.head = nn.Linear(inputs, classes)
             self._initialize(architecture)
-        self.features = inputs
 
     def _initialize(self, architecture: Architecture) -> None:
         for module in self.modules():

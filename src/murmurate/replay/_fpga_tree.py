@@ -97,11 +97,7 @@ class FpgaTree:
         drawn = self.manager.sample(bits.tolist())
         index = torch.tensor([leaf for leaf, _, _ in drawn], dtype=torch.int64)
         weight = ((self._fixed[index] / _SCALE / self.minimum).clamp(min=1.0) ** -beta).float()
-        if out is None:
-            return Draw(index, weight)
-        out.indices.copy_(index)
-        out.weights.copy_(weight)
-        return out
+        return Draw(index, weight).copied_into(out)
 
     def state(self) -> dict[str, Any]:
         return {"priorities": self.priorities, "stream": self._stream.clone()}

@@ -106,11 +106,7 @@ class TorchTree:
             u = (u + torch.arange(count, dtype=torch.float64, device=self._device)) / count
         index = self._search(u * total)  # the product may round up to the total itself
         weight = (self._leaves[index] / self.minimum).clamp(min=1.0) ** -beta
-        if out is None:
-            return Draw(index, weight)
-        out.indices.copy_(index)
-        out.weights.copy_(weight)
-        return out
+        return Draw(index, weight).copied_into(out)
 
     def state(self) -> dict[str, Any]:
         return {"priorities": self.priorities.to("cpu", copy=True), "stream": self._stream.clone()}

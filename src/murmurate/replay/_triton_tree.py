@@ -304,11 +304,7 @@ class TritonTree:
                 BLOCK=size,
                 enable_fp_fusion=False,
             )
-        if out is None:
-            return Draw(index, weight)
-        out.indices.copy_(index)
-        out.weights.copy_(weight)
-        return out
+        return Draw(index, weight).copied_into(out)
 
     def state(self) -> dict[str, Any]:
         return {"priorities": self.priorities.to("cpu", copy=True), "stream": self._stream.clone()}

@@ -29,12 +29,6 @@ class RateLimiter:
     def may_insert(self, count: int) -> bool:
         return self.inserted + count <= self.starts + self.drawn / self.samples_per_insert + self.slack
 
-    @property
-    def ratio(self) -> float:
-        """Samples per insert so far; 0 before the first draw is allowed."""
-        inserted_since = self.inserted - self.starts
-        return self.drawn / inserted_since if inserted_since > 0 else 0.0
-
 
 def least_slack(samples_per_insert: float, draw: int, insert: int) -> float:
     """The least slack with which draws and inserts of these sizes never both wait."""

@@ -32,6 +32,14 @@ class Draw(NamedTuple):
     indices: Tensor
     weights: Tensor
 
+    def copied_into(self, out: Draw | None) -> Draw:
+        """``out`` with the values of this draw; without ``out`` this draw itself."""
+        if out is None:
+            return self
+        out.indices.copy_(self.indices)
+        out.weights.copy_(self.weights)
+        return out
+
 
 def empty_draw(count: int) -> Draw:
     """Tensors for ``sample`` to write into, whatever torch's default dtype and device are."""

@@ -26,7 +26,7 @@ class NoExchange:
     """Stands for a ``TensorExchange`` in a group of one."""
 
     rank, size = 0, 1
-    bytes, waiting_seconds = 0, 0.0
+    bytes = 0
 
     def gather(
         self, call: str, tensors: Sequence[Tensor], wants_gradient: bool = False
@@ -52,10 +52,6 @@ class TensorExchange:
     @property
     def bytes(self) -> int:
         return self._small.traffic.bytes + self._large.traffic.bytes
-
-    @property
-    def waiting_seconds(self) -> float:
-        return self._small.traffic.waiting_seconds + self._large.traffic.waiting_seconds
 
     def gather(
         self, call: str, tensors: Sequence[Tensor], wants_gradient: bool = False

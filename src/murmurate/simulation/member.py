@@ -65,7 +65,7 @@ class SimulatedLearner:
         incarnation: int,
         trace_schedule: TraceSchedule = NO_TRACE,
     ) -> None:
-        self.run, self.member, self.rank, self.incarnation = run, member, member.rank, incarnation
+        self.run, self.member, self.rank = run, member, member.rank
         self.began_seconds = member.now
         self.busy_seconds = 0.0
         self._final_costs: Costs | None = None

@@ -21,7 +21,7 @@ class JoinedTrajectories:
     """
 
     def __init__(self, shape: TrajectoryShape, count: int, device: torch.device) -> None:
-        self._size, self._device, self._count = shape.size, device, count
+        self._size, self._device = shape.size, device
         self._has_memory = shape.memory > 0
         joined = TrajectoryShape(shape.spec, shape.steps, shape.size * count, shape.memory, shape.behaviour)
         pin = device.type == "cuda"

@@ -131,7 +131,7 @@ class Bridges:
     """The shard's side: connections from other hosts, each with a mirror of its sampler's slots."""
 
     def __init__(self, address: ShardAddress) -> None:
-        self._address, self._credentials = address, _credentials(address, address.rank)
+        self._credentials = _credentials(address, address.rank)
         # by (rank, index) of the sampler: its token, and the mirror
         self._mirrors: dict[tuple[int, int], tuple[str, BatchSlots]] = {}
         self._lock = threading.Lock()

@@ -133,7 +133,7 @@ class ReplayShard:
     """The shard's loop: take steps and serve draws, as far as the rate limiter allows."""
 
     def __init__(self, settings: ShardSettings, control: Connection) -> None:
-        self.settings, self.config, self._control = settings, settings.config, control
+        self.config, self._control = settings.config, control
         simulators = sum(size for _, _, size in settings.rings)
         self.replay = open_replay(
             settings.config,

@@ -23,8 +23,8 @@ from murmurate.spatial.window import (
     Pieces,
     add_halo_gradients,
     assemble,
-    empty,
     format_of,
+    own_gradient,
     receive_halos,
     send_halos,
 )
@@ -159,18 +159,12 @@ def _backward_of_window(
     ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor, pieces: Pieces, needs_grad: NeedsGrad
 ) -> list[Tensor | None]:
     """Compute the gradients of the whole window, and then send those of its halo."""
-    g, parts = ctx.geometry, ctx.parts
+    g = ctx.geometry
     window_x = assemble(g.plan.window, [(g.plan.own, x), *pieces], g.plan.image, x)
     gradients = _gradients(gradient, window_x, weight, g.stride, (0, 0), g.dilation, ctx.groups, needs_grad)
     window_gradient = gradients[0]
     if window_gradient is not None:
-        number = parts.send([(q, window_gradient[rect.slices(g.plan.window)]) for q, rect in g.plan.incoming])
-        own_gradient = empty(g.plan.own, window_gradient).zero_()
-        shared = g.plan.own.intersection(g.plan.window)
-        if not shared.is_empty:
-            own_gradient[shared.slices(g.plan.own)] = window_gradient[shared.slices(g.plan.window)]
-        add_halo_gradients(own_gradient, number, g.plan, parts)
-        gradients[0] = own_gradient
+        gradients[0] = own_gradient(window_gradient, g.plan, ctx.parts)
     return gradients
 
 

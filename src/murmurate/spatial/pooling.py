@@ -13,7 +13,7 @@ from murmurate.spatial.parts import Parts
 from murmurate.spatial.reductions import summed
 from murmurate.spatial.sliding import Kernel, Sliding, needed_inputs, outputs_of, pair
 from murmurate.spatial.tensor import SpatialTensor, arranged_evenly, refuse, spatial, window
-from murmurate.spatial.window import add_halo_gradients, assemble, receive_halos, send_halos, zeros
+from murmurate.spatial.window import assemble, own_gradient, receive_halos, send_halos
 
 
 @spatial("max_pool2d")
@@ -55,23 +55,14 @@ class _MaxPool(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         (positions,) = ctx.saved_tensors
-        window_plan, parts = ctx.plan, ctx.parts
         sizes, strides, dilations = _as_pairs(ctx.kernel)
         like = gradient.new_empty(1).expand(ctx.shape)  # only its shape matters
         window_gradient = torch.ops.aten.max_pool2d_with_indices_backward(
             gradient.contiguous(), like, sizes, strides, (0, 0), dilations, False, positions
         )
-        if window_plan.is_trivial:
+        if ctx.plan.is_trivial:
             return window_gradient, None, None, None
-        number = parts.send(
-            [(q, window_gradient[rect.slices(window_plan.window)]) for q, rect in window_plan.incoming]
-        )
-        own_gradient = zeros(window_plan.own, window_gradient)
-        shared = window_plan.own.intersection(window_plan.window)
-        if not shared.is_empty:
-            own_gradient[shared.slices(window_plan.own)] = window_gradient[shared.slices(window_plan.window)]
-        add_halo_gradients(own_gradient, number, window_plan, parts)
-        return own_gradient, None, None, None
+        return own_gradient(window_gradient, ctx.plan, ctx.parts), None, None, None
 
 
 @spatial("avg_pool2d")

@@ -34,23 +34,14 @@ def fetch_window(x: Tensor, layout: Layout, window: Layout | Plan, parts: Parts,
 class _Fetch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, parts: Parts, window_plan: Plan, fill: float) -> Tensor:
-        ctx.parts, ctx.plan, ctx.leading = parts, window_plan, x.shape[:-2]
+        ctx.parts, ctx.plan = parts, window_plan
         pieces = receive_halos(send_halos(x, window_plan, parts), x, window_plan, parts)
         return assemble(window_plan.window, [(window_plan.own, x), *pieces], window_plan.image, x, fill)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        window_plan, parts = ctx.plan, ctx.parts
-        number = parts.send(
-            [(q, gradient[rect.slices(window_plan.window)]) for q, rect in window_plan.incoming]
-        )
-        own_gradient = zeros(window_plan.own, gradient)
-        shared = window_plan.own.intersection(window_plan.window)
-        if not shared.is_empty:
-            own_gradient[shared.slices(window_plan.own)] = gradient[shared.slices(window_plan.window)]
-        add_halo_gradients(own_gradient, number, window_plan, parts)
-        return own_gradient, None, None, None
+        return own_gradient(gradient, ctx.plan, ctx.parts), None, None, None
 
 
 def send_halos(x: Tensor, window_plan: Plan, parts: Parts) -> int:
@@ -63,6 +54,19 @@ def receive_halos(number: int, x: Tensor, window_plan: Plan, parts: Parts) -> li
     expected = [Expected(q, (*x.shape[:-2], *rect.sizes), x.dtype) for q, rect in window_plan.incoming]
     tensors = parts.receive(number, expected)
     return [(rect, pixels) for (_, rect), pixels in zip(window_plan.incoming, tensors, strict=True)]
+
+
+def own_gradient(window_gradient: Tensor, window_plan: Plan, parts: Parts) -> Tensor:
+    """The gradient of this part's rectangle from those of all parts' windows."""
+    number = parts.send(
+        [(q, window_gradient[rect.slices(window_plan.window)]) for q, rect in window_plan.incoming]
+    )
+    gradient = empty(window_plan.own, window_gradient).zero_()
+    shared = window_plan.own.intersection(window_plan.window)
+    if not shared.is_empty:
+        gradient[shared.slices(window_plan.own)] = window_gradient[shared.slices(window_plan.window)]
+    add_halo_gradients(gradient, number, window_plan, parts)
+    return gradient
 
 
 def add_halo_gradients(gradient: Tensor, number: int, window_plan: Plan, parts: Parts) -> None:
@@ -88,12 +92,8 @@ def assemble(frame: Rect, pieces: Pieces, image: Rect, like: Tensor, fill: float
     return result
 
 
-def zeros(frame: Rect, like: Tensor) -> Tensor:
-    """Zeros of a rectangle, with the leading dimensions and the memory format of ``like``."""
-    return empty(frame, like).zero_()
-
-
 def empty(frame: Rect, like: Tensor) -> Tensor:
+    """A tensor of a rectangle, with the leading dimensions and the memory format of ``like``."""
     shape = (*like.shape[:-2], *frame.sizes)
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=format_of(like))
 

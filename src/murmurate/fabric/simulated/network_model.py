@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,14 +53,6 @@ class Partition:
     start_seconds: float = 0.0
     end_seconds: float = math.inf
     island: frozenset[int] = frozenset()
-
-    @staticmethod
-    def between(
-        some: Iterable[int], others: Iterable[int], start_seconds: float = 0.0, end_seconds: float = math.inf
-    ) -> Partition:
-        """A partition that cuts all links between two groups."""
-        far = tuple(others)
-        return Partition(tuple((i, j) for i in some for j in far), start_seconds, end_seconds)
 
     def cuts(self, one: int, other: int, time: float) -> bool:
         """Whether the link between two ranks is cut at ``time``."""
