@@ -74,6 +74,15 @@ def unknown(kind: str, given: str, known: Iterable[str]) -> Refusal:
     return Refusal(f"There is no {kind} called '{given}'.{hint} Run: murmurate list {list_argument(kind)}")
 
 
+def no_recipe(algorithm: str, world: str, worlds: Iterable[str]) -> Refusal:
+    """A refusal of ``algorithm`` for a ``world`` that is none of ``worlds``, for which it has recipes."""
+    names = list(worlds)
+    similar = difflib.get_close_matches(world, names, n=1, cutoff=0.5)
+    hint = f" Did you mean {similar[0]}-{algorithm}?" if similar else ""
+    known = ", ".join(f"{name}-{algorithm}" for name in names)
+    return Refusal(f"There is no recipe {world}-{algorithm}.{hint} The recipes of {algorithm}: {known}.")
+
+
 def list_argument(kind: str) -> str:
     """The argument of ``murmurate list`` that shows all names of this kind."""
     lists = {

@@ -12,10 +12,27 @@ from typing import Any
 import pytest
 
 from murmurate.cli.main import main
+from murmurate.cli.result_verbs import WORLD_PLACES
 from murmurate.errors import Refusal
+from murmurate.recipes import recipe, recipe_names
 from murmurate.record.stored import seal
 from murmurate.training import checkpoint
+from murmurate.training.data_record import places
 from short_runs import SHORT, content, refused
+
+# -- where the data are ----------------------------------------------------------------------------------
+
+
+def test_eval_takes_the_places_of_every_world() -> None:
+    """They are written out in ``result_verbs``, because reading worlds would slow the command line."""
+    names = {field for name in recipe_names() for field, _ in places(recipe(name).world)}
+    assert names == {*WORLD_PLACES, "skip_bad"}
+
+
+def test_a_run_in_simulators_has_no_places(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--world.path cannot be given for the world cartpole: it has no such fields"
+    assert words in refused(capsys, "eval", run_folder, "--world.path", "x")
+
 
 # -- refusals of a folder --------------------------------------------------------------------------------
 

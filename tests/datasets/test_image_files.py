@@ -1,4 +1,4 @@
-"""Folders, tar shards and arrays of images: their indices, their parts, and what is wrong in them."""
+"""Folders and tar shards of images: their indices, their parts, and what is wrong in them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import gzip
 import io
 import tarfile
 
-import numpy as np
 import pytest
 
 from murmurate.datasets._tar_files import TarError, members
-from murmurate.datasets.image_arrays import ArraysWorld
 from murmurate.datasets.image_folder import FolderWorld
 from murmurate.datasets.image_shards import ShardsWorld, expand
 from murmurate.errors import Refusal
-from pictures import drawn, encoded, number_of, picture, write_folder, write_shards
+from pictures import encoded, number_of, picture, write_folder, write_shards
 
 pytest.importorskip("cv2")
 
@@ -259,7 +257,12 @@ SAMPLES = {
         "sample without a label",
         "",
     ),
-    "json of no object": ([("k.jpg", b"1"), ("k.json", b"[1]")], "sample without a label", "no number"),
+    "json of no object": ([("k.jpg", b"1"), ("k.json", b"[1]")], "sample without a label", "no integer"),
+    "json with other keys": (
+        [("k.jpg", b"1"), ("k.json", b'{"lbl": 1}')],
+        "sample without a label",
+        "no integer from 0 to 999,999 under cls, label, class or target",
+    ),
     "an empty image": ([("k.jpg", b""), ("k.cls", b"1")], "empty file", "its image is empty"),
 }
 
@@ -306,58 +309,3 @@ def test_shards_that_cannot_be_used_are_refused(tmp_path):
     tar_of(tmp_path / "none.tar", [])
     with pytest.raises(Refusal, match="no image with a label"):
         shards_world(tmp_path / "none.tar").divided()
-
-
-# -- arrays -------------------------------------------------------------------------------------------
-
-
-def arrays(**more):
-    return {"train_images": drawn(20, 6, 5, 3), "train_labels": np.arange(20) % 4, **more}
-
-
-def test_arrays(tmp_path):
-    np.savez(tmp_path / "a.npz", **arrays())
-    world = ArraysWorld(str(tmp_path / "a.npz"), validation=3, test=0.1)
-    parts = world.divided()
-    assert [len(part) for part in parts] == [15, 3, 2]
-    which = parts.test.indices
-    np.testing.assert_array_equal(parts.test.select([0, 1]).pixels, drawn(20, 6, 5, 3)[which])
-    assert (world.spec().observation_shape, world.spec().actions) == ((3, 6, 5), 4)
-    grey = {"x_train": drawn(9, 4, 4), "y_train": np.arange(9)[:, None], "x_test": drawn(2, 4, 4)}
-    np.savez(tmp_path / "b.npz", y_test=np.array([3, 4]), **grey)
-    parts = ArraysWorld(str(tmp_path / "b.npz"), validation=1).divided()
-    assert [len(part) for part in parts] == [8, 1, 2]
-    assert parts.test.select([1]).images.shape == (1, 1, 4, 4)
-    three = {"val_images": drawn(3, 6, 5, 3), "val_labels": np.zeros(3, int)}
-    np.savez(
-        tmp_path / "c.npz", **arrays(**three, test_images=drawn(2, 6, 5, 3), test_labels=np.ones(2, int))
-    )
-    assert [len(part) for part in ArraysWorld(str(tmp_path / "c.npz")).divided()] == [20, 3, 2]
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"train_images": drawn(20, 6, 5, 3).astype(float)}, "train_images is float64"),
-        ({"train_images": drawn(20, 3, 6, 5)}, "should be of channels"),
-        ({"train_labels": np.zeros(19, int)}, "one for each of the 20"),
-        ({"train_labels": np.zeros(20)}, "should be whole numbers"),
-        ({"train_labels": np.full(20, -1)}, "has the label -1"),
-        ({"test_images": drawn(2, 5, 5, 3), "test_labels": np.zeros(2, int)}, "several sizes"),
-        ({"train_labels": np.array([object()] * 20)}, "Object arrays"),
-    ],
-)
-def test_arrays_that_are_wrong_are_refused(change, words, tmp_path):
-    np.savez(tmp_path / "a.npz", **arrays(**change))
-    with pytest.raises(Refusal, match=words):
-        ArraysWorld(str(tmp_path / "a.npz")).divided()
-
-
-def test_other_files_than_arrays_are_refused(tmp_path):
-    np.savez(tmp_path / "a.npz", pictures=drawn(3, 4, 4))
-    for name, words in (("a.npz", "holds pictures; it should"), ("none.npz", "none"), ("t.npz", "no .npz")):
-        (tmp_path / "t.npz").write_text("text")
-        with pytest.raises(Refusal, match=words):
-            ArraysWorld(str(tmp_path / name)).divided()
-    with pytest.raises(Refusal, match="say where"):
-        ArraysWorld().divided()

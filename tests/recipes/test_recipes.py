@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,20 @@ def test_an_environment_of_the_users_own_is_trained_resumed_and_evaluated_by_nam
 @pytest.mark.parametrize("name", ["cartpole", "cartpole-", ""])
 def test_names_that_are_no_recipe_are_refused(name: str) -> None:
     with pytest.raises(Refusal, match="murmurate list recipes"):
+        recipe(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("folder-sn-gan", "The recipes of sn-gan: fashion-sn-gan, cifar10-sn-gan."),
+        ("corpsu-lda", "Did you mean corpus-lda?"),
+        ("cartpole-gmm", "There is no recipe cartpole-gmm. The recipes of gmm: table-gmm."),
+        ("pong-resnet18", "folder-resnet18, shards-resnet18."),
+    ],
+)
+def test_algorithms_of_data_name_their_recipes(name: str, words: str) -> None:
+    with pytest.raises(Refusal, match=re.escape(words)):
         recipe(name)
 
 

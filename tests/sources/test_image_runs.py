@@ -68,6 +68,29 @@ def test_a_broken_image_fails_the_run_by_name_or_is_left_out(tmp_path):
     assert max(event.get("skipped_images", 0) for event in events) >= 1
 
 
+@pytest.mark.parametrize("launcher", ["local", "inline"])
+def test_a_broken_validation_image_fails_the_run_whose_folder_stays(launcher, tmp_path):
+    path = write_folder(tmp_path / "images", train=22, test=3)
+    shutil.copytree(tmp_path / "images" / "val", tmp_path / "images" / "test")
+    broken = tmp_path / "images" / "val" / "class1" / "00001.jpg"
+    broken.write_bytes(b"no picture")
+    run = short(path, workers=0, replicas=1, launcher=launcher)
+    run = dataclasses.replace(run, learner=dataclasses.replace(run.learner, validate_every=3))
+    finish = train(run, tmp_path / "run")
+    assert finish.code == 1
+    assert f"{broken}: it begins with" in finish.summary["exit"]
+
+
+@pytest.mark.parametrize("parts", [(33,), (2, 33)])
+def test_more_parts_than_rows_are_refused_before_any_process_starts(parts, tmp_path):
+    path = write_folder(tmp_path / "images", train=22, test=2)
+    with pytest.raises(
+        Refusal, match=f"--parts {' '.join(map(str, parts))} divides images of 32 x 32 pixels"
+    ):
+        train(short(path, replicas=1, launcher="local", parts=parts), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_shards_are_learned_from_and_resumed_by_their_pattern(tmp_path):
     (tmp_path / "shards").mkdir()
     run = short(write_shards(tmp_path / "shards", count=22), updates=2)

@@ -287,6 +287,8 @@ def test_a_dead_replica_holds_no_checkpoint_up_and_keeps_its_count(coordinator: 
         ("died", "LookupError: gone"),
         ("checkpoint", None),
     ]
+    lines = [json.loads(line) for line in (coordinator.folder / "metrics.jsonl").read_text().splitlines()]
+    assert {line["updates"] for line in lines if line.get("event") == "died"} == {7}  # the most of a replica
 
 
 def test_one_that_ended_before_it_was_asked_takes_part_with_its_last_state(coordinator: Coordinator) -> None:

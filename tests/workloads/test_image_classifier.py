@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from numpy.typing import ArrayLike
 
 from murmurate.datasets.image_set import ImageBatch, ImageSet
 from murmurate.replica.vector import Replica
@@ -98,15 +99,53 @@ def test_statistics_over_replicas_in_a_whole_run(tmp_path: Path) -> None:
     assert any(value.abs().max() > 0 for name, value in one.items() if name.endswith("running_mean"))
 
 
-def test_figures_are_of_the_first_examples() -> None:
+class Recording:
+    """A set of images that records which of them are selected."""
+
+    def __init__(self, examples: ImageSet) -> None:
+        self.examples = examples
+        self.calls: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def select(self, examples: ArrayLike) -> ImageBatch:
+        self.calls.append(list(np.asarray(examples)))
+        return self.examples.select(examples)
+
+
+def test_figures_are_of_all_examples_or_of_some_that_are_drawn_by_the_seed() -> None:
     it = learner()
     trained(it, 4)
-    data = images(30)
-    logits = it.logits(data.select(range(30)).images)
-    right = logits.argmax(1) == torch.from_numpy(data.labels)
+    noise = images(30)
+    data = Recording(ImageSet(noise.pixels, np.sort(noise.labels)))  # in the order of classes, as folders are
+    logits = it.logits(noise.select(range(30)).images)
+    labels = torch.from_numpy(data.examples.labels)
+    right = logits.argmax(1) == labels
     assert it.figures(data)["accuracy"] == pytest.approx(right.float().mean().item())
-    assert it.figures(data, 7)["accuracy"] == pytest.approx(right[:7].float().mean().item())
     assert it.figures(data)["top5_accuracy"] == 1
+    found = it.figures(data, 7, seed=3)
+    drawn = data.calls[-1]
+    assert found["accuracy"] == pytest.approx(right[drawn].float().mean().item())
+    assert drawn == sorted(set(drawn))
+    assert len(drawn) == found["images"] == 7
+    assert len(set(labels[drawn].tolist())) > 1  # the first seven are of one class
+    assert it.figures(data, 7, seed=3) == found
+    it.figures(data, 7, seed=4)
+    it.figures(data, 30)
+    it.figures(data, 31)
+    *whole, first, again, other, all_of_them, no_more = data.calls
+    assert first == again != other
+    assert whole == [all_of_them, no_more] == [list(range(30))] * 2
+
+
+def test_drawn_examples_are_selected_a_batch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("murmurate.workloads.image_classifier._EVALUATION_BATCH", 8)
+    data = Recording(images(40))
+    learner().figures(data, 20)
+    assert [len(call) for call in data.calls] == [8, 8, 4]
+    drawn = np.concatenate(data.calls)
+    assert (np.diff(drawn) > 0).all()
 
 
 def test_the_rate_grows_with_the_images_of_an_update() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from murmurate.api.aliases import hint
 from murmurate.errors import Refusal
 from murmurate.ranges import OutOfRange, check_number, numbers_of
+from murmurate.training.data_record import places
 from murmurate.training.option_names import option_name
 from murmurate.training.run_folder import is_valid
 
@@ -40,6 +41,24 @@ def with_fields(config: Any, values: Mapping[str, Any], place: str = "") -> Any:
         inner = with_fields(getattr(config, part), {name: value}, place)
         config = _replaced(config, {part: inner}, f"{place}{name}")
     return config
+
+
+def with_places(
+    run: Any, values: Mapping[str, Any], written: Callable[[str], str] = "world.{}".format
+) -> Any:
+    """``run``, with new values of fields of its world that do not change what was learned: paths, and whether
+    broken images are left out.
+
+    written: how a field is given, for messages. Raises Refusal for other fields, and as ``with_fields``.
+    """
+    if not values:
+        return run
+    known = [name for name, _ in places(run.world)]
+    for name in values:
+        if name not in known:
+            may = f"{', '.join(map(written, known))} may be given" if known else "it has no such fields"
+            raise Refusal(f"{written(name)} cannot be given for the world {run.world.name}: {may}.")
+    return dataclasses.replace(run, world=with_fields(run.world, values, "world."))
 
 
 def _fields(config: Any) -> dict[str, dataclasses.Field[Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from murmurate import recipes
 from murmurate.api.export import Exported, check_path, export_program, export_weights
+from murmurate.api.fields import with_places
 from murmurate.api.program import ClassProbabilities, GreedyPolicy
 from murmurate.errors import Refusal
 from murmurate.spec import EnvSpec, derive_generator
@@ -30,7 +31,11 @@ from murmurate.worlds.own import replaced_by
 
 
 def load(
-    folder: str | os.PathLike[str], *, best: bool = False, env: str | Callable[..., Any] | None = None
+    folder: str | os.PathLike[str],
+    *,
+    best: bool = False,
+    env: str | Callable[..., Any] | None = None,
+    world: Mapping[str, object] | None = None,
 ) -> TrainedModel:
     """The model of a run folder, with the consensus parameters of its last checkpoint.
 
@@ -38,13 +43,16 @@ def load(
         folder: folder of a run, which may still be going on.
         best: load the checkpoint with the best mean return instead of the last.
         env: makes the environment, where the folder cannot name it (it was a lambda, say).
+        world: for ``evaluate``, where the data are now (``{"path": "new/place"}``), or that broken images are
+            to be left out (``{"skip_bad": True}``). The folder stays as it is.
 
     Raises:
-        Refusal: if there is no run, no checkpoint, or a checkpoint that does not fit the run.
+        Refusal: for another field of the world, and if there is no run, no checkpoint, or a checkpoint that
+            does not fit the run.
     """
     run_folder = Path(folder)
     with replaced_by(env):
-        run = recipes.stored(run_folder)
+        run = with_places(recipes.stored(run_folder), world or {})
         # loads the user's environment, which can be replaced by env only within this context
         run.world.spec(read_fingerprint(run_folder))
         if best:
@@ -282,8 +290,9 @@ class TrainedModel:
         ``episodes``, ``returns``; for classifiers ``accuracy`` and so on.
 
         Args:
-            episodes: number of games (or images, documents); None: as many as the run's option says.
-            seed: seed of the games; None: one that was not used in training.
+            episodes: number of games (or documents, or test images, which are drawn at random); None: as many
+                as the run's option says, or all.
+            seed: seed of the games, or of the draw; None: one that was not used in training.
 
         Raises:
             Refusal: for fewer than one game, and where the data set is gone.

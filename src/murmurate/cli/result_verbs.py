@@ -7,24 +7,48 @@ import json
 from pathlib import Path
 from typing import Any
 
-from murmurate.cli.options import number_argument
+from murmurate.cli.options import number_argument, parse_bool
 from murmurate.errors import Refusal
 from murmurate.ranges import PositiveInt, Seed
+
+_EPISODES = (
+    "number of games, samples, documents, rows, or test images (drawn at random), instead of the run's, or "
+    "all"
+)
+WORLD_PLACES = {  # the paths that a world may need; name of the field -> help
+    "path": "the data: a file, a folder, or a pattern of shards",
+    "test_path": "the shards with the test images",
+    "vocabulary": "the file with the words of a corpus",
+    "stop_words": "the file with the stop words of a corpus",
+    "cache": "the folder in which a corpus is kept once it has been read",
+}
 
 
 def add_verbs(verbs: Any) -> None:
     evaluate = verbs.add_parser("eval", help="evaluate a run on games or held-out data")
     evaluate.add_argument("folder", type=Path)
     count = number_argument(PositiveInt)
-    evaluate.add_argument("--episodes", type=count, help="number of games, instead of the run's")
+    evaluate.add_argument("--episodes", type=count, help=_EPISODES)
     evaluate.add_argument("--video", action="store_true", help="write videos/episode.mp4")
     evaluate.add_argument("--best", action="store_true", help="the best checkpoint instead of the last")
-    evaluate.add_argument("--seed", type=number_argument(Seed))
+    seed_help = "of the games, or of the draw of test images"
+    evaluate.add_argument("--seed", type=number_argument(Seed), help=seed_help)
     evaluate.add_argument(
         "--sample", action="store_true", help="draw actions from the policy instead of the most probable one"
     )
     add_env_in_place(evaluate)
     evaluate.add_argument("--json", action="store_true")
+    places = evaluate.add_argument_group("the world", "where the data are, for this evaluation only")
+    for name, about in WORLD_PLACES.items():
+        places.add_argument(_option(name), metavar="PATH", help=about)
+    places.add_argument(
+        _option("skip_bad"),
+        metavar="true|false",
+        nargs="?",
+        const=True,
+        type=_bool,
+        help="leave out images that cannot be read, and count them",
+    )
     evaluate.set_defaults(act=_eval)
     report = verbs.add_parser("report", help="write report.html for one run, or a comparison of several")
     report.add_argument(
@@ -40,6 +64,17 @@ def add_verbs(verbs: Any) -> None:
     report.set_defaults(act=_report)
 
 
+def _option(name: str) -> str:
+    return f"--world.{name.replace('_', '-')}"
+
+
+def _bool(word: str) -> bool:
+    try:
+        return parse_bool(word)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def add_env_in_place(verb: Any) -> None:
     """Add ``--env``, for verbs that read a run folder."""
     verb.add_argument(
@@ -50,12 +85,15 @@ def add_env_in_place(verb: Any) -> None:
 
 
 def _eval(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.api.fields import with_places
     from murmurate.recipes import stored
     from murmurate.training.evaluate import evaluate_folder
     from murmurate.worlds.own import replaced_by
 
+    given = {name: vars(options)[f"world.{name}"] for name in (*WORLD_PLACES, "skip_bad")}
+    places = {name: value for name, value in given.items() if value is not None}
     with replaced_by(options.env):
-        run = stored(options.folder)
+        run = with_places(stored(options.folder), places, _option)
         figures = evaluate_folder(
             run,
             options.folder,

@@ -41,7 +41,7 @@ def refuse_inflated(path: Path, packed_bytes: int, unpacked_bytes: int, remedy: 
 
 def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """The arrays of an ``.npz`` file, by name. Raises OSError if it cannot be read, ValueError if it is
-    damaged."""
+    damaged, Refusal for arrays of Python objects."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
@@ -59,6 +59,12 @@ def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
 def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
     with archive.open(member) as file:
         shape, dtype = _header(file)
+    if dtype.hasobject:
+        name = member.filename.removesuffix(".npy")
+        raise Refusal(
+            f"{archive.filename}: {name} is an array of Python objects, which is not read because unpickling "
+            f'may run code. Save it with a plain type: {name}.astype("int64"), or .astype("str") for text.'
+        )
     needed = math.prod(shape) * dtype.itemsize
     if needed > member.file_size:  # checked here because numpy would first allocate the array
         raise ValueError(f"{member.filename} should have {needed:,} bytes, and has {member.file_size:,}")

@@ -21,6 +21,10 @@ class TarError(ValueError):
     """A damaged tar file. The message says what is wrong, and at which byte."""
 
 
+class CompressedTar(TarError):
+    """A compressed tar file."""
+
+
 class Member(NamedTuple):
     """A file in a tar file. name: includes its folder. offset, size: where its bytes are in the tar file.
     content: its bytes, if they are few; else None."""
@@ -41,6 +45,20 @@ def members(path: Path) -> Iterator[Member]:
         os.close(descriptor)
 
 
+def name_at(path: Path, offset: int) -> bytes | None:
+    """The name of the member whose bytes begin at ``offset``; None if the tar file cannot be read. Reads one
+    header; those before it only where the name may be longer than the header."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset - _BLOCK)
+            head = file.read(_BLOCK)
+        if head[99:100] == b"\0" and b"?" not in head[:100]:  # tarfile writes ? for other letters than ASCII
+            return _name(head)
+        return next((member.name for member in members(path) if member.offset == offset), None)
+    except (TarError, OSError):
+        return None
+
+
 def _members(descriptor: int, length: int) -> Iterator[Member]:
     place = 0
     long_name: bytes | None = None
@@ -51,7 +69,10 @@ def _members(descriptor: int, length: int) -> Iterator[Member]:
         if not place:
             packed = next((kind for magic, kind in _COMPRESSED.items() if head.startswith(magic)), None)
             if packed is not None:
-                raise TarError(f"it is compressed ({packed}), and members are read at random: unpack it")
+                raise CompressedTar(
+                    f"it is compressed ({packed}), and single images cannot be read from it. Unpack it with "
+                    f"{packed} -dc"
+                )
         if len(head) < _BLOCK:
             raise TarError(f"it ends within a header, at byte {place:,}")
         if head.count(0) == _BLOCK:  # zeros: the end, or padding

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmurate.datasets._archives import load_arrays, refuse_special
-from murmurate.datasets.image_set import ImageData, ImageSet, checked_labels, image_spec
+from murmurate.datasets.image_set import ImageData, ImageSet, image_spec, refuse_unlearned
 from murmurate.datasets.interface import Split
 from murmurate.errors import Refusal
 from murmurate.ranges import NonNegativeFloat, Seed
@@ -56,7 +56,7 @@ class ArraysWorld(World):
         """All images. Raises Refusal for a file that is damaged, or holds other arrays."""
         if not self.path:
             raise Refusal("say where the images are: --world.path FILE.npz.")
-        return _read(Path(self.path))
+        return _read(Path(self.path)).with_test(self.test)
 
     def divided(self) -> Split:
         return self.load().split(self.validation, self.split_seed, self.test)
@@ -81,7 +81,9 @@ def _read(path: Path) -> ImageData:
     except OSError as error:
         raise Refusal(f"{path} cannot be read: {error.strerror or error}. Check the path.") from error
     except ValueError as error:
-        raise Refusal(f"{path} is no .npz file of arrays: {error}. Restore it.") from error
+        raise Refusal(
+            f"{path} is no .npz file of arrays: {error}. Restore it, or save it with np.savez."
+        ) from error
     names_of_parts = {
         part: names
         for part, spellings in _NAMES.items()
@@ -90,15 +92,24 @@ def _read(path: Path) -> ImageData:
     }
     if "train" not in names_of_parts:
         raise Refusal(
-            f"{path} holds {', '.join(arrays) or 'nothing'}; it should hold train_images and train_labels."
+            f"{path} holds {', '.join(arrays) or 'nothing'}; it should hold {_spelled('train')}. Rename its "
+            "arrays."
         )
     parts = {part: _part(path, arrays, *names) for part, names in names_of_parts.items()}
     shapes = {part: images.shape for part, images in parts.items()}
     if len(set(shapes.values())) > 1:
         raise Refusal(f"{path} has images of several sizes: {shapes}. Scale them to one.")
+    for part in parts.keys() - {"train"}:
+        refuse_unlearned(f"{path}, {names_of_parts[part][1]}", parts["train"].labels, parts[part].labels)
     count = 1 + max(int(images.labels.max()) for images in parts.values())
     classes = tuple(str(label) for label in range(count))
     return ImageData(parts["train"], classes, parts.get("validation"), parts.get("test"))
+
+
+def _spelled(part: str) -> str:
+    """The accepted names of a part's arrays, in words."""
+    *first, last = (" and ".join(names) for names in _NAMES[part])
+    return f"{', '.join(first)}, or {last}"
 
 
 def _part(path: Path, arrays: Mapping[str, NDArray[Any]], images: str, labels: str) -> ImageSet:
@@ -106,19 +117,75 @@ def _part(path: Path, arrays: Mapping[str, NDArray[Any]], images: str, labels: s
     if pixels.dtype != np.uint8 or pixels.ndim not in (3, 4) or not pixels.size:
         raise Refusal(
             f"{path}: {images} is {pixels.dtype} {list(pixels.shape)}; it should be uint8 [n, height, width] "
-            "or [n, height, width, channels]."
+            f"or [n, height, width, channels]. {_type_remedy(images, pixels)}"
         )
     if pixels.ndim == 4 and pixels.shape[3] not in (1, 3):
         raise Refusal(
             f"{path}: {images} is {list(pixels.shape)}; the last number should be of channels, 1 or 3. "
-            "Transpose it."
+            f"{_channels_remedy(images, pixels.shape)}"
         )
     if numbers.ndim == 2 and numbers.shape[1] == 1:  # as in MedMNIST
         numbers = numbers[:, 0]
     if numbers.dtype.kind not in "iu" or numbers.shape != pixels.shape[:1]:
         raise Refusal(
             f"{path}: {labels} is {numbers.dtype} {list(numbers.shape)}; it should be whole numbers, one for "
-            f"each of the {len(pixels):,} images."
+            f"each of the {len(pixels):,} images. {_labels_remedy(labels, numbers, len(pixels))}"
         )
     pixels = np.ascontiguousarray(pixels if pixels.ndim == 4 else pixels[..., None])
-    return ImageSet(pixels, checked_labels(numbers, _MOST_CLASSES, f"{path}, {labels}"))
+    return ImageSet(pixels, _checked_labels(numbers, f"{path}, {labels}", labels))
+
+
+def _type_remedy(name: str, pixels: NDArray[Any]) -> str:
+    if not pixels.size:
+        return "Save at least one image."
+    if pixels.ndim not in (3, 4):
+        return "Reshape it."
+    kind = pixels.dtype.kind
+    if kind == "b":
+        return f'Save 255 * {name}.astype("uint8").'
+    if kind not in "iuf":
+        return "Save the pixels as numbers from 0 to 255."
+    least, greatest = pixels.min(), pixels.max()
+    if not (np.isfinite(least) and np.isfinite(greatest)):
+        return "Some of its values are not finite: replace them by numbers from 0 to 255."
+    if least < 0 or greatest > 255:
+        return f"Scale its values, which are from {least:g} to {greatest:g}, to whole numbers from 0 to 255."
+    if kind != "f":
+        return f'Save {name}.astype("uint8").'
+    return f'Save {f"(255 * {name})" if greatest <= 1 else name}.round().astype("uint8").'
+
+
+def _channels_remedy(name: str, shape: tuple[int, ...]) -> str:
+    if shape[1] in (1, 3):
+        return f"Transpose it: {name}.transpose(0, 2, 3, 1)."
+    if shape[3] == 4:
+        return f"Drop the fourth channel, which is usually transparency: {name}[..., :3]."
+    if shape[1] == 4:
+        return f"Drop the fourth channel and transpose it: {name}[:, :3].transpose(0, 2, 3, 1)."
+    if shape[3] == 2:
+        return f"Keep one channel: {name}[..., :1]."
+    return f"Keep three channels, such as {name}[..., :3], or one."
+
+
+def _labels_remedy(name: str, numbers: NDArray[Any], images: int) -> str:
+    if not numbers.ndim or len(numbers) != images:
+        return "Save one label for each image, in the order of the images."
+    if numbers.ndim == 2 and numbers.dtype.kind in "biuf":
+        return f"If these are one-hot vectors, save {name}.argmax(1)."
+    if numbers.ndim == 1 and numbers.dtype.kind in "bf":
+        return f'Save {name}.astype("int64").'
+    return f"Number the classes from 0: np.unique({name}, return_inverse=True)[1]."
+
+
+def _checked_labels(numbers: NDArray[Any], title: str, name: str) -> NDArray[np.int64]:
+    """The labels as int64. Raises Refusal for labels that cannot be numbers of classes."""
+    wrong = (numbers < 0) | (numbers >= _MOST_CLASSES)
+    if wrong.any():
+        first = int(wrong.argmax())
+        label = int(numbers[first])
+        limit = "labels are integers from 0 up" if label < 0 else f"{_MOST_CLASSES - 1:,} is the greatest"
+        raise Refusal(
+            f"{title}: image {first} (from 0) has the label {label:,}, and {limit}. Number the classes from "
+            f"0: np.unique({name}, return_inverse=True)[1]."
+        )
+    return numbers.astype(np.int64)

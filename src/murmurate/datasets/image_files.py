@@ -100,6 +100,6 @@ class ImageFiles:
         return None
 
 
-def bad_image(title: str, detail: str) -> str:
+def bad_image(title: str, detail: str, remedy: str = "Restore it") -> str:
     """The message about an image that cannot be used."""
-    return f"{title}: {detail}. Restore it, or leave such images out with --world.skip-bad true."
+    return f"{title}: {detail}. {remedy}, or leave such images out with --world.skip-bad true."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 from collections import Counter
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from murmurate.datasets._archives import refuse_special
 from murmurate.datasets._image_decoding import Place
 from murmurate.datasets.image_files import ImageFiles, bad_image
-from murmurate.datasets.image_set import ImageData, digest_of, image_spec
+from murmurate.datasets.image_set import ImageData, digest_of, image_spec, refuse_unlearned
 from murmurate.datasets.interface import Split
 from murmurate.errors import Refusal
 from murmurate.ranges import NonNegativeFloat, PositiveInt, Seed
@@ -24,6 +25,8 @@ from murmurate.spec import EnvSpec, World
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 _VALIDATION = ("val", "valid", "validation")
+_PARTS = ("train", *_VALIDATION, "test")
+_OTHER_PARTS = {"training": "train", "testing": "test"}  # names that are refused, and the right ones
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class FolderWorld(World):
         check_sizes(self.size, self.shortest)
         if not self.path:
             raise Refusal("say where the images are: --world.path FOLDER, with a folder of each class.")
-        return _read(Path(self.path), self.size, self.shortest, self.skip_bad)
+        return _read(Path(self.path), self.size, self.shortest, self.skip_bad).with_test(self.test)
 
     def divided(self) -> Split:
         return self.load().split(self.validation, self.split_seed, self.test)
@@ -126,10 +129,13 @@ def _read(path: Path, size: int, shortest: int, skip_bad: bool) -> ImageData:
     try:
         return _read_parts(path, size, shortest, skip_bad)
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _loop(str(error.filename), "itself") from error
         raise Refusal(f"{error.filename or path} cannot be read: {error.strerror}.") from error
 
 
 def _read_parts(path: Path, size: int, shortest: int, skip_bad: bool) -> ImageData:
+    _check_parts(path)
     train = path / "train"
     parts = {"train": train if train.is_dir() else path}
     if train.is_dir():
@@ -145,6 +151,8 @@ def _read_parts(path: Path, size: int, shortest: int, skip_bad: bool) -> ImageDa
         raise Refusal(f"There is no folder of a class in {parts['train']}. Put each class into a folder.")
     skipped: Counter[str] = Counter()
     indices = {name: _index(folder, classes, skip_bad, skipped) for name, folder in parts.items()}
+    for name, index in indices.items():
+        refuse_unlearned(str(parts[name]), indices["train"].labels, index.labels)
 
     def digest() -> str:
         arrays = [x for index in indices.values() for x in (index.sizes, index.labels, index.starts)]
@@ -157,10 +165,32 @@ def _read_parts(path: Path, size: int, shortest: int, skip_bad: bool) -> ImageDa
     )
 
 
+def _check_parts(path: Path) -> None:
+    """Raise Refusal for folders of parts with names that would be taken for classes or passed over."""
+    names = _folders(path)
+    right_names = {name: _OTHER_PARTS.get(name.lower(), name.lower()) for name in names}
+    if "train" not in names and not all(right in _PARTS for right in right_names.values()):
+        return  # the folders of classes
+    for name, right in right_names.items():
+        if right in _PARTS and right != name:
+            raise Refusal(
+                f"{path / name} has the name of a part, but spelled otherwise. Rename it to {right}."
+            )
+    if names and "train" not in names:
+        raise Refusal(
+            f"There is no folder train in {path}, only {', '.join(names)}. Add the training images."
+        )
+
+
+def is_clutter(name: str) -> bool:
+    """Whether a file or folder is hidden or one that macOS adds to archives, and is passed over."""
+    return name.startswith(".") or name == "__MACOSX"
+
+
 def _folders(folder: Path) -> list[str]:
     """The names of the folders in ``folder``, sorted, without hidden ones."""
     with os.scandir(folder) as entries:
-        return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+        return sorted(e.name for e in entries if not is_clutter(e.name) and e.is_dir())
 
 
 def _index(folder: Path, classes: list[str], skip_bad: bool, skipped: Counter[str]) -> FolderIndex:
@@ -170,10 +200,15 @@ def _index(folder: Path, classes: list[str], skip_bad: bool, skipped: Counter[st
             f"{folder / unknown_class} is of a class without a folder in train. Remove it, or add the folder."
         )
     names, sizes, labels = [], [], []
+    empty_classes = []
+    above = (os.path.realpath(folder),)
     for label, name in enumerate(classes):
         if not (folder / name).is_dir():
             continue
-        for file, size in sorted(_files(folder / name, os.fsencode(name))):
+        files = sorted(_files(folder / name, os.fsencode(name), above))
+        if not files:
+            empty_classes.append(name)
+        for file, size in files:
             if size:
                 names.append(file)
                 sizes.append(size)
@@ -183,21 +218,40 @@ def _index(folder: Path, classes: list[str], skip_bad: bool, skipped: Counter[st
             else:
                 raise Refusal(bad_image(str(folder / os.fsdecode(file)), "it is empty"))
     if not names:
-        raise Refusal(f"There is no image in the folders of {folder}: no file in {', '.join(SUFFIXES)}.")
+        raise Refusal(
+            f"There is no image in the folders of {folder}: no file in {', '.join(SUFFIXES)}. Put the images "
+            "of each class into a folder of its own there."
+        )
+    if empty_classes:
+        raise Refusal(
+            f"There is no image in {folder / empty_classes[0]}: no file in {', '.join(SUFFIXES)}. Remove the "
+            "folder, or put images of the class there."
+        )
     starts = np.cumsum([0, *map(len, names)], dtype=np.int64)
     return FolderIndex(
         str(folder), b"".join(names), starts, np.array(sizes, np.int64), np.array(labels, np.int64)
     )
 
 
-def _files(folder: Path, prefix: bytes) -> Iterator[tuple[bytes, int]]:
-    """(relative path, size) of the image files in the folder of a class and in folders within it."""
+def _files(folder: Path, prefix: bytes, above: tuple[str, ...]) -> Iterator[tuple[bytes, int]]:
+    """(relative path, size) of the image files in the folder of a class and in folders within it. above: real
+    paths of the folders that are being read. Raises Refusal for a loop of symbolic links."""
+    real = os.path.realpath(folder) if folder.is_symlink() else os.path.join(above[-1], folder.name)
+    if any(f"{path}/".startswith(f"{real.rstrip('/')}/") for path in above):
+        raise _loop(str(folder), real)
     with os.scandir(folder) as entries:
         for entry in entries:
             name = prefix + b"/" + os.fsencode(entry.name)
-            if entry.name.startswith("."):
+            if is_clutter(entry.name):
                 continue
             if entry.is_dir():
-                yield from _files(Path(entry.path), name)
+                yield from _files(Path(entry.path), name, (*above, real))
             elif entry.name.lower().endswith(SUFFIXES) and entry.is_file():
                 yield name, entry.stat().st_size
+
+
+def _loop(link: str, target: str) -> Refusal:
+    whole = target if target == "itself" else f"{target}, a folder that it is in"
+    return Refusal(
+        f"{link} is a symbolic link to {whole}, so that reading it would not end. Remove the link."
+    )

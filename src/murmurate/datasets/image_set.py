@@ -125,6 +125,17 @@ class ImageData:
             Subset(self.train, test_indices) if self.test is None else self.test,
         )
 
+    def with_test(self, test: float) -> ImageData:
+        """This data set. Raises Refusal if its test part is to be drawn, and ``test``, a share of the
+        training part, is less than one image."""
+        count = len(self.train)
+        if self.test is None and 0 < test < 1 and not round(test * count):
+            raise Refusal(
+                f"--world.test {test:g} of {count:,} images is no image, so that there is no test part. Give "
+                "a number, such as --world.test 1, or --world.test 0 for a run without a test."
+            )
+        return self
+
     def fingerprint(self) -> dict[str, Any]:
         """digest: digest of the images. train, validation, test: numbers of images in the files; None where a
         part is drawn from the training part. shape: [C, H, W]. classes: names."""
@@ -203,6 +214,18 @@ def checked_labels(labels: NDArray[Any], classes: int, path: object) -> NDArray[
             f"classes, from 0 to {classes - 1}. Restore the file."
         )
     return labels.astype(np.int64)
+
+
+def refuse_unlearned(title: str, learned: NDArray[np.int64], labels: NDArray[np.int64]) -> None:
+    """Raise Refusal if some labels of the test or validation part are not among those of the training
+    part, because no class can be recognised without an image to learn it from."""
+    unlearned = ~np.isin(labels, learned)
+    if unlearned.any():
+        raise Refusal(
+            f"{title}: {int(unlearned.sum()):,} of {len(labels):,} images have labels that no training image "
+            f"has, such as {int(labels[unlearned.argmax()]):,}. Number the classes alike in all parts, or "
+            "leave these images out."
+        )
 
 
 def _in_words(counts: Mapping[str, Any]) -> str:

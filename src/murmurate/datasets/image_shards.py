@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from murmurate.datasets._archives import refuse_special
 from murmurate.datasets._image_decoding import Place, read_encoded
 from murmurate.datasets._image_headers import ImageError
-from murmurate.datasets._tar_files import Member, TarError, members
+from murmurate.datasets._tar_files import CompressedTar, Member, TarError, members, name_at
 from murmurate.datasets.image_files import ImageFiles, bad_image
-from murmurate.datasets.image_folder import SUFFIXES, check_sizes
-from murmurate.datasets.image_set import ImageData, digest_of, image_spec
+from murmurate.datasets.image_folder import SUFFIXES, check_sizes, is_clutter
+from murmurate.datasets.image_set import ImageData, digest_of, image_spec, refuse_unlearned
 from murmurate.datasets.interface import Split
 from murmurate.errors import Refusal
 from murmurate.ranges import NonNegativeFloat, PositiveInt, Range, Seed
@@ -34,6 +34,8 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 _MOST_SHARDS = 100_000
 _LABEL_KEYS = ("cls", "label", "class", "target")  # keys under which a .json file may have the label
 _MOST_CLASSES = 1_000_000
+_NUMBER = f"integer from 0 to {_MOST_CLASSES - 1:,}"
+_NAMED_KEYS = f"{', '.join(_LABEL_KEYS[:-1])} or {_LABEL_KEYS[-1]}"
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,8 @@ class ShardsWorld(World):
         check_sizes(self.size, self.shortest)
         if not self.path:
             raise Refusal("say where the shards are: --world.path 'train-{000000..000146}.tar'.")
-        return _read(self.path, self.test_path or "", self.classes, self.size, self.shortest, self.skip_bad)
+        data = _read(self.path, self.test_path or "", self.classes, self.size, self.shortest, self.skip_bad)
+        return data.with_test(self.test)
 
     def divided(self) -> Split:
         return self.load().split(self.validation, self.split_seed, self.test)
@@ -119,14 +122,20 @@ class ShardIndex:
 
     def title(self, number: int) -> str:
         path, offset, _ = self.place(number)
-        return f"{path}, the image at byte {offset:,}"
+        name = name_at(Path(path), offset)
+        return f"{path}, the image at byte {offset:,}" if name is None else _title(path, _key(name)[0])
 
 
 def expand(pattern: str) -> list[str]:
     """The paths of a pattern with ``{000000..000146}`` and ``{a,b}``, or the tar files of a folder, sorted.
     Raises Refusal for an invalid range."""
     if Path(pattern).is_dir():
-        return sorted(str(path) for path in Path(pattern).glob("*.tar"))
+        return sorted(str(path) for path in Path(pattern).glob("*.tar") if not is_clutter(path.name))
+    if set("*?") & set(pattern) and not Path(pattern).exists():
+        raise Refusal(
+            f"{pattern} has a * or ?, which are not patterns here. Name a folder, which means all .tar files "
+            "in it, or a pattern with a range or list, such as train-{000000..000146}.tar."
+        )
     pieces = _BRACES.split(pattern)
     choices = [_choices(piece) if k % 2 else [piece] for k, piece in enumerate(pieces)]
     count = np.prod([float(len(choice)) for choice in choices])
@@ -157,6 +166,8 @@ def _read(
         for part, pattern in (("train", path), ("test", test_path))
         if pattern
     }
+    for part, index in indices.items():
+        refuse_unlearned(test_path if part == "test" else path, indices["train"].labels, index.labels)
     greatest = max(int(index.labels.max()) for index in indices.values())
     count = greatest + 1 if classes is None else classes
     if greatest >= count:
@@ -185,14 +196,19 @@ def _index(pattern: str, skip_bad: bool, skipped: Counter[str]) -> ShardIndex:
             for row in _samples(Path(path), skip_bad, skipped):
                 for column, value in zip(columns, (number, *row), strict=True):
                     column.append(value)
+        except CompressedTar as error:
+            raise Refusal(f"{path}: {error}.") from error
         except TarError as error:
-            if not skip_bad or "compressed" in str(error):
+            if not skip_bad:
                 raise Refusal(bad_image(path, str(error))) from error
             skipped["damaged tar file"] += 1
         except OSError as error:
             raise Refusal(f"{path} cannot be read: {error.strerror or error}. Check the path.") from error
     if not columns[0]:
-        raise Refusal(f"{pattern} has no image with a label: no key.jpg beside a key.cls or key.json.")
+        raise Refusal(
+            f"{pattern} has no image with a label: no key.jpg beside a key.cls, or a key.json with "
+            f"{_NAMED_KEYS}, that holds an {_NUMBER}. Write the number of each image's class into key.cls."
+        )
     return ShardIndex(tuple(paths), *(np.array(column, np.int64) for column in columns))
 
 
@@ -200,18 +216,43 @@ def _samples(path: Path, skip_bad: bool, skipped: Counter[str]) -> Iterator[tupl
     """(offset, size, label) of each image of a tar file. If it is damaged, raises TarError after the images
     before the damage."""
     damage: list[TarError] = []
-    for key, files in itertools.groupby(_until_damage(path, damage), lambda member: _key(member.name)[0]):
+    found = (file for file in _until_damage(path, damage) if not _is_clutter(file.name))
+    for key, files in itertools.groupby(found, lambda member: _key(member.name)[0]):
         try:
             yield _sample({_key(file.name)[1]: file for file in files}, path)
         except ImageError as error:
             if damage:  # it is the reason why the last sample is incomplete
                 break
             if not skip_bad:
-                title = f"{path}, sample {key.decode('utf-8', 'backslashreplace')}"
-                raise Refusal(bad_image(title, error.args[1])) from error
+                title, (cause, detail) = _title(path, key), error.args
+                if cause == _NO_LABEL and not _has_sample(path):
+                    raise Refusal(
+                        f"{title}: {detail}, and no other image of the file has a label either. Write the "
+                        "number of each image's class, from 0 up, into key.cls."
+                    ) from error
+                remedy = "Correct the label" if cause == _NO_LABEL else "Restore it"
+                raise Refusal(bad_image(title, detail, remedy)) from error
             skipped[error.args[0]] += 1
     if damage:
         raise damage[0]
+
+
+def _has_sample(path: Path) -> bool:
+    """Whether a tar file has an image with a label."""
+    try:
+        return any(True for _ in _samples(path, True, Counter()))
+    except (TarError, OSError):
+        return False
+
+
+def _title(path: Path | str, key: bytes) -> str:
+    return f"{path}, sample {key.decode('utf-8', 'backslashreplace')}"
+
+
+def _is_clutter(name: bytes) -> bool:
+    """Whether a member is a hidden file, or one that macOS adds to archives."""
+    *folders, file = name.split(b"/")
+    return file.startswith(b".") or b"__MACOSX" in folders
 
 
 def _until_damage(path: Path, damage: list[TarError]) -> Iterator[Member]:
@@ -238,7 +279,7 @@ def _sample(files: Mapping[bytes, Member], path: Path) -> tuple[int, int, int]:
         raise ImageError("empty file", "its image is empty")
     label = next((files[kind] for kind in (b"cls", b"json") if kind in files), None)
     if label is None:
-        raise ImageError("sample without a label", "it has no .cls and no .json")
+        raise ImageError(_NO_LABEL, "it has no .cls and no .json")
     text = label.content
     if text is None:
         text = read_encoded(Place(str(path), label.offset, label.size))
@@ -246,6 +287,7 @@ def _sample(files: Mapping[bytes, Member], path: Path) -> tuple[int, int, int]:
 
 
 _IMAGES = frozenset(suffix.encode() for suffix in SUFFIXES)
+_NO_LABEL = "sample without a label"  # a cause
 
 
 def _label(text: bytes, is_json: bool) -> int:
@@ -259,5 +301,9 @@ def _label(text: bytes, is_json: bool) -> int:
             raise ValueError
     except (ValueError, TypeError, StopIteration, RecursionError) as error:
         shown = text[:60].decode("utf-8", "backslashreplace")
-        raise ImageError("sample without a label", f"its label is {shown!r}, no number from 0") from error
+        if is_json:
+            detail = f"its .json is {shown!r}, with no {_NUMBER} under {_NAMED_KEYS}"
+        else:
+            detail = f"its label is {shown!r}, no {_NUMBER}"
+        raise ImageError(_NO_LABEL, detail) from error
     return value

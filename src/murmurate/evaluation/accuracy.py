@@ -12,7 +12,8 @@ from murmurate.errors import Refusal
 from murmurate.evaluation.interface import Curve, EvalContext, Evaluation
 from murmurate.workloads.image_classifier import ClassifierLearner
 
-_FIGURES = ("test_images", "accuracy", "accuracy_stderr", "top5_accuracy", "test_loss")
+_FIGURES = ("accuracy", "accuracy_stderr", "top5_accuracy", "test_loss")
+_TOP = 5  # of fewer classes, or as many, each image's is among the so many most probable ones
 
 
 @dataclass(frozen=True)
@@ -30,18 +31,26 @@ class Accuracy(Evaluation):
     )
 
     def evaluate(self, learner: ClassifierLearner, context: EvalContext) -> dict[str, Any]:
-        """Figures: accuracy, accuracy_stderr (binomial), top5_accuracy, test_loss (nats), test_images.
-        ``context.count``: classify only the first so many test images."""
+        """Figures: accuracy, accuracy_stderr (binomial), top5_accuracy, test_loss (nats), classes,
+        test_images (classified), test_images_found (in the data set), test_images_skipped (left out because
+        they could not be read). ``context.count``: classify so many test images, drawn at random."""
         if context.count is not None and context.count < 1:
             raise Refusal(f"{context.count} images are to be classified; take at least one.")
         test = cast(DataSet, context.world).divided().test
-        figures = learner.figures(test, context.count)
+        found = len(test)
+        chosen = found if context.count is None else min(context.count, found)
+        figures = learner.figures(test, context.count, context.seed)
         count = int(figures["images"])
-        if not count:
-            return dict.fromkeys(_FIGURES) | {"test_images": 0}
-        accuracy = figures["accuracy"]
-        return {
+        numbers = {
+            "classes": learner.classes,
             "test_images": count,
+            "test_images_found": found,
+            "test_images_skipped": chosen - count,
+        }
+        if not count:
+            return dict.fromkeys(_FIGURES) | numbers
+        accuracy = figures["accuracy"]
+        return numbers | {
             "accuracy": accuracy,
             "accuracy_stderr": math.sqrt(accuracy * (1 - accuracy) / count),
             "top5_accuracy": figures["top5_accuracy"],
@@ -49,9 +58,11 @@ class Accuracy(Evaluation):
         }
 
     def sentence(self, figures: Mapping[str, Any]) -> str:
-        if figures.get("accuracy") is None:
-            return ""
-        return (
-            f"Accuracy on {figures['test_images']:,} test images: {figures['accuracy']:.2%} "
-            f"(top 5: {figures['top5_accuracy']:.2%})"
-        )
+        count, skipped = figures.get("test_images"), figures.get("test_images_skipped", 0)
+        if figures.get("accuracy") is None or count is None:
+            return f"None of {skipped:,} test images could be read" if skipped else ""
+        found = figures.get("test_images_found", count)  # runs of earlier versions have no such figure
+        of_all = "" if found == count else f" of {found:,}"
+        broken = f" ({skipped:,} could not be read)" if skipped else ""
+        top = f" (top 5: {figures['top5_accuracy']:.2%})" if figures.get("classes", _TOP + 1) > _TOP else ""
+        return f"Accuracy on {count:,}{of_all} test images{broken}: {figures['accuracy']:.2%}{top}"

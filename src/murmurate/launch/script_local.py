@@ -26,6 +26,7 @@ from murmurate.fabric.processes.spawn import (
     Died,
     Exit,
     Worker,
+    WorkerProcess,
     WorkerProcesses,
     take_signals,
 )
@@ -118,7 +119,7 @@ def _interrupt(workers: WorkerProcesses, centre: int) -> None:
         workers.wait(seconds_left)
 
 
-def _replicas(workers: WorkerProcesses, centre: int) -> list[Worker]:
+def _replicas(workers: WorkerProcesses, centre: int) -> list[WorkerProcess]:
     """The replicas' processes that are alive."""
     return [worker for worker in workers.alive if worker.rank != centre]
 

@@ -11,7 +11,7 @@ from murmurate.datasets.image_cifar10 import Cifar10World
 from murmurate.datasets.image_fashion import FashionWorld
 from murmurate.datasets.image_folder import FolderWorld
 from murmurate.datasets.image_shards import ShardsWorld
-from murmurate.errors import unknown
+from murmurate.errors import no_recipe
 from murmurate.evaluation.accuracy import Accuracy
 from murmurate.sources.images import ImageSourceConfig
 from murmurate.spec import World
@@ -48,7 +48,7 @@ def classifier(name: str, net: Net) -> Run:
         learner = dataclasses.replace(learner, batch=32, rate_batch=256)
         source = ImageSourceConfig(_PHOTOGRAPH_AUGMENTATION)
     else:
-        raise unknown("world", name, ALL_WORLDS)
+        raise no_recipe(net, name, ALL_WORLDS)
     return Run(
         recipe=f"{name}-{net}",
         world=world(),

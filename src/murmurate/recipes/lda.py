@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from murmurate.datasets.corpus_world import CorpusWorld
-from murmurate.errors import unknown
+from murmurate.errors import no_recipe
 from murmurate.evaluation.held_out import HeldOutDocuments
 from murmurate.sources.examples import ExampleSourceConfig
 from murmurate.strategies.hogwild import Hogwild
@@ -18,7 +18,7 @@ def recipe(name: str) -> Run:
     """One replica; ``--replicas N`` adds replicas that share lambda, the global variational parameters.
     ``--world.path`` names the corpus."""
     if name not in WORLDS:
-        raise unknown("world", name, WORLDS)
+        raise no_recipe(ALGORITHM, name, WORLDS)
     return Run(
         recipe=f"{name}-{ALGORITHM}",
         world=CorpusWorld(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from murmurate.datasets.image_cifar10 import Cifar10World
 from murmurate.datasets.image_fashion import FashionWorld
-from murmurate.errors import unknown
+from murmurate.errors import no_recipe
 from murmurate.evaluation.sample_quality import SampleQuality
 from murmurate.sources.images import ImageSourceConfig
 from murmurate.spec import World
@@ -22,7 +22,7 @@ def recipe(name: str) -> Run:
     """A quarter of the papers' channels, for CPUs (``--agent.channels 256`` gives the papers' number). Every
     replica has a batch of its own, so ``--replicas N`` makes the total batch N times larger."""
     if name not in _WORLDS:
-        raise unknown("world", name, _WORLDS)
+        raise no_recipe(ALGORITHM, name, _WORLDS)
     return Run(
         recipe=f"{name}-{ALGORITHM}",
         world=_WORLDS[name](),

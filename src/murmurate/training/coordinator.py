@@ -78,11 +78,10 @@ class Coordinator:
         self.best_score = best_so_far(run, self.checkpoints)
         self.dead: list[int] = []
         self.events: list[dict[str, Any]] = []
-        self.interrupted, self.signal = False, 0
+        self.interrupted, self.signal, self.stopped_because = False, 0, ""
         self.failure: RunFailed | SecondInterrupt | None = None
         self.steps_before, self.seconds_before = 0, offset_seconds  # before the run was resumed
         self.trained_seconds: float | None = None  # when the last replica had ended
-        self.stopped_because = ""
         self.skipped_checkpoints = 0  # number given up because deltas were still in flight
         self.is_admitting = False  # a replica is joining: no checkpoint meanwhile
         self._cleared = 0  # staging folders up to this checkpoint number are deleted
@@ -103,8 +102,7 @@ class Coordinator:
     # -- while it runs ------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Read new records; request and commit checkpoints; stop the run when due. Call it a few times a
-        second."""
+        """Read new records; request and commit checkpoints; stop the run. Call it a few times a second."""
         self._follow_folder()
         self._read_records()
         self._commit_if_ready()
@@ -178,7 +176,9 @@ class Coordinator:
         return bool(self._pending)
 
     def event(self, name: str, message: str, **fields: Any) -> None:
-        self.recorder.event(name, message, env_steps=self.run_state.total_env_steps(), updates=0, **fields)
+        state, replicas = self.run_state, range(self.run.replicas)
+        counts = {"env_steps": state.total_env_steps(), "updates": max(map(state.clock, replicas))}
+        self.recorder.event(name, message, **counts, **fields)
         self.events.append(
             {"event": name, "message": message, "time_seconds": round(self.recorder.seconds, 3), **fields}
         )

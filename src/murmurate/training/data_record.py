@@ -60,7 +60,7 @@ def refuse_missing(world: World) -> None:
             option = name.replace("_", "-")
             raise Refusal(
                 f"There is no {place}, which the run began with. Give its present path: murmurate "
-                f"resume DIR --world.{option} NEW."
+                f"resume DIR --world.{option} NEW (eval has this option too)."
             )
 
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 
+from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import Channel
 from murmurate.record.gossip_window import gossip_window
 from murmurate.record.recorder import Recorder
@@ -125,7 +126,10 @@ class TrainingLoop:
                 if batch.data is None:
                     self._count(batch)
                     break
-                outcome = self.learner.learn(batch)
+                try:
+                    outcome = self.learner.learn(batch)
+                except Refusal as refusal:  # a broken validation image, for example
+                    raise (RunFailed(str(refusal)) if self.updates else refusal) from None
                 batch.feedback(outcome.priorities)
                 self.timer.lap("learn")
                 updates_before = self.updates

@@ -271,6 +271,12 @@ def _build_once(run: Run) -> Learner:
     Raises Refusal.
     """
     spec, initial = run.world.spec(), initial_values(run)
+    if any(parts > pixels for parts, pixels in zip(run.grid, spec.observation_shape[1:], strict=False)):
+        sizes = " x ".join(map(str, spec.observation_shape[1:]))
+        raise Refusal(
+            f"--parts {' '.join(map(str, run.parts))} divides images of {sizes} pixels into more parts than "
+            "they have rows or columns. Use fewer, such as --parts 2."
+        )
 
     def build(fabric: Fabric) -> Learner:
         replicator = Replicator(run.strategy, fabric, initial=initial)

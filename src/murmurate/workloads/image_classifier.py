@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from murmurate.datasets.image_set import ImageBatch
@@ -131,6 +132,7 @@ class ClassifierLearner:
         spec = context.spec
         self.config = config = config.resolved(spec, context.device)
         self.device, self.seed, self.rank = context.device, context.seed, context.rank
+        self.classes = spec.actions
         self.net = ResNet(
             config.net,
             _image_shape(spec),
@@ -220,13 +222,15 @@ class ClassifierLearner:
             self.net.train()
         return out
 
-    def figures(self, examples: ExampleSet[ImageBatch], count: int | None = None) -> dict[str, float]:
-        """accuracy and top5_accuracy (from 0 to 1) and loss (nats) on the first ``count`` examples (None:
-        all), and ``images``, the number of these that could be read."""
-        number = len(examples) if count is None else min(count, len(examples))
+    def figures(
+        self, examples: ExampleSet[ImageBatch], count: int | None = None, seed: int = 0
+    ) -> dict[str, float]:
+        """accuracy and top5_accuracy (from 0 to 1) and loss (nats) on ``count`` examples, drawn at random by
+        ``seed`` (None: on all), and ``images``, the number of these that could be read."""
+        chosen = _drawn(len(examples), count, seed)
         sums, readable = torch.zeros(3, dtype=torch.float64), 0
-        for first in range(0, number, _EVALUATION_BATCH):
-            batch = examples.select(range(first, min(first + _EVALUATION_BATCH, number)))
+        for first in range(0, len(chosen), _EVALUATION_BATCH):
+            batch = examples.select(chosen[first : first + _EVALUATION_BATCH])
             if not len(batch.labels):  # all of them are broken, and left out
                 continue
             readable += len(batch.labels)
@@ -267,6 +271,15 @@ class _Probabilities(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.net(torch.addcmul(self.shift, images.float(), self.scale)).softmax(-1)  # type: ignore[no-any-return]
+
+
+def _drawn(available: int, count: int | None, seed: int) -> range | NDArray[np.int64]:
+    """``count`` of the numbers below ``available``, drawn without replacement and sorted, so that files are
+    read in their order; all of them if ``count`` is None or not smaller."""
+    if count is None or count >= available:
+        return range(available)
+    random = np.random.default_rng(derive_seed(seed, "evaluation images"))
+    return np.sort(random.choice(available, count, replace=False, shuffle=False))
 
 
 def _image_shape(spec: EnvSpec) -> tuple[int, int, int]:

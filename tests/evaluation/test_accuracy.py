@@ -1,0 +1,121 @@
+"""The accuracy on test images: which of them it is of, and what is said about the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import murmurate
+from murmurate.cli.main import main
+from murmurate.evaluation.accuracy import Accuracy
+from murmurate.recipes import recipe
+from murmurate.training.run import Run
+from pictures import write_folder
+from short_runs import altered, refused, train
+
+ALL = {"accuracy": 0.25, "top5_accuracy": 0.5, "test_images": 52, "classes": 10}
+
+
+@pytest.mark.parametrize(
+    ("figures", "sentence"),
+    [
+        ({}, "Accuracy on 52 test images: 25.00% (top 5: 50.00%)"),
+        ({"classes": 6}, "Accuracy on 52 test images: 25.00% (top 5: 50.00%)"),
+        ({"classes": 5}, "Accuracy on 52 test images: 25.00%"),
+        (
+            {"test_images_found": 52, "test_images_skipped": 0, "classes": 2},
+            "Accuracy on 52 test images: 25.00%",
+        ),
+        ({"test_images_found": 1000, "classes": 2}, "Accuracy on 52 of 1,000 test images: 25.00%"),
+        (
+            {"test_images_found": 53, "test_images_skipped": 1, "classes": 2},
+            "Accuracy on 52 of 53 test images (1 could not be read): 25.00%",
+        ),
+        (
+            {"accuracy": None, "test_images": 0, "test_images_found": 3, "test_images_skipped": 3},
+            "None of 3 test images could be read",
+        ),
+        ({"accuracy": None, "test_images": 0, "test_images_found": 0, "test_images_skipped": 0}, ""),
+        ({"accuracy": None}, ""),
+    ],
+)
+def test_the_sentence_says_of_how_many_images(figures: dict[str, Any], sentence: str) -> None:
+    assert Accuracy().sentence(ALL | figures) == sentence
+
+
+def test_the_sentence_of_an_earlier_version_s_figures() -> None:
+    figures = {name: value for name, value in ALL.items() if name != "classes"}
+    assert Accuracy().sentence(figures) == "Accuracy on 52 test images: 25.00% (top 5: 50.00%)"
+    assert Accuracy().sentence({}) == ""
+
+
+def short(path: Path) -> Run:
+    run = recipe("folder-resnet18")
+    world = dataclasses.replace(run.world, path=str(path), size=32, shortest=36, validation=0)  # type: ignore[type-var]
+    learner = dataclasses.replace(run.learner, width=4, batch=3, schedule="constant", warmup=0.0)  # type: ignore[type-var, call-arg]
+    limits = {"launcher": "inline", "env_steps": None, "updates": 1, "workers": 0}
+    return altered(run, world=world, learner=learner, **limits)
+
+
+def test_some_images_by_seed_moved_images_and_broken_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("cv2")
+    path, folder, moved = tmp_path / "images", tmp_path / "run", tmp_path / "moved"
+    write_folder(path, train=6, test=12)
+    broken = path / "val" / "class1" / "00004.jpg"
+    broken.write_bytes(broken.read_bytes()[:-30])
+    finish = train(short(path), folder)
+    assert "its end is missing" in finish.summary["exit"]  # type: ignore[index]
+    shutil.move(path, moved)
+    capsys.readouterr()
+    assert "--world.path NEW" in refused(capsys, "eval", folder)
+    assert "its end is missing" in refused(capsys, "eval", folder, "--world.path", moved)
+
+    there = ["eval", "--world.path", str(moved), str(folder), "--world.skip-bad"]
+    before = (folder / "run.json").read_bytes()
+    assert main(there) == 0
+    assert capsys.readouterr().out.startswith("Accuracy on 11 of 12 test images (1 could not be read): ")
+    assert (folder / "run.json").read_bytes() == before
+    figures = []
+    for _ in range(2):
+        assert main([*there, "true", "--episodes", "5", "--json"]) == 0
+        figures.append(json.loads(capsys.readouterr().out))
+    assert figures[0] == figures[1]
+    assert figures[0]["test_images"] + figures[0]["test_images_skipped"] == 5
+    assert figures[0]["test_images_found"] == 12
+
+    model = murmurate.load(folder, world={"path": str(moved), "skip_bad": True})
+    assert model.evaluate(5)["accuracy"] == figures[0]["accuracy"]
+    assert model.evaluate()["test_images_skipped"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            ("--world.vocabulary", "x"),
+            "--world.vocabulary cannot be given for the world folder: --world.path, ",
+        ),
+        (("--world.skip-bad", "maybe"), "'maybe' is neither true nor false"),
+        (("--world.size", "8"), "eval has no option --world.size"),
+    ],
+)
+def test_what_else_is_given_about_the_world_is_refused(
+    options: tuple[str, ...], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("cv2")
+    write_folder(tmp_path / "images", train=6, test=3)
+    summary = train(short(tmp_path / "images"), tmp_path / "run").summary
+    assert summary is not None
+    assert (summary["test_images"], summary["test_images_skipped"]) == (3, 0)
+    capsys.readouterr()
+    assert words in refused(capsys, "eval", tmp_path / "run", *options)
+    for world in ({"size": 8}, {"pth": "x"}):
+        with pytest.raises(murmurate.Refusal, match=r"world.path, world.skip_bad may be given"):
+            murmurate.load(tmp_path / "run", world=world)
