@@ -255,7 +255,11 @@ def test_an_onnx_policy_with_memory_plays_as_the_agent_does(trained: MakeModel, 
 
 @pytest.mark.parametrize(
     ("recipe", "outputs"),
-    [("cartpole-dqn", ("action", "action_values")), ("pong-a2c", ("action", "logits", "value"))],
+    [
+        ("cartpole-dqn", ("action", "action_values")),
+        ("pong-a2c", ("action", "logits", "value")),
+        ("halfcheetah-ppo", ("action", "mean", "log_std", "value")),
+    ],
 )
 def test_a_program_is_the_greedy_agent_for_batches_of_any_size(
     recipe: str, outputs: tuple[str, ...], trained: MakeModel, tmp_path: Path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -55,10 +56,77 @@ def test_a_comparison_leaves_the_runs_own_page_alone(
     monkeypatch.chdir(there)
     assert main(["report", str(run_folder)]) == 0
     own = (run_folder / "report.html").read_bytes()
-    assert main(["report", str(run_folder), str(run_folder)]) == 0
+    assert main(["report", str(run_folder), str(shutil.copytree(run_folder, tmp_path / "other"))]) == 0
     assert capsys.readouterr().out.split()[-1] == "comparison.html"
     assert [path.name for path in there.iterdir()] == ["comparison.html"]
     assert (run_folder / "report.html").read_bytes() == own
+
+
+def test_a_run_that_is_named_again_counts_once(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "run", f"{run_folder}/", "./run"]) == 0
+    said = capsys.readouterr()
+    assert said.out.split() == ["run/report.html"]  # the page of one run
+    assert said.err == "murmurate: left out 2 runs that were named before, so that each counts once\n"
+
+    sweep = tmp_path / "sweep"
+    for seed in (0, 1):
+        shutil.copytree(run_folder, sweep / f"seed-{seed}")
+    (sweep / "sweep.json").write_text(json.dumps(seal({"seeds": [0, 1]}, "sweep.json")))
+    (tmp_path / "link").symlink_to(sweep / "seed-1")
+    assert main(["report", "sweep", "sweep/seed-0", "link", "sweep/", "--out", "page.html"]) == 0
+    assert "left out 4 runs" in capsys.readouterr().err
+    page = (tmp_path / "page.html").read_text()
+    data = json.loads(
+        page.partition('<script type="application/json" id="data">')[2].partition("</script>")[0]
+    )
+    assert len(data["runs"]) == 2
+
+
+@pytest.mark.parametrize("verb", ["resume", "eval", "report"])
+def test_a_folder_of_other_programs_is_no_run_and_nothing_is_to_be_removed(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "theirs")
+    (tmp_path / "out").symlink_to("/")
+    line = refused(capsys, verb, tmp_path)
+    assert f"{tmp_path} holds no run: it has no run.json" in line
+    assert "emove" not in line
+    os.mkfifo(tmp_path / "run.json")
+    assert "holds no run" in refused(capsys, verb, tmp_path)
+
+
+def test_report_refuses_a_pipe_in_a_run_folder(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(run_folder / "theirs")
+    assert "theirs is neither a file nor a folder" in refused(capsys, "report", run_folder)
+
+
+# -- output that fails -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("output", ["pipe", "/dev/full"])
+def test_a_run_whose_output_fails_goes_on_to_its_end(output: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    if output == "pipe":
+        reader, stdout = os.pipe()
+        os.close(reader)
+    elif Path(output).exists():
+        stdout = os.open(output, os.O_WRONLY)
+    else:
+        pytest.skip(f"there is no {output} here")
+    command = [sys.executable, "-m", "murmurate", "train", "cartpole-gala", *SHORT, "--out", str(folder)]
+    try:
+        done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True)
+    finally:
+        os.close(stdout)
+    (warning,) = done.stderr.splitlines()
+    assert "Nothing more is shown" in warning
+    assert done.returncode == 0
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["exit"] == "finished"
+    assert summary["eval_return_mean"] is not None
 
 
 @pytest.mark.parametrize("verb", ["resume", "eval"])
@@ -130,6 +198,10 @@ def test_a_corrupt_checkpoint_falls_back_and_two_are_refused(
 
     (checkpoints / "last" / "replica-1.safetensors").write_bytes(b"noise")
     (checkpoints / "previous" / "state.json").write_text("{")
+    before = content(run_folder)
+    assert "evaluate or export that one with --best" in refused(capsys, "resume", run_folder)
+    assert content(run_folder) == before
+    shutil.rmtree(checkpoints / "best")
     before = content(run_folder)
     line = refused(capsys, "resume", run_folder)
     assert "There is no other to fall back to: start again with murmurate train" in line

@@ -80,6 +80,12 @@ def test_the_same_command_continues_an_interrupted_sweep(tmp_path: Path, capfd) 
     assert main(command) == 0
     assert "finished before: seeds 0,3" in capfd.readouterr().out
     assert (folder / "seed-0" / "metrics.jsonl").stat().st_mtime_ns == before
+    # fewer seeds: the report is of all that the folder has
+    assert main([*command[:-4], "--seeds", "0", *command[-2:]]) == 0
+    assert "eval_return_mean of 2 runs: mean " in capfd.readouterr().out
+    page = (folder / "report.html").read_text()
+    data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+    assert [run["eval_return_mean"] for run in data["runs"]] == scores
     assert main(["train", *RUN, "--seeds", "0,3", "--out", str(folder)]) == 2
     assert "another env_steps, minutes" in capfd.readouterr().err
 

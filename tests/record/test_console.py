@@ -1,7 +1,9 @@
 """The terminal display says what the records say, at both widths, and plainly where there is none."""
 
+import errno
 import io
 import math
+import sys
 
 import pytest
 import rich.console
@@ -219,3 +221,43 @@ def test_a_target_of_updates_gives_a_percentage_and_an_eta() -> None:
     done = show(80, [row(10, 0, 8000), row(10, 1, 8000)], target_env_steps=10**6, target_updates=100)
     assert "100.0%" in done
     assert "ETA 0:00:00" in done
+
+
+class Full(io.StringIO):
+    """A stream on a disk that fills up after ``writes`` writes."""
+
+    writes = 1
+
+    def write(self, text: str) -> int:
+        self.writes -= 1
+        if self.writes < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(text)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("writes", [0, 1, 2])
+def test_a_stream_that_fails_turns_the_display_off_once(terminal: bool, writes: int) -> None:
+    out = Full()
+    out.writes = writes
+    screen = rich.console.Console(width=100, file=out, force_terminal=terminal)
+    console = Console("cartpole-gala", 2, console=screen, elapsed=Time(), interval_seconds=0.0)
+    stdout = sys.stdout
+    with pytest.warns(UserWarning, match="No space left on device") as told:
+        _show(console, [event(1, "resumed", "resumed")], a_run())
+    assert len(told) == 1
+    assert sys.stdout is stdout
+    assert console.progress.env_steps == 5000
+
+
+def _show(console: Console, *polls: list[dict]) -> None:
+    with console:
+        for records in polls:
+            console.feed(records)
+            console.refresh()
+
+
+def test_errors_that_are_not_the_streams_are_not_hidden() -> None:
+    console = Console("cartpole-gala", 2, console=rich.console.Console(file=io.StringIO()))
+    with pytest.raises(SystemExit), console._tolerant():
+        raise SystemExit(3)

@@ -259,6 +259,8 @@ def test_the_command_writes_a_folder_that_report_and_eval_read(tmp_path, capsys)
     assert stored["simulated"]["compute"] == "constant:0.02"
     assert report([folder], folder / "report.html").read_text().startswith("<!")
     assert main(["eval", str(folder), "--episodes", "1", "--json"]) == 0
+    capsys.readouterr()
+    assert "a simulated run, which cannot be resumed" in refused(capsys, "resume", folder)
 
 
 @pytest.mark.parametrize(("replicas", "shown"), [(3, 3), pytest.param(20, 12, marks=pytest.mark.slow)])

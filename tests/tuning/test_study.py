@@ -34,7 +34,9 @@ WORDS = ["train", "cartpole-a2c", "--env-steps", "1000"]
 
 
 class FakeRun:
-    """A run of which a function of its learning rate says the return at each tenth, and the exit code."""
+    """A run of which a function of its learning rate says the return at each tenth, and the exit code.
+
+    It finishes with exit code 0, or if it has a return at every tenth."""
 
     def __init__(self, words: Sequence[str], output: Path, threads: int | None, script: Callable) -> None:
         self.words, self.folder = list(words), Path(words[words.index("--out") + 1])
@@ -48,7 +50,7 @@ class FakeRun:
         if self.signalled:
             return 128 + self.signalled
         if self._at == len(self.returns):
-            if self.exit_code == 0:
+            if self.exit_code == 0 or len(self.returns) == 10:
                 facts = {"exit": "finished", "eval_return_mean": self.returns[-1], "seed": 0}
                 (self.folder / "summary.json").write_text(json.dumps(facts))
             return self.exit_code
@@ -153,6 +155,24 @@ def test_failed_trials_are_kept_and_a_study_of_failures_ends(made) -> None:
     assert len(runs) == 8
 
 
+@pytest.mark.parametrize("code", [-2, -15, 1])
+def test_a_trial_whose_run_finished_counts_whatever_its_exit_code(made, code: int) -> None:
+    study, _, runs = made(lambda rate: (_rising(rate)[0], code), trials=2, pruner="none")
+    assert study.tune() == 0
+    assert study._trials.values() == [run.returns[-1] for run in runs]
+    assert len(runs) == 2
+
+
+@pytest.mark.parametrize("code", [-2, -15, 130, 143])
+def test_a_trial_that_a_signal_ended_is_tried_again(made, code: int) -> None:
+    codes = iter([code])
+    study, said, runs = made(lambda rate: ([1.0], next(codes, 0)), trials=1, pruner="none")
+    assert study.tune() == 0
+    assert [run.folder.name for run in runs] == ["trial-0000"] * 2
+    assert [trial.state.name for trial in study._trials.all()] == ["COMPLETE"]
+    assert not any("failed" in line for line in said)
+
+
 def test_three_failures_at_the_start_end_the_study(made) -> None:
     study, _, runs = made(lambda rate: ([], 1))
     with pytest.raises(RunFailed, match="loss of replica 0 is nan"):
@@ -165,6 +185,20 @@ def test_an_objective_that_runs_do_not_have_names_those_they_have(made) -> None:
     study.objective = Objective("acuracy")
     with pytest.raises(RunFailed, match="eval_return_mean"):
         study.tune()
+
+    # the same folder takes another objective, and the trial that was trained counts
+    again, _, more = made(_rising, trials=2)
+    again.objective = Objective("eval_return_mean", minimize=True)
+    assert again.tune() == 0
+    assert [run.folder.name for run in more] == ["trial-0001"]
+    least = min(again._trials.values())
+    assert again._trials.best().value == least
+    assert json.loads((again.folder / "study.json").read_text())["objective"][1] == "minimize"
+
+    # until a trial has finished
+    third, *_ = made(_rising)
+    with pytest.raises(Refusal, match="another objective"):
+        third.tune()
 
 
 def test_a_study_goes_on_to_more_trials_and_refuses_another_space(made, tmp_path: Path) -> None:
@@ -197,6 +231,33 @@ def test_processes_share_a_study_and_take_over_what_was_cut_off(tmp_path: Path) 
     assert third is not None
     assert third.number == 2
     assert ours.next(3) is None
+
+
+def test_another_objective_keeps_the_trials_without_their_values(tmp_path: Path) -> None:
+    theirs = Trials(tmp_path, SPACE, "maximize", "random", "none", seed=0)
+    failed, cut_off = theirs.next(3), theirs.next(3)
+    assert failed is not None
+    assert cut_off is not None
+    theirs.failed(failed, "nan")
+    failed.release()
+    cut_off.trial.report(1.0, 1)
+    ours = Trials(tmp_path, SPACE, "minimize", "random", "none", seed=0)
+    assert not ours.renew("minimize")  # another process trains a trial
+    cut_off.release()
+    before = ours.all()
+    assert ours.renew("minimize")
+    ours = Trials(tmp_path, SPACE, "minimize", "random", "none", seed=0)
+    assert ours.study.direction.name == "MINIMIZE"
+    after = ours.all()
+    assert [trial.state.name for trial in after] == ["FAIL", "RUNNING"]
+    assert [trial.params for trial in after] == [trial.params for trial in before]
+    assert after[0].user_attrs == {"error": "nan"}
+    assert [trial.intermediate_values for trial in after] == [{}, {}]
+    adopted = ours.next(3)
+    assert adopted is not None
+    assert adopted.number == 1
+    ours.completed(adopted, 2.0)
+    assert not ours.renew("maximize")
 
 
 def test_progress_is_reported_at_tenths_of_the_budget(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,7 @@ def _eval(options: argparse.Namespace, rest: list[str]) -> int:
 def _report(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.recipes import stored
     from murmurate.record.report import report
-    from murmurate.record.sweeps import run_folders
+    from murmurate.record.sweeps import distinct, run_folders
     from murmurate.training.evaluate import write_picture
     from murmurate.worlds.own import replaced_by
 
@@ -127,7 +128,11 @@ def _report(options: argparse.Namespace, rest: list[str]) -> int:
             raise Refusal("The page of a study is report.html in its folder. Leave out --out.")
         print(rewrite_page(options.folders[0])[0])
         return 0
-    folders = run_folders(options.folders)
+    named = run_folders(options.folders)
+    folders = distinct(named)
+    if repeats := len(named) - len(folders):
+        runs = "1 run that was" if repeats == 1 else f"{repeats} runs that were"
+        print(f"murmurate: left out {runs} named before, so that each counts once", file=sys.stderr)
     if len(folders) > 1 and len(options.folders) == 1:
         default_out = options.folders[0] / "report.html"  # the folder of a sweep
     if len(folders) == 1:

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import difflib
 import json
+import shlex
 import signal
 import sys
 import traceback
@@ -223,7 +224,7 @@ def _resume(options: argparse.Namespace, rest: list[str]) -> int:
             options.folder,
             launcher,
             stored,
-            lambda run: change(run, rest, f"murmurate train {run.recipe}"),
+            lambda run: change(run, rest, f"murmurate resume {options.folder}"),
             lambda run: relocated(run, replacement),
         )
     return report_end(finish, finish.folder or options.folder)
@@ -268,5 +269,5 @@ def report_end(finish: Any, folder: Path) -> int:
     if failed and not saved and (folder / "logs").exists():
         print(f"The run is in {folder}, and what its processes printed in {folder / 'logs'}")
     else:
-        print(f"The run is in {folder} — next: murmurate {next_command} {folder}")
+        print(f"The run is in {folder} — next: murmurate {next_command} {shlex.quote(str(folder))}")
     return int(finish.code)

@@ -97,7 +97,8 @@ def gaussian_entropy(mean: Tensor, log_std: Tensor) -> Tensor:
 def _check_gaussian(mean: Tensor, log_std: Tensor) -> None:
     if mean.dim() < 1:
         raise ValueError("mean must be shaped [..., D], but it is a scalar")
-    if log_std.shape != mean.shape[-1:] and log_std.shape != mean.shape:
+    # shapes of as many dimensions alone are compared: an export would fix the batch size otherwise
+    if log_std.shape != (mean.shape[-1:] if log_std.dim() == 1 else mean.shape):
         raise ValueError(
             f"log_std must be shaped {list(mean.shape[-1:])} or {list(mean.shape)} to go with mean, "
             f"but it is {list(log_std.shape)}"

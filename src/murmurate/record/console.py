@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
+import os
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -47,6 +51,9 @@ class Console:
     nearest counts.
     ``unit``: unit of env steps. ``curves``: metrics to print (see ``evaluation.interface.Curve``). ``quiet``:
     show nothing.
+
+    Where its stream fails (the reader of a pipe has ended, the disk is full), it warns once and shows nothing
+    from then on: what is shown of a run must not end it.
     """
 
     def __init__(
@@ -83,7 +90,8 @@ class Console:
     def __enter__(self) -> Console:
         if self._console.is_terminal:
             self._live = Live(self.render(), console=self._console, auto_refresh=False)
-            self._live.start()
+            with self._tolerant():
+                self._live.start()
         else:
             self._print(self.title)
         return self
@@ -91,9 +99,10 @@ class Console:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._show_live()
         if self._live is not None:
-            self._live.update(self.render(), refresh=True)
-            self._live.stop()
+            with self._tolerant():
+                self._live.stop()
             self._live = None
         else:
             self._print(self.line())
@@ -118,7 +127,7 @@ class Console:
 
     def refresh(self) -> None:
         if self._live is not None:
-            self._live.update(self.render(), refresh=True)
+            self._show_live()
         elif self._elapsed() >= self._next_line:
             self._next_line = self._elapsed() + self._interval
             self._print(self.line())
@@ -259,8 +268,42 @@ class Console:
     def _has_unicode(self) -> bool:
         return self._console.encoding.startswith("utf")
 
+    def _show_live(self) -> None:
+        if self._live is not None:
+            shown = self.render()
+            with self._tolerant():
+                self._live.update(shown, refresh=True)
+
     def _print(self, line: str) -> None:
-        self._console.print(Text(printable(line)), soft_wrap=True)
+        with self._tolerant():
+            self._console.print(Text(printable(line)), soft_wrap=True)
+
+    @contextlib.contextmanager
+    def _tolerant(self) -> Iterator[None]:
+        """Turn the display off if its stream fails within."""
+        try:
+            yield
+        except OSError as error:
+            self._turn_off(error)
+        except SystemExit as end:  # rich ends the process at a broken pipe
+            if not isinstance(end.__context__, BrokenPipeError):
+                raise
+            self._turn_off(end.__context__)
+
+    def _turn_off(self, error: OSError) -> None:
+        self._console.quiet = True  # first, so that nothing below writes
+        if self._live is not None:
+            with contextlib.suppress(IndexError):  # rich removes a hook that a failed start has not set
+                self._live.stop()
+            self._live = None
+        if self._console.file is sys.stdout:  # so that later lines, and what is still buffered, do not fail
+            with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        warnings.warn(
+            f"Nothing more is shown, because the output failed ({error.strerror or error}). The run goes on, "
+            "and its folder holds its results.",
+            stacklevel=2,
+        )
 
 
 def _message(event: Mapping[str, Any]) -> str:

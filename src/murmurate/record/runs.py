@@ -324,10 +324,10 @@ def open_run(folder: Path | str) -> RecordedRun:
         raise Refusal(f"There is no folder {folder}; give the folder that murmurate train wrote (its --out).")
     refuse_foreign(folder)
     run_file, metrics_file = folder / "run.json", folder / "metrics.jsonl"
-    if not run_file.is_file() or not metrics_file.is_file():
-        missing = run_file.name if not run_file.is_file() else metrics_file.name
+    if not metrics_file.is_file():
         raise Refusal(
-            f"{folder} is not a run folder: it has no {missing}; give a folder that murmurate train wrote."
+            f"{folder} is not a run folder: it has no {metrics_file.name}; "
+            "give a folder that murmurate train wrote."
         )
     run = _object(run_file, RUN)
     if "recipe" not in run:

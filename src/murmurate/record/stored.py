@@ -82,7 +82,14 @@ def refuse_foreign(folder: Path) -> None:
     """Raise Refusal for a run folder with a link out of it, or anything but files and folders.
 
     Reading a pipe or a device may never end, and writing through a link changes a file outside the folder.
+    A folder without a ``run.json`` is refused as such, and not searched: its links and pipes are not ours.
     """
+    try:
+        holds_run = (folder / "run.json").is_file()
+    except OSError as error:
+        raise Refusal(f"{folder} holds no run that can be read ({error.strerror}). Check the path.") from None
+    if not holds_run:
+        raise Refusal(f"{folder} holds no run: it has no run.json; give a folder that murmurate train wrote.")
     root = os.path.realpath(folder)
     for parent, folders, files in os.walk(root):
         for name in (*folders, *files):

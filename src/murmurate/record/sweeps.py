@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,6 +28,14 @@ def run_folders(folders: Sequence[Path]) -> list[Path]:
             raise Refusal(f"The sweep in {folder} has no run yet. Start it with the same command again.")
         expanded += runs
     return expanded
+
+
+def distinct(folders: Sequence[Path]) -> list[Path]:
+    """``folders`` without those that lead to the same place as one before them."""
+    first: dict[str, Path] = {}
+    for folder in folders:
+        first.setdefault(os.path.realpath(folder), folder)
+    return list(first.values())
 
 
 def _has_records(path: Path) -> bool:

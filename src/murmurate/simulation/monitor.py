@@ -176,7 +176,8 @@ class Monitor:
         # the summary stays readable; metrics.jsonl has all events
         if len(self.events) < 1000:
             self.events.append({"event": name, "message": message, "time_seconds": round(now, 6), **fields})
-        self.recorder.event(name, message, env_steps=self.env_steps, updates=0, **fields)
+        updates = max(self._last_updates.values(), default=0)
+        self.recorder.event(name, message, env_steps=self.env_steps, updates=updates, **fields)
         self._call_back()
 
     def record(self, last: bool = False) -> None:

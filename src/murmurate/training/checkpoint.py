@@ -196,7 +196,10 @@ def newest(
             return candidate
     if damage(folder / "last", replays) is None:
         raise Refusal(problems[0])
-    raise Refusal(f"{problems[0]} There is no other to fall back to: start again with murmurate train.")
+    remedy = "There is no other to fall back to: start again with murmurate train."
+    if damage(folder / "best") is None:
+        remedy = "The best checkpoint is sound: evaluate or export that one with --best."
+    raise Refusal(f"{problems[0]} {remedy}")
 
 
 def _unfit(checkpoint: Path, fits: Callable[[Path], object]) -> str | None:

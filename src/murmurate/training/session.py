@@ -168,6 +168,8 @@ def resume(
     recorded = read(folder)
     stored = relocate(recorded)
     run = changes(stored)
+    if run.launcher == "simulated":
+        raise Refusal(f"{folder} holds a simulated run, which cannot be resumed. Simulate anew with --out.")
     refuse_missing(run.world)
     launcher = find_launcher(run.launcher)
     preflight(dataclasses.replace(run, initial=None), launcher)

@@ -125,8 +125,9 @@ def run_all(
     """Start processes, at most ``jobs`` at once, until ``start`` returns None and all have ended; returns the
     first signal received, or 0. After a signal no process is started; those that run are sent it and awaited.
 
-    start: returns a key and its process. ended: called with a key and the exit code of its process; then
-    ``start`` is called again. watch: called with a key and its process now and then while the process runs.
+    start: returns a key and its process. ended: called with a key and the exit code of its process, which is
+    128 + n if signal n ended it; then ``start`` is called again. watch: called with a key and its process now
+    and then while the process runs.
     """
     running: list[tuple[Any, Running]] = []
     exhausted = False
@@ -149,7 +150,7 @@ def run_all(
                         watch(key, process)
                     else:
                         running.remove((key, process))
-                        ended(key, code)
+                        ended(key, code if code >= 0 else 128 - code)
                         exhausted = False
     finally:
         for _, process in running:

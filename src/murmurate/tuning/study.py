@@ -58,9 +58,7 @@ class Study:
         """Train trials to the end of the study, print the best setting and write the page. Returns the exit
         code. Raises Refusal, with nothing changed; RunFailed if no trial finishes."""
         self._claim()
-        self._trials = Trials(
-            self.folder, self.space, self.objective.direction, self.sampler, self.pruner, self.run.seed
-        )
+        self._trials = self._opened()
         self._end = None if self.minutes is None else time.monotonic() + 60 * self.minutes
         stopped = run_process.run_all(self._start, self._ended, self.jobs, self._watch)
         if self._is_hopeless():
@@ -81,7 +79,8 @@ class Study:
         return shlex.join(["murmurate", "tune", *self.words[1:], *self.options, "--out", str(self.folder)])
 
     def _claim(self) -> None:
-        """Write ``study.json``. Raises Refusal if the folder holds anything but this study."""
+        """Write ``study.json``. Raises Refusal if the folder holds anything but this study, or it with
+        another objective where a trial has finished or is trained by another process."""
         path = self.folder / FILE
         settings = {
             "run": plain(self.run),
@@ -94,7 +93,9 @@ class Study:
                 differing = [name for name in settings if stored[name] != settings[name]]
             except (OSError, *UNSOUND) as error:
                 raise Refusal(f"{path} cannot be read ({error}). Choose another folder: --out.") from error
-            if differing:
+            if differing == ["objective"] and self._opened().renew(self.objective.direction):
+                self._write(settings)
+            elif differing:
                 raise Refusal(
                     f"{self.folder} holds a study with another {' and '.join(differing)}. Go on with it: "
                     f"{stored.get('command', 'murmurate tune')}; or choose another folder with --out."
@@ -102,9 +103,16 @@ class Study:
             return
         if self.folder.exists() and any(self.folder.iterdir()):
             raise Refusal(f"{self.folder} is not empty and holds no study. Choose another: --out.")
+        self._write(settings)
+
+    def _opened(self) -> Trials:
+        direction = self.objective.direction
+        return Trials(self.folder, self.space, direction, self.sampler, self.pruner, self.run.seed)
+
+    def _write(self, settings: dict[str, Any]) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_json(path, {**settings, "command": self.command, "train": list(self.words)})
+            write_json(self.folder / FILE, {**settings, "command": self.command, "train": list(self.words)})
         except OSError as error:
             raise Refusal(
                 f"{self.folder} cannot be written: {error.strerror}. Choose another with --out."
@@ -152,7 +160,8 @@ class Study:
         held, name = trial.held, f"trial {trial.held.number}"
         values = ", ".join(f"{key} {_short(value)}" for key, value in held.trial.params.items())
         try:
-            if code == 0:
+            # a run that has finished may still be ended by a signal, before its process has gone
+            if code == 0 or run_process.has_finished(trial.folder):
                 value = self.objective.of(run_process.summary(trial.folder) or {})
                 if value is None:
                     self._fail(held, f"it has no {self.objective.name}")

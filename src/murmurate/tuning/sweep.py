@@ -45,7 +45,7 @@ class Sweep:
 
     def train(self) -> int:
         """Train every seed that has not finished, resuming those that were interrupted; then write the report
-        and print the statistics. Returns the exit code.
+        of these and of the folder's other finished seeds, and print the statistics. Returns the exit code.
 
         Raises Refusal, with nothing changed, where the folder holds anything but this sweep.
         """
@@ -68,7 +68,7 @@ class Sweep:
                 f"Go on with: {self.command}"
             )
             return 128 + stopped
-        self._conclude(paths)
+        self._conclude()
         return self._code()
 
     @property
@@ -124,12 +124,13 @@ class Sweep:
             ends = {0: "finished", run_process.INTERRUPTED: "interrupted", run_process.TERMINATED: "stopped"}
             self.say(f"seed {seed}: {ends.get(code, f'ended with exit code {code}')}{output}")
 
-    def _conclude(self, paths: dict[int, Path]) -> None:
+    def _conclude(self) -> None:
         """Write the report; print the statistics, and which seeds failed."""
-        failed = [seed for seed in paths if self.codes.get(seed)]
+        failed = [seed for seed in self.seeds if self.codes.get(seed)]
         if failed:
             self.say(f"not finished: {_seeds(failed)}. Try these again with: {self.command}")
-        finished = [path for path in paths.values() if run_process.has_finished(path)]
+        paths = seed_folders(self.folder).values()  # those of earlier commands included
+        finished = [path for path in paths if run_process.has_finished(path)]
         if finished:
             self.say(
                 scores_line([each for path in finished if (each := run_process.summary(path))], self.run)

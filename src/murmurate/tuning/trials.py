@@ -50,16 +50,9 @@ class Trials:
     ) -> None:
         self._folder, self._space, self._sampler, self._seed = folder, space, sampler, seed
         (folder / "locks").mkdir(exist_ok=True)
-        optuna = _optuna()
         try:
             with self._locked():
-                storage = optuna.storages.RDBStorage(
-                    f"sqlite:///{(folder / 'study.db').absolute()}",
-                    engine_kwargs={"connect_args": {"timeout": 60}},
-                )
-                self.study = optuna.create_study(
-                    storage=storage, study_name="study", direction=direction, load_if_exists=True
-                )
+                self.study = _opened(folder / "study.db", direction)
         except Exception as error:  # an exception of SQLite, SQLAlchemy or Optuna
             raise Refusal(
                 f"{folder / 'study.db'} cannot be opened ({type(error).__name__}). Choose another with --out."
@@ -117,6 +110,31 @@ class Trials:
         held.trial.set_user_attr("error", why)
         self.study.tell(held.trial, state=_optuna().trial.TrialState.FAIL)
 
+    def renew(self, direction: str) -> bool:
+        """Replace ``study.db`` by one of another objective, which has the same trials without their values;
+        it must be opened anew. Returns False, with nothing changed, if a trial has finished or another
+        process trains one."""
+        optuna, path = _optuna(), self._folder / "study-renewed.db"
+        with self._locked(), contextlib.ExitStack() as held:
+            trials = self.all()
+            for trial in trials:
+                if trial.state.name in ("COMPLETE", "PRUNED"):
+                    return False
+                if trial.state.name == "RUNNING":
+                    if (lock := self._lock(trial.number)) is None:
+                        return False
+                    held.callback(os.close, lock)
+            path.unlink(missing_ok=True)
+            renewed = _opened(path, direction)
+            for trial in trials:
+                same = {"state": trial.state, "params": trial.params, "distributions": trial.distributions}
+                renewed.add_trial(optuna.trial.create_trial(**same, user_attrs=trial.user_attrs))
+            for study in (renewed, self.study):
+                study._storage.remove_session()
+                study._storage._backend.engine.dispose()
+            path.replace(self._folder / "study.db")
+        return True
+
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         descriptor = os.open(self._folder / "locks" / "study", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
@@ -136,6 +154,15 @@ class Trials:
             os.close(descriptor)
             return None
         return descriptor
+
+
+def _opened(path: Path, direction: str) -> Any:
+    """The study of the database ``path``, created if it does not exist."""
+    optuna = _optuna()
+    storage = optuna.storages.RDBStorage(
+        f"sqlite:///{path.absolute()}", engine_kwargs={"connect_args": {"timeout": 60}}
+    )
+    return optuna.create_study(storage=storage, study_name="study", direction=direction, load_if_exists=True)
 
 
 def check_installed(sampler: str, pruner: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import types
 from collections import deque
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
+
+from murmurate.errors import Refusal
 
 # A step reads these derived quantities before it recomputes them. After a step they still hold their values
 # from the beginning of that step's last substep, so they cannot be computed from the integration state (Ant
@@ -45,6 +48,11 @@ def silence_mujoco(entry_point: object) -> Iterator[None]:
         mujoco = importlib.import_module("mujoco") if "mujoco" in str(entry_point) else None
     except ImportError:
         mujoco = None
+    except Exception as problem:  # of its type, as MUJOCO_GL names a library that is not there
+        raise Refusal(
+            f"MuJoCo cannot be loaded with MUJOCO_GL={os.environ.get('MUJOCO_GL', '')} ({problem}). Unset "
+            "the variable; to draw without a display set it to egl, or to osmesa (Debian: libosmesa6)."
+        ) from problem
     if mujoco is None:
         yield
         return
