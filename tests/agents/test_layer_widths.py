@@ -46,7 +46,14 @@ def test_nets_have_these_layers(config: Any, spec: EnvSpec, hidden: Any, layers:
 
 @pytest.mark.parametrize(
     ("words", "hidden"),
-    [(["32"], 32), (["1e2"], 100), (["32,16"], (32, 16)), (["32", "16"], (32, 16)), (["32,"], (32,))],
+    [
+        (["32"], 32),
+        (["1e2"], 100),
+        (["1_000"], 1000),
+        (["32,16"], (32, 16)),
+        (["32", "16"], (32, 16)),
+        (["32,"], (32,)),
+    ],
 )
 def test_the_command_line_takes_one_or_several(words: list[str], hidden: Any) -> None:
     run = change(recipe("cartpole-a2c"), ["--agent.hidden", *words], "murmurate train cartpole-a2c")

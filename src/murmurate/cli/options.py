@@ -159,7 +159,7 @@ def _read(option: Option, words: list[str]) -> Any:
         if Ellipsis not in others:
             return _convert(option, option.kind, ",".join(words).replace(",", ":"))
         takes_one = option.kind != tuple_kind and kind in typing.get_args(option.kind)  # such as ``Widths``
-        if takes_one and len(words) == 1 and words[0].isalnum():
+        if takes_one and len(words) == 1 and not {",", " "} & set(words[0]):
             return _convert(option, kind, words[0])
         return tuple(_convert(option, kind, w) for word in words for w in word.replace(",", " ").split())
     return _convert(option, option.kind, words[0])
