@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import io
 import struct
+import tarfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -71,17 +74,24 @@ def write_folder(folder: Path, train: int = 24, test: int = 6, classes: int = 3,
     return str(folder)
 
 
+def tar_of(path: Path, files: Iterable[tuple[str, bytes]], form: int = tarfile.PAX_FORMAT) -> None:
+    """A tar file with these (name, content) in it."""
+    with tarfile.open(path, "w", format=form) as archive:
+        for name, content in files:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
 def write_shards(folder: Path, count: int = 24, shards: int = 3, classes: int = 3) -> str:
     """Tar files with image k in shard k % shards; returns their pattern."""
-    import io
-    import tarfile
-
     for shard in range(shards):
-        with tarfile.open(folder / f"{shard:06}.tar", "w") as archive:
-            for k in range(shard, count, shards):
-                files = {"jpg": encoded(picture(k)), "cls": str(k % classes).encode()}
-                for suffix, content in files.items():
-                    member = tarfile.TarInfo(f"image{k:05}.{suffix}")
-                    member.size = len(content)
-                    archive.addfile(member, io.BytesIO(content))
+        tar_of(
+            folder / f"{shard:06}.tar",
+            [
+                (f"image{k:05}.{suffix}", content)
+                for k in range(shard, count, shards)
+                for suffix, content in (("jpg", encoded(picture(k))), ("cls", str(k % classes).encode()))
+            ],
+        )
     return str(folder / f"{{{0:06}..{shards - 1:06}}}.tar")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
-import io
 import tarfile
 
 import pytest
@@ -13,7 +12,7 @@ from murmurate.datasets._tar_files import TarError, members
 from murmurate.datasets.image_folder import FolderWorld
 from murmurate.datasets.image_shards import ShardsWorld, expand
 from murmurate.errors import Refusal
-from pictures import encoded, number_of, picture, write_folder, write_shards
+from pictures import encoded, number_of, picture, tar_of, write_folder, write_shards
 
 pytest.importorskip("cv2")
 
@@ -127,14 +126,6 @@ def test_another_folder_than_a_run_began_with_is_refused(change, tmp_path):
 
 
 # -- tar files ----------------------------------------------------------------------------------------
-
-
-def tar_of(path, files, form=tarfile.PAX_FORMAT):
-    with tarfile.open(path, "w", format=form) as archive:
-        for name, content in files:
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
 
 
 LONG = "folder/" * 30 + "a-name-" * 20

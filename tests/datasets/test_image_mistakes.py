@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import os
 import re
 import tarfile
@@ -13,7 +12,7 @@ import pytest
 from murmurate.datasets.image_folder import FolderWorld
 from murmurate.datasets.image_shards import ShardsWorld
 from murmurate.errors import Refusal
-from pictures import encoded, picture, write_folder, write_shards
+from pictures import encoded, picture, tar_of, write_folder, write_shards
 
 pytest.importorskip("cv2")
 
@@ -24,14 +23,6 @@ def folder_world(path, **changes):
 
 def shards_world(path, **changes):
     return ShardsWorld(str(path), **{"size": 16, "shortest": 20, "validation": 0, "test": 0, **changes})
-
-
-def tar_of(path, files, form=tarfile.PAX_FORMAT):
-    with tarfile.open(path, "w", format=form) as archive:
-        for name, content in files:
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
 
 
 # -- folders ------------------------------------------------------------------------------------------

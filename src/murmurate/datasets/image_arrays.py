@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmurate.datasets._archives import load_arrays, refuse_special
-from murmurate.datasets.image_set import ImageData, ImageSet, image_spec, refuse_unlearned
+from murmurate.datasets.image_set import ImageData, ImageSet, checked_labels, image_spec, refuse_unlearned
 from murmurate.datasets.interface import Split
 from murmurate.errors import Refusal
 from murmurate.ranges import NonNegativeFloat, Seed
@@ -132,7 +132,8 @@ def _part(path: Path, arrays: Mapping[str, NDArray[Any]], images: str, labels: s
             f"each of the {len(pixels):,} images. {_labels_remedy(labels, numbers, len(pixels))}"
         )
     pixels = np.ascontiguousarray(pixels if pixels.ndim == 4 else pixels[..., None])
-    return ImageSet(pixels, _checked_labels(numbers, f"{path}, {labels}", labels))
+    explain = functools.partial(_label_remedy, labels)
+    return ImageSet(pixels, checked_labels(numbers, _MOST_CLASSES, f"{path}, {labels}", explain))
 
 
 def _type_remedy(name: str, pixels: NDArray[Any]) -> str:
@@ -177,15 +178,6 @@ def _labels_remedy(name: str, numbers: NDArray[Any], images: int) -> str:
     return f"Number the classes from 0: np.unique({name}, return_inverse=True)[1]."
 
 
-def _checked_labels(numbers: NDArray[Any], title: str, name: str) -> NDArray[np.int64]:
-    """The labels as int64. Raises Refusal for labels that cannot be numbers of classes."""
-    wrong = (numbers < 0) | (numbers >= _MOST_CLASSES)
-    if wrong.any():
-        first = int(wrong.argmax())
-        label = int(numbers[first])
-        limit = "labels are integers from 0 up" if label < 0 else f"{_MOST_CLASSES - 1:,} is the greatest"
-        raise Refusal(
-            f"{title}: image {first} (from 0) has the label {label:,}, and {limit}. Number the classes from "
-            f"0: np.unique({name}, return_inverse=True)[1]."
-        )
-    return numbers.astype(np.int64)
+def _label_remedy(name: str, label: int) -> str:
+    limit = "labels are integers from 0 up" if label < 0 else f"{_MOST_CLASSES - 1:,} is the greatest"
+    return f"{limit}. Number the classes from 0: np.unique({name}, return_inverse=True)[1]."

@@ -204,15 +204,21 @@ def image_spec(
     )
 
 
-def checked_labels(labels: NDArray[Any], classes: int, path: object) -> NDArray[np.int64]:
-    """The labels as [n] int64. Raises Refusal that names the first label outside 0 to ``classes`` - 1."""
+def checked_labels(
+    labels: NDArray[Any], classes: int, path: object, explain: Callable[[int], str] | None = None
+) -> NDArray[np.int64]:
+    """The labels as [n] int64. Raises Refusal that names the first label outside 0 to ``classes`` - 1.
+
+    explain: makes, of such a label, the words that say why it is wrong, and the remedy.
+    """
     wrong = (labels < 0) | (labels >= classes)
     if wrong.any():
         first = int(wrong.argmax())
-        raise Refusal(
-            f"{path}: image {first} (from 0) has the label {int(labels[first])}, and there are {classes} "
-            f"classes, from 0 to {classes - 1}. Restore the file."
-        )
+        label = int(labels[first])
+        why = f"there are {classes} classes, from 0 to {classes - 1}. Restore the file."
+        if explain is not None:
+            why = explain(label)
+        raise Refusal(f"{path}: image {first} (from 0) has the label {label:,}, and {why}")
     return labels.astype(np.int64)
 
 
