@@ -21,6 +21,7 @@ from shown import ROOT, lines
 from test_deploy import COMMANDS
 from test_tutorials import environment
 
+from pictures import write_folder
 from waiting import until
 
 DOCS = ROOT / "docs"
@@ -35,6 +36,7 @@ SHORTER = {  # the first that a command begins with is put behind it
     "murmurate train cartpole-gala --help": "",
     "murmurate train cartpole-a2c --seeds 0-4": "--seeds 0-1 --env-steps 1500",
     "murmurate train cartpole-a2c --seeds 0-9": "--seeds 0-2 --env-steps 1500",
+    "murmurate train folder-resnet18": "--env-steps 24 --agent.batch 12 --world.size 32",
     "murmurate train": "--env-steps 3000",
     "murmurate tune": "--env-steps 1500 --trials 2 --search agent.learning-rate=1e-4..1e-2:log",
     "sbatch": "--env-steps 3000",
@@ -142,8 +144,11 @@ def test_reading_a_report(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_start_from_a_trained_model(tmp_path: Path) -> None:
+    write_folder(tmp_path / "animals", classes=3)
+    write_folder(tmp_path / "flowers", classes=4)
     printed = run("\n".join(wanted("how-to/fine-tune")), tmp_path)
     assert printed.count("Evaluation over") == 2
+    assert printed.count("Accuracy on 6 test images") == 2
 
 
 @pytest.mark.slow

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
+import psutil
 import pytest
 
-from faults.commands import training
+from faults.commands import Written, training
 from murmurate.training import checkpoint
-from waiting import until
+from waiting import DEADLINE_SECONDS, until
 
 pytestmark = pytest.mark.timeout(900)
 _LONG = ("--replicas", 2, "--env-steps", 10**9, "--record-every-seconds", 0.05)
@@ -42,6 +46,31 @@ def test_once_saves_and_stops(number: signal.Signals, to_the_group: bool, code: 
         assert checkpoint.read_manifest(last)["env_steps"] == summary["env_steps"] > 0
         assert number.name in command.said()
         assert "Traceback" not in command.said()
+
+
+def test_a_closed_terminal_saves_and_stops(tmp_path: Path) -> None:
+    """The kernel sends SIGHUP to every process of the group, and what is printed from then on fails."""
+    terminal, inside = pty.openpty()
+    words = ["train", "cartpole-gala", *_LONG, "--out", tmp_path / "run"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "murmurate", *map(str, words)],
+        stdin=inside,
+        stdout=inside,
+        stderr=inside,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    ) as process:
+        os.close(inside)
+        run = Written(tmp_path / "run")
+        until(lambda: len(run.records(0)) > 2 and len(run.records(1)) > 2, "both replicas to learn")
+        pids = run.pids()
+        os.close(terminal)
+        assert process.wait(DEADLINE_SECONDS) == 143
+    assert run.summary()["exit"] == "interrupted"
+    assert run.summary()["dead_replicas"] == []
+    assert checkpoint.damage(run.folder / "checkpoints" / "last") is None
+    assert run.manifest()["env_steps"] == run.summary()["env_steps"] > 0
+    assert not any(psutil.pid_exists(pid) for pid in pids.values())
 
 
 def test_twice_stops_at_once_even_when_a_replica_does_not_answer(tmp_path: Path) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from murmurate.cli.main import main
 from murmurate.cli.options import change
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.recipes import recipe
@@ -19,8 +22,9 @@ from murmurate.replicator.learner import Context
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.training.checkpoint import read_manifest
-from murmurate.training.restore import consensus
+from murmurate.training.restore import consensus, warn_of_other_classes
 from murmurate.training.run import Run
+from murmurate.training.run_folder import write_json
 from short_runs import SHORT, refused, resume, train
 
 _STRATEGIES = ["gala", "push-sum", "elastic", "synchronous-elastic", "parameter-server", "dpsgd", "hogwild"]
@@ -138,3 +142,58 @@ def test_what_does_not_fit_is_refused_before_anything_is_made(
     said = refused(capsys, *command, tmp_path / "nowhere")
     assert "nowhere is no folder of a run with checkpoints" in said
     assert not out.exists()
+
+
+def test_a_classifier_of_other_classes_keeps_all_but_its_last_layer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arrays = {}
+    for classes in (3, 4):
+        arrays[classes] = tmp_path / f"{classes}.npz"
+        labels = torch.arange(48) % classes
+        images = torch.randint(0, 256, (48, 8, 8, 3), generator=torch.Generator().manual_seed(classes))
+        np.savez(arrays[classes], x_train=images.to(torch.uint8).numpy(), y_train=labels.numpy())
+    command = [
+        "train", "arrays-resnet20", "--agent.width", "4", "--agent.batch", "12", "--updates", "2",
+        "--agent.learning-rate", "0", "--launcher", "inline", "--world.path",
+    ]  # fmt: skip
+    assert main([str(part) for part in [*command, arrays[3], "--out", tmp_path / "base"]]) == 0
+    capsys.readouterr()
+    command += [arrays[4], "--initial", tmp_path / "base", "--out", tmp_path / "run"]
+    said = refused(capsys, *command)
+    assert "head.weight has shape [3, 16], and in this run [4, 16]" in said
+    assert "--initial-except" in said
+    said = refused(capsys, *command, "--initial-except", "head,hat")
+    assert "--initial-except hat: no parameter or buffer has that name" in said
+    assert not (tmp_path / "run").exists()
+    assert main([str(part) for part in [*command, "--initial-except", "head"]]) == 0
+    (before,), (after,) = (values(tmp_path / name).values() for name in ("base", "run"))
+    for name, tensor in before.items():
+        if name.startswith("head."):
+            assert after[name].shape[0] == 4
+        elif "running" not in name and "num_batches" not in name:
+            torch.testing.assert_close(after[name], tensor, msg=name)
+
+
+def test_names_to_leave_out_need_a_run_to_start_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(
+        capsys, "train", "cartpole-a2c", *SHORT, "--initial-except", "head", "--out", tmp_path / "run"
+    )
+    assert "give that run's folder with --initial" in said
+
+
+def test_other_classes_of_the_same_number_are_noticed(tmp_path: Path, source: Path) -> None:
+    """Told by the records of the data sets in the two run folders."""
+    folders = [tmp_path / "base", tmp_path / "run"]
+    for folder, names in zip(folders, (["cat", "dog"], ["cat", "owl"]), strict=True):
+        folder.mkdir()
+        write_json(folder / "source.json", {"classes": names})
+    run = short("cartpole-a2c", "--initial", str(folders[0]))
+    with pytest.warns(UserWarning, match="trained on other classes \\(dog in place of owl\\)"):
+        warn_of_other_classes(run, folders[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_other_classes(dataclasses.replace(run, initial_except=("head",)), folders[1])
+        warn_of_other_classes(run, folders[0])

@@ -25,6 +25,7 @@ from murmurate.cli import (
 from murmurate.cli.help import Misused, asks_for_help, show_help
 from murmurate.errors import Refusal, RunFailed, printable
 from murmurate.fabric.processes.fork_server import end_fork_server
+from murmurate.training.interrupts import hangup_terminates
 
 FAILED, REFUSED, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
@@ -39,9 +40,15 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code: 0, or a constant above."""
     warnings.formatwarning = _format_warning  # type: ignore[assignment]
-    if arguments is None:  # called as a command, not from Python
-        signal.signal(signal.SIGTERM, _terminate)
-    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if arguments is not None:  # called from Python
+        return _carry_out(list(arguments))
+    signal.signal(signal.SIGTERM, _terminate)
+    with hangup_terminates():
+        return _carry_out(sys.argv[1:])
+
+
+def _carry_out(words: list[str]) -> int:
+    words = words or ["--help"]
     try:
         words = _import_modules(words)
         if asks_for_help(words):

@@ -31,6 +31,7 @@ from murmurate.fabric.processes.spawn import (
     take_signals,
 )
 from murmurate.launch.script_member import ScriptSettings, stdout_of
+from murmurate.training.interrupts import hangup_terminates
 
 _PRELOADED = ("murmurate.launch.script", "torch._dynamo")  # optimizers import the second, which takes 1.6 s
 _POLL_SECONDS = 1.0
@@ -93,14 +94,15 @@ def _collect(settings: ScriptSettings, workers: WorkerProcesses) -> list[Any]:
 
 @contextlib.contextmanager
 def _exit_at_sigterm() -> Iterator[None]:
-    """Meanwhile SIGTERM raises SystemExit, unless the script handles SIGTERM itself."""
+    """Meanwhile SIGTERM or a closed terminal raises SystemExit, unless the script handles SIGTERM itself."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
     signal.signal(signal.SIGTERM, _exit)
     try:
-        yield
+        with hangup_terminates():
+            yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

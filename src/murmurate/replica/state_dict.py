@@ -78,6 +78,11 @@ def load_into(replica: Replica, state: dict[str, Any]) -> None:
     replica.reload()
 
 
+def tensors_of(replica: Replica) -> dict[str, Tensor]:
+    """Views of the parameters and buffers, by name."""
+    return {**dict(replica.named_views()), **dict(replica.module.named_buffers())}
+
+
 @torch.no_grad()
 def write_values(replica: Replica, values: Mapping[str, Tensor]) -> None:
     """Overwrite parameters and buffers by those of the same names.
@@ -85,7 +90,7 @@ def write_values(replica: Replica, values: Mapping[str, Tensor]) -> None:
     Raises ValueError naming one that only one side has, has another shape, or is not finite; then some may
     have been overwritten.
     """
-    tensors = {**dict(replica.named_views()), **dict(replica.module.named_buffers())}
+    tensors = tensors_of(replica)
     if differing := tensors.keys() ^ values.keys():
         name = min(differing)
         sides = "is missing there" if name in tensors else "is only there"

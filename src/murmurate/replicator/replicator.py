@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability, Channel, Fabric
 from murmurate.fabric.xla import execute
-from murmurate.replica.state_dict import write_values
+from murmurate.replica.state_dict import tensors_of, write_values
 from murmurate.replica.vector import Exchange, MakeOptimizer, Replica
 from murmurate.strategies.interface import MemberEvent, Strategy
 
@@ -70,11 +70,17 @@ class BoundReplica:
         self._living, self._present = living, present | joined_meanwhile
 
 
+def begins_with(name: str, beginnings: Sequence[str]) -> bool:
+    """Whether ``name`` is one of ``beginnings``, or goes on from one with a dot."""
+    return any(f"{name}.".startswith(f"{beginning}.") for beginning in beginnings)
+
+
 class Replicator:
     """Makes a learner's replicas, for any strategy and fabric.
 
     initial: parameters and buffers that replicas start from, by the name of the replica and their own; empty:
-    those that their modules have. The fabric must have the capabilities that the strategy needs (see
+    those that their modules have. initial_except: names of those that stay as their modules have them, or
+    their beginnings up to a dot. The fabric must have the capabilities that the strategy needs (see
     ``check_capabilities``).
     """
 
@@ -84,10 +90,12 @@ class Replicator:
         fabric: Fabric,
         *,
         initial: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({}),
+        initial_except: Sequence[str] = (),
     ) -> None:
         self.strategy = strategy
         self.fabric = fabric
         self.initial = initial
+        self.initial_except = initial_except
         self.bound_replicas: dict[str, BoundReplica] = {}
 
     def replicate(
@@ -101,10 +109,7 @@ class Replicator:
             raise ValueError(f"there is already a replica called '{name}'; names are keys of checkpoints")
         replica = Replica(name, module, make_optimizer, **options)
         if self.initial:
-            try:
-                write_values(replica, self.initial.get(name, {}))
-            except ValueError as error:
-                raise ValueError(f"the initial values are of another network: {error}") from error
+            self._start_from_initial(replica)
         channel = self.fabric.channel(name, replica.params.detach())
         strategy = copy.deepcopy(self.strategy)
         if Capability.COLLECTIVE in channel.capabilities and channel.size > 1:
@@ -121,6 +126,20 @@ class Replicator:
         replica.common_rounds = strategy.common_rounds or channel.size == 1
         self.bound_replicas[name] = bound
         return replica
+
+    def _start_from_initial(self, replica: Replica) -> None:
+        """Overwrite the drawn values by the initial ones. Raises ValueError for one that does not fit."""
+        drawn = {k: v for k, v in tensors_of(replica).items() if begins_with(k, self.initial_except)}
+        others = self.initial.get(replica.name, {}).items()
+        try:
+            write_values(
+                replica, {k: v for k, v in others if not begins_with(k, self.initial_except)} | drawn
+            )
+        except ValueError as error:
+            raise ValueError(
+                f"the initial values are of another network: {error}. --initial-except NAME,... draws these "
+                "parameters instead"
+            ) from error
 
     @property
     def folds(self) -> int:

@@ -37,7 +37,9 @@ class CentreServer:
         self.run, self.context = run, context
         self.place = FollowedFolder(context.folder)
         initial = initial_values(run) if context.restored is None else {}
-        self.replicator = Replicator(run.strategy, context.fabric, initial=initial)
+        self.replicator = Replicator(
+            run.strategy, context.fabric, initial=initial, initial_except=run.initial_except
+        )
         self.learner: Learner = learner_of(run, context.rank, self.replicator)
         # opens the same channels in the same order as every learner does
         for replica in self.learner.replicas.values():

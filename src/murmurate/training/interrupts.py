@@ -1,9 +1,11 @@
-"""What Ctrl-C and SIGTERM do to a run: the first saves and stops it, the second stops it at once."""
+"""What Ctrl-C, SIGTERM and a closed terminal do to a run: the first saves and stops it, the second stops it
+at once."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -56,6 +58,22 @@ def signals(coordinator: Interruptible, *, all_saved: bool = False) -> Iterator[
 
 
 @contextmanager
+def hangup_terminates() -> Iterator[None]:
+    """Meanwhile a closed terminal (SIGHUP) has the effect of SIGTERM, unless SIGHUP is ignored, as under
+    nohup, or has a handler."""
+    number = getattr(signal, "SIGHUP", None)  # Windows has none
+    is_main = threading.current_thread() is threading.main_thread()
+    if number is None or not is_main or signal.getsignal(number) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(number, lambda *_: signal.raise_signal(signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
 def signals_restored() -> Iterator[None]:
     """Used around a whole run: restores the earlier signal handlers when it ends, and no sooner.
 
@@ -63,7 +81,8 @@ def signals_restored() -> Iterator[None]:
     """
     earlier_handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
-        yield
+        with hangup_terminates():
+            yield
     finally:
         for number, earlier in earlier_handlers.items():
             if signal.getsignal(number) is not earlier:  # else this is not the main thread, and none was set

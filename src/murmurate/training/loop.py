@@ -51,7 +51,9 @@ class TrainingLoop:
         self.place = FollowedFolder(context.folder)
         starts_anew = context.restored is None and not context.joins
         initial = initial_values(run) if starts_anew else {}
-        self.replicator = Replicator(run.strategy, context.fabric, initial=initial)
+        self.replicator = Replicator(
+            run.strategy, context.fabric, initial=initial, initial_except=run.initial_except
+        )
         self.parts = PartProcesses(run, context.rank) if math.prod(run.grid) > 1 else None
         self.learner: Learner = self._build()
         self.source = open_source(run, context.rank, self.learner, context.fabric)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,10 @@ from torch import Tensor
 
 from murmurate.errors import Refusal
 from murmurate.record.stored import UNSOUND
-from murmurate.replica.state_dict import write_values
+from murmurate.replica.state_dict import tensors_of, write_values
 from murmurate.replica.vector import Replica
-from murmurate.replicator.learner import Context
+from murmurate.replicator.learner import Context, Learner
+from murmurate.replicator.replicator import begins_with
 from murmurate.training import checkpoint
 from murmurate.training.data_record import read_fingerprint
 from murmurate.training.run import Run
@@ -84,6 +87,36 @@ def initial_values(run: Run) -> dict[str, dict[str, Tensor]]:
     newest = checkpoint.newest(folder / "checkpoints", replays=False)
     with refusing_misfits(newest):
         return consensus(newest, int(checkpoint.read_manifest(newest)["replicas"]))
+
+
+def without_initial(run: Run) -> Run:
+    """``run`` without the other run that only its start reads."""
+    return dataclasses.replace(run, initial=None, initial_except=())
+
+
+def refuse_unknown_names(run: Run, learner: Learner) -> None:
+    """Raise Refusal for a name in ``run.initial_except`` that no parameter or buffer has."""
+    names = [name for replica in learner.replicas.values() for name in tensors_of(replica)]
+    for beginning in run.initial_except:
+        if not any(begins_with(name, [beginning]) for name in names):
+            raise Refusal(
+                f"--initial-except {beginning}: no parameter or buffer has that name. Names begin with "
+                f"{', '.join(dict.fromkeys(name.partition('.')[0] for name in names))}."
+            )
+
+
+def warn_of_other_classes(run: Run, folder: Path) -> None:
+    """Warn if the run starts from a classifier of as many classes with other names."""
+    if run.initial is None or run.initial_except:
+        return
+    own, other = (data and data.get("classes") for data in map(read_fingerprint, (folder, Path(run.initial))))
+    if own and other and own != other:
+        first, there = next((a, b) for a, b in zip(own, other, strict=True) if a != b)
+        warnings.warn(
+            f"{run.initial} was trained on other classes ({there} in place of {first}): the outputs start as "
+            "those of its classes. --initial-except head starts the last layer anew.",
+            stacklevel=2,
+        )
 
 
 def run_folder(checkpoint_folder: Path) -> Path:

@@ -43,6 +43,8 @@ class Run:
     initial: folder of a run whose parameters this run starts from, with the buffers of their modules (running
         statistics, for example); optimizers start anew. Its replicas have the same names and shapes as this
         run's. None: parameters are drawn.
+    initial_except: with ``initial``, names of parameters and buffers that are drawn all the same, or their
+        beginnings up to a dot: ``head`` for a classifier's last layer, if the classes are others.
     seed: everything random derives from it.
     launcher: ``local`` (processes of this host), ``inline`` (one thread at a time, on a simulated fabric),
         ``torchrun`` or ``ray``.
@@ -84,6 +86,7 @@ class Run:
     )
     stop_at_return: AnyFloat | None = field(default=None, metadata={"movable": True})
     initial: str | None = field(default=None, metadata={"since": 7})
+    initial_except: tuple[str, ...] = field(default=(), metadata={"since": 8})
     seed: Seed = 0
     launcher: str = field(default="local", metadata={"movable": True})
     placement: Placement = field(default_factory=Placement, metadata={"movable": True})
@@ -110,6 +113,11 @@ class Run:
             raise Refusal("the run has no end: give --env-steps, --updates or --minutes.")
         if not self.placement.devices:
             raise Refusal("a placement names at least one device. Use --placement.devices cpu.")
+        if self.initial_except and self.initial is None:
+            raise Refusal(
+                "--initial-except names what a run does not take over from another: give that run's folder "
+                "with --initial, or leave both out."
+            )
         self.strategy.check(self.replicas)
         requires = self.learner.requires
         if self.world.unit != requires.unit:

@@ -27,7 +27,15 @@ from murmurate.training.launcher import Launcher, Ranks
 from murmurate.training.members import group_opener
 from murmurate.training.memory import bytes_of, exceeds_memory, planned_bytes, refuse_too_small, too_large
 from murmurate.training.place import FolderGone, FollowedFolder
-from murmurate.training.restore import initial_values, learners, load_agent, refusing_misfits
+from murmurate.training.restore import (
+    initial_values,
+    learners,
+    load_agent,
+    refuse_unknown_names,
+    refusing_misfits,
+    warn_of_other_classes,
+    without_initial,
+)
 from murmurate.training.run import Run
 from murmurate.training.run_folder import claim, has_begun, locked, plain, unclaim, write_run
 from murmurate.training.summary import summarize
@@ -105,6 +113,7 @@ def _begin(run: Run, folder: Path, launcher: Launcher, ranks: Ranks | None) -> F
             ranks.claimed(folder)
         write_run(folder, run)
         record_data(folder, run.world)
+        warn_of_other_classes(run, folder)
         return _carry_out(run, folder, launcher, None)
 
 
@@ -172,7 +181,7 @@ def resume(
         raise Refusal(f"{folder} holds a simulated run, which cannot be resumed. Simulate anew with --out.")
     refuse_missing(run.world)
     launcher = find_launcher(run.launcher)
-    preflight(dataclasses.replace(run, initial=None), launcher)
+    preflight(without_initial(run), launcher)
     ranks = launcher.adopt()
     if ranks is not None and not ranks.leads:
         return Finish(ranks.follow(read), None)
@@ -281,7 +290,7 @@ def _build_once(run: Run) -> Learner:
         )
 
     def build(fabric: Fabric) -> Learner:
-        replicator = Replicator(run.strategy, fabric, initial=initial)
+        replicator = Replicator(run.strategy, fabric, initial=initial, initial_except=run.initial_except)
         open_group = group_opener(run, fabric, range(fabric.size))
         context = Context(spec, replicator.replicate, run.seed, open_group=open_group)
         learner: Learner = run.learner.build(context)
@@ -298,6 +307,7 @@ def _build_once(run: Run) -> Learner:
         raise Refusal(f"{run.recipe} cannot be made like this: {str(error).rstrip('.')}.") from error
     if isinstance(built, Crashed):
         raise RuntimeError("the simulated fabric reported a crash that was not injected")
+    refuse_unknown_names(run, built)
     return built
 
 
@@ -309,7 +319,7 @@ def _check_fits(run: Run, folder: Path, candidate: Path) -> None:
         raise Refusal(f"{folder} was made with {count} replicas; resume with the same number.")
     if missing := checkpoint.lacks(candidate, run):
         raise Refusal(f"{candidate} lacks the part of {missing}.")
-    learner = _build_once(dataclasses.replace(run, initial=None))
+    learner = _build_once(without_initial(run))
     for rank in learners(candidate, run.replicas):
         state = checkpoint.read_part(candidate, rank)
         checkpoint.updates(candidate, rank)  # raises Refusal if the count is unreadable

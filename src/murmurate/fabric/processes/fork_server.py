@@ -127,13 +127,15 @@ def _ensure_running(preload: Sequence[str], forks: bool = False) -> ForkServerCo
     # A scheduler sends SIGTERM to every process, and without the fork server the launcher would not learn how
     # its workers end. So SIGINT and SIGTERM are blocked while the fork server starts, and it inherits that.
     # If one arrives meanwhile, the launcher gets it afterwards. Starting the resource tracker would unblock
-    # them, so the tracker is started first.
-    resource_tracker.ensure_running()
-    if forks:
-        for module in preload:
-            importlib.import_module(module)
-    mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    # them, so the tracker is started first. SIGHUP, which a closed terminal sends to all, stays blocked in
+    # workers and in the tracker.
+    mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
+        resource_tracker.ensure_running()
+        if forks:
+            for module in preload:
+                importlib.import_module(module)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         if multiprocessing.parent_process() is None:  # else the folder is the parent's, which still needs it
             os.environ[socket_folder.VARIABLE] = get_temp_dir()
         if forks:
