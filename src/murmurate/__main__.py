@@ -1,7 +1,20 @@
-"""``python -m murmurate`` is ``murmurate``."""
+"""The command ``murmurate``, and ``python -m murmurate``."""
+
+from __future__ import annotations
 
 import sys
 
-from murmurate.cli.main import main
 
-sys.exit(main())
+def main() -> int:
+    """Run the command line; returns its exit code, also for a Ctrl-C while it is being imported."""
+    try:
+        from murmurate.cli.main import main as command_line
+
+        return command_line()
+    except KeyboardInterrupt:
+        print("murmurate: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

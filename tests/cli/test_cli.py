@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from murmurate.__main__ import main as command
 from murmurate.cli.main import _parser, main
 from murmurate.cli.options import change, options
 from murmurate.cli.run_verbs import report_end
@@ -223,6 +226,18 @@ def test_a_run_of_any_world_lies_right_below_runs() -> None:
     folder = new_folder("gym:houses:House/Corridor-v0-a2c")
     assert folder.parent == Path("runs")
     assert folder.name.startswith("gym-houses-House-Corridor-v0-a2c-")
+
+
+def test_ctrl_c_while_the_command_is_imported_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted(types.ModuleType):
+        def __getattr__(self, name: str) -> object:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "murmurate.cli.main", Interrupted("murmurate.cli.main"))
+    assert command() == 130
+    assert capsys.readouterr().err == "murmurate: interrupted\n"
 
 
 def test_after_an_interrupt_the_next_command_is_resume(

@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from faults.commands import Written, training
-from murmurate.training import checkpoint
+from murmurate.training import checkpoint, interrupts
+from murmurate.training.interrupts import SecondInterrupt, signals, signals_restored
 from waiting import DEADLINE_SECONDS, until
 
 pytestmark = pytest.mark.timeout(900)
@@ -71,6 +72,27 @@ def test_a_closed_terminal_saves_and_stops(tmp_path: Path) -> None:
     assert checkpoint.damage(run.folder / "checkpoints" / "last") is None
     assert run.manifest()["env_steps"] == run.summary()["env_steps"] > 0
     assert not any(psutil.pid_exists(pid) for pid in pids.values())
+
+
+def test_a_scheduler_may_send_sigterm_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Run:
+        interrupted, signal = False, 0
+        stops = 0
+
+        def stop(self, why: str) -> None:
+            self.stops += 1
+
+    run, before = Run(), signal.getsignal(signal.SIGTERM)
+    with signals_restored(), signals(run):
+        for _ in range(2):
+            signal.raise_signal(signal.SIGTERM)
+        assert (run.stops, run.interrupted) == (1, True)
+        with pytest.raises(SecondInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        monkeypatch.setattr(interrupts, "_REPEATED_WITHIN_SECONDS", 0.0)
+        with pytest.raises(SecondInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_twice_stops_at_once_even_when_a_replica_does_not_answer(tmp_path: Path) -> None:

@@ -85,7 +85,9 @@ def _simulate_fields(options: argparse.Namespace | None, rest: list[str]) -> Fie
     from murmurate.simulation.cluster import Cluster
 
     fields = train_fields(options, rest, "simulate")
-    return dataclasses.replace(fields, configs=[("the simulated cluster", Cluster()), *fields.configs])
+    note = f"{fields.note} --minutes are minutes of virtual time here."
+    configs = [("the simulated cluster", Cluster()), *fields.configs]
+    return dataclasses.replace(fields, configs=configs, note=note)
 
 
 def _resume_fields(options: argparse.Namespace | None, rest: list[str]) -> Fields:
@@ -260,7 +262,10 @@ def report_end(finish: Any, folder: Path) -> int:
         for rank in dead:
             print(f"replica {rank} died during the run; the others continued")
     saved = finish.resumable and (folder / "checkpoints" / "last").exists()
-    is_resumable = saved and finish.code in _INTERRUPTED
+    is_interrupted = finish.code in _INTERRUPTED
+    if is_interrupted and not saved and finish.resumable:
+        print(kept_sentence(folder))
+    is_resumable = saved and is_interrupted
     next_command = "resume" if is_resumable else finish.run.evaluation.next_command
     if finish.evaluation_cut:
         if not failed:

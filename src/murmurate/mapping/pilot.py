@@ -108,7 +108,9 @@ def measure(run: Run, seconds: float, busy: int = 1) -> Pilot:
     busy: number of processes that each do so at once; the result is their mean.
     """
     run = resolved(run)
-    found = run_together(busy, _timed, run, seconds)
+    # made here, as a Ctrl-C kills the processes that write to it
+    with tempfile.TemporaryDirectory(prefix="murmurate-pilot-") as folder:
+        found = run_together(busy, _timed, run, seconds, folder)
     shape = shape_of(run)
     assert shape is not None
     count = min(_WINDOWS, *map(len, found))
@@ -144,36 +146,37 @@ def _windows(
     return calls, [float(totals[part].mean()) for part in parts], float(np.std(np.clip(totals, low, high)))
 
 
-def _timed(_: Fabric, run: Run, seconds: float) -> list[dict[str, float]]:
-    """Runs the loop in this process; returns the seconds of each iteration by primitive."""
+def _timed(fabric: Fabric, run: Run, seconds: float, folder: str) -> list[dict[str, float]]:
+    """Runs the loop in this process; returns the seconds of each iteration by primitive.
+
+    folder: where the processes may write.
+    """
     prepare_process(run.placement.threads)
     memory_file, run_state, clock = SharedMemoryFile.create(), RunState(1), Clock()
     run_state.open()
     iterations: list[dict[str, float]] = []
     world: Any = TimedWorld(run.world, clock)
     timed = dataclasses.replace(run, world=world)
-    with tempfile.TemporaryDirectory(prefix="murmurate-pilot-") as folder:
-        (Path(folder) / "checkpoints").mkdir()
-        began: list[float] = []
+    own_folder = Path(folder) / str(fabric.rank)
+    (own_folder / "checkpoints").mkdir(parents=True)
+    began: list[float] = []
 
-        def between_steps() -> None:
-            if not iterations:
-                return
-            now = time.monotonic()
-            if not began:
-                began.append(now)
-            spent = now - began[0]
-            enough = spent > (1 + _WARM_UP_SHARE) * seconds and len(iterations) > _ENOUGH_ITERATIONS
-            if enough or spent > _LONGEST_SECONDS:
-                run_state.request_stop()
+    def between_steps() -> None:
+        if not iterations:
+            return
+        now = time.monotonic()
+        if not began:
+            began.append(now)
+        spent = now - began[0]
+        enough = spent > (1 + _WARM_UP_SHARE) * seconds and len(iterations) > _ENOUGH_ITERATIONS
+        if enough or spent > _LONGEST_SECONDS:
+            run_state.request_stop()
 
-        fabric = ProcessFabric(memory_file, run_state, 0)
-        context = WorkerContext(
-            0, fabric, run_state, Path(folder), time.monotonic(), between_steps=between_steps
-        )
-        loop = TrainingLoop(timed, context)
-        attach(loop, clock, iterations)
-        loop.run_to_end()
+    alone = ProcessFabric(memory_file, run_state, 0)
+    context = WorkerContext(0, alone, run_state, own_folder, time.monotonic(), between_steps=between_steps)
+    loop = TrainingLoop(timed, context)
+    attach(loop, clock, iterations)
+    loop.run_to_end()
     memory_file.close()
     warm_up = min(len(iterations) // 2, max(1, int(_WARM_UP_SHARE / (1 + _WARM_UP_SHARE) * len(iterations))))
     kept = iterations[warm_up:]

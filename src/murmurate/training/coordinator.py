@@ -385,7 +385,7 @@ class Coordinator:
             self.best = float(manifest["best"])
         self._next_at_env_steps = self._next_checkpoint_after(int(manifest["env_steps"]))
         self.evaluator.begin_at(int(manifest["env_steps"]))
-        self.event("resumed", f"resumed at {manifest['env_steps']:,} env steps")
+        self.event("resumed", f"resumed at {manifest['env_steps']:,} {self.run.unit}")
 
     def close(self) -> None:
         """Never raises for a full disk: what does not fit can be rebuilt from ``metrics.jsonl``."""

@@ -4,14 +4,19 @@ at once."""
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# A scheduler's SIGTERM may reach a process twice: from the scheduler, which signals all processes of a job,
+# and from torchrun, which passes it on.
+_REPEATED_WITHIN_SECONDS = 5.0
 
 
 class SecondInterrupt(KeyboardInterrupt):
@@ -30,20 +35,27 @@ class Interruptible(Protocol):
 @contextmanager
 def signals(coordinator: Interruptible, *, all_saved: bool = False) -> Iterator[None]:
     """Handle Ctrl-C and SIGTERM: the first saves and stops the run; the second, or the first if
-    ``all_saved``, raises SecondInterrupt.
+    ``all_saved``, raises SecondInterrupt. A SIGTERM within 5 s of another counts as the same.
 
     After this context, also after an exception, a signal only sets ``interrupted`` (see
     ``signals_restored``), and a further Ctrl-C raises KeyboardInterrupt.
     """
 
+    terminated_at = -math.inf
+
     def handle(number: int) -> None:
+        nonlocal terminated_at
         name, is_second = signal.Signals(number).name, coordinator.interrupted
+        if number == signal.SIGTERM:
+            earlier, terminated_at = terminated_at, time.monotonic()
+            if terminated_at - earlier < _REPEATED_WITHIN_SECONDS:
+                return
         coordinator.interrupted, coordinator.signal = True, number
         if all_saved:
             raise SecondInterrupt(f"{name} came after the last checkpoint")
         if is_second:
             raise SecondInterrupt(f"{name} came twice; nothing more was saved")
-        coordinator.stop(f"{name}; once more stops without saving")
+        coordinator.stop(name)
 
     def record_signal(number: int) -> None:
         if coordinator.interrupted and number == signal.SIGINT:

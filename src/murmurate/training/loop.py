@@ -205,7 +205,7 @@ class TrainingLoop:
             for probe in self.probes:
                 probe.replica.measure = True
 
-    def _record(self, outcome: Outcome, force: bool = False) -> None:
+    def _record(self, outcome: Outcome | None, force: bool = False) -> None:
         now = time.monotonic()
         elapsed = now - self._last_record
         if elapsed < self.run.record_every_seconds and not force:
@@ -220,7 +220,7 @@ class TrainingLoop:
                 "return_mean": sum(self.returns) / len(self.returns) if self.returns else None,
                 **({"success_rate": statistics.fmean(self.successes)} if self.successes else {}),
                 "episode_returns": self.unreported,
-                **outcome.read_metrics(),
+                **({} if outcome is None else outcome.read_metrics()),
                 "staleness": max(b.last.staleness for b in bound_replicas),
                 "staleness_max": max(b.staleness_max for b in bound_replicas),
                 "heard": bound_replicas[0].last.heard,
@@ -325,7 +325,7 @@ class TrainingLoop:
             write_part(staging(self.place.current_path(), name), self.context.rank, state, replays)
 
     def _finish(self, outcome: Outcome | None) -> None:
-        if outcome is not None:
+        if outcome is not None or self.env_steps > self._last_steps:  # it may have ended before any update
             self._record(outcome, force=True)
         if not self.replicator.drain(FINAL_REQUEST, DRAIN_SECONDS):
             self.recorder.event(
