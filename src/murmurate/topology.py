@@ -168,7 +168,8 @@ class Torus:
 
 @dataclass(frozen=True)
 class Given:
-    """A user's own graph: ``in_peer_lists[i]`` lists the in-peers of member ``i``.
+    """A graph of your own, for the functions of this module: ``in_peer_lists[i]`` lists the in-peers of
+    member ``i``. A strategy does not take it: its graph has a name, and adapts to any number of members.
 
     Raises ``ValueError`` for a list that names a rank outside the graph, the member itself, or a rank twice;
     its methods raise it for a ``size`` that is not the number of lists.
@@ -206,6 +207,8 @@ class Given:
 def topology(name: str) -> Topology:
     """The graph called ``name``, with its defaults. Raises ``Refusal`` if there is none of that name."""
     known = _by_name()
+    if not isinstance(name, str):  # from Python, where a strategy's field may be anything
+        raise Refusal(f"topology is {name}; it takes the name of a graph. Choose one of: {', '.join(known)}.")
     if name not in known:
         similar = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f" Did you mean '{similar[0]}'?" if similar else ""

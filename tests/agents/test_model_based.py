@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from murmurate.agents._dynamics import ModelConfig
 from murmurate.agents._model_based import PolicySettings
 from murmurate.agents.mbpo import MBPO
 from murmurate.agents.memr import MEMR
+from murmurate.errors import Refusal
 from murmurate.replay.interface import Sample
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.replicator.learner import Context, updates_of
@@ -46,6 +48,13 @@ def transitions(size: int = 200) -> dict[str, torch.Tensor]:
         "reward": torch.full((size,), 3.0),
         "next_observation": following,
     }
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.name)
+def test_a_termination_that_does_not_fit_is_refused(config: Any, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def far(observation):\n    return observation > 2\n")
+    with pytest.raises(Refusal, match=r"gives bool \[2, 11\]"):
+        built(dataclasses.replace(config, termination=f"{tmp_path}/mine.py:far"))
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.name)

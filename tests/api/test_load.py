@@ -325,16 +325,55 @@ def test_a_classifier_predicts_and_exports(tmp_path: Path) -> None:
         model.act(images)
 
 
+@pytest.mark.parametrize("recipe", ["table-gmm", "corpus-lda"])
+def test_a_posterior_predicts(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two clusters of rows, or of documents with words of their own."""
+    x = (
+        np.random.default_rng(0).poisson(3.0, (60, 6))
+        + np.repeat(np.eye(2, dtype=int) * 20, 3, 1)[[0, 1] * 30]
+    )
+    np.save(tmp_path / "x.npy", x)
+    lines = [" ".join(f"{w}:{n}" for w, n in enumerate(row) if n) for row in x]
+    (tmp_path / "x.ldac").write_text("".join(f"{line.count(':')} {line}\n" for line in lines))
+    size = {"components": 2} if recipe == "table-gmm" else {"topics": 2}
+    world = {"path": str(tmp_path / ("x.npy" if recipe == "table-gmm" else "x.ldac"))}
+    options: dict[str, Any] = {"launcher": "inline", "quiet": True, "env_steps": 1000}
+    murmurate.train(recipe, agent={"batch": 20, **size}, world=world, out=tmp_path / "run", **options)
+    model = murmurate.load(tmp_path / "run")
+    shares = model.predict_proba(x)
+    np.testing.assert_allclose(shares.sum(1), 1.0, rtol=1e-5)
+    assert (model.predict(x) == np.tile(model.predict(x[:2]), 30)).all()
+    assert set(model.predict(x[:2])) == {0, 1}
+    np.testing.assert_allclose(model.predict_proba(x[0]), shares[0], rtol=1e-5)
+    estimate = model.estimate()
+    if recipe == "table-gmm":
+        np.testing.assert_array_equal(shares, estimate.responsibilities(x))
+    else:
+        assert [len(top) for top in estimate.top_words(3)] == [3, 3]
+        with pytest.raises(murmurate.Refusal, match="counts"):
+            model.predict(x + 0.5)
+    with pytest.raises(murmurate.Refusal, match="takes no actions"):
+        model.act(x)
+    assert main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "x.pt2")]) == 2
+    assert "Export its weights: --to weights.safetensors" in capsys.readouterr().err
+
+
 def test_what_cannot_be_loaded_or_exported_says_why(trained: MakeModel, tmp_path: Path) -> None:
     with pytest.raises(murmurate.Refusal, match="holds no run"):
         murmurate.load(tmp_path)
     model = trained("cartpole-a2c")
     with pytest.raises(murmurate.Refusal, match=r"\.safetensors, \.pt2, \.onnx"):
         model.export(tmp_path / "policy.h5")
+    with pytest.raises(murmurate.Refusal, match=r"Use \.pt2 for torch"):
+        model.export(tmp_path / "policy.pt")
+    with pytest.raises(murmurate.Refusal, match="seed is -2; it must be at least 0"):
+        model.evaluate(seed=-2)
     with pytest.raises(murmurate.Refusal, match="cannot be written"):
         model.export(tmp_path / "nowhere" / "policy.safetensors")
     with pytest.raises(murmurate.Refusal, match="is an agent"):
         model.predict(np.zeros(4))
+    with pytest.raises(murmurate.Refusal, match="has no posterior"):
+        model.estimate()
     drawing = trained("cartpole-arm")
     with pytest.raises(murmurate.Refusal, match="at random even when greedy"):
         drawing.export(tmp_path / "policy.pt2")
@@ -348,6 +387,15 @@ def test_evaluate_is_murmurate_eval(trained: MakeModel, capsys: pytest.CaptureFi
     printed = json.loads(capsys.readouterr().out)
     assert figures["returns"] == printed["returns"]
     assert len(figures["returns"]) == 3
+
+
+def test_initial_values_with_another_normalization_say_so(trained: MakeModel, tmp_path: Path) -> None:
+    folder = trained("cartpole-a2c").folder
+    options: dict[str, Any] = {"updates": 2, "launcher": "inline", "out": tmp_path / "run"}
+    with pytest.raises(murmurate.Refusal, match=r"--agent.normalize-observations false, as that run did"):
+        murmurate.train(
+            "cartpole-a2c", initial=str(folder), agent={"normalize_observations": True}, **options
+        )
 
 
 def test_the_command_exports(trained: MakeModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

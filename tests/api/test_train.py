@@ -125,6 +125,8 @@ class _Misspelt(murmurate.Callback):
         ({"simulater": 2}, "Did you mean 'simulators'"),
         ({"n_envs": 2}, "Did you mean 'simulators'"),
         ({"agent": {"gamma": 0.9}}, "agent has no field 'gamma'. Did you mean 'discount'"),
+        ({"world": {"kwargs": {}}}, "--env FILE.py:NAME, or env=FUNCTION"),
+        ({"env_kwargs": {}}, "--env FILE.py:NAME, or env=FUNCTION"),
         ({"strategy": "galla"}, "Did you mean 'gala'"),
         ({"strategy": {"name": "gala", "staleness": 3}}, "Did you mean 'staleness_bound'"),
         ({"strategy": 3}, "takes a name"),
@@ -146,6 +148,36 @@ def test_what_is_wrong_is_refused_before_anything_is_made(
         murmurate.train(**given)
     assert sentence in str(refusal.value)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("recipe", "option", "sentence"),
+    [
+        ("pendulum-sac", "--replay.n-step", "Did you mean --agent.n-step? "),
+        ("pendulum-sac", "--gradient-steps", "Did you mean --replay.samples-per-insert? "),
+        ("pendulum-mbpo", "--train-freq", "Did you mean --updates-per-step? "),
+        ("pendulum-mbpo", "--agent.batch", "Did you mean --agent.policy.batch or --agent.model.batch? "),
+        ("pendulum-mbpo", "--agent.model.hiden", "Did you mean --agent.model.hidden? "),
+        ("pendulum-td3", "--agent.scale-rewards", ""),
+        ("pendulum-mbpo", "--agent.normalize-observations", ""),
+        ("pendulum-sac", "--world.gravity", "An environment that takes arguments is made by a function"),
+        ("pong-dqn", "--world.gravity", ""),
+    ],
+)
+def test_hints_name_what_is_meant_or_nothing(recipe: str, option: str, sentence: str) -> None:
+    from murmurate.cli.options import change
+
+    with pytest.raises(murmurate.Refusal) as refusal:
+        change(murmurate.recipe(recipe), [option, "3"], "murmurate train")
+    assert str(refusal.value).startswith(f"There is no field called '{option[2:]}'. {sentence or 'See:'}")
+
+
+def test_only_fields_that_are_taken_are_listed() -> None:
+    with pytest.raises(murmurate.Refusal) as refusal:
+        murmurate.train("corpus-lda", nosuch=3)
+    listed = str(refusal.value).partition("It has ")[2].rstrip(".").split(", ")
+    assert {"agent", "env_steps", "strategy", "world"} <= set(listed)
+    assert not {"path", "topics"} & set(listed), "they are fields of the world and of the agent"
 
 
 def test_every_option_of_the_command_line_is_reachable() -> None:

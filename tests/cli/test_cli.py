@@ -281,7 +281,7 @@ def test_the_summary_has_every_key_of_the_design(finished: Path) -> None:
     assert (summary["updates"], summary["replicas"], summary["env_steps"]) == (2, 4, 2 * 4 * 2 * 8)
     assert summary["frames"] == summary["env_steps"]  # a CartPole step is one frame
     assert summary["episodes"] == 1
-    assert summary["resume_exact"] is True
+    assert summary["resume_exact"] is False  # GALA is asynchronous
     assert summary["bytes_exchanged"] > 0
 
 

@@ -29,6 +29,11 @@ def _verbs(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> Iter
 VERBS = list(_verbs(_parser()))
 
 
+def test_minutes_of_a_simulated_run_are_virtual(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--help"]) == 0
+    assert "--minutes are minutes of virtual time here" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
 def test_every_verb_has_help(verb: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     for word in ("-h", "--help"):

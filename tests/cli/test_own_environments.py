@@ -79,7 +79,7 @@ def test_the_order_of_options_does_not_matter(
     stored = json.loads((folder / "run.json").read_text())
     assert stored["world"]["target"] == f"{tmp_path}/their_envs.py:make_env"
     assert stored["updates"] == 2
-    assert "Evaluation over 1 games" in capsys.readouterr().out
+    assert "Evaluation over 1 game" in capsys.readouterr().out
 
 
 FAILS_AT_SEED_1 = """

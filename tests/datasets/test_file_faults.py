@@ -341,8 +341,13 @@ def test_text(tmp_path):
     (folder / "b.txt").write_bytes(b"dog\ncaf\xe9\n")
     (folder / "c.txt").write_bytes(b" \n")
     (folder / "d.txt").write_bytes(b"dog cat\n")
-    with pytest.raises(Refusal, match=r"zoo, b.txt, line 2: byte 0xe9 is not UTF-8; iconv"):
+    with pytest.raises(
+        Refusal, match=r"zoo, b.txt, line 2: byte 0xe9 is not UTF-8; iconv -f latin1 -t utf-8"
+    ):
         read(folder)
+    (tmp_path / "wide.txt").write_bytes("cat dog\n".encode("utf-16"))
+    with pytest.raises(Refusal, match=r"wide.txt, line 1: .* iconv -f utf-16 -t utf-8"):
+        read(tmp_path / "wide.txt")
     (tmp_path / "zoo.txt").write_bytes(b"cat dog\n\ndog cat\ncat emu\n")
     with pytest.raises(Refusal, match=r"zoo.txt, line 2: the document is empty"):
         read(tmp_path / "zoo.txt")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from murmurate.datasets.table import Table, read_table
+from murmurate.datasets.table_world import TableWorld
 from murmurate.errors import Refusal
 
 NUMBERS = np.array([[1.5, 2.0, -3.0], [4.0, 5e3, 0.25]])
@@ -18,6 +19,7 @@ TEXTS = {
     "d.txt": "  1.5  2 -3\n 4 5e3   0.25\n\n",
     "e.csv": "# made by hand\n1.5,2,-3\n4,5e3,0.25\n",
     "f.csv": "\ufeff1.5,2,-3\n4,5e3,0.25\n",
+    "g.csv": '"x, m",y,z\n"1.5",2,"-3"\n"4",5e3,0.25\n',
 }
 
 
@@ -50,6 +52,18 @@ BAD = {
     "a column of one value": (b"1,2\n1,3\n", "Column 0 .*the same"),
     "nothing": (b"", "no row"),
     "names alone": (b"x,y\n", "no row"),
+    "empty": (b"age,income\n1,2\n\n3,\n", r"bad\.csv, line 4: column 'income' is empty\. Leave .*in\.$"),
+    "marked as missing": (b"1 2\n3 NA\n", r"line 2: column 1 \(from 0\) is 'NA'\. Leave"),
+    "text": (
+        b"age,city\n1,2\n3,Rome\n",
+        r"line 3: column 'city' is 'Rome', which is no number\. Leave the column",
+    ),
+    "decimal commas": (b"x;y\n1,5;2\n", r"line 2: column 'x' is '1,5'\. If commas stand for decimal points"),
+    "decimal commas alone": (
+        b"1,5;2,5\n",
+        "line 1: column 1 .* is '5;2'. If commas stand for decimal points",
+    ),
+    "too many": (b"# two\n1,2\n3,4,5\n", r"line 3: the number of values is 3, and of columns 2\."),
     "not text": (b"\xff\xfe\x00\x01\n", "no table of numbers"),
 }
 
@@ -82,3 +96,8 @@ def test_arrays_that_are_none_are_refused(tmp_path):
             read_table(tmp_path / name)
     with pytest.raises(Refusal, match="list"):
         Table([[1.0]])  # type: ignore[arg-type]
+
+
+def test_a_table_is_asked_for_as_in_python_too():
+    with pytest.raises(Refusal, match=r"--world.path TABLE \(world=\{'path': 'TABLE'\} in Python\)"):
+        TableWorld().load()

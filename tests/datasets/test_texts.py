@@ -122,7 +122,7 @@ def test_one_column_needs_no_name_and_only_kinds_with_columns_have_them(tmp_path
     [
         ("a.csv", b"id,body\n1,ant\n2\n3,bee\n", 3, "1 fields, and there are 2 columns"),
         ("a.csv", b"id,body\n1,ant\n2,  \n3,bee\n", 3, "column 'body' is empty"),
-        ("a.csv", b"id,body\n1,ant\n2,\xff\n3,bee\n", 3, "byte 0xff is not UTF-8"),
+        ("a.csv", b"id,body\n1,ant\n2,\xff\n3,bee\n", 3, "byte 0xff is not UTF-8; iconv -f latin1 -t utf-8 "),
         ("a.csv", b'id,body\n1,ant\n2,bee\n3,"cat\n4,dog\n', 4, "a quote in it is not closed"),
         ("a.jsonl", b'{"body": "ant"}\n{"body": \n{"body": "bee"}\n', 2, "no JSON object"),
         ("a.jsonl", b'{"body": "ant"}\n{"body": 5}\n{"body": "bee"}\n', 2, "'5', which is no text"),

@@ -121,3 +121,7 @@ def test_cuts_that_are_none(wrong):
 def test_a_cut_that_leaves_nothing_says_what_to_change():
     with pytest.raises(Refusal, match=r"Lower --min-df"):
         count(["cat", "dog"], Tokens(min_df=2))
+    with pytest.raises(
+        Refusal, match=r"of 2 documents, --min-df 2 asks for .* least 2, .*--max-df 0\.5 .* most 1\."
+    ):
+        count(["cat dog", "cat"], Tokens(min_df=2))

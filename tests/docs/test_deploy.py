@@ -37,7 +37,11 @@ def test_the_image_copies_what_is_there_and_installs_extras_that_exist() -> None
     assert project["readme"] in sources  # the build reads it
     chosen = re.search(r"^ARG EXTRAS=(\S+)", text, re.MULTILINE)
     assert chosen is not None
-    assert set(chosen[1].split(",")) <= project["optional-dependencies"].keys()
+    extras = project["optional-dependencies"]
+    assert set(chosen[1].split(",")) <= extras.keys()
+    # what KubeRay runs in the pods: ``ray job submit``, and probes
+    assert any(need.startswith("ray[default]") for name in chosen[1].split(",") for need in extras[name])
+    assert re.search(r"apt-get install [^&]*\bwget\b", text.split("FROM")[-1])
     assert "http" not in re.sub(r"^#.*", "", text, flags=re.MULTILINE)  # no registry's address
 
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from murmurate.agents.interface import Action
 from murmurate.cli.main import main
 from murmurate.evaluation import games
-from murmurate.evaluation.games import EvalResult, evaluate, record_game
-from murmurate.evaluation.interface import reporting
+from murmurate.evaluation.games import EvalResult, Games, evaluate, record_game
+from murmurate.evaluation.interface import EvalContext, reporting
 from murmurate.worlds.gym import GymWorld
 from murmurate.worlds.interface import Simulators
 from scripted import Always, Counter, Roulette, ScriptedSimulators
@@ -81,6 +81,22 @@ def test_nets_are_in_evaluation_mode_and_then_as_they_were() -> None:
     record_game(ScriptedWorld((2,)), Dropping(0), seed=0)
     assert modes == [[False, False, False]] * 4
     assert [part.training for part in net.modules()] == [True, True, False]
+
+
+@pytest.mark.parametrize(("weight", "played"), [(1.0, 2), (2.0, 4)])
+def test_the_best_checkpoint_is_not_played_again_if_it_is_the_last(weight: float, played: int) -> None:
+    def player(weight: float) -> Any:
+        net = nn.Linear(1, 1)
+        views = [("weight", torch.tensor([weight]))]
+        made: Any = Always(0)
+        made.replicas = {"net": SimpleNamespace(module=net, named_views=lambda: views)}
+        return made
+
+    world: Any = ScriptedWorld((2, 3))
+    context = EvalContext(world, Path(), seed=0, best=lambda: player(weight))
+    figures = Games(eval_episodes=2).evaluate(player(1.0), context)
+    assert figures["best_eval_return_mean"] == figures["eval_return_mean"] == 4.0
+    assert len(world.opened) == played
 
 
 def test_a_long_evaluation_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,7 +147,7 @@ def test_action_values() -> None:
             "their_nets:narrow",
             r"must return parameters \[B, 2\] and values \[B\].*returns \(\[2, 8\], \[2, 1\]\)",
         ),
-        ("their_nets:number", "is a int, and must be a torch.nn.Module"),
+        ("their_nets:number", "is of type int, and must be a torch.nn.Module"),
         ("their_nets:broken", "raised TypeError"),
         (
             "their_nets:Blind",

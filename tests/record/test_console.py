@@ -139,6 +139,22 @@ def test_without_a_terminal_a_line_every_interval_and_each_event_at_once() -> No
     assert all(ln.isascii() for ln in lines)
 
 
+def test_what_another_signal_does_is_told_on_the_console_alone() -> None:
+    out = io.StringIO()
+    with Console("run", 2, 100, console=rich.console.Console(file=out, width=60), elapsed=Time()) as console:
+        console.feed([event(1.0, "stopping", "stopping: SIGTERM")])
+    assert "] stopping: SIGTERM; once more stops without saving" in out.getvalue()
+
+
+def test_env_steps_of_a_batch_that_is_not_complete_are_shown() -> None:
+    console = Console("pong-arm", 1, elapsed=lambda: 10.0, target_env_steps=1000)
+    console.feed([], 512)
+    assert "512 env steps (51.2%)" in console.line()
+    console.feed([row(10.0, 0, 600)], 600)
+    console.feed([], 590)  # a replica that was restarted
+    assert "600 env steps" in console.line()
+
+
 def test_live_display_starts_and_stops_cleanly() -> None:
     out = io.StringIO()
     screen = rich.console.Console(file=out, width=80, force_terminal=True)

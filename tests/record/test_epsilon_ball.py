@@ -138,3 +138,5 @@ def test_a_replica_that_recorded_no_distance_forbids_the_sum(tmp_path: Path) -> 
     found = epsilon_ball(open_run(tmp_path / "run"))
     assert isinstance(found, str)
     assert "[1]" in found
+    assert "needs distance_to_mean of every replica" in found
+    assert "--probe-every-updates" in found

@@ -68,6 +68,8 @@ def test_seeds_make_a_group_and_labels_name_just_what_differs(tmp_path: Path) ->
         "pong-gala, gala, simulators 8",
         "pong-gala, gala, simulators 16",
     ]
+    none = open_run(a_run(tmp_path / "none", records, made[0][0], recipe="pong-gala", simulators=None))
+    assert [g.label for g in grouped([more[0], none])] == ["gala, simulators 8", "gala"]
 
 
 def test_curve_is_the_mean_over_runs_where_all_have_records(tmp_path: Path) -> None:

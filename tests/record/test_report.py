@@ -264,6 +264,22 @@ def test_virtual_seconds_are_the_axis_of_a_simulated_run(tmp_path: Path) -> None
     assert "virtual time (minutes)" in [t.text for t in svgs_of(both)["return by time"].iter("text")]
     assert "3,000 0:50:00 0.1" in words_of(both)  # 300 env steps in 3000 virtual seconds
     assert "virtual ones, of the simulated cluster" in words_of(both)
+    write_run(tmp_path / "real", seconds=60)
+    mixed = svgs_of(page_of(tmp_path / "run", tmp_path / "real"))["return by time"]
+    assert "virtual or wall time (minutes)" in [t.text for t in mixed.iter("text")]
+
+
+def test_rounding_is_no_disagreement(tmp_path: Path) -> None:
+    for name, scale in (("a", 1.0), ("b", 1e-5)):
+        write_run(tmp_path / name, seconds=60, strategy={"name": name}, dead=None)
+        lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for record in lines:
+            if "disagreement" in record:
+                record["disagreement"] *= scale
+        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lines))
+    assert "0 up to rounding throughout, so not on this axis: b." in words_of(
+        page_of(tmp_path / "a", tmp_path / "b")
+    )
 
 
 @pytest.mark.parametrize(

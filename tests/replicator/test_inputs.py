@@ -115,3 +115,19 @@ def test_what_has_no_rows_to_split_is_refused_with_the_remedy(batch):
         taken([batch], replicas=2)
     assert taken([batch], replicas=1) == [[batch]]
     assert taken([batch, batch], replicas=2, per="replica") == [[batch], [batch]]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "workers", "per"), [(2, 1, "worker"), (4, 2, "worker"), (2, 1, "replica"), (3, 1, "replica")]
+)
+def test_batches_have_a_length_if_their_source_has_one(replicas, workers, per):
+    def script(loop):
+        batches = loop.inputs([rows(*range(8)) for _ in range(7)], per=per)
+        return len(batches), len(list(batches)), len(batches)
+
+    for length, made, after in loops(replicas, script, workers=workers):
+        assert length == made == after
+    with pytest.raises(TypeError, match="no len"):
+        loops(2, lambda loop: len(loop.inputs(iter([rows(0)]))))
+    with pytest.raises(TypeError, match="not known where inputs"):
+        loops(2, lambda loop: len(loop.inputs(lambda rank: [rows(0)], per="replica")))

@@ -11,12 +11,14 @@ from torch import nn
 
 import murmurate
 from murmurate.errors import Refusal, RunFailed
+from murmurate.fabric.interface import FabricError
 from murmurate.fabric.processes.spawn import Died
 from murmurate.launch.script import run
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.strategies.dpsgd import DPSGD
 from murmurate.strategies.elastic import Elastic
 from murmurate.strategies.gala import GALA
+from murmurate.strategies.local_sgd import LocalSGD
 from replicator.steps import alone, draw, loops, pairs, processes, tanh_net
 
 
@@ -213,6 +215,126 @@ def test_a_replica_that_returns_early_is_told_by_one_of_the_others():
     assert "replicator.inputs" in told
     assert silent == []
     assert run(even, replicas=2) == [[], []]
+
+
+def one_batch_skipped(loop, skipping=1):
+    net = tanh_net()
+    optimizer = loop.wrap_optimizer(torch.optim.SGD(net.parameters(), lr=0.1), net)
+    batches = list(loop.inputs(pairs(6)))
+    trained(loop, net, optimizer, batches[1:] if loop.rank == skipping else batches)
+
+
+@pytest.mark.parametrize("skipping", [0, 1, 2, None])
+def test_a_step_that_one_replica_leaves_out_is_told_at_the_end(skipping):
+    def script(loop):
+        one_batch_skipped(loop, skipping)
+
+    _, told = warned(lambda: loops(3, script, strategy=LocalSGD(period=4)), "steps")
+    assert (len(told) in (1, 2)) if skipping is not None else told == []
+    assert all("5 steps" in one or "made 5" in one for one in told)
+    assert warned(lambda: loops(3, script, strategy=GALA()), "steps")[1] == []
+
+
+# -- optimizers that differ, gradients that are not finite ------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            lambda p, r: torch.optim.SGD(p, lr=0.1 + r),
+            "lr of group 0 is 0.1 on replica 0 and 1.1 on",
+        ),
+        (lambda p, r: (torch.optim.SGD, torch.optim.Adam)[r](p, lr=0.1), "the class is SGD on.* and Adam on"),
+        (lambda p, r: torch.optim.SGD([{"params": p, "momentum": 0.5 * r}], lr=0.1), "momentum of group 0"),
+        (lambda p, r: torch.optim.SGD(p, lr=torch.tensor(0.5 + r)), "lr of group 0 is 0.5 on"),
+    ],
+)
+def test_where_gradients_are_averaged_optimizers_that_differ_are_refused(make, words):
+    def script(loop, wraps=True):
+        net = tanh_net()
+        if wraps:
+            loop.wrap_optimizer(make(list(net.parameters()), loop.rank), net)
+        else:
+            loop.replicate("net", net, lambda parameters: make(parameters, loop.rank))
+
+    with pytest.raises(Refusal, match=f"different optimizers for 'optimizer 0': {words}"):
+        loops(2, script)
+    with pytest.raises(Refusal, match=f"different optimizers for 'net': {words}"):
+        loops(2, lambda loop: script(loop, False))
+    for strategy in (LocalSGD(), GALA()):
+        loops(2, script, strategy=strategy)
+
+
+def test_optimizers_may_differ_in_what_chooses_an_implementation():
+    def script(loop):
+        net = tanh_net()
+        loop.wrap_optimizer(torch.optim.Adam(net.parameters(), foreach=bool(loop.rank)), net)
+
+    loops(2, script)
+
+
+@pytest.mark.parametrize("strategy", [AllReduce(), LocalSGD(period=2)])
+def test_the_replica_whose_gradient_is_not_finite_is_named_once(strategy):
+    def script(loop, bad):
+        net = tanh_net()
+        optimizer = loop.wrap_optimizer(torch.optim.SGD(net.parameters(), lr=0.1), net)
+        for step, (x, y) in enumerate(loop.inputs(pairs(6))):
+            optimizer.zero_grad()
+            factor = float("nan") if bad and (step, loop.rank) == (3, 1) else 1.0
+            (factor * F.mse_loss(net(x), y)).backward()
+            optimizer.step()
+
+    (told,) = warned(lambda: loops(3, lambda loop: script(loop, True), strategy=strategy), "not finite")[1]
+    assert told.startswith("the gradient of 'optimizer 0' on replica 1 is not finite")
+    assert "at its update 3" in told
+    assert warned(lambda: loops(3, lambda loop: script(loop, False), strategy=strategy), "finite")[1] == []
+
+
+# -- a resume from states that do not fit -----------------------------------------------------------
+
+
+def saved_states(loop, steps):
+    net = tanh_net()
+    optimizer = loop.wrap_optimizer(torch.optim.SGD(net.parameters(), lr=0.1), net)
+    states = []
+    trained(loop, net, optimizer, loop.inputs(pairs(steps)), lambda: states.append(loop.state()))
+    return states
+
+
+def resume(loop, state, calls=True):
+    net = tanh_net()
+    optimizer = loop.wrap_optimizer(torch.optim.SGD(net.parameters(), lr=0.1), net)
+    if calls:
+        loop.load(state)
+        loop.resumed()
+    return trained(loop, net, optimizer, loop.inputs(pairs(2)))
+
+
+def test_a_resume_under_another_strategy_or_number_of_replicas_is_refused():
+    states = [of_one[-1] for of_one in loops(2, lambda loop: saved_states(loop, 2))]
+    for size, strategy, words in (
+        (2, LocalSGD(), "this run is local-sgd with 2"),
+        (2, GALA(), "this run is gala with 2"),
+        (3, AllReduce(), "this run is all-reduce with 3"),
+    ):
+        with pytest.raises(Refusal, match=f"saved under all-reduce with 2 replicas, and {words}"):
+            loops(size, lambda loop: resume(loop, states[0]), strategy=strategy)
+    with pytest.raises(Refusal, match="the state has no replica 'optimizer 0', but 'net'"):
+        loops(2, lambda loop: resume(loop, {"net": states[0]["optimizer 0"]}))
+    earlier = [{"optimizer 0": {k: v for k, v in one["optimizer 0"].items() if k != "run"}} for one in states]
+    for kept in (states, earlier):
+        first, second = loops(2, lambda loop, kept=kept: resume(loop, kept[loop.rank]))
+        torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("strategy", [AllReduce(), LocalSGD(period=2)])
+def test_a_resume_from_different_steps_is_refused(strategy):
+    states = loops(2, lambda loop: saved_states(loop, 4), strategy=strategy)
+    with pytest.raises(Refusal, match="updates of 'optimizer 0' is 3 on replica 0 and 4 on replica 1"):
+        loops(2, lambda loop: resume(loop, states[loop.rank][2 + loop.rank]), strategy=strategy)
+    with pytest.raises(FabricError, match=r"Call resumed\(\) on all replicas or on none"):
+        loops(2, lambda loop: resume(loop, states[0][2], loop.rank == 0), strategy=strategy)
 
 
 # -- arguments --------------------------------------------------------------------------------------

@@ -238,6 +238,30 @@ def test_lines_hold_for_a_run_that_only_time_limits(tmp_path):
     assert records[5]["env_steps_per_second"] == pytest.approx(1600, rel=0.1)
 
 
+def replica_records(folder):
+    return [record for record in read_metrics(folder / "metrics.jsonl") if "kind" not in record]
+
+
+def test_lines_hold_where_time_ends_a_run_of_many_updates(tmp_path):
+    run = dataclasses.replace(run_of(replicas=2, updates=1_000_000), minutes=0.1 / 60)
+    result(tmp_path, run, Cluster(lines=5))
+    assert 4 <= sum(record["replica"] == 1 for record in replica_records(tmp_path)) <= 6
+
+
+def test_no_record_is_written_twice(tmp_path):
+    result(tmp_path, run_of(replicas=2, updates=5))
+    found = replica_records(tmp_path)
+    assert all(record["env_steps_per_second"] > 0 for record in found)
+    assert sorted((r["replica"], r["updates"]) for r in found)[-1] == (1, 5)
+    assert len({(r["replica"], r["time_seconds"], r["updates"]) for r in found}) == len(found)
+
+
+def test_late_replicas_that_never_join_are_reported(tmp_path):
+    summary = result(tmp_path, run_of(replicas=4, updates=3), Cluster(late_join=(0.5, 9.0)))
+    warning = "the run ended before 2 of 2 late replicas joined"
+    assert [event["message"] for event in summary["events"]] == [warning]
+
+
 def test_a_trace_of_numbers_and_of_a_run(tmp_path):
     numbers = tmp_path / "numbers.txt"
     numbers.write_text("0.02 0.02\n0.02")
@@ -261,6 +285,9 @@ def test_the_command_writes_a_folder_that_report_and_eval_read(tmp_path, capsys)
     assert main(["eval", str(folder), "--episodes", "1", "--json"]) == 0
     capsys.readouterr()
     assert "a simulated run, which cannot be resumed" in refused(capsys, "resume", folder)
+    assert "already holds a simulated run. Choose" in refused(
+        capsys, "train", "cartpole-gala", "--out", folder
+    )
 
 
 @pytest.mark.parametrize(("replicas", "shown"), [(3, 3), pytest.param(20, 12, marks=pytest.mark.slow)])
@@ -315,7 +342,12 @@ def test_what_makes_no_sense_is_refused_with_nothing_changed(tmp_path, cluster, 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
-    [({"loggers": ("mlflow",)}, "leave out --loggers"), ({"restarts": 2}, "--restart-after")],
+    [
+        ({"loggers": ("mlflow",)}, "leave out --loggers"),
+        ({"restarts": 2}, "--restart-after"),
+        ({"compression": "int8"}, "leave out --compression int8"),
+        ({"probe_every_updates": 5}, "leave out --probe-every-updates"),
+    ],
 )
 def test_options_without_an_effect_are_refused(tmp_path, fields, words):
     with pytest.raises(Refusal, match=words):

@@ -135,6 +135,21 @@ def test_too_few_rollouts_for_a_batch_are_refused() -> None:
         few.validate()
 
 
+@pytest.mark.parametrize(
+    ("fields", "remedy"),
+    [
+        ({"updates_per_step": 1.0}, "--agent.policy.batch 100"),
+        ({"updates_per_step": 0.001}, "--updates-per-step"),
+    ],
+)
+def test_a_run_without_an_update_is_refused(fields: dict[str, float], remedy: str) -> None:
+    run = recipe("inverted-pendulum-mbpo")
+    source: Any = dataclasses.replace(run.source, learning_starts=100, **fields)  # type: ignore[type-var]
+    env_steps = 200 if "batch" in remedy else 1_000
+    with pytest.raises(Refusal, match=remedy):
+        dataclasses.replace(run, source=source, env_steps=env_steps).validate()
+
+
 def test_rollouts_begin_at_real_states_and_end_where_the_model_says() -> None:
     learner = Dreamer()
     source = made(dataclasses.replace(CONFIG, rollouts=dataclasses.replace(ROLLOUTS, length=3)), learner)

@@ -12,6 +12,7 @@ from murmurate.errors import Refusal
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.gala import GALA
+from murmurate.topology import Given
 from strategies.scripted import Cast
 
 
@@ -89,6 +90,13 @@ def test_a_member_that_rests_in_a_matching_goes_on_to_the_next():
         for rank in range(3):
             last[rank] = cast.step(rank, 1.0)
     assert all(exchange[1] >= 15 for exchange in last.values())
+
+
+def test_one_without_a_partner_in_a_matching_has_agreed_with_none():
+    cast = Cast(GALA(topology="random-matching"), [0.0, 0.0, 0.0])
+    steps = [cast.step(rank, 1.0) for _ in range(20) for rank in range(3)]
+    assert any(heard == 1 for _, _, heard, _ in steps)
+    assert all((heard == 1) == (staleness > 0) for _, _, heard, staleness in steps)
 
 
 class TestStaleness:
@@ -217,6 +225,8 @@ class TestVirtualTime:
 def test_an_unknown_topology_is_refused_with_the_nearest():
     with pytest.raises(Refusal, match="Did you mean 'ring'"):
         Cast(GALA(topology="rin"), [0.0])
+    with pytest.raises(Refusal, match="it takes the name of a graph"):
+        Cast(GALA(topology=Given(((1,), (0,)))), [0.0])
 
 
 def test_state_keeps_the_counters_and_drops_the_messages():

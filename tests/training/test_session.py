@@ -21,7 +21,7 @@ from murmurate.recipes import recipe
 from murmurate.replica.vector import Replica
 from murmurate.strategies.gala import GALA
 from murmurate.strategies.hogwild import Hogwild
-from murmurate.training import coordinator, session, summary
+from murmurate.training import coordinator, interrupts, session, summary
 from murmurate.training.coordinator import Coordinator
 from murmurate.training.members import build_learner
 from murmurate.training.run_folder import claim
@@ -96,7 +96,7 @@ def test_an_interrupt_cuts_only_the_evaluation(
     folder = tmp_path / "run"
     assert main(["train", "cartpole-a2c", *SHORT, "--out", str(folder)]) == 130
     *_, begins, cut, after = capsys.readouterr().out.splitlines()
-    assert begins == "evaluating 1 games; Ctrl-C skips"
+    assert begins == "evaluating 1 game; Ctrl-C skips"
     assert cut == "Training is complete; only its evaluation was cut"
     assert after.endswith(f"next: murmurate eval {folder}")
 
@@ -149,6 +149,31 @@ REPLAY = (
     *("--env-steps", "none", "--launcher", "inline", "--eval-episodes", "1"),
     *("--record-every-seconds", "1e-9"),
 )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "replicas", "exact"), [("gala", 2, False), ("gala", 1, True), ("all-reduce", 2, True)]
+)
+def test_asynchronous_members_do_not_resume_exactly(
+    tmp_path: Path, strategy: str, replicas: int, exact: bool
+) -> None:
+    words = ["--strategy", strategy, "--replicas", str(replicas), "--updates", "2", "--launcher", "inline"]
+    words += ["--simulators", "1", "--eval-episodes", "1", "--out", str(tmp_path / "run")]
+    assert main(["train", "cartpole-gala", *words]) == 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["resume_exact"] == exact
+
+
+def test_a_signal_is_recorded_by_its_name() -> None:
+    class Stopped:
+        interrupted, signal, why = False, 0, ""
+
+        def stop(self, why: str) -> None:
+            self.why = why
+
+    stopped = Stopped()
+    with interrupts.signals_restored(), interrupts.signals(stopped):
+        signal.raise_signal(signal.SIGINT)
+    assert stopped.why == "SIGINT"
 
 
 @pytest.mark.parametrize("saved", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import os
 import pickle
@@ -147,7 +148,7 @@ def test_what_is_not_there_is_refused(name: str, words: str, place: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("number", "is a int, and it must be a gymnasium.Env"),
+        ("number", "is of type int, and it must be a gymnasium.Env"),
         ("fails", "ArithmeticError: no"),
         ("spaceless", "has no observation_space: set it in its class or its __init__"),
         ("actless", "has no action_space"),
@@ -156,6 +157,21 @@ def test_what_is_not_there_is_refused(name: str, words: str, place: Path) -> Non
 def test_what_makes_no_environment_is_refused(name: str, words: str, place: Path) -> None:
     with pytest.raises(Refusal, match=words):
         recipe_of(f"own_envs.py:{name}", "a2c")
+
+
+def test_a_file_that_is_imported_already_is_not_executed_again(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(place)
+    module = importlib.import_module("own_envs")
+    found = _own_env.find_callable(f"{place}/own_envs.py:make_env", "", "theirs")
+    assert found == (module.make_env, "")
+    assert "murmurate_file_own_envs" not in sys.modules
+
+
+def test_an_environment_in_place_of_what_makes_it_is_refused() -> None:
+    with pytest.raises(Refusal, match="env is of type CartPoleEnv, and every simulator needs"):
+        world_of(CartPoleEnv())  # type: ignore[arg-type]
 
 
 def test_a_callable_is_named_by_its_module() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from murmurate.errors import Refusal
 from murmurate.worlds.registry import world, world_names
-from murmurate.worlds.terminations import TERMINATIONS, termination
+from murmurate.worlds.terminations import TERMINATIONS, check, termination
 
 ENDING = {"ant", "hopper", "humanoid", "inverted-double-pendulum", "inverted-pendulum", "walker2d"}
 
@@ -61,3 +61,20 @@ def test_a_function_of_your_own(tmp_path: Path) -> None:
         termination("anything", f"{file}:near")
     with pytest.raises(ValueError, match=r"there is no file .* with a termination function"):
         termination("anything", f"{tmp_path}/yours.py:far")
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        ("observation > 2", r"gives bool \[2, 3\] for observations \[2, 3\], and must give bool \[2\]"),
+        ("observation[:, 0]", r"gives float32 \[2\]"),
+        ("False", "gives bool for"),
+        ("observation[:, 7] > 2", "raised IndexError"),
+    ],
+)
+def test_a_function_of_your_own_is_tried(returned: str, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(f"def far(observation):\n    return {returned}\n")
+    name = f"{file}:far"
+    with pytest.raises(Refusal, match=f"{name} {words}.* --agent.termination FILE.py:FUNCTION"):
+        check(termination("anything", name), name, (3,), torch.device("cpu"))

@@ -103,7 +103,7 @@ def test_a_mode_that_loses_steps_is_refused_by_name() -> None:
         GymWorld("CartPole-v1", vectorization="vector_entry_point").open(2, training=True)
     with pytest.raises(Refusal, match="asked for 2 environments and has 3"):
         VectorSimulators("carts", lambda: make_carts(3), 2, 0)
-    with pytest.raises(Refusal, match=r"takes num_envs and is a CartPoleEnv"):
+    with pytest.raises(Refusal, match=r"takes num_envs and is of type CartPoleEnv"):
         VectorSimulators("carts", CartPoleEnv, 2, 0)
 
 

@@ -27,7 +27,7 @@ from murmurate.ranges import (
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
 from murmurate.spec import Batch, Outcome, derive_generator
-from murmurate.worlds.terminations import termination
+from murmurate.worlds.terminations import AUTO, check, termination
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class WorldModel:
     """Predicts rewards, changes of observations, and where episodes end.
 
     end: the rule by which episodes end, see ``worlds.terminations``. Raises Refusal if this world's rule is
-    not known, and ValueError if an observation contains earlier ones.
+    not known, or does not fit its observations, and ValueError if an observation contains earlier ones.
     """
 
     def __init__(self, config: ModelConfig, context: Context, end: str) -> None:
@@ -77,6 +77,8 @@ class WorldModel:
         if spec.history > 1:
             raise ValueError(f"a model of {spec.name} predicts one observation: leave out frame_stack")
         self.terminated = termination(spec.name, end)
+        if end != AUTO and context.device.type != "meta":  # there, its tensors have no values to branch on
+            check(self.terminated, end, spec.observation_shape, context.device)
         self._shape, self._device = spec.observation_shape, context.device
         observation_size = math.prod(spec.observation_shape)
         inputs = observation_size + math.prod(spec.action_shape)

@@ -40,7 +40,9 @@ def check_vector_actions(spec: EnvSpec, agent: str, images: bool = False) -> Non
     if not all(high - low <= np.finfo(np.float32).max for low, high in bounds):
         raise ValueError(
             f"{agent} learns actions scaled by their bounds, and {spec.name} has actions without bounds. "
-            "Register it with gymnasium's RescaleAction or ClipAction among its additional_wrappers."
+            "Give it an action_space with finite bounds in a function that makes it (--env FILE.py:NAME, "
+            "also for a registered id): return gymnasium.wrappers.TransformAction(env, lambda action: "
+            f"action, gymnasium.spaces.Box(-1.0, 1.0, {tuple(spec.action_shape)}))"
         )
 
 

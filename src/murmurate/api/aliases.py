@@ -7,9 +7,11 @@ from collections.abc import Callable, Collection
 
 _RATES = (("learning-rate",), ("policy-rate", "critic-rate"))
 _STEPS = (("steps",), ("n-step",))
+_RATIOS = (("samples-per-insert",), ("updates-per-step",))
 # names of Stable-Baselines3, CleanRL and others -> ours; of several alternatives the first that exists
 _ALIASES: dict[str, tuple[tuple[str, ...], ...]] = {
     "actor-lr": (("policy-rate",), *_RATES),
+    "alpha": (("temperature",),),
     "batch-size": (("batch",), ("minibatches",)),
     "buffer-size": (("capacity",),),
     "clip-coef": (("ratio-clip",),),
@@ -22,6 +24,7 @@ _ALIASES: dict[str, tuple[tuple[str, ...], ...]] = {
     "eval-freq": (("evaluate-every-env-steps",),),
     "exploration-final-eps": (("epsilon",),),
     "gamma": (("discount",),),
+    "gradient-steps": _RATIOS,
     "hidden-dim": (("hidden",),),
     "hidden-size": (("hidden",),),
     "learning-rate": _RATES,
@@ -44,20 +47,27 @@ _ALIASES: dict[str, tuple[tuple[str, ...], ...]] = {
     "target-policy-noise": (("target-noise",),),
     "target-update-interval": (("target-every",),),
     "tau": (("polyak",), ("target-rate",)),
+    "timesteps": (("env-steps",),),
     "total-timesteps": (("env-steps",),),
-    "train-freq": (("samples-per-insert",),),
-    "train-frequency": (("samples-per-insert",),),
+    "train-freq": _RATIOS,
+    "train-frequency": _RATIOS,
     "update-epochs": (("epochs",),),
     "vf-coef": (("value-coefficient",),),
     "workers": (("replicas",),),
 }
+# names under which other packages pass arguments on to an environment
+_ENVIRONMENT_ARGUMENTS = ("kwargs", "env-kwargs", "env-args", "make-kwargs")
+_OWN_FUNCTION = (
+    " An environment that takes arguments is made by a function of your own, which calls it with them: --env "
+    "FILE.py:NAME, or env=FUNCTION in Python."
+)
+_LEAST_SIMILARITY = 0.7
 
 
-def hint(name: str, known: Collection[str], write: Callable[[str], str], cutoff: float) -> str:
+def hint(name: str, known: Collection[str], write: Callable[[str], str]) -> str:
     """A sentence about which of ``known`` is meant by the unknown ``name``, after a space; empty if none is.
 
-    known: names, with the groups that they are in before a dot. write: how a known name is written. cutoff:
-    least similarity of a spelling (``difflib``).
+    known: names, with the groups that they are in before a dot. write: how a known name is written.
     """
     wanted = _last(name)
     by_last: dict[str, str] = {}
@@ -68,8 +78,17 @@ def hint(name: str, known: Collection[str], write: Callable[[str], str], cutoff:
             return f" Did you mean {' and '.join(write(by_last[each]) for each in names)}?"
     if wanted in ("torso", "network") and "hidden" in by_last:
         return f" This agent's nets are MLPs, whose layers have {write(by_last['hidden'])} units."
-    near = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
-    return f" Did you mean {write(near[0])}?" if near else ""
+    if wanted in _ENVIRONMENT_ARGUMENTS:
+        return _OWN_FUNCTION
+    if elsewhere := [each for each in known if _last(each) == wanted]:
+        return f" Did you mean {' or '.join(map(write, elsewhere))}?"
+    # without the groups, whose names would make any two fields of a group similar
+    near = difflib.get_close_matches(wanted, by_last, n=1, cutoff=_LEAST_SIMILARITY)
+    if near:
+        alike = [each for each in known if _last(each) == near[0]]
+        return f" Did you mean {write(difflib.get_close_matches(name, alike, n=1, cutoff=0.0)[0])}?"
+    is_gymnasium = "world.joint-actions" in known
+    return _OWN_FUNCTION if is_gymnasium and name.startswith("world.") else ""
 
 
 def _last(name: str) -> str:

@@ -45,7 +45,10 @@ class Exported:
 def check_path(path: Path) -> None:
     """Raise Refusal for an ending that is none of ``SUFFIXES``, MissingExtra where ONNX is not installed."""
     if path.suffix not in SUFFIXES:
-        raise Refusal(f"{path} has the ending '{path.suffix}'; an export is {', '.join(SUFFIXES)}.")
+        torch_program = " Use .pt2 for torch." if path.suffix in (".pt", ".pth") else ""
+        raise Refusal(
+            f"{path} has the ending '{path.suffix}'; an export is {', '.join(SUFFIXES)}.{torch_program}"
+        )
     if path.suffix == ".onnx":
         for package in ("onnx", "onnxscript", "onnxruntime"):
             if importlib.util.find_spec(package) is None:

@@ -73,6 +73,12 @@ def _fields(config: Any) -> dict[str, dataclasses.Field[Any]]:
     }
 
 
+def _accepted(config: Any) -> list[str]:
+    """The names that ``with_fields`` takes, in order."""
+    parts = [getattr(config, part) for part in _flat_parts(config)]
+    return sorted({*_fields(config), *(name for part in parts for name in _fields(part))})
+
+
 def _flat_parts(config: Any) -> list[str]:
     return [field.name for field in dataclasses.fields(config) if field.metadata.get("flat")]
 
@@ -128,7 +134,7 @@ def _unknown(config: Any, name: str, place: str) -> Refusal:
     if name in known:
         meant = f" Did you mean {known[name]}?"
     else:
-        meant = hint(name, known, known.__getitem__, 0.6) or f" It has {', '.join(sorted(known))}."
+        meant = hint(name, known, known.__getitem__) or f" It has {', '.join(_accepted(config))}."
     return Refusal(f"{where} no field '{name}'.{meant}")
 
 

@@ -19,6 +19,7 @@ from murmurate.api.export import Exported, check_path, export_program, export_we
 from murmurate.api.fields import with_places
 from murmurate.api.program import ClassProbabilities, GreedyPolicy
 from murmurate.errors import Refusal
+from murmurate.ranges import Seed, check_number, number_kinds
 from murmurate.spec import EnvSpec, derive_generator
 from murmurate.training import checkpoint
 from murmurate.training.data_record import read_fingerprint
@@ -69,9 +70,9 @@ def load(
 class TrainedModel:
     """A trained model. ``load`` makes it.
 
-    An agent has ``act``, a classifier ``predict``; all have ``evaluate`` and ``export``. A recurrent agent,
-    or one that sees a stack of observations, remembers the past between calls of ``act``: call ``reset``
-    where an episode begins.
+    An agent has ``act``; a classifier, a mixture and a topic model have ``predict``; all have ``evaluate``
+    and ``export``. A recurrent agent, or one that sees a stack of observations, remembers the past between
+    calls of ``act``: call ``reset`` where an episode begins.
 
     Attributes:
         run: how it was trained, a ``Run``.
@@ -111,8 +112,8 @@ class TrainedModel:
             return GreedyPolicy(self._learner, self.spec, *bounds)
         if (program := getattr(self._learner, "program", None)) is None:
             raise Refusal(
-                f"{self.run.learner.name} is no function of one observation. Its weights are "
-                "export('weights.safetensors')."
+                f"{self.run.learner.name} has no program (.pt2, .onnx). Export its weights: --to "
+                "weights.safetensors (export('weights.safetensors') in Python)."
             )
         return ClassProbabilities(program(), self.spec)
 
@@ -135,7 +136,8 @@ class TrainedModel:
             Refusal: for a model without actions, and observations of another shape.
         """
         if not self._acts:
-            raise Refusal(f"{self.run.learner.name} takes no actions. Use predict, or evaluate.")
+            others = "predict, or evaluate" if self._predicts else "evaluate"
+            raise Refusal(f"{self.run.learner.name} takes no actions. Use {others}.")
         rows, is_single = self._rows(observation)
         begins = np.ones(len(rows), np.bool_) if self._first is None else self._first
         if len(begins) != len(rows):
@@ -165,6 +167,14 @@ class TrainedModel:
     @property
     def _acts(self) -> bool:
         return hasattr(self._learner, "act")
+
+    @property
+    def _has_estimate(self) -> bool:
+        return hasattr(self._learner, "estimate")
+
+    @property
+    def _predicts(self) -> bool:
+        return self._has_estimate or hasattr(self._learner, "program")
 
     @cached_property
     def _formats(self) -> Formats | None:
@@ -220,14 +230,16 @@ class TrainedModel:
         return True
 
     def _typed(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        kind = np.uint8 if self.spec.observation_dtype == torch.uint8 else np.float32
+        kind: Any = np.float64 if self._has_estimate else np.float32
+        if self.spec.observation_dtype == torch.uint8:
+            kind = np.uint8
         if kind == np.uint8 and rows.dtype != np.uint8:
             raise Refusal(f"the observation is of {rows.dtype}, and the model reads images of uint8.")
         if rows.dtype.kind not in "biuf":
             raise Refusal(f"the observation holds {rows.dtype}, and the model reads numbers.")
         typed = np.array(rows, kind)
         if not np.isfinite(typed).all():
-            raise Refusal("the observation holds numbers that are not finite, from which no action follows.")
+            raise Refusal("the observation holds numbers that are not finite.")
         return typed
 
     def _stacked(self, rows: npt.NDArray[Any], begins: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
@@ -257,21 +269,24 @@ class TrainedModel:
     # -- all models ---------------------------------------------------------------------------------
 
     def predict(self, observation: Any) -> Any:
-        """The most probable class of each image, [B] int64, or an integer for one image.
+        """The most probable class, component or topic of each observation, [B] int64, or an integer for one.
 
         Its arguments and errors are those of ``predict_proba``.
         """
         return self.predict_proba(observation).argmax(-1)
 
     def predict_proba(self, observation: Any) -> npt.NDArray[Any]:
-        """The probabilities of the classes [B, K], or [K] for one image.
+        """The probabilities of the classes [B, K], or [K] for one image; of the components, for a mixture; a
+        document's shares of the topics, for a topic model.
 
-        observation: uint8 images [B, C, H, W] or one [C, H, W], NumPy or a tensor.
-        Raises Refusal for a model that is no classifier, and images of another shape.
+        observation: uint8 images [B, C, H, W] or one [C, H, W], rows [B, D] or one [D], or counts [B, V] or
+            [V] of the words of the run's vocabulary, NumPy or a tensor.
+        Raises Refusal for a model that predicts nothing, and observations of another shape.
         """
-        if self._acts:
-            raise Refusal(f"{self.run.learner.name} is an agent. Use act.")
-        module, given = self.module, _array(observation)
+        if not self._predicts:
+            is_what = "an agent. Use act." if self._acts else "no classifier. Use evaluate, or export."
+            raise Refusal(f"{self.run.learner.name} is {is_what}")
+        given = _array(observation)
         shape = tuple(self.spec.observation_shape)
         if given is None or given.shape[-len(shape) :] != shape or given.ndim - len(shape) not in (0, 1):
             kind = type(observation).__name__ if given is None else f"of shape {list(given.shape)}"
@@ -280,10 +295,20 @@ class TrainedModel:
             )
         is_single = given.ndim == len(shape)
         rows = self._typed(given[None] if is_single else given)
-        with torch.no_grad():
-            (out,) = module(torch.from_numpy(rows))
-        probabilities = cast("npt.NDArray[Any]", out.numpy())
+        probabilities: npt.NDArray[Any]
+        if self._has_estimate:
+            probabilities = self.estimate().probabilities(rows)
+        else:
+            with torch.no_grad():
+                probabilities = self.module(torch.from_numpy(rows))[0].numpy()
         return probabilities[0] if is_single else probabilities
+
+    def estimate(self) -> Any:
+        """The posterior of a mixture (``workloads.mixture.Mixture``) or of topics
+        (``workloads.topics.Topics``). Raises Refusal for other models."""
+        if not self._has_estimate:
+            raise Refusal(f"{self.run.learner.name} has no posterior: only mixtures and topic models do.")
+        return self._learner.estimate()
 
     def evaluate(self, episodes: int | None = None, seed: int | None = None) -> dict[str, Any]:
         """The figures of ``murmurate eval``: for agents ``eval_return_mean``, ``eval_return_stderr``,
@@ -295,8 +320,9 @@ class TrainedModel:
             seed: seed of the games, or of the draw; None: one that was not used in training.
 
         Raises:
-            Refusal: for fewer than one game, and where the data set is gone.
+            Refusal: for fewer than one game, a negative seed, and where the data set is gone.
         """
+        check_number("seed", seed, number_kinds(Seed))
         result = figures(self.run, self._checkpoint, count=episodes, seed=seed)
         result.pop("best_eval_return_mean", None)  # it compares two checkpoints
         return result
@@ -346,7 +372,7 @@ class TrainedModel:
 def _in_float32(run: Run) -> Run:
     """``run`` with a learner that computes in float32, where it has the choice."""
     learner: Any = run.learner
-    if not hasattr(learner, "precision"):
+    if not isinstance(getattr(learner, "precision", None), str):  # a mixture's is a number, of its prior
         return run
     return dataclasses.replace(run, learner=dataclasses.replace(learner, precision="float32"))
 

@@ -128,7 +128,8 @@ def simulate(
             (``{"compute": "straggler:0.01,4", "crash_every_seconds": 3}``).
         recipe, env, algorithm, out, callbacks, quiet: as in ``train``.
         fields: the other arguments of ``train`` (``replicas=128``, ``strategy="gala"``, ``updates=100``).
-            ``updates`` or ``minutes`` replace the ``env_steps`` at which a recipe given by its name ends.
+            ``updates`` or ``minutes`` (of virtual time) replace the ``env_steps`` at which a recipe given by
+            its name ends.
 
     Raises:
         Refusal, RunFailed, KeyboardInterrupt, SystemExit: as ``train``; Refusal also for what a simulation

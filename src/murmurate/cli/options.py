@@ -143,7 +143,7 @@ def _full_name(name: str, known: Mapping[str, Option], command: str) -> str:
         return matching[0]
     if matching:
         raise Refusal(f"--{name} may be {' or '.join(f'--{option}' for option in matching)}. Say which.")
-    meant = hint(name, known, "--{}".format, 0.5)
+    meant = hint(name, known, "--{}".format)
     raise Refusal(f"There is no field called '{name}'.{meant} See: {command} --help")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from murmurate.datasets._lines import Lines
-from murmurate.datasets._record_errors import RecordErrors, quoted
+from murmurate.datasets._record_errors import RecordErrors, not_utf8, quoted
 from murmurate.errors import Refusal
 
 _LONGEST_FIELD = 1 << 26  # characters
@@ -150,8 +150,7 @@ def _decoded(line: bytes, number: int, errors: RecordErrors) -> str | None:
     try:
         return line.decode()
     except UnicodeDecodeError as error:
-        detail = f"byte {line[error.start]:#04x} is not UTF-8; iconv -t utf-8 converts"
-        errors.add(number, "not UTF-8", detail)
+        errors.add(number, "not UTF-8", not_utf8(line, error.start))
         return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,6 +82,15 @@ def refuse_unreadable(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise Refusal(f"{path} cannot be read: {error.strerror or error}. Check the path.") from error
+
+
+def not_utf8(text: bytes, position: int) -> str:
+    """What is wrong with ``text``, whose byte at ``position`` is not UTF-8, and how to convert the file."""
+    encoding, name = "latin1", "Latin-1"
+    if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        encoding, name = "utf-16", "UTF-16"
+    convert = f"iconv -f {encoding} -t utf-8 converts it, if it is {name}"
+    return f"byte {text[position]:#04x} is not UTF-8; {convert}"
 
 
 def quoted(text: bytes) -> str:

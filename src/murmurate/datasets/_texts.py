@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from murmurate.datasets import _columns, _markdown, collocations
 from murmurate.datasets._lines import Lines
-from murmurate.datasets._record_errors import RecordErrors, refuse_unreadable
+from murmurate.datasets._record_errors import RecordErrors, not_utf8, refuse_unreadable
 from murmurate.datasets._text_files import SUFFIXES, files_of
 from murmurate.datasets.corpus import Corpus
 from murmurate.datasets.tokens import Tokens, WordCounter
@@ -126,7 +126,7 @@ def _decode(where: int | str, text: bytes, errors: RecordErrors) -> str:
     except UnicodeDecodeError as error:
         line = text.count(b"\n", 0, error.start) + 1
         place = where if isinstance(where, int) else f"{where}, line {line}"
-        errors.add(place, "not UTF-8", f"byte {text[error.start]:#04x} is not UTF-8; iconv -t utf-8 converts")
+        errors.add(place, "not UTF-8", not_utf8(text, error.start))
         return ""
     if not decoded.strip():
         errors.add(where, "empty document", "the document is empty")

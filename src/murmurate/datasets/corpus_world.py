@@ -188,5 +188,8 @@ def _read(world: CorpusWorld, settings: str) -> tuple[Corpus, Skipped]:
     """settings: the world as text, for the cache: worlds with max_df 1 and 1.0 are equal, but mean different
     corpora."""
     if not world.path:
-        raise Refusal("say which corpus: murmurate topics fit CORPUS, or --world.path CORPUS.")
+        raise Refusal(
+            "say which corpus: murmurate topics fit CORPUS, or --world.path CORPUS (in Python "
+            "world={'path': 'CORPUS'})."
+        )
     return world.read_as()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import hashlib
 import io
 import warnings
@@ -10,18 +11,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from murmurate.datasets._archives import load_arrays, refuse_special
 from murmurate.datasets._lines import TolerantGzip
+from murmurate.datasets._record_errors import quoted
 from murmurate.errors import Refusal
 
 _BLOCK = 1 << 16  # rows that are read at a time
 _LONGEST_HEADER = 1_000_000  # lines before the first row
 _SEPARATORS = (",", ";", "\t")
+_MISSING = ("", "na", "n/a", "null", "none", "?", "-")  # what other programs write for a missing value
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +83,9 @@ def read_table(path: Path) -> Table:
     """The table in an ``.npy`` file (memory-mapped), ``.npz`` file (with one array) or text file (gzip or
     not).
 
-    Text has one row on each line, with commas, semicolons, tabs or spaces between numbers, and optionally a
-    first line with the names of the columns. Raises Refusal that names the line or row with an error.
+    Text has one row on each line, with commas, semicolons, tabs or spaces between numbers, which may be
+    quoted, and optionally a first line with the names of the columns. Raises Refusal that names the line or
+    row with an error.
     """
     refuse_special(path)
     try:
@@ -98,7 +102,7 @@ def read_table(path: Path) -> Table:
             f"{path} does not fit in memory ({error}). Save it with np.save: it is mapped."
         ) from error
     except Exception as error:  # numpy and gzip raise a dozen kinds of exceptions for damaged files
-        raise Refusal(f"{path} is no table of numbers: {error}.") from error
+        raise Refusal(f"{path} is no table of numbers: {str(error).rstrip('.')}.") from error
     return table
 
 
@@ -110,10 +114,22 @@ def _read(path: Path) -> NDArray[Any]:
         if len(arrays) != 1:
             raise Refusal(f"it holds {list(arrays)}; a table's file holds one array.")
         return _as_columns(next(iter(arrays.values())))
-    separator, skipped = _layout(path)
-    with warnings.catch_warnings(), _text(path) as lines:
-        warnings.filterwarnings("ignore", message=".*input contained no data")
-        return np.loadtxt(lines, delimiter=separator, skiprows=skipped, ndmin=2, dtype=np.float64)
+    layout = _layout(path)
+    try:
+        with warnings.catch_warnings(), _text(path) as lines:
+            warnings.filterwarnings("ignore", message=".*input contained no data")
+            return np.loadtxt(
+                lines,
+                delimiter=layout.separator,
+                quotechar='"',
+                skiprows=layout.skipped,
+                ndmin=2,
+                dtype=np.float64,
+            )
+    except ValueError as error:  # counts rows, and knows no names of columns
+        if fault := _first_fault(path, layout):
+            raise Refusal(fault) from error
+        raise
 
 
 def _as_columns(values: NDArray[Any]) -> NDArray[Any]:
@@ -134,19 +150,66 @@ def _text(path: Path) -> Iterator[TextIO]:
             yield io.TextIOWrapper(file, encoding="utf-8-sig")
 
 
-def _layout(path: Path) -> tuple[str | None, int]:
-    """(separator between numbers, None for spaces; number of lines before the first row)."""
+class _Layout(NamedTuple):
+    """separator: what is between numbers; None: spaces. skipped: number of lines before the first row.
+    names: of the columns, where the file has them."""
+
+    separator: str | None
+    skipped: int
+    names: list[str]
+
+
+def _layout(path: Path) -> _Layout:
     with _text(path) as lines:
         for number, line in enumerate(lines):
             if number == _LONGEST_HEADER:
                 raise Refusal(f"its first {_LONGEST_HEADER:,} lines hold no row.")
-            text = line.partition("#")[0].strip()
-            if not text:
+            separator = next((s for s in _SEPARATORS if s in line.partition("#")[0].strip()), None)
+            cells = _cells(line, separator)
+            if not cells:
                 continue
-            separator = next((s for s in _SEPARATORS if s in text), None)
-            has_names = not any(_is_number(cell) for cell in text.split(separator))
-            return separator, number + has_names
-    return None, 0
+            names = [] if any(map(_is_number, cells)) else cells
+            return _Layout(separator, number + bool(names), names)
+    return _Layout(None, 0, [])
+
+
+def _cells(line: str, separator: str | None) -> list[str]:
+    """What is between the separators of a line, without quotes; nothing for a blank line or a comment."""
+    text = line.partition("#")[0].strip(" \r\n" if separator == "\t" else None)
+    if separator is None or not text:
+        return text.split()
+    return [cell.strip() for cell in next(csv.reader([text], delimiter=separator, skipinitialspace=True))]
+
+
+def _first_fault(path: Path, layout: _Layout) -> str:
+    """What is wrong in the first line that is no row of numbers, and what to do; empty if there is none."""
+    fault, columns = "", 0
+    with _text(path) as lines:
+        for number, line in enumerate(lines, 1):
+            cells = _cells(line, layout.separator) if number > layout.skipped else []
+            columns = columns or len(cells)
+            if cells and len(cells) != columns:
+                fault = f"the number of values is {len(cells)}, and of columns {columns}. Correct this line."
+            elif wrong := [k for k, cell in enumerate(cells) if not _is_number(cell)]:
+                fault = _fault_of(cells[wrong[0]], wrong[0], layout.names)
+            if fault:
+                return f"{path}, line {number}: {fault}"
+    return ""
+
+
+def _fault_of(cell: str, column: int, names: list[str]) -> str:
+    """What is wrong with a value that is no number, and what to do."""
+    place = f"column '{names[column]}'" if column < len(names) else f"column {column} (from 0)"
+    shown = quoted(cell.encode()) if cell else "empty"
+    if cell.lower() in _MISSING:
+        return f"{place} is {shown}. Leave such rows out, or fill them in."
+    # 1,5;2,5 without a header was split at its commas
+    if all(map(_is_number, cell.replace(",", ".").replace(";", " ").split())):
+        return f"{place} is {shown}. If commas stand for decimal points, write points, as in 1.5."
+    return (
+        f"{place} is {shown}, which is no number. Leave the column out, or write it as numbers, such as a "
+        "column of 0 and 1 for each category."
+    )
 
 
 def _is_number(cell: str) -> bool:

@@ -77,5 +77,8 @@ class TableWorld(World):
 @functools.lru_cache(maxsize=2)
 def _read(path: str) -> Table:
     if not path:
-        raise Refusal("say which table: murmurate train table-gmm --world.path TABLE.")
+        raise Refusal(
+            "say which table: murmurate train table-gmm --world.path TABLE (world={'path': 'TABLE'} in "
+            "Python)."
+        )
     return read_table(Path(path))

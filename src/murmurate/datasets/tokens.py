@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 import sys
 import unicodedata
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from murmurate.datasets._record_errors import refuse_unreadable
+from murmurate.datasets._record_errors import not_utf8, refuse_unreadable
 from murmurate.datasets.corpus import Corpus, RemappedCorpus, blocks
 from murmurate.errors import Refusal
 from murmurate.ranges import NonNegativeInt, PositiveInt, UnitInterval, check_ranges
@@ -122,9 +123,10 @@ def stop_words_in(path: Path) -> frozenset[str]:
     for a file that cannot be read."""
     try:
         with refuse_unreadable(path):
-            return frozenset(_all_words(path.read_text("utf-8")))
+            text = path.read_bytes()
+        return frozenset(_all_words(text.decode()))
     except UnicodeDecodeError as error:
-        raise Refusal(f"{path} is not UTF-8, as stop words are. Convert it: iconv -t utf-8.") from error
+        raise Refusal(f"{path} has stop words: {not_utf8(text, error.start)}.") from error
 
 
 class WordCounter:
@@ -194,9 +196,16 @@ class WordCounter:
         low, high = document_bound(tokens.min_df, total), document_bound(tokens.max_df, total)
         kept = np.flatnonzero((df >= low) & (df <= high))
         if not len(kept):
+            fewest, most = math.ceil(low), math.floor(high)
+            if fewest > most:
+                raise Refusal(
+                    f"No word is kept: of {total:,} documents, --min-df {tokens.min_df} asks for words of at "
+                    f"least {fewest:,}, and --max-df {tokens.max_df} for words of at most {most:,}. Lower "
+                    "--min-df, raise --max-df, or both (in Python min_df and max_df)."
+                )
             raise Refusal(
-                f"No word is kept: {len(names)} words occur in {total} documents, and none in {low:g} to "
-                f"{high:g} of them. Lower --min-df, raise --max-df, or give fewer --stop-words (in Python "
+                f"No word is kept: {len(names):,} words occur in {total:,} documents, and none in {fewest:,} "
+                f"to {most:,} of them. Lower --min-df, raise --max-df, or give fewer --stop-words (in Python "
                 "min_df, max_df and stop_words)."
             )
         alphabetical = sorted(kept.tolist(), key=lambda w: names[w])

@@ -30,7 +30,7 @@ def read_vocabulary(path: Path) -> tuple[str, ...]:
                 word = line.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").rstrip(b"\r").decode()
             except UnicodeDecodeError:
                 raise errors.refusal(
-                    number, f"{quoted(line)} is not UTF-8", "Convert it: iconv -t utf-8."
+                    number, f"{quoted(line)} is not UTF-8", "Convert it: iconv -f latin1 -t utf-8."
                 ) from None
             if not word.strip():
                 raise errors.refusal(

@@ -20,6 +20,7 @@ from murmurate.errors import Refusal
 from murmurate.evaluation.interface import Curve, EvalContext, Evaluation, report
 from murmurate.nets.torso import in_evaluation_mode
 from murmurate.ranges import PositiveInt
+from murmurate.replica.state_dict import tensors_of
 from murmurate.spec import Episode, TimeStep, derive_generator, derive_seed
 from murmurate.worlds.interface import Picture, Simulators, SimulatorWorld
 
@@ -89,7 +90,7 @@ class Games(Evaluation):
             greedy=not context.sample,
             max_steps=self.eval_max_env_steps,
         )
-        report(f"evaluating {count} games; Ctrl-C skips")
+        report(f"evaluating {_games(count)}; Ctrl-C skips")
         result, name = play(policy=learner), _figure_name(context.sample)
         figures = {
             f"{name}_return_mean": result.mean,
@@ -103,8 +104,8 @@ class Games(Evaluation):
             figures["games_cut"] = result.cut
         if not context.sample:
             best, best_mean = context.best(), result.mean
-            if best is not None:
-                report(f"evaluating {count} games of the best checkpoint; Ctrl-C skips")
+            if best is not None and not _are_equal(learner, best):
+                report(f"evaluating {_games(count)} of the best checkpoint; Ctrl-C skips")
                 best_mean = play(policy=best).mean
             figures["best_eval_return_mean"] = max(result.mean, best_mean)
         return figures
@@ -120,11 +121,28 @@ class Games(Evaluation):
         reached = "" if rate is None else f", {100 * rate:.0f}% of them successful"
         ended = f", {cut} of them ended at {self.eval_max_env_steps:,} env steps" if cut else ""
         actions = ", with sampled actions" * sample
-        return f"Evaluation over {figures['episodes']} games{actions}: {mean:.2f}{spread}{reached}{ended}"
+        return f"Evaluation over {_games(figures['episodes'])}{actions}: {mean:.2f}{spread}{reached}{ended}"
 
     def video(self, learner: Agent, context: EvalContext) -> npt.NDArray[np.uint8]:
         frames, _ = record_game(cast(SimulatorWorld, context.world), learner, context.seed)
         return frames
+
+
+def _games(count: int) -> str:
+    return f"{count} game" + "s" * (count != 1)
+
+
+def _are_equal(learner: Agent, other: Agent) -> bool:
+    """Whether both have the same parameters and buffers, so that they would play the same games."""
+    first, second = (
+        {
+            (name, key): values
+            for name, replica in agent.replicas.items()
+            for key, values in tensors_of(replica).items()
+        }
+        for agent in (learner, other)
+    )
+    return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
 
 
 def _figure_name(sample: bool) -> str:

@@ -48,7 +48,9 @@ class Inline(Launcher):
         write_roles(folder, dict.fromkeys(range(run.members)), run.replicas)
         seed = derive_seed(run.seed, "schedule") % 2**32
         kind: CoroutineKind = "threads" if run.learner.collectives_in_backward else "greenlets"
-        fabric = SimulatedFabric(run.members, seed, keep_log=False, coroutines=kind)
+        fabric = SimulatedFabric(
+            run.members, seed, keep_log=False, coroutines=kind, has_finished=run_state.has_finished
+        )
         # polled by steps, not by seconds, so that the step at which a checkpoint is requested is repeatable
         poll = _every(_POLL_STEPS, coordinator.poll)
 

@@ -185,7 +185,7 @@ def _make_net(spec: EnvSpec, network: str, hidden: Sequence[int], generator: tor
     with seeded_by(generator):
         net = plugins.call_named(network, "net", _OPTION, spec, hidden)
     if not isinstance(net, nn.Module):
-        raise ValueError(f"the net {network} is a {type(net).__name__}, and must be a torch.nn.Module")
+        raise ValueError(f"the net {network} is of type {type(net).__name__}, and must be a torch.nn.Module")
     return net
 
 

@@ -38,6 +38,7 @@ _EVENT_STYLES = {
     "checkpoint": "dim",
     "resumed": "cyan",
 }
+_STOPPED_BY_SIGNAL = ("stopping: SIGINT", "stopping: SIGTERM")
 _BLOCKS, _ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
 
 
@@ -107,8 +108,11 @@ class Console:
         else:
             self._print(self.line())
 
-    def feed(self, records: Iterable[Mapping[str, Any]]) -> None:
+    def feed(self, records: Iterable[Mapping[str, Any]], env_steps: int = 0) -> None:
+        """Add records. env_steps: what all replicas have taken by now, also for batches that are not
+        complete, of which there is no record yet."""
         events = self.progress.feed(records)
+        self.progress.counted = env_steps
         if self._live is None:
             for event in events:
                 if event["time_seconds"] < self._began:
@@ -307,7 +311,9 @@ class Console:
 
 
 def _message(event: Mapping[str, Any]) -> str:
-    return str(event.get("message", event.get("event", event.get("kind"))))
+    message = str(event.get("message", event.get("event", event.get("kind"))))
+    # advice for whoever sent the signal, and nothing that the record should keep
+    return f"{message}; once more stops without saving" if message in _STOPPED_BY_SIGNAL else message
 
 
 def clock(seconds: float) -> str:

@@ -70,8 +70,8 @@ def curves(
         else:
             for group in groups:
                 _group_line(axes, group, key, axis, divisor)
-        virtual = all(run.virtual for run in runs)
-        style_axes(axes, label, axis_label(axis, unit, virtual=virtual, counted=runs[0].unit))
+        clocks = {"virtual" if run.virtual else "wall" for run in runs}
+        style_axes(axes, label, axis_label(axis, unit, clocks=clocks, counted=runs[0].unit))
         if key in _INTEGER_METRICS:
             axes.yaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
         if from_zero:

@@ -70,11 +70,12 @@ def epsilon_ball(run: RecordedRun) -> Ball | str:
         return f"The strategy {run.strategy_name} has no topology, so Proposition 1 does not apply."
     if not run.has("update_norm") or not run.has("distance_to_mean"):
         return "The run recorded no update_norm or no distance_to_mean, from which the indicator is computed."
-    incomplete = sorted(
-        set(run.histories) - (set(run.series("update_norm")) & set(run.series("distance_to_mean")))
-    )
-    if incomplete:
-        return f"The radius needs all replicas' update_norm and distance_to_mean; {incomplete} recorded none."
+    for field in ("update_norm", "distance_to_mean"):
+        if missing := sorted(set(run.histories) - set(run.series(field))):
+            return (
+                f"The indicator needs {field} of every replica, and replicas {missing} recorded none. They "
+                "may have made too few updates: --probe-every-updates sets how often it is measured."
+            )
     try:
         topology(name)
     except (Refusal, ValueError):

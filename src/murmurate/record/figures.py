@@ -9,7 +9,7 @@ import html
 import io
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import matplotlib
@@ -155,8 +155,11 @@ def thinned(x: Array, y: Array) -> tuple[Array, Array]:
     return x[chosen], y[chosen]
 
 
-def axis_label(axis: Axis, unit: str, *, virtual: bool = False, counted: str = "env steps") -> str:
-    """The label of ``axis``. unit: unit of time. counted: the run's unit of ``env_steps``."""
+def axis_label(
+    axis: Axis, unit: str, *, clocks: Collection[str] = ("wall",), counted: str = "env steps"
+) -> str:
+    """The label of ``axis``. unit: unit of time. clocks: what time it is, ``wall`` or ``virtual``, or both.
+    counted: the run's unit of ``env_steps``."""
     if axis == "time_seconds":
-        return f"{'virtual' if virtual else 'wall'} time ({unit})"
+        return f"{' or '.join(sorted(clocks))} time ({unit})"
     return f"{counted} of all replicas" if axis == "total_env_steps" else "bytes exchanged by all members"

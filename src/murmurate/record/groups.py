@@ -137,6 +137,8 @@ def _label(settings: dict[str, Any], all_settings: Sequence[dict[str, Any]]) -> 
         compared = [s for s in all_settings if key == "recipe" or s.get(shared) == settings.get(shared)]
         if key == "strategy.name" or all(other.get(key, value) == value for other in compared):
             continue
+        if value is None:  # only the groups that have the setting name it
+            continue
         if key == "recipe":
             words.insert(0, str(value))
         elif key == "replicas":

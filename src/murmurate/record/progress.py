@@ -56,6 +56,7 @@ class Progress:
         self.returns: list[float] = []
         self._returns_seen, self._returns_stride = 0, 1
         self.seconds = 0.0
+        self.counted = 0  # env steps of all replicas, as far as the run itself has counted them
         self._episodes: deque[float] = deque(maxlen=100)
         self._totals: deque[tuple[float, int]] = deque([(0.0, 0)])  # (seconds, env steps)
 
@@ -120,7 +121,8 @@ class Progress:
     @property
     def env_steps(self) -> int:
         """Total over replicas, dead ones included."""
-        return sum(int(replica.latest.get("env_steps", 0)) for replica in self.replicas)
+        recorded = sum(int(replica.latest.get("env_steps", 0)) for replica in self.replicas)
+        return max(recorded, self.counted)
 
     @property
     def updates(self) -> int:

@@ -18,6 +18,7 @@ from murmurate.record.timelines import same_length, shares, timeline
 
 SHOWN_EVENTS = 200
 _RETURNS = "Training return, sampled"
+_ROUNDING = 1e-6  # the disagreement of equal float32 vectors is at most about a tenth of this
 _ROUTINE_EVENTS = frozenset({"checkpoint", "finished"})  # events that a comparison leaves out
 _LINE_STYLES = ("", "dashed", "dotted", "dashdot")  # CSS classes for ``DASHES``
 _TIME_AXES: tuple[tuple[Axis, str], ...] = (("total_env_steps", "env steps"), ("time_seconds", "time"))
@@ -264,7 +265,7 @@ def disagreement(groups: Sequence[RunGroup]) -> Section:
     all_zero = [g.label for g in with_data if not any(_has_positive_disagreement(run) for run in g.runs)]
     drawable = [g for g in with_data if g.label not in all_zero]
     text = "Distance of the replicas from their mean, relative to its length: √(mean ‖xᵢ − mean‖²) / ‖mean‖."
-    note = f"Exactly 0 throughout, so not on this axis: {', '.join(all_zero)}." if all_zero else ""
+    note = f"0 up to rounding throughout, so not on this axis: {', '.join(all_zero)}." if all_zero else ""
     if not drawable:
         return Section("Disagreement", text, note=note)
     label = "disagreement relative to ‖mean‖"
@@ -274,7 +275,7 @@ def disagreement(groups: Sequence[RunGroup]) -> Section:
 
 
 def _has_positive_disagreement(run: RecordedRun) -> bool:
-    return any(bool((series.value > 0).any()) for series in run.series("disagreement").values())
+    return any(bool((series.value > _ROUNDING).any()) for series in run.series("disagreement").values())
 
 
 # -- texts ----------------------------------------------------------------------------------------------

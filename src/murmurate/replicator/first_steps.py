@@ -40,7 +40,8 @@ class FirstSteps:
         self._other_ranks = [rank for rank in range(members) if rank != fabric.rank]
         self._own_hashes = torch.zeros(_BATCHES + 1, dtype=torch.float64)  # 0: not computed yet
         self._channel: Channel | None = None
-        if self._other_ranks and Capability.REGISTER in fabric.capabilities:
+        # by the number of replicas, as a centre beside a single replica must take the same channels as it
+        if members > 1 and Capability.REGISTER in fabric.capabilities:
             self._channel = fabric.channel("first steps", self._own_hashes)
         self._called_inputs = False  # whether the script has called ``inputs``
         self._steps = 0

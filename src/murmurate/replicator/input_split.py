@@ -122,6 +122,25 @@ class ReplicaIndex:
         return self.rank % self.per_worker
 
 
+class Batches(Iterator[Any]):
+    """The batches of one replica, and their number, if the source knows its own.
+
+    takers: how many workers or replicas take batches of ``source`` in turn. The number includes batches that
+    turn out to have fewer rows than shares.
+    """
+
+    def __init__(self, batches: Iterator[Any], source: InputSource, takers: int) -> None:
+        self._batches, self._source, self._takers = batches, source, takers
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+    def __len__(self) -> int:
+        if callable(self._source):
+            raise TypeError("the number of batches is not known where inputs(...) has a function")
+        return len(self._source) // self._takers  # type: ignore[arg-type]
+
+
 def inputs(
     source: InputSource,
     index: ReplicaIndex,

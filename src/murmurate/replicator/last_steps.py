@@ -27,9 +27,27 @@ class LastSteps:
         self._told: set[int] = set()
 
     def publish(self) -> None:
-        """This member has ended."""
+        """This member has ended: warn if others ended after another number of steps."""
         if self.channel is not None:
             self.channel.publish(torch.tensor([self._steps], dtype=torch.float64))
+            self._compare(self.channel)
+
+    def _compare(self, channel: Channel) -> None:
+        """Warn of another number of steps, unless a lower rank that ended after the same number may warn."""
+        rank = self._fabric.rank
+        if not self._common_rounds or rank >= self._replicas:
+            return
+        ended = self.ended(set(range(self._replicas)) - self._told - {rank})
+        steps = {r: int(channel.peek(r)[0]) for r in ended}
+        differing = {r: n for r, n in steps.items() if n != self._steps}
+        if differing and not any(r < rank for r in steps.keys() - differing.keys()):
+            other, made = min(differing.items())
+            warnings.warn(
+                f"replica {rank} made {self._steps} steps, and replica {other} made {made}: after the step "
+                "that one of them left out, they exchanged updates from different batches. Call step() "
+                "equally often on all replicas.",
+                stacklevel=5,
+            )
 
     def ended(self, ranks: Iterable[int]) -> list[int]:
         """Those of ``ranks`` that have published their end."""

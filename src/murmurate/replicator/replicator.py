@@ -131,13 +131,13 @@ class Replicator:
         """Overwrite the drawn values by the initial ones. Raises ValueError for one that does not fit."""
         drawn = {k: v for k, v in tensors_of(replica).items() if begins_with(k, self.initial_except)}
         others = self.initial.get(replica.name, {}).items()
+        values = {k: v for k, v in others if not begins_with(k, self.initial_except)} | drawn
         try:
-            write_values(
-                replica, {k: v for k, v in others if not begins_with(k, self.initial_except)} | drawn
-            )
+            write_values(replica, values)
         except ValueError as error:
             raise ValueError(
-                f"the initial values are of another network: {error}. --initial-except NAME,... draws these "
+                f"the initial values are of another network: {error}."
+                f"{_normalization_advice(tensors_of(replica), values)} --initial-except NAME,... draws these "
                 "parameters instead"
             ) from error
 
@@ -217,7 +217,8 @@ class Replicator:
 
     @property
     def bytes_exchanged(self) -> int:
-        return sum(b.channel.traffic.bytes for b in self.bound_replicas.values())
+        """Bytes read from and written to other members; a member without peers publishes for nobody."""
+        return sum(b.channel.traffic.bytes for b in self.bound_replicas.values() if b.channel.size > 1)
 
     @property
     def refused(self) -> int:
@@ -264,6 +265,15 @@ class Replicator:
     @property
     def waiting_seconds(self) -> float:
         return sum(b.channel.traffic.waiting_seconds for b in self.bound_replicas.values())
+
+
+def _normalization_advice(own: Iterable[str], initial: Iterable[str]) -> str:
+    """What to change where only one of a network and its initial values, given by the names of their tensors,
+    normalises observations; else empty."""
+    here, there = (any(name.startswith("normalizer.") for name in names) for names in (own, initial))
+    if here == there or not initial:
+        return ""
+    return f" Use --agent.normalize-observations {str(there).lower()}, as that run did."
 
 
 def check_capabilities(

@@ -18,11 +18,12 @@ from murmurate.replica.vector import Exchange, MakeOptimizer, Replica
 from murmurate.replicator.agreed import agreed_tensors
 from murmurate.replicator.collectives import Group
 from murmurate.replicator.common_start import copy_from_lowest, not_stepped
+from murmurate.replicator.comparison import require_equal_optimizers
 from murmurate.replicator.first_steps import FirstSteps
-from murmurate.replicator.input_split import InputSource, Split, inputs, split_leading
+from murmurate.replicator.input_split import Batches, InputSource, Split, inputs, split_leading
 from murmurate.replicator.last_steps import LastSteps
-from murmurate.replicator.loop_collectives import LoopCollectives
 from murmurate.replicator.model_parallel import ModelParallelReplica, parameters_by_device
+from murmurate.replicator.not_finite import FiniteGradients
 from murmurate.replicator.optimizer_wrapper import (
     WrappedOptimizer,
     check_can_be_wrapped,
@@ -32,6 +33,7 @@ from murmurate.replicator.optimizer_wrapper import (
 )
 from murmurate.replicator.replica_parts import ONE_PART, ReplicaParts, SharedVector
 from murmurate.replicator.replicator import check_capabilities, check_common_rounds
+from murmurate.replicator.resume import ResumableLoop
 from murmurate.replicator.unique_names import by_unique_names
 from murmurate.spec import derive_generator, derive_seed
 from murmurate.strategies.interface import FINAL_DRAIN, Strategy
@@ -47,7 +49,7 @@ class CentreEnded(BaseException):
     """Ends the script on the member that served as the centre."""
 
 
-class OwnLoop(LoopCollectives):
+class OwnLoop(ResumableLoop):
     """Makes a script one of several replicas.
 
     All members run the same script and make the same replicas and optimizers, in the same order, before
@@ -94,6 +96,7 @@ class OwnLoop(LoopCollectives):
         self.parts, self._begun, self._finished = parts, False, False
         self._ends = LastSteps(fabric, size, strategy.common_rounds)
         self._first_steps = FirstSteps(fabric, size)
+        self._finite = FiniteGradients(self.rank, self.bound_replicas)
 
     # -- rank and devices ----------------------------------------------------------------------------
 
@@ -146,6 +149,8 @@ class OwnLoop(LoopCollectives):
             raise Refusal(f"'{name}' comes after the first step: make all replicas and optimizers before it")
         replica = super().replicate(name, module, make_optimizer, **options)
         self._modules.setdefault(name, module)
+        if self.strategy.averages_gradients and self.size > 1:
+            require_equal_optimizers(self._exchange(range(self.size)), replica, self.strategy.name)
         exchange = replica.exchange
         if self.parts.size > 1:
             self._shared[name] = self.parts.share(replica)
@@ -154,6 +159,8 @@ class OwnLoop(LoopCollectives):
         def step(stepping: Replica) -> Exchange:
             self._begin()
             self._first_steps.step(stepping)
+            if self.size > 1:
+                self._finite.step(stepping)
             made = exchange(stepping)
             self._ends.step()
             return made
@@ -187,7 +194,8 @@ class OwnLoop(LoopCollectives):
             too, except under a parameter server, where the centre steps: there ``schedule`` is required.
 
         Raises Refusal for optimizers that cannot step one flat vector, that are wrapped already, or whose
-        parameters are not ``module``'s.
+        parameters are not ``module``'s; and, where the replicas average their gradients, on all of them if
+        their optimizers differ in class or hyper-parameters.
         """
         check_can_be_wrapped(optimizer, module, self._stepped())
         label = name or f"optimizer {sum(1 for n in self.bound_replicas if n.startswith('optimizer '))}"
@@ -250,8 +258,8 @@ class OwnLoop(LoopCollectives):
         per: Literal["worker", "replica"] = "worker",
         split: Split = split_leading,
         compare: bool = True,
-    ) -> Iterator[Any]:
-        """The batches of this replica.
+    ) -> Batches:
+        """The batches of this replica, an iterator. It has a ``len`` if ``source`` has one.
 
         source: batches, the same on all members, or a function from the worker's (or replica's) number to its
             own batches. In the first case workers (or replicas) take whole batches in turn, and an incomplete
@@ -265,9 +273,13 @@ class OwnLoop(LoopCollectives):
 
         Raises Refusal if ``source`` gives the replicas different batches.
         """
-        self._begin()
-        source = self._first_steps.watched(source, compare)
-        yield from inputs(source, self._index, per=per, split=split, all_have=self._all_have)
+
+        def batches() -> Iterator[Any]:
+            self._begin()
+            watched = self._first_steps.watched(source, compare)
+            yield from inputs(watched, self._index, per=per, split=split, all_have=self._all_have)
+
+        return Batches(batches(), source, self.workers if per == "worker" else self.size)
 
     def run(self, step: Callable[[Any], Any], batches: InputSource, **options: Any) -> Iterator[Any]:
         """The results of ``step(batch)`` for each of ``inputs(batches, **options)``, merged over replicas.

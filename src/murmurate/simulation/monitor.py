@@ -67,10 +67,11 @@ class Monitor:
         self._pending_joiners: dict[int, Callable[[SimulatedLearner], None]] = {}
         self._admit_at = math.inf  # the number of updates at which synchronous members admit joiners
         planned = run.planned_updates()
-        # a run that only time limits is recorded by time
-        self._record_seconds = (run.minutes or 0.0) * 60 / cluster.lines if planned is None else 0.0
-        self._record_interval = max(run.replicas, (planned or 100) * run.replicas // cluster.lines)
-        self._next_record, self._next_seconds = self._record_interval, self._record_seconds
+        self._planned_updates = math.inf if planned is None else max(planned, 1) * run.replicas
+        self._planned_seconds = math.inf if run.minutes is None else run.minutes * 60
+        self._lines = min(cluster.lines, planned or cluster.lines)  # at most one for each update
+        self._next_line = 1
+        self._recorded_steps = 0  # env steps of all replicas at the newest record
         self._rated: dict[int, tuple[int, float]] = {}  # by recorder: env steps and time of its last record
         self._started = self._printed_at = time.monotonic()
 
@@ -98,13 +99,16 @@ class Monitor:
         self._stop_if_due()
 
     def _is_record_due(self) -> bool:
-        if self._record_seconds:
-            is_due = self.fabric.virtual_seconds >= self._next_seconds
-            self._next_seconds += self._record_seconds * is_due
-        else:
-            is_due = self.updates >= self._next_record
-            self._next_record += self._record_interval * is_due
-        return is_due
+        """Whether another of the run's ``--lines`` equal parts is over, by updates or by time: either may end
+        the run."""
+        parts = max(
+            self._lines * self.updates / self._planned_updates,
+            self._lines * self.fabric.virtual_seconds / self._planned_seconds,
+        )
+        if parts < self._next_line:
+            return False
+        self._next_line = int(parts) + 1
+        return True
 
     def is_over(self, learner: SimulatedLearner) -> bool:
         """Synchronous members all stop after the same number of updates, chosen before any has passed it."""
@@ -195,8 +199,12 @@ class Monitor:
             timings = [self.learners[r].timer.fields(last=last) for r in ranks]
             if len(ranks) > 1:
                 self._record_members(ranks, timings)
+            timing = _combined_timing(timings)
+            if last and not timing and self.env_steps == self._recorded_steps:
+                continue  # its record at the run's last step says the same
             fields = self._combined_record([self.learners[r] for r in ranks], replica)
-            self._recorders[replica].record(fields | _combined_timing(timings) | spread)
+            self._recorders[replica].record(fields | timing | spread)
+        self._recorded_steps = self.env_steps
         self._call_back()
         if time.monotonic() - self._printed_at > _PRINT_SECONDS:
             self._printed_at = time.monotonic()

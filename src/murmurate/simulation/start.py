@@ -55,6 +55,15 @@ def simulate(run: Run, cluster: Cluster, folder: Path, quiet: bool = False) -> F
         raise Refusal("a simulated run is recorded in its folder alone: leave out --loggers.")
     if run.launcher not in ("local", Inline.name):
         raise Refusal(f"a simulated run has no processes to launch: leave out --launcher {run.launcher}.")
+    if run.compression != "none":
+        raise Refusal(
+            f"a simulated network carries vectors as they are: leave out --compression {run.compression}."
+        )
+    if run.probe_every_updates not in (0, Run.probe_every_updates):
+        raise Refusal(
+            "a simulated run compares its replicas in each of its records (--lines): leave out "
+            "--probe-every-updates."
+        )
     if run.restarts:
         raise Refusal(
             "a crashed replica of a simulation returns after --restart-after-seconds: leave out --restarts."
@@ -106,6 +115,7 @@ class Simulation:
             absent=late_ranks,
             own_clocks=True,
             coroutines="threads" if run.learner.collectives_in_backward else "greenlets",
+            has_finished=lambda rank: rank in self.monitor.finished,
         )
         self.monitor = Monitor(run, cluster, folder, self.fabric, self._print_line)
         self.centre: Centre | None = None
@@ -125,8 +135,10 @@ class Simulation:
                 if self.centre is not None and monitor.updates:
                     centre = self.centre.replicator
                     if warning := centre.all_refused_warning or centre.no_update_warning:
-                        monitor.event("warning", warning)
-                        self._print_line(f"warning: {warning}")
+                        self._warn(warning)
+                late = self.cluster.late_ranks(run.replicas)
+                if absent := [rank for rank in late if rank not in monitor.learners]:
+                    self._warn(f"the run ended before {len(absent)} of {len(late)} late replicas joined")
                 monitor.record(last=True)
                 self._save()
                 monitor.callbacks.checkpoint(folder / "checkpoints" / "last")
@@ -148,6 +160,10 @@ class Simulation:
             summary = summarized(exit_status)
         monitor.callbacks.end(Result(folder, summary, code))
         return Finish(code, summary, run=run, error=monitor.callbacks.error)
+
+    def _warn(self, warning: str) -> None:
+        self.monitor.event("warning", warning)
+        self._print_line(f"warning: {warning}")
 
     def _exit_status(self) -> tuple[int, str]:
         """(exit code, ``exit`` of the summary)"""

@@ -6,15 +6,25 @@ import contextlib
 import numbers
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import torch
 
 from murmurate.datasets.corpus import FRACTIONS, Corpus
 from murmurate.errors import MissingExtra, Refusal
+from murmurate.ranges import (
+    NonNegativeFloat,
+    OpenUnitInterval,
+    PositiveFloat,
+    PositiveInt,
+    Range,
+    RepeatCount,
+    UnitInterval,
+    number_kinds,
+)
 from murmurate.sklearn.in_memory import Passes
-from murmurate.strategies import strategy as strategy_by_name
+from murmurate.strategies import strategy_from
 from murmurate.strategies.interface import Strategy
 from murmurate.workloads.topic_model import TopicModel
 from murmurate.workloads.topics import Topics
@@ -33,22 +43,25 @@ __all__ = ["LatentDirichletAllocation"]
 T = TypeVar("T")
 
 _DTYPES = [np.float64, np.float32, np.int64, np.int32]  # dtypes of counts that need no conversion
-_LIMITS: dict[str, tuple[Any, float, float]] = {
-    "n_components": (numbers.Integral, 1, np.inf),
-    "doc_topic_prior": (numbers.Real, 0, np.inf),
-    "topic_word_prior": (numbers.Real, 0, np.inf),
-    "learning_decay": (numbers.Real, 0, 1),
-    "learning_offset": (numbers.Real, 1, np.inf),
-    "learning_rate": (numbers.Real, 0, 1),
-    "max_iter": (numbers.Integral, 1, np.inf),
-    "batch_size": (numbers.Integral, 1, np.inf),
-    "total_samples": (numbers.Real, 1, np.inf),
-    "perp_tol": (numbers.Real, 0, np.inf),
-    "mean_change_tol": (numbers.Real, 0, np.inf),
-    "max_doc_update_iter": (numbers.Integral, 1, np.inf),
-    "replicas": (numbers.Integral, 1, np.inf),
+# the ranges of ``TopicModel``, whose messages name its own fields
+_NUMBERS: dict[str, Any] = {
+    "n_components": PositiveInt,
+    "doc_topic_prior": PositiveFloat,
+    "topic_word_prior": PositiveFloat,
+    "learning_decay": UnitInterval,
+    "learning_offset": Annotated[float, Range(1)],
+    "learning_rate": OpenUnitInterval,
+    "max_iter": PositiveInt,
+    "batch_size": PositiveInt,
+    "evaluate_every": int,
+    "total_samples": Annotated[float, Range(1)],
+    "perp_tol": NonNegativeFloat,
+    "mean_change_tol": NonNegativeFloat,
+    "max_doc_update_iter": RepeatCount,
+    "verbose": int,
+    "replicas": PositiveInt,
 }
-_MAY_BE_NONE = ("doc_topic_prior", "topic_word_prior")
+_ALSO = {"doc_topic_prior": type(None), "topic_word_prior": type(None), "verbose": bool}  # types of values
 
 
 class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
@@ -73,13 +86,14 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         random_state: makes the result of a single replica reproducible.
         strategy: how replicas agree: its name, or a strategy with other hyper-parameters.
         replicas: number of processes that train.
-        init: "documents", "random" or "svi" (see ``TopicModel``).
+        init: initial topics: "documents", from a few documents each; "random"; "svi", from one pass.
         step_rule: "robbins-monro" as above; "average" and "paper" use ``learning_rate`` instead.
 
     Attributes:
         components_: lambda, [K, V]. exp_dirichlet_component_: exp(E[log beta]), [K, V].
         n_batch_iter_: updates, plus 1. n_iter_: passes of ``fit``.
-        bound_: perplexity of the training documents.
+        bound_: perplexity of the training documents; NaN if these have no word.
+        topics_: the same topics as ``Topics``, which has other figures of quality.
         doc_topic_prior_, topic_word_prior_, random_state_, n_features_in_, feature_names_in_.
 
     Differs: documents are shuffled for each pass of ``fit``; mini-batches of a pass are about equally large;
@@ -145,9 +159,15 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
     def fit(self, X: Any, y: Any = None) -> LatentDirichletAllocation:
         """Learn topics from the documents X [D, V], counts of words; previous results are discarded."""
+        with _kept_on_error(self):
+            self._fit(X)
+        return self
+
+    def _fit(self, X: Any) -> None:
         self._check_parameters()
         corpus, dtype = self._counts(X, reset=True)
         self._begin()
+        evaluates = self.evaluate_every > 0 and corpus.tokens > 0
         most_passes = self.evaluate_every if self.evaluate_every > 0 else self.max_iter
         if self.verbose:
             most_passes = 1
@@ -158,7 +178,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             matrix = self._learn(corpus, len(corpus), matrix, self.n_iter_, passes)
             self.n_iter_ += passes
             perplexity = None
-            if self.evaluate_every > 0 and self.n_iter_ % self.evaluate_every == 0:
+            if evaluates and self.n_iter_ % self.evaluate_every == 0:
                 topics = self._topics(matrix)
                 perplexity = topics.full_bound_perplexity(corpus, prior=self.topic_word_prior_)
             if self.verbose:
@@ -169,23 +189,26 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
                     break
                 previous = perplexity
         self.components_ = matrix.T.numpy().astype(dtype)
-        self.bound_ = self._perplexity(corpus)
-        return self
+        self.bound_ = self._perplexity(corpus) if corpus.tokens else np.nan
 
     def partial_fit(self, X: Any, y: Any = None) -> LatentDirichletAllocation:
         """Train on one more pass through X, in its order, and online, whatever ``learning_method`` is; X is a
         sample of ``total_samples`` documents."""
+        with _kept_on_error(self):
+            self._partial_fit(X)
+        return self
+
+    def _partial_fit(self, X: Any) -> None:
         self._check_parameters()
         is_first = not hasattr(self, "components_")
         corpus, dtype = self._counts(X, reset=is_first)
         if is_first:
             self._begin()
-        start = None if is_first else self._matrix()
+        start = None if is_first else self.topics_.matrix
         matrix = self._learn(
             corpus, round(self.total_samples), start, self.n_iter_, 1, shuffled=False, online=True
         )
         self.components_ = matrix.T.numpy().astype(dtype if is_first else self.components_.dtype)
-        return self
 
     def _begin(self) -> None:
         self.random_state_ = check_random_state(self.random_state)
@@ -210,7 +233,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         model = self._model(len(corpus), is_batch=self.learning_method == "batch" and not online)
         passes = Passes(model, documents, self._seed, first, number, shuffled)
         with _as_value_errors():
-            learned = passes.run(corpus, self._strategy(), self.replicas, start)
+            learned = passes.run(corpus, strategy_from(self.strategy), self.replicas, start)
         self.n_batch_iter_ += learned.updates
         return learned.matrix
 
@@ -230,10 +253,6 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             validate_every=0,
         )
 
-    def _strategy(self) -> Strategy:
-        given = self.strategy
-        return strategy_by_name(given)() if isinstance(given, str) else given
-
     # -- results ------------------------------------------------------------------------------------
 
     @property
@@ -243,6 +262,12 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         return torch.exp(torch.digamma(matrix) - torch.digamma(matrix.sum(1, keepdim=True))).numpy()
 
     @property
+    def topics_(self) -> Topics:
+        check_is_fitted(self)
+        matrix = torch.from_numpy(np.ascontiguousarray(self.components_.T, dtype=np.float32))
+        return self._topics(matrix)
+
+    @property
     def _n_features_out(self) -> int:
         return len(self.components_)
 
@@ -250,7 +275,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         """The topics [D, K] of the documents X [D, V]; if ``normalize``, rows sum to 1."""
         check_is_fitted(self)
         corpus, _ = self._counts(X, reset=False)
-        gamma = np.concatenate(self._in_threads(corpus, self._topics(self._matrix()).gammas))
+        gamma = np.concatenate(self._in_threads(corpus, self.topics_.gammas))
         if normalize:
             gamma /= gamma.sum(1, keepdims=True)
         return gamma.astype(self.components_.dtype)
@@ -277,7 +302,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         return float(np.exp(-self._bound(corpus, scale) / (scale * corpus.tokens)))
 
     def _bound(self, corpus: Corpus, scale: float = 1.0) -> float:
-        topics = self._topics(self._matrix())
+        topics = self.topics_
         documents_bound = sum(self._in_threads(corpus, topics.document_bound))
         return scale * documents_bound + topics.topic_bound(self.topic_word_prior_)
 
@@ -293,10 +318,6 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     def _topics(self, matrix: torch.Tensor) -> Topics:
         alpha = torch.full((matrix.shape[1],), self.doc_topic_prior_)
         return Topics(matrix, alpha, self.max_doc_update_iter, self.mean_change_tol)
-
-    def _matrix(self) -> torch.Tensor:
-        """lambda [V, K] float32."""
-        return torch.from_numpy(np.ascontiguousarray(self.components_.T, dtype=np.float32))
 
     # -- arguments ----------------------------------------------------------------------------------
 
@@ -314,15 +335,17 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
     def _check_parameters(self) -> None:
         """Raise ValueError or TypeError, naming the parameter, for invalid values."""
-        for name, (kind, least, most) in _LIMITS.items():
-            value = getattr(self, name)
-            if value is None and name in _MAY_BE_NONE:
+        for name, hint in _NUMBERS.items():
+            value, (kind,) = getattr(self, name), number_kinds(hint)
+            if isinstance(value, _ALSO.get(name, ())):
                 continue
-            if not isinstance(value, kind) or isinstance(value, bool):
-                needed = "a whole number" if kind is numbers.Integral else "a number"
+            number, needed = numbers.Real, "a number"
+            if kind.type is int:
+                number, needed = numbers.Integral, "a whole number"
+            if not isinstance(value, number) or isinstance(value, bool):
                 raise TypeError(f"{name} is {value!r}; give {needed}")
-            if not least <= value <= most or (name in _MAY_BE_NONE and value == 0):
-                raise ValueError(f"{name} is {value}; it must lie between {least} and {most}")
+            if not kind.holds(value):
+                raise ValueError(f"{name} is {value}; it must be {kind.demand(value)}")
         choices = {
             "learning_method": ("online", "batch"),
             "init": ("documents", "random", "svi"),
@@ -336,7 +359,19 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
                 "batch learning needs all documents in one replica. Use learning_method='online'."
             )
         with _as_value_errors():
-            self._strategy()
+            strategy_from(self.strategy)
+
+
+@contextlib.contextmanager
+def _kept_on_error(estimator: LatentDirichletAllocation) -> Iterator[None]:
+    """Give the estimator its present attributes back if it is not fitted after all: ``transform`` still works
+    after a fit that was refused."""
+    before = dict(estimator.__dict__)
+    try:
+        yield
+    except BaseException:
+        estimator.__dict__ = before
+        raise
 
 
 @contextlib.contextmanager

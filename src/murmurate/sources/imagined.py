@@ -129,6 +129,18 @@ class ImaginedSourceConfig(SourceConfig):
                 f"each learner makes {env_steps:,} env steps and begins to learn after "
                 f"{self.learning_starts:,}. Use more --env-steps, or --learning-starts {env_steps // 2}."
             )
+        if env_steps < requires.batch:
+            raise Refusal(
+                f"each learner makes {env_steps:,} env steps, and it learns only once it has the "
+                f"{requires.batch:,} transitions of a batch. Use more --env-steps, or --agent.policy.batch "
+                f"{max(1, env_steps // 2)}."
+            )
+        if (env_steps - self.learning_starts) * self.updates_per_step < 1:
+            raise Refusal(
+                f"{env_steps:,} env steps of a learner do not suffice for an update: after "
+                f"{self.learning_starts:,} each allows {self.updates_per_step:g}. Use more --env-steps, or a "
+                "greater --updates-per-step."
+            )
 
     def batches(self, run: RunView) -> int | None:
         if run.env_steps is None:

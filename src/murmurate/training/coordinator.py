@@ -199,7 +199,7 @@ class Coordinator:
         for record in records:
             pairs = record.get("episode_returns") or ()
             self.returns.extend(pair[0] for pair in pairs if pair[0] is not None)
-        self.console.feed(records)
+        self.console.feed(records, self.run_state.total_env_steps())
         self.console.refresh()
         try:
             self.tensorboard.feed(records)

@@ -46,6 +46,8 @@ _MAX_INTEGER = 2**1000  # the largest integer: it can still be converted to floa
 def claim(folder: Path) -> None:
     """Make the folder of a new run. Raises Refusal if it already holds a run, or anything else."""
     if (folder / "run.json").exists():
+        if _is_simulated(folder):
+            raise Refusal(f"{folder} already holds a simulated run. Choose another folder with --out.")
         raise Refusal(
             f"{folder} already holds a run. Go on with it: murmurate resume {folder}; "
             "or choose another folder with --out."
@@ -62,6 +64,14 @@ def claim(folder: Path) -> None:
         raise Refusal(
             f"{folder} cannot be made: {error.strerror}. Choose another folder with --out."
         ) from error
+
+
+def _is_simulated(folder: Path) -> bool:
+    """Whether the run in a folder is a simulated one, which cannot be resumed."""
+    try:
+        return "simulated" in read_object(folder / "run.json")
+    except (OSError, ValueError):  # ``resume`` reports what is wrong with it
+        return False
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -96,6 +97,12 @@ class Topics:
         expected = self._expected()
         shares = [_shares(self._gammas(part, *expected)) for part in _batches(corpus)]
         return np.concatenate([np.empty((0, self.count), np.float32), *shares])
+
+    def probabilities(self, counts: NDArray[Any]) -> NDArray[np.float32]:
+        """``transform`` of dense counts [D, V]. Raises Refusal for counts that are negative or fractional."""
+        document, word = np.nonzero(counts)
+        entries, shape = counts[document, word], (len(counts), len(self.matrix))
+        return self.transform(Corpus.from_entries(document, word, entries, shape=shape))
 
     def gammas(self, corpus: Corpus | RemappedCorpus) -> NDArray[np.float64]:
         """[D, K] float64, parameters of each document's posterior Dirichlet over topics."""

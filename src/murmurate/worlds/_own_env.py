@@ -81,6 +81,8 @@ def find_callable(target: str, folder: str, name: str) -> tuple[Callable[..., An
         )
     source, _, path = target.rpartition(":")
     if source.endswith(".py"):
+        if (function := _imported(source, path)) is not None:
+            return function, ""
         return modules.attribute(modules.load_file(source, purpose), path, purpose), ""
     module, folder = modules.import_module(source, folder, purpose)
     return modules.attribute(module, path, purpose), folder
@@ -110,7 +112,7 @@ def make(
     if not isinstance(env, gymnasium.Env):
         function_name = getattr(function, "__name__", "make_env")
         raise Refusal(
-            f"The world {name} is a {type(env).__name__}, and it must be a gymnasium.Env. "
+            f"The world {name} is of type {type(env).__name__}, and it must be a gymnasium.Env. "
             + (_VECTOR_ADVICE.format(function_name) if isinstance(env, gymnasium.vector.VectorEnv) else "")
         )
     for attribute in ("observation_space", "action_space"):
@@ -147,6 +149,16 @@ def call(function: Callable[..., Any], name: str, picture: bool, **arguments: An
 def make_without_checks(**options: Any) -> tuple[Any, int]:
     """What ``make`` returns, without gymnasium's checks, and its time limit: see ``without_checks``."""
     return without_checks(make(**options))
+
+
+def _imported(file: str, path: str) -> Callable[..., Any] | None:
+    """The callable at ``path`` of a module that this process has imported from ``file``, which need not be
+    executed again; None if there is none. What ``modules.load_file`` loaded is its own to find."""
+    for name, module in list(sys.modules.items()):
+        if getattr(module, "__dict__", {}).get("__file__") == file and not name.startswith(modules.FILE):
+            function = _attribute(module, path)
+            return function if callable(function) else None
+    return None
 
 
 def _attribute(module: Any, path: str) -> Any:

@@ -120,8 +120,8 @@ def world_of(env: str | Callable[..., Any]) -> SimulatorWorld:
         return registry.world(world_name(env))
     if not callable(env):
         raise Refusal(
-            f"env is a {type(env).__name__}, and every simulator needs an environment of its own. Pass a "
-            "class or function that makes one, or its name."
+            f"env is of type {type(env).__name__}, and every simulator needs an environment of its own. Pass "
+            "a class or function that makes one, or its name."
         )
     target, folder = _own_env.target_of(env)
     return OwnWorld(target, folder=folder)

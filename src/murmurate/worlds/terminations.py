@@ -11,7 +11,7 @@ The functions of MuJoCo's worlds follow gymnasium's environments of version 5 wi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -47,6 +47,29 @@ def termination(world: str, name: str = AUTO) -> Termination:
             "a function of observations [B, ...] to bool [B]: --agent.termination FILE.py:FUNCTION."
         )
     return known[world]
+
+
+def check(terminated: Termination, name: str, shape: Sequence[int], device: torch.device) -> None:
+    """Try the function called ``name`` on two observations of this shape. Raises Refusal if it fails, or
+    returns anything but [2] bool."""
+    try:
+        ended = terminated(torch.zeros(2, *shape, device=device))
+    except Exception as problem:
+        raise Refusal(
+            f"the termination function {name} raised {type(problem).__name__} for two observations: "
+            f"{problem}. Correct it, or choose another: --agent.termination FILE.py:FUNCTION."
+        ) from problem
+    if not isinstance(ended, Tensor):
+        found = type(ended).__name__
+    elif ended.shape == (2,) and ended.dtype == torch.bool:
+        return
+    else:
+        found = f"{str(ended.dtype).removeprefix('torch.')} {list(ended.shape)}"
+    raise Refusal(
+        f"the termination function {name} gives {found} for observations {[2, *shape]}, and must give bool "
+        "[2]: whether an episode ends at each. Correct it, or choose another: --agent.termination "
+        "FILE.py:FUNCTION."
+    )
 
 
 def never(observation: Tensor) -> Tensor:

@@ -196,7 +196,7 @@ def _checked(env: Any, name: str, size: int) -> Any:
     ``Refusal``."""
     if not isinstance(env, VectorEnv):
         raise Refusal(
-            f"The world {name} takes num_envs and is a {type(env).__name__}: return a "
+            f"The world {name} takes num_envs and is of type {type(env).__name__}: return a "
             "gymnasium.vector.VectorEnv, or leave num_envs out of its parameters."
         )
     if env.num_envs != size:

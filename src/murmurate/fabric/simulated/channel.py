@@ -191,7 +191,8 @@ class SimulatedChannel:
         registers, scheduler = self._state.registers, self._scheduler
 
         def missing() -> list[int]:
-            alive = [peer for peer in wanted if peer not in scheduler.dead]
+            gone = self._fabric.has_finished
+            alive = [peer for peer in wanted if peer not in scheduler.dead and not gone(peer)]
             return [
                 peer for peer in alive if registers[peer].newest(self._rank, scheduler.now)[0] <= wanted[peer]
             ]

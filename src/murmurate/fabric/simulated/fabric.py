@@ -53,7 +53,8 @@ class SimulatedFabric:
     greenlets; or threads, of which one runs at a time, if collectives are called inside a backward pass.
 
     Without a ``network``, messages take the ``latency`` alone, and collectives take no time. Shared memory
-    takes no time in either case. Partitions delay collectives. The network's loss applies to the register and
+    takes no time in either case. Nobody waits for news of a member that ``has_finished``, which publishes no
+    more. Partitions delay collectives. The network's loss applies to the register and
     to collectives, ``mail_faults`` to mail. Raises ``ValueError`` for a size below 1, for ranks that are not
     members, and for ``own_clocks`` with ``call_seconds`` of 0.
     """
@@ -76,6 +77,7 @@ class SimulatedFabric:
     absent: Collection[int] = ()
     own_clocks: bool = False
     coroutines: CoroutineKind = "greenlets"
+    has_finished: Callable[[int], bool] = lambda rank: False
 
     def __post_init__(self) -> None:
         cut = {rank for partition in self.partitions for rank in partition.ranks}
@@ -101,7 +103,9 @@ class SimulatedFabric:
             self.coroutines,
         )
         links = Links(self.size, link_generator, self.latency, list(self.partitions), self.network)
-        self._state = FabricState(self.size, self._scheduler, links, [] if self.keep_log else None)
+        self._state = FabricState(
+            self.size, self._scheduler, links, [] if self.keep_log else None, self.has_finished
+        )
         self._channels: dict[tuple[str, tuple[int, ...]], ChannelState] = {}
 
     @property

@@ -176,6 +176,7 @@ class FabricState:
     scheduler: Scheduler
     links: Links
     log: list[Event] | None = field(default_factory=list)
+    has_finished: Callable[[int], bool] = lambda rank: False
 
     def record(
         self,

@@ -1,0 +1,64 @@
+"""Saves and restores the replicas of a script; a resume from states that do not fit is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from murmurate.errors import Refusal
+from murmurate.fabric.interface import FabricError
+from murmurate.replicator.comparison import require_equal
+from murmurate.replicator.loop_collectives import LoopCollectives
+from murmurate.replicator.replica_parts import Follow
+
+
+class ResumableLoop(LoopCollectives):
+    """A script's replicator whose saved state names the run: the strategy and the number of replicas."""
+
+    def state(self) -> dict[str, Any]:
+        """The state of all replicas and their strategies, by name: nested tensors and plain values, to be
+        saved."""
+        state = super().state()
+        if isinstance(self.strategy, Follow):  # a part without a strategy of its own
+            return state
+        run = {"strategy": self.strategy.name, "replicas": self.size}
+        return {name: saved | {"run": run} for name, saved in state.items()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore what ``state`` returned.
+
+        Raises Refusal, before any change, for a state of another strategy or number of replicas, or without
+        one of this script's replicas. States that do not name them were saved by earlier versions.
+        """
+        own = {"strategy": self.strategy.name, "replicas": self.size}
+        for name in self.bound_replicas:
+            if name not in state:
+                raise Refusal(f"the state has no replica '{name}', but {', '.join(map(repr, state))}")
+            saved = state[name].get("run", own)
+            if saved != own and not isinstance(self.strategy, Follow):
+                raise Refusal(
+                    f"the state was saved under {saved['strategy']} with {saved['replicas']} replicas, and "
+                    f"this run is {self.strategy.name} with {self.size}: resume with the same. To change "
+                    "them, save agreed(), and load it into the model before wrapping."
+                )
+        super().load(state)
+
+    def resumed(self) -> None:
+        """To be called by all replicas when they have loaded their states, and before their first steps.
+
+        Raises Refusal if replicas that take part in the same rounds have made different numbers of updates.
+        """
+        if self.strategy.synchronous and self.size > 1 and self.rank < self.size:
+            updates = {f"updates of '{k}'": str(b.replica.clock) for k, b in self.bound_replicas.items()}
+            try:
+                require_equal(
+                    self._exchange(range(self.size)),
+                    "the updates at a resume",
+                    updates,
+                    "the replicas resume from different steps",
+                    "Let each load the state that it saved at the same step as the others.",
+                )
+            except FabricError as error:
+                raise FabricError(
+                    f"{error} Call resumed() on all replicas or on none: has each a saved state?"
+                ) from error
+        super().resumed()
