@@ -318,8 +318,12 @@ def test_a_classifier_predicts_and_exports(tmp_path: Path) -> None:
     np.testing.assert_allclose(model.predict_proba(images[0]), probabilities[0], rtol=1e-4)
     written = model.export(tmp_path / "net.pt2")
     assert (written.inputs, written.outputs) == (("observation",), ("probabilities",))
-    (exported,) = torch.export.load(tmp_path / "net.pt2").module()(torch.from_numpy(images))
+    beside = {"murmurate.json": ""}
+    program = torch.export.load(tmp_path / "net.pt2", extra_files=beside).module()
+    (exported,) = program(torch.from_numpy(images))
     np.testing.assert_allclose(exported.detach(), probabilities, rtol=1e-4, atol=1e-6)
+    assert len(model.classes) == probabilities.shape[1]
+    assert json.loads(beside["murmurate.json"])["classes"] == model.classes
     assert model.evaluate(4)["test_images"] == 4
     with pytest.raises(murmurate.Refusal, match="Use predict"):
         model.act(images)

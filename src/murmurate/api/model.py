@@ -100,6 +100,11 @@ class TrainedModel:
         return self.run.world.spec(read_fingerprint(self.folder))
 
     @cached_property
+    def classes(self) -> list[str]:
+        """The names of a classifier's classes, in the order of ``predict_proba``; empty for other models."""
+        return list((read_fingerprint(self.folder) or {}).get("classes", ()))
+
+    @cached_property
     def module(self) -> nn.Module:
         """What ``export`` writes: a function of observations [B, ...] (and memory).
 
@@ -350,6 +355,7 @@ class TrainedModel:
             "observation_shape": list(spec.observation_shape),
             "observation_dtype": str(spec.observation_dtype).removeprefix("torch."),
             "actions": spec.actions,
+            "classes": self.classes,
             "action_shape": list(spec.action_shape),
             "action_low": list(spec.action_low),
             "action_high": list(spec.action_high),
