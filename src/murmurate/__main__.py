@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 
@@ -12,7 +13,8 @@ def main() -> int:
 
         return command_line()
     except KeyboardInterrupt:
-        print("murmurate: interrupted", file=sys.stderr)
+        with contextlib.suppress(OSError):  # the terminal may be closed
+            print("murmurate: interrupted", file=sys.stderr)
         return 130
 
 

@@ -89,7 +89,7 @@ def test_a_scheduler_may_send_sigterm_twice(monkeypatch: pytest.MonkeyPatch) -> 
         assert (run.stops, run.interrupted) == (1, True)
         with pytest.raises(SecondInterrupt):
             signal.raise_signal(signal.SIGINT)
-        monkeypatch.setattr(interrupts, "_REPEATED_WITHIN_SECONDS", 0.0)
+        monkeypatch.setattr(interrupts, "REPEATED_WITHIN_SECONDS", 0.0)
         with pytest.raises(SecondInterrupt):
             signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is before

@@ -175,6 +175,15 @@ def test_a_classifier_of_other_classes_keeps_all_but_its_last_layer(
             torch.testing.assert_close(after[name], tensor, msg=name)
 
 
+def test_what_only_the_other_run_has_may_be_left_out_and_in_a_simulation_too(
+    source: Path, tmp_path: Path
+) -> None:
+    """The other run normalises its observations, and this one does not."""
+    words = ["simulate", "cartpole-a2c", *SHORT, "--agent.hidden", "32", "--initial", source]
+    words += ["--initial-except", "normalizer,torso,value_torso,policy_head,value_head"]
+    assert main([str(word) for word in [*words, "--out", tmp_path / "run"]]) == 0
+
+
 def test_names_to_leave_out_need_a_run_to_start_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

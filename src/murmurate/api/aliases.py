@@ -78,8 +78,9 @@ def hint(name: str, known: Collection[str], write: Callable[[str], str]) -> str:
             return f" Did you mean {' and '.join(write(by_last[each]) for each in names)}?"
     if wanted in ("torso", "network") and "hidden" in by_last:
         return f" This agent's nets are MLPs, whose layers have {write(by_last['hidden'])} units."
+    is_gymnasium = any(_last(each) == "joint-actions" for each in known)
     if wanted in _ENVIRONMENT_ARGUMENTS:
-        return _OWN_FUNCTION
+        return _OWN_FUNCTION if is_gymnasium else ""
     if elsewhere := [each for each in known if _last(each) == wanted]:
         return f" Did you mean {' or '.join(map(write, elsewhere))}?"
     # without the groups, whose names would make any two fields of a group similar
@@ -87,7 +88,6 @@ def hint(name: str, known: Collection[str], write: Callable[[str], str]) -> str:
     if near:
         alike = [each for each in known if _last(each) == near[0]]
         return f" Did you mean {write(difflib.get_close_matches(name, alike, n=1, cutoff=0.0)[0])}?"
-    is_gymnasium = "world.joint-actions" in known
     return _OWN_FUNCTION if is_gymnasium and name.startswith("world.") else ""
 
 

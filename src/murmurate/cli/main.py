@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -65,7 +66,8 @@ def _carry_out(words: list[str]) -> int:
         print(f"murmurate: {printable(str(failure))}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt as interrupt:
-        print("murmurate: interrupted", file=sys.stderr)
+        with contextlib.suppress(OSError):  # the terminal may be closed
+            print("murmurate: interrupted", file=sys.stderr)
         return TERMINATED if isinstance(interrupt, _Terminated) else INTERRUPTED
     except BrokenPipeError:  # the reader of stdout (head, for example) has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import hashlib
 import io
+import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from murmurate.datasets._archives import load_arrays, refuse_special
 from murmurate.datasets._lines import TolerantGzip
-from murmurate.datasets._record_errors import quoted
+from murmurate.datasets._record_errors import not_utf8, quoted
 from murmurate.errors import Refusal
 
 _BLOCK = 1 << 16  # rows that are read at a time
@@ -97,6 +98,9 @@ def read_table(path: Path) -> Table:
         raise Refusal(f"{path} cannot be read: {error.strerror or error}.") from error
     except Refusal as refusal:
         raise Refusal(str(refusal) if str(path) in str(refusal) else f"{path}: {refusal}") from refusal
+    except UnicodeDecodeError as error:
+        cause = not_utf8(error.object, error.start)
+        raise Refusal(f"{path} is no table of numbers: {cause}.") from error
     except MemoryError as error:
         raise Refusal(
             f"{path} does not fit in memory ({error}). Save it with np.save: it is mapped."
@@ -127,7 +131,8 @@ def _read(path: Path) -> NDArray[Any]:
                 dtype=np.float64,
             )
     except ValueError as error:  # counts rows, and knows no names of columns
-        if fault := _first_fault(path, layout):
+        row = re.search(r"at row (\d+)", str(error))
+        if fault := _first_fault(path, layout, int(row[1]) if row else 0):
             raise Refusal(fault) from error
         raise
 
@@ -181,12 +186,20 @@ def _cells(line: str, separator: str | None) -> list[str]:
     return [cell.strip() for cell in next(csv.reader([text], delimiter=separator, skipinitialspace=True))]
 
 
-def _first_fault(path: Path, layout: _Layout) -> str:
-    """What is wrong in the first line that is no row of numbers, and what to do; empty if there is none."""
-    fault, columns = "", 0
+def _first_fault(path: Path, layout: _Layout, near: int) -> str:
+    """What is wrong in the first line that is no row of numbers, and what to do; empty if there is none.
+
+    near: the row, to within one, at which numpy stopped: rows before it are only counted.
+    """
+    fault, columns, rows = "", 0, 0
     with _text(path) as lines:
         for number, line in enumerate(lines, 1):
-            cells = _cells(line, layout.separator) if number > layout.skipped else []
+            if number <= layout.skipped or not line.partition("#")[0].strip(" \r\n"):
+                continue
+            rows += 1
+            if 1 < rows < near - 1:
+                continue
+            cells = _cells(line, layout.separator)
             columns = columns or len(cells)
             if cells and len(cells) != columns:
                 fault = f"the number of values is {len(cells)}, and of columns {columns}. Correct this line."
@@ -217,4 +230,4 @@ def _is_number(cell: str) -> bool:
         float(cell)
     except ValueError:
         return False
-    return True
+    return "_" not in cell  # 1_000 is a number in Python alone

@@ -6,7 +6,7 @@ import codecs
 from pathlib import Path
 
 from murmurate.datasets._lines import Lines
-from murmurate.datasets._record_errors import RecordErrors, quoted
+from murmurate.datasets._record_errors import RecordErrors, not_utf8
 from murmurate.errors import Refusal
 
 
@@ -28,9 +28,9 @@ def read_vocabulary(path: Path) -> tuple[str, ...]:
         for number, line in lines.numbered():
             try:
                 word = line.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").rstrip(b"\r").decode()
-            except UnicodeDecodeError:
+            except UnicodeDecodeError as error:
                 raise errors.refusal(
-                    number, f"{quoted(line)} is not UTF-8", "Convert it: iconv -f latin1 -t utf-8."
+                    number, not_utf8(error.object, error.start), "Convert the file."
                 ) from None
             if not word.strip():
                 raise errors.refusal(

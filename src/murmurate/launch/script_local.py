@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import multiprocessing
 import multiprocessing.process
 import os
@@ -15,7 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 from murmurate.errors import Refusal
 from murmurate.fabric.processes.fabric import ProcessFabric
@@ -31,7 +32,7 @@ from murmurate.fabric.processes.spawn import (
     take_signals,
 )
 from murmurate.launch.script_member import ScriptSettings, stdout_of
-from murmurate.training.interrupts import hangup_terminates
+from murmurate.training.interrupts import REPEATED_WITHIN_SECONDS, hangup_terminates
 
 _PRELOADED = ("murmurate.launch.script", "torch._dynamo")  # optimizers import the second, which takes 1.6 s
 _POLL_SECONDS = 1.0
@@ -99,16 +100,21 @@ def _exit_at_sigterm() -> Iterator[None]:
     if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
-    signal.signal(signal.SIGTERM, _exit)
+    raised_at = -math.inf
+
+    def exit_once(*_: object) -> None:
+        nonlocal raised_at
+        earlier, now = raised_at, time.monotonic()
+        if now - earlier >= REPEATED_WITHIN_SECONDS:  # else replicas are saving: it is the same signal again
+            raised_at = now
+            raise SystemExit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, exit_once)
     try:
         with hangup_terminates():
             yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _exit(*_: object) -> NoReturn:
-    raise SystemExit(128 + signal.SIGTERM)
 
 
 def _interrupt(workers: WorkerProcesses, centre: int) -> None:

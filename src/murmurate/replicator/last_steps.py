@@ -73,12 +73,12 @@ class LastSteps:
         the others' rounds. One of the others warns, once for each."""
         self._steps += 1
         living = self._fabric.living() if self._common_rounds else ()
-        if self.channel is None or len(living) in (0, self._replicas) or self._fabric.rank != min(living):
+        if self.channel is None or len(living) in (0, self._replicas):
             return
         gone = self.ended(set(range(self._replicas)) - self._told - set(living))
         steps = {r: n for r in gone if (n := int(self.channel.peek(r)[0])) < self._steps}
         self._told |= steps.keys()
-        if steps:
+        if steps and self._fabric.rank == min(living):
             early = " and ".join(f"replica {r} after {n} steps" for r, n in steps.items())
             warnings.warn(
                 f"{early} returned from main, and the others go on without its batches. Loop over "

@@ -38,10 +38,11 @@ class FiniteGradients:
         self._warned = True
         # where parameters are not finite either, the cause was an earlier step, or another replica's
         if all(_is_finite(_sample(one.replica.params.detach())) for one in self._bound.values()):
+            remedy = "" if replica.clip else " With wrap_optimizer(..., clip=...) the run stops there."
             warnings.warn(
                 f"the gradient of '{replica.name}' on replica {self.rank} is not finite (NaN or infinite) at "
-                f"its update {replica.clock}, and the exchange makes all replicas' parameters so. Look at "
-                "this replica's batch and loss. With wrap_optimizer(..., clip=...) the run stops there.",
+                f"its update {replica.clock}, and the exchange passes it on. Look at this replica's batch "
+                f"and loss.{remedy}",
                 stacklevel=6,
             )
 

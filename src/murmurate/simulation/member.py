@@ -72,7 +72,9 @@ class SimulatedLearner:
         self.env_steps = 0
         self.outcome = Outcome()
         self._steps = steps
-        self.replicator = Replicator(run.strategy, member, initial=initial_values(run))
+        self.replicator = Replicator(
+            run.strategy, member, initial=initial_values(run), initial_except=run.initial_except
+        )
         self.agent: Agent = learner_of(run, self.rank, self.replicator)
         if incarnation:
             run = dataclasses.replace(run, seed=derive_seed(run.seed, "life", incarnation))
@@ -152,7 +154,9 @@ class Centre:
     """The centre's process: the member with the highest rank, in a run whose strategy has a centre."""
 
     def __init__(self, run: Run, member: Member) -> None:
-        self.replicator = Replicator(run.strategy, member, initial=initial_values(run))
+        self.replicator = Replicator(
+            run.strategy, member, initial=initial_values(run), initial_except=run.initial_except
+        )
         self.agent: Agent = learner_of(run, member.rank, self.replicator)
 
     def run_to_end(self, control: RunControl) -> None:

@@ -61,7 +61,11 @@ _NUMBERS: dict[str, Any] = {
     "verbose": int,
     "replicas": PositiveInt,
 }
-_ALSO = {"doc_topic_prior": type(None), "topic_word_prior": type(None), "verbose": bool}  # types of values
+_ALSO: dict[str, Any] = {  # types of values
+    "doc_topic_prior": type(None),
+    "topic_word_prior": type(None),
+    "verbose": (bool, np.bool_),
+}
 
 
 class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):

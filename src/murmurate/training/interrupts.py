@@ -16,7 +16,7 @@ from typing import Protocol
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # A scheduler's SIGTERM may reach a process twice: from the scheduler, which signals all processes of a job,
 # and from torchrun, which passes it on.
-_REPEATED_WITHIN_SECONDS = 5.0
+REPEATED_WITHIN_SECONDS = 5.0
 
 
 class SecondInterrupt(KeyboardInterrupt):
@@ -47,9 +47,10 @@ def signals(coordinator: Interruptible, *, all_saved: bool = False) -> Iterator[
         nonlocal terminated_at
         name, is_second = signal.Signals(number).name, coordinator.interrupted
         if number == signal.SIGTERM:
-            earlier, terminated_at = terminated_at, time.monotonic()
-            if terminated_at - earlier < _REPEATED_WITHIN_SECONDS:
+            now = time.monotonic()
+            if now - terminated_at < REPEATED_WITHIN_SECONDS:
                 return
+            terminated_at = now
         coordinator.interrupted, coordinator.signal = True, number
         if all_saved:
             raise SecondInterrupt(f"{name} came after the last checkpoint")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +94,10 @@ def without_initial(run: Run) -> Run:
     return dataclasses.replace(run, initial=None, initial_except=())
 
 
-def refuse_unknown_names(run: Run, learner: Learner) -> None:
-    """Raise Refusal for a name in ``run.initial_except`` that no parameter or buffer has."""
+def refuse_unknown_names(run: Run, learner: Learner, initial: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Raise Refusal for a name in ``run.initial_except`` that no parameter or buffer of either run has."""
     names = [name for replica in learner.replicas.values() for name in tensors_of(replica)]
+    names += [name for values in initial.values() for name in values]
     for beginning in run.initial_except:
         if not any(begins_with(name, [beginning]) for name in names):
             raise Refusal(

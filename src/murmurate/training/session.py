@@ -307,7 +307,7 @@ def _build_once(run: Run) -> Learner:
         raise Refusal(f"{run.recipe} cannot be made like this: {str(error).rstrip('.')}.") from error
     if isinstance(built, Crashed):
         raise RuntimeError("the simulated fabric reported a crash that was not injected")
-    refuse_unknown_names(run, built)
+    refuse_unknown_names(run, built, initial)
     return built
 
 

@@ -20,8 +20,7 @@ _ROWS = 1_024  # rows that are evaluated at a time
 @dataclass(frozen=True)
 class Mixture:
     """The posterior of a Bayesian Gaussian mixture of K components. ``posterior`` is for data from which
-    ``centre`` [D] is subtracted; methods take the original data, as a table or
-    an array [rows, D]."""
+    ``centre`` [D] is subtracted; methods take the original data, as a table or an array [rows, D]."""
 
     posterior: Posterior
     centre: Tensor

@@ -54,9 +54,9 @@ class SimulatedFabric:
 
     Without a ``network``, messages take the ``latency`` alone, and collectives take no time. Shared memory
     takes no time in either case. Nobody waits for news of a member that ``has_finished``, which publishes no
-    more. Partitions delay collectives. The network's loss applies to the register and
-    to collectives, ``mail_faults`` to mail. Raises ``ValueError`` for a size below 1, for ranks that are not
-    members, and for ``own_clocks`` with ``call_seconds`` of 0.
+    more. Partitions delay collectives. The network's loss applies to the register and to collectives,
+    ``mail_faults`` to mail. Raises ``ValueError`` for a size below 1, for ranks that are not members, and for
+    ``own_clocks`` with ``call_seconds`` of 0.
     """
 
     size: int
