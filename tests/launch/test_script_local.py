@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -97,6 +98,7 @@ def saves_when_interrupted(folder, waits, loop):
             optimizer.step()
             (folder / f"up {loop.rank}").touch()
     except KeyboardInterrupt:
+        time.sleep(0.5)  # saving takes a while
         if loop.finish(5.0):  # both end, and their centre too
             (folder / f"saved {loop.rank}").touch()
         while waits:
@@ -137,9 +139,16 @@ def files(folder, word):
     return sorted(file.name for file in folder.glob(f"{word} *"))
 
 
+def killpg_twice(pid, number):
+    os.killpg(pid, number)
+    time.sleep(0.2)
+    os.killpg(pid, number)
+
+
 @pytest.mark.parametrize(
     ("number", "send", "code"),
     [
+        (signal.SIGHUP, killpg_twice, 143),  # as a shell and the kernel do when a terminal is closed
         (signal.SIGINT, os.killpg, -signal.SIGINT),  # as a terminal does
         (signal.SIGTERM, os.killpg, 143),  # as a scheduler does
         (signal.SIGTERM, os.kill, 143),
