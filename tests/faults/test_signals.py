@@ -49,24 +49,34 @@ def test_once_saves_and_stops(number: signal.Signals, to_the_group: bool, code: 
         assert "Traceback" not in command.said()
 
 
+def _in_a_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored, also where it runs these tests
+
+
 def test_a_closed_terminal_saves_and_stops(tmp_path: Path) -> None:
     """The kernel sends SIGHUP to every process of the group, and what is printed from then on fails."""
     terminal, inside = pty.openpty()
     words = ["train", "cartpole-gala", *_LONG, "--out", tmp_path / "run"]
-    with subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "murmurate", *map(str, words)],
         stdin=inside,
         stdout=inside,
         stderr=inside,
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-    ) as process:
+        preexec_fn=_in_a_terminal,
+    )
+    try:
         os.close(inside)
         run = Written(tmp_path / "run")
         until(lambda: len(run.records(0)) > 2 and len(run.records(1)) > 2, "both replicas to learn")
         pids = run.pids()
         os.close(terminal)
         assert process.wait(DEADLINE_SECONDS) == 143
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     assert run.summary()["exit"] == "interrupted"
     assert run.summary()["dead_replicas"] == []
     assert checkpoint.damage(run.folder / "checkpoints" / "last") is None

@@ -120,6 +120,10 @@ if __name__ == "__main__":
 """
 
 
+def _hear_hangups():
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored, also where it runs these tests
+
+
 def started(folder, waits, strategy):
     """A script of two replicas, both of which have made a step."""
     script = folder / "own.py"
@@ -130,6 +134,7 @@ def started(folder, waits, strategy):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=_hear_hangups,
     )
     until(lambda: files(folder, "up") == ["up 0", "up 1"], "both to make a step")
     return process
