@@ -29,12 +29,12 @@ def on_windows(code: str) -> "subprocess.CompletedProcess[str]":
 @pytest.mark.parametrize(
     "code",
     [
-        "import runpy; sys.argv = ['murmurate', 'train', 'cartpole-a2c']; runpy.run_module('murmurate')",
-        "from murmurate.cli.main import main; sys.exit(main(['doctor']))",  # as the installed command does
+        "import runpy; runpy.run_module('murmurate', run_name='__main__')",
+        "from murmurate.__main__ import main; sys.exit(main())",  # as the installed command does
     ],
 )
 def test_a_command_says_so(code: str) -> None:
-    done = on_windows(code)
+    done = on_windows(f"sys.argv = ['murmurate', 'train', 'cartpole-a2c']; {code}")
     assert done.returncode == 2
     assert done.stderr.startswith("murmurate: murmurate does not run on Windows")
     assert "WSL 2" in done.stderr

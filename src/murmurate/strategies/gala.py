@@ -60,16 +60,15 @@ class GALA(Strategy):
         replica.update()  # line 4
         channel.publish(replica.params)  # line 5
         peers = self._in_peers(channel)
-        if self.staleness_bound and peers and replica.clock > self._wait_after:
+        if self.staleness_bound and replica.clock > self._wait_after:
             channel.wait_newer(peers, [self._seen.get(j, 0) for j in peers], self.deadline_seconds)
             self._wait_after = replica.clock + self.staleness_bound
         heard = 1
         # a member without in-peers (it is alone, or left out of a matching) also completes the round
         if all(channel.version(j) > self._seen.get(j, 0) for j in peers):  # line 6
             heard += self._average(replica.params, peers, channel)  # line 7
-            if peers or len(channel.living()) == 1:  # left out of a matching, it has agreed with no other
-                self._agreed_at = replica.clock
-                self._wait_after = replica.clock + self.staleness_bound
+            self._agreed_at = replica.clock
+            self._wait_after = replica.clock + self.staleness_bound
         return Exchange(round=self._round, heard=heard, staleness=replica.clock - self._agreed_at)
 
     def _average(self, x: Tensor, peers: Sequence[int], channel: Channel) -> int:
