@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -98,7 +97,8 @@ def saves_when_interrupted(folder, waits, loop):
             optimizer.step()
             (folder / f"up {loop.rank}").touch()
     except KeyboardInterrupt:
-        time.sleep(0.5)  # saving takes a while
+        (folder / f"heard {loop.rank}").touch()
+        until((folder / "sent").exists, "all signals to be sent, before it saves")
         if loop.finish(5.0):  # both end, and their centre too
             (folder / f"saved {loop.rank}").touch()
         while waits:
@@ -144,26 +144,23 @@ def files(folder, word):
     return sorted(file.name for file in folder.glob(f"{word} *"))
 
 
-def killpg_twice(pid, number):
-    os.killpg(pid, number)
-    time.sleep(0.2)
-    os.killpg(pid, number)
-
-
 @pytest.mark.parametrize(
-    ("number", "send", "code"),
+    ("number", "send", "times", "code"),
     [
-        (signal.SIGHUP, killpg_twice, 143),  # as a shell and the kernel do when a terminal is closed
-        (signal.SIGINT, os.killpg, -signal.SIGINT),  # as a terminal does
-        (signal.SIGTERM, os.killpg, 143),  # as a scheduler does
-        (signal.SIGTERM, os.kill, 143),
+        (signal.SIGHUP, os.killpg, 2, 143),  # as a shell and the kernel do when a terminal is closed
+        (signal.SIGINT, os.killpg, 1, -signal.SIGINT),  # as a terminal does
+        (signal.SIGTERM, os.killpg, 1, 143),  # as a scheduler does
+        (signal.SIGTERM, os.kill, 1, 143),
     ],
 )
 @pytest.mark.parametrize("strategy", ["all-reduce", "parameter-server"])
-def test_a_signal_interrupts_each_replica_which_may_save(number, send, code, strategy, tmp_path):
+def test_a_signal_interrupts_each_replica_which_may_save(number, send, times, code, strategy, tmp_path):
     process = started(tmp_path, "raises", strategy)
     members = psutil.Process(process.pid).children(recursive=True)
-    send(process.pid, number)
+    for _ in range(times):
+        send(process.pid, number)
+        until(lambda: files(tmp_path, "heard") == ["heard 0", "heard 1"], "both to hear it")
+    (tmp_path / "sent").touch()
     said = process.communicate()[1]
     assert process.returncode == code, said
     assert files(tmp_path, "saved") == ["saved 0", "saved 1"], said
@@ -175,6 +172,7 @@ def test_a_second_signal_ends_replicas_that_have_not_ended(tmp_path):
     process = started(tmp_path, "waits", "all-reduce")
     members = psutil.Process(process.pid).children(recursive=True)
     os.killpg(process.pid, signal.SIGINT)
+    (tmp_path / "sent").touch()
     until(lambda: files(tmp_path, "saved") == ["saved 0", "saved 1"], "the first signal to be heard")
     os.killpg(process.pid, signal.SIGINT)
     process.communicate()

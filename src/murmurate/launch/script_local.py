@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 import multiprocessing
 import multiprocessing.process
 import os
@@ -32,7 +31,7 @@ from murmurate.fabric.processes.spawn import (
     take_signals,
 )
 from murmurate.launch.script_member import ScriptSettings, stdout_of
-from murmurate.training.interrupts import REPEATED_WITHIN_SECONDS, hangup_terminates
+from murmurate.training.interrupts import RepeatedSigterm, hangup_terminates
 
 _PRELOADED = ("murmurate.launch.script", "torch._dynamo")  # optimizers import the second, which takes 1.6 s
 _POLL_SECONDS = 1.0
@@ -100,13 +99,10 @@ def _exit_at_sigterm() -> Iterator[None]:
     if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
-    raised_at = -math.inf
+    repeats = RepeatedSigterm()
 
     def exit_once(*_: object) -> None:
-        nonlocal raised_at
-        earlier, now = raised_at, time.monotonic()
-        if now - earlier >= REPEATED_WITHIN_SECONDS:  # else replicas are saving: it is the same signal again
-            raised_at = now
+        if not repeats():  # else replicas are saving already
             raise SystemExit(128 + signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, exit_once)

@@ -8,17 +8,22 @@ from murmurate.errors import Refusal
 from murmurate.fabric.interface import FabricError
 from murmurate.replicator.comparison import require_equal
 from murmurate.replicator.loop_collectives import LoopCollectives
-from murmurate.replicator.replica_parts import Follow
+from murmurate.replicator.replica_parts import ReplicaParts
 
 
 class ResumableLoop(LoopCollectives):
-    """A script's replicator whose saved state names the run: the strategy and the number of replicas."""
+    """A script's replicator whose saved state names the run: the strategy and the number of replicas.
+
+    parts: parts of this replica, of which all but the first have no strategy of their own.
+    """
+
+    parts: ReplicaParts
 
     def state(self) -> dict[str, Any]:
         """The state of all replicas and their strategies, by name: nested tensors and plain values, to be
         saved."""
         state = super().state()
-        if isinstance(self.strategy, Follow):  # a part without a strategy of its own
+        if self.parts.rank:
             return state
         run = {"strategy": self.strategy.name, "replicas": self.size}
         return {name: saved | {"run": run} for name, saved in state.items()}
@@ -34,7 +39,7 @@ class ResumableLoop(LoopCollectives):
             if name not in state:
                 raise Refusal(f"the state has no replica '{name}', but {', '.join(map(repr, state))}")
             saved = state[name].get("run", own)
-            if saved != own and not isinstance(self.strategy, Follow):
+            if saved != own and not self.parts.rank:
                 raise Refusal(
                     f"the state was saved under {saved['strategy']} with {saved['replicas']} replicas, and "
                     f"this run is {self.strategy.name} with {self.size}: resume with the same. To change "

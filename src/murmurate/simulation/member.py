@@ -15,11 +15,10 @@ from murmurate.fabric.interface import Capability, Channel
 from murmurate.fabric.simulated.fabric import Member
 from murmurate.record.step_timer import NO_TRACE, StepTimer, TraceSchedule
 from murmurate.replicator.learner import updates_of
-from murmurate.replicator.replicator import Replicator
 from murmurate.spec import Batch, Outcome, derive_seed
 from murmurate.training.members import learner_of, open_source
 from murmurate.training.rejoin import state_to_load
-from murmurate.training.restore import initial_values
+from murmurate.training.restore import replicator_of
 from murmurate.training.run import Run
 from murmurate.training.worker_context import DRAIN_SECONDS, FINAL_REQUEST
 
@@ -72,9 +71,7 @@ class SimulatedLearner:
         self.env_steps = 0
         self.outcome = Outcome()
         self._steps = steps
-        self.replicator = Replicator(
-            run.strategy, member, initial=initial_values(run), initial_except=run.initial_except
-        )
+        self.replicator = replicator_of(run, member)
         self.agent: Agent = learner_of(run, self.rank, self.replicator)
         if incarnation:
             run = dataclasses.replace(run, seed=derive_seed(run.seed, "life", incarnation))
@@ -154,9 +151,7 @@ class Centre:
     """The centre's process: the member with the highest rank, in a run whose strategy has a centre."""
 
     def __init__(self, run: Run, member: Member) -> None:
-        self.replicator = Replicator(
-            run.strategy, member, initial=initial_values(run), initial_except=run.initial_except
-        )
+        self.replicator = replicator_of(run, member)
         self.agent: Agent = learner_of(run, member.rank, self.replicator)
 
     def run_to_end(self, control: RunControl) -> None:

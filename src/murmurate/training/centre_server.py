@@ -10,13 +10,12 @@ from murmurate.fabric.interface import Channel
 from murmurate.record.recorder import Recorder
 from murmurate.record.step_timer import StepTimer
 from murmurate.replicator.learner import Learner
-from murmurate.replicator.replicator import Replicator
 from murmurate.training.checkpoint import write_part
 from murmurate.training.divergence import Probe
 from murmurate.training.members import learner_of
 from murmurate.training.place import FollowedFolder
 from murmurate.training.rejoin import Pace, StateTransfer
-from murmurate.training.restore import initial_values, refusing_misfits
+from murmurate.training.restore import refusing_misfits, replicator_of
 from murmurate.training.run import Run
 from murmurate.training.worker_context import (
     DRAIN_SECONDS,
@@ -36,10 +35,7 @@ class CentreServer:
     def __init__(self, run: Run, context: WorkerContext) -> None:
         self.run, self.context = run, context
         self.place = FollowedFolder(context.folder)
-        initial = initial_values(run) if context.restored is None else {}
-        self.replicator = Replicator(
-            run.strategy, context.fabric, initial=initial, initial_except=run.initial_except
-        )
+        self.replicator = replicator_of(run, context.fabric, context.restored is None)
         self.learner: Learner = learner_of(run, context.rank, self.replicator)
         # opens the same channels in the same order as every learner does
         for replica in self.learner.replicas.values():

@@ -19,6 +19,20 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 REPEATED_WITHIN_SECONDS = 5.0
 
 
+class RepeatedSigterm:
+    """Called at each SIGTERM: whether it repeats one that was acted on."""
+
+    def __init__(self) -> None:
+        self._acted_at = -math.inf
+
+    def __call__(self) -> bool:
+        now = time.monotonic()
+        if now - self._acted_at < REPEATED_WITHIN_SECONDS:
+            return True
+        self._acted_at = now
+        return False
+
+
 class SecondInterrupt(KeyboardInterrupt):
     """A second Ctrl-C or SIGTERM: stop at once."""
 
@@ -41,16 +55,12 @@ def signals(coordinator: Interruptible, *, all_saved: bool = False) -> Iterator[
     ``signals_restored``), and a further Ctrl-C raises KeyboardInterrupt.
     """
 
-    terminated_at = -math.inf
+    repeats = RepeatedSigterm()
 
     def handle(number: int) -> None:
-        nonlocal terminated_at
         name, is_second = signal.Signals(number).name, coordinator.interrupted
-        if number == signal.SIGTERM:
-            now = time.monotonic()
-            if now - terminated_at < REPEATED_WITHIN_SECONDS:
-                return
-            terminated_at = now
+        if number == signal.SIGTERM and repeats():
+            return
         coordinator.interrupted, coordinator.signal = True, number
         if all_saved:
             raise SecondInterrupt(f"{name} came after the last checkpoint")

@@ -18,7 +18,6 @@ from murmurate.record.gossip_window import gossip_window
 from murmurate.record.recorder import Recorder
 from murmurate.record.step_timer import StepTimer
 from murmurate.replicator.learner import Learner, updates_of
-from murmurate.replicator.replicator import Replicator
 from murmurate.spec import Batch, Outcome
 from murmurate.training.checkpoint import write_part
 from murmurate.training.divergence import Probe
@@ -26,7 +25,7 @@ from murmurate.training.members import learner_of, open_source
 from murmurate.training.part_processes import LearnerInParts, PartProcesses
 from murmurate.training.place import FollowedFolder
 from murmurate.training.rejoin import Pace, StateTransfer, state_to_load
-from murmurate.training.restore import initial_values, refusing_misfits
+from murmurate.training.restore import refusing_misfits, replicator_of
 from murmurate.training.run import Run
 from murmurate.training.worker_context import (
     DRAIN_SECONDS,
@@ -50,10 +49,7 @@ class TrainingLoop:
         self.run, self.context = run, context
         self.place = FollowedFolder(context.folder)
         starts_anew = context.restored is None and not context.joins
-        initial = initial_values(run) if starts_anew else {}
-        self.replicator = Replicator(
-            run.strategy, context.fabric, initial=initial, initial_except=run.initial_except
-        )
+        self.replicator = replicator_of(run, context.fabric, starts_anew)
         self.parts = PartProcesses(run, context.rank) if math.prod(run.grid) > 1 else None
         self.learner: Learner = self._build()
         self.source = open_source(run, context.rank, self.learner, context.fabric)

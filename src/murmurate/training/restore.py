@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from murmurate.errors import Refusal
+from murmurate.fabric.interface import Fabric
 from murmurate.record.stored import UNSOUND
 from murmurate.replica.state_dict import tensors_of, write_values
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context, Learner
-from murmurate.replicator.replicator import begins_with
+from murmurate.replicator.replicator import Replicator, begins_with
 from murmurate.training import checkpoint
 from murmurate.training.data_record import read_fingerprint
 from murmurate.training.run import Run
@@ -87,6 +88,16 @@ def initial_values(run: Run) -> dict[str, dict[str, Tensor]]:
     newest = checkpoint.newest(folder / "checkpoints", replays=False)
     with refusing_misfits(newest):
         return consensus(newest, int(checkpoint.read_manifest(newest)["replicas"]))
+
+
+def replicator_of(run: Run, fabric: Fabric, starts_anew: bool = True) -> Replicator:
+    """The replicator of one member of ``run``.
+
+    starts_anew: the member starts from the run that ``initial`` names, if there is one, and not from a
+    checkpoint or a peer's state. Raises Refusal as ``initial_values``.
+    """
+    initial = initial_values(run) if starts_anew else {}
+    return Replicator(run.strategy, fabric, initial=initial, initial_except=run.initial_except)
 
 
 def without_initial(run: Run) -> Run:
