@@ -13,7 +13,7 @@ from torch.distributions import Normal
 from murmurate.agents.ddpg import DDPG
 from murmurate.agents.sac import SAC
 from murmurate.agents.td3 import TD3
-from murmurate.nets.control import ActionBounds
+from murmurate.nets.control import ActionBounds, limited_log_std, through_limit
 from murmurate.replay.interface import Sample
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.replicator.learner import Context
@@ -115,6 +115,13 @@ def test_updates_are_those_of_the_paper_s_algorithm(name: str) -> None:
     assert_same(made.critics, q)
     assert_same(made.targets[0].net, [target_policy])
     assert_same(made.targets[1].net, target_q)
+
+
+def test_the_gradient_through_the_limit_of_log_std_is_autograd_s() -> None:
+    log_std = torch.tensor([[-30.0, -19.9, 0.0, 1.9, 2.1, 50.0]]).requires_grad_()
+    slope = torch.arange(1.0, 7.0)[None]
+    limited_log_std(log_std).backward(slope)
+    assert torch.equal(through_limit(slope, log_std.detach()), log_std.grad)
 
 
 def test_sac_s_updates_are_those_of_the_paper_s_algorithm() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
+from murmurate.nets._mlp_kernels import add_and_rectify_
 from murmurate.nets.batched_mlp import BatchedMLP
 from murmurate.nets.passes import Passes
 
@@ -86,6 +89,19 @@ def test_hidden_layers_in_bfloat16_give_float32_gradients() -> None:
         assert rounded[name].dtype == torch.float32
         difference = torch.linalg.vector_norm(rounded[name] - gradient) / torch.linalg.vector_norm(gradient)
         assert difference < 0.1, name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(2, 5, 19), (1, 1, 256), (3, 0, 8)])
+def test_a_bias_and_a_relu_in_one_pass(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """To the bit, with NaN and infinities, whether or not the compiled kernel can do it."""
+    x, bias = drawn(*shape).to(dtype), drawn(shape[0], 1, shape[2], seed=2).to(dtype)
+    x.view(-1)[:3] = torch.tensor([math.nan, math.inf, -math.inf][: x.numel()]).to(dtype)
+    expected = (x + bias).relu()
+    for one in (x.clone(), x.transpose(1, 2).contiguous().transpose(1, 2)):  # the second is not contiguous
+        found = add_and_rectify_(one, bias)
+        assert found is one
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_another_activation_is_refused() -> None:

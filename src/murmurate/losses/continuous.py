@@ -44,7 +44,7 @@ def clipped_target(r_t: Tensor, discount_t: Tensor, q_t: Tensor) -> Tensor:
         ValueError: on a wrong rank or shape.
     """
     _check_critics(r_t, discount_t, q_t)
-    return torch.addcmul(r_t, discount_t, _min_over_critics(q_t))
+    return torch.addcmul(r_t, discount_t, q_t.amin(0))
 
 
 def soft_target(
@@ -67,7 +67,8 @@ def soft_target(
     """
     _check_critics(r_t, discount_t, q_t)
     check_shape(r_t.shape, "r_t", log_probability_t=log_probability_t)
-    return torch.addcmul(r_t, discount_t, _min_over_critics(q_t) - alpha * log_probability_t)
+    soft_value = torch.addcmul(q_t.amin(0), alpha, log_probability_t, value=-1)
+    return torch.addcmul(r_t, discount_t, soft_value)
 
 
 def squared_error(q_tm1: Tensor, target_tm1: Tensor, weight: Tensor | None = None) -> SquaredError:
@@ -120,10 +121,12 @@ def squashed_gaussian(mean: Tensor, log_std: Tensor, noise: Tensor) -> Squashed:
     check_rank(2, mean=mean)
     check_shape(mean.shape, "mean", log_std=log_std, noise=noise)
     u = torch.addcmul(mean, log_std.exp(), noise)
-    gaussian = noise.square().mul_(-0.5).sub_(log_std)
-    squashing = F.softplus(u * -2.0).add_(u).mul_(2.0)
+    gaussian = torch.addcmul(log_std, noise, noise, value=0.5)  # its negative, without the constant
+    # with beta = -2, softplus is -softplus(-2 u) / 2
+    squashing = torch.sub(u, F.softplus(u, beta=-2.0), alpha=2.0)  # without the factor 2 and the constant
     constant = mean.shape[1] * (-_HALF_LOG_TWO_PI - 2.0 * _LOG_TWO)
-    return Squashed(torch.tanh(u), gaussian.add_(squashing).sum(1).add_(constant))
+    log_probability = squashing.mul_(2.0).sub_(gaussian).sum(1).add_(constant)
+    return Squashed(torch.tanh(u), log_probability)
 
 
 class GaussianSlope(NamedTuple):
@@ -154,9 +157,11 @@ def soft_policy_slope(
     """
     check_rank(2, action=action)
     check_shape(action.shape, "action", log_std=log_std, noise=noise, q_slope=q_slope)
-    size = action.shape[0]
-    slope_u = (action * (2.0 * alpha)).sub_(q_slope * (1.0 - action.square())).div_(size)
-    return GaussianSlope(slope_u, slope_u * log_std.exp() * noise - alpha / size)
+    share = 1.0 / action.shape[0]
+    alpha_share = alpha * share
+    squashed = torch.addcmul(q_slope, q_slope * action, action, value=-1)  # dQ/da (1 - a**2)
+    slope_u = torch.addcmul(squashed.mul_(-share), action, alpha_share, value=2)
+    return GaussianSlope(slope_u, (slope_u * log_std.exp()).mul_(noise).sub_(alpha_share))
 
 
 def temperature_slope(log_probability: Tensor, target_entropy: float) -> Tensor:
@@ -173,11 +178,7 @@ def temperature_slope(log_probability: Tensor, target_entropy: float) -> Tensor:
         ValueError: on a wrong rank.
     """
     check_rank(1, log_probability=log_probability)
-    return -(log_probability.mean() + target_entropy)
-
-
-def _min_over_critics(q: Tensor) -> Tensor:
-    return torch.minimum(q[0], q[1]) if len(q) == 2 else q.amin(0)
+    return -target_entropy - log_probability.mean()
 
 
 def _check_critics(r_t: Tensor, discount_t: Tensor, q_t: Tensor) -> None:

@@ -93,9 +93,9 @@ def limited_log_std(log_std: Tensor) -> Tensor:
 
 def through_limit(slope: Tensor, log_std: Tensor) -> Tensor:
     """The gradient [B, D] with respect to the input of ``limited_log_std`` from ``slope``, that with respect
-    to its output."""
-    inside = (log_std >= _LEAST_LOG_STD) & (log_std <= _GREATEST_LOG_STD)
-    return slope * inside
+    to its output; 0 at the limits."""
+    result: Tensor = torch.ops.aten.hardtanh_backward(slope, log_std, _LEAST_LOG_STD, _GREATEST_LOG_STD)
+    return result
 
 
 def critics(spec: EnvSpec, hidden: Sequence[int], members: int, *, generator: torch.Generator) -> BatchedMLP:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from murmurate.nets._mlp_kernels import add_and_rectify_
 from murmurate.nets.batched_mlp import BatchedMLP
 
 _ALL = slice(None)
@@ -45,9 +46,11 @@ class Passes:
                 weight, bias = weight[members], bias[members]
             activations.append(_in_dtype(x, weight.dtype))
             # faster than baddbmm, which first copies the bias to all rows
-            x = torch.bmm(activations[layer], weight).add_(bias)
+            x = torch.bmm(activations[layer], weight)
             if layer < last:
-                x.relu_()
+                add_and_rectify_(x, bias)
+            else:
+                x.add_(bias)
         return [*activations, x]
 
     def backward(self, activations: list[Tensor], slope: Tensor) -> None:
@@ -104,7 +107,11 @@ class Passes:
 def _slope_before(slope: Tensor, weight: Tensor, activations: Tensor) -> Tensor:
     """The gradient with respect to the input of the ReLU before a layer, from ``slope``, that with respect to
     the layer's output. activations: the ReLU's output."""
-    slope = torch.bmm(_in_dtype(slope, weight.dtype), weight.transpose(1, 2))
+    slope = _in_dtype(slope, weight.dtype)
+    if weight.shape[2] == 1:  # an outer product, and faster than bmm
+        slope = slope * weight.transpose(1, 2)
+    else:
+        slope = torch.bmm(slope, weight.transpose(1, 2))
     torch.ops.aten.threshold_backward.grad_input(slope, activations, 0, grad_input=slope)
     return slope
 
