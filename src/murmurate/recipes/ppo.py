@@ -28,8 +28,9 @@ def settings(name: str) -> dict[str, Any]:
         agent, simulators = PPO(precision="auto"), 8
         if environment.name == "doom-my-way-home":
             # Its one reward is rare and far away: the entropy bonus of Atari's settings outweighs it, and
-            # entropy stays at its maximum.
-            agent, simulators = dataclasses.replace(agent, entropy_coefficient=0.002, discount=0.995), 16
+            # entropy stays at its maximum. Without a memory the agent passes the same rooms again.
+            agent = dataclasses.replace(agent, entropy_coefficient=0.002, discount=0.995, recurrent=256)
+            simulators = 16
         return {
             "world": environment,
             "learner": agent,
