@@ -21,6 +21,7 @@ import importlib.util
 import os
 import pkgutil
 import sys
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
@@ -56,6 +57,33 @@ def _import_entry(entry: importlib.metadata.EntryPoint) -> ModuleType:
         ) from error
 
 
+def refuse_clash(kind: str, name: str, one: Any, other: Any) -> None:
+    """Raise Refusal where ``one`` and ``other``, two modules, classes or functions, are both called ``name``.
+
+    kind: what they are, in the plural. What one file defines, though it was imported under two names, is no
+    clash.
+    """
+    if one is other or _place(one) == _place(other):
+        return
+    raise Refusal(
+        f"two {kind} are called '{name}', that of {_written(one)} and that of {_written(other)}: give the "
+        "second another name, or do not import it."
+    )
+
+
+def _place(value: Any) -> tuple[Any, str]:
+    """The file that defines a module, class or function, and its name there."""
+    module = value if isinstance(value, ModuleType) else sys.modules.get(getattr(value, "__module__", ""))
+    file = getattr(module, "__file__", None)
+    return os.path.realpath(file) if file else value, getattr(value, "__qualname__", "")
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, ModuleType):
+        return value.__name__
+    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', repr(value))}"
+
+
 def classes(package: str, base: type) -> tuple[type, ...]:
     """The subclasses of ``base`` that the ``modules`` of ``package`` define, in the order of modules."""
     subclasses = [
@@ -87,6 +115,13 @@ def add_imports(names: Iterable[str]) -> list[ModuleType]:
     return imported
 
 
+def forget(path: str) -> None:
+    """Undo ``add_imports([path])``."""
+    gone = (path, os.path.abspath(path))
+    os.environ[IMPORTS] = os.pathsep.join(name for name in imports() if name not in gone)
+    modules.cache_clear()
+
+
 def _absolute_file(name: str, module: ModuleType) -> str:
     """``name``, or the path of a module in the current folder: runs can then be resumed in other folders."""
     file = getattr(module, "__file__", None) or ""
@@ -102,16 +137,28 @@ def _import(name: str) -> ModuleType:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        is_missing = isinstance(error, ModuleNotFoundError) and error.name == module_name
-        cause = "there is no such module" if is_missing else f"{type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError) and error.name == module_name:
+            raise Refusal(
+                f"{name} cannot be imported (there is no such module). Give --import (or {IMPORTS}) a module "
+                "that is installed or in the current folder, or a path that ends in .py."
+            ) from error
         raise Refusal(
-            f"{name} cannot be imported ({cause}). Give --import (or {IMPORTS}) a module that is installed "
-            "or in the current folder, or a path that ends in .py."
+            f"{name} cannot be imported ({type(error).__name__}: {error}). Correct {_line_of(error)}, or "
+            f"leave {name} out of --import and {IMPORTS}."
         ) from error
     source = getattr(module, "__file__", None)
     if is_file and (source is None or not Path(name).exists() or not os.path.samefile(source, name)):
         raise Refusal(f"another module is called {module_name} ({source}): rename the file {name}")
     return module
+
+
+def _line_of(error: Exception) -> str:
+    """Where ``error`` was raised: "line 7 of /path/to/file.py"; for a SyntaxError, whose text names the line,
+    "it"."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
+    if isinstance(error, SyntaxError) or not frames:
+        return "it"
+    return f"line {frames[-1].lineno} of {frames[-1].filename}"
 
 
 def absolute(name: str) -> str:

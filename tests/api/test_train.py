@@ -9,12 +9,14 @@ import sys
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 import murmurate
+from murmurate import plugins
 from murmurate.api.runs import configured
+from murmurate.strategies.all_reduce import AllReduce
 from murmurate.strategies.gala import GALA
 from murmurate.training.run_folder import new_folder
 
@@ -102,6 +104,39 @@ def test_a_callback_that_fails_ends_the_run_and_keeps_the_checkpoint(method: str
     assert murmurate.load(tmp_path / "run").act([0.0] * 4) in (0, 1)
 
 
+class _Renamed(AllReduce):
+    name: ClassVar[str] = "renamed"
+
+
+class _SameName(AllReduce):
+    pass
+
+
+def test_a_strategy_of_the_script_is_found_again_or_its_user_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = {**SHORT, "updates": 2, "out": tmp_path / "run"}
+    with pytest.raises(murmurate.Refusal, match="two strategies are called 'all-reduce'"):
+        murmurate.train("cartpole-a2c", strategy=_SameName(), **short)
+    assert not (tmp_path / "run").exists()
+    with pytest.warns(UserWarning, match="Set MURMURATE_IMPORT to the file that defines _Renamed"):
+        murmurate.train("cartpole-a2c", strategy=_Renamed(), **short)
+    with pytest.raises(murmurate.Refusal, match=r"strategy 'renamed', which .* --import FILE.py"):
+        murmurate.load(tmp_path / "run")
+    (tmp_path / "their_strategy.py").write_text(
+        "from murmurate.strategies.all_reduce import AllReduce\n"
+        "class Renamed(AllReduce):\n    name = 'renamed'\n"
+    )
+    monkeypatch.setenv(plugins.IMPORTS, str(tmp_path / "their_strategy.py"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    plugins.modules.cache_clear()
+    try:
+        assert murmurate.load(tmp_path / "run").run.strategy.name == "renamed"
+    finally:
+        monkeypatch.setenv(plugins.IMPORTS, "")
+        plugins.modules.cache_clear()
+
+
 class _Misspelt(murmurate.Callback):
     def on_records(self, record: object) -> None: ...
 
@@ -120,6 +155,7 @@ class _Misspelt(murmurate.Callback):
         ({"agent": {"torso": "mpl"}}, "did you mean 'mlp'"),
         ({"agent": 3}, "takes a mapping"),
         ({"replicas": "4"}, "replicas is '4'; it must be int"),
+        ({"env_steps": 2e3}, "env_steps is 2000.0; it must be int or None. Write 2000."),
         ({"replicas": True}, "it must be int"),
         ({"replicas": 0}, "replicas is 0; it must be from 1"),
         ({"simulater": 2}, "Did you mean 'simulators'"),
@@ -133,6 +169,7 @@ class _Misspelt(murmurate.Callback):
         ({"launcher": "inlin"}, "Did you mean 'inline'"),
         ({"world": {"id": "Acrobot-v1"}}, "world has no field 'id'"),
         ({"callbacks": [Seen]}, "callbacks=[Seen()]"),
+        ({"callbacks": _Misspelt()}, "callbacks is a _Misspelt: pass a list, as in callbacks=[...]"),
         ({"callbacks": [object()]}, "object is no callback"),
         ({"callbacks": [_Misspelt()]}, "Did you mean on_record"),
         ({"loggers": ["wandbb"]}, "loggers is ['wandbb']"),

@@ -73,6 +73,7 @@ _REFUSALS: dict[str, tuple[list[str], str]] = {
         [_G, "--agent.optimizer", "sgd"],
         "--agent.optimizer takes rmsprop|adam, not 'sgd'; for example --agent.optimizer rmsprop",
     ),
+    "choices of a list": ([_G, "--loggers", "mlflow,foo"], "not 'foo'; for example --loggers wandb"),
     "flag": ([_G, "--double-buffer", "maybe"], "takes true|false, not 'maybe'"),
     "solo with two": (
         [_G, "--strategy", "solo", "--replicas", "2"],
@@ -141,6 +142,11 @@ _USAGE = {
     ),
     "no folder": (["resume"], "required: folder. See: murmurate resume --help"),
     "word for a number": (["eval", "DIR", "--episodes", "x"], "'x' is no integer at least 1"),
+    "integer beyond": (
+        ["fpga", "simulate", "--seed", "9" * 20],
+        f"'{'9' * 20}' is no integer at most 9223372036854775807",
+    ),
+    "not finite": (["plan", "cartpole-a2c", "--target", "nan"], "'nan' is no finite number. See"),
     "list": (["list", "recipies"], "no list called 'recipies'. Did you mean 'recipes'?"),
 }
 
@@ -185,7 +191,7 @@ def test_too_little_memory_is_refused_with_both_sizes(
 
 def test_more_replicas_and_larger_networks_need_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     needed: list[int] = []
-    monkeypatch.setattr(memory, "refuse_if_small", lambda size, what, each: needed.append(size))
+    monkeypatch.setattr(memory, "refuse_if_small", lambda size, *_: needed.append(size))
     small = recipe("cartpole-gala")
     wide = dataclasses.replace(small, learner=dataclasses.replace(small.learner, hidden=512))
     for run in (small, dataclasses.replace(small, replicas=8), wide):

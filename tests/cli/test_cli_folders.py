@@ -83,6 +83,10 @@ def test_a_run_that_is_named_again_counts_once(
         page.partition('<script type="application/json" id="data">')[2].partition("</script>")[0]
     )
     assert len(data["runs"]) == 2
+    for verb in ("resume", "eval"):
+        line = refused(capsys, verb, sweep)
+        assert f"{sweep} is a sweep over seeds" in line
+        assert str(sweep / "seed-0") in line
 
 
 @pytest.mark.parametrize("verb", ["resume", "eval", "report"])

@@ -80,6 +80,7 @@ def test_what_a_module_adds_is_listed(
     [
         ("list --import nowhere", "nowhere cannot be imported (there is no such module)"),
         ("list --import broken.py", "broken.py cannot be imported (ZeroDivisionError: division by zero)"),
+        ("list --import broken.py", "Correct line 1 of "),
         ("list --import", "--import names a module or a file"),
         ("train nowhere.py", "there is no file nowhere.py with a recipe"),
         ("train plain.py", "plain.py holds no recipe: it needs ALGORITHM"),
@@ -105,6 +106,45 @@ def test_a_recipe_of_a_name_that_is_taken_is_refused(
     said = refused(capsys, "train", "two_nets.py:cartpole")
     assert "ALGORITHM in" in said
     assert "is 'a2c', as in murmurate.recipes.a2c: choose another name" in said
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "kind"),
+    [
+        ("post_local_sgd", '"post-local-sgd"', '"gala"', "strategies are called 'gala'"),
+        ("two_nets", 'ALGORITHM = "two-nets"', 'ALGORITHM = "a2c"', "recipes are called 'a2c'"),
+        ("two_nets", "ALGORITHM =", "TORSOS = {'mlp': net}\nALGORITHM =", "torsos are called 'mlp'"),
+        (
+            "two_nets",
+            "ALGORITHM =",
+            "def names(): return ['cartpole']\ndef world(name): return None\nALGORITHM =",
+            "worlds are called 'cartpole'",
+        ),
+    ],
+    ids=["strategy", "recipe", "torso", "world"],
+)
+def test_an_imported_part_takes_the_name_of_no_other(
+    file: str, old: str, new: str, kind: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else one of them would be trained under the name of the other."""
+    text = (folder / f"{file}.py").read_text()
+    assert old in text
+    (folder / f"{file}.py").write_text(text.replace(old, new))
+    words = ["train", "cartpole-a2c", "--strategy", "gala", "--agent.torso", "mlp", "--import", file]
+    said = refused(capsys, *words, *SHORT, "--out", "run")
+    assert f"two {kind}, that of murmurate." in said
+    assert f" and that of {file}" in said
+    assert not (folder / "run").exists()
+
+
+def test_a_file_may_be_imported_under_two_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a package that is installed, and by its path."""
+    (folder / "mine").mkdir()
+    (folder / "mine" / "__init__.py").write_text("")
+    (folder / "post_local_sgd.py").rename(folder / "mine" / "own_sgd.py")
+    monkeypatch.syspath_prepend(str(folder))
+    words = ["train", "cartpole-a2c", "--strategy", "post-local-sgd", "--import", "mine.own_sgd"]
+    assert main([*words, "--import", "mine/own_sgd.py", *SHORT, "--out", "run"]) == 0
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 
 from murmurate.cli.main import main
 from murmurate.cli.options import change
-from murmurate.cli.plan import PROFILE, _words, advice
+from murmurate.cli.plan import PROFILE, _words, advice, command
 from murmurate.errors import Refusal
 from murmurate.mapping import exchange, learning, measure
 from murmurate.mapping.candidates import Candidate
@@ -210,6 +210,101 @@ def test_costs_are_saved_before_the_runs_to_a_target(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(learning, "measure", missed)
     assert main(["plan", "cartpole-a2c", "--profile", "--on", "new.json", "--target", "300"]) == 2
     assert key(run) in load(Path("new.json")).recipes
+
+
+def test_what_was_measured_is_kept_if_the_next_measurement_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, costs = recipe("cartpole-a2c"), load(PROFILE)
+
+    def known(profile: DeviceProfile, run: Run, log: Any) -> None:
+        profile.recipes[key(run)] = costs.recipes[key(run)]
+
+    def interrupted(*_: Any) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure, "add_recipe", known)
+    monkeypatch.setattr(measure, "add_exchange", interrupted)
+    assert main(["plan", "cartpole-a2c", "--replicas", "2", "--profile", "--on", "kept.json"]) == 130
+    assert key(run) in load(Path("kept.json")).recipes
+
+
+def test_outputs_that_cannot_be_written_are_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(measure, "add_recipe", lambda *_: pytest.fail("measured"))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("precious")
+    words = ["plan", "cartpole-a2c", "--profile"]
+    assert main([*words, "--page", str(tmp_path / "no" / "plan.html")]) == 2
+    assert f"there is no folder {tmp_path / 'no'}" in capsys.readouterr().err
+    assert main([*words, "--page", str(tmp_path)]) == 2
+    assert f"{tmp_path} is a folder" in capsys.readouterr().err
+    assert main([*words, "--apply", "--out", str(tmp_path / "full")]) == 2
+    assert "full is not empty and holds no run" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["thesis.tex"]
+    assert main([*words, "--out", str(tmp_path / "new")]) == 2
+    assert "Add --apply" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_target_asks_for_the_time_to_it(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    run = recipe("cartpole-a2c")
+    exponents = dict.fromkeys(learning.FACTORS, 0.5)
+    known = learning.Learning(300.0, 1e5, exponents, 2, of=learning.learned_by(run))
+    monkeypatch.setattr(learning, "measure", lambda *_: known)
+    save(load(PROFILE), Path("target.json"))
+    rows = planned(capsys, "--on", "target.json", "--target", "300")
+    assert rows[0]["unit"] == "s to the target"
+    rows = planned(capsys, "--on", "target.json", "--target", "300", "--objective", "throughput")
+    assert rows[0]["unit"] == "env steps/s"
+
+
+def test_other_programs_that_keep_the_cores_busy_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    costs = load(PROFILE)
+    monkeypatch.setattr(measure, "add_recipe", lambda profile, *_: profile.recipes.update(costs.recipes))
+    monkeypatch.setattr(measure, "add_exchange", lambda *_: False)
+    for share, expected in ((0.05, False), (0.6, True)):
+        monkeypatch.setattr(measure.psutil, "cpu_percent", lambda *_, **__: [100 * share] * 4096)  # noqa: B023
+        main(["plan", "cartpole-a2c", "--replicas", "1", "--profile", "--on", "busy.json", "--json"])
+        assert ("other programs keep 60% of the cores busy" in capsys.readouterr().err) == expected
+
+
+def test_a_check_names_the_fastest_and_its_training_is_started(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    names = [row["name"] for row in planned(capsys)]
+    rates = iter([100.0, 50.0, 200.0] * 2)
+    monkeypatch.setattr("murmurate.mapping.check.measured", lambda run: next(rates))
+    trained = []
+    monkeypatch.setattr("murmurate.cli.plan._apply", lambda best, options: trained.append(best.name) or 0)
+    rows = planned(capsys, "--check", "--apply")
+    assert trained == [names[2]]
+    assert [row["measured"] for row in rows[:3]] == [100.0, 50.0, 200.0]
+    assert main(["plan", "cartpole-a2c", "--check"]) == 0
+    said = capsys.readouterr()
+    assert f"fastest of the 3 that were run: {names[2]}, 200 env steps/s. A prediction is off" in said.err
+    assert "Train with the fastest that was run: murmurate train cartpole-a2c" in said.out
+
+
+def test_with_json_a_training_says_nothing_on_standard_output(tmp_path: Path, capsys: Capture) -> None:
+    out = str(tmp_path / "run")
+    rows = planned(capsys, "--apply", "--simulators", "4", "--env-steps", "500", "--out", out)
+    assert rows
+    assert (tmp_path / "run" / "summary.json").is_file()
+
+
+def test_several_hosts_get_the_command_of_each() -> None:
+    run = dataclasses.replace(recipe("cartpole-a2c"), replicas=4)
+    words = ["--strategy", "gala", "--replicas", "4", "--simulators", "16"]
+    assert command(run, candidate(run), words) == f"murmurate train cartpole-a2c {' '.join(words)}"
+    said = command(run, candidate(run), [*words, "--launcher=local"], hosts=2)
+    assert said == (
+        "torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29400 "
+        "-m murmurate train cartpole-a2c --launcher torchrun --out FOLDER --strategy gala --simulators 16"
+    )
 
 
 def test_the_assumed_network_is_named_for_several_hosts_alone() -> None:

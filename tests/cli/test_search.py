@@ -26,6 +26,16 @@ def test_searches(text: str, found: Dimension) -> None:
     assert search_space(recipe("cartpole-a2c"), [text], "murmurate tune") == [found]
 
 
+def test_a_field_is_named_once_and_what_is_named_counts_before_the_default() -> None:
+    run = recipe("cartpole-a2c")
+    with pytest.raises(Refusal, match=r"--search agent.steps is given twice"):
+        search_space(run, ["agent.steps=4,8", "steps=16,32"], "murmurate tune")
+    for texts in (["default", "agent.steps=3,5"], ["agent.steps=3,5", "default"]):
+        space = {each.name: each for each in search_space(run, texts, "murmurate tune")}
+        assert space["agent.steps"].choices == ("3", "5")
+        assert "agent.learning-rate" in space
+
+
 @pytest.mark.parametrize(
     ("text", "cause"),
     [

@@ -48,6 +48,15 @@ def test_refusals_change_nothing(words: list[str], cause: str, tmp_path: Path, c
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.parametrize("command", [["train", "--seeds", "0-1"], ["tune"]])
+def test_runs_at_once_do_not_share_the_files_of_a_replay(command: list[str], tmp_path: Path, capfd) -> None:
+    verb, *options = command
+    words = [verb, "cartpole-dqn", "--replay.folder", str(tmp_path / "there"), "--jobs", "2", *options]
+    assert main([*words, "--out", str(tmp_path / "x")]) == 2
+    assert "2 runs at once cannot keep their replays in the same files" in capfd.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
 def test_the_same_command_continues_an_interrupted_sweep(tmp_path: Path, capfd) -> None:
     folder = tmp_path / "sweep"
     words = [*RUN, "--env-steps", "none", "--minutes", "0.03", "--record-every-seconds", "0.2"]

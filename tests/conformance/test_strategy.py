@@ -9,6 +9,7 @@ import torch
 
 from murmurate.conformance.test_strategies import *  # noqa: F403 - the tests
 from murmurate.conformance.test_strategies import KNOWN, UPDATES, fabrics, members
+from murmurate.conformance.test_strategy_states import *  # noqa: F403
 from murmurate.errors import Refusal
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.strategies import strategy

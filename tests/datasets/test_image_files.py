@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import tarfile
 
+import numpy as np
 import pytest
 
 from murmurate.datasets._tar_files import TarError, members
@@ -85,6 +86,21 @@ def test_empty_files_are_named_or_skipped(tmp_path):
     world = folder_world(path, skip_bad=True)
     assert world.divided().train.all_examples.labels.tolist() == [0, 0, 1, 2, 2]
     assert world.skipped() == ("skipped: 1 x empty file", {"empty file": 1})
+
+
+def test_other_files_are_read_as_the_test_part_is(tmp_path):
+    path = write_folder(tmp_path / "data", train=6, test=6)
+    test = folder_world(path).divided().test
+    files = [test.encoded.title(k) for k in range(len(test))]
+    for world in (folder_world(""), ShardsWorld("", size=16, shortest=20)):  # which needs no data for it
+        found = world.images(files)
+        assert found.dtype == np.uint8
+        np.testing.assert_array_equal(found, test.select(range(6)).images.numpy())
+        np.testing.assert_array_equal(world.images(tmp_path / files[2]), found[2:3])
+    (tmp_path / "empty.jpg").touch()
+    for name, message in (("empty.jpg", "empty.jpg: .* or leave it out"), ("no.jpg", "No such file")):
+        with pytest.raises(Refusal, match=message):
+            folder_world("").images([files[0], tmp_path / name])
 
 
 def test_folders_that_cannot_be_used_are_refused(tmp_path):

@@ -99,6 +99,8 @@ def files(folder: Path) -> None:
         write_images(folder / name)
     (folder / "shards").mkdir()
     write_shards(folder / "shards")
+    images = np.random.default_rng(0).integers(0, 256, (60, 32, 32, 3), np.uint8)
+    np.savez(folder / "mine.npz", images=images, labels=np.arange(60) % 3)
     made = generate(documents=2_000, vocabulary=100, topics=3, mean_length=20, seed=0)
     write(made.corpus, folder / "docword.nytimes.txt.gz", "uci")
     rows = np.random.default_rng(0).normal(size=(400, 3))

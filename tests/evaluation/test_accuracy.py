@@ -95,6 +95,25 @@ def test_some_images_by_seed_moved_images_and_broken_ones(
     assert model.evaluate()["test_images_skipped"] == 1
 
 
+def test_images_that_are_not_of_the_run_are_read_to_be_predicted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("cv2")
+    train(short(Path(write_folder(tmp_path / "images", train=6, test=12))), tmp_path / "run")
+    model = murmurate.load(tmp_path / "run")
+    files = sorted((tmp_path / "images" / "val").glob("*/*.jpg"))
+    labels = [model.classes.index(file.parent.name) for file in files]
+    right = model.predict(model.run.world.images(files)) == labels  # type: ignore[attr-defined]
+    assert right.mean() == pytest.approx(model.evaluate()["accuracy"])
+    with pytest.raises(murmurate.Refusal, match=r"model.run.world.images\(files\) reads image files"):
+        model.predict(str(files[0]))
+
+    write_folder(tmp_path / "others", train=9, test=3)
+    capsys.readouterr()
+    said = refused(capsys, "eval", tmp_path / "run", "--world.path", tmp_path / "others")
+    assert "use predict in Python (docs/images.md)" in said
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

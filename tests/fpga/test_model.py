@@ -102,3 +102,19 @@ def test_units_that_cannot_be_placed_are_refused(capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit, match="2"):
         learner_area.main([])
     assert "required: rows, columns" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        (("--leaves", "1000"), "leaves is 1000, and hardware needs a power of two from 2 on. Use 4096, say."),
+        (("--fan-out", "1"), "fan-out is 1, and hardware needs a power of two from 2 on. Use 4, say."),
+        (("--leaves", "2", "--fan-out", "2"), "Use 4 leaves at least.\n"),
+        (("--leaves", "4", "--fan-out", "16"), "Use 32 leaves at least or a smaller fan-out."),
+    ],
+)
+def test_what_is_no_tree_is_refused_with_what_would_be(
+    words: tuple[str, ...], cause: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fpga", "simulate", *words]) == 2
+    assert cause in capsys.readouterr().err

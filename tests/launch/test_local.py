@@ -10,12 +10,15 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from faults.commands import read_lines
 from murmurate.cli.main import main
-from murmurate.launch import shutdown
+from murmurate.errors import RunFailed
+from murmurate.launch import local, shutdown
 from murmurate.recipes import recipe
 from murmurate.training import checkpoint
 from murmurate.training.run import Run
@@ -126,6 +129,13 @@ def test_a_stopped_centre_does_not_hold_up_replicas_that_have_finished(
     ended = [e["member"] for e in finish.summary["events"] if e["event"] in ("killed", "excluded")]
     assert ended == [1], "at the deadline of silence, or of the end"
     assert checkpoint.damage(folder / "checkpoints" / "last") is None
+
+
+@pytest.mark.parametrize(("restarts", "words"), [(0, r"in the run folder\.$"), (3, "only while another")])
+def test_when_all_have_died_it_says_why_no_restart_could_help(restarts: int, words: str) -> None:
+    run = dataclasses.replace(_long(), replicas=1, restarts=restarts)
+    with pytest.raises(RunFailed, match=words):
+        local._finish(cast(Any, SimpleNamespace(run=run, dead={0: "SIGKILL"})))
 
 
 def test_a_second_process_cannot_train_in_the_same_folder(

@@ -111,6 +111,15 @@ def test_what_cannot_be_simulated_is_left_out(monkeypatch: pytest.MonkeyPatch) -
     assert any("too little memory" in line for line in said)
 
 
+def test_hosts_share_no_memory() -> None:
+    run = dataclasses.replace(recipe("cartpole-a2c"), strategy=strategy("hogwild")())
+    said = list[str]()
+    found = search(run, profile_of(run, cores=1, forward=1e-2), hosts=2, log=said.append)
+    assert found
+    assert all(each.run.strategy.name != "hogwild" for each in found)
+    assert any("hogwild, as it needs shared memory" in line for line in said)
+
+
 def test_only_what_is_free_here_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     run = recipe("cartpole-a2c")
     profile = profile_of(run, cores=searching.cores(), forward=1e-2)

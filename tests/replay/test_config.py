@@ -50,7 +50,7 @@ PONG = EnvSpec("pong", (4, 84, 84), torch.uint8, actions=6, stacked=True)
         ("--actors 9", "9 actors share 8 simulators"),
         ("--actors 1 --launcher inline", "actors are processes"),
         ("--actors 1 --double-buffer", "Leave one out"),
-        ("--replay.capacity 1000000000000", "sources take"),
+        ("--replay.capacity 1000000000000", "Use smaller values of these options, or give the"),
         ("--replay.capacity 1000000000000 --replay.folder there", "the replays need .*there has"),
     ],
 )

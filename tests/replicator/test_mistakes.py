@@ -39,6 +39,11 @@ def trained(loop, net, optimizer, batches, after=lambda: None):
     return [p.detach().clone() for p in net.parameters()]
 
 
+def test_a_module_in_place_of_the_optimizer_is_refused():
+    with pytest.raises(Refusal, match=r"Sequential is no optimizer: call wrap_optimizer\(optimizer, mod"):
+        loops(1, lambda loop: loop.wrap_optimizer(tanh_net(torch.float32)))
+
+
 # -- scalers, frozen parameters, schedulers ---------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -288,6 +289,26 @@ def test_actors_that_cannot_begin_end_the_run_and_say_why(monkeypatch: pytest.Mo
         source._processes._module = "no_such_module"
         with pytest.raises(RunFailed, match="died 2 times without having sent any steps"):
             next(source)
+
+
+def test_an_environment_that_always_fails_ends_the_run_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each failing step is sent, so that the actor does not die without having sent any."""
+    file = tmp_path / "crane.py"
+    file.write_text(
+        "from gymnasium.envs.classic_control import CartPoleEnv\n\n\n"
+        "class Crane(CartPoleEnv):\n"
+        "    def step(self, action):\n"
+        "        raise OSError('no licence')\n"
+    )
+    monkeypatch.setattr(actor_processes, "_CHECK_SECONDS", 0.05)
+    with acted(actors=1) as (source, _):
+        source._processes.plan = dataclasses.replace(source.plan, world=world(f"env:{file}:Crane"))
+        named = r"actor 0 of replica 0: .*OSError in step: no licence.*\(crane.py:6 in step\). Mend the"
+        with pytest.raises(RunFailed, match=named):
+            next(source)
+        assert [kind for kind, _ in source.events()] == ["actor began"]
 
 
 def test_random_actions_are_those_of_the_runs_start(session: Played, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,15 @@ def test_memory_is_counted_before_it_is_taken(tmp_path):
         train(huge, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     assert 2000 < altered(run, workers=0).source.memory_bytes(altered(run, workers=0)) < 20_000
+
+
+def test_crops_that_are_small_parts_of_images_are_warned_of(tmp_path):
+    run = short(write_folder(tmp_path / "images", train=6, test=2))
+    small, large = (
+        altered(run, world=dataclasses.replace(run.world, size=size, shortest=256)) for size in (48, 128)
+    )
+    with pytest.warns(UserWarning, match="quarter.* --world.shortest 54 --augment.shortest 54 102"):
+        small.source.memory_bytes(small)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        large.source.memory_bytes(large)

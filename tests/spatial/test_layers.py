@@ -45,6 +45,11 @@ ON_IMAGES = {
     ),
     "stack": lambda x: torch.stack([x, x.neg()], 1)[:, 1],
     "where": lambda x: torch.where(x > 0, x, torch.zeros_like(x)),
+    "gather of channels": lambda x: x.log_softmax(1).gather(1, image(3, 2, 11, 9, seed=8).gt(0).long()),
+    "cosine of channels": lambda x: functional.cosine_similarity(x, image(3, 4, 11, 9, seed=9)),
+    "images and channels by a mask": lambda x: x[torch.tensor([True, False, True])][
+        torch.tensor([[True, False, True, True]] * 2)
+    ],
 }
 
 
@@ -165,6 +170,7 @@ REFUSED = {
     "a tensor of [11, 8]": lambda x: x + torch.zeros(11, 8),
     "mean over rows or columns alone, on a grid of (2, 2) parts,": lambda x: x.mean(2),
     "softmax over rows, columns": lambda x: x.softmax(-1),
+    "indexing of rows and columns by anything but slices": lambda x: x[image(3, 4, 11, 9) > 0],
     "cat along rows or columns": lambda x: torch.cat([x, x], 2),
     "interpolate with mode bilinear and antialias": lambda x: functional.interpolate(
         x, (5, 5), mode="bilinear", antialias=True

@@ -163,6 +163,9 @@ def test_a_classifier_of_other_classes_keeps_all_but_its_last_layer(
     said = refused(capsys, *command)
     assert "head.weight has shape [3, 16], and in this run [4, 16]" in said
     assert "--initial-except" in said
+    said = refused(capsys, *command, "--initial-except", "haed")
+    assert "head.weight has shape" in said
+    assert "no parameter or buffer here is called haed" in said
     said = refused(capsys, *command, "--initial-except", "head,hat")
     assert "--initial-except hat: no parameter or buffer has that name" in said
     assert not (tmp_path / "run").exists()

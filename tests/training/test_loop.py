@@ -96,6 +96,21 @@ def test_metrics_are_made_for_the_updates_that_are_recorded(
     assert {line["loss"] for line in lines if "loss" in line} == {0.5}
 
 
+def test_what_happens_before_the_first_update_is_recorded_at_once(tmp_path: Path) -> None:
+    """An actor dies, for example, while a replay is filled for the first batch."""
+    recorded: list[list[str]] = []
+
+    def wait_for_a_batch(loop: TrainingLoop) -> None:
+        events = [("actor died", "actor 0 of replica 0 died")]
+        loop.source.events = lambda: [events.pop()] if events else []  # type: ignore[method-assign]
+        loop.source.alive(0)  # as a source calls it while it prepares a batch
+        lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+        recorded.append([json.loads(line)["event"] for line in lines])
+
+    learn(a_run("solo", replicas=1), tmp_path, act=wait_for_a_batch)
+    assert recorded == [["actor died"]]
+
+
 def test_a_run_that_was_over_stays_over(tmp_path: Path) -> None:
     learn(a_run(updates=6), tmp_path)
     checkpoint.commit(

@@ -123,4 +123,7 @@ def test_what_cannot_have_parts_is_refused(tmp_path, capsys):
     assert "parts" in told
     told = refused(capsys, "train", "fashion-resnet20", "--strategy", "hogwild", "--parts", "2", *out)
     assert "under hogwild other replicas write" in told
+    world = ("--world.path", digits(tmp_path / "images"))
+    told = refused(capsys, "train", "fashion-sn-gan", "--agent.channels", "4", *world, "--parts", "2", *out)
+    assert "sn-gan has 2 optimizers, and --parts needs one: leave out --parts" in told
     assert not (tmp_path / "run").exists()

@@ -14,11 +14,15 @@ from gymnasium import spaces
 from murmurate.errors import RunFailed
 from murmurate.worlds import _failures
 from murmurate.worlds._env_game import EnvGame
-from murmurate.worlds._spaces import batch_size, number, row_of
+from murmurate.worlds._numbers import number
+from murmurate.worlds._spaces import batch_size, row_of
 from murmurate.worlds.gym_simulators import GymSimulators
 from murmurate.worlds.vector_simulators import VectorSimulators
 
 DICT = spaces.Dict({"goal": spaces.Box(-1, 1, (2,), np.float32), "rest": spaces.Tuple((spaces.Discrete(3),))})
+
+IMAGE = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+BYTES = spaces.Dict({name: spaces.Box(0, 255, (1,), np.uint8) for name in ("goal", "load")})
 
 
 class Told(gymnasium.Env[Any, Any]):
@@ -132,6 +136,10 @@ def test_a_vector_environment_names_its_rewards_too() -> None:
     [
         (None, np.array(["1", "2"]), "its observation holds <U1, and no numbers"),
         (None, np.array([None, 1]), "its observation holds object, and no numbers"),
+        (IMAGE, np.full((8, 8, 3), 0.5), "its observation holds float64 with values other than whole"),
+        (IMAGE, np.full((8, 8, 3), np.nan), "its observation holds float64 with values other"),
+        (IMAGE, np.full((8, 8, 3), 256), "its observation holds int64 with values other than whole"),
+        (BYTES, {"load": [-1], "goal": [1]}, "'load' of its observation holds int64 with values other than"),
         (DICT, {"goal": np.zeros(2)}, "'rest.0' of its observation is missing"),
         (DICT, {"goal": np.zeros((2, 2)), "rest": (1,)}, "'goal' of its observation has the shape [2, 2]"),
         (DICT, {"goal": np.zeros(2), "rest": ([0, 1],)}, "'rest.0' of its observation has the shape [2]"),
@@ -144,6 +152,14 @@ def test_an_observation_without_the_shapes_or_numbers_of_its_space_is_named(
 ) -> None:
     (message,) = stepped(lambda: (seen, 1.0), space).restarts
     assert words in message
+
+
+def test_whole_numbers_of_any_dtype_are_an_image() -> None:
+    image = np.arange(8 * 8 * 3).reshape(8, 8, 3)
+    for seen in (image.astype(np.uint8), image, image.astype(np.float32), torch.from_numpy(image)):
+        step = stepped(lambda seen=seen: (seen, 1.0), IMAGE)
+        assert not step.restarts
+        assert torch.equal(step.observation[0], torch.from_numpy(image.astype(np.uint8)).permute(2, 0, 1))
 
 
 def test_a_batch_is_known_by_the_axis_before_every_part() -> None:

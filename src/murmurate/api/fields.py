@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -99,7 +100,9 @@ def _new_value(config: Any, field: dataclasses.Field[Any], value: Any, place: st
     if isinstance(current, Path) and isinstance(plain, str):
         plain = Path(plain)
     if not is_valid(kind, plain):
-        raise Refusal(f"{place} is {value!r}; it must be {_kind(kind)}.")
+        whole = isinstance(plain, float) and plain.is_integer() and is_valid(kind, int(plain))
+        remedy = f" Write {int(plain)}." if whole else ""
+        raise Refusal(f"{place} is {value!r}; it must be {_kind(kind)}.{remedy}")
     check_number(place, plain, numbers_of(config.__class__).get(field.name, ()), current)
     return plain
 
@@ -124,6 +127,10 @@ def _replaced(config: Any, changes: Mapping[str, Any], place: str) -> Any:
 
 def _kind(kind: Any) -> str:
     """A type hint in words: "int or None"."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return " or ".join(map(_kind, typing.get_args(kind)))
+    if kind is types.NoneType:
+        return "None"
     text = inspect.formatannotation(kind).replace(" | ", " or ")
     return text.replace("typing.", "")
 

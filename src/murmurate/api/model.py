@@ -295,8 +295,10 @@ class TrainedModel:
         shape = tuple(self.spec.observation_shape)
         if given is None or given.shape[-len(shape) :] != shape or given.ndim - len(shape) not in (0, 1):
             kind = type(observation).__name__ if given is None else f"of shape {list(given.shape)}"
+            from_files = hasattr(self.run.world, "images")
+            hint = " model.run.world.images(files) reads image files." if from_files else ""
             raise Refusal(
-                f"the observation is {kind}, and the model reads {list(shape)}, or a batch of these."
+                f"the observation is {kind}, and the model reads {list(shape)}, or a batch of these.{hint}"
             )
         is_single = given.ndim == len(shape)
         rows = self._typed(given[None] if is_single else given)

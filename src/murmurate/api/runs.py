@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import pickle
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from murmurate import recipes
+from murmurate import plugins, recipes
 from murmurate.api.fields import with_fields
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.processes.spawn import refuse_import
@@ -19,7 +20,7 @@ from murmurate.replicator.learner import LearnerConfig
 from murmurate.simulation import start as simulation
 from murmurate.simulation.cluster import Cluster
 from murmurate.spec import Placement
-from murmurate.strategies import strategy_from
+from murmurate.strategies import strategies, strategy_from
 from murmurate.strategies.interface import Strategy
 from murmurate.training import session
 from murmurate.training.checkpoint import kept_sentence
@@ -98,6 +99,7 @@ def train(
         "agent": agent, "world": world, "placement": placement, **fields,
     }  # fmt: skip
     run = configured(base, {name: value for name, value in arguments.items() if value is not None})
+    _check_is_found_again(run.strategy)
     engine = launcher_by_name(run.launcher)
     if (ranks := engine.dictated_replicas()) is not None:
         run = dataclasses.replace(run, replicas=ranks)
@@ -141,6 +143,7 @@ def simulate(
         # many replicas would reach the recipe's end at once
         base = dataclasses.replace(base, env_steps=None)
     run = configured(base, given)
+    _check_is_found_again(run.strategy)
     if cluster is None or isinstance(cluster, Mapping):
         settings: Cluster = with_fields(Cluster(), cluster or {}, "cluster.")
     elif isinstance(cluster, Cluster):
@@ -228,6 +231,21 @@ def _base_run(recipe: str | Run | None, env: str | Callable[..., Any] | None, al
     world = world_of(env)
     run = recipes.recipe(f"{world.name}-{algorithm}")
     return dataclasses.replace(run, world=world)
+
+
+def _check_is_found_again(strategy: Strategy) -> None:
+    """Warn if the run folder, which has the strategy's name, could not be read again; raise Refusal if it
+    would be read as a run with another strategy, which has the same name."""
+    name, kind = strategy.name, type(strategy)
+    if (known := strategies().get(name)) is not None:
+        plugins.refuse_clash("strategies", name, known, kind)
+        return
+    warnings.warn(
+        f"no module that murmurate knows defines the strategy {name}, so resume, eval, report and load would "
+        f"not find it. Set {plugins.IMPORTS} to the file that defines {kind.__name__}, before the run, or "
+        "install it as an entry point (docs/contributing.md).",
+        stacklevel=3,
+    )
 
 
 def _refuse_unpicklable(run: Run, engine: Launcher) -> None:

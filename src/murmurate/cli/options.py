@@ -216,13 +216,16 @@ def number_argument(kind: Any) -> Callable[[str], Any]:
     (number,) = number_kinds(kind)
 
     def convert(word: str) -> Any:
+        demand = str(number.range)
         try:
             if number.holds(value := _value(number.type, word)):
                 return value
+            demand = number.range.demand(value)  # names the upper bound that a huge number exceeds
         except ValueError:
             pass
         type_name = "integer" if number.type is int else "number"
-        raise argparse.ArgumentTypeError(f"'{word}' is no {type_name} {number.range}")
+        demanded = f"finite {type_name}" if demand == "finite" else f"{type_name} {demand}"
+        raise argparse.ArgumentTypeError(f"'{word}' is no {demanded}")
 
     return convert
 
@@ -248,8 +251,10 @@ def _type_name(kind: Any) -> str:
 
 
 def _example(option: Option) -> str:
-    if option.value is not None:
-        return _plain(option.value)
+    if option.value is not None and (example := _plain(option.value)):
+        return example  # an empty list is none
+    if "|" in option.type_name():
+        return option.type_name().partition("|")[0]
     if ":" in option.type_name():
         return "20:10"
     return "100000" if "integer" in option.type_name() else "10"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
+import math
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,10 +21,13 @@ from murmurate.ranges import AnyFloat, PositiveFloat, PositiveInt
 if TYPE_CHECKING:
     from murmurate.mapping.candidates import Candidate
     from murmurate.mapping.profile import DeviceProfile
+    from murmurate.mapping.search import Objective
     from murmurate.training.run import Run
 
 PROFILE = Path("runs") / "profile.json"
 _MOST_SHOWN, _MOST_CHECKED = 5, 3
+_MUCH_BUSY = 0.2  # share of the cores that others use, above which measured costs mean little
+_FAR_OFF = 1.5  # a factor that predictions are seldom off by on an idle machine (docs/plan.md)
 
 
 def add_verb(verbs: Any) -> None:
@@ -39,7 +44,11 @@ def add_verb(verbs: Any) -> None:
     plan.add_argument(
         "--on", type=Path, help=f"profile of a machine, perhaps another one (default: {PROFILE})"
     )
-    plan.add_argument("--objective", choices=("throughput", "time", "energy"), default="throughput")
+    plan.add_argument(
+        "--objective",
+        choices=("throughput", "time", "energy"),
+        help="default: throughput, or time with --target",
+    )
     plan.add_argument(
         "--target",
         type=number_argument(AnyFloat),
@@ -72,21 +81,30 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
             raise Refusal(f"--{verb} {does} on this host, and the plan is for several. Leave out --hosts.")
     if options.check and options.on is not None:
         raise Refusal("--check runs the candidates here, and --on is of a machine that need not be this one.")
+    if options.out is not None and not options.apply:
+        raise Refusal("--out is the run folder of --apply. Add --apply, or leave --out out.")
+    objective: Objective = options.objective or ("throughput" if options.target is None else "time")
     run = recipe(options.recipe)
     if options.strategy is not None and options.strategy != run.strategy.name:
         run = dataclasses.replace(run, strategy=strategy(options.strategy)())
     run = change(run, rest, f"murmurate train {options.recipe}")
     run.validate()
-    if options.target is not None or options.objective == "time":
+    if options.target is not None or objective == "time":
         check_returns(run)
+    _check_outputs(options)
     profile = _profile(run, options)
-    candidates = search(run, profile, options.objective, options.hosts, _say)
+    candidates = search(run, profile, objective, options.hosts, _say)
     words = [_words(run, options.strategy, rest, each) for each in candidates]
     rates = _measured_rates(candidates) if options.check else {}
     if options.page is not None:
         from murmurate.mapping.page import write_page
 
         _say(f"the page is {write_page(options.page, run, profile, candidates, rates)}")
+    best = candidates[0]
+    if rates:
+        _say(_verdict(candidates, rates, run.unit))
+        if objective == "throughput":
+            best = max(candidates[:_MOST_CHECKED], key=lambda each: rates[each.name])
     if options.json:
         rows = [
             each.plain() | {"changes": own, "measured": rates.get(each.name)}
@@ -94,8 +112,44 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
         ]
         print(json.dumps(rows))
     else:
-        _show(run, candidates, profile, rates, words[0], options.hosts)
-    return _apply(candidates[0], options) if options.apply else 0
+        _show(run, candidates, profile, rates)
+        which = "the first" if best is candidates[0] else "the fastest that was run"
+        which += ", on each host" * (options.hosts > 1)
+        print(f"Train with {which}: {command(run, best, words[candidates.index(best)], options.hosts)}")
+        for sentence in advice(candidates, profile, options.hosts):
+            print(sentence)
+    return _apply(best, options) if options.apply else 0
+
+
+def _check_outputs(options: argparse.Namespace) -> None:
+    """Raises Refusal for a page or a run folder that cannot be written, before anything is measured."""
+    from murmurate.training.run_folder import claim, unclaim
+
+    page: Path | None = options.page
+    if page is not None and (page.is_dir() or not page.parent.is_dir()):
+        wrong = f"{page} is a folder" if page.is_dir() else f"there is no folder {page.parent}"
+        raise Refusal(f"--page names the file to write, and {wrong}. Name a file in a folder that is there.")
+    if options.out is not None:
+        existed = options.out.exists()
+        claim(options.out)
+        unclaim(options.out, existed)
+
+
+def command(run: Run, best: Candidate, words: Sequence[str], hosts: int = 1) -> str:
+    """The command that trains ``best``, whose options of ``train`` are ``words``. With several hosts it is
+    given on each; HOST is the first one's name, and FOLDER one that all of them see."""
+    if hosts == 1:
+        return shlex.join(["murmurate", "train", run.recipe, *words])
+    kept: list[str] = []
+    is_kept = True
+    for word in words:  # torchrun's ranks are the replicas
+        if word.startswith("--"):
+            is_kept = word.partition("=")[0] not in ("--replicas", "--launcher")
+        kept += [word] * is_kept
+    ranks = ["--nnodes", str(hosts), "--nproc-per-node", str(best.run.replicas // hosts)]
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "HOST:29400"]
+    train = ["-m", "murmurate", "train", run.recipe, "--launcher", "torchrun", "--out", "FOLDER"]
+    return shlex.join(["torchrun", *ranks, *meeting, *train, *kept])
 
 
 def _words(run: Run, strategy: str | None, rest: Iterable[str], candidate: Candidate) -> list[str]:
@@ -118,12 +172,29 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def _warn_of_others() -> None:
+    from murmurate.mapping.measure import busy_elsewhere
+
+    if (busy := busy_elsewhere()) > _MUCH_BUSY:
+        _say(
+            f"other programs keep {busy:.0%} of the cores busy, so the measured costs will be too high. Stop "
+            "them, and measure again: --profile"
+        )
+
+
+def _keep(profile: DeviceProfile, path: Path) -> None:
+    from murmurate.mapping.profile import save
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save(profile, path)
+
+
 def _profile(run: Run, options: argparse.Namespace) -> DeviceProfile:
     """The profile of ``--on``, or this machine's, with the costs that the plan needs; what is measured is
     saved at once."""
     from murmurate.mapping import learning, measure
     from murmurate.mapping.candidates import runs_with_exchange
-    from murmurate.mapping.profile import DeviceProfile, key, load, save
+    from murmurate.mapping.profile import DeviceProfile, key, load
 
     path = options.on or PROFILE
     cores = measure.cores()
@@ -140,14 +211,17 @@ def _profile(run: Run, options: argparse.Namespace) -> DeviceProfile:
         profile.watts = options.watts
     if here and (options.profile or key(run) not in profile.recipes):
         _say(f"measuring {run.recipe} on this machine")
+        _warn_of_others()
         measure.add_recipe(profile, run, _say)
+        _keep(profile, path)
         has_changed = True
     if here:
         for exchanging_run in runs_with_exchange(run, cores):
-            has_changed |= measure.add_exchange(profile, exchanging_run, _say, options.profile)
+            if measure.add_exchange(profile, exchanging_run, _say, options.profile):
+                _keep(profile, path)
+                has_changed = True
     if has_changed:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save(profile, path)
+        _keep(profile, path)
         _say(f"the profile is {path}")
     costs = profile.recipes.get(key(run))
     if costs is None or options.target is None:
@@ -163,7 +237,7 @@ def _profile(run: Run, options: argparse.Namespace) -> DeviceProfile:
         )
     costs.learning = learning.measure(run, options.target, _say)
     profile.renew()
-    save(profile, path)
+    _keep(profile, path)
     return profile
 
 
@@ -177,9 +251,23 @@ def _measured_rates(candidates: Sequence[Candidate]) -> dict[str, float]:
         predicted = candidate.prediction.env_steps_per_second
         _say(
             f"{candidate.name}: {rate:,.0f} {candidate.run.unit}/s, predicted {predicted:,.0f} "
-            f"({predicted / rate:.2f})"
+            f"({predicted / rate:.2f} times as many)"
         )
     return rates
+
+
+def _verdict(candidates: Sequence[Candidate], rates: Mapping[str, float], unit: str) -> str:
+    """What the check says of the predictions."""
+    checked = [each for each in candidates if each.name in rates]
+    off = max(abs(math.log(each.prediction.env_steps_per_second / rates[each.name])) for each in checked)
+    fastest = max(checked, key=lambda each: rates[each.name])
+    said = f"fastest of the {len(checked)} that were run: {fastest.name}, {rates[fastest.name]:,.0f} {unit}/s"
+    if off > math.log(_FAR_OFF):
+        said += (
+            f". A prediction is off by a factor of {math.exp(off):.1f}. If other programs run now, or ran "
+            "when the costs were measured, stop them, and measure again: --profile"
+        )
+    return said
 
 
 def _show(
@@ -187,17 +275,14 @@ def _show(
     candidates: Sequence[Candidate],
     profile: DeviceProfile,
     rates: Mapping[str, float],
-    words: Sequence[str],
-    hosts: int,
 ) -> None:
-    """words: the options of the best candidate."""
     import rich.console
     import rich.table
     from rich.text import Text
 
     unit = candidates[0].unit
     table = rich.table.Table(
-        title=Text(f"{run.recipe} on {profile.cores} cores: {len(candidates)} configurations")
+        title=Text(f"{run.recipe} on {_cores(profile.cores)}: {len(candidates)} configurations")
     )
     table.add_column("configuration")
     table.add_column(f"predicted {unit}", justify="right")
@@ -213,10 +298,10 @@ def _show(
         measured = [f"{rates[candidate.name]:,.0f}" if candidate.name in rates else ""] * bool(rates)
         table.add_row(*map(Text, (candidate.name, candidate.figure, *measured, candidate.why)))
     rich.console.Console().print(table)
-    command = shlex.join(["murmurate", "train", run.recipe, *words])
-    print(f"Train with the first: {command}")
-    for sentence in advice(candidates, profile, hosts):
-        print(sentence)
+
+
+def _cores(number: int) -> str:
+    return "1 core" if number == 1 else f"{number} cores"
 
 
 def advice(candidates: Sequence[Candidate], profile: DeviceProfile, hosts: int = 1) -> list[str]:
@@ -224,7 +309,8 @@ def advice(candidates: Sequence[Candidate], profile: DeviceProfile, hosts: int =
     sentences = []
     best, cores = candidates[0].prediction, hosts * profile.cores
     if best.bottleneck == "cores" or best.busy > 0.9 * cores:
-        sentences.append(f"The run keeps all {cores} cores busy: more cores would make it faster.")
+        kept = "the only core" if cores == 1 else f"all {cores} cores"
+        sentences.append(f"The run keeps {kept} busy: more cores would make it faster.")
     if hosts > 1 and "network" not in profile.links:
         sentences.append("The network is a guess: put its latency and bandwidth in the profile's links.")
     return sentences
@@ -238,5 +324,7 @@ def _apply(best: Candidate, options: argparse.Namespace) -> int:
     from murmurate.training.session import train
 
     folder = options.out or new_folder(best.run.recipe)
-    finish = train(best.run, folder, launcher(best.run.launcher), stored)
-    return report_end(finish, finish.folder or folder)
+    # with --json standard output is the JSON alone
+    with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
+        finish = train(best.run, folder, launcher(best.run.launcher), stored)
+        return report_end(finish, finish.folder or folder)

@@ -16,9 +16,14 @@ def search_space(run: Any, texts: Sequence[str], command: str) -> list[Dimension
     default space of the run's learner. Raises Refusal for fields and values that the run does not have."""
     known = {option.name: option for option in options(run)}
     space: dict[str, Dimension] = {}
+    named: set[str] = set()
     for text in texts or ["default"]:
         dimensions = default_space(known) if text == "default" else [_parse(text, run, known, command)]
-        space |= {dimension.name: dimension for dimension in dimensions}
+        if text != "default" and (name := dimensions[0].name) in named:
+            raise Refusal(f"--search {name} is given twice. Name all its values once.")
+        named |= {dimension.name for dimension in dimensions if text != "default"}
+        # what is named counts, whether it stands before or after the default
+        space |= {each.name: each for each in dimensions if text != "default" or each.name not in named}
     if not space:
         raise Refusal(
             f"There is no default of what to search for {run.recipe}. Name the fields, as in --search "

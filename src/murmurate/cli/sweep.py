@@ -28,7 +28,7 @@ def sweep(run: Any, options: argparse.Namespace, rest: list[str]) -> int:
     seeds = read_seeds(options.seeds)
     if any(word.partition("=")[0] == "--seed" for word in rest):
         raise Refusal("--seed and --seeds cannot go together. Leave out --seed.")
-    check_jobs(options.jobs)
+    check_jobs(run, options.jobs)
     engine = launcher(run.launcher)
     if engine.dictated_replicas() is not None:
         raise Refusal(f"The {run.launcher} launcher starts one run. Start each seed with --seed.")
@@ -52,9 +52,15 @@ def forwarded(options: argparse.Namespace, without: Collection[str] = ()) -> lis
     return words
 
 
-def check_jobs(jobs: int) -> None:
+def check_jobs(run: Any, jobs: int) -> None:
+    """Raise Refusal unless so many runs like ``run`` can be trained at once."""
     if not 1 <= jobs <= 1024:
         raise Refusal(f"--jobs is {jobs}; it must be from 1 to 1024.")
+    if jobs > 1 and (folder := getattr(getattr(run.source, "replay", None), "folder", None)):
+        raise Refusal(
+            f"{jobs} runs at once cannot keep their replays in the same files in {folder}. Leave out --jobs, "
+            "or --replay.folder."
+        )
 
 
 def _say(line: str) -> None:

@@ -65,8 +65,8 @@ def _tune(options: argparse.Namespace, rest: list[str]) -> int:
 
     run, command = recipe_run(options, rest), f"murmurate tune {options.recipe}"
     check_installed(options.sampler, options.pruner)
-    check_jobs(options.jobs)
     run = change(run, rest, command)
+    check_jobs(run, options.jobs)
     space = search_space(run, options.search, command)
     if searched_and_given := {dimension.name for dimension in space} & given(rest, run, command):
         raise Refusal(

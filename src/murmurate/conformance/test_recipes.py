@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from murmurate.conformance.problems import same
-from murmurate.conformance.smallest import DATA, altered, recipe_of, shortest
+from murmurate.conformance.smallest import DATA, recipe_of, shortest
 from murmurate.evaluation.interface import EvalContext
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.recipes import algorithms
@@ -76,10 +76,14 @@ def test_its_run_is_valid(run: Run) -> None:
 
 def test_one_seed_gives_the_same_learner_which_acts_with_its_own_replicas(run: Run) -> None:
     one, other = build_learner(run, 0, Replica), build_learner(run, 0, Replica)
-    assert same(values(one), values(other))
+    assert same(values(one), values(other)), (
+        "the seed must determine the initial parameters: build nets within "
+        "seeded_by(derive_generator(context.seed, 'net'))"
+    )
     assert updates_of(one) == 0
     if run.world.unit == "env steps":
-        assert set(one.acting) <= set(one.replicas)
+        unknown = set(one.acting) - set(one.replicas)
+        assert not unknown, f"acting names {sorted(unknown)}, and the replicas are {sorted(one.replicas)}"
 
 
 def test_the_size_of_its_vectors_is_planned_without_allocating_them(run: Run) -> None:
@@ -93,7 +97,10 @@ def test_a_learner_makes_as_many_updates_as_it_says(run: Run) -> None:
     learner = build_learner(run, 0, Replica)
     source = open_only_source(run, learner)
     learn(learner, source, 5)
-    assert updates_of(learner) == run.learner.updates(5), "the config's updates(5) is not what 5 batches make"
+    assert updates_of(learner) == run.learner.updates(5), (
+        "the config's updates(5) is not what 5 batches make. Of several replicas, that with the most updates "
+        "counts (or those that the learner's counted names)"
+    )
     source.close()
 
 
@@ -160,8 +167,9 @@ def test_a_joining_replica_gets_other_data_than_its_peer_and_than_at_its_first_s
 
 def test_an_evaluation_gives_plain_figures_and_a_sentence(run: Run, tmp_path: Path) -> None:
     learner = build_learner(run, 0, Replica)
-    evaluation = altered(run, **({"eval_episodes": 1} if run.world.unit == "env steps" else {})).evaluation
-    context = EvalContext(run.world, tmp_path, 0, run.world.fingerprint())
+    evaluation = run.evaluation
+    count = 1 if evaluation.plays else None
+    context = EvalContext(run.world, tmp_path, 0, run.world.fingerprint(), count=count)
     figures = json.loads(json.dumps(evaluation.evaluate(learner, context)))
     again = json.loads(json.dumps(evaluation.evaluate(learner, context)))
     assert figures == again, "the seed must determine the figures"

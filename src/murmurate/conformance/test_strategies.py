@@ -6,7 +6,6 @@ file exists or its package is installed.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import importlib.util
@@ -60,7 +59,10 @@ def is_plain(value):
         return all(isinstance(key, str) and is_plain(inner) for key, inner in value.items())
     if isinstance(value, torch.Tensor):
         return not value.requires_grad and value.grad_fn is None
-    return json.loads(json.dumps(value)) == value
+    try:
+        return json.loads(json.dumps(value)) == value
+    except TypeError:
+        return False
 
 
 def members(kind, size, updates, make_optimizer=sgd):
@@ -195,10 +197,10 @@ def test_it_learns_on_every_fabric(kind, fabric, size):
         torch.testing.assert_close(learners[0]["consensus"], centre["params"], rtol=0, atol=0)
     initial = PROBLEM.net().state_dict()
     for learner in learners:
-        assert learner["clock"] == UPDATES
-        assert learner["plain"]
-        assert learner["consensus_is_new"]
-        assert learner["params_are_unchanged"]
+        assert learner["clock"] == UPDATES, "each step must make one update: call replica.update() once"
+        assert learner["plain"], "state() must be a dict of tensors and plain values, by names"
+        assert learner["consensus_is_new"], "consensus must return a copy: replica.params.detach().clone()"
+        assert learner["params_are_unchanged"], "consensus must not change the parameters"
         assert learner["consensus"].shape == learner["params"].shape
         assert bool(torch.isfinite(learner["consensus"]).all())
         assert not torch.equal(learner["params"][:24], initial["0.weight"].flatten())
@@ -214,46 +216,6 @@ def test_it_learns_on_every_fabric(kind, fabric, size):
         assert torch.equal(learners[0]["consensus"], learners[0]["params"])
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
-def test_its_state_is_all_that_must_survive_a_checkpoint(kind, seed):
-    """Half-way each learner's strategy is reset to its fields after ``attach``, and loads its saved state: it
-    must go on as if nothing had happened."""
-    if not kind.synchronous or kind.centre:
-        pytest.skip("what it does after a checkpoint depends on what peers have published meanwhile")
-    size = 1 if kind.name == "solo" else 3
-    uninterrupted, restored = (
-        SimulatedFabric(size, seed=seed).run([functools.partial(saving_role, kind, restores)] * size)
-        for restores in (False, True)
-    )
-    for one, other in zip(uninterrupted, restored, strict=True):
-        assert one.exchanges == other.exchanges, "state() or load() leaves out something of exchanges"
-        assert all(map(torch.equal, one.path, other.path)), "state() or load() leaves out something"
-
-
-def saving_role(kind, restores, endpoint):
-    """Make updates, save the strategy's state, restore it if asked to, and make more updates."""
-    replicator, replica, end = start(kind, sgd, endpoint)
-    strategy = replicator.bound_replicas["model"].strategy
-    attached = {name: copied(value) for name, value in vars(strategy).items()}
-    PROBLEM._run(replica, MANY_UPDATES // 4, (endpoint.rank,))
-    end.gather(torch.zeros(1))  # wait for all members
-    assert replicator.drain(1, 5.0)
-    end.gather(torch.zeros(1))
-    state = copy.deepcopy(strategy.state())
-    if restores:
-        vars(strategy).clear()
-        vars(strategy).update(attached)
-        strategy.load(state)
-    return PROBLEM._run(replica, MANY_UPDATES // 4, (endpoint.rank,), MANY_UPDATES // 4)
-
-
-def copied(value):
-    """A copy of what a strategy remembers; not of vectors, which may be shared, and of handles."""
-    if isinstance(value, torch.Generator):
-        return value.clone_state()
-    return copy.copy(value) if isinstance(value, list | dict | set) else value
-
-
 def has_consensus_of_its_own(kind):
     """Whether the consensus is a separate vector, and not the learners' mean."""
     return kind.centre or kind.name == "synchronous-elastic"
@@ -262,7 +224,7 @@ def has_consensus_of_its_own(kind):
 def check_exchanges(exchanges, size):
     assert len(exchanges) == UPDATES
     for clock, (earlier, now) in enumerate(zip([None, *exchanges], exchanges, strict=False), start=1):
-        assert all(type(value) is int for value in now)
+        assert all(type(value) is int for value in now), f"{now} must have whole numbers (int)"
         assert 0 <= now.round - (earlier.round if earlier else 0) <= 1
         assert 0 <= now.round <= clock
         assert 1 <= now.heard <= size
@@ -279,7 +241,11 @@ def test_under_any_schedule_members_stay_closer_than_separate_learners(kind, see
     learners = SimulatedFabric(len(roles), seed=seed, latency=(0.0, 5e-6)).run(roles)[:size]
     separate = [separate_path(rank) for rank in range(size)]
 
-    assert spread([learner["path"] for learner in learners]) < 0.9 * spread(separate)
+    apart, separately = spread([learner["path"] for learner in learners]), spread(separate)
+    assert apart < 0.9 * separately, (
+        f"members are {apart:.3g} from their mean, and learners that exchange nothing {separately:.3g}: does "
+        "step change replica.params or replica.grad in place, by what others sent?"
+    )
 
 
 def spread(paths):

@@ -52,7 +52,12 @@ def test_its_steps_agree_with_its_spec(name):
     assert spec == tested.spec()
     assert simulators.size == 2
     assert bool(spec.actions) != bool(spec.action_shape), "actions are numbers, or vectors"
+    assert tested.images == spec.images, (
+        f"the config's images is {tested.images}, and its observations are {list(spec.observation_shape)} of "
+        f"{spec.observation_dtype}: let images say whether they are [C, H, W] in uint8, as recipes go by it"
+    )
     step = simulators.reset(1)
+    returned = []
     for action in drawn_actions(spec, STEPS, 2, seed=3):
         assert step.observation.shape == (2, *spec.observation_shape)
         assert step.observation.dtype == spec.observation_dtype
@@ -60,21 +65,50 @@ def test_its_steps_agree_with_its_spec(name):
             assert (tensor.shape, tensor.dtype) == ((2,), dtype)
         assert not bool((step.terminated & step.truncated).any()), "termination takes precedence"
         assert all(0 <= episode.simulator < 2 and episode.length > 0 for episode in step.episodes)
+        if bool(step.truncated.any()):
+            final = step.final_observation
+            assert getattr(final, "shape", None) == step.observation.shape, (
+                "where an episode is truncated, final_observation [B, ...] must have its last observation"
+            )
+        returned.append((step.observation, step.observation.clone()))
         step = play(simulators, action)
+    assert all(torch.equal(observation, copy) for observation, copy in returned), (
+        "a later step wrote to the observation that receive() had returned: return a new tensor at each step"
+    )
+    simulators.close()
+
+
+def test_each_episode_that_ends_is_listed(name):
+    """Of a whole game, so not in training, where an episode may end with a life."""
+    simulators = world(name).open(2, training=False)
+    simulators.reset(1)
+    for action in drawn_actions(simulators.spec, STEPS, 2, seed=3):
+        step = play(simulators, action)
+        ended = (step.terminated | step.truncated).nonzero()[:, 0].tolist()
+        listed = sorted(episode.simulator for episode in step.episodes)
+        assert listed == ended or step.restarts, (
+            f"the episodes of simulators {ended} ended, and TimeStep.episodes lists those of {listed}: list "
+            "an Episode for each, from which returns are recorded and games are evaluated"
+        )
     simulators.close()
 
 
 def test_one_seed_gives_the_same_episodes_and_simulators_differ(name):
-    def observations(seed):
-        simulators = world(name).open(2, training=True)
-        actions = drawn_actions(simulators.spec, STEPS, 2, seed=3)
-        steps = [simulators.reset(seed), *(play(simulators, action) for action in actions)]
+    def observations(first=0):
+        """[T, B, ...] of two simulators, or of the second alone."""
+        simulators = world(name).open(2 - first, training=True, first=first)
+        actions = drawn_actions(simulators.spec, STEPS, 2, seed=3)[:, first:]
+        steps = [simulators.reset(1), *(play(simulators, action) for action in actions)]
         simulators.close()
         return torch.stack([step.observation for step in steps])
 
-    one = observations(1)
-    assert torch.equal(one, observations(1))
+    one = observations()
+    assert torch.equal(one, observations())
     assert not torch.equal(one[:, 0], one[:, 1]), "each simulator has its own seed"
+    assert torch.equal(one[:, 1:], observations(first=1)), (
+        "opened with first=1, one simulator must play as the second of two: derive the seed of simulator b "
+        "from first + b, or all replicas play the same games"
+    )
 
 
 def test_saved_and_loaded_equals_uninterrupted(name):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -91,13 +92,38 @@ class ImageFiles:
 
     def _decode(self, number: int, into: NDArray[np.uint8]) -> ImageError | None:
         try:
-            data = read_encoded(self.encoded.place(number))
-            header = checked_header(data)
-            crop = centre_crop(header.height, header.width, self.size, self.shortest)
-            decode_crop(data, header, crop, into)
+            _decode_centre(self.encoded.place(number), self.shortest, into)
         except ImageError as error:
             return error
         return None
+
+
+def read_images(
+    files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], size: int, shortest: int
+) -> NDArray[np.uint8]:
+    """The pixels [n, 3, size, size] of image files, red first, prepared as those of ``ImageFiles.select``.
+
+    files: paths of n JPEG, PNG, WebP or BMP files, or a single path (n = 1).
+    Raises Refusal that names a file that cannot be read or decoded.
+    """
+    paths = [os.fspath(path) for path in ([files] if isinstance(files, str | os.PathLike) else files)]
+    pixels = np.empty((len(paths), size, size, 3), np.uint8)
+    for path, into in zip(paths, pixels, strict=True):
+        try:
+            _decode_centre(Place(path, 0, os.stat(path).st_size), shortest, into)
+        except OSError as error:
+            raise Refusal(f"{path} cannot be read: {error.strerror or error}. Check the path.") from error
+        except ImageError as error:
+            raise Refusal(f"{path}: {error.args[1]}. Restore it, or leave it out.") from error
+    return pixels.transpose(0, 3, 1, 2)
+
+
+def _decode_centre(place: Place, shortest: int, into: NDArray[np.uint8]) -> None:
+    """Write the square in the middle of an image, whose shorter side is scaled to ``shortest``, to ``into``
+    [size, size, 3]. Raises ImageError."""
+    data = read_encoded(place)
+    header = checked_header(data)
+    decode_crop(data, header, centre_crop(header.height, header.width, len(into), shortest), into)
 
 
 def bad_image(title: str, detail: str, remedy: str = "Restore it") -> str:

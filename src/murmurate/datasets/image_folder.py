@@ -6,7 +6,7 @@ import errno
 import functools
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from murmurate.datasets._archives import refuse_special
 from murmurate.datasets._image_decoding import Place
-from murmurate.datasets.image_files import ImageFiles, bad_image
+from murmurate.datasets.image_files import ImageFiles, bad_image, read_images
 from murmurate.datasets.image_set import ImageData, digest_of, image_spec, refuse_unlearned
 from murmurate.datasets.interface import Split
 from murmurate.errors import Refusal
@@ -84,6 +84,11 @@ class FolderWorld(World):
     def skipped(self) -> tuple[str, dict[str, int]] | None:
         """Files that are empty; other damaged files are found only when they are decoded."""
         return self.load().skipped_images()
+
+    def images(self, files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> NDArray[np.uint8]:
+        """Other image files as the learner sees images in evaluation: uint8 [n, 3, size, size], for
+        ``predict`` (see ``read_images``, also for what is raised)."""
+        return read_images(files, self.size, self.shortest)
 
 
 def check_sizes(size: int, shortest: int) -> None:

@@ -155,7 +155,8 @@ class ImageData:
         now = self.counts()
         then = {name: fingerprint[name] for name in now}
         if then != now or (thorough and self.digest != fingerprint["digest"]):
-            raise other_data(path, _in_words(then), _in_words(now))
+            problem = other_data(path, _in_words(then), _in_words(now))
+            raise Refusal(f"{problem} To classify other images, use predict in Python (docs/images.md).")
 
     def skipped_images(self) -> tuple[str, dict[str, int]] | None:
         """See ``World.skipped``."""

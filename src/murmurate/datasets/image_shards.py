@@ -10,7 +10,7 @@ import os
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -22,7 +22,7 @@ from murmurate.datasets._archives import refuse_special
 from murmurate.datasets._image_decoding import Place, read_encoded
 from murmurate.datasets._image_headers import ImageError
 from murmurate.datasets._tar_files import CompressedTar, Member, TarError, members, name_at
-from murmurate.datasets.image_files import ImageFiles, bad_image
+from murmurate.datasets.image_files import ImageFiles, bad_image, read_images
 from murmurate.datasets.image_folder import SUFFIXES, check_sizes, is_clutter
 from murmurate.datasets.image_set import ImageData, digest_of, image_spec, refuse_unlearned
 from murmurate.datasets.interface import Split
@@ -99,6 +99,11 @@ class ShardsWorld(World):
     def skipped(self) -> tuple[str, dict[str, int]] | None:
         """What was left out of the index; damaged images are found only when they are decoded."""
         return self.load().skipped_images()
+
+    def images(self, files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> NDArray[np.uint8]:
+        """Other image files as the learner sees images in evaluation: uint8 [n, 3, size, size], for
+        ``predict`` (see ``read_images``, also for what is raised)."""
+        return read_images(files, self.size, self.shortest)
 
 
 @dataclass(frozen=True, eq=False)

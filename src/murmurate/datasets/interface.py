@@ -83,5 +83,6 @@ def other_data(path: str, then: str, now: str) -> Refusal:
     """The error for a data set that differs from the one that a run began with."""
     return Refusal(
         f"{path} is not what the run was fitted on: {then} then, {now} now, with other contents. Restore "
-        "the file, name its new place (murmurate resume DIR --world.path NEW), or fit anew with --out."
+        "the data, name the place where they are now (murmurate resume or eval DIR --world.path NEW), or fit "
+        "anew with --out."
     )

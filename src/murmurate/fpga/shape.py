@@ -43,16 +43,19 @@ class TreeShape:
     width: int = 16
 
     def __post_init__(self) -> None:
-        for name, value in (("leaves", self.leaves), ("fan_out", self.fan_out)):
+        for name, value, usual in (("leaves", self.leaves, 4096), ("fan-out", self.fan_out, 4)):
             if value < 2 or value & (value - 1):
-                raise Refusal(f"{name} is {value}, and hardware needs a power of two. Use 4096 and 4, say.")
+                raise Refusal(
+                    f"{name} is {value}, and hardware needs a power of two from 2 on. Use {usual}, say."
+                )
         if self.leaves > MOST_LEAVES:
             raise Refusal(f"{self.leaves} leaves, one for each transition; use {MOST_LEAVES} at most.")
         if not 2 <= self.width <= 32:
             raise Refusal(f"width is {self.width} bits; a priority has 2 to 32.")
         if self.leaves <= self.fan_out:
             raise Refusal(
-                f"{self.leaves} leaves are one node of {self.fan_out} children. Use a smaller fan-out."
+                f"{self.leaves} leaves fit in one node of {self.fan_out} children, which is no tree. Use "
+                f"{2 * self.fan_out} leaves at least{' or a smaller fan-out' * (self.leaves > 2)}."
             )
 
     @property

@@ -11,13 +11,13 @@ from murmurate.training.launcher import Launcher
 
 
 def launchers() -> dict[str, Launcher]:
-    """Every launcher by its command-line name (see ``plugins``)."""
-    by_name: dict[str, Launcher] = {}
+    """Every launcher by its command-line name (see ``plugins``). Raises Refusal where two have one name."""
+    by_name: dict[str, type[Launcher]] = {}
     for module in plugins.modules(__name__):
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, Launcher) and value is not Launcher:
-                by_name[value.name] = value()
-    return dict(sorted(by_name.items()))
+                plugins.refuse_clash("launchers", value.name, by_name.setdefault(value.name, value), value)
+    return {name: kind() for name, kind in sorted(by_name.items())}
 
 
 def launcher(name: str) -> Launcher:

@@ -107,5 +107,6 @@ def _handle_end(worker: WorkerProcess, coordinator: Coordinator, detector: Failu
 
 def _finish(coordinator: Coordinator) -> None:
     if set(coordinator.dead) >= set(range(coordinator.run.replicas)):
-        raise RunFailed(shutdown.ALL_DIED)
+        needs_peer = " --restarts starts a replica again only while another lives, whose state it takes."
+        raise RunFailed(shutdown.ALL_DIED + (needs_peer if coordinator.run.restarts else ""))
     coordinator.commit_final()

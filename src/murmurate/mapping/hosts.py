@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from murmurate.errors import Refusal
+from murmurate.fabric.interface import Capability
 from murmurate.mapping.candidates import Candidate, strategies_of
 from murmurate.mapping.cost import Prediction
 from murmurate.mapping.pilot import in_one_process, steady
@@ -32,7 +33,8 @@ def on_hosts(
 
     A learner's own work takes the seconds that the cost model predicts, with the deviation that was measured,
     and the strategy's own code sends messages through a simulated network. A candidate with one replica
-    has no strategy yet: it gets each that a plan considers. What cannot be simulated is left out.
+    has no strategy yet: it gets each that a plan considers. Left out are strategies that need shared memory,
+    and what cannot be simulated.
     """
     link = profile.links.get("network")
     network = "latency=1e-4,bandwidth=1e9"
@@ -44,6 +46,9 @@ def on_hosts(
         variant, prediction = candidate.run, candidate.prediction
         replicas = hosts * variant.replicas
         for chosen in [variant.strategy] if variant.replicas > 1 else strategies_of(run):
+            if Capability.SHARED_MEMORY in chosen.needs:
+                log(f"left out: {chosen.name}, as it needs shared memory, which several hosts do not have")
+                continue
             whole = dataclasses.replace(variant, replicas=replicas, strategy=chosen)
             cluster = Cluster(compute_model(prediction.own_seconds, deviation), network)
             try:

@@ -8,6 +8,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import psutil
+
 from murmurate.mapping import exchange
 from murmurate.mapping.check import measured
 from murmurate.mapping.cost import predict
@@ -27,6 +29,14 @@ _HANDOVER_SECONDS = 4.0
 def cores() -> int:
     """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def busy_elsewhere(seconds: float = 0.5) -> float:
+    """The share of the cores which this process may use that was busy in the next ``seconds``, in which this
+    process sleeps: from 0 (all idle) to 1."""
+    percents = psutil.cpu_percent(seconds, percpu=True)
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(percents))
+    return statistics.fmean(percents[core] for core in usable if core < len(percents)) / 100
 
 
 def sizes(run: Run) -> list[Run]:

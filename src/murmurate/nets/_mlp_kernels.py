@@ -19,7 +19,7 @@ def add_and_rectify_(x: Tensor, bias: Tensor) -> Tensor:
     scale of 1. NaN stays NaN.
     """
     members, rows, width = x.shape
-    kernels = native.kernels
+    kernels = None if torch.compiler.is_exporting() else native.kernels  # a traced tensor has no memory
     if kernels is None or not (_is_readable(x) and _is_readable(bias) and x.numel() and width <= _MOST_WIDE):
         return x.add_(bias).relu_()
     threads, ones = torch.get_num_threads(), _ones(width).data_ptr()

@@ -38,10 +38,12 @@ _SMALLEST_SIDE = 20  # least height and width in pixels that nature2013 can read
 
 
 def torsos() -> dict[str, Torso]:
-    """All torsos by name, except those named ``FILE.py:NAME`` or ``module:NAME``."""
+    """All torsos by name, except those named ``FILE.py:NAME`` or ``module:NAME``. Raises Refusal where two
+    have one name."""
     by_name: dict[str, Torso] = {}
     for module in plugins.modules("murmurate.nets"):
-        by_name.update(getattr(module, "TORSOS", {}))
+        for name, torso in getattr(module, "TORSOS", {}).items():
+            plugins.refuse_clash("torsos", name, by_name.setdefault(name, torso), torso)
     return by_name
 
 

@@ -25,6 +25,14 @@ _MOST_LISTED = 4  # at most so many worlds of an algorithm are listed by name; m
 
 
 def _modules() -> tuple[ModuleType, ...]:
+    """The modules with a recipe. Raises Refusal where two have one ``ALGORITHM``."""
+    found: dict[str, ModuleType] = {}
+    for module in _all_modules():
+        plugins.refuse_clash("recipes", module.ALGORITHM, found.setdefault(module.ALGORITHM, module), module)
+    return tuple(found.values())
+
+
+def _all_modules() -> tuple[ModuleType, ...]:
     return tuple(module for module in plugins.modules(__name__) if hasattr(module, "ALGORITHM"))
 
 
@@ -128,8 +136,9 @@ def _name_in_file(file: str, world: str) -> str:
         raise Refusal(
             f"{file} holds no recipe: it needs ALGORITHM = 'a name' and a function recipe(world_name) -> Run."
         )
-    twins = [other for other in _modules() if other.ALGORITHM == module.ALGORITHM and other is not module]
+    twins = [m for m in _all_modules() if m.ALGORITHM == module.ALGORITHM and m is not module]
     if twins:
+        plugins.forget(file)
         raise Refusal(
             f"ALGORITHM in {file} is '{module.ALGORITHM}', as in {twins[0].__name__}: choose another name."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from murmurate.datasets.image_arrays import ArraysWorld
 from murmurate.datasets.image_cifar10 import Cifar10World
 from murmurate.datasets.image_fashion import FashionWorld
 from murmurate.errors import no_recipe
@@ -13,9 +14,9 @@ from murmurate.training.run import Run
 from murmurate.workloads.sn_gan import SNGAN
 
 ALGORITHM = "sn-gan"
-_WORLDS: dict[str, type[World]] = {"fashion": FashionWorld, "cifar10": Cifar10World}
+_WORLDS: dict[str, type[World]] = {"fashion": FashionWorld, "arrays": ArraysWorld, "cifar10": Cifar10World}
 WORLDS = tuple(_WORLDS)
-_FEATURE_EPOCHS = {"fashion": 2, "cifar10": 5}
+_FEATURE_EPOCHS = {"fashion": 2, "arrays": 5, "cifar10": 5}
 
 
 def recipe(name: str) -> Run:

@@ -74,9 +74,11 @@ _METHODS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 def checked(callbacks: Sequence[Any]) -> tuple[Any, ...]:
     """``callbacks`` as a tuple; they need not inherit from ``Callback``.
 
-    Raises Refusal for a callback that has none of the methods of ``Callback``, or an unknown method whose
-    name begins with ``on_``.
+    Raises Refusal for a callback outside of a list, one that has none of the methods of ``Callback``, or an
+    unknown method whose name begins with ``on_``.
     """
+    if not isinstance(callbacks, Iterable):
+        raise Refusal(f"callbacks is a {type(callbacks).__name__}: pass a list, as in callbacks=[...].")
     for callback in callbacks:
         name = type(callback).__name__
         methods = [method for method in dir(callback) if method.startswith("on_")]

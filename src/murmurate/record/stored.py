@@ -88,6 +88,11 @@ def refuse_foreign(folder: Path) -> None:
         holds_run = (folder / "run.json").is_file()
     except OSError as error:
         raise Refusal(f"{folder} holds no run that can be read ({error.strerror}). Check the path.") from None
+    if not holds_run and (folder / "sweep.json").is_file():
+        raise Refusal(
+            f"{folder} is a sweep over seeds, and this needs one run: give a folder in it, such as "
+            f"{folder / 'seed-0'}. To go on with the sweep, give the command that began it again."
+        )
     if not holds_run:
         raise Refusal(f"{folder} holds no run: it has no run.json; give a folder that murmurate train wrote.")
     root = os.path.realpath(folder)

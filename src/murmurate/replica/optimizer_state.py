@@ -28,7 +28,15 @@ def construct(make_optimizer: MakeOptimizer, parameters: list[Any]) -> torch.opt
 
     The import takes two seconds, also in a launcher, which never steps an optimizer. torch imports the
     compiler in a constructor only to keep the constructor out of compiled code.
+
+    Raises TypeError for an optimizer in place of a function.
     """
+    if isinstance(make_optimizer, torch.optim.Optimizer):
+        made = type(make_optimizer).__name__
+        raise TypeError(
+            f"make_optimizer is an object of {made}, and the vector to be stepped is made later: give a "
+            f"function, such as lambda parameters: torch.optim.{made}(parameters, lr=...)"
+        )
     function = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
     if function is None or "torch._dynamo" in sys.modules or hasattr(function, "__dynamo_disable"):
         return make_optimizer(parameters)

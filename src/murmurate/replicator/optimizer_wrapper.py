@@ -96,6 +96,8 @@ def check_can_be_wrapped(
     wrapped: ids of the parameters that other wrapped optimizers step.
     """
     name = type(optimizer).__name__
+    if not hasattr(optimizer, "param_groups"):
+        raise Refusal(f"{name} is no optimizer: call wrap_optimizer(optimizer, module), in this order.")
     owned = [p for group in optimizer.param_groups for p in group["params"]]
     if isinstance(optimizer, WrappedOptimizer) or getattr(optimizer, _MARK, False):
         raise Refusal(

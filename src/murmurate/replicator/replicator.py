@@ -37,7 +37,12 @@ class BoundReplica:
             self._present = set(living)
         if living != self._living or len(living) < len(self._present):
             self._notify(living)
-        self.last = self.strategy.step(replica, self.channel)
+        exchange: Exchange | None = self.strategy.step(replica, self.channel)
+        if exchange is None:
+            raise TypeError(
+                f"{type(self.strategy).__name__}.step returned None: return Exchange(round, heard, staleness)"
+            )
+        self.last = exchange
         execute(replica.device)
         self.staleness_max = max(self.staleness_max, self.last.staleness)
         return self.last
@@ -138,8 +143,14 @@ class Replicator:
             raise ValueError(
                 f"the initial values are of another network: {error}."
                 f"{_normalization_advice(tensors_of(replica), values)} --initial-except NAME,... draws these "
-                "parameters instead"
+                f"parameters instead{self._unknown_names(replica)}"
             ) from error
+
+    def _unknown_names(self, replica: Replica) -> str:
+        """Words about names in ``initial_except`` that are none of the replica or of the initial values."""
+        names = [*tensors_of(replica), *(name for values in self.initial.values() for name in values)]
+        unknown = [part for part in self.initial_except if not any(begins_with(n, [part]) for n in names)]
+        return f"; no parameter or buffer here is called {', '.join(unknown)}" if unknown else ""
 
     @property
     def folds(self) -> int:

@@ -20,12 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from murmurate.agents.interface import Agent
+from murmurate.errors import RunFailed
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.nets.precision import native_bfloat16
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
 from murmurate.sources.polling import LONGEST_SECONDS, Backoff, use_batch_scheduling
-from murmurate.sources.shared_ring import SharedParameters
+from murmurate.sources.shared_ring import ActorFailure, SharedParameters
 from murmurate.spec import EnvSpec
 from murmurate.worlds.interface import SimulatorWorld
 
@@ -119,11 +120,19 @@ def _exit_with_learner(pipe: BinaryIO) -> None:
 
 
 def run_actor(run: Callable[[ActorSettings], None]) -> None:
-    """Set up an actor process, and call ``run`` with the settings that it reads from stdin."""
+    """Set up an actor process, and call ``run`` with the settings that it reads from stdin.
+
+    If ``run`` raises RunFailed, as an environment that fails again and again does, the learner is told, and
+    ends the run with this error. After any other error it starts the actor again.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
     settings: ActorSettings = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_exit_with_learner, args=(sys.stdin.buffer,), daemon=True).start()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     use_batch_scheduling()
-    run(settings)
+    try:
+        run(settings)
+    except RunFailed as failure:
+        ActorFailure(SharedMemoryFile(settings.ring)).write(str(failure))
+        raise

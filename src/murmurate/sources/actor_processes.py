@@ -18,7 +18,7 @@ from murmurate.fabric.processes.process_handle import is_stopped
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.sources.actor_agent import ActorSettings, published_tensors
 from murmurate.sources.polling import LONGEST_SECONDS
-from murmurate.sources.shared_ring import SharedParameters
+from murmurate.sources.shared_ring import ActorFailure, SharedParameters
 from murmurate.worlds.interface import SimulatorWorld
 
 _CHECK_SECONDS = 0.5  # between two checks of the actor processes
@@ -84,6 +84,7 @@ class ActorProcess(Generic[R]):
     simulators: int
     memory_file: SharedMemoryFile
     ring: R
+    failure: ActorFailure
     process: ModuleProcess | None = None
     starts: int = 0
     silent_deaths: int = 0
@@ -145,7 +146,8 @@ class ActorProcesses(Generic[R]):
         for index, (start, stop) in enumerate(itertools.pairwise(bounds)):
             memory_file = SharedMemoryFile.create()
             ring = make_ring(memory_file, stop - start)
-            self.actors.append(ActorProcess(index, start, stop - start, memory_file, ring))
+            failure = ActorFailure(memory_file)
+            self.actors.append(ActorProcess(index, start, stop - start, memory_file, ring, failure))
         self.events: list[tuple[str, str]] = []
         self._next_actor = 0
         self._checked_at = 0.0
@@ -186,7 +188,10 @@ class ActorProcesses(Generic[R]):
 
     def check(self, batches: int, played: int = 0) -> None:
         """Restart each actor that has died or hangs; the records that it sent remain in its ring. batches,
-        played: as in ``start``."""
+        played: as in ``start``.
+
+        Raises RunFailed for an actor that failed for good, or died again and again without having sent steps.
+        """
         elapsed = time.monotonic() - self._checked_at
         if elapsed < _CHECK_SECONDS:
             return
@@ -208,6 +213,8 @@ class ActorProcesses(Generic[R]):
                 cause = f"hung: no step for {actor.silent_seconds:.0f} s"
             else:
                 continue
+            if code is not None and (sentence := actor.failure.read()):
+                raise RunFailed(f"{name}: {sentence}")
             actor.silent_deaths += 1
             if actor.silent_deaths >= _MAX_DEATHS:
                 raise RunFailed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, cast
 
@@ -62,6 +63,7 @@ class ImageSourceConfig(SourceConfig):
             padding = 2 * self.augment.padding
             padded_size = shape[0] * (shape[1] + padding) * (shape[2] + padding)
             return int(set_bytes + 4 * run.learner.requires.batch * padded_size)
+        _warn_of_small_crops(images, self.augment)
         layout = self._layout(run, images)
         return int(set_bytes + layout.pixel_bytes + layout.workers * _WORKER_BYTES)
 
@@ -89,6 +91,25 @@ class ImageSourceConfig(SourceConfig):
         opencv()  # if the package is missing, it raises here rather than in a process
         settings = WorkerSettings(0, self._layout(run, images), 0, self.augment, images.shortest, key)
         return EncodedImageSource(images, train.indices, order, settings, context.rank)
+
+
+def _warn_of_small_crops(images: ImageFiles, augment: Augmentation) -> None:
+    """Warn if crops are less than a quarter of an image, as when only ``world.size`` was made smaller."""
+    size, scaled, remedies = images.size, [], []
+    if images.shortest > 2 * size:
+        scaled.append(f"{images.shortest} pixels (world.shortest)")
+        remedies.append(f"--world.shortest {size * 8 // 7}")
+    if augment.crop == "multi-scale" and augment.shortest[0] > 2 * size:
+        least, most = augment.shortest
+        scaled.append(f"{least} to {most} pixels (augment.shortest)")
+        remedies.append(f"--augment.shortest {size * 8 // 7} {size * 15 // 7}")  # as 256 and 480 for 224
+    if scaled:
+        warnings.warn(
+            f"an image's shorter side is scaled to {' and '.join(scaled)}, and world.size {size} cuts a "
+            "square from it that is less than a quarter of the image. Perhaps you want "
+            f"{' '.join(remedies)}.",
+            stacklevel=2,
+        )
 
 
 class ImageSource(ExampleSource):

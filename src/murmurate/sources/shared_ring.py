@@ -23,6 +23,7 @@ SLOTS = 4  # steps by which an actor may be ahead of its learner
 EPISODE_NUMBERS = 4  # float64 values of an episode: simulator, return, length, success
 _UNKNOWN = -1.0  # success, if the world does not say
 _LINE = 8  # int64 values in a cache line
+_FAILURE_BYTES = 4_000  # of the sentence with which an actor may fail
 _DTYPES = (torch.uint8, torch.int64, torch.float32, torch.float64, torch.bool)
 _NUMPY_DTYPES = {dtype: torch.empty(0, dtype=dtype).numpy().dtype for dtype in _DTYPES}
 
@@ -63,6 +64,26 @@ class SharedParameters:
             fence(self._lock)
             if int(self._counters[0]) == completed_writes:  # no later write has begun
                 return version
+
+
+class ActorFailure:
+    """Why an actor failed for good, in the memory of its ring: a sentence that the actor writes before it
+    ends, and its learner reads then."""
+
+    def __init__(self, memory_file: SharedMemoryFile) -> None:
+        zone = memory_file.zone("failure")  # whatever the ring has taken before
+        self._size = zone.counters("size", (1,))
+        self._text = zone.take("text", _FAILURE_BYTES)
+
+    def write(self, sentence: str) -> None:
+        """Store ``sentence``, of which at most 4,000 bytes are kept."""
+        encoded = sentence.encode()[:_FAILURE_BYTES]
+        self._text[: len(encoded)] = encoded
+        self._size[0] = len(encoded)
+
+    def read(self) -> str:
+        """The sentence; empty if the actor has not failed."""
+        return bytes(self._text[: int(self._size[0])]).decode(errors="ignore")
 
 
 @dataclass

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,14 +43,14 @@ _PIXELWISE = [
 # functions along dimensions, which need no other part unless these are rows or columns; ``dim`` is argument 1
 _ALONG_DIM = [
     "softmax", "log_softmax", "softmin", "argmax", "argmin", "max", "min", "amax", "amin", "prod", "any",
-    "all", "cumsum", "logsumexp", "unbind", "glu", "sort", "std", "var",
+    "all", "cumsum", "logsumexp", "unbind", "glu", "sort", "std", "var", "gather",
 ]
 # fmt: on
 _CHANNELWISE = {  # which argument is ``dim``, counted from 0
     **dict.fromkeys(_ALONG_DIM, 1),
-    **dict.fromkeys(["chunk", "split", "topk", "normalize", "norm"], 2),
+    **dict.fromkeys(["chunk", "split", "topk", "normalize", "norm", "cosine_similarity"], 2),
 }
-_DEFAULT_DIM = {"unbind": 0, "chunk": 0, "split": 0, "normalize": 1, "glu": -1}
+_DEFAULT_DIM = {"unbind": 0, "chunk": 0, "split": 0, "normalize": 1, "glu": -1, "cosine_similarity": 1}
 
 
 def _pixelwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -156,6 +157,15 @@ def squeeze(x: SpatialTensor, dim: Any = None) -> SpatialTensor:
     return x.like(x.local.squeeze(dim))
 
 
+def _indexed_dims(entry: Any) -> int:
+    """The number of dimensions that an entry of an index stands for: a mask stands for all of its own."""
+    if entry is None or entry is Ellipsis:
+        return 0
+    if getattr(entry, "dtype", None) in (torch.bool, torch.uint8, np.bool_):
+        return int(entry.ndim)
+    return 1
+
+
 @spatial("__getitem__")
 def getitem(x: SpatialTensor, index: Any) -> SpatialTensor:
     """``x[index]``: any index of images and channels, but only slices of rows and columns, of steps 1 or
@@ -163,12 +173,12 @@ def getitem(x: SpatialTensor, index: Any) -> SpatialTensor:
     entries = list(index) if isinstance(index, tuple) else [index]
     if any(isinstance(entry, SpatialTensor) for entry in entries):
         raise refuse(x, "indexing with an image")
-    indexed_dims = sum(entry is not None and entry is not Ellipsis for entry in entries)
+    indexed_dims = sum(_indexed_dims(entry) for entry in entries)
     if Ellipsis not in [e for e in entries if not isinstance(e, Tensor)]:
         entries.append(Ellipsis)
     at = next(i for i, entry in enumerate(entries) if entry is Ellipsis)
     entries[at : at + 1] = [slice(None)] * (x.dim() - indexed_dims)
-    *leading, rows, columns = entries
+    *leading, rows, columns = entries if len(entries) > 1 else [entries[0]] * 2  # one mask of all dimensions
     if not isinstance(rows, slice) or not isinstance(columns, slice):
         raise refuse(x, "indexing of rows and columns by anything but slices")
     keeps_all = all(isinstance(entry, slice) and entry == slice(None) for entry in leading)

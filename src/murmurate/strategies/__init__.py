@@ -11,12 +11,12 @@ from murmurate.strategies.interface import Strategy
 
 
 def strategies() -> dict[str, type[Strategy]]:
-    """Every strategy by its command-line name (see ``plugins``)."""
+    """Every strategy by its command-line name (see ``plugins``). Raises Refusal where two have one name."""
     by_name: dict[str, type[Strategy]] = {}
     for module in plugins.modules(__name__):
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, Strategy) and value is not Strategy:
-                by_name[value.name] = value
+                plugins.refuse_clash("strategies", value.name, by_name.setdefault(value.name, value), value)
     return dict(sorted(by_name.items()))
 
 

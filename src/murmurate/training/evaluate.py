@@ -96,7 +96,10 @@ def write_video(run: Run, checkpoint_folder: Path, target: Path, seed: int | Non
 
     frames = film(run, checkpoint_folder, seed)
     if frames is None:
-        raise Refusal(f"{run.recipe} has no pictures: it learns from {run.unit}. Leave --video out.")
+        cause = f"it learns from {run.unit}"
+        if run.evaluation.plays:
+            cause = f"its evaluation, {type(run.evaluation).__name__}, makes no video"
+        raise Refusal(f"{run.recipe} has no pictures: {cause}. Leave --video out.")
     target.parent.mkdir(exist_ok=True)
     height, width = frames.shape[1] // 2 * 2, frames.shape[2] // 2 * 2  # the codec wants even sizes
     world: Any = run.world  # of simulators, as it has pictures

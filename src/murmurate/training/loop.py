@@ -135,8 +135,7 @@ class TrainingLoop:
                 self._count(batch)
                 self._probe(updates_before)
                 self._record(outcome)
-                for kind, message in self.source.events():
-                    self.recorder.event(kind, message, member=self.context.rank)
+                self._record_events()
                 self.context.between_steps()
                 if self._may_decide():
                     requests = self._agree_on_requests()
@@ -169,11 +168,16 @@ class TrainingLoop:
         """
         run_state = self.context.run_state
         run_state.advance(self.context.rank, self.env_steps + env_steps, self.updates)
-        self.context.between_steps()  # filling a replay for the first batch may take long
+        self._record_events()  # filling a replay for the first batch may take long
+        self.context.between_steps()
         if self.synchronous:
             return False
         planned = self.run.env_steps
         return run_state.stop_requested or (planned is not None and run_state.total_env_steps() >= planned)
+
+    def _record_events(self) -> None:
+        for kind, message in self.source.events():
+            self.recorder.event(kind, message, member=self.context.rank)
 
     def _probe(self, updates_before: int) -> None:
         """Compare the replicas if that became due since the number of updates was ``updates_before``."""

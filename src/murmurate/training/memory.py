@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from murmurate.errors import Refusal
-from murmurate.fabric.processes.memory_limits import PROCESS_BYTES, refuse_if_small
+from murmurate.fabric.processes.memory_limits import FEWER_OR_SMALLER, PROCESS_BYTES, refuse_if_small
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context, Learner
 from murmurate.training.run import Run
@@ -14,17 +14,19 @@ from murmurate.training.run import Run
 def refuse_too_small(run: Run, vector_bytes: int) -> None:
     """Raise Refusal if there is too little memory for the sources and for replicas with vectors of
     ``vector_bytes`` bytes."""
-    source_bytes = run.source.memory_bytes(run)
+    source_bytes, all_bytes = run.source.memory_bytes(run), needed_bytes(run, vector_bytes)
     sources_note = (
         f" (sources take {run.replicas * source_bytes // 2**20:,} MiB of it: --simulators, "
         "--replay.capacity, --replay.folder, --actors, --agent.batch)"
         if source_bytes > 2**20
         else ""
     )
+    mostly_sources = 2 * run.replicas * source_bytes > all_bytes
     refuse_if_small(
-        needed_bytes(run, vector_bytes),
+        all_bytes,
         f"{run.recipe} with {run.replicas} replica(s){sources_note}",
         (16 + 6 * (run.members - 1)) * vector_bytes + source_bytes,
+        "smaller values of these options" if mostly_sources else FEWER_OR_SMALLER,
     )
 
 

@@ -33,7 +33,9 @@ def learn_along(settings: PartSettings) -> None:
 
 
 def _exit_with_part_0() -> None:
-    sys.stdin.buffer.read(1)  # returns when part 0's end is closed, however part 0 exits
+    # returns when part 0's end is closed, however part 0 exits; the lock of the buffered file stays free,
+    # which the interpreter needs to shut down if this process fails
+    os.read(sys.stdin.fileno(), 1)
     os._exit(0)
 
 

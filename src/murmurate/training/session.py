@@ -308,6 +308,8 @@ def _build_once(run: Run) -> Learner:
     if isinstance(built, Crashed):
         raise RuntimeError("the simulated fabric reported a crash that was not injected")
     refuse_unknown_names(run, built, initial)
+    if run.grid != (1, 1) and (count := len(built.replicas)) > 1:
+        raise Refusal(f"{run.learner.name} has {count} optimizers, and --parts needs one: leave out --parts.")
     return built
 
 

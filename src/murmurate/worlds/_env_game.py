@@ -10,7 +10,8 @@ import numpy as np
 
 from murmurate.worlds._game_server import Frame
 from murmurate.worlds._gym_env import success_of
-from murmurate.worlds._spaces import JOINT_ACTIONS, action_format, number, observation_format
+from murmurate.worlds._numbers import number
+from murmurate.worlds._spaces import JOINT_ACTIONS, action_format, observation_format
 from murmurate.worlds.env_state import Unsavable, load_generators, save_generators, saver
 
 

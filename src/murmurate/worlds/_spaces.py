@@ -16,9 +16,9 @@ import numpy.typing as npt
 from gymnasium.spaces.utils import flatten, flatten_space
 
 from murmurate.errors import Refusal
+from murmurate.worlds._numbers import checked_numbers
 
 spaces = gymnasium.spaces
-_NUMBERS = (float, int, np.number, np.bool_)
 JOINT_ACTIONS = 1024  # default of ``joint_actions`` in ``action_format``
 
 
@@ -222,8 +222,8 @@ def _box_converter(space: Any) -> Callable[[Any], Any]:
             raise ValueError(
                 f"its observation has the shape {list(np.shape(observation))}, not {list(shape)}"
             )
-        _check_numbers(observation, "its observation")
-        return np.moveaxis(observation, -1, -3).reshape(converted_shape) if channels_last else observation
+        array = checked_numbers(observation, space.dtype, "its observation")
+        return np.moveaxis(array, -1, -3).reshape(converted_shape) if channels_last else array
 
     return convert
 
@@ -284,31 +284,7 @@ def _check_part(path: tuple[Any, ...], space: Any, observation: Any) -> None:
     shape = np.shape(part)
     if [n for n in shape if n != 1] != [n for n in space.shape if n != 1]:  # a number is as good as [1]
         raise ValueError(f"{place} has the shape {list(shape)}, not {list(space.shape)}")
-    _check_numbers(part, place)
-
-
-def _check_numbers(values: Any, place: str) -> None:
-    """Raise ``ValueError`` for arrays of strings or objects, which numpy would convert to numbers."""
-    dtype = np.asarray(values).dtype
-    if dtype.kind not in "biuf":
-        raise ValueError(f"{place} holds {dtype}, and no numbers")
-
-
-def number(reward: Any) -> float:
-    """``reward``, also from an array of one number. Raises ``ValueError`` for anything else."""
-    if isinstance(reward, _NUMBERS):
-        return float(reward)
-    shape = np.shape(reward)
-    if shape:
-        if math.prod(shape) != 1:
-            raise ValueError(f"its reward is an array of shape {shape}: step must return a number")
-        reward = np.reshape(reward, ())
-    try:
-        if not isinstance(reward, str | bytes):
-            return float(reward)
-    except (TypeError, ValueError):
-        pass
-    raise ValueError(f"its reward is {reward!r}: step must return a number")
+    checked_numbers(part, space.dtype, place)
 
 
 def _selected(space: Any, name: str, observe: Sequence[str]) -> tuple[Any, Callable[[Any], Any] | None]:

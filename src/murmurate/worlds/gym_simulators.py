@@ -17,12 +17,12 @@ from murmurate.spec import EnvSpec, TimeStep
 from murmurate.worlds._failures import noted
 from murmurate.worlds._game_server import MOST_FAILURES, STEPS_TO_RECOVER
 from murmurate.worlds._gym_env import success_of
+from murmurate.worlds._numbers import number
 from murmurate.worlds._spaces import (
     JOINT_ACTIONS,
     ActionFormat,
     ObservationFormat,
     action_format,
-    number,
     observation_format,
 )
 from murmurate.worlds.array_trees import to_arrays, to_tensors

@@ -15,8 +15,8 @@ from murmurate.worlds.interface import SimulatorWorld
 def world(name: str) -> SimulatorWorld:
     """The world of that name.
 
-    Raises ``Refusal`` with the nearest name for an unknown name; ``MissingExtra`` if it may be a world of a
-    package that is not installed.
+    Raises ``Refusal`` with the nearest name for an unknown name, and where two modules offer a world of that
+    name; ``MissingExtra`` if it may be a world of a package that is not installed.
     """
     missing: errors.MissingExtra | None = None
     for module in _modules():
@@ -26,11 +26,19 @@ def world(name: str) -> SimulatorWorld:
             missing = problem
             continue
         if chosen is not None:
+            _refuse_twins(name, module)
             return chosen
     known = world_names()
     if missing is not None and not difflib.get_close_matches(name, known, n=1, cutoff=0.8):
         raise missing
     raise errors.unknown("world", name, known)
+
+
+def _refuse_twins(name: str, module: ModuleType) -> None:
+    """Raise Refusal if a module of another package offers a world of the same name as ``module``."""
+    for other in _modules():
+        if not other.__name__.startswith(f"{__package__}.") and name in other.names():
+            plugins.refuse_clash("worlds", name, module, other)
 
 
 def world_names() -> list[str]:

@@ -11,6 +11,7 @@ import psutil
 
 from murmurate.errors import Refusal
 
+FEWER_OR_SMALLER = "fewer replicas or a smaller network"  # the usual remedy
 PROCESS_BYTES = 150 * 2**20  # private memory of a process that has imported torch
 GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 # for cgroups v2 and v1: names of the files with the limit and the usage, and the folder below ``GROUPS``
@@ -31,15 +32,22 @@ def address_space_bytes() -> int:
     return 2**63 if limit == resource.RLIM_INFINITY else max(0, limit - psutil.Process().memory_info().vms)
 
 
-def refuse_if_small(needed_bytes: int, what: str, each_bytes: int = 0) -> None:
-    """Raise Refusal if the host has no room for ``needed_bytes`` in all, or a process for ``each_bytes``."""
+def refuse_if_small(
+    needed_bytes: int,
+    what: str,
+    each_bytes: int = 0,
+    remedy: str = FEWER_OR_SMALLER,
+) -> None:
+    """Raise Refusal if the host has no room for ``needed_bytes`` in all, or a process for ``each_bytes``.
+
+    what: what needs this memory. remedy: what the user should use instead."""
     left, kind = available_bytes(), "memory"
     if needed_bytes <= left:
         needed_bytes, left, kind = each_bytes, address_space_bytes(), "address space (ulimit -v)"
     if needed_bytes > left:
         raise Refusal(
-            f"{what} needs {_mebibytes(needed_bytes)} of {kind} and {_mebibytes(left)} are free. Use fewer "
-            f"replicas or a smaller network, or give the run more {kind}."
+            f"{what} needs {_mebibytes(needed_bytes)} of {kind} and {_mebibytes(left)} are free. Use "
+            f"{remedy}, or give the run more {kind}."
         )
 
 

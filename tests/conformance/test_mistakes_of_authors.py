@@ -1,0 +1,229 @@
+"""Mistakes that authors of strategies, worlds and agents make: the conformance tests find and name them."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from murmurate.conformance import test_recipes, test_strategies, test_strategy_states, test_worlds
+from murmurate.conformance.smallest import shortest
+from murmurate.evaluation.interface import EvalContext, Evaluation
+from murmurate.fabric.interface import Capability
+from murmurate.ranges import PositiveInt
+from murmurate.replica.vector import Exchange
+from murmurate.strategies.interface import Strategy, mean_of_published
+
+
+def template(name: str) -> ModuleType:
+    """A module of ``plugins``, without that folder on the path, where its entry points would be found."""
+    path = Path(__file__).parent / "plugins" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"{name}_with_mistakes", path)
+    assert spec is not None and spec.loader is not None  # noqa: PT018 - for mypy
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+catch_world = template("catch_world")
+
+
+@dataclass
+class Ring(Strategy):
+    """Mix with what the preceding replica published."""
+
+    name: ClassVar[str] = "faultless-ring"
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.REGISTER})
+    rounds: int = field(default=0, init=False)
+
+    def step(self, replica, channel):
+        replica.update()
+        channel.publish(replica.params.detach())
+        self.rounds += 1
+        peer = (channel.rank - 1) % channel.size
+        if channel.version(peer) == 0:
+            return Exchange(self.rounds, 1, 0)
+        replica.params.lerp_(channel.peek(peer)[0], 0.5)
+        return Exchange(self.rounds, 2, 0)
+
+    def consensus(self, replica, channel):
+        return mean_of_published(replica, channel)
+
+    def state(self):
+        return {"rounds": self.rounds}
+
+    def load(self, state):
+        self.rounds = state["rounds"]
+
+
+class OtherKey(Ring):
+    def load(self, state):
+        self.rounds = state["round"]
+
+
+class Forgetful(Ring):
+    def load(self, state):
+        pass
+
+
+class Resumes(Ring):
+    def resumed(self, replica, channel):
+        raise ZeroDivisionError
+
+
+class Joins(Ring):
+    def joined(self, replica, channel):
+        raise ZeroDivisionError
+
+
+class Rewrites(Ring):
+    def rewritten(self, replica, channel):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("kind", "call", "raised"),
+    [
+        (OtherKey, "resumed", KeyError),
+        (Forgetful, "rewritten", AssertionError),
+        (Resumes, "resumed", ZeroDivisionError),
+        (Joins, "joined", ZeroDivisionError),
+        (Rewrites, "rewritten", ZeroDivisionError),
+    ],
+)
+def test_what_only_a_resume_or_a_joiner_would_show_is_found(kind, call, raised):
+    test_strategy_states.test_with_a_saved_state_it_goes_on_after(Ring, call)
+    with pytest.raises(raised):
+        test_strategy_states.test_with_a_saved_state_it_goes_on_after(kind, call)
+
+
+class Returnless(Ring):
+    def step(self, replica, channel):
+        super().step(replica, channel)
+
+
+class Live(Ring):
+    def consensus(self, replica, channel):
+        return replica.params.detach()
+
+
+class Idle(Ring):
+    def step(self, replica, channel):
+        return Exchange(0, 1, 0)
+
+
+class Alone(Ring):
+    def step(self, replica, channel):
+        replica.update()
+        return Exchange(0, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (Returnless, r"Returnless.step returned None: return Exchange\(round, heard, staleness\)"),
+        (Live, "consensus must return a copy"),
+        (Idle, r"call replica.update\(\) once"),
+    ],
+)
+def test_a_strategys_mistake_is_named(kind, words):
+    with pytest.raises((AssertionError, TypeError), match=words):
+        test_strategies.test_it_learns_on_every_fabric(kind, "simulated", 2)
+
+
+def test_members_that_drift_apart_are_found():
+    with pytest.raises(AssertionError, match="does step change"):
+        test_strategies.test_under_any_schedule_members_stay_closer_than_separate_learners(Alone, 0)
+
+
+class Faulty(catch_world.CatchSimulators):
+    """Catch with one mistake, which ``mistake`` names."""
+
+    mistake = ""
+
+    def __init__(self, spec, size, first):
+        super().__init__(spec, size, 0 if self.mistake == "first" else first)
+        self._board = super()._boards()
+
+    def _boards(self):
+        boards = super()._boards()
+        return self._board.copy_(boards) if self.mistake == "buffer" else boards
+
+    def receive(self):
+        step = super().receive()
+        if self.mistake == "episodes":
+            step.episodes = []
+        if self.mistake == "final":
+            step.terminated, step.truncated = step.truncated, step.terminated
+        return step
+
+
+@pytest.mark.parametrize(
+    ("mistake", "test", "words"),
+    [
+        ("", "test_its_steps_agree_with_its_spec", None),
+        ("", "test_each_episode_that_ends_is_listed", None),
+        ("", "test_one_seed_gives_the_same_episodes_and_simulators_differ", None),
+        ("buffer", "test_its_steps_agree_with_its_spec", "a later step wrote to the observation"),
+        ("final", "test_its_steps_agree_with_its_spec", "final_observation .* must have its last"),
+        ("images", "test_its_steps_agree_with_its_spec", "the config's images is None"),
+        ("episodes", "test_each_episode_that_ends_is_listed", "list an Episode for each"),
+        ("first", "test_one_seed_gives_the_same_episodes_and_simulators_differ", "from first \\+ b"),
+    ],
+)
+def test_a_worlds_mistake_is_named(mistake, test, words, monkeypatch):
+    class World(catch_world.CatchWorld):
+        def open(self, simulators, *, training, threads=1, first=0, picture=False):
+            return Faulty(self.spec(), simulators, first)
+
+    if mistake == "images":
+        World.images = None
+    monkeypatch.setattr(Faulty, "mistake", mistake)
+    monkeypatch.setattr(test_worlds, "world", lambda name: World())
+    run = getattr(test_worlds, test)
+    if words is None:
+        run("catch")
+    else:
+        with pytest.raises(AssertionError, match=words):
+            run("catch")
+
+
+@dataclass(frozen=True)
+class Longest(Evaluation):
+    """rounds: steps of a game whose actions are counted."""
+
+    rounds: PositiveInt = 3
+    plays: ClassVar[bool] = True
+
+    def evaluate(self, learner: Any, context: EvalContext) -> dict[str, Any]:
+        return {"longest": context.count or self.rounds}
+
+    def sentence(self, figures: Any) -> str:
+        return f"{figures['longest']} steps" if figures else ""
+
+
+def test_an_evaluation_need_not_have_the_options_of_another(tmp_path):
+    run = dataclasses.replace(shortest("a2c", tmp_path), evaluation=Longest())
+    test_recipes.test_an_evaluation_gives_plain_figures_and_a_sentence(run, tmp_path)
+
+
+def test_nets_that_the_seed_does_not_determine_are_named(tmp_path, monkeypatch):
+    run = shortest("a2c", tmp_path)
+    built = test_recipes.build_learner
+
+    def unseeded(*arguments):
+        learner = built(*arguments)
+        with torch.no_grad():
+            learner.replicas["a2c"].params.add_(torch.rand(1))
+        return learner
+
+    monkeypatch.setattr(test_recipes, "build_learner", unseeded)
+    with pytest.raises(AssertionError, match=r"build nets within seeded_by"):
+        test_recipes.test_one_seed_gives_the_same_learner_which_acts_with_its_own_replicas(run)
