@@ -183,8 +183,8 @@ def read_run(folder: Path, recipe: Callable[[str], Run]) -> Run:
         name_it = f"Did you mean '{near[0]}'? Else name" if near else "Name"
         raise Refusal(
             f"{path} names the strategy '{strategy_name}', which no module that is known here defines. "
-            f"{name_it} the file that does: --import FILE.py, or {plugins.IMPORTS}=FILE.py in the environment (for "
-            "Python, too); or install its package."
+            f"{name_it} the file that does: --import FILE.py, or {plugins.IMPORTS}=FILE.py in the "
+            "environment (for Python, too); or install its package."
         )
     world = stored.get("world")
     with search(world.get("folder") if isinstance(world, dict) else None):
