@@ -68,10 +68,14 @@ def printable(text: str) -> str:
 
 def unknown(kind: str, given: str, known: Iterable[str]) -> Refusal:
     """A refusal of the unknown name ``given``, which suggests the nearest known name."""
-    names = sorted(known)
-    similar = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
-    hint = f" Did you mean '{similar[0]}'?" if similar else ""
+    hint = did_you_mean(given, known)
     return Refusal(f"There is no {kind} called '{given}'.{hint} Run: murmurate list {list_argument(kind)}")
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """A question with the known name that is nearest to ``given``, after a space; empty if none is near."""
+    similar = difflib.get_close_matches(given, sorted(known), n=1, cutoff=0.5)
+    return f" Did you mean '{similar[0]}'?" if similar else ""
 
 
 def no_recipe(algorithm: str, world: str, worlds: Iterable[str]) -> Refusal:

@@ -13,6 +13,7 @@ from murmurate.agents._off_policy import check_vector_actions, passes, replicate
 from murmurate.agents._running import statistics_updater
 from murmurate.agents.interface import Action
 from murmurate.losses.continuous import (
+    Squashed,
     soft_policy_slope,
     soft_target,
     squared_error,
@@ -41,16 +42,14 @@ class Update(NamedTuple):
 class _Draw(NamedTuple):
     """Actions drawn from the policy at a batch of states, and what the policy's gradient needs.
 
-    activations: inputs of the policy's layers. unlimited_log_std, log_std, noise, action: [B, D].
-    log_probability: [B].
+    activations: inputs of the policy's layers. unlimited_log_std, log_std, noise: [B, D].
     """
 
+    drawn: Squashed
     activations: list[Tensor]
     unlimited_log_std: Tensor
     log_std: Tensor
     noise: Tensor
-    action: Tensor
-    log_probability: Tensor
 
 
 class Temperature(nn.Module):
@@ -117,8 +116,8 @@ class SoftActorCritic:
         alpha = self._temperature.log_alpha.detach().exp()
         observation = self.policy.observation_features(data.observation)
         next_observation = self.policy.observation_features(data.next_observation)
-        draw, next_action, next_log_probability = self._draw(observation, next_observation, noise)
-        target = self._target(data, next_observation, next_action, next_log_probability, alpha)
+        draw, next_draw = self._draw(observation, next_observation, noise)
+        target = self._target(data, next_observation, next_draw, alpha)
         scaled = self.policy.bounds.to_scaled(data.action)
         activations = self._critic_passes.forward(self._critic_input(observation, scaled))
         q = activations[-1][..., 0]
@@ -127,7 +126,7 @@ class SoftActorCritic:
         self._critic_passes.backward(activations, squared.slope[..., None])
         exchange = self._critic.follow(self._critic.grad)
         self._update_policy(observation, draw, alpha)
-        log_probability = draw.log_probability
+        log_probability = draw.drawn.log_probability
         if "temperature" in self.replicas:
             replica = self.replicas["temperature"]
             replica.follow(temperature_slope(log_probability, self._target_entropy).view(1))
@@ -142,10 +141,8 @@ class SoftActorCritic:
         }
         return Update(metrics, error)
 
-    def _draw(
-        self, observation: Tensor, next_observation: Tensor, noise: Tensor
-    ) -> tuple[_Draw, Tensor, Tensor]:
-        """(the draw at s, a', log pi(a' | s')), of the present policy, with the noise [2, B, D] at s' and s.
+    def _draw(self, observation: Tensor, next_observation: Tensor, noise: Tensor) -> tuple[_Draw, Squashed]:
+        """The draws of the present policy at s and at s', with the noise [2, B, D] at s' and s.
 
         The policy does not change between its two uses in an update: one pass is faster than two.
         """
@@ -156,30 +153,22 @@ class SoftActorCritic:
         noise = noise.flatten(0, 1)
         drawn = squashed_gaussian(mean, log_std, noise)
         draw = _Draw(
+            Squashed(drawn.action[size:], drawn.log_probability[size:]),
             [layer[:, size:] for layer in activations[:-1]],
             unlimited_log_std[size:],
             log_std[size:],
             noise[size:],
-            drawn.action[size:],
-            drawn.log_probability[size:],
         )
-        return draw, drawn.action[:size], drawn.log_probability[:size]
+        return draw, Squashed(drawn.action[:size], drawn.log_probability[:size])
 
-    def _target(
-        self,
-        data: Sample,
-        next_observation: Tensor,
-        next_action: Tensor,
-        next_log_probability: Tensor,
-        alpha: Tensor,
-    ) -> Tensor:
+    def _target(self, data: Sample, next_observation: Tensor, drawn: Squashed, alpha: Tensor) -> Tensor:
         """y [B], from the target critics at actions drawn from the present policy."""
-        values = self._target_passes.forward(self._critic_input(next_observation, next_action))[-1]
-        return soft_target(data.reward, data.discount, values[..., 0], next_log_probability, alpha)
+        values = self._target_passes.forward(self._critic_input(next_observation, drawn.action))[-1]
+        return soft_target(data.reward, data.discount, values[..., 0], drawn.log_probability, alpha)
 
     def _update_policy(self, observation: Tensor, draw: _Draw, alpha: Tensor) -> None:
         """One step down the gradient of ``mean(alpha log pi(a | s) - min_e Q_e(s, a))``."""
-        critic_activations = self._critic_passes.forward(self._critic_input(observation, draw.action))
+        critic_activations = self._critic_passes.forward(self._critic_input(observation, draw.drawn.action))
         # each row follows the critic with the smaller value
         q, actions = critic_activations[-1], slice(observation.shape[1], None)
         chosen = (q[1, :, 0] < q[0, :, 0]).to(torch.int64)
@@ -188,7 +177,7 @@ class SoftActorCritic:
             q_slope = self._critic_passes.input_slope(critic_activations, weights, inputs=actions).sum(0)
         else:
             q_slope = self._critic_passes.slope_of_chosen(critic_activations, chosen, actions)
-        slope = soft_policy_slope(draw.action, draw.log_std, draw.noise, q_slope, alpha)
+        slope = soft_policy_slope(draw.drawn.action, draw.log_std, draw.noise, q_slope, alpha)
         output_slope = torch.cat([slope.mean, through_limit(slope.log_std, draw.unlimited_log_std)], 1)
         self._policy_passes.backward(draw.activations, output_slope[None])
         self._policy.follow(self._policy.grad)

@@ -209,6 +209,7 @@ def _profile(run: Run, options: argparse.Namespace) -> DeviceProfile:
     has_changed = options.watts not in (None, profile.watts)
     if has_changed:
         profile.watts = options.watts
+        _keep(profile, path)
     if here and (options.profile or key(run) not in profile.recipes):
         _say(f"measuring {run.recipe} on this machine")
         _warn_of_others()
@@ -221,7 +222,6 @@ def _profile(run: Run, options: argparse.Namespace) -> DeviceProfile:
                 _keep(profile, path)
                 has_changed = True
     if has_changed:
-        _keep(profile, path)
         _say(f"the profile is {path}")
     costs = profile.recipes.get(key(run))
     if costs is None or options.target is None:

@@ -47,13 +47,18 @@ def test_with_a_saved_state_it_goes_on_after(kind, call):
         assert updates == UPDATES
 
 
+def settle(replicator, end):
+    """Wait until all members have made their updates, and have received each other's messages."""
+    end.gather(torch.zeros(1))
+    assert replicator.drain(1, 5.0)
+    end.gather(torch.zeros(1))
+
+
 def saved_role(kind, endpoint):
     """Make updates, and return the state of the replica and of the strategy, as a checkpoint has it."""
     replicator, replica, end = start(kind, sgd, endpoint)
     PROBLEM._run(replica, UPDATES, (endpoint.rank,))
-    end.gather(torch.zeros(1))  # wait for all members
-    assert replicator.drain(1, 5.0)
-    end.gather(torch.zeros(1))
+    settle(replicator, end)
     return copy.deepcopy(replicator.state())
 
 
@@ -85,9 +90,7 @@ def saving_role(kind, restores, endpoint):
     strategy = replicator.bound_replicas["model"].strategy
     attached = {name: copied(value) for name, value in vars(strategy).items()}
     PROBLEM._run(replica, MANY_UPDATES // 4, (endpoint.rank,))
-    end.gather(torch.zeros(1))  # wait for all members
-    assert replicator.drain(1, 5.0)
-    end.gather(torch.zeros(1))
+    settle(replicator, end)
     state = copy.deepcopy(strategy.state())
     if restores:
         vars(strategy).clear()

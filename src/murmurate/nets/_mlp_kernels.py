@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from murmurate import native
+from murmurate.nets._conv_kernels import is_traced
 
 _MOST_WIDE = 1 << 16  # the kernel's limit (native/normalize.hpp)
 
@@ -19,8 +20,8 @@ def add_and_rectify_(x: Tensor, bias: Tensor) -> Tensor:
     scale of 1. NaN stays NaN.
     """
     members, rows, width = x.shape
-    kernels = None if torch.compiler.is_exporting() else native.kernels  # a traced tensor has no memory
-    if kernels is None or not (_is_readable(x) and _is_readable(bias) and x.numel() and width <= _MOST_WIDE):
+    kernels = native.kernels
+    if kernels is None or is_traced() or not (_is_readable(x) and _is_readable(bias)):
         return x.add_(bias).relu_()
     threads, ones = torch.get_num_threads(), _ones(width).data_ptr()
     address, shift = x.data_ptr(), bias.data_ptr()
@@ -32,7 +33,8 @@ def add_and_rectify_(x: Tensor, bias: Tensor) -> Tensor:
 
 
 def _is_readable(x: Tensor) -> bool:
-    return x.dtype == torch.float32 and x.is_cpu and x.is_contiguous()
+    is_plain = x.dtype == torch.float32 and x.is_cpu and x.is_contiguous()
+    return is_plain and x.numel() > 0 and x.shape[-1] <= _MOST_WIDE
 
 
 @lru_cache(maxsize=16)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import fcntl
 import itertools
 import json
@@ -29,7 +28,7 @@ import torch
 
 import murmurate
 from murmurate import plugins
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, did_you_mean
 from murmurate.record.reader import read_metrics
 from murmurate.record.stored import FORMAT, UNSOUND, Changed, read_object, refuse_foreign, seal
 from murmurate.strategies import strategies
@@ -178,17 +177,16 @@ def read_run(folder: Path, recipe: Callable[[str], Run]) -> Run:
         ) from None
     if imports:
         plugins.add_imports(imports)
-    if strategy_name not in strategies():
-        near = difflib.get_close_matches(str(strategy_name), strategies(), 1)
-        name_it = f"Did you mean '{near[0]}'? Else name" if near else "Name"
+    known = strategies()
+    if strategy_name not in known:
         raise Refusal(
-            f"{path} names the strategy '{strategy_name}', which no module that is known here defines. "
-            f"{name_it} the file that does: --import FILE.py, or {plugins.IMPORTS}=FILE.py in the "
-            "environment (for Python, too); or install its package."
+            f"{path} names the strategy '{strategy_name}', which no module that is known here defines."
+            f"{did_you_mean(str(strategy_name), known)} Name the file that does: --import FILE.py, or "
+            f"{plugins.IMPORTS}=FILE.py in the environment (for Python, too); or install its package."
         )
     world = stored.get("world")
     with search(world.get("folder") if isinstance(world, dict) else None):
-        base = dataclasses.replace(recipe(name), strategy=strategies()[strategy_name]())
+        base = dataclasses.replace(recipe(name), strategy=known[strategy_name]())
     missing: list[str] = []
     try:
         rebuilt: Run = restore(base, stored, number, missing, beside=_OTHER_KEYS)
