@@ -370,6 +370,18 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, s
             ("Welch p", "welch_p"),
         ],
     ),
+    "memr": (
+        "task, agent, env steps",
+        lambda result: [
+            (f"{row['task']}, {row['agent']}, {row['env_steps']:,}", row) for row in result["rows"]
+        ],
+        [
+            ("mean", "mean"),
+            ("deviation", "deviation"),
+            ("policy updates", "policy_updates"),
+            ("imagined transitions", "imagined_transitions"),
+        ],
+    ),
     "spo-learning": (
         "world, learners, H",
         lambda result: [
