@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,25 @@ def _replay(result: dict[str, Any]) -> Rows:
     return [(row["label"], row) for row in result["cases"]]
 
 
+def _image_strategies(result: dict[str, Any]) -> Rows:
+    """By strategy, over seeds."""
+    return [
+        (
+            row["strategy"],
+            {
+                **row,
+                "seeds": len(row["accuracies"]),
+                "least": min(row["accuracies"]),
+                "greatest": max(row["accuracies"]),
+                "test_loss": statistics.fmean(row["test_losses"]),
+                "staleness": max(row["staleness_max"]),
+                "seconds": statistics.fmean(row["wall_seconds"]),
+            },
+        )
+        for row in result["rows"]
+    ]
+
+
 def _topics(result: dict[str, Any]) -> Rows:
     """By corpus and library, then the step rules."""
     parts = {**result["corpora"], "step rules": result["step_rules"]}
@@ -297,6 +317,31 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, s
             ("ours, µs", "microseconds.murmurate.median"),
             *((peer, f"microseconds.{peer}.median") for peer in _REPLAYS),
             *((f"x {peer}", f"ratios.{peer}") for peer in _REPLAYS),
+        ],
+    ),
+    "replay-gpu": (
+        "case (n: leaves, b: batch)",
+        _replay,
+        [
+            ("Triton, µs", "microseconds.triton.median"),
+            ("torch on the GPU, µs", "microseconds.torch.median"),
+            ("x torch", "ratio_torch.median"),
+            ("least", "ratio_torch.least"),
+            ("greatest", "ratio_torch.greatest"),
+        ],
+    ),
+    "image-strategies": (
+        "strategy",
+        _image_strategies,
+        [
+            ("seeds", "seeds"),
+            ("accuracy, mean", "accuracy"),
+            ("deviation", "deviation"),
+            ("least", "least"),
+            ("greatest", "greatest"),
+            ("test loss, mean", "test_loss"),
+            ("greatest staleness", "staleness"),
+            ("seconds, mean", "seconds"),
         ],
     ),
     "replay-shared": (
@@ -573,8 +618,7 @@ def tables(results: Iterable[dict[str, Any]]) -> str:
         heads = ["date", "hardware", *(heading for heading, _ in columns)]
         lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
         for result in by_bench[bench]:
-            machine = result["hardware"]
-            date_and_machine = [result["date"][:10], f"{machine['cores']} x {machine['cpu']}"]
+            date_and_machine = [result["date"][:10], _machine(result)]
             lines.append(
                 "| "
                 + " | ".join([*date_and_machine, *(cell(at(result, path), null) for _, path in columns)])
@@ -592,10 +636,15 @@ def tables(results: Iterable[dict[str, Any]]) -> str:
     return "\n".join(out)
 
 
+def _machine(result: dict[str, Any]) -> str:
+    machine = result["hardware"]
+    return ", ".join([f"{machine['cores']} x {machine['cpu']}", *machine.get("gpus", ())])
+
+
 def _table(result: dict[str, Any], first: str, rows: Rows, columns: list[tuple[str, str]]) -> str:
-    machine, null = result["hardware"], NULLS.get(result["bench"], NOT_MEASURED)
+    null = NULLS.get(result["bench"], NOT_MEASURED)
     lines = [
-        f"{result['date'][:10]}, {machine['cores']} x {machine['cpu']}: `{result['command']}`\n",
+        f"{result['date'][:10]}, {_machine(result)}: `{result['command']}`\n",
         "| " + " | ".join([first, *(heading for heading, _ in columns)]) + " |",
         "|" + "---|" * (1 + len(columns)),
     ]

@@ -44,8 +44,8 @@ Key = tuple[int, str, int]  # replicas, batch_norm, seed
 class GanBatchPlan:
     """Every number of replicas is trained once for each seed and kind of batch statistics.
 
-    world: fashion or cifar10. path: path of the world's files. batch: batch size of each replica. replicas:
-    the numbers of replicas that are measured; the total batch is ``batch`` times the number. updates: number
+    world: fashion or cifar10. path: path of the world's files. devices: as in ``--placement.devices``; empty:
+    the CPU. batch: batch size of each replica. replicas: the numbers of replicas that are measured; the total batch is ``batch`` times the number. updates: number
     of updates of the generator in every run. generator_rate: learning rate of the generator, whatever the
     batch. discriminator_rate: learning rate of the discriminator, whatever the batch. channels: as in
     ``--agent.channels``. precision: as in ``--agent.precision``. batch_norm: kinds of batch statistics, as in
@@ -57,6 +57,7 @@ class GanBatchPlan:
 
     world: str = "fashion"
     path: str = ""
+    devices: tuple[str, ...] = ()
     batch: PositiveInt = 64
     replicas: tuple[PositiveInt, ...] = (1, 2, 4, 8)
     updates: PositiveInt = 2_000
@@ -138,6 +139,7 @@ def planned(plan: GanBatchPlan, replicas: int, kind: str, seed: int) -> Resumabl
     where = Path(plan.where)
     settings = (
         *(("--world.path", plan.path) if plan.path else ()),
+        *(("--placement.devices", *plan.devices) if plan.devices else ()),
         "--replicas", str(replicas),
         "--seed", str(seed),
         "--agent.batch", str(plan.batch),

@@ -28,8 +28,8 @@ SUMMARY = "accuracy of an image classifier under several strategies, resumable; 
 class ImageStrategiesPlan:
     """Each strategy trains ``replicas`` processes on ``batch`` images per step, for ``images`` in all.
 
-    world: fashion or cifar10. path: path of the world's files. seeds: number of seeds (0, 1, ...). where: the
-    folder that keeps the runs.
+    world: fashion or cifar10. path: path of the world's files. devices: as in ``--placement.devices``; empty:
+    the CPU. seeds: number of seeds (0, 1, ...). where: the folder that keeps the runs.
 
     net: the net that learns. images: number of images of each training. replicas: number of processes. batch:
     number of images in a replica's update. strategies: the strategies that are run.
@@ -37,6 +37,7 @@ class ImageStrategiesPlan:
 
     world: str = "fashion"
     path: str = ""
+    devices: tuple[str, ...] = ()
     net: Net = "resnet20"
     images: PositiveInt = 480_000
     replicas: PositiveInt = 2
@@ -75,6 +76,7 @@ def planned(plan: ImageStrategiesPlan, strategy: str, seed: int) -> ResumableRun
         raise unknown("strategy", strategy, strategies())
     settings = (
         *(("--world.path", plan.path) if plan.path else ()),
+        *(("--placement.devices", *plan.devices) if plan.devices else ()),
         "--strategy", strategy,
         "--replicas", str(plan.replicas),
         "--agent.batch", str(plan.batch),
