@@ -45,12 +45,13 @@ class GanBatchPlan:
     """Every number of replicas is trained once for each seed and kind of batch statistics.
 
     world: fashion or cifar10. path: path of the world's files. devices: as in ``--placement.devices``; empty:
-    the CPU. batch: batch size of each replica. replicas: the numbers of replicas that are measured; the total batch is ``batch`` times the number. updates: number
-    of updates of the generator in every run. generator_rate: learning rate of the generator, whatever the
-    batch. discriminator_rate: learning rate of the discriminator, whatever the batch. channels: as in
-    ``--agent.channels``. precision: as in ``--agent.precision``. batch_norm: kinds of batch statistics, as in
-    ``--agent.batch-norm``; with one replica they are all the same. seeds: number of seeds (0, 1, ...).
-    samples: number of generated images of an evaluation. where: the folder that keeps the runs.
+    the CPU. batch: batch size of each replica. replicas: the numbers of replicas that are measured; the total
+    batch is ``batch`` times the number. updates: number of updates of the generator in every run.
+    generator_rate: learning rate of the generator, whatever the batch. discriminator_rate: learning rate of
+    the discriminator, whatever the batch. channels: as in ``--agent.channels``. precision: as in
+    ``--agent.precision``. batch_norm: kinds of batch statistics, as in ``--agent.batch-norm``; with one
+    replica they are all the same. seeds: number of seeds (0, 1, ...). samples: number of generated images of
+    an evaluation. where: the folder that keeps the runs.
 
     discriminator_steps: number of updates of the discriminator for each update of the generator.
     """
