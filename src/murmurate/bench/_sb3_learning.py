@@ -54,7 +54,8 @@ def train(
     )
     learner.learn(env_steps)
     mean, _ = evaluate_policy(learner, gymnasium.make(env_id), n_eval_episodes=games)
-    return float(mean)
+    assert isinstance(mean, float)
+    return mean
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from murmurate.nets.initialize import orthogonal_
 from murmurate.nets.moments import ObservationNormalizer
+from murmurate.nets.precision import first_dtype
 from murmurate.nets.recurrent import LSTMCore
 from murmurate.nets.torso import AUTO, build_torso, seeded_by
 from murmurate.spec import EnvSpec
@@ -138,8 +139,8 @@ class ActorCritic(nn.Module):
 
     def _heads(self, features: Tensor, observation: Tensor) -> tuple[Tensor, Tensor]:
         value_features = features if self.value_torso is None else self.value_torso(observation)
-        policy = self.policy_head(features.to(_dtype(self.policy_head)))
-        value = self.value_head(value_features.to(_dtype(self.value_head)))
+        policy = self.policy_head(features.to(first_dtype(self.policy_head)))
+        value = self.value_head(value_features.to(first_dtype(self.value_head)))
         return policy.float(), value.squeeze(-1).float()
 
 
@@ -192,7 +193,3 @@ def _build(spec: EnvSpec, torso: str, hidden: Sequence[int], recurrent: int) -> 
     core = LSTMCore(features, recurrent) if recurrent else None
     features = recurrent or features
     return ActorCritic(trunk, core, policy_head(features, spec), nn.Linear(features, 1), value_trunk)
-
-
-def _dtype(head: nn.Module) -> torch.dtype:
-    return next(head.parameters()).dtype

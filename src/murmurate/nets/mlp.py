@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from murmurate.errors import Refusal
+from murmurate.nets.precision import first_dtype
 from murmurate.ranges import Widths
 from murmurate.spec import EnvSpec
 
@@ -52,7 +53,7 @@ class MLP(nn.Module):
                 f"an observation must have {self.in_features} numbers, but the batch has "
                 f"shape {list(observation.shape)}"
             )
-        x = x.to(cast(Tensor, self.layers[0].weight).dtype)
+        x = x.to(first_dtype(self))
         for layer in self.layers:
             x = self.activation(layer(x))
         return x

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from murmurate.nets.conv import ConvTorso
 from murmurate.nets.initialize import orthogonal_
 from murmurate.nets.moments import ObservationNormalizer
+from murmurate.nets.precision import first_dtype
 from murmurate.nets.torso import AUTO, build_torso, seeded_by
 from murmurate.spec import EnvSpec
 
@@ -47,7 +48,7 @@ class QNetwork(nn.Module):
     def forward(self, observation: Tensor) -> Tensor:
         """Observations [B, ...], raw or after ``preprocess``, to Q(s, .) [B, A]."""
         features = self.torso(observation if self.normalizer is None else self.normalizer(observation))
-        values: Tensor = self.head(features.to(next(self.head.parameters()).dtype))
+        values: Tensor = self.head(features.to(first_dtype(self.head)))
         return values.float()
 
 
