@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -80,32 +81,17 @@ def test_claims_compare_memr_with_mbpo() -> None:
     assert not claim["reached"], "survivors alone are not judged"
 
 
-def test_the_curve_begins_where_all_runs_have_one(tmp_path: Path) -> None:
+def test_the_curve_has_the_evaluations_that_all_runs_have() -> None:
     class Recorded:
-        def __init__(self, x: list[float], y: list[float]) -> None:
-            self.x, self.y = x, y
+        def __init__(self, env_steps: list[float], mean: list[float]) -> None:
+            self.evaluations = SimpleNamespace(env_steps=env_steps, mean=mean)
 
-        def mean(self, key: str, axis: str) -> tuple[list[float], list[float]]:
-            assert (key, axis) == ("return_mean", "total_env_steps")
-            return self.x, self.y
-
-    runs = [Recorded([0, 100], [0, 100]), Recorded([40, 80], [0, 40])]
-    points = memr._curve(runs, [25, 50, 75])  # type: ignore[arg-type]
-    assert points == [{"env_steps": 50.0, "return": 30.0}, {"env_steps": 75.0, "return": 55.0}]
-
-
-def test_the_curve_ends_where_the_shortest_run_does() -> None:
-    class Recorded:
-        def __init__(self, end: float) -> None:
-            self.end = end
-
-        def mean(self, key: str, axis: str) -> tuple[list[float], list[float]]:
-            return [0, self.end], [0, self.end]
-
-    points = memr._curve([Recorded(99.9), Recorded(70.0)], [50, 75, 100])  # type: ignore[arg-type,list-item]
-    assert [point["env_steps"] for point in points] == [50.0]
-    points = memr._curve([Recorded(99.9), Recorded(100.0)], [50, 100])  # type: ignore[arg-type,list-item]
-    assert [point["env_steps"] for point in points] == [50.0, 100.0]
+    runs = [Recorded([30, 60, 90], [1, 2, 3]), Recorded([32, 66], [5, 10])]
+    assert memr._curve(runs) == [  # type: ignore[arg-type]
+        {"env_steps": 31.0, "return": 3.0},
+        {"env_steps": 63.0, "return": 6.0},
+    ]
+    assert memr._curve([*runs, SimpleNamespace(evaluations=None)]) == []  # type: ignore[arg-type,list-item]
 
 
 def test_a_diverged_seed_counts_in_no_mean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -114,7 +100,7 @@ def test_a_diverged_seed_counts_in_no_mean(monkeypatch: pytest.MonkeyPatch, tmp_
     opened: list[str] = []
     monkeypatch.setattr(memr, "open_run", lambda folder: opened.append(folder.name))
     monkeypatch.setattr(memr, "_last", lambda run, key: 6.0)
-    monkeypatch.setattr(memr, "_curve", lambda runs, marks: [])
+    monkeypatch.setattr(memr, "_curve", lambda runs: [])
     exits = ("finished", "failed: the loss of replica 0 is nan")
     summaries = {
         ("inverted-pendulum", "sac", seed): {

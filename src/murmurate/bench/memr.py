@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from murmurate.bench import _resumable
 from murmurate.bench._result import Log
 from murmurate.bench._resumable import ResumableRun, Summary, diverged
@@ -32,6 +30,9 @@ BUDGETS = {"inverted-pendulum": (15_000, 500), "hopper": (70_000, 5_000)}
 AGENTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "sac": ("sac", ()),
     "mbpo": ("mbpo", ()),
+    # MBPO with as many updates as MEMR makes on inverted-pendulum and on hopper
+    "mbpo-updates-2.5": ("mbpo", ("--updates-per-step", "2.5")),
+    "mbpo-updates-5": ("mbpo", ("--updates-per-step", "5")),
     "memr": ("memr", ()),
     "memr-alpha-0.2": ("memr", ("--rollouts.alpha", "0.2")),
     "memr-alpha-1": ("memr", ("--rollouts.alpha", "1.0")),
@@ -40,7 +41,6 @@ AGENTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "memr-keeps-20000": ("memr", ("--rollouts.kept", "20")),
     "memr-keeps-1000000": ("memr", ("--rollouts.kept", "1000")),
 }
-_TAIL = 0.01  # share of the env steps
 _MAIN = ("sac", "mbpo", "memr")
 # the authors' curve of MBPO on Hopper, version 2 of the task, read off a figure (+-150)
 PUBLISHED = {("hopper", "mbpo"): {50_000: 1_700, 70_000: 3_100, 100_000: 3_330}}
@@ -52,7 +52,7 @@ class MEMRPlan:
 
     tasks: names in ``BUDGETS``. agents: names in ``AGENTS``. seeds: number of seeds (0, 1, ...). mbpo_seeds:
     number of seeds of MBPO, which takes longest. env_steps: number of env steps of each run; 0: as in
-    ``BUDGETS``. points: number of points of each learning curve. where: the folder that keeps the runs.
+    ``BUDGETS``. points: number of evaluations of a run. where: the folder that keeps the runs.
 
     eval_episodes: number of games of each final policy.
     """
@@ -75,7 +75,7 @@ FULL = MEMRPlan()
 
 def measure(plan: MEMRPlan, log: Log) -> dict[str, Any]:
     """For each task and agent, the evaluation returns of the last policies, one for each seed, and ``curve``:
-    the mean over seeds of the training return (of the last episodes) at numbers of env steps.
+    the means over seeds of evaluations while they learned, without the last one.
 
     ``policy_updates``, ``imagined_transitions`` and ``model_error`` are means over seeds. All of these are of
     the seeds that did not diverge, and None if all did; ``diverged``: number of the others. ``claims``: for
@@ -128,6 +128,7 @@ def planned(plan: MEMRPlan, task: str, agent: str, seed: int) -> ResumableRun:
         "--seed", str(seed),
         "--stop-at-return", "none",
         "--eval-episodes", str(plan.eval_episodes),
+        "--evaluate-every-env-steps", str(max(1, env_steps // plan.points)),
     )  # fmt: skip
     # while the speed is measured, learning begins early
     speed_settings = ["--random-env-steps", "300", "--replay.learning-starts", "300"]
@@ -156,12 +157,10 @@ def _row(
     ended = {seed: summary for seed, summary in zip(runs, final, strict=True) if not diverged(summary)}
     finite = [float(summary["eval_return_mean"]) for summary in ended.values()]
     recorded = [open_run(runs[seed].folder) for seed in ended]
-    last = next(iter(runs.values())).ends[-1]
-    marks = np.linspace(0, last, plan.points + 1)[1:]
     return {
         "task": task,
         "agent": agent,
-        "env_steps": last,
+        "env_steps": next(iter(runs.values())).ends[-1],
         "mean": _mean(finite),
         "deviation": statistics.stdev(finite) if len(finite) > 1 else None,
         "returns": finite,
@@ -169,7 +168,7 @@ def _row(
         "policy_updates": _mean([summary["updates"] for summary in ended.values()]),
         "imagined_transitions": _mean([_last(run, "imagined_transitions") for run in recorded]),
         "model_error": _mean([_last(run, "model_error") for run in recorded]),
-        "curve": _curve(recorded, marks),
+        "curve": _curve(recorded),
         "hours": sum(summary["wall_seconds"] for summary in final) / 3600,
     }
 
@@ -184,18 +183,18 @@ def _last(run: RecordedRun, key: str) -> float:
     return float(values[0]) if values else 0.0
 
 
-def _curve(runs: Sequence[RecordedRun], marks: np.ndarray) -> list[dict[str, float]]:
-    """Mean over the runs of the training return at each of ``marks`` env steps, where all have one; a run's
-    last record may precede a mark by ``_TAIL``."""
-    means = [run.mean("return_mean", "total_env_steps") for run in runs]
-    known = [mean for mean in means if mean is not None and len(mean[0])]
-    if not known or len(known) < len(runs):
+def _curve(runs: Sequence[RecordedRun]) -> list[dict[str, float]]:
+    """Means over the runs of their first, second, ... evaluation, as far as all have one, and of the numbers
+    of env steps at which these were due or a little later."""
+    known = [run.evaluations for run in runs]
+    if not known or None in known:
         return []
-    first, last = max(float(x[0]) for x, _ in known), min(float(x[-1]) for x, _ in known)
+    steps, returns = (
+        zip(*(getattr(each, name) for each in known), strict=False) for name in ("env_steps", "mean")
+    )
     return [
-        {"env_steps": float(mark), "return": statistics.fmean(float(np.interp(mark, x, y)) for x, y in known)}
-        for mark in marks
-        if first <= mark <= (1 + _TAIL) * last
+        {"env_steps": statistics.fmean(map(float, at)), "return": statistics.fmean(map(float, values))}
+        for at, values in zip(steps, returns, strict=True)
     ]
 
 
