@@ -55,7 +55,12 @@ def add_verb(verbs: Any) -> None:
         help="return to reach with --objective time; trains short runs",
     )
     plan.add_argument("--watts", type=number_argument(PositiveFloat), help="power of a busy core")
-    plan.add_argument("--hosts", type=number_argument(PositiveInt), default=1, help="number of equal hosts")
+    plan.add_argument(
+        "--hosts",
+        type=number_argument(PositiveInt),
+        default=1,
+        help="number of equal hosts (default %(default)s)",
+    )
     plan.add_argument("--check", action="store_true", help="run the best few configurations, and compare")
     plan.add_argument("--apply", action="store_true", help="train with the best configuration")
     plan.add_argument("--out", type=Path, help="run folder of --apply")

@@ -15,7 +15,9 @@ _NOT_FORWARDED = frozenset({"verb", "inner", "act", "recipe", "out", "seeds", "j
 
 def add_options(train: Any) -> None:
     train.add_argument("--seeds", help="train once for each seed, as in 0-4 or 0,3,7, into one folder")
-    train.add_argument("--jobs", type=int, default=1, help="with --seeds: number of runs at once")
+    train.add_argument(
+        "--jobs", type=int, default=1, help="with --seeds: number of runs at once (default %(default)s)"
+    )
 
 
 def sweep(run: Any, options: argparse.Namespace, rest: list[str]) -> int:

@@ -38,7 +38,10 @@ def add_verbs(verbs: Any) -> None:
     )
     show.add_argument("folder", type=Path)
     show.add_argument(
-        "--words", type=number_argument(PositiveInt), default=10, help="words of each topic (default 10)"
+        "--words",
+        type=number_argument(PositiveInt),
+        default=10,
+        help="words of each topic (default %(default)s)",
     )
     show.add_argument(
         "--samples",
@@ -72,7 +75,10 @@ def add_verbs(verbs: Any) -> None:
     evaluate.add_argument("corpus", type=Path, nargs="?", help="default: the run's test documents")
     _add_reading_options(evaluate)
     evaluate.add_argument(
-        "--seed", type=number_argument(Seed), default=0, help="seed of the choice of held-out words"
+        "--seed",
+        type=number_argument(Seed),
+        default=0,
+        help="seed of the choice of held-out words (default %(default)s)",
     )
     evaluate.add_argument("--json", action="store_true", help="print the figures as JSON")
     evaluate.set_defaults(act=_lazy("topics_tables", "evaluate_command"))

@@ -24,7 +24,10 @@ def add_verb(verbs: Any) -> None:
     tune.add_argument("--strategy", help="as for train")
     tune.add_argument("--out", type=Path, help="the study's folder (default: runs/<recipe>-<time>-study)")
     tune.add_argument(
-        "--trials", type=number_argument(PositiveInt), default=30, help="number of trials in all"
+        "--trials",
+        type=number_argument(PositiveInt),
+        default=30,
+        help="number of trials in all (default %(default)s)",
     )
     tune.add_argument(
         "--minutes", type=number_argument(PositiveFloat), help="after which no trial is started"
@@ -37,9 +40,11 @@ def add_verb(verbs: Any) -> None:
         help="LOW..HIGH, LOW..HIGH:log or A,B,C; several times; 'default' adds what is searched without it",
     )
     tune.add_argument("--objective", help="figure of summary.json, NAME:max or NAME:min")
-    tune.add_argument("--sampler", default="tpe", help="tpe, random, qmc, cmaes or gp")
-    tune.add_argument("--pruner", default="median", help="median, halving, hyperband or none")
-    tune.add_argument("--jobs", type=int, default=1, help="number of trials at once")
+    tune.add_argument("--sampler", default="tpe", help="tpe, random, qmc, cmaes or gp (default %(default)s)")
+    tune.add_argument(
+        "--pruner", default="median", help="median, halving, hyperband or none (default %(default)s)"
+    )
+    tune.add_argument("--jobs", type=int, default=1, help="number of trials at once (default %(default)s)")
     tune.set_defaults(act=_tune, fields=_tune_fields)
 
 
