@@ -122,6 +122,18 @@ def test_rounds_wait_for_the_slowest_and_rarer_rounds_less() -> None:
     assert waits["all-reduce"] == pytest.approx(1.03 * 5 * MILLISECOND, rel=0.03)  # of four normal variables
 
 
+def test_a_round_waits_half_a_time_slice_for_a_replica_whose_core_an_actor_has() -> None:
+    run = dataclasses.replace(with_source(recipe("cartpole-dqn"), actors=1, simulators=8), replicas=2)
+    seconds = {}
+    for name in ("all-reduce", "local-sgd", "gala"):
+        many = dataclasses.replace(run, strategy=strategy(name)())
+        profile = profile_of(run, cores=2, forward=line(10 * MILLISECOND))
+        profile.exchange[exchange_key(many.strategy, 2)] = line(0.0)
+        seconds[name] = 2 / predict(many, profile).updates_per_second
+    assert seconds["all-reduce"] - seconds["gala"] == pytest.approx(0.75 * MILLISECOND)
+    assert seconds["local-sgd"] - seconds["gala"] == pytest.approx(0.075 * MILLISECOND), "period 10"
+
+
 def test_busy_cores_are_slower() -> None:
     run = recipe("cartpole-a2c")
     profile = profile_of(run, cores=2, busy=1.5, forward=line(10 * MILLISECOND))

@@ -17,7 +17,7 @@ from murmurate.mapping.profile import DeviceProfile, RecipeCosts, exchange_key, 
 from murmurate.training.run import Run
 
 _EXPOSED = 0.6  # share of the handover during which a core is idle, where cores are shared
-_SLICE_SECONDS = 1.5e-3  # the operating system's time slice
+_SLICE_SECONDS = 0.75e-3  # Linux's time slice on one core; on more it grows by their logarithm, up to 8
 
 
 @dataclass(frozen=True)
@@ -125,10 +125,12 @@ def _exchange(run: Run, costs: RecipeCosts, profile: DeviceProfile) -> float:
 
 
 def _descheduled(run: Run, processes: int, cores: int) -> float:
-    """Seconds that a synchronous round takes longer because all replicas wait for one whose core is given to
-    an actor for a time slice."""
-    together = run.replicas > 1 and run.strategy.synchronous
-    return _SLICE_SECONDS if together and processes > cores else 0.0
+    """Seconds per batch by which a synchronous round takes longer because all replicas wait for one whose
+    core an actor has: on average for half a time slice."""
+    if run.replicas == 1 or not run.strategy.synchronous or processes <= cores:
+        return 0.0
+    time_slice = _SLICE_SECONDS * (1 + int(math.log2(min(cores, 8))))
+    return time_slice / 2 / _batches_of_a_round(run)
 
 
 def _waiting(run: Run, deviation: float) -> float:
@@ -136,9 +138,13 @@ def _waiting(run: Run, deviation: float) -> float:
     the maximum of R normally distributed times. deviation: standard deviation of a batch's seconds."""
     if run.replicas == 1 or not run.strategy.synchronous:
         return 0.0
+    return deviation * _expected_maximum(run.replicas) / math.sqrt(_batches_of_a_round(run))
+
+
+def _batches_of_a_round(run: Run) -> float:
+    """Number of batches of a replica between two exchanges of its strategy, at least 1."""
     period: float = max(1, getattr(run.strategy, "period", 1))
-    batches = max(1.0, period / run.learner.updates(1))  # of a round
-    return deviation * _expected_maximum(run.replicas) / math.sqrt(batches)
+    return max(1.0, period / run.learner.updates(1))
 
 
 def _expected_maximum(count: int) -> float:
