@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import signal
 import sys
@@ -24,6 +23,7 @@ from murmurate.cli import (
     tune,
 )
 from murmurate.cli.help import Misused, asks_for_help, show_help
+from murmurate.cli.terminal import outlive_terminal
 from murmurate.errors import Refusal, RunFailed, printable
 from murmurate.fabric.processes.fork_server import end_fork_server
 from murmurate.training.interrupts import hangup_terminates
@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is not None:  # called from Python
         return _carry_out(list(arguments))
     signal.signal(signal.SIGTERM, _terminate)
+    outlive_terminal()
     with hangup_terminates():
         return _carry_out(sys.argv[1:])
 
@@ -66,8 +67,7 @@ def _carry_out(words: list[str]) -> int:
         print(f"murmurate: {printable(str(failure))}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt as interrupt:
-        with contextlib.suppress(OSError):  # the terminal may be closed
-            print("murmurate: interrupted", file=sys.stderr)
+        print("murmurate: interrupted", file=sys.stderr)
         return TERMINATED if isinstance(interrupt, _Terminated) else INTERRUPTED
     except BrokenPipeError:  # the reader of stdout (head, for example) has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

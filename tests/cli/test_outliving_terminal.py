@@ -1,0 +1,38 @@
+"""Prints to a terminal that has been closed."""
+
+from __future__ import annotations
+
+import os
+import pty
+import sys
+
+import pytest
+
+from murmurate.cli.terminal import outlive_terminal
+
+
+def test_a_closed_terminal_swallows_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    master, terminal = pty.openpty()
+    with open(terminal, "w", buffering=1) as plain:
+        monkeypatch.setattr(sys, "stdout", plain)
+        monkeypatch.setattr(sys, "stderr", None)
+        outlive_terminal()
+        print("ü before")
+        assert os.read(master, 100).decode() == "ü before\r\n"
+        os.close(master)
+        print("after")
+        sys.stdout.flush()
+        with pytest.raises(OSError, match="Input/output"):
+            print("after", file=plain)
+        with pytest.raises(OSError, match="Input/output"):
+            plain.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), terminal)  # so that closing the stream can flush it
+
+
+def test_what_is_no_terminal_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    with open(write, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        outlive_terminal()
+        assert sys.stdout is pipe
+    os.close(read)
