@@ -62,6 +62,10 @@ _REFUSALS: dict[str, tuple[list[str], str]] = {
         ["cartpole-dqn", "--epsilon", "1"],
         "--epsilon may be --agent.epsilon or --replay.epsilon. Say which",
     ),
+    "another package's name of one field, and of another": (
+        ["pendulum-sac", "--alpha", "0.2"],
+        "--alpha may be --replay.alpha or --agent.temperature. Say which",
+    ),
     "field of another strategy": ([_G, "--strategy.period", "3"], "no field called 'strategy.period'"),
     "private field": ([_G, "--strategy._round", "3"], "no field called"),
     "the recipe's name": ([_G, "--recipe", "x"], "no field called 'recipe'"),

@@ -64,7 +64,7 @@ def test_a_class_with_test_images_alone_is_refused(tmp_path):
     for path in (tmp_path / "train" / "class2").iterdir():
         path.write_bytes(b"")
     with pytest.raises(
-        Refusal, match=r"val: 1 of 3 images have labels that no training image has, such as 2"
+        Refusal, match=r"val: 1 of 3 images are of classes without a training image .*, such as class2\. Add"
     ):
         folder_world(tmp_path, skip_bad=True).divided()
 

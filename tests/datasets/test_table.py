@@ -19,6 +19,8 @@ TEXTS = {
     "d.txt": "  1.5  2 -3\n 4 5e3   0.25\n\n",
     "e.csv": "# made by hand\n1.5,2,-3\n4,5e3,0.25\n",
     "f.csv": "\ufeff1.5,2,-3\n4,5e3,0.25\n",
+    "h.csv": 'sample #,"a#b", z\n1.5,2,-3\n4,5e3,0.25 # the last, I think\n',
+    "i.txt": "x y z # units, of all\n1.5 2 -3\n4 5e3 0.25\n",
     "g.csv": '"x, m",y,z\n"1.5",2,"-3"\n"4",5e3,0.25\n',
 }
 
@@ -59,6 +61,9 @@ BAD = {
         r"line 3: column 'city' is 'Rome', which is no number\. Leave the column",
     ),
     "decimal commas": (b"x;y\n1,5;2\n", r"line 2: column 'x' is '1,5'\. If commas stand for decimal points"),
+    "three decimal commas": (b"x;y;z\n1,5;2;3\n", r"line 2: column 'x' is '1,5'\. If commas stand"),
+    "a name with a #": (b"sample #,height\n1,2\n3,tall\n", r"line 3: column 'height' is 'tall'"),
+    "quotes after a space": (b'a, "b"\n1, 2\n3, "4"\n', r"line 3: column 'b' is '\"4\"', which is no"),
     "decimal commas alone": (
         b"1,5;2,5\n",
         "line 1: column 1 .* is '5;2'. If commas stand for decimal points",

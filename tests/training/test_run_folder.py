@@ -192,16 +192,20 @@ def test_a_claimed_folder_is_claimed_once(tmp_path: Path) -> None:
         claim(folder)
 
 
-@pytest.mark.parametrize("existed", [True, False])
-def test_an_unclaimed_folder_is_as_before(existed: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", ["nothing", "a folder", "a link"])
+def test_an_unclaimed_folder_is_as_before(before: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    if existed:
+    if before == "a folder":
         folder.mkdir()
+    if before == "a link":
+        (tmp_path / "elsewhere").mkdir()
+        folder.symlink_to(tmp_path / "elsewhere")
     claim(folder)
     write_run(folder, recipe("cartpole-gala"))
-    unclaim(folder, existed)
-    assert folder.exists() == existed
-    assert not existed or list(folder.iterdir()) == []
+    unclaim(folder, existed=before != "nothing")
+    assert folder.exists() == (before != "nothing")
+    assert folder.is_symlink() == (before == "a link")
+    assert before == "nothing" or list(folder.iterdir()) == []
 
 
 def test_roles_are_named_with_process_and_host(tmp_path: Path) -> None:

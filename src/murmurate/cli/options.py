@@ -139,6 +139,8 @@ def _full_name(name: str, known: Mapping[str, Option], command: str) -> str:
     if name in known:
         return name
     matching = [option for option in known if option.endswith(f".{name}")]
+    if name == "alpha":  # also what other packages call the temperature of soft actor-critic
+        matching += [option for option in known if option.endswith(".temperature")]
     if len(matching) == 1:
         return matching[0]
     if matching:

@@ -157,7 +157,7 @@ def _read_parts(path: Path, size: int, shortest: int, skip_bad: bool) -> ImageDa
     skipped: Counter[str] = Counter()
     indices = {name: _index(folder, classes, skip_bad, skipped) for name, folder in parts.items()}
     for name, index in indices.items():
-        refuse_unlearned(str(parts[name]), indices["train"].labels, index.labels)
+        refuse_unlearned(str(parts[name]), indices["train"].labels, index.labels, classes)
 
     def digest() -> str:
         arrays = [x for index in indices.values() for x in (index.sizes, index.labels, index.starts)]

@@ -6,7 +6,7 @@ Letters: ``G`` images of a mini-batch, each of ``C`` channels, ``H`` rows and ``
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -223,10 +223,19 @@ def checked_labels(
     return labels.astype(np.int64)
 
 
-def refuse_unlearned(title: str, learned: NDArray[np.int64], labels: NDArray[np.int64]) -> None:
+def refuse_unlearned(
+    title: str, learned: NDArray[np.int64], labels: NDArray[np.int64], classes: Sequence[str] = ()
+) -> None:
     """Raise Refusal if some labels of the test or validation part are not among those of the training
-    part, because no class can be recognised without an image to learn it from."""
+    part, because no class can be recognised without an image to learn it from. classes: names that the labels
+    number, where the user has not numbered them."""
     unlearned = ~np.isin(labels, learned)
+    if unlearned.any() and classes:
+        raise Refusal(
+            f"{title}: {int(unlearned.sum()):,} of {len(labels):,} images are of classes without a training "
+            f"image that can be read, such as {classes[labels[unlearned.argmax()]]}. Add one, or leave these "
+            "images out."
+        )
     if unlearned.any():
         raise Refusal(
             f"{title}: {int(unlearned.sum()):,} of {len(labels):,} images have labels that no training image "

@@ -165,6 +165,8 @@ class _Layout(NamedTuple):
 
 
 def _layout(path: Path) -> _Layout:
+    header = _Layout(None, 0, [])
+    header_line = ""
     with _text(path) as lines:
         for number, line in enumerate(lines):
             if number == _LONGEST_HEADER:
@@ -173,9 +175,23 @@ def _layout(path: Path) -> _Layout:
             cells = _cells(line, separator)
             if not cells:
                 continue
-            names = [] if any(map(_is_number, cells)) else cells
-            return _Layout(separator, number + bool(names), names)
-    return _Layout(None, 0, [])
+            if not header_line and any(map(_is_number, cells)):
+                return _Layout(separator, number, [])
+            if header_line:
+                # a # that is a part of a name was taken for the beginning of a comment
+                if separator is not None and separator in header_line and len(cells) != len(header.names):
+                    header = header._replace(separator=separator, names=_names(header_line, separator))
+                break
+            header_line = line
+            header = _Layout(separator, number + 1, _names(line.partition("#")[0], separator))
+    return header
+
+
+def _names(line: str, separator: str | None) -> list[str]:
+    """The names of a header, without quotes, which may have spaces around them."""
+    if separator is None:
+        return line.split()
+    return [name.strip() for name in next(csv.reader([line], delimiter=separator, skipinitialspace=True))]
 
 
 def _cells(line: str, separator: str | None) -> list[str]:
@@ -183,7 +199,7 @@ def _cells(line: str, separator: str | None) -> list[str]:
     text = line.partition("#")[0].strip(" \r\n" if separator == "\t" else None)
     if separator is None or not text:
         return text.split()
-    return [cell.strip() for cell in next(csv.reader([text], delimiter=separator, skipinitialspace=True))]
+    return [cell.strip() for cell in next(csv.reader([text], delimiter=separator))]
 
 
 def _first_fault(path: Path, layout: _Layout, near: int) -> str:

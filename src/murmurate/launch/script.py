@@ -80,8 +80,9 @@ def run(
     Under torchrun, the result of another rank is None unless it consists of tensors, plain values and
     containers of these.
 
-    Under "local", Ctrl-C and SIGTERM raise KeyboardInterrupt in ``main`` of each replica, which may save
-    within 10 s; a second signal ends all at once.
+    Under "local", Ctrl-C, SIGTERM and a closed terminal raise KeyboardInterrupt in ``main`` of each replica,
+    which may save within 10 s, and exchange with the centre meanwhile; a second Ctrl-C, or a SIGTERM more
+    than 5 s after another, ends all at once.
     """
     if launcher is not None and launcher not in _LAUNCHERS:
         known = f"{', '.join(_LAUNCHERS[:-1])} or {_LAUNCHERS[-1]}"

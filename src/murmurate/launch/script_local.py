@@ -115,7 +115,7 @@ def _exit_at_sigterm() -> Iterator[None]:
 
 def _interrupt(workers: WorkerProcesses, centre: int) -> None:
     """Raise KeyboardInterrupt in all replicas, and wait for them to end, while the centre goes on: a replica
-    that saves may exchange with it. A second signal ends the wait."""
+    that saves may exchange with it. A second signal ends the wait, unless it is a SIGTERM within 5 s."""
     for worker in _replicas(workers, centre):
         worker.terminate()
     end = time.monotonic() + _SAVING_SECONDS

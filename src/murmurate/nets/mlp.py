@@ -19,7 +19,7 @@ from murmurate.spec import EnvSpec
 def layer_widths(hidden: Widths) -> tuple[int, ...]:
     """The widths of all hidden layers. Raises Refusal if there is none."""
     if hidden == ():
-        raise Refusal("hidden names no layer; a net has at least one. Use --agent.hidden 64.")
+        raise Refusal("hidden names no layer; a net has at least one. Give its width, such as 64.")
     return hidden if isinstance(hidden, tuple) else (hidden, hidden)
 
 

@@ -103,9 +103,15 @@ def locked(folder: Path) -> Iterator[None]:
 
 def unclaim(folder: Path, existed: bool) -> None:
     """Undo ``claim`` for a run that never started. existed: the folder existed before, empty."""
-    shutil.rmtree(folder, ignore_errors=True)
-    if existed:
-        folder.mkdir(exist_ok=True)
+    if not existed:
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    with contextlib.suppress(OSError):
+        for entry in folder.iterdir():  # the folder itself stays, as it may be a link
+            if entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink()
 
 
 def has_begun(folder: Path) -> bool:

@@ -48,9 +48,11 @@ def silence_mujoco(entry_point: object) -> Iterator[None]:
         mujoco = importlib.import_module("mujoco") if "mujoco" in str(entry_point) else None
     except ImportError:
         mujoco = None
-    except Exception as problem:  # of its type, as MUJOCO_GL names a library that is not there
+    except Exception as problem:  # of its type, where MUJOCO_GL names a library that is not there
+        if "MUJOCO_GL" not in os.environ:
+            raise
         raise Refusal(
-            f"MuJoCo cannot be loaded with MUJOCO_GL={os.environ.get('MUJOCO_GL', '')} ({problem}). Unset "
+            f"MuJoCo cannot be loaded with MUJOCO_GL={os.environ['MUJOCO_GL']} ({problem}). Unset "
             "the variable; to draw without a display set it to egl, or to osmesa (Debian: libosmesa6)."
         ) from problem
     if mujoco is None:

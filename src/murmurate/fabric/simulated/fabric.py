@@ -53,10 +53,10 @@ class SimulatedFabric:
     greenlets; or threads, of which one runs at a time, if collectives are called inside a backward pass.
 
     Without a ``network``, messages take the ``latency`` alone, and collectives take no time. Shared memory
-    takes no time in either case. Nobody waits for news of a member that ``has_finished``, which publishes no
-    more. Partitions delay collectives. The network's loss applies to the register and to collectives,
-    ``mail_faults`` to mail. Raises ``ValueError`` for a size below 1, for ranks that are not members, and for
-    ``own_clocks`` with ``call_seconds`` of 0.
+    takes no time in either case. Nobody waits for news of a member that ``has_finished``, though its last
+    vector may still come. Partitions delay collectives. The network's loss applies to the register and to
+    collectives, ``mail_faults`` to mail. Raises ``ValueError`` for a size below 1, for ranks that are not
+    members, and for ``own_clocks`` with ``call_seconds`` of 0.
     """
 
     size: int
