@@ -107,7 +107,7 @@ _REFUSALS: dict[str, tuple[list[str], str]] = {
     "no width": ([_G, "--agent.hidden", "0"], "--agent.hidden is 0; it must be at least 1"),
     "one width of two": ([_G, "--agent.hidden", "64,0"], "--agent.hidden is 0; it must be at least 1"),
     "no layer": ([_G, "--agent.hidden", ""], "not ''; for example --agent.hidden 64"),
-    "no layers": ([_G, "--agent.hidden", ","], "names no layer; a net has at least one. Use --agent.hidden"),
+    "no layers": ([_G, "--agent.hidden", ","], "names no layer; a net has at least one. Give its width"),
     "half a unit": ([_G, "--agent.hidden", "64.5"], "takes integer or integer,..., not '64.5'"),
     "period": (
         [_G, "--strategy", "local-sgd", "--strategy.period", "0"],
