@@ -55,6 +55,7 @@ class TensorBoard:
             shutil.rmtree(old, ignore_errors=True)
 
     def feed(self, records: Iterable[Mapping[str, Any]]) -> None:
+        written = set()
         for record in records:
             replica = record.get("replica")
             writer = self._writer("launcher" if replica is None else f"replica-{replica}")
@@ -67,10 +68,8 @@ class TensorBoard:
                 values = [Summary.Value(tag=tag, simple_value=value) for tag, value in pairs]
                 summary = Summary(value=values)
             writer.write_event(Event(wall_time=wall, step=step, summary=summary))
-        self.flush()
-
-    def flush(self) -> None:
-        for writer in self._writers.values():
+            written.add(writer)
+        for writer in written:  # no others, as each flush waits for the disk
             writer.flush()
 
     def close(self) -> None:

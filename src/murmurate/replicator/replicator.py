@@ -32,11 +32,8 @@ class BoundReplica:
     _present: set[int] | None = None  # members that are alive, as far as the strategy was told
 
     def step(self, replica: Replica) -> Exchange:
-        living = self.channel.living()
-        if self._present is None:
-            self._present = set(living)
-        if living != self._living or len(living) < len(self._present):
-            self._notify(living)
+        if self.channel.size > 1:
+            self._notice_members()
         exchange: Exchange | None = self.strategy.step(replica, self.channel)
         if exchange is None:
             raise TypeError(
@@ -59,6 +56,13 @@ class BoundReplica:
         self.strategy.on_member(MemberEvent("joined", rank))
         if self._present is not None:
             self._present.add(rank)
+
+    def _notice_members(self) -> None:
+        living = self.channel.living()
+        if self._present is None:
+            self._present = set(living)
+        if living != self._living or len(living) < len(self._present):
+            self._notify(living)
 
     def _notify(self, living: Sequence[int]) -> None:
         """Notify the strategy of deaths, and of members that joined. One whose connection is interrupted is
