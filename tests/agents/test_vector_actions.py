@@ -231,8 +231,10 @@ def test_spo_s_policy_learns_at_the_end_of_a_round_from_all_of_its_batches() -> 
 def test_the_policy_of_a_round_follows_the_critics_of_its_end() -> None:
     """The same updates by hand: critics first, then the policy with these critics."""
     made, other = (agent(TD3(policy_delay=0, target_every=100), in_rounds(2)) for _ in range(2))
+    memory = sample()  # a source may make each batch in the memory of the one before
     for update in (1, 2):
-        made.learn(Batch(sample(update)))
+        memory.observation.copy_(sample(update).observation)
+        made.learn(Batch(dataclasses.replace(sample(update), observation=memory.observation)))
     other._delay = 10**9  # critics alone
     for update in (1, 2):
         other.learn(Batch(sample(update)))
@@ -286,6 +288,8 @@ def test_a_component_with_a_single_value_is_no_number_less() -> None:
     scaled = fixed.to_scaled(torch.tensor([[3.0, 2.0], [1.0, 2.0]]))
     assert scaled.tolist() == [[1.0, 0.0], [0.0, 0.0]]
     assert fixed.to_world(scaled).tolist() == [[3.0, 2.0], [1.0, 2.0]]
+    fixed = ActionBounds(dataclasses.replace(SPEC, action_low=(-1.0, 1.0), action_high=(1.0, 1.0)))
+    assert fixed.to_world(scaled)[:, 1].tolist() == [1.0, 1.0]
 
 
 def test_a_constant_temperature_has_no_replica() -> None:

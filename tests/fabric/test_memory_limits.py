@@ -10,7 +10,10 @@ import pytest
 
 from murmurate.errors import Refusal
 from murmurate.fabric.processes import memory_limits
+from murmurate.fabric.processes.fabric import ProcessFabric
 from murmurate.fabric.processes.memory_limits import available_bytes, refuse_if_small
+from murmurate.fabric.processes.run_state import RunState
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 
 
 def test_what_is_free_is_a_share_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,3 +96,10 @@ def test_a_network_that_cannot_fit_is_refused_before_any_of_it_is_made(
 def test_an_ordinary_network_fits(tmp_path: Path) -> None:
     codes, _, errors = _run(tmp_path / "run", "64")
     assert codes == [0], errors
+
+
+def test_more_members_than_a_register_can_number_are_refused() -> None:
+    memory_file = SharedMemoryFile.create()
+    with pytest.raises(Refusal, match="255 processes cannot share memory: at most 254"):
+        ProcessFabric(memory_file, RunState(255), 0)
+    memory_file.close()

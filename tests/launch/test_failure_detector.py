@@ -10,7 +10,7 @@ import pytest
 
 from murmurate.fabric.processes.run_state import RunState, TransferRequest
 from murmurate.fabric.processes.spawn import DIED, Exit
-from murmurate.launch.failure_detector import EXCLUDED, REJOINS, FailureDetector
+from murmurate.launch.failure_detector import EXCLUDED, REJOINS, RETRIED, FailureDetector
 from murmurate.launch.heartbeats import (
     ENDS_RUN_SECONDS,
     FLOOR_SECONDS,
@@ -273,6 +273,16 @@ def test_the_dead_are_started_again_as_often_as_asked(restarts: int, lives: int)
     for _ in range(5):
         scene.die(1)
     assert scene.run_state.incarnation(1) == lives
+
+
+def test_a_joiner_that_is_killed_to_begin_again_uses_up_no_restart() -> None:
+    scene = Scene("gala", restarts=1)
+    scene.live(0.5)
+    scene.workers[1].killed_because = RETRIED
+    scene.die(1)
+    scene.workers[1].killed_because = ""
+    scene.die(1)
+    assert scene.run_state.incarnation(1) == 2
 
 
 def test_the_excluded_come_back_a_few_times_unasked() -> None:

@@ -18,6 +18,7 @@ from launch.test_torchrun import Ranks
 from murmurate.errors import Refusal
 from murmurate.fabric.processes.spawn import Died
 from murmurate.launch import script_ranks
+from waiting import until
 
 pytestmark = pytest.mark.timeout(300)
 _ENGINE = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
@@ -50,6 +51,18 @@ def one_is_killed(loop):
             os.kill(os.getpid(), signal.SIGKILL)
         optimizer.step()
     return optimizer.last.heard
+
+
+def the_centre_is_killed(loop):
+    """By rank 0, once the centre has written its pid; no replica exchanges anything."""
+    loop.wrap_optimizer(torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1))
+    file = Path(os.environ["TEST_FOLDER"]) / "pid"
+    if loop.is_centre:
+        file.with_suffix(".written").write_text(str(os.getpid()))
+        file.with_suffix(".written").rename(file)
+    elif loop.rank == 0:
+        until(file.exists, "the pid of the centre")
+        os.kill(int(file.read_text()), signal.SIGKILL)
 
 
 class OddError(Exception):
@@ -136,6 +149,16 @@ def test_without_torch_elastic_the_others_go_on_without_a_rank_that_is_killed(tm
     assert [rank.returncode for rank in ranks] == [0, -signal.SIGKILL], said
     assert f"RESULT one_is_killed all-reduce {[1, Died(1, None)]}" in said[0]
     assert re.search(r"murmurate: replica 1 died \(process \d+ on ", said[0])
+
+
+@pytest.mark.slow
+def test_a_centre_that_is_killed_fails_the_run_after_all_replicas_have_ended(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("TEST_FOLDER", str(tmp_path))
+    ranks = by_hand(script(tmp_path, ("the_centre_is_killed", "parameter-server")))
+    said = [rank.communicate(timeout=240)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [1, 1], said
+    assert "the centre of parameter-server died before it had ended" in said[0]
+    assert "another member has failed" in said[1]
 
 
 @pytest.mark.slow

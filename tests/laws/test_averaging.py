@@ -109,6 +109,10 @@ class TestLocalSGD:
         with pytest.raises(Refusal, match=r"--strategy.outer-learning-rate 0.7"):
             LocalSGD(**outer).check(2)
 
+    def test_nesterov_without_a_momentum_is_refused(self):
+        with pytest.raises(Refusal, match=r"--strategy.outer-momentum 0.9"):
+            LocalSGD(outer_learning_rate=0.7, outer_nesterov=True).check(2)
+
     @pytest.mark.parametrize("outer", [{}, {"outer_learning_rate": 0.7, "outer_momentum": 0.9}])
     def test_all_agree_after_each_round_and_only_then(self, outer):
         for seed in range(25):

@@ -325,6 +325,28 @@ def test_state_travels_between_plain_and_wrapped(optimizer):
         alone(lambda r: r.wrap_optimizer(torch.optim.Adam(tanh_net().parameters())).load_state_dict(after))
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "nadam", "asgd"])
+def test_state_of_numbers_is_told_from_counters(optimizer):
+    """A parameter without a dimension, such as a temperature, has moments of the shape that counters have."""
+
+    def stepped(wrap, reloads):
+        torch.manual_seed(3)
+        net = torch.nn.Module()
+        net.weight = torch.nn.Parameter(torch.randn(4))
+        net.log_scale, net.shift = (torch.nn.Parameter(torch.randn(())) for _ in range(2))
+        made = wrap(OPTIMIZERS[optimizer](net.parameters()), net)
+        for step in range(6):
+            if reloads and step == 3:
+                made.load_state_dict(copy.deepcopy(made.state_dict()))
+            made.zero_grad()
+            ((net.weight * net.log_scale.exp()).sum() - net.shift).square().backward()
+            made.step()
+        return [p.detach().clone() for p in net.parameters()]
+
+    found = alone(lambda loop: stepped(loop.wrap_optimizer, reloads=True))
+    torch.testing.assert_close(found, stepped(plain, reloads=False))
+
+
 @pytest.mark.parametrize("steps_before", [0, 2])
 def test_parameters_without_state_begin_with_initial_moments(steps_before):
     """A plain Adam has no moments of parameters that never had a gradient, whatever the loading one has."""

@@ -135,6 +135,17 @@ def test_too_few_rollouts_for_a_batch_are_refused() -> None:
         few.validate()
 
 
+def test_a_single_transition_for_a_fit_is_refused() -> None:
+    run: Any = recipe("inverted-pendulum-mbpo")
+    policy = dataclasses.replace(run.learner.policy, batch=1)
+    source, learner = (
+        dataclasses.replace(run.source, learning_starts=1),
+        dataclasses.replace(run.learner, policy=policy),
+    )
+    with pytest.raises(Refusal, match="tested on another. Use --learning-starts 2"):
+        dataclasses.replace(run, source=source, learner=learner).validate()
+
+
 @pytest.mark.parametrize(
     ("fields", "remedy"),
     [
@@ -241,6 +252,14 @@ def test_states_are_drawn_by_priority_and_weighted_within_their_round() -> None:
     expected = chances[values[:, 0] < 0].sum()
     last = learner.starts[-1]
     assert (last[:, 0] < 0).float().mean() == pytest.approx(expected.item(), abs=0.1)
+    source.close()
+
+
+def test_the_greatest_weight_of_real_transitions_is_1_too() -> None:
+    source = made(dataclasses.replace(CONFIG, real_share=1.0, rollouts=PRIORITISED))
+    weights = torch.stack([batch.data.weights for _, batch in zip(range(20), source, strict=False)])
+    assert (weights.amax(1) == 1).all()
+    assert weights.min() == pytest.approx(0.5), "priorities are 1 and 4, and beta is a half"
     source.close()
 
 

@@ -308,6 +308,7 @@ def test_agents_that_learn_from_rollouts_can_learn_from_it(agent: A2C | PPO) -> 
             "9 actors have equal shares of the simulators, and 4 cannot be divided. Use --simulators 9",
         ),
         ({"launcher": "inline"}, "actors are processes"),
+        ({"learner": A2C(scale_rewards=True)}, "scale_rewards follows .* Use --actors 0"),
         ({"queue": 3, "max_lag": 2}, "trajectories wait for up to 3 updates. Use --max-lag 3"),
         ({"queue": 2, "trajectories": 1, "max_lag": 3}, "up to 4 updates"),
     ],

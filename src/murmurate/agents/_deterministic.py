@@ -146,7 +146,7 @@ class DeterministicAgent(ActsByPolicy):
             return
         # all learners have the same critics at the end of a round, so their policies follow the same
         # objective until they are averaged
-        self._round_observations.append(observation)
+        self._round_observations.append(observation.clone())  # it may be a view of memory of the next batch
         if round_ended:
             for earlier_observation in self._round_observations:
                 self._update_policy(earlier_observation)

@@ -67,9 +67,11 @@ class FailureDetector:
             return
         if worker.killed_because == EXCLUDED and self._rejoins[rank] < REJOINS:
             self._rejoins[rank] += 1
+        elif worker.killed_because == RETRIED:
+            pass
         elif self._restarts[rank] < self.run.restarts:
             self._restarts[rank] += 1
-        elif worker.killed_because != RETRIED:
+        else:
             return
         incarnation = self.run_state.begin_incarnation(rank)
         message = f"replica {rank} is started again, and takes a living peer's state"

@@ -131,11 +131,15 @@ class ScriptSettings:
                 f"all replicas ended without a result (exit codes {codes}); see their output above"
             )
         if isinstance(of_members.get(self.centre_rank), Died):
-            raise RunFailed(
-                f"the centre of {self.strategy.name} died before it had ended, and with it the last updates "
-                "of the replicas; see the output above"
-            )
+            raise RunFailed(self.lost_centre())
         return replicas
+
+    def lost_centre(self) -> str:
+        """Words about a centre that died."""
+        return (
+            f"the centre of {self.strategy.name} died before it had ended, and with it the last updates "
+            "of the replicas; see the output above"
+        )
 
     def _of_replica(self, results: Mapping[int, Any], replica: int) -> Any:
         of_parts = [results[rank] for rank in self.members_of(replica)]

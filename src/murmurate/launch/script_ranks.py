@@ -266,6 +266,9 @@ class _Members:
             if alone_since and time.monotonic() - alone_since > self.settings.deadline_seconds:
                 self._handle_end(self.settings.members - 1, Exit(DIED, "it outlived all replicas"))
             time.sleep(_POLL_SECONDS)
+        if problem is None and self.leads and self.centre is not None:
+            end = self.ended[self.settings.members - 1]
+            problem = self.settings.lost_centre() if end.how in (DIED, LEFT) else None
         if problem is not None:
             if self.leads:
                 self.rendezvous.dismiss(1)

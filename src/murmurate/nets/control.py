@@ -28,7 +28,7 @@ class ActionBounds(nn.Module):
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__()
         self.shape = spec.action_shape
-        self.is_unscaled = {*spec.action_low, *spec.action_high} == {-1.0, 1.0}
+        self.is_unscaled = set(spec.action_low) == {-1.0} and set(spec.action_high) == {1.0}
         low, high = (np.asarray(bound, np.float32) for bound in (spec.action_low, spec.action_high))
         self.register_buffer("centre", torch.tensor((low + high) / 2), persistent=False)
         self.register_buffer("reach", torch.tensor((high - low) / 2), persistent=False)

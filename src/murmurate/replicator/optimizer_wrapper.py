@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from murmurate.errors import Refusal
 from murmurate.replica.layout import disable_rnn_flattening, place_of
+from murmurate.replica.optimizer_state import initial_state
 from murmurate.replica.vector import Exchange, Replica
 
 _NOWHERE: Mapping[str, Any] = {}  # for parameters of no known module
@@ -327,6 +329,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         Raises ValueError if the groups hold other numbers of parameters.
         """
         replica, stored = self.replica, state_dict["state"]
+        initial = functools.cache(lambda: initial_state(replica.optimizer, replica.make_optimizer))
         loaded: dict[str, Any] = {}
         groups = state_dict["param_groups"]
         counts = [
@@ -339,7 +342,10 @@ class WrappedOptimizer(torch.optim.Optimizer):
             for index in group["params"]:
                 for key, value in stored.get(index, {}).items():
                     part = replica.slices[index]
-                    if torch.is_tensor(value) and value.shape == part.shape and key != "step":
+                    is_slice = torch.is_tensor(value) and value.shape == part.shape and key != "step"
+                    if is_slice and not part.shape:  # counters have no dimension, either
+                        is_slice = initial()[number][key].dim() == 1
+                    if is_slice:
                         loaded.setdefault(f"{number}.{key}", {})[part.name] = value
                     else:
                         loaded[f"{number}.{key}"] = value

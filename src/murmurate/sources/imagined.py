@@ -100,6 +100,10 @@ class ImaginedSourceConfig(SourceConfig):
                 f"capacity is {self.capacity} and a batch is {requires.batch}: no batch could be drawn. Use "
                 f"--capacity {100 * requires.batch}."
             )
+        if max(requires.batch, self.learning_starts) < 2:
+            raise Refusal(
+                "the model is fitted to one transition and tested on another. Use --learning-starts 2."
+            )
         imagined = requires.batch - int(requires.batch * self.real_share)
         if rollouts.starts < imagined:
             raise Refusal(

@@ -154,7 +154,11 @@ class ImaginedSampler:
     def _draw(self) -> Sample:
         real_count = int(self.requires.batch * self.config.real_share)
         imagined_count = self.requires.batch - real_count
-        samples = [self.replay.sample(real_count, self._beta())] if real_count else []
+        samples = []
+        if real_count:
+            real = self.replay.sample(real_count, self._beta())
+            real.weights = real.weights / real.weights.max()  # the greatest is 1, as in a round of rollouts
+            samples.append(real)
         if imagined_count:
             imagined = self.model_replay.sample(imagined_count, 1.0)
             # a transition has the weight of the real state from which its rollout began

@@ -72,6 +72,11 @@ class TrajectorySourceConfig(SourceConfig):
             raise Refusal(
                 "actors are processes, and the inline launcher has none. Use --launcher local, or --actors 0."
             )
+        if getattr(run.learner, "scale_rewards", False):
+            raise Refusal(
+                "scale_rewards follows the return of each simulator, and trajectories of actors come in any "
+                "order. Use --actors 0, or --agent.scale-rewards false."
+            )
         longest_wait = math.ceil(self.actors * self.queue / self.batch)  # in updates
         if self.max_lag < longest_wait:
             raise Refusal(

@@ -47,8 +47,9 @@ class CheckpointBarrier:
         return self._markers.get(rank, 0) >= FINAL_DRAIN
 
     def on_member(self, event: MemberEvent) -> None:
-        """Forget the markers of a member that was replaced: its replacement has sent none yet."""
-        if event.kind == "joined":
+        """Forget the markers of a member that died; and the final one, which others still heed, only once it
+        is replaced. No others then, as those of the replacement may have arrived."""
+        if event.kind == ("joined" if self.has_ended(event.rank) else "died"):
             self._markers.pop(event.rank, None)
 
     def send_markers(self, channel: Channel, number: int, to: Iterable[int], like: Tensor) -> bool:

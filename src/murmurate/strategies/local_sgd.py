@@ -62,6 +62,11 @@ class LocalSGD(Strategy):
                 "outer_momentum and outer_nesterov are of the outer optimizer, and there is none without its "
                 "learning rate. Use --strategy.outer-learning-rate 0.7, or leave them out."
             )
+        if self.outer_nesterov and not self.outer_momentum:
+            raise Refusal(
+                "outer_nesterov is a kind of outer momentum, and outer_momentum is 0. Use "
+                "--strategy.outer-momentum 0.9, or leave out --strategy.outer-nesterov."
+            )
 
     def attach(self, replica: Replica, channel: Channel) -> None:
         if self.outer_learning_rate is not None:

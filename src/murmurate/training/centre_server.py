@@ -7,6 +7,7 @@ import time
 import torch
 
 from murmurate.fabric.interface import Channel
+from murmurate.fabric.processes.run_state import sending_heartbeats
 from murmurate.record.recorder import Recorder
 from murmurate.record.step_timer import StepTimer
 from murmurate.replicator.learner import Learner
@@ -24,7 +25,6 @@ from murmurate.training.worker_context import (
     WorkerContext,
     member_state,
     restore_counts,
-    sending_heartbeats,
     staging,
 )
 

@@ -14,6 +14,7 @@ import torch
 
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import Channel
+from murmurate.fabric.processes.run_state import sending_heartbeats
 from murmurate.record.gossip_window import gossip_window
 from murmurate.record.recorder import Recorder
 from murmurate.record.step_timer import StepTimer
@@ -35,7 +36,6 @@ from murmurate.training.worker_context import (
     WorkerContext,
     member_state,
     restore_counts,
-    sending_heartbeats,
     staging,
 )
 

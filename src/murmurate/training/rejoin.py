@@ -19,7 +19,7 @@ import torch
 
 from murmurate.fabric.interface import Capability
 from murmurate.fabric.processes.membership import Membership
-from murmurate.fabric.processes.run_state import TransferRequest
+from murmurate.fabric.processes.run_state import TransferRequest, sending_heartbeats
 from murmurate.replica.optimizer_state import entries
 from murmurate.replicator.replicator import BoundReplica, Replicator
 from murmurate.training.checkpoint import read_part, write_part
@@ -89,7 +89,8 @@ class StateTransfer:
 
     def _send(self, request: TransferRequest, transferred: dict[str, Any], partners: Sequence[int]) -> None:
         folder = _folder_of(self.folder, request.number)
-        write_part(folder, self.rank, transferred | {"position": self.admission.joining_state(partners)})
+        with sending_heartbeats(self.run_state, self.rank):
+            write_part(folder, self.rank, transferred | {"position": self.admission.joining_state(partners)})
         self.run_state.mark_transferred(self.rank, request.number)
 
     def receive(self) -> dict[str, Any]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from murmurate.training.rejoin import Admission
 
 FINAL = "final"  # name of the final checkpoint's staging folder
 FINAL_REQUEST = FINAL_DRAIN  # number of its request
-_HEARTBEAT_SECONDS = 1.0
 DRAIN_SECONDS = 10.0  # the longest wait for deltas in flight before a checkpoint
 
 
@@ -120,22 +117,6 @@ def restore_counts(replicator: Replicator, state: dict[str, Any]) -> None:
     traffic.waiting_seconds = float(state["waiting_seconds"])
     # strategies restore their own count of refused messages
     traffic.refused = max(0, int(state.get("refused", 0)) - replicator.refused)
-
-
-@contextlib.contextmanager
-def sending_heartbeats(run_state: RunState, rank: int) -> Iterator[None]:
-    """Send heartbeats while state is read or written: gigabytes take long, as does a slow disk."""
-    done = threading.Event()
-
-    def send() -> None:
-        while not done.wait(_HEARTBEAT_SECONDS):
-            run_state.heartbeat(rank)
-
-    threading.Thread(target=send, daemon=True).start()
-    try:
-        yield
-    finally:
-        done.set()
 
 
 def staging(folder: Path, name: str) -> Path:

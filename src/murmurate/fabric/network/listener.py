@@ -76,7 +76,7 @@ class Listener:
         over_limit = 0
         with self._lock:
             closed = [sock for sock, (_, since) in self._half_open.items() if since < oldest]
-            count = Counter(address for address, _ in self._half_open.values())
+            count = Counter(a for sock, (a, _) in self._half_open.items() if sock not in closed)
             while count and (count.total() > self._limit or max(count.values()) > self._limit_of_address):
                 ((crowd, _),) = count.most_common(1)
                 closed.append(

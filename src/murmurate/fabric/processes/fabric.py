@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from murmurate.errors import Refusal
 from murmurate.fabric.interface import (
     Capability,
     Fabric,
@@ -44,6 +45,8 @@ from murmurate.fabric.processes.spawn import Died, run
 
 __all__ = ["Died", "ProcessChannel", "ProcessFabric", "run_members"]
 
+_MOST_MEMBERS = 254  # a register has two buffers more, and numbers them in 8 bits
+
 
 class ProcessFabric:
     """One member's fabric: makes channels in the shared memory (see ``Fabric``).
@@ -63,6 +66,11 @@ class ProcessFabric:
         joins: bool = False,
         by_agreement: bool = False,
     ) -> None:
+        if run_state.size > _MOST_MEMBERS:
+            raise Refusal(
+                f"{run_state.size} processes cannot share memory: at most {_MOST_MEMBERS} can. Use fewer "
+                "--replicas here; murmurate simulate has no such limit."
+            )
         self.memory_file = memory_file
         self._run_state = run_state
         self.rank = rank

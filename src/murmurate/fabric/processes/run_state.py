@@ -9,7 +9,9 @@ exists. Every change of membership raises the *epoch*.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +27,7 @@ LAUNCHER_ROWS = (_ALIVE, _INCARNATION)
 MEMBER_ROWS = tuple(row for row in range(_ROWS) if row not in LAUNCHER_ROWS)
 _BITS = 11  # of each field of a packed ``TransferRequest``
 _MASK = (1 << _BITS) - 1
+_HEARTBEAT_SECONDS = 1.0
 
 
 class TransferRequest(NamedTuple):
@@ -248,3 +251,19 @@ class RunState:
 
     def has_finished(self, rank: int) -> bool:
         return bool(self._rows[_FINISHED, rank])
+
+
+@contextlib.contextmanager
+def sending_heartbeats(run_state: RunState, rank: int) -> Iterator[None]:
+    """Send heartbeats while state is read or written: gigabytes take long, as does a slow disk."""
+    done = threading.Event()
+
+    def send() -> None:
+        while not done.wait(_HEARTBEAT_SECONDS):
+            run_state.heartbeat(rank)
+
+    threading.Thread(target=send, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()

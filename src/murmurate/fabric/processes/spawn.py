@@ -162,7 +162,8 @@ class WorkerProcess:
 
     def poll(self) -> bool:
         """Whether the worker has ended; if so, sets ``exit``."""
-        with contextlib.suppress(EOFError):  # the pipe is also closed when a worker dies without a report
+        # the pipe is also closed when a worker dies without a report, or (OSError) in the middle of one
+        with contextlib.suppress(EOFError, OSError):
             if self._pipe.poll():
                 self.exit = pickle.loads(self._pipe.recv_bytes())
                 if self.exit is not None and self.exit.how != FINISHED:
