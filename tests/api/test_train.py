@@ -15,6 +15,7 @@ import pytest
 
 import murmurate
 from murmurate import plugins
+from murmurate.agents.ppo import PPO
 from murmurate.api.runs import configured
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.strategies.gala import GALA
@@ -47,7 +48,12 @@ class Seen(murmurate.Callback):
 
 
 def test_a_run_its_callbacks_and_its_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = Seen(), Seen()
+    class WithoutSummary(Seen):
+        def on_record(self, record: Mapping[str, Any]) -> None:
+            super().on_record(record)
+            assert not (tmp_path / "run" / "summary.json").exists(), "it is of the end before the resume"
+
+    first, second = Seen(), WithoutSummary()
     result = murmurate.train(
         "cartpole-a2c",
         strategy={"name": "gala", "staleness_bound": 3},
@@ -74,6 +80,20 @@ def test_a_run_its_callbacks_and_its_resume(tmp_path: Path, capsys: pytest.Captu
     assert isinstance(run.strategy, GALA)
     assert (run.strategy.staleness_bound, run.seed, run.replicas) == (3, 5, 2)
     assert (run.learner.learning_rate, run.learner.hidden) == (1e-3, 8)  # type: ignore[attr-defined]
+
+
+def test_a_learner_or_part_of_another_class_is_refused(tmp_path: Path) -> None:
+    """Its folder could not be read again, as ``run.json`` is read as what the recipe has."""
+    with pytest.raises(murmurate.Refusal, match="agent is a PPO, and this recipe has a A2C"):
+        murmurate.train("cartpole-a2c", agent=PPO(), out=tmp_path / "run", **SHORT)
+    with pytest.raises(murmurate.Refusal, match="world is a PPO"):
+        murmurate.train("cartpole-a2c", world=PPO(), out=tmp_path / "run", **SHORT)  # type: ignore[arg-type]
+    other = dataclasses.replace(murmurate.recipe("cartpole-a2c"), learner=PPO())
+    with pytest.raises(
+        murmurate.Refusal, match="the learner is a PPO, and the recipe cartpole-a2c has a A2C"
+    ):
+        murmurate.train(other, out=tmp_path / "run", **SHORT)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_callback_stops_a_run(tmp_path: Path) -> None:

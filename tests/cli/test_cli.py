@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from murmurate.__main__ import main as command
+from murmurate.cli import main as cli
 from murmurate.cli.main import _parser, main
 from murmurate.cli.options import change, options
 from murmurate.cli.run_verbs import report_end
@@ -346,6 +347,21 @@ def test_options_may_stand_before_the_recipe_and_strategies_bring_their_own(
     stored = json.loads((folder / "run.json").read_text())
     assert (stored["recipe"], stored["seed"], stored["replicas"]) == ("cartpole-a2c", 3, 2)
     assert (stored["strategy"]["name"], stored["strategy"]["period"]) == ("local-sgd", 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("plan --seed 1 --check pong-gala", "pong-gala"),
+        ("topics fit --topics 50 docword.txt --skip-bad", "docword.txt"),
+        ("simulate --json --updates 10 cartpole-a2c", "cartpole-a2c"),
+        ("resume --minutes=3 runs/a", "runs/a"),
+    ],
+)
+def test_an_option_s_value_is_not_taken_for_the_name(words: str, name: str) -> None:
+    ordered = cli._name_first(words.split())
+    assert ordered[2 if ordered[0] == "topics" else 1] == name
+    assert sorted(ordered) == sorted(words.split())
 
 
 def test_help_tells_every_field(capsys: pytest.CaptureFixture[str]) -> None:

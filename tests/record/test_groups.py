@@ -113,6 +113,21 @@ def test_bytes_are_those_of_all_members_the_centre_too(tmp_path: Path) -> None:
     assert len(run.records) == 4  # the centre is no replica
 
 
+def test_the_line_of_several_replicas_counts_their_updates(tmp_path: Path) -> None:
+    """A simulation joins many replicas: their bytes are a sum, and their updates a median."""
+    records = [line(t, 0, updates=20, joined_replicas=32, bytes_exchanged=int(640 * t)) for t in (1.0, 2.0)]
+    run = open_run(a_run(tmp_path / "run", records, {"name": "gala"}))
+    assert groups.bytes_per_update(run) == 1280 / (32 * 20)
+
+
+def test_runs_of_several_versions_and_places_are_one_group(tmp_path: Path) -> None:
+    places = [{"format": 7, "launcher": "local", "loggers": []}, {"format": 8, "launcher": "ray"}]
+    runs = [
+        open_run(a_run(tmp_path / str(i), [line(1, 0)], {"name": "solo"}, **p)) for i, p in enumerate(places)
+    ]
+    assert len(grouped(runs)) == 1
+
+
 def test_waiting_counts_between_first_and_last_line(tmp_path: Path) -> None:
     records = [line(10, 0, waiting_seconds=5.0), line(20, 0, waiting_seconds=7.0)]
     records += [line(10, 1, waiting_seconds=1.0), line(30, 1, waiting_seconds=5.0)]

@@ -142,7 +142,7 @@ def test_a_single_transition_for_a_fit_is_refused() -> None:
         dataclasses.replace(run.source, learning_starts=1),
         dataclasses.replace(run.learner, policy=policy),
     )
-    with pytest.raises(Refusal, match="tested on another. Use --learning-starts 2"):
+    with pytest.raises(Refusal, match=r"tested on another\. Use --learning-starts 2"):
         dataclasses.replace(run, source=source, learner=learner).validate()
 
 

@@ -18,13 +18,15 @@ from murmurate.cli.main import main
 from murmurate.cli.options import change
 from murmurate.errors import Refusal, RunFailed
 from murmurate.recipes import recipe
+from murmurate.record.stored import read_object
 from murmurate.training.run import Run
+from murmurate.training.run_folder import write_json
 from murmurate.tuning import run_process
 from murmurate.tuning import study as study_module
 from murmurate.tuning.objective import Objective, Progress, read_objective
 from murmurate.tuning.space import Dimension
 from murmurate.tuning.study import Study
-from murmurate.tuning.trials import Trials
+from murmurate.tuning.trials import SAMPLERS, Trials
 from waiting import until
 
 pytest.importorskip("optuna")
@@ -211,6 +213,32 @@ def test_a_study_goes_on_to_more_trials_and_refuses_another_space(made, tmp_path
     other.space = SPACE[:1]
     with pytest.raises(Refusal, match="another space"):
         other.tune()
+
+
+def test_a_study_from_before_a_field_existed_goes_on(made, tmp_path: Path) -> None:
+    first, _, _ = made(_rising, trials=2, pruner="none")
+    assert first.tune() == 0
+    path = tmp_path / "study" / "study.json"
+    stored = read_object(path)
+    del stored["run"]["initial_except"], stored["run"]["agent"]["scale_rewards"]
+    write_json(path, stored)
+    second, _, _ = made(_rising, trials=3, pruner="none")
+    assert second.tune() == 0
+    stored["run"]["seed"] = 5
+    write_json(path, stored)
+    with pytest.raises(Refusal, match="another run"):
+        made(_rising, trials=4, pruner="none")[0].tune()
+
+
+def test_each_sampler_draws_a_second_trial(tmp_path: Path) -> None:
+    for sampler in SAMPLERS:
+        (tmp_path / sampler).mkdir()
+        trials = Trials(tmp_path / sampler, SPACE, "maximize", sampler, "none", seed=0)
+        for value in (1.0, 2.0):
+            held = trials.next(3)
+            assert held is not None
+            trials.completed(held, value)
+            held.release()
 
 
 def test_processes_share_a_study_and_take_over_what_was_cut_off(tmp_path: Path) -> None:

@@ -89,8 +89,13 @@ def _new_value(config: Any, field: dataclasses.Field[Any], value: Any, place: st
     if dataclasses.is_dataclass(current):
         if isinstance(value, Mapping):
             return with_fields(current, value, f"{place}.")
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        if isinstance(value, type(current)):
             return value
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            raise Refusal(
+                f"{place} is a {type(value).__name__}, and this recipe has a {type(current).__name__}, as "
+                "which its run folder would be read. Use another recipe: murmurate list recipes."
+            )
         raise Refusal(
             f"{place} is {value!r}; it takes a mapping of its fields, or an object such as "
             f"{type(current).__name__}(...)."

@@ -99,6 +99,7 @@ def train(
         "agent": agent, "world": world, "placement": placement, **fields,
     }  # fmt: skip
     run = configured(base, {name: value for name, value in arguments.items() if value is not None})
+    _check_learner(run)
     _check_is_found_again(run.strategy)
     engine = launcher_by_name(run.launcher)
     if (ranks := engine.dictated_replicas()) is not None:
@@ -231,6 +232,17 @@ def _base_run(recipe: str | Run | None, env: str | Callable[..., Any] | None, al
     world = world_of(env)
     run = recipes.recipe(f"{world.name}-{algorithm}")
     return dataclasses.replace(run, world=world)
+
+
+def _check_learner(run: Run) -> None:
+    """Raise Refusal for a learner of another class than the recipe's, as which the folder would be read."""
+    usual = recipes.recipe(run.recipe).learner
+    if type(run.learner) is not type(usual):
+        raise Refusal(
+            f"the learner is a {type(run.learner).__name__}, and the recipe {run.recipe} has a "
+            f"{type(usual).__name__}, as which its run folder would be read. Begin with another recipe: "
+            "murmurate list recipes."
+        )
 
 
 def _check_is_found_again(strategy: Strategy) -> None:

@@ -43,6 +43,8 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
             f"Say what to write, as in: murmurate export {options.folder} --to policy.onnx "
             "(.pt2, .safetensors), --csv record.csv or --parquet record.parquet"
         )
+    if options.best and options.to is None:
+        raise Refusal("--best chooses the parameters that --to exports, and a record has none. Leave it out.")
     if options.to is not None:
         from murmurate.api.export import check_path
         from murmurate.api.model import load

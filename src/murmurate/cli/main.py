@@ -28,6 +28,8 @@ from murmurate.errors import Refusal, RunFailed, printable
 from murmurate.fabric.processes.fork_server import end_fork_server
 from murmurate.training.interrupts import hangup_terminates
 
+# options without a value of verbs that take a name
+_WITHOUT_VALUE = frozenset(("--apply", "--check", "--json", "--profile", "--skip-bad", "--transpose"))
 FAILED, REFUSED, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
 
@@ -121,14 +123,16 @@ def _import_modules(arguments: Sequence[str]) -> list[str]:
 def _name_first(arguments: Sequence[str]) -> list[str]:
     """``train --seed 1 pong-gala`` as ``train pong-gala --seed 1``: an option may stand before the name."""
     verb, *rest = arguments
-    if verb not in ("train", "tune", "resume", "simulate"):
+    if verb == "topics" and rest[:1] == ["fit"]:
+        return [verb, *_name_first(rest)]
+    if verb not in ("train", "tune", "resume", "simulate", "plan", "fit"):
         return [verb, *rest]
-    if verb != "resume" and any(word.partition("=")[0] == "--env" for word in rest):
+    if verb not in ("resume", "fit") and any(word.partition("=")[0] == "--env" for word in rest):
         # an empty recipe, because argparse would take an unknown option's value for the recipe
         return [verb, "", *rest]
     index = 0
     while index < len(rest) and rest[index].startswith("-"):
-        index += 1 if "=" in rest[index] else 2
+        index += 1 if "=" in rest[index] or rest[index] in _WITHOUT_VALUE else 2
     name = rest[index : index + 1]
     if not name and any(word.partition("=")[0] == "--algorithm" for word in rest):
         name = [""]  # for the same reason

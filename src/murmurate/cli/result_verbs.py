@@ -139,7 +139,9 @@ def _report(options: argparse.Namespace, rest: list[str]) -> int:
         (folder,) = folders
         default_out = folder / "report.html"
         with replaced_by(options.env):
-            if not (folder / "videos" / "frames.png").exists():
+            picture, newest = folder / "videos" / "frames.png", folder / "checkpoints" / "last" / "state.json"
+            ages = [path.stat().st_mtime if path.exists() else 0.0 for path in (picture, newest)]
+            if ages[0] <= ages[1]:  # there is none, or it is of an earlier policy
                 write_picture(stored(folder), folder)
             more = stored(folder).evaluation.sections(folder)
     print(report(folders, options.out or default_out, more))

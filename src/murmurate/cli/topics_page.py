@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import rich.console
 import rich.table
+from rich.text import Text
 
 from murmurate.cli.topics import FittedTopics, load, writing
 from murmurate.cli.topics_figures import Figure, explained
@@ -107,7 +108,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     for column in ("topic", "weight", "npmi", "words"):
         table.add_column(column, justify="left" if column == "words" else "right")
     for row in rows:
-        words = " ".join(top["word"] for top in row["words"])
+        words = Text(" ".join(top["word"] for top in row["words"]))  # which may look like markup
         table.add_row(str(row["topic"]), f"{row['weight']:.1%}", _coherence_text(row["coherence"]), words)
     rich.console.Console().print(table)
 

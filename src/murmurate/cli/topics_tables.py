@@ -48,7 +48,8 @@ def transform_command(options: argparse.Namespace, rest: list[str]) -> int:
             _write_parquet(out, weights, _columns(corpus))
     print(f"{len(weights):,} documents x {weights.shape[1]} topics in {out}")
     if corpus.skipped.causes or len(corpus.skipped.documents):
-        print(f"{corpus.skipped}; the column {_key(corpus)} says which row is which{_missing_remark(corpus)}")
+        column = _key(corpus) if suffix == ".csv" else f"{_key(corpus)}s"  # as in ``_columns``
+        print(f"{corpus.skipped}; the column {column} says which row is which{_missing_remark(corpus)}")
     return 0
 
 

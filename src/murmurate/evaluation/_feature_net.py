@@ -157,4 +157,6 @@ def _write(path: Path, classifier: FeatureClassifier, made_of: str) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         cause = getattr(error, "strerror", None) or error
-        raise Refusal(f"{path} cannot be written: {cause}. Name another with --feature-net.") from error
+        raise Refusal(
+            f"{path} cannot be written: {cause}. Make room there, or train with another --feature-net."
+        ) from error

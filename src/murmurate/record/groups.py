@@ -24,6 +24,10 @@ _MAY_DIFFER = frozenset(
     {
         "seed",
         "command",
+        "format",
+        "imports",
+        "launcher",
+        "loggers",
         "versions",
         "hardware",
         "eval_episodes",
@@ -210,7 +214,9 @@ def exchanges(run: RecordedRun) -> bool:
 
 def bytes_per_update(run: RecordedRun) -> float | None:
     """Bytes of all members divided by updates of all replicas."""
-    total = sum(int(history[-1].get("updates", 0)) for history in run.histories.values())
+    # the line of several replicas has the median of their updates
+    lines = [history[-1] for history in run.histories.values()]
+    total = sum(int(line.get("updates", 0)) * int(line.get("joined_replicas", 1)) for line in lines)
     exchanged = bytes_exchanged(run)
     return exchanged / total if exchanged is not None and total else None
 

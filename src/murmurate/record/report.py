@@ -183,9 +183,11 @@ def _headline(run: RecordedRun) -> list[dict[str, str]]:
         )
     if run.plays:
         fact("training return (sampled)", number_text(run.fact("train_return_mean")), "last 100 episodes")
-    for curve in [] if run.plays else run.curves:
-        if run.fact(curve["metric"]) is not None:
-            fact(curve["title"].lower(), number_text(run.fact(curve["metric"])), "of held-out data")
+    headline = run.run.get("headline")
+    curves = {curve["metric"]: curve for curve in (*run.curves, *([headline] if headline else []))}
+    for metric, curve in {} if run.plays else curves.items():
+        if run.fact(metric) is not None:
+            fact(curve["title"].lower(), number_text(run.fact(metric)), "at the end")
     fact(
         run.unit,
         number_text(run.fact("env_steps")),

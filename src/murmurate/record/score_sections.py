@@ -34,7 +34,7 @@ def main_figure(groups: Sequence[RunGroup]) -> Figure:
     run = groups[0].runs[0]
     if run.plays or not run.curves:
         return Figure("eval_return_mean", "evaluation return (greedy)")
-    curve = run.curves[0]
+    curve = run.run.get("headline") or run.curves[0]
     return Figure(curve["metric"], curve["title"].lower(), bool(curve.get("lower_is_better")))
 
 

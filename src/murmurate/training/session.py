@@ -234,6 +234,7 @@ def _continue(run: Run, stored: Run, folder: Path, newest: Path, launcher: Launc
         checkpoint.set_aside(newest.with_name("last"))
     seconds = float(manifest["seconds"])
     truncate_after(folder / "metrics.jsonl", env_steps=counts, updates=clocks, time_seconds=seconds)
+    (folder / "summary.json").unlink(missing_ok=True)  # of the end that the run now goes beyond
     return _carry_out(run, folder, launcher, Resume(newest.resolve(), parts, manifest, seconds))
 
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 from murmurate.errors import Refusal
+from murmurate.recipes import recipe
 from murmurate.record.stored import UNSOUND, read_object
 from murmurate.training import checkpoint
-from murmurate.training.run_folder import locked
+from murmurate.training.run import Run
+from murmurate.training.run_folder import locked, plain
 
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 _POLL_SECONDS = 0.1
@@ -157,7 +160,21 @@ def run_all(
             process.end()
 
 
-# -- what a run folder says of its run --------------------------------------------------------------------
+# -- what a folder says of its run ------------------------------------------------------------------------
+
+
+def with_younger_fields(stored: Mapping[str, Any], run: Run) -> dict[str, Any]:
+    """The stored settings of a run, and the recipe's for fields of ``run`` that did not exist then."""
+    usual = dataclasses.replace(recipe(run.recipe), strategy=type(run.strategy)())
+    return _completed(stored, plain(usual))
+
+
+def _completed(stored: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(usual) | dict(stored)
+    for name, value in usual.items():
+        if isinstance(value, dict) and isinstance(found[name], dict):
+            found[name] = _completed(found[name], value)
+    return found
 
 
 def summary(folder: Path) -> dict[str, Any] | None:

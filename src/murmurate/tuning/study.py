@@ -90,6 +90,7 @@ class Study:
         if path.exists():
             try:
                 stored = read_object(path)
+                stored["run"] = run_process.with_younger_fields(stored["run"], self.run)
                 differing = [name for name in settings if stored[name] != settings[name]]
             except (OSError, *UNSOUND) as error:
                 raise Refusal(f"{path} cannot be read ({error}). Choose another folder: --out.") from error

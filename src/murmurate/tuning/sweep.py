@@ -85,7 +85,8 @@ class Sweep:
         if path.exists():
             try:
                 stored = read_object(path)
-                differing = sorted(k for k, v in settings.items() if stored["settings"].get(k) != v)
+                earlier = run_process.with_younger_fields(stored["settings"], self.run)
+                differing = sorted(name for name, value in settings.items() if earlier[name] != value)
             except (OSError, *UNSOUND) as error:
                 raise Refusal(f"{path} cannot be read ({error}). Choose another folder: --out.") from error
             if differing:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -53,6 +54,8 @@ class Trials:
         try:
             with self._locked():
                 self.study = _opened(folder / "study.db", direction)
+        except Refusal:
+            raise
         except Exception as error:  # an exception of SQLite, SQLAlchemy or Optuna
             raise Refusal(
                 f"{folder / 'study.db'} cannot be opened ({type(error).__name__}). Choose another with --out."
@@ -191,6 +194,7 @@ def _sampler(name: str, seed: int) -> Any:
             # one seed for all processes, which draw from one sequence
             return samplers.QMCSampler(seed=0, warn_asynchronous_seeding=False)
         if name == "cmaes":
+            importlib.import_module("cmaes")  # which Optuna imports only at the second trial
             return samplers.CmaEsSampler(seed=seed)
         if name == "gp":
             return samplers.GPSampler(seed=seed)
