@@ -89,9 +89,7 @@ def test_a_learner_or_part_of_another_class_is_refused(tmp_path: Path) -> None:
     with pytest.raises(murmurate.Refusal, match="world is a PPO"):
         murmurate.train("cartpole-a2c", world=PPO(), out=tmp_path / "run", **SHORT)  # type: ignore[arg-type]
     other = dataclasses.replace(murmurate.recipe("cartpole-a2c"), learner=PPO())
-    with pytest.raises(
-        murmurate.Refusal, match="the learner is a PPO, and the recipe cartpole-a2c has a A2C"
-    ):
+    with pytest.raises(murmurate.Refusal, match="the learner is a PPO, and the recipe cartpole-a2c"):
         murmurate.train(other, out=tmp_path / "run", **SHORT)
     assert not (tmp_path / "run").exists()
 

@@ -120,12 +120,12 @@ def test_the_line_of_several_replicas_counts_their_updates(tmp_path: Path) -> No
     assert groups.bytes_per_update(run) == 1280 / (32 * 20)
 
 
-def test_runs_of_several_versions_and_places_are_one_group(tmp_path: Path) -> None:
-    places = [{"format": 7, "launcher": "local", "loggers": []}, {"format": 8, "launcher": "ray"}]
-    runs = [
-        open_run(a_run(tmp_path / str(i), [line(1, 0)], {"name": "solo"}, **p)) for i, p in enumerate(places)
+def test_runs_in_several_places_are_one_group(tmp_path: Path) -> None:
+    places = ({"launcher": "local", "loggers": []}, {"launcher": "ray", "imports": ["mine"]})
+    folders = [
+        a_run(tmp_path / str(i), [line(1, 0)], {"name": "solo"}, **place) for i, place in enumerate(places)
     ]
-    assert len(grouped(runs)) == 1
+    assert len(grouped([open_run(folder) for folder in folders])) == 1
 
 
 def test_waiting_counts_between_first_and_last_line(tmp_path: Path) -> None:
