@@ -169,6 +169,29 @@ def test_mail_to_one_queues_at_its_port(ports):
     assert times == [pytest.approx(t) for t in expected]
 
 
+def test_mail_over_a_cut_link_holds_up_no_other_mail():
+    """Member 1 is cut off for ten seconds: what it sends meanwhile arrives late, and nothing else does."""
+
+    def cut_off(member):
+        fabric = door_to(member)
+        member.compute(1.0)
+        fabric.send(0, "t", fill(1))
+
+    def send(member):
+        fabric = door_to(member)
+        member.compute(2.0)
+        fabric.send(0, "t", fill(2))
+
+    def take_all(member):
+        fabric = door_to(member)
+        return [(fabric.wait("t", 30.0).sender, round(member.now, 3)) for _ in range(2)]
+
+    network = Network(latency_seconds=0.25, bandwidth=4 * BYTES)
+    cut = Partition(start_seconds=0.5, end_seconds=10.5, island=frozenset({1}))
+    found = cluster(3, network, partitions=[cut]).run([take_all, cut_off, send])[0]
+    assert found == [(2, 2.5), (1, 11.0)]
+
+
 @pytest.mark.parametrize(
     "network",
     [

@@ -89,6 +89,13 @@ def test_replicas_beyond_the_cores_share_them() -> None:
         assert found.bottleneck == ("learner" if replicas == 2 else "cores")
 
 
+def test_an_exchange_that_was_measured_on_shared_cores_shares_them_once() -> None:
+    run = dataclasses.replace(recipe("cartpole-a2c"), replicas=4)
+    profile = profile_of(run, cores=2, forward=line(10 * MILLISECOND))
+    profile.exchange[exchange_key(run.strategy, 4)] = line(6 * MILLISECOND)
+    assert predict(run, profile).updates_per_second == pytest.approx(4 / (26 * MILLISECOND))
+
+
 def test_the_slowest_stage_limits_a_pipeline() -> None:
     run = with_source(recipe("cartpole-impala"), actors=2, simulators=8)
     slow_learner = profile_of(run, cores=4, act=line(MILLISECOND), forward=line(20 * MILLISECOND))

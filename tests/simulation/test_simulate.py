@@ -228,6 +228,14 @@ def test_a_run_with_a_centre_is_a_trace_too(tmp_path):
     assert again["share_computing"] > 0
 
 
+def test_a_trace_of_a_run_with_several_updates_a_batch_has_the_times_of_batches(tmp_path):
+    run = altered(recipe("cartpole-ppo"), simulators=2, updates=48, env_steps=None, eval_episodes=1)
+    assert run.learner.updates(1) == 16
+    result(tmp_path / "run", run, Cluster(compute="constant:0.5"))
+    seconds = Cluster(compute=f"trace:{tmp_path / 'run'}").compute_model().seconds
+    assert seconds == pytest.approx([0.5] * len(seconds), rel=1e-3)
+
+
 def test_lines_hold_for_a_run_that_only_time_limits(tmp_path):
     run = dataclasses.replace(run_of(replicas=2), updates=None, minutes=0.01)
     result(tmp_path / "run", run, Cluster(compute="constant:0.005", lines=10))

@@ -33,8 +33,8 @@ class NetCosts:
     parameters: int
 
     @property
-    def median_seconds(self) -> float:
-        return statistics.median(self.seconds)
+    def mean_seconds(self) -> float:
+        return statistics.fmean(self.seconds)
 
 
 def net_costs(net: Net, side: int, classes: int, batch: int, steps: int) -> NetCosts:

@@ -68,7 +68,7 @@ def measure(plan: SimulatedChaosPlan, log: Log) -> dict[str, Any]:
         rows[name] = throughput_kept(name, step_seconds, parameters, cost, plan)
     return {
         "world": world,
-        "step_seconds": statistics.median(step_seconds),
+        "step_seconds": statistics.fmean(step_seconds),
         "handling_seconds": cost.handling_seconds,
         "message_seconds": cost.message_seconds,
         "strategies": rows,

@@ -60,13 +60,13 @@ def measure(plan: ScalingPlan, log: Log) -> dict[str, Any]:
     costs = _simulated_images.net_costs(plan.net, plan.side, 1000, plan.batch, plan.measured_steps)
     seconds = tuple(plan.slower * s for s in costs.seconds)
     costs = dataclasses.replace(costs, seconds=seconds)
-    log(f"{plan.net}: {costs.median_seconds:.3f} s a step of {plan.batch} images")
+    log(f"{plan.net}: {costs.mean_seconds:.3f} s a step of {plan.batch} images")
     rate = _simulated_images.gloo_rate(costs.parameters, plan.gloo_rounds)
     network = plan.network or rate.network
     log(f"gloo: {rate.bytes_per_second / 1e9:.2f} GB/s, {rate.latency_seconds * 1e6:.0f} us; {network}")
     rows = [row for name in plan.strategies for row in scaling(name, costs, network, plan, log)]
     return {
-        "step_seconds": costs.median_seconds,
+        "step_seconds": costs.mean_seconds,
         "parameters": costs.parameters,
         "gloo_bytes_per_second": rate.bytes_per_second,
         "gloo_latency_seconds": rate.latency_seconds,
@@ -79,10 +79,10 @@ def measure(plan: ScalingPlan, log: Log) -> dict[str, Any]:
 
 def scaling(name: str, costs: NetCosts, network: str, plan: ScalingPlan, log: Log) -> list[dict[str, Any]]:
     """A row for each number of members under one strategy."""
-    alone = plan.batch / costs.median_seconds
+    alone = plan.batch / costs.mean_seconds
     rows = []
     for members in plan.members:
-        seconds = costs.median_seconds
+        seconds = costs.mean_seconds
         if members > 1:
             seconds = update_seconds(name, members, costs, network, plan)
         speed = members * plan.batch / seconds

@@ -7,6 +7,7 @@ from typing import Any
 
 from murmurate.bench import _simulated
 from murmurate.bench._result import Log
+from murmurate.errors import Refusal
 from murmurate.ranges import PositiveFloat, PositiveInt, PositiveSeconds
 from murmurate.simulation.cluster import Cluster
 from murmurate.strategies import strategies
@@ -43,6 +44,8 @@ def measure(plan: SimulatedStragglerPlan, log: Log) -> dict[str, Any]:
 
     Exchanges cost time, too, so ``others_kept`` is below 1 even without a straggler.
     """
+    if plan.steps % plan.times:  # else the others wait at the end for the straggler's last step
+        raise Refusal(f"--steps is {plan.steps}, no multiple of --times. Use --steps {int(10 * plan.times)}..")
     names = [name for name in plan.strategies or sorted(strategies()) if name != "solo"]
     cluster = Cluster(compute=f"straggler:{plan.step_seconds},{plan.times}", network=plan.network)
     rows: dict[str, dict[str, Any]] = {}

@@ -87,7 +87,9 @@ def steps_per_second(learner: Device, replay: Device, batch: int, row_bytes: flo
     if learner.name == replay.name:
         return 1 / (train + draw if learner.shares else max(train, draw))
     train = max(train, learner.transfer_seconds(row_bytes * batch))
-    return 1 / max(train, draw + replay.messages_seconds(batch))
+    # from the learner's device the priorities go to the host, and on to that of the replay manager
+    messages = replay.messages_seconds(batch) + learner.transfer_seconds(_WORD_BYTES * batch)
+    return 1 / max(train, draw + messages)
 
 
 def assign(devices: Sequence[Device], batch: int, row_bytes: float, actors: int, stored: int) -> Assignment:

@@ -54,7 +54,10 @@ def predict(run: Run, profile: DeviceProfile) -> Prediction:
     processes = run.replicas * (1 + actors) + run.strategy.centre
     busy_processes = min(processes, profile.cores)
     seconds = _batch_seconds(costs, shape, profile.cores, busy_processes)
-    seconds["exchange"] = _exchange(run, costs, profile)
+    # the exchange was measured among as many processes, which shared the cores already
+    learners = run.replicas + run.strategy.centre
+    shared = max(1.0, learners / profile.cores) * _crowd(costs, learners, profile.cores)
+    seconds["exchange"] = _exchange(run, costs, profile) / shared
     learner_work = [
         n for n in (*PRIMITIVES, "exchange") if not actors or n == "exchange" or _is_learner_work(n)
     ]
@@ -64,8 +67,7 @@ def predict(run: Run, profile: DeviceProfile) -> Prediction:
     if not actors and getattr(run.source, "double_buffer", False) and processes < profile.cores:
         learning -= _overlap(seconds, costs.background)
     total = learning + seconds["waiting"]
-    # slow-down of the cores if processes share them: grows from 1 to ``crowded`` at two processes per core
-    crowd = 1 + (costs.crowded - 1) * min(max(0.0, processes / profile.cores - 1), 1.0)
+    crowd = _crowd(costs, processes, profile.cores)
     if not actors:
         share = max(1.0, processes / profile.cores)
         rate = 1 / (total * share * crowd)
@@ -96,6 +98,12 @@ def _prediction(
 ) -> Prediction:
     env_steps = run.replicas * shape.env_steps * rate
     return Prediction(env_steps, run.replicas * rate, seconds, bottleneck, busy, *own)
+
+
+def _crowd(costs: RecipeCosts, processes: int, cores: int) -> float:
+    """How much slower the cores are because processes share them: grows from 1 to ``crowded`` at two a
+    core."""
+    return 1 + (costs.crowded - 1) * min(max(0.0, processes / cores - 1), 1.0)
 
 
 def _is_learner_work(primitive: str) -> bool:

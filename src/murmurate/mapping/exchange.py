@@ -17,6 +17,7 @@ from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.interface import Strategy
 
 SIZES = (10_000, 300_000, 1_500_000)  # parameters
+_LEAST_SHARE, _LEAST_SECONDS = 0.25, 1e-9  # of a window: relative to the median of its size, and at all
 _WINDOWS, _CALLS, _WARM_UP_CALLS = 6, 100, 20  # calls: a multiple of the usual averaging periods
 
 
@@ -38,7 +39,10 @@ def measure(strategy: Strategy, replicas: int) -> Line:
     for size in SIZES:
         answers = run_together(members, _work, strategy, replicas, size)
         learners = [answer for answer in answers if answer is not None]
-        samples += [(size, statistics.fmean(window)) for window in zip(*learners, strict=True)]
+        windows = [statistics.fmean(window) for window in zip(*learners, strict=True)]
+        # noise may make an exchange cost less than nothing, which would decide a fit of relative errors
+        least = max(statistics.median(windows) * _LEAST_SHARE, _LEAST_SECONDS)
+        samples += [(size, max(seconds, least)) for seconds in windows]
     return fit(samples)
 
 
@@ -55,7 +59,7 @@ def _work(fabric: Fabric, strategy: Strategy, replicas: int, size: int) -> list[
     times = []
     for _ in range(_WINDOWS):
         exchanging = _seconds(lambda: replica.exchange(replica), _CALLS)
-        times.append(max(0.0, exchanging - _seconds(alone.update, _CALLS)))
+        times.append(exchanging - _seconds(alone.update, _CALLS))
     done.publish(torch.ones(1, dtype=torch.int64))
     return times
 

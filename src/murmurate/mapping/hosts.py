@@ -19,7 +19,7 @@ from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.start import simulate
 from murmurate.training.run import Run
 
-_UPDATES = 40  # of a replica in a simulated run
+_UPDATES, _BATCHES, _PERIODS = 40, 10, 2  # of a replica in a simulated run, at least
 
 
 def on_hosts(
@@ -76,7 +76,11 @@ def _batch_seconds(run: Run, cluster: Cluster) -> float:
         source=in_one_process(found.source),  # what other processes do is part of the prediction
         evaluation=evaluation,
         minutes=None,
-        updates=_UPDATES,
+        updates=max(
+            _UPDATES,
+            _BATCHES * run.learner.updates(1),
+            _PERIODS * max(1, getattr(run.strategy, "period", 1)),
+        ),
         launcher="local",  # a simulated run launches no processes
     )
     with tempfile.TemporaryDirectory(prefix="murmurate-plan-") as folder:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from murmurate.errors import Refusal
 from murmurate.fabric.simulated.latency import Compute, Network, compute_model
 from murmurate.ranges import NonNegativeFloat, PositiveSeconds, Range, check_ranges
+from murmurate.recipes import stored
 from murmurate.record.reader import read_metrics
 
 # keys of --network, and the field of Network that each sets
@@ -137,8 +138,9 @@ def _network_value(key: str, value: str) -> object:
 def _read_trace(path: Path) -> tuple[float, ...]:
     """Seconds: from a file of numbers (a JSON list, or separated by spaces), or of the steps of a run folder.
 
-    A step takes the time between two records of a replica, without its waiting, divided by its updates
-    between them. Raises ValueError if ``path`` has no such numbers.
+    A step, from a batch to the next, takes the time between two records of a replica, without its waiting,
+    divided by its batches between them. Raises ValueError if ``path`` has no such numbers, Refusal for a
+    folder whose run cannot be read.
     """
     try:
         if path.is_dir():
@@ -150,6 +152,7 @@ def _read_trace(path: Path) -> tuple[float, ...]:
 
 
 def _step_seconds(folder: Path) -> tuple[float, ...]:
+    updates_per_batch = stored(folder).learner.updates(1)
     last_record: dict[int, tuple[float, int]] = {}
     seconds: dict[int, list[float]] = defaultdict(list)
     for record in read_metrics(folder / "metrics.jsonl"):
@@ -158,7 +161,8 @@ def _step_seconds(folder: Path) -> tuple[float, ...]:
         rank, updates = int(record["replica"]), int(record["updates"])
         busy_seconds = float(record["time_seconds"]) - float(record["waiting_seconds"])
         if rank in last_record and updates > last_record[rank][1]:
-            seconds[rank].append((busy_seconds - last_record[rank][0]) / (updates - last_record[rank][1]))
+            batches = (updates - last_record[rank][1]) / updates_per_batch
+            seconds[rank].append((busy_seconds - last_record[rank][0]) / batches)
         last_record[rank] = busy_seconds, updates
     steps = tuple(s for _, durations in sorted(seconds.items()) for s in durations if s > 0)
     if not steps:

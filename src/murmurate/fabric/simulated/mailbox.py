@@ -158,7 +158,8 @@ class SimulatedMailbox:
         elif departure > now or self._happens(faults.loss):
             return []
         copies = 2 if self._happens(faults.duplication) else 1
-        arrivals = [links.arrival(sender, to, departure, size_bytes) for _ in range(copies)]
+        is_late = departure > now
+        arrivals = [links.arrival(sender, to, departure, size_bytes, is_late) for _ in range(copies)]
         most = faults.resend_seconds
         return [a + self._happens(faults.reordering) * links.generator.uniform(0, most) for a in arrivals]
 

@@ -109,20 +109,25 @@ class Links:
             raise ValueError(f"A latency of {seconds} s is in the past: it must be at least 0.")
         return seconds
 
-    def arrival(self, sender: int, receiver: int, departure: float, size_bytes: int) -> float:
-        """When a message ready at ``departure`` arrives; it queues behind earlier ones at both ports."""
+    def arrival(
+        self, sender: int, receiver: int, departure: float, size_bytes: int, is_late: bool = False
+    ) -> float:
+        """When a message ready at ``departure`` arrives. It queues behind earlier ones at both ports, but not
+        behind their random delays, nor behind those that leave later than they are sent (``is_late``)."""
         network = self.network
         if network is None or sender == receiver:
             return departure + (self.delay(sender, receiver) if network is None else 0.0)
         delay = float(network.delays(1, size_bytes, self.generator)[0])
         if not network.ports:
             return departure + delay
+        if is_late:
+            return departure + delay
         busy_seconds = network.transfer_seconds(size_bytes)
         departure = max(departure, self._can_send_at[sender])
         self._can_send_at[sender] = departure + busy_seconds
-        arrival = max(departure + delay, self._can_receive_at[receiver] + busy_seconds)
-        self._can_receive_at[receiver] = arrival
-        return arrival
+        begins = departure + min(delay - busy_seconds, network.latency_seconds)
+        self._can_receive_at[receiver] = max(begins, self._can_receive_at[receiver]) + busy_seconds
+        return max(departure + delay, self._can_receive_at[receiver])
 
     def arrivals(self, sender: int, now: float, size_bytes: int) -> NDArray[np.float64] | float:
         """The times at which members see a vector that ``sender`` publishes now: [n], or one time for all.
