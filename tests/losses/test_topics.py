@@ -107,6 +107,13 @@ def test_a_document_without_words_has_the_prior(backend):
     assert torch.equal(fold_in(nothing, beta, alpha, topics=5).gamma, alpha.expand(2, -1))
 
 
+def test_starts_of_another_dtype_are_refused(backend):
+    documents, beta, alpha = problem()
+    wrong = replace(documents, starts=documents.starts.int())
+    with pytest.raises(ValueError, match="starts"):
+        fold_in(wrong, beta, alpha, topics=5)
+
+
 def test_it_goes_on_from_where_it_was_told_to(backend):
     documents, beta, alpha = problem()
     half = fold_in(documents, beta, alpha, topics=5, iterations=7, tolerance=0.0)

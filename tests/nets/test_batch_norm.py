@@ -206,3 +206,34 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: Tensor):  # type: ignore[no-untyped-def, override]
         return None, ctx.meeting.total(gradient)
+
+
+def test_a_hook_that_lays_saved_tensors_out_anew_changes_no_gradient() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, gradient = (torch.randn(2, 3, 4, 4, generator=generator) for _ in range(2))
+    x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+    found = []
+    for pack in (lambda saved: saved, lambda saved: saved.contiguous()):
+        norm = BatchNorm(3)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+            y = norm(x, rectify=True)
+        found.append(torch.autograd.grad(y, [x, norm.weight, norm.bias], gradient))
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_in_evaluation_a_bias_alone_has_a_gradient_in_every_layout() -> None:
+    norm = BatchNorm(3).eval()
+    norm.weight.requires_grad_(False)
+    x = torch.ones(2, 3, 4, 4)
+    for each in (x, x.contiguous(memory_format=torch.channels_last)):
+        assert norm(each).requires_grad
+    norm.bias.requires_grad_(False)
+    assert not norm(x).requires_grad
+
+
+def test_statistics_are_where_the_images_are_whatever_torch_s_default_device_is() -> None:
+    x = torch.randn(4, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    norm, expected = BatchNorm(3), BatchNorm(3)(x)
+    with torch.device("meta"):
+        found = norm(x)
+    torch.testing.assert_close(found, expected)

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from murmurate.nets import _mlp_kernels
 from murmurate.nets._mlp_kernels import add_and_rectify_
 from murmurate.nets.batched_mlp import BatchedMLP
 from murmurate.nets.passes import Passes
@@ -102,6 +103,16 @@ def test_a_bias_and_a_relu_in_one_pass(shape: tuple[int, int, int], dtype: torch
         found = add_and_rectify_(one, bias)
         assert found is one
         torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_bias_and_a_relu_whatever_torch_s_default_dtype_is() -> None:
+    _mlp_kernels._ones.cache_clear()
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = add_and_rectify_(torch.ones(1, 1, 4, dtype=torch.float32), torch.ones(1, 1, 4).float())
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.tolist() == [[[2.0] * 4]]
 
 
 def test_another_activation_is_refused() -> None:

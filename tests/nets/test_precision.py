@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import nn
 
 from murmurate.agents.a2c import A2C
 from murmurate.agents.td3 import TD3
 from murmurate.nets import precision
-from murmurate.nets.precision import faster_precision
+from murmurate.nets.precision import faster_precision, first_dtype
 from murmurate.spec import EnvSpec
 from murmurate.workloads.image_classifier import ImageClassifier
 
@@ -78,3 +79,10 @@ def test_products_are_timed_in_both_precisions() -> None:
     seconds = precision._product_seconds()
     assert seconds.keys() == {torch.float32, torch.bfloat16}
     assert all(0 < duration < float("inf") for duration in seconds.values())
+
+
+def test_the_first_dtype_is_that_of_the_first_parameter() -> None:
+    double = nn.Linear(2, 2).double()
+    assert first_dtype(double) == torch.float64
+    assert first_dtype(nn.Sequential(double, nn.Linear(2, 2))) == torch.float64
+    assert first_dtype(nn.Sequential(nn.Flatten(), double)) == torch.float64

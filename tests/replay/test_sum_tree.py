@@ -62,6 +62,8 @@ def test_an_error_becomes_a_priority(backend):
     error = torch.tensor([-2.0, 0.0, 0.5, 1e-30, 3e4])
     tree.update(torch.arange(5), error, 0.6, 1e-3)
     torch.testing.assert_close(tree.priorities[:5].cpu(), (error.abs() + 1e-3) ** 0.6, rtol=2e-6, atol=0)
+    tree.update(torch.arange(2), torch.tensor([0.0, 3.0]), 0.0, 0.0)
+    assert tree.priorities[:2].tolist() == [1.0, 1.0], "an alpha of 0 is uniform"
     tree.update(torch.arange(5), error, 0.6, 0.0)
     assert tree.priorities[1] == 0.0
     with pytest.raises(ValueError, match="index 1 is nan"):

@@ -43,6 +43,8 @@ ON_IMAGES = {
     "reflecting convolution": lambda x: functional.conv2d(
         functional.pad(x, (2, 2, 2, 2), mode="reflect"), image(2, 4, 5, 5, seed=7)
     ),
+    "groups with a shift alone": lambda x: functional.group_norm(x, 2, None, image(4, seed=10)),
+    "circular pad": lambda x: functional.pad(x, (2, 1, 0, 3), mode="circular"),
     "stack": lambda x: torch.stack([x, x.neg()], 1)[:, 1],
     "where": lambda x: torch.where(x > 0, x, torch.zeros_like(x)),
     "gather of channels": lambda x: x.log_softmax(1).gather(1, image(3, 2, 11, 9, seed=8).gt(0).long()),
@@ -175,6 +177,7 @@ REFUSED = {
     "interpolate with mode bilinear and antialias": lambda x: functional.interpolate(
         x, (5, 5), mode="bilinear", antialias=True
     ),
+    "pad with mode circular that crops one side": lambda x: functional.pad(x, (2, -1), mode="circular"),
     "max_pool2d_with_indices has no form": lambda x: functional.max_pool2d(x, 2, return_indices=True),
 }
 

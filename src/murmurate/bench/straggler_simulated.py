@@ -45,7 +45,7 @@ def measure(plan: SimulatedStragglerPlan, log: Log) -> dict[str, Any]:
     Exchanges cost time, too, so ``others_kept`` is below 1 even without a straggler.
     """
     if plan.steps % plan.times:  # else the others wait at the end for the straggler's last step
-        raise Refusal(f"--steps is {plan.steps}, no multiple of --times. Use --steps {int(10 * plan.times)}..")
+        raise Refusal(f"--steps is {plan.steps}, no multiple of --times. Use --steps {int(10 * plan.times)}.")
     names = [name for name in plan.strategies or sorted(strategies()) if name != "solo"]
     cluster = Cluster(compute=f"straggler:{plan.step_seconds},{plan.times}", network=plan.network)
     rows: dict[str, dict[str, Any]] = {}

@@ -87,10 +87,10 @@ def expected_topics(
         beta = torch.zeros(len(row), x.shape[1], device=x.device)
         beta[:, :topics] = _relative(torch.digamma(prior + scale * x[row, :topics].double()) - log_total)
         return beta
-    factor = torch.zeros(x.shape[1])
+    factor = x.new_zeros(x.shape[1])
     factor[:topics] = torch.exp((log_total.max() - log_total).clamp(max=_MOST_LOG))
     row = row.contiguous()
-    beta = torch.empty(len(row), x.shape[1])
+    beta = x.new_empty(len(row), x.shape[1])
     kernels.expected_topics(
         x.data_ptr(), x.shape[1], topics, row.data_ptr(), len(row), scale, prior,
         factor.data_ptr(), beta.data_ptr(),
@@ -144,6 +144,7 @@ def fold_in(
     check_shape(beta[0].shape if len(beta) else alpha.shape, "a row of beta", alpha=alpha)
     check_shape(documents.word.shape, "word", counts=documents.counts)
     check_starts(documents)
+    check_kind(torch.int64, starts=documents.starts)
     check_kind(torch.int32, word=documents.word)
     check_kind(torch.float32, counts=documents.counts)
     if gamma is not None:

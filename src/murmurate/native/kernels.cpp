@@ -326,8 +326,8 @@ float power(const float* error, int64_t count, float alpha, float epsilon, float
   for (int64_t i = 0; i < count; ++i) {
     const float x = std::fabs(error[i]) + epsilon;
     const float p = exp2_of(alpha * log2_of(x));
-    // what is not finite is kept, for the caller to see; zero stays zero
-    priority[i] = x > 0.0f && x <= std::numeric_limits<float>::max() ? p : x;
+    // what is not finite is kept, for the caller to see; zero stays zero, but 0^0 is 1
+    priority[i] = x > 0.0f && x <= std::numeric_limits<float>::max() ? p : x == 0.0f && alpha == 0.0f ? 1.0f : x;
   }
   // Non-negative floats are in the order of their bits, with what is not finite last; and compilers vectorise the
   // search for the greatest integer.
@@ -357,7 +357,9 @@ bool sample(const Tree& tree, uint64_t* state, int64_t count, float beta, int64_
             bool stratified, int64_t threads) {
   const double total = tree.total();
   if (!(total > 0.0 && total <= static_cast<double>(std::numeric_limits<float>::max()))) return false;
-  const float scale = tree.has_minimum ? 1.0f / tree.minimum() : static_cast<float>(tree.capacity / total);
+  // the inverse of a subnormal number would be infinite
+  const float scale = tree.has_minimum ? std::min(1.0f / tree.minimum(), std::numeric_limits<float>::max())
+                                       : static_cast<float>(tree.capacity / total);
   // another process may set a leaf to 0 after it was found: its weight is limited to that of the least leaf
   const float least = tree.has_minimum ? 1.0f : 0.0f;
   const uint64_t key = state[0], start = state[1];

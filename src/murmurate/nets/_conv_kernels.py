@@ -54,7 +54,7 @@ def to_blocks(observation: Tensor, dtype: torch.dtype) -> Tensor | None:
 
 def rows_of(observation: Tensor) -> Tensor:
     """[B, ...] to [B, N] with contiguous rows; copies only if they are not contiguous already."""
-    rows = observation.reshape(observation.shape[0], -1)
+    rows = observation.flatten(1)
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 

@@ -39,4 +39,4 @@ def _is_readable(x: Tensor) -> bool:
 
 @lru_cache(maxsize=16)
 def _ones(width: int) -> Tensor:
-    return torch.ones(width)
+    return torch.ones(width, dtype=torch.float32, device="cpu")  # whatever torch's defaults are

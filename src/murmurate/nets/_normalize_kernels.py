@@ -33,7 +33,7 @@ def as_channels_last(x: Tensor, like: Tensor) -> Tensor:
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """(mean, sum of squared differences from the mean), each [C] float64, of x [B, C, H, W]."""
-    mean, squares = torch.empty(2, x.shape[1], dtype=torch.float64)
+    mean, squares = x.new_empty((2, x.shape[1]), dtype=torch.float64)
     _kernels().normalize_moments(*_size(x), *_addresses(x, mean, squares), torch.get_num_threads())
     return mean, squares
 
@@ -49,7 +49,7 @@ def apply(
 def gradient_sums(gradient: Tensor, y: Tensor | None, x: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
     """(sum of g, sum of g (x - mean)), each [C] float64. g is ``gradient``, with 0 where the output ``y`` of
     a ReLU is not above 0; y: None without a ReLU."""
-    total, product = torch.empty(2, x.shape[1], dtype=torch.float64)
+    total, product = x.new_empty((2, x.shape[1]), dtype=torch.float64)
     addresses = _addresses(gradient, y, x, mean, total, product)
     _kernels().normalize_gradient_sums(*_size(x), *addresses, torch.get_num_threads())
     return total, product

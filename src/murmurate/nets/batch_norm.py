@@ -65,7 +65,7 @@ class BatchNorm(nn.Module):
         if not self.training:
             return self._evaluate(x, residual, rectify)
         smallest = len(x) % self.ghost or self.ghost if self.ghost else len(x)
-        if smallest * x[0, 0].numel() == 1 and self.sum_over is None:
+        if smallest * x.shape[2] * x.shape[3] == 1 and self.sum_over is None:
             raise ValueError(
                 f"of images {list(x.shape)}, a (ghost) batch has one value for each channel, and so no "
                 "variance: use larger batches"
@@ -84,7 +84,7 @@ class BatchNorm(nn.Module):
         scale = self.weight * inverse
         shift = self.bias - self.running_mean * scale
         needs_gradient = torch.is_grad_enabled() and any(
-            t is not None and t.requires_grad for t in (x, residual, self.weight)
+            t is not None and t.requires_grad for t in (x, residual, self.weight, self.bias)
         )
         if not needs_gradient and scale.dtype == torch.float32 and kernels.can_process(x, residual):
             y = torch.empty_like(x)
@@ -165,6 +165,8 @@ class _Normalize(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         x, y, weight = ctx.saved_tensors
         gradient = kernels.as_channels_last(gradient, x)
+        # a hook on saved tensors may have laid them out anew
+        x, y = kernels.as_channels_last(x, x), None if y is None else kernels.as_channels_last(y, x)
         x_gradient = torch.empty_like(x)
         residual_gradient = torch.empty_like(x) if ctx.with_residual else None
         weight_gradient = torch.zeros_like(weight, dtype=torch.float64)

@@ -36,8 +36,8 @@ def layout(height: int, width: int, channels: int) -> Layout:
     """The layout for images [C, height, width].
 
     channels: 256 gives the papers' nets. Up to 32 x 32 pixels: Miyato et al. 2018, Table 4 (28 x 28 is
-    7 x 7, doubled twice). From 64 x 64: Miyato and Koyama 2018, Figure 9 and their published code, where
-    channels halve with each doubling of the sides, down to a quarter of ``channels``.
+    7 x 7, doubled twice). From 64 x 64: after Miyato and Koyama 2018, Figure 9 (docs/algorithms/sn-gan.md
+    says what differs), where channels halve with each doubling of the sides, down to a quarter of them.
 
     Raises:
         ValueError: for sides that are not 4 to 7 times the same power of two.
@@ -56,7 +56,7 @@ def layout(height: int, width: int, channels: int) -> Layout:
     last_channels = max(channels // 4, 1)
     generator = (16 * last_channels, *(last_channels * 2**level for level in reversed(range(doublings))))
     discriminator = (*(last_channels * 2**level for level in range(doublings)), 16 * last_channels)
-    return Layout(sides, generator, discriminator[: doublings + 1], doublings)
+    return Layout(sides, generator, discriminator, doublings)
 
 
 class GeneratorBlock(nn.Module):

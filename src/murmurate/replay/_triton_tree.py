@@ -172,12 +172,12 @@ class TritonTree:
         sizes = [-(-capacity // fan_out) * fan_out]
         while sizes[-1] > fan_out:
             sizes.append(-(-sizes[-1] // fan_out // fan_out) * fan_out)
-        self._leaves = torch.zeros(sizes[0], device=device)
+        self._leaves = torch.zeros(sizes[0], dtype=torch.float32, device=device)
         levels = [*sizes[1:], 1]  # from the leaves' parents up; the last is the root
         # where each level begins in ``_all_sums``; the root comes first there
         starts = [sum(levels[k + 1 :]) for k in range(len(levels))]
         self._all_sums = torch.zeros(sum(levels), dtype=torch.float64, device=device)
-        self._all_lows = torch.full((sum(levels),), math.inf, device=device)
+        self._all_lows = torch.full((sum(levels),), math.inf, dtype=torch.float32, device=device)
         spans = [slice(start, start + size) for start, size in zip(starts, levels, strict=True)]
         self._sums = [self._all_sums[span] for span in spans]
         self._lows = [self._all_lows[span] for span in spans]
@@ -282,7 +282,7 @@ class TritonTree:
         if not self._can_draw:
             raise nothing_to_draw()
         index = torch.empty(count, dtype=torch.int64, device=self._device)
-        weight = torch.empty(count, device=self._device)
+        weight = torch.empty(count, dtype=torch.float32, device=self._device)
         key, first = self._stream.tolist()
         self._stream[1] += count
         if count:

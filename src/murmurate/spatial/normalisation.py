@@ -66,7 +66,9 @@ def group_norm(
     y = _by_channel(grouped, None, None, statistics, eps, x.parts).view(batch, channels, *x.local.shape[2:])
     shape = [1, -1, *[1] * (x.dim() - 2)]
     if weight is not None:
-        y = y * weight.view(shape) if bias is None else torch.addcmul(bias.view(shape), y, weight.view(shape))
+        y = y * weight.view(shape)
+    if bias is not None:
+        y = y + bias.view(shape)
     return x.like(y.to(x.dtype))
 
 

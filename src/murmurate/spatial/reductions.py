@@ -111,7 +111,7 @@ def _pointwise(loss: Callable[..., Tensor]) -> Callable[..., Any]:
 
     def form(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         image = first_of((input, target))
-        kwargs = {k: aligned(image, v) if k == "weight" else v for k, v in kwargs.items()}
+        kwargs = {k: aligned(image, v) if k in ("weight", "pos_weight") else v for k, v in kwargs.items()}
         reduction = _reduction(image, kwargs)
         own_input, own_target = aligned(image, input), aligned(image, target)
         own_loss = loss(own_input, own_target, *args, **kwargs, reduction="none")

@@ -116,6 +116,8 @@ def pad(x: SpatialTensor, pad: Sequence[int], mode: str = "constant", value: flo
         return x.like(y, outputs)
     taps = []
     for size, before, after in ((rows, above, below), (columns, left, right)):
+        if mode == "circular" and min(before, after) < 0 < max(before, after):
+            raise refuse(x, "pad with mode circular that crops one side and adds to the other")
         if mode == "reflect" and max(before, after) >= size:
             raise refuse(x, f"reflecting {max(before, after)} of {size} pixels")
         taps.append(Taps(_outside(torch.arange(-before, size + after), size, mode)[None], None))

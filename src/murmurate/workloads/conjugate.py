@@ -157,10 +157,11 @@ class ConjugateLearner(Generic[Estimate]):
     # -- state --------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        return {}
+        """The last measurements on validation examples."""
+        return {"validated": dict(self._validation_metrics)}
 
     def load(self, state: dict[str, Any]) -> None:
-        pass
+        self._validation_metrics = dict(state.get("validated", {}))
 
 
 def adapted_to(config: Any, strategy: Any) -> Any:

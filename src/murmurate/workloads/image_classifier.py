@@ -264,10 +264,14 @@ class ClassifierLearner:
 class _Probabilities(nn.Module):
     """Copies of normalisation and net, with a softmax, in one module."""
 
+    scale: Tensor
+    shift: Tensor
+
     def __init__(self, net: ResNet, scale: Tensor, shift: Tensor) -> None:
         super().__init__()
         self.net = copy.deepcopy(net)
-        self.scale, self.shift = scale.clone(), shift.clone()
+        self.register_buffer("scale", scale.clone())
+        self.register_buffer("shift", shift.clone())
 
     def forward(self, images: Tensor) -> Tensor:
         return self.net(torch.addcmul(self.shift, images.float(), self.scale)).softmax(-1)  # type: ignore[no-any-return]

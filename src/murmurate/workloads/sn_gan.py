@@ -198,10 +198,10 @@ class SNGANLearner:
         return Sampler(self.generator.average.frozen(batches))
 
     def state(self) -> dict[str, Any]:
-        return {}
+        return {"generator_loss": float(self._generator_loss)}
 
     def load(self, state: dict[str, Any]) -> None:
-        pass
+        self._generator_loss = state.get("generator_loss", float("nan"))
 
 
 def to_values(images: Tensor, random: torch.Generator) -> Tensor:
