@@ -32,6 +32,9 @@ from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
 from murmurate.spec import derive_generator, derive_seed
 
+# Gradient steps for each epoch of patience, at least: the epochs of the first fit, on few transitions, are
+# one or two steps long, after five of which the model would have learned nothing.
+_LEAST_STEPS = 20
 _INTERRUPTED_EVERY = 16  # batches between calls of ``interrupted``
 
 
@@ -45,7 +48,8 @@ class ModelConfig:
     weight_decay: weight decay of the last layer; 1/4 of it in the first, 1/2 in the second, 3/4 in between.
     held_out: share of the data on which the error is measured; held_out_most: largest number of transitions
         held out.
-    patience: a fit ends after this many consecutive epochs in which no member's held-out error improved.
+    patience: a fit ends after this many consecutive epochs in which no member's held-out error improved;
+        epochs of fewer than 20 gradient steps count in part.
         improvement: an error has improved if it falls below the member's least error by this share.
     precision: precision of fits, between the first and the last layer; ``auto`` is bfloat16 where the device
         is faster in it. Held-out errors and predictions are float32.
@@ -130,14 +134,17 @@ class DynamicsModel:
         stopping = EarlyStopping(self.ensemble, self.config)
         config, batch = self.config, min(self.config.batch, len(inputs))
         gradient = EnsembleGradient(self.ensemble, self.replica, config.decay(), batch, config.precision)
+        steps = max(1, len(inputs) // batch)
+        if self.group.size > 1:  # the same number on all replicas, even if one has less data
+            steps = int(self.group.reduce(steps, "max"))
         for epoch in itertools.count(1):  # noqa: B007, epoch is read after the loop
-            if self._epoch(gradient, inputs, targets, self._shuffled(member_rows), batch, interrupted):
+            if self._epoch(gradient, inputs, targets, self._shuffled(member_rows), batch, steps, interrupted):
                 self.replica.load(saved.pop("replica"))
                 self.replica.rewritten()
                 self.load(saved)
                 return False
             errors = self.group.mean(self._held_out_errors(test_inputs, test_targets))
-            if stopping.after_epoch(errors):
+            if stopping.after_epoch(errors, steps):
                 break
         stopping.restore()
         self.replica.rewritten()
@@ -153,12 +160,10 @@ class DynamicsModel:
         targets: Tensor,
         member_rows: Tensor,
         batch: int,
+        steps: int,
         interrupted: Callable[[], bool],
     ) -> bool:
         """One pass over the rows of each member, [E, N]; returns whether it was interrupted."""
-        steps = max(1, member_rows.shape[1] // batch)
-        if self.group.size > 1:  # the same number on all replicas, even if one has less data
-            steps = int(self.group.reduce(steps, "max"))
         step, staleness = 0, 0
         while step < steps or (staleness and self.replica.common_rounds):  # until a round ends
             if step % _INTERRUPTED_EVERY == 0 and interrupted():
@@ -231,14 +236,16 @@ class EarlyStopping:
         self.least = torch.full((config.members,), math.inf, device=self._parameters[0].device)
 
     @torch.no_grad()
-    def after_epoch(self, errors: Tensor) -> bool:
-        """Compare the members' held-out errors [E] with their least; returns whether to stop."""
+    def after_epoch(self, errors: Tensor, steps: int) -> bool:
+        """Compare the members' held-out errors [E] with their least after an epoch of so many gradient steps;
+        returns whether to stop."""
         improved = errors < self.least * (1 - self.config.improvement)
         self.least = torch.where(improved, errors, self.least)
         for best, parameter in zip(self._best, self._parameters, strict=True):
             best[improved] = parameter[improved]
         self._epochs_without_improvement = 0 if improved.any() else self._epochs_without_improvement + 1
-        return self._epochs_without_improvement >= self.config.patience
+        short_epochs = max(1, math.ceil(_LEAST_STEPS / steps))
+        return self._epochs_without_improvement >= self.config.patience * short_epochs
 
     @torch.no_grad()
     def restore(self) -> None:
