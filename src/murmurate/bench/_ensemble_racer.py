@@ -38,8 +38,9 @@ def fit(precision: str) -> Callable[[], int]:
     gradient = EnsembleGradient(model.ensemble, model.replica, config.decay(), config.batch, precision)
 
     def epoch() -> int:
-        model._epoch(gradient, inputs, targets, model._shuffled(member_rows), config.batch, lambda: False)
-        return ROWS // config.batch
+        steps, rows = ROWS // config.batch, model._shuffled(member_rows)
+        model._epoch(gradient, inputs, targets, rows, config.batch, steps, lambda: False)
+        return steps
 
     return epoch
 
