@@ -65,7 +65,7 @@ def test_an_array_larger_than_its_file_is_refused_before_it_is_made(tmp_path: Pa
     [
         ({"shape": np.array([10**15, 4])}, "at most 2,147,483,646 documents or words"),
         ({"shape": np.array([2, 10**15])}, "at most 2,147,483,646 documents or words"),
-        ({"shape": np.array([2**31 - 2, 4])}, "2,147,483,646 documents, and all words are in the first 2"),
+        ({"shape": np.array([2**31 - 2, 4])}, "2,147,483,646 documents, and only 2 of them have words"),
         ({"indptr": np.array([0, 10**12, 3])}, "indptr does not rise"),
         ({"indices": np.array([[0, 1, 3]])}, "not one-dimensional|indptr does not rise"),
         ({"indices": np.array([0.0, 1.0, 3.0])}, "indices of types"),
@@ -115,7 +115,7 @@ def test_blank_lines_between_entries_are_passed_over(tmp_path: Path) -> None:
 def test_documents_that_only_the_header_has_take_no_memory(tmp_path: Path) -> None:
     path = tmp_path / "docword.many.txt"
     path.write_text("2147483646\n2147483646\n1\n1 1 1\n")
-    with pytest.raises(Refusal, match="2,147,483,646 documents, and all words are in the first 1 of them"):
+    with pytest.raises(Refusal, match="2,147,483,646 documents, and only 1 of them have words"):
         read(path)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from drawn import corpus, dense, same
+from murmurate.datasets import _cache
 from murmurate.datasets.generated import generate
 from murmurate.datasets.reading import read
 from murmurate.datasets.tokens import Tokens
@@ -227,6 +228,33 @@ def test_a_cache_in_another_folder(tmp_path):
             assert same(read(path, cache=tmp_path / "far" / "kept"), expected)
             assert [p.name for p in path.parent.iterdir()] == [path.name]
     assert len(list((tmp_path / "far" / "kept").iterdir())) == 2  # namesakes do not take each other's place
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_two_hosts_with_equal_process_ids_share_a_folder(source, monkeypatch, later):
+    """Without locks both convert; the second one begins and ends before the first has ended."""
+    path, made = source
+    monkeypatch.setattr(_cache.fcntl, "flock", no_locks)
+    store, ended = _cache._store, []
+
+    def store_slowly(*arguments):
+        if not ended:
+            ended.append(True)
+            if later:
+                store(*arguments)
+            ended.append(read(path))
+            if later:
+                return
+        store(*arguments)
+
+    monkeypatch.setattr(_cache, "_store", store_slowly)
+    assert same(read(path), made)
+    assert same(ended[1], made)
+    assert sorted(p.name for p in path.parent.iterdir()) == [path.name, beside(path).name]
+
+
+def no_locks(*_):
+    raise OSError
 
 
 def test_what_is_in_the_way_is_not_deleted(source):

@@ -148,6 +148,12 @@ def test_a_header_that_promises_other_than_there_is(tmp_path, kind):
         assert skipped.causes == {cause: abs(6 - len(lines))}
 
 
+def test_documents_without_words_do_not_count_as_documents_with_words(tmp_path):
+    (tmp_path / "docword.x.txt").write_text("11000000\n5\n3\n1 1 1\n10999999 1 1\n11000000 1 1\n")
+    with pytest.raises(Refusal, match="11,000,000 documents, and only 3 of them have words"):
+        read(tmp_path / "docword.x.txt")
+
+
 @pytest.mark.parametrize(
     ("text", "line", "words"),
     [

@@ -247,7 +247,7 @@ def test_labels_in_json_and_other_files_of_a_sample(tmp_path):
     files = [
         ("a/one.json", b'{"label": 2, "caption": "x"}'), ("a/one.txt", b"x"), ("a/one.jpg", image),
         ("a/two.png", encoded(picture(4), ".png")), ("a/two.seg.png", b"mask"), ("a/two.cls", b" 1\n"),
-        ("b/two.jpg", image), ("b/two.json", b'{"cls": 0}'),
+        ("b/two.jpg", image), ("b/two.JSON", b'{"cls": 0}'),
     ]  # fmt: skip
     tar_of(tmp_path / "a.tar", files)
     found, labels = numbers(shards_world(tmp_path / "a.tar").divided().train)

@@ -54,6 +54,7 @@ def test_prose_of_markdown():
     words = " ".join(prose(PAGE).split())
     assert words == "A Heading Some inline linked words and a picture. Nextline. left right cell other"
     assert prose("---\nno front matter, a rule above") == "no front matter, a rule above"
+    assert prose("---\n---\nthe first\n\n---\nthe second") == "the first\nthe second"
     for begin in ("", "\ufeff"):
         assert prose(f"{begin}---\r\ntitle: hello\r\n---\r\nbody\r\n") == "body"
 
@@ -61,6 +62,15 @@ def test_prose_of_markdown():
 def test_a_name_that_is_not_utf_8(tmp_path):
     (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text("ant\n")
     assert counts(read(tmp_path, tokens=ALL)) == [{"ant": 1}]
+
+
+def test_only_files_that_can_be_seen_are_documents(tmp_path):
+    (tmp_path / "page.md").write_text("ant\n")
+    (tmp_path / "._page.md").write_bytes(b"\xff")
+    (tmp_path / "folder.md").mkdir()
+    (tmp_path / "link.md").symlink_to(tmp_path / "none.md")
+    assert counts(read(tmp_path, tokens=ALL)) == [{"ant": 1}]
+    assert list(TextSource(tmp_path, "markdown").names()) == ["page.md"]
 
 
 def test_a_folder_of_markdown(tmp_path):

@@ -106,6 +106,13 @@ def test_the_cut(tokens, vocabulary):
     assert dense(made).tolist() == dense(whole)[:, columns].tolist()
 
 
+def test_a_share_keeps_words_that_are_exactly_at_the_bound():
+    assert 0.07 * 100 > 7
+    assert 0.29 * 100 < 29
+    texts = ["cow"] * 7 + ["emu"] * 29 + ["fox"] * 6 + ["dog"] * 58
+    assert count(texts, Tokens(min_df=0.07, max_df=0.29)).vocabulary == ("cow", "emu")
+
+
 def test_a_given_vocabulary_is_kept_whole():
     made = count(["cat zebra", "dog dog"], vocabulary=["zebra", "dog", "newt"])
     assert made.vocabulary == ("zebra", "dog", "newt")

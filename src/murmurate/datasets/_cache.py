@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -88,25 +89,28 @@ def fetch(
 def _replace(cache: Path, key: dict[str, Any], convert: Callable[[Path], Converted], locked: bool) -> None:
     if cache.exists() and not (cache.is_dir() and {p.name for p in cache.iterdir()} <= _FILES):
         raise Refusal(f"{cache} is in the way, and no corpus. Move it, or give another folder with --cache.")
-    fresh = cache.with_name(f".{cache.name}.{os.getpid()}.tmp")
+    # unlike process ids, these names differ between the hosts that share a folder
+    fresh = cache.with_name(f".{cache.name}.{uuid.uuid4().hex[:12]}.tmp")
+    old = fresh.with_suffix(".old.tmp")
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
         for left_over in cache.parent.glob(f".{glob.escape(cache.name)}.*.tmp") if locked else ():
             shutil.rmtree(left_over)  # from a process that was killed
         fresh.mkdir()
         _store(fresh, key, convert(fresh))
-        old = cache.with_name(f".{cache.name}.{os.getpid()}.old.tmp")
-        if cache.exists():
-            cache.rename(old)
-        fresh.rename(cache)
-        shutil.rmtree(old, ignore_errors=True)
+        if _load(cache, key) is None:  # without locks, another process may have completed it meanwhile
+            if cache.exists():
+                cache.rename(old)
+            fresh.rename(cache)
     except OSError as error:
-        raise Refusal(
-            f"{cache} cannot be written: {error.strerror}. A corpus is converted once to a folder of arrays; "
-            "give it another folder with --cache."
-        ) from error
+        if _load(cache, key) is None:
+            raise Refusal(
+                f"{cache} cannot be written: {error.strerror}. A corpus is converted once to a folder of "
+                "arrays; give it another folder with --cache."
+            ) from error
     finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        for folder in (fresh, old):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _store(folder: Path, key: dict[str, Any], converted: Converted) -> None:

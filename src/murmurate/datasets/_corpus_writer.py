@@ -58,8 +58,8 @@ class CorpusWriter:
         self._errors = errors
         self._words = _ArrayFile(folder / "words.npy")
         self._counts = _ArrayFile(folder / "counts.npy")
-        # (number of a document, numbers of distinct words of that document and of the ones after it)
-        self._lengths: list[tuple[int, NDArray[np.int64]]] = []
+        # (numbers of documents, numbers of their distinct words)
+        self._lengths: list[tuple[NDArray[np.int32], NDArray[np.int64]]] = []
         self._last_document = np.empty((3, 0), np.int32)  # entries kept back: more of the document may come
 
     def add(self, entries: Entries) -> None:
@@ -87,7 +87,7 @@ class CorpusWriter:
             )
             documents, words, sums = documents[~too_large], words[~too_large], sums[~too_large]
         if len(documents):
-            self._lengths.append((int(documents[0]), np.bincount(documents - documents[0])))
+            self._lengths.append(np.unique(documents, return_counts=True))
             self._words.append(words)
             self._counts.append(sums.astype(np.int32, copy=False))
             self.greatest_word = max(self.greatest_word, int(words.max()))
@@ -101,12 +101,12 @@ class CorpusWriter:
         if documents > _LARGEST_RATIO * (with_words + _BUCKET):
             raise self._errors.refusal(
                 "its sizes",
-                f"{documents:,} documents, and all words are in the first {with_words:,} of them or fewer",
+                f"{documents:,} documents, and only {with_words:,} of them have words",
                 "Correct the number of documents.",
             )
         lengths = np.zeros(documents, np.int64)
-        for first, part in self._lengths:
-            lengths[first : first + len(part)] += part
+        for numbers, part in self._lengths:
+            lengths[numbers] += part
         return lengths
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
 """Reads image files, and decodes crops of them with OpenCV, at the smallest scale that is large enough.
 
 Grey images, palettes, CMYK and 16 bits become 8 bits of red, green and blue, and transparency is dropped, as
-Pillow's ``convert("RGB")`` does. A camera's orientation is ignored, as usual for ImageNet.
+Pillow's ``convert("RGB")`` does, except that grey PNG files of 16 bits are scaled, and Pillow clips them. A
+camera's orientation is ignored, as usual for ImageNet.
 """
 
 from __future__ import annotations

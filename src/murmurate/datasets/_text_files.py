@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from murmurate.datasets._files import is_clutter
+
 # kind of text corpus -> suffixes of the documents in a folder of that kind; none: it is a file, not a folder
 SUFFIXES: dict[str, tuple[str, ...]] = {
     "text": (".txt",),
@@ -15,6 +17,7 @@ TEXT_KINDS = tuple(SUFFIXES)
 
 
 def files_of(folder: Path, kind: str) -> list[Path]:
-    """The files of a folder that are documents of a kind, in the order of their paths."""
+    """The files of a folder that are documents of a kind, in the order of their paths. Hidden files and links
+    to nothing are passed over."""
     files = {path for suffix in SUFFIXES.get(kind, ()) for path in folder.rglob(f"*{suffix}")}
-    return sorted(files)
+    return sorted(path for path in files if path.is_file() and not is_clutter(path.name))

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from murmurate.datasets._text_files import TEXT_KINDS
+from murmurate.datasets._files import state_of
+from murmurate.datasets._text_files import TEXT_KINDS, files_of
 from murmurate.datasets._texts import TextSource
 from murmurate.datasets.corpus import Corpus
 from murmurate.datasets.interface import Split, Subset, other_data, split_indices
@@ -26,6 +27,7 @@ from murmurate.datasets.tokens import (
     Tokens,
     stop_words_in,
 )
+from murmurate.datasets.vocabulary import vocabulary_beside
 from murmurate.errors import Refusal
 from murmurate.ranges import NonNegativeFloat, PositiveInt, Range, Seed
 from murmurate.spec import EnvSpec, World
@@ -99,7 +101,16 @@ class CorpusWorld(World):
 
     def load(self) -> Corpus:
         """All documents. Raises Refusal for a corpus that cannot be read."""
-        return _read(self, repr(self))[0]
+        return _read(self, repr(self), self._state())[0]
+
+    def _state(self) -> str:
+        """The state of the files that the corpus is read from."""
+        path = Path(self.path)
+        if not self.path:
+            return ""
+        # documents in Markdown include those of a folder of text
+        files = files_of(path, "markdown") if path.is_dir() else [path, vocabulary_beside(path)]
+        return state_of(*files, self.vocabulary or "", self.stop_words or "")
 
     def read_as(self, **overrides: Any) -> tuple[Corpus, Skipped]:
         """(all documents, what was left out of them). overrides: arguments of ``read`` that replace these
@@ -122,7 +133,7 @@ class CorpusWorld(World):
         return read(Path(self.path), skipped=skipped, **(arguments | overrides)), skipped
 
     def skipped(self) -> tuple[str, dict[str, int]] | None:
-        skipped = _read(self, repr(self))[1]
+        skipped = _read(self, repr(self), self._state())[1]
         return (str(skipped), dict(skipped.causes)) if skipped.causes else None
 
     def tokens(self) -> Tokens | None:
@@ -184,9 +195,9 @@ class CorpusWorld(World):
 
 
 @functools.lru_cache(maxsize=2)
-def _read(world: CorpusWorld, settings: str) -> tuple[Corpus, Skipped]:
+def _read(world: CorpusWorld, settings: str, state: str) -> tuple[Corpus, Skipped]:
     """settings: the world as text, for the cache: worlds with max_df 1 and 1.0 are equal, but mean different
-    corpora."""
+    corpora. state: of the files, also for the cache."""
     if not world.path:
         raise Refusal(
             "say which corpus: murmurate topics fit CORPUS, or --world.path CORPUS (in Python "

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmurate.datasets._archives import load_arrays, refuse_special
+from murmurate.datasets._files import state_of
 from murmurate.datasets.image_set import ImageData, ImageSet, checked_labels, image_spec, refuse_unlearned
 from murmurate.datasets.interface import Split
 from murmurate.errors import Refusal
@@ -56,7 +57,7 @@ class ArraysWorld(World):
         """All images. Raises Refusal for a file that is damaged, or holds other arrays."""
         if not self.path:
             raise Refusal("say where the images are: --world.path FILE.npz.")
-        return _read(Path(self.path)).with_test(self.test)
+        return _read(Path(self.path), state_of(self.path)).with_test(self.test)
 
     def divided(self) -> Split:
         return self.load().split(self.validation, self.split_seed, self.test)
@@ -74,7 +75,8 @@ class ArraysWorld(World):
 
 
 @functools.lru_cache(maxsize=2)
-def _read(path: Path) -> ImageData:
+def _read(path: Path, state: str) -> ImageData:
+    """state: of the files, for the cache."""
     refuse_special(path)
     try:
         arrays = load_arrays(path)

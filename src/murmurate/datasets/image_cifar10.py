@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmurate.datasets._archives import load_arrays, refuse_special
+from murmurate.datasets._files import state_of
 from murmurate.datasets._image_decoding import decode
 from murmurate.datasets._image_headers import ImageError
 from murmurate.datasets.image_set import ImageData, ImageSet, checked_labels, digest_of, image_spec
@@ -53,7 +54,7 @@ class Cifar10World(World):
         """All images. Raises Refusal for files that are missing, damaged, or of CIFAR-10's python version."""
         if not self.path:
             raise Refusal(f"say where CIFAR-10 is: --world.path FOLDER of {_WANTED}.")
-        return _read(Path(self.path))
+        return _read(Path(self.path), state_of(self.path))
 
     def divided(self) -> Split:
         return self.load().split(self.validation, self.split_seed)
@@ -72,7 +73,8 @@ class Cifar10World(World):
 
 
 @functools.lru_cache(maxsize=2)
-def _read(path: Path) -> ImageData:
+def _read(path: Path, state: str) -> ImageData:
+    """state: of the files, for the cache."""
     refuse_special(path)
     try:
         if path.is_dir():
@@ -146,7 +148,10 @@ def _read_jpegs(path: Path) -> ImageData:
 
 def _decoded(path: Path, part: str, arrays: Mapping[str, NDArray[Any]], classes: int) -> ImageSet:
     files, offsets = arrays[f"{part}_jpeg"], arrays[f"{part}_offset"]
-    labels = checked_labels(arrays[f"{part}_label"], classes, path)
+    labels = arrays[f"{part}_label"]
+    if labels.dtype.kind not in "iu" or labels.ndim != 1:
+        raise ValueError(f"{part}_label is {labels.dtype} {list(labels.shape)}, and not integers [n]")
+    labels = checked_labels(labels, classes, path)
     are_offsets = offsets.dtype.kind in "iu" and offsets.shape == (len(labels) + 1,)
     if files.dtype != np.uint8 or files.ndim != 1 or not are_offsets or (np.diff(offsets) < 0).any():
         raise ValueError(f"{part}_offset is not the offsets of {len(labels):,} files in {part}_jpeg")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from murmurate.datasets._files import state_of
 from murmurate.datasets._idx_files import read_idx
 from murmurate.datasets.image_set import ImageData, ImageSet, checked_labels, image_spec
 from murmurate.datasets.interface import Split
@@ -47,7 +48,8 @@ class FashionWorld(World):
 
     def load(self) -> ImageData:
         """All images. Raises Refusal for files that are missing or damaged."""
-        return _read(self._folder())
+        folder = self._folder()
+        return _read(folder, state_of(folder))
 
     def divided(self) -> Split:
         return self.load().split(self.validation, self.split_seed)
@@ -76,7 +78,8 @@ class FashionWorld(World):
 
 
 @functools.lru_cache(maxsize=2)
-def _read(folder: Path) -> ImageData:
+def _read(folder: Path, state: str) -> ImageData:
+    """state: of the files, for the cache."""
     return ImageData(_part(folder, "train"), _CLASSES, test=_part(folder, "t10k"))
 
 

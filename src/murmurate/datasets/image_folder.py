@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmurate.datasets._archives import refuse_special
+from murmurate.datasets._files import is_clutter
 from murmurate.datasets._image_decoding import Place
 from murmurate.datasets.image_files import ImageFiles, bad_image, read_images
 from murmurate.datasets.image_set import ImageData, digest_of, image_spec, refuse_unlearned
@@ -126,6 +127,7 @@ class FolderIndex:
         return os.path.join(self.root, os.fsdecode(name))
 
 
+# once in a process: whether files have changed would take as long to find out as reading them again
 @functools.lru_cache(maxsize=2)
 def _read(path: Path, size: int, shortest: int, skip_bad: bool) -> ImageData:
     refuse_special(path)
@@ -185,11 +187,6 @@ def _check_parts(path: Path) -> None:
         raise Refusal(
             f"There is no folder train in {path}, only {', '.join(names)}. Add the training images."
         )
-
-
-def is_clutter(name: str) -> bool:
-    """Whether a file or folder is hidden or one that macOS adds to archives, and is passed over."""
-    return name.startswith(".") or name == "__MACOSX"
 
 
 def _folders(folder: Path) -> list[str]:

@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmurate.datasets._archives import refuse_special
+from murmurate.datasets._files import is_clutter, state_of
 from murmurate.datasets._image_decoding import Place, read_encoded
 from murmurate.datasets._image_headers import ImageError
 from murmurate.datasets._tar_files import CompressedTar, Member, TarError, members, name_at
 from murmurate.datasets.image_files import ImageFiles, bad_image, read_images
-from murmurate.datasets.image_folder import SUFFIXES, check_sizes, is_clutter
+from murmurate.datasets.image_folder import SUFFIXES, check_sizes
 from murmurate.datasets.image_set import ImageData, digest_of, image_spec, refuse_unlearned
 from murmurate.datasets.interface import Split
 from murmurate.errors import Refusal
@@ -77,7 +78,9 @@ class ShardsWorld(World):
         check_sizes(self.size, self.shortest)
         if not self.path:
             raise Refusal("say where the shards are: --world.path 'train-{000000..000146}.tar'.")
-        data = _read(self.path, self.test_path or "", self.classes, self.size, self.shortest, self.skip_bad)
+        patterns = (self.path, self.test_path or "")
+        state = state_of(*(path for pattern in patterns if pattern for path in expand(pattern)))
+        data = _read(*patterns, self.classes, self.size, self.shortest, self.skip_bad, state)
         return data.with_test(self.test)
 
     def divided(self) -> Split:
@@ -163,8 +166,9 @@ def _choices(piece: str) -> list[str]:
 
 @functools.lru_cache(maxsize=2)
 def _read(
-    path: str, test_path: str, classes: int | None, size: int, shortest: int, skip_bad: bool
+    path: str, test_path: str, classes: int | None, size: int, shortest: int, skip_bad: bool, state: str
 ) -> ImageData:
+    """state: of the files, for the cache."""
     skipped: Counter[str] = Counter()
     indices = {
         part: _index(pattern, skip_bad, skipped)
@@ -288,7 +292,7 @@ def _sample(files: Mapping[bytes, Member], path: Path) -> tuple[int, int, int]:
     text = label.content
     if text is None:
         text = read_encoded(Place(str(path), label.offset, label.size))
-    return image.offset, image.size, _label(text, label.name.endswith(b".json"))
+    return image.offset, image.size, _label(text, label.name.lower().endswith(b".json"))
 
 
 _IMAGES = frozenset(suffix.encode() for suffix in SUFFIXES)

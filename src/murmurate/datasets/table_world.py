@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from murmurate.datasets._files import state_of
 from murmurate.datasets.interface import Split, Subset, other_data, split_indices
 from murmurate.datasets.table import Table, read_table
 from murmurate.errors import Refusal
@@ -42,7 +43,7 @@ class TableWorld(World):
 
     def load(self) -> Table:
         """All rows. Raises Refusal for a file that cannot be read."""
-        return _read(self.path)
+        return _read(self.path, state_of(self.path))
 
     def divided(self) -> Split:
         table = self.load()
@@ -75,7 +76,8 @@ class TableWorld(World):
 
 
 @functools.lru_cache(maxsize=2)
-def _read(path: str) -> Table:
+def _read(path: str, state: str) -> Table:
+    """state: of the files, for the cache."""
     if not path:
         raise Refusal(
             "say which table: murmurate train table-gmm --world.path TABLE (world={'path': 'TABLE'} in "

@@ -217,4 +217,5 @@ class WordCounter:
 
 def document_bound(bound: int | float, total: int) -> float:
     """A bound on document frequency as a number of ``total`` documents."""
-    return bound * total if isinstance(bound, float) else bound
+    # 0.07 * 100 is 7.000000000000001, which is more than 7 documents
+    return round(bound * total, 6) if isinstance(bound, float) else bound

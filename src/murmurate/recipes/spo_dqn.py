@@ -23,9 +23,9 @@ def recipe(name: str) -> Run:
     """Two learners with half of the simulators each (Differs: each learner fills its own replay, where
     Zhang's actors fill all replays in turn; the net has one stream, where Zhang's has two).
 
-    On Atari each learner draws half a batch. The gradient is then sqrt(2) times as noisy, so Adam's steps in
-    its direction are shorter by that factor, which averaging over learners does not undo. The learning rate
-    makes up for it, by the square root rule (Malladi et al. 2022).
+    Elsewhere than on cartpole each learner draws half a batch. The gradient is then sqrt(2) times as noisy,
+    so Adam's steps in its direction are shorter by that factor, which averaging over learners does not undo.
+    The learning rate makes up for it, by the square root rule (Malladi et al. 2022).
     """
     fields = settings(name)
     learner = dataclasses.replace(fields.pop("learner"), selector="agreed", behaviour="agreed")
