@@ -178,7 +178,7 @@ def load_callable(name: str, kind: str, option: str) -> Callable[..., Any]:
     """The class or function that ``name`` (``FILE.py:NAME`` or ``module:NAME``) refers to; the module may
     also be in the working folder. kind, option: see ``function_in_file``.
 
-    Raises ``ValueError`` if there is none.
+    Raises ``ValueError`` if there is none, or if its module raises.
     """
     source, _, path = name.rpartition(":")
     if source.endswith(".py"):
@@ -191,6 +191,13 @@ def load_callable(name: str, kind: str, option: str) -> Callable[..., Any]:
         raise ValueError(
             f"the module '{source}' of the {kind} {name} cannot be imported ({problem}): install it, or put "
             "its folder on PYTHONPATH"
+        ) from problem
+    except Refusal:
+        raise
+    except Exception as problem:
+        raise ValueError(
+            f"the module '{source}' of the {kind} {name} raised {type(problem).__name__}: {problem}. Correct "
+            f"{_line_of(problem)}."
         ) from problem
     for attribute in path.split("."):
         target = getattr(target, attribute, None)
@@ -218,7 +225,7 @@ def function_in_file(name: str, kind: str, option: str) -> Callable[..., Any]:
     """The class or function that ``name`` (``FILE.py:NAME``) refers to.
 
     kind, option: what the function is, and the option that names it, for the message of the ``ValueError``
-    that is raised if there is none.
+    that is raised if there is none, or if the file raises.
     """
     file, _, function = name.rpartition(":")
     spec = importlib.util.spec_from_file_location(f"murmurate_file_{Path(file).stem}", file)
@@ -228,7 +235,15 @@ def function_in_file(name: str, kind: str, option: str) -> Callable[..., Any]:
         sys.path.append(folder)  # the file may import other files beside it
     # dataclasses look for their module in ``sys.modules``
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Refusal:
+        raise
+    except Exception as problem:
+        raise ValueError(
+            f"the file {file} of the {kind} {function} raised {type(problem).__name__}: {problem}. Correct "
+            f"{_line_of(problem)}."
+        ) from problem
     target: Callable[..., Any] | None = getattr(module, function, None)
     if not callable(target):
         raise ValueError(f"there is no class or function '{function}' in {file}")

@@ -127,6 +127,18 @@ def test_from_pixels_it_shows_the_suites_pictures() -> None:
     simulators.close()
 
 
+def test_pictures_may_be_larger_than_the_suites_usual_ones() -> None:
+    drawn()
+    env = _dmc_env.DmcEnv("cartpole", "swingup", True, 1, 700, 0, False)
+    assert env.reset(seed=0)[0].shape == (3, 700, 700)
+
+
+def test_a_camera_that_is_not_there_is_refused() -> None:
+    drawn()
+    with pytest.raises(Refusal, match=r"no camera 99\. Choose with --world\.camera from 0 to 1\."):
+        _dmc_env.DmcEnv("cartpole", "swingup", True, 1, 84, 99, False)
+
+
 def test_from_pixels_it_resumes_bit_for_bit() -> None:
     drawn()
     chosen = dataclasses.replace(PIXELS, action_repeat=40)

@@ -12,8 +12,9 @@ import torch
 from gymnasium import spaces
 
 from murmurate.errors import RunFailed
-from murmurate.worlds import _failures
+from murmurate.worlds import _failures, served
 from murmurate.worlds._env_game import EnvGame
+from murmurate.worlds._game_server import Settings, Shared, _Slot
 from murmurate.worlds._numbers import number
 from murmurate.worlds._spaces import batch_size, row_of
 from murmurate.worlds.gym_simulators import GymSimulators
@@ -42,8 +43,23 @@ class Told(gymnasium.Env[Any, Any]):
         return *self._tell(), False, False, {}
 
 
+class Ending(Told):
+    """Every step ends an episode with this info."""
+
+    def __init__(self, info: Any) -> None:
+        super().__init__(lambda: (np.zeros(2, np.float32), 1.0))
+        self._info = info
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(2, np.float32), 1.0, True, False, self._info
+
+
 def make_silent() -> Told:
     return Told(lambda: (np.zeros(2, np.float32), None))
+
+
+def make_rich() -> Told:
+    return Told(lambda: (np.zeros(2, np.float32), 1e39))
 
 
 def stepped(tell: Callable[[], Any], space: Any = None, steps: int = 1) -> Any:
@@ -103,6 +119,19 @@ def test_what_is_no_reward_is_named(reward: Any, words: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("info", "words"),
+    [(None, "its info is None: step must"), ({"success": np.ones(2)}, "it must be one truth value")],
+)
+def test_an_invalid_info_replaces_the_environment(info: Any, words: str) -> None:
+    simulators = GymSimulators("ending", lambda b: (Ending(info), 10**6), 1, 0)
+    simulators.reset(0)
+    simulators.send(torch.zeros(1, dtype=torch.int64))
+    step = simulators.receive()
+    assert words in step.restarts[0]
+    assert not step.episodes
+
+
+@pytest.mark.parametrize(
     "reward", [2, 2.0, np.float32(2), np.array([2.0]), np.array([[2]]), torch.tensor(2.0)]
 )
 def test_an_array_of_one_number_is_a_reward(reward: Any) -> None:
@@ -116,6 +145,26 @@ def test_a_served_environment_names_its_reward_too() -> None:
     game.begin(0, 0)
     with pytest.raises(ValueError, match="its reward is None"):
         game.step(0)
+
+
+def test_a_reward_beyond_float32_is_not_passed_on() -> None:
+    """Neither by the game server nor by a vector environment; none warns of the overflow."""
+    game = {"make": f"{__name__}:make_rich", "options": {}}
+    settings = Settings(
+        "murmurate.worlds._env_game:EnvGame", game, "rich", 1, 0, (2,), "float32", (), None, 1, 10.0,
+        served._memory_file(),
+    )  # fmt: skip
+    shared = Shared(settings)
+    slot = _Slot(settings, shared, 0)
+    slot.begin(0)
+    slot.step(0)
+    assert "it gave 1e+39 as its reward: it must be finite in float32" in slot.messages[0]
+    assert (shared.lost[0], shared.reward[0]) == (True, 0.0)
+    simulators = VectorSimulators("rich", lambda: gymnasium.vector.SyncVectorEnv([make_rich]), 1, 0)
+    simulators.reset(0)
+    simulators.send(torch.zeros(1, dtype=torch.int64))
+    with pytest.raises(RunFailed, match="a reward not finite in float32"):
+        simulators.receive()
 
 
 def test_a_vector_environment_names_its_rewards_too() -> None:
@@ -172,3 +221,65 @@ def test_a_batch_is_known_by_the_axis_before_every_part() -> None:
     assert batch_size(DICT, "told", (), {"goal": np.zeros((3, 2))}) is None
     assert batch_size(DICT, "told", (), [one, one]) is None
     assert row_of(batch, 2)["rest"] == (2,)
+
+
+class Seedless(Told):
+    """Has another kind of generator than gymnasium's, and can be saved otherwise."""
+
+    def __init__(self, generator: Any) -> None:
+        super().__init__(wind)
+        self._generator = generator
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.np_random = self._generator
+        self.seed = seed
+        return np.zeros(2, np.float32), {}
+
+    def save_state(self) -> Any:
+        return {}
+
+    def load_state(self, state: Any) -> None:
+        pass
+
+
+def make_seedless() -> Seedless:
+    return Seedless(np.random.RandomState(0))
+
+
+@pytest.mark.parametrize(
+    "generator", [np.random.RandomState(0), np.random.Generator(np.random.MT19937(0))], ids=["old", "MT19937"]
+)
+def test_another_kind_of_generator_is_not_saved_and_its_environment_replaced(generator: Any) -> None:
+    simulators = GymSimulators("seedless", lambda b: (Seedless(generator), 10**6), 2, 3)
+    seeds = []
+    for _ in range(2):
+        simulators.reset(1)
+        assert simulators.state() is None
+        for _ in range(2):
+            simulators.send(torch.zeros(2, dtype=torch.int64))
+            assert "KeyError" in simulators.receive().restarts[0]
+            seeds.append([env.seed for env in simulators._envs])
+    assert seeds[:2] == seeds[2:]
+    assert len({seed for row in seeds[:2] for seed in row}) == 4
+
+
+def test_a_served_environment_with_another_kind_of_generator_is_not_saved() -> None:
+    game = EnvGame(f"{__name__}:make_seedless", {})
+    game.begin(0, 0)
+    assert game.state() is None
+
+
+def test_replacements_after_a_resume_have_the_seeds_of_a_run_without_one() -> None:
+    def opened() -> Any:
+        return GymSimulators("told", lambda b: (Seedless(np.random.default_rng(0)), 10**6), 1, 0)
+
+    def fail(simulators: Any) -> int:
+        simulators.send(torch.zeros(1, dtype=torch.int64))
+        simulators.receive()
+        return int(simulators._envs[0].seed)
+
+    one, other = opened(), opened()
+    one.reset(5)
+    fail(one)
+    other.load(one.state())
+    assert fail(one) == fail(other)

@@ -156,6 +156,14 @@ def test_a_server_that_ends_or_does_not_answer_is_replaced(
     assert play(games, 1, 0).episodes == [Episode(0, 1.0, 1)]
 
 
+def test_an_answer_may_take_as_long_as_the_games_may_take_to_start(opened: Callable[..., Any]) -> None:
+    games = opened(5, threads=2)
+    games.reset(5)
+    assert games._connection.gettimeout() == 90 + 3 * 60
+    play(games, 0, 0, 0, 0, 0)
+    assert games._connection.gettimeout() == 90
+
+
 def test_a_killed_server_is_replaced(
     opened: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

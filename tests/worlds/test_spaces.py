@@ -109,6 +109,45 @@ def test_an_image_alone_stays_an_image() -> None:
 
 
 @pytest.mark.parametrize(
+    ("shape", "converted"),
+    [
+        ((12, 16, 4), (4, 12, 16)),
+        ((12, 16, 2), (2, 12, 16)),
+        ((5, 12, 16, 4), (20, 12, 16)),
+        ((4, 4, 3), (3, 4, 4)),
+        ((4, 12, 16), (4, 12, 16)),
+        ((16, 4, 4), (16, 4, 4)),
+    ],
+)
+def test_the_last_axis_of_an_image_is_its_channels(
+    shape: tuple[int, ...], converted: tuple[int, ...]
+) -> None:
+    assert observation_format(spaces.Box(0, 255, shape, np.uint8), "car").shape == converted
+
+
+@pytest.mark.parametrize(
+    ("space", "seen"),
+    [
+        (OBSERVATIONS["Discrete"], 1),
+        (OBSERVATIONS["Discrete"], -1),
+        (OBSERVATIONS["MultiDiscrete"], np.array([1, 6])),
+        (OBSERVATIONS["MultiBinary"], np.full((2, 3), 2)),
+        (OBSERVATIONS["Tuple"], (-1, np.zeros((2, 2)))),
+        (spaces.MultiDiscrete([3, 4]), np.array([0.5, np.nan])),
+    ],
+)
+def test_what_is_not_in_a_discrete_space_is_no_observation(space: Any, seen: Any) -> None:
+    with pytest.raises(ValueError, match=r"(?s)its observation is .* and not in"):
+        observation_format(space, "car").convert(seen)
+
+
+def test_a_discrete_observation_may_have_another_type() -> None:
+    convert = observation_format(spaces.Dict({"a": spaces.Discrete(2)}), "car").convert
+    for one in (1, np.bool_(True), np.uint8(1), np.array([1])):
+        assert convert({"a": one}).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
     ("space", "observe", "words"),
     [
         (
@@ -164,6 +203,16 @@ def test_vectors_are_joined_and_clipped() -> None:
     assert space.contains(one)
     assert one["e"][0].tolist() == [[1.0, 0.25]]
     assert one["f"].tolist() == [-1.0, 1.5]
+
+
+def test_vectors_of_whole_numbers_are_rounded() -> None:
+    space = spaces.Box(-2, 3, (3,), np.int16)
+    chosen = np.array([[0.6, -1.7, 9.0]], np.float32)
+    (alone,) = action_format(space, "echo").convert(chosen)
+    (within,) = action_format(spaces.Tuple((space,)), "echo").convert(chosen)
+    for action in (alone, within[0]):
+        assert space.contains(action)
+        assert action.tolist() == [1, -2, 3]
 
 
 @pytest.mark.parametrize(

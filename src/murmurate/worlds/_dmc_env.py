@@ -78,9 +78,17 @@ class DmcEnv(gymnasium.Env[Any, Any]):
         self._repeat, self._size, self._camera, self._pixels = action_repeat, size, camera, pixels
         self.render_mode = "rgb_array" if picture else None
         # must be set here: the renderer reads these once, before the first picture
-        quality = self.physics.model.vis.quality
+        model = self.physics.model
+        quality, framebuffer = model.vis.quality, model.vis.global_
         quality.shadowsize, quality.offsamples = _SHADOW_TEXELS, _SAMPLES
+        framebuffer.offwidth = max(framebuffer.offwidth, size)
+        framebuffer.offheight = max(framebuffer.offheight, size)
         if pixels or picture:
+            if camera >= model.ncam:
+                raise errors.Refusal(
+                    f"The task {task} of {domain} has no camera {camera}. "
+                    f"Choose with --world.camera from 0 to {model.ncam - 1}."
+                )
             try:
                 self._draw(size, size)
             except Exception as problem:  # the libraries that draw have no common type of error

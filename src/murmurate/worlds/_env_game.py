@@ -58,9 +58,9 @@ class EnvGame:
             return None
         try:
             physics = self._saver.save()
+            return {"physics": physics, "generator": save_generators([self._env.unwrapped.np_random])[0]}
         except Unsavable:
             return None
-        return {"physics": physics, "generator": save_generators([self._env.unwrapped.np_random])[0]}
 
     def load(self, state: dict[str, Any]) -> None:
         if self._saver is None:

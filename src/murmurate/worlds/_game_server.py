@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import math
 import mmap
 import os
 import pickle
@@ -29,6 +28,7 @@ import numpy.typing as npt
 
 from murmurate.errors import Refusal, library_advice
 from murmurate.worlds._failures import noted
+from murmurate.worlds._numbers import LARGEST_REWARD
 
 Frame = npt.NDArray[Any]  # one observation: an image [C, H, W] in uint8, or any array of float32
 
@@ -39,7 +39,7 @@ MOST_FAILURES = 5  # consecutive failures of one game; one more ends the run
 STEPS_TO_RECOVER = 10  # steps without a failure after which failures are counted from 0 again
 _CHECK_SECONDS = 0.5  # interval of the checks for games that hang
 _CLOSE_SECONDS = 4.0  # longest wait for the games to close
-_START_SECONDS = 60.0  # time allowed to start a game
+START_SECONDS = 60.0  # time allowed to start a game
 
 
 class Unusable(Refusal):
@@ -203,8 +203,8 @@ class _Slot:
             with self._watched(self._settings.hang_seconds):
                 assert self._game is not None
                 frame, reward, terminated, truncated = self._game.step(action)
-                if not math.isfinite(reward):
-                    raise ValueError(f"it gave {reward} as its reward")
+                if not abs(reward) <= LARGEST_REWARD:  # true for nan, too
+                    raise ValueError(f"it gave {reward} as its reward: it must be finite in float32")
                 if truncated or (terminated and shared.final.dtype == np.float32):
                     _copy(frame, shared.final[index])
                 elif not terminated:
@@ -239,7 +239,7 @@ class _Slot:
 
     def load(self, state: dict[str, Any]) -> None:
         self._seed, self._replacements = state["seed"], state["replaced"]
-        with self._watched(_START_SECONDS):
+        with self._watched(START_SECONDS):
             if self._game is None:
                 self._game = self._settings.make()
             self._game.load(state["game"])
@@ -251,7 +251,7 @@ class _Slot:
             self._game = None
 
     def _begin(self, seed: int | None) -> None:
-        with self._watched(_START_SECONDS if self._game is None else self._settings.hang_seconds):
+        with self._watched(START_SECONDS if self._game is None else self._settings.hang_seconds):
             if self._game is None:
                 self._game = self._settings.make()
             _copy(self._game.begin(seed, self.steps), self._shared.frame[self._index])

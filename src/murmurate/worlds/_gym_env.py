@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import difflib
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from murmurate import errors
@@ -91,9 +93,18 @@ def without_checks(made: Any) -> tuple[Any, int]:
 
 
 def success_of(info: Any) -> bool | None:
-    """Whether the episode that ends with this info was a success; None where the environment does not say."""
+    """Whether the episode that ends with this info was a success; None where the environment does not say.
+
+    Raises ``ValueError`` for anything but a mapping in which success is one value.
+    """
+    if not isinstance(info, Mapping):
+        raise ValueError(f"its info is {info!r}: step must return a dict")
     success = info.get("success", info.get("is_success"))
-    return None if success is None else bool(success)
+    if success is None:
+        return None
+    if np.size(success) != 1:
+        raise ValueError(f"success in its info is {success!r}: it must be one truth value")
+    return bool(success)
 
 
 def make_vector(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+LARGEST_REWARD = float(np.finfo(np.float32).max)  # agents learn from rewards in float32
 _NUMBERS = (float, int, np.number, np.bool_)
 
 

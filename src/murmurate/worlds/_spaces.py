@@ -175,7 +175,9 @@ def action_format(space: Any, name: str, joint_actions: int = JOINT_ACTIONS) -> 
         return _discrete_actions(space, name)
     if isinstance(space, spaces.Box) and space.shape:
         low, high = space.low, space.high
-        return _vector_actions(low, high, tuple(space.shape), lambda action: np.clip(action, low, high))
+        return _vector_actions(
+            low, high, tuple(space.shape), lambda action: _in_dtype(np.clip(action, low, high), space)
+        )
     leaves = [leaf for _, leaf in _leaves(space)]
     if leaves and all(isinstance(leaf, spaces.Box) for leaf in leaves):
         low, high = (np.concatenate([np.ravel(x) for x in bound]) for bound in _bounds(leaves))
@@ -240,8 +242,11 @@ _DISCRETE = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 def _channels_last(space: Any) -> bool:
     """Whether observations are images [..., H, W, C], as is usual in gymnasium."""
-    shape = space.shape
-    return bool(space.dtype == np.uint8 and len(shape) in (3, 4) and shape[-1] in (1, 3) and shape[-3] > 3)
+    if space.dtype != np.uint8 or len(space.shape) not in (3, 4):
+        return False
+    height, width, channels = space.shape[-3:]
+    # 2 or 4 are grey images stacked or RGBA, unless the image is so small that they may be its width
+    return (channels in (1, 3) and height > 3) or (channels in (2, 4) and min(height, width) > 4)
 
 
 def _is_image(space: Any) -> bool:
@@ -273,7 +278,8 @@ def _parts(space: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, 
 
 
 def _check_part(path: tuple[Any, ...], space: Any, observation: Any) -> None:
-    """Raise ``ValueError`` unless ``observation`` has a part of the shape of ``space`` at ``path``."""
+    """Raise ``ValueError`` unless ``observation`` has a part of the shape of ``space`` at ``path``, and for a
+    discrete space one of its values."""
     place = f"'{'.'.join(map(str, path))}' of its observation" if path else "its observation"
     try:
         part = _item_at(observation, path)
@@ -284,7 +290,13 @@ def _check_part(path: tuple[Any, ...], space: Any, observation: Any) -> None:
     shape = np.shape(part)
     if [n for n in shape if n != 1] != [n for n in space.shape if n != 1]:  # a number is as good as [1]
         raise ValueError(f"{place} has the shape {list(shape)}, not {list(space.shape)}")
-    checked_numbers(part, space.dtype, place)
+    array = checked_numbers(part, space.dtype, place)
+    # ``flatten`` takes -1 for the last value of a discrete space
+    if isinstance(space, _DISCRETE):
+        with np.errstate(invalid="ignore"):
+            whole = array.reshape(space.shape).astype(space.dtype)
+        if not (np.array_equal(whole, array.reshape(space.shape)) and space.contains(whole)):
+            raise ValueError(f"{place} is {part!r}, and not in {space}")
 
 
 def _selected(space: Any, name: str, observe: Sequence[str]) -> tuple[Any, Callable[[Any], Any] | None]:
@@ -373,4 +385,9 @@ def _take_action(space: Any, values: Iterator[Any]) -> Any:
     action = np.array([next(values) for _ in range(int(np.prod(space.shape)))]).reshape(space.shape)
     if isinstance(space, spaces.MultiDiscrete):
         action = action + getattr(space, "start", 0)
-    return action.astype(space.dtype)
+    return _in_dtype(action, space)
+
+
+def _in_dtype(action: Any, space: Any) -> Any:
+    """``action`` in the dtype of ``space``, rounded where that holds whole numbers."""
+    return (action if space.dtype.kind == "f" else np.rint(action)).astype(space.dtype, copy=False)

@@ -211,7 +211,7 @@ def _encode(value: Any) -> Any:
         return value
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
         return {"array": np.array(value), "scalar": isinstance(value, np.generic)}
-    if isinstance(value, np.random.Generator) and type(value.bit_generator) is np.random.PCG64:
+    if isinstance(value, np.random.Generator):
         return {"generator": save_generators([value])[0]}
     for kind, sequence_type in _SEQUENCES.items():
         if type(value) is sequence_type:
@@ -246,7 +246,13 @@ def _restore(holder: Any, saved: dict[str, Any]) -> None:
 
 
 def save_generators(generators: list[np.random.Generator]) -> list[dict[str, Any]]:
-    """The generators' states as plain JSON values (integers of up to 128 bits, which Python's json keeps)."""
+    """The generators' states as plain JSON values (integers of up to 128 bits, which Python's json keeps).
+
+    Raises ``Unsavable`` unless all are of PCG64, which ``load_generators`` makes.
+    """
+    for generator in generators:  # an environment may set another kind
+        if type(getattr(generator, "bit_generator", None)) is not np.random.PCG64:
+            raise Unsavable(f"{generator!r} cannot be saved")
     return [dict(generator.bit_generator.state) for generator in generators]
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from murmurate import errors
-from murmurate.spec import EnvSpec, TimeStep
+from murmurate.spec import EnvSpec, TimeStep, derive_seed
 from murmurate.worlds._failures import noted
 from murmurate.worlds._game_server import MOST_FAILURES, STEPS_TO_RECOVER
 from murmurate.worlds._gym_env import success_of
@@ -84,6 +84,7 @@ class GymSimulators:
         self._actions: Any = None
         self._failures = np.zeros(size, np.int64)  # failures in a row of each environment
         self._steps_since_failure = np.zeros(size, np.int64)
+        self._seed, self._replacements = 0, np.zeros(size, np.int64)  # of each simulator, since ``reset``
 
     @property
     def spec(self) -> EnvSpec:
@@ -95,7 +96,8 @@ class GymSimulators:
 
     def reset(self, seed: int) -> TimeStep:
         self._counter.clear()
-        self._failures[:] = self._steps_since_failure[:] = 0
+        self._failures[:] = self._steps_since_failure[:] = self._replacements[:] = 0
+        self._seed = seed
         self._observation = self._blank()
         restarts: list[str] = []
         for b in range(self.size):
@@ -112,11 +114,12 @@ class GymSimulators:
         reward = np.empty(self.size, np.float64)
         terminated = np.empty(self.size, np.bool_)
         truncated = np.empty(self.size, np.bool_)
-        infos: list[Any] = [{}] * self.size
+        successes: list[bool | None] = [None] * self.size
         failed: dict[int, _Failure] = {}
         for b, (env, action) in enumerate(zip(self._envs, self._actions, strict=True)):
             try:
-                raw, given, terminated[b], truncated[b], infos[b] = env.step(action)
+                raw, given, terminated[b], truncated[b], info = env.step(action)
+                successes[b] = success_of(info)
                 reward[b] = number(given)
                 observation[b] = self._convert_observation(raw)
             except (Exception, SystemExit) as problem:
@@ -145,7 +148,7 @@ class GymSimulators:
             for b in np.flatnonzero(over).tolist():
                 restarts += self._begin(b, observation, None, failed.get(b))
             self._counter.forget(lost)
-            step.episodes = self._counter.finish(over & ~lost, [success_of(info) for info in infos])
+            step.episodes = self._counter.finish(over & ~lost, successes)
             step.restarts = restarts
         self._observation = observation
         return step
@@ -153,6 +156,7 @@ class GymSimulators:
     def state(self) -> dict[str, Any] | None:
         try:
             physics = [None if env_saver is None else env_saver.save() for env_saver in self._savers]
+            generators = save_generators([env.unwrapped.np_random for env in self._envs])
         except Unsavable:
             return None
         if None in physics:
@@ -160,8 +164,10 @@ class GymSimulators:
         return {
             "observation": torch.from_numpy(self._observation.copy()),
             "physics": to_tensors(physics),
-            "generators": save_generators([env.unwrapped.np_random for env in self._envs]),
+            "generators": generators,
             "episodes": self._counter.state(),
+            "seed": self._seed,
+            "replacements": torch.from_numpy(self._replacements.copy()),
         }
 
     def load(self, state: dict[str, Any]) -> TimeStep:
@@ -176,6 +182,10 @@ class GymSimulators:
             env_saver.load(physics)
             env.unwrapped.np_random = generator
         self._counter.load(state["episodes"])
+        # states that were saved earlier do not have these
+        self._seed = state.get("seed", 0)
+        none = torch.zeros(self.size, dtype=torch.int64)
+        restore(self._replacements, state.get("replacements", none), "replacements")
         restore(self._observation, state["observation"], "observation")
         return first_step(torch.from_numpy(self._observation))
 
@@ -210,7 +220,9 @@ class GymSimulators:
         while True:
             if cause is not None:
                 restarts.append(self._note_failure(b, cause))
-                seed = int(self._envs[b].unwrapped.np_random.integers(2**62))
+                self._replacements[b] += 1
+                own_seed = simulator_seed(self._seed, self._first + b)
+                seed = derive_seed(own_seed, "replacement", int(self._replacements[b]))
                 with contextlib.suppress(Exception):
                     self._envs[b].close()
                 self._envs[b], _ = self._make(b)

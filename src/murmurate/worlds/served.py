@@ -37,7 +37,8 @@ from murmurate.worlds.generators import simulator_seed
 from murmurate.worlds.interface import Picture, first_step
 
 HANG_SECONDS = 10.0  # time after which a game counts as hung
-_SERVER_SECONDS = 90.0  # longest wait for an answer; long, as the server itself replaces games that hang
+# longest wait for an answer, besides the time to start games; the server itself replaces games that hang
+_SERVER_SECONDS = 90.0
 _MOST_FAILURES = 3  # consecutive failures of the server; one more ends the run
 _STEPS_TO_RECOVER = 10  # steps without a failure after which failures are counted from 0 again
 _CLOSE_SECONDS = 5.0  # longest wait for the server to end
@@ -290,13 +291,15 @@ class ServedSimulators:
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
         self._connection = client_end
-        client_end.settimeout(_SERVER_SECONDS)
         settings = dataclasses.replace(self._settings, folder=self._folder)
         server.send(client_end, server.OPEN, pickle.dumps(settings))
 
     def _request(self, kind: bytes, payload: bytes = b"") -> None:
         if self._connection is None:
             raise EOFError("it is not open")
+        # RESET and LOAD may start all games before they answer: each thread starts one after the other
+        starts = math.ceil(self._size / self._settings.threads) if kind in (server.RESET, server.LOAD) else 0
+        self._connection.settimeout(_SERVER_SECONDS + server.START_SECONDS * starts)
         server.send(self._connection, kind, payload)
 
     def _answer(self) -> list[Any]:

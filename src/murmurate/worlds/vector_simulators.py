@@ -16,6 +16,7 @@ from murmurate.errors import Refusal, RunFailed
 from murmurate.spec import EnvSpec, TimeStep
 from murmurate.worlds._failures import noted
 from murmurate.worlds._gym_env import success_of
+from murmurate.worlds._numbers import LARGEST_REWARD
 from murmurate.worlds._spaces import JOINT_ACTIONS, action_format, observation_format
 from murmurate.worlds.episodes import EpisodeCounter
 from murmurate.worlds.generators import simulator_seed
@@ -95,8 +96,8 @@ class VectorSimulators:
                 mask = {"reset_mask": over.copy()}
                 raw, _ = self._guarded("reset", lambda: self._env.reset(options=mask))
                 observation = np.where(_expanded(over, observation), self._converted(raw), observation)
-        if not np.isfinite(reward).all():
-            raise RunFailed(f"{self._place} gave a reward that is not finite. Mend the environment.")
+        if not (np.abs(reward) <= LARGEST_REWARD).all():  # nan, too
+            raise RunFailed(f"{self._place} gave a reward not finite in float32. Mend the environment.")
         return TimeStep(
             observation=torch.from_numpy(observation),
             reward=torch.from_numpy(reward.astype(np.float32)),

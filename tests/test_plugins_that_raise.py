@@ -1,0 +1,37 @@
+"""Files and modules of a user that raise are named, with what they raised and where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from murmurate import plugins
+from murmurate.errors import Refusal
+
+
+@pytest.mark.parametrize("form", ["{folder}/{stem}.py:far", "{stem}:far"])
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("\nx = 1 / 0\n", r"raised ZeroDivisionError: division by zero. Correct line 2 of .*_raises.py"),
+        ("def far(:\n", r"raised SyntaxError: .* Correct it\."),
+    ],
+    ids=["divides", "syntax"],
+)
+def test_what_it_raised_is_named(
+    form: str, source: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stem = "own_file_that_raises"
+    (tmp_path / f"{stem}.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = form.format(folder=tmp_path, stem=stem)
+    with pytest.raises(ValueError, match=f"(?s){stem}.* of the net .*far {said}"):
+        plugins.load_callable(name, "net", "--agent.network")
+
+
+def test_a_refusal_stays_one(tmp_path: Path) -> None:
+    file = tmp_path / "refusing.py"
+    file.write_text("from murmurate.errors import Refusal\nraise Refusal('no licence')\n")
+    with pytest.raises(Refusal, match="no licence"):
+        plugins.function_in_file(f"{file}:far", "net", "--agent.network")
