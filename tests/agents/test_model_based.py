@@ -79,7 +79,7 @@ def test_what_is_imagined_is_what_the_model_learned(config: Any) -> None:
 def test_a_fit_to_few_transitions_is_not_over_after_a_few_steps() -> None:
     """Its epochs are one gradient step long, and a patience of five of them would see no improvement."""
     agent = built(CONFIGS[0])
-    agent.world_model.dynamics.config = dataclasses.replace(MODEL, patience=2, batch=256)
+    agent.world_model.dynamics.config = dataclasses.replace(MODEL, patience=2, batch=256, improvement=0.5)
     assert agent.fit(transitions(300), lambda: False)
     assert agent.world_model.dynamics.epochs > 2 * 20
 

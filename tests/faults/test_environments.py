@@ -106,6 +106,7 @@ def test_a_resumed_run_replaces_with_the_same_seeds() -> None:
     other.reset(seed=1)
     play(other, steps=7)
     other._envs[0].np_random = copy.deepcopy(one._envs[0].np_random)
+    other._seed, other._replacements = one._seed, one._replacements.copy()
     seen = [play(each, steps=14) for each in (one, other)]
     assert seen[0].restarts
     assert torch.equal(seen[0].observation, seen[1].observation)
