@@ -99,7 +99,8 @@ def train(
         "agent": agent, "world": world, "placement": placement, **fields,
     }  # fmt: skip
     run = configured(base, {name: value for name, value in arguments.items() if value is not None})
-    _check_learner(run)
+    if isinstance(recipe, Run):  # with a name the learner's class is checked as its fields are set
+        _check_learner(run)
     _check_is_found_again(run.strategy)
     engine = launcher_by_name(run.launcher)
     if (ranks := engine.dictated_replicas()) is not None:
@@ -203,11 +204,11 @@ def configured(run: Run, values: Mapping[str, Any]) -> Run:
     """``run`` with fields replaced (``fields.with_fields``); a strategy may be given by its name."""
     values = dict(values)
     if "strategy" in values:
-        strategy, settings = values.pop("strategy"), {}
-        if isinstance(strategy, Mapping):
-            settings = {name: value for name, value in strategy.items() if name != "name"}
-            strategy = strategy.get("name", run.strategy.name)
-        chosen = run.strategy if strategy == run.strategy.name else strategy_from(strategy)
+        given, settings = values.pop("strategy"), {}
+        if isinstance(given, Mapping):
+            settings = {name: value for name, value in given.items() if name != "name"}
+            given = given.get("name", run.strategy.name)
+        chosen = run.strategy if given == run.strategy.name else strategy_from(given)
         run = dataclasses.replace(run, strategy=with_fields(chosen, settings, "strategy."))
     changed: Run = with_fields(run, values)
     return changed

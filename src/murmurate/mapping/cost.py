@@ -151,8 +151,12 @@ def _waiting(run: Run, deviation: float) -> float:
 
 def _batches_of_a_round(run: Run) -> float:
     """Number of batches of a replica between two exchanges of its strategy, at least 1."""
-    period: float = max(1, getattr(run.strategy, "period", 1))
-    return max(1.0, period / run.learner.updates(1))
+    return max(1.0, period_of(run) / run.learner.updates(1))
+
+
+def period_of(run: Run) -> int:
+    """Number of updates of a replica between two exchanges of its strategy."""
+    return max(1, getattr(run.strategy, "period", 1))
 
 
 def _expected_maximum(count: int) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability
 from murmurate.mapping.candidates import Candidate, strategies_of
-from murmurate.mapping.cost import Prediction
+from murmurate.mapping.cost import Prediction, period_of
 from murmurate.mapping.pilot import in_one_process, steady
 from murmurate.mapping.profile import DeviceProfile, key
 from murmurate.simulation.cluster import Cluster
@@ -79,7 +79,7 @@ def _batch_seconds(run: Run, cluster: Cluster) -> float:
         updates=max(
             _UPDATES,
             _BATCHES * run.learner.updates(1),
-            _PERIODS * max(1, getattr(run.strategy, "period", 1)),
+            _PERIODS * period_of(run),
         ),
         launcher="local",  # a simulated run launches no processes
     )

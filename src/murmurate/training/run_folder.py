@@ -190,8 +190,8 @@ def read_run(folder: Path, recipe: Callable[[str], Run]) -> Run:
             f"{did_you_mean(str(strategy_name), known)} Name the file that does: --import FILE.py, or "
             f"{plugins.IMPORTS}=FILE.py in the environment (for Python, too); or install its package."
         )
-    world = stored.get("world")
-    with search(world.get("folder") if isinstance(world, dict) else None):
+    fields = stored.get("world")
+    with search(fields.get("folder") if isinstance(fields, dict) else None):
         base = dataclasses.replace(recipe(name), strategy=known[strategy_name]())
     missing: list[str] = []
     try:
