@@ -28,7 +28,9 @@ class TorchTree:
         self._leaves = torch.zeros(sizes[0], dtype=torch.float32, device=device)
         # levels from the leaves' parents up; the last one holds the root's children
         self._sums = [torch.zeros(size, dtype=sum_dtype, device=device) for size in sizes[1:]]
-        self._least = [torch.full_like(self._leaves[:1], math.inf).repeat(size) for size in sizes[1:]]
+        self._least = [
+            torch.full((size,), math.inf, dtype=torch.float32, device=device) for size in sizes[1:]
+        ]
         self._stream = torch.tensor([seed, 0], dtype=torch.int64, device="cpu")
 
     @property
