@@ -117,6 +117,14 @@ def test_an_exchange_is_paid_in_every_update() -> None:
     assert found.updates_per_second == pytest.approx(2 / (12 * MILLISECOND))
 
 
+def test_vectors_are_exchanged_each_by_itself() -> None:
+    run = dataclasses.replace(recipe("cartpole-a2c"), replicas=2)
+    profile = profile_of(run, forward=line(10 * MILLISECOND))
+    profile.recipes[key(run)].vectors = [(PARAMETERS, 1.0), (3 * PARAMETERS, 0.5)]
+    profile.exchange[exchange_key(run.strategy, 2)] = line(MILLISECOND, MILLISECOND / PARAMETERS)
+    assert predict(run, profile).seconds["exchange"] == pytest.approx((2 + 4 / 2) * MILLISECOND)
+
+
 def test_rounds_wait_for_the_slowest_and_rarer_rounds_less() -> None:
     run = dataclasses.replace(recipe("cartpole-a2c"), replicas=4)
     profile = profile_of(run, deviation=0.5, forward=line(10 * MILLISECOND))

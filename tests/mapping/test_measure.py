@@ -30,6 +30,14 @@ def test_a_pilot_learns_early_in_one_process_without_a_double_buffer() -> None:
     assert not any(each.source.double_buffer for each in measure.sizes(buffered))  # type: ignore[attr-defined]
 
 
+def test_a_pilot_counts_the_updates_of_each_vector() -> None:
+    run = recipe("cartpole-trpo")  # a batch is an update of the policy, and several of the value net
+    learner: Any = dataclasses.replace(run.learner, value_epochs=2, value_minibatches=3, steps=16)  # type: ignore[call-arg]
+    source: Any = dataclasses.replace(run.source, simulators=2)  # type: ignore[call-arg]
+    run = pilot_run(dataclasses.replace(run, learner=learner, source=source))
+    assert [updates for _, updates in measure.measure(run, 0.2).vectors] == [1.0, 6.0]
+
+
 def test_measured_again_a_profile_has_a_new_date_and_keeps_what_was_learned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -24,6 +24,7 @@ def a_profile() -> DeviceProfile:
     profile.recipes["one"] = RecipeCosts(
         dict.fromkeys(PRIMITIVES, some), dict.fromkeys(PRIMITIVES, 1.2), 0.1, 99, [(8, 64)], learning
     )
+    profile.recipes["one"].vectors = [(90, 1.0), (9, 0.5)]
     profile.exchange["gala x2"] = some
     profile.links["network"] = Link(1e-4, 1e9, "assumed")
     return profile
@@ -94,9 +95,10 @@ def test_an_older_profile_is_loaded_and_knows_not_what_was_learned_with(tmp_path
     costs = stored["recipes"]["one"]
     for name in ("missed", "of"):
         del costs["learning"][name]
+    del costs["vectors"]
     for line in (*costs["lines"].values(), *stored["exchange"].values()):
         del line["width"]
     (tmp_path / "p.json").write_text(json.dumps(stored))
     loaded = load(tmp_path / "p.json").recipes["one"]
     assert loaded.learning is not None
-    assert (loaded.learning.of, loaded.lines["act"].width) == ("", None)
+    assert (loaded.learning.of, loaded.lines["act"].width, loaded.vectors) == ("", None, [])

@@ -129,7 +129,9 @@ def _exchange(run: Run, costs: RecipeCosts, profile: DeviceProfile) -> float:
     line = profile.exchange.get(name)
     if line is None:
         raise NotMeasured(f"the exchange of {run.strategy.name} among {run.replicas} replicas")
-    return run.learner.updates(1) * line.seconds(costs.parameters)
+    whole = [(costs.parameters, float(run.learner.updates(1)))]
+    vectors = costs.vectors or whole  # profiles before 2026-11-27 do not tell vectors apart
+    return sum(updates * line.seconds(size) for size, updates in vectors)
 
 
 def _descheduled(run: Run, processes: int, cores: int) -> float:

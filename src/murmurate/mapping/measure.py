@@ -98,6 +98,7 @@ def add_recipe(profile: DeviceProfile, run: Run, log: Log) -> RecipeCosts:
         learning=None if before is None else before.learning,
         crowded=max(1.0, shared / (2 * all_busy)),
         background=pilots[0].background,
+        vectors=pilots[0].vectors,
     )
     profile.recipes[key(run)] = costs
     profile.renew()

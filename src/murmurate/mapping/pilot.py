@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,7 +40,8 @@ class Pilot:
     simulators, rows: numbers of simulators and rows of a batch. busy: number of processes that
     ran the same loop at once. seconds: seconds of one call of each primitive, in each of several windows.
     iteration: seconds of an iteration in each window. deviation: the standard deviation of the seconds of
-    single iterations. background: share of the simulators' steps that native threads make.
+    single iterations. background: share of the simulators' steps that native threads make. vectors: see
+    ``RecipeCosts``.
     """
 
     simulators: int
@@ -50,6 +51,7 @@ class Pilot:
     iteration: list[float]
     deviation: float
     background: float = 0.0
+    vectors: list[tuple[int, float]] = dataclasses.field(default_factory=list)
 
 
 def steady(run: Run) -> Run:
@@ -110,7 +112,8 @@ def measure(run: Run, seconds: float, busy: int = 1) -> Pilot:
     run = resolved(run)
     # made here, as a Ctrl-C kills the processes that write to it
     with tempfile.TemporaryDirectory(prefix="murmurate-pilot-") as folder:
-        found = run_together(busy, _timed, run, seconds, folder)
+        timings = run_together(busy, _timed, run, seconds, folder)
+    found = [timing.iterations for timing in timings]
     shape = shape_of(run)
     assert shape is not None
     count = min(_WINDOWS, *map(len, found))
@@ -127,7 +130,8 @@ def measure(run: Run, seconds: float, busy: int = 1) -> Pilot:
         for name in ("wait", "simulate")
     )
     background = waited / simulated if simulated else 0.0
-    return Pilot(shape.simulators, shape.rows, busy, calls, total, deviation, background)
+    vectors = timings[0].vectors
+    return Pilot(shape.simulators, shape.rows, busy, calls, total, deviation, background, vectors)
 
 
 def _windows(
@@ -146,11 +150,15 @@ def _windows(
     return calls, [float(totals[part].mean()) for part in parts], float(np.std(np.clip(totals, low, high)))
 
 
-def _timed(fabric: Fabric, run: Run, seconds: float, folder: str) -> list[dict[str, float]]:
-    """Runs the loop in this process; returns the seconds of each iteration by primitive.
+class _Timing(NamedTuple):
+    """iterations: the seconds of each by primitive. vectors: see ``RecipeCosts``."""
 
-    folder: where the processes may write.
-    """
+    iterations: list[dict[str, float]]
+    vectors: list[tuple[int, float]]
+
+
+def _timed(fabric: Fabric, run: Run, seconds: float, folder: str) -> _Timing:
+    """Runs the loop in this process. folder: where the processes may write."""
     prepare_process(run.placement.threads)
     memory_file, run_state, clock = SharedMemoryFile.create(), RunState(1), Clock()
     run_state.open()
@@ -190,4 +198,5 @@ def _timed(fabric: Fabric, run: Run, seconds: float, folder: str) -> list[dict[s
             f"{run.recipe} made {len(kept)} batches in {_LONGEST_SECONDS:g} s, too few to measure. Use "
             f"{remedy}."
         )
-    return kept
+    vectors = [(len(replica), replica.clock / loop.batches) for replica in loop.learner.replicas.values()]
+    return _Timing(kept, vectors)

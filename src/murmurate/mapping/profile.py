@@ -30,7 +30,8 @@ class RecipeCosts:
     learning: how many env steps the recipe needs to a target, if that was measured. handover_seconds: how
     much longer a batch takes if an actor process makes its steps and passes them to the learner. crowded: the
     factor by which all cores together compute less if two processes share each. background: share of the
-    simulators' steps that native threads make.
+    simulators' steps that native threads make. vectors: of each of the learner's vectors, its number of
+    parameters and of updates for a batch; it is exchanged at its strategy's step of each update.
     """
 
     lines: dict[str, Line]
@@ -42,6 +43,7 @@ class RecipeCosts:
     handover_seconds: float = 0.0
     crowded: float = 1.0
     background: float = 0.0
+    vectors: list[tuple[int, float]] = field(default_factory=list)
 
 
 @dataclass
@@ -142,6 +144,7 @@ def load(path: Path) -> DeviceProfile:
                 float(costs["handover_seconds"]),
                 float(costs["crowded"]),
                 float(costs.get("background", 0.0)),  # profiles before 2026-11-25 lack it
+                [(int(size), float(updates)) for size, updates in costs.get("vectors", ())],  # ... 2026-11-27
             )
             for name, costs in stored.pop("recipes").items()
         }
