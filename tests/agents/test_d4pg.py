@@ -215,6 +215,7 @@ def test_the_shifts_of_an_update_follow_from_the_seed_and_the_rank() -> None:
     ("change", "spec", "said"),
     [
         ({"shift": 4}, SPEC, "shift is 4, and toy has no images"),
+        ({"shift": min(PIXELS.observation_shape[1:])}, PIXELS, r"shift is \d+, and images of \d+ pixels"),
         ({"torso": "nature2015"}, SPEC, "torso is nature2015, and toy has no images"),
         ({"normalize_observations": True}, PIXELS, "leave it out"),
         ({"v_min": 4.0}, SPEC, "the first must be the smaller"),

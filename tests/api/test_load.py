@@ -69,6 +69,21 @@ def test_one_observation_or_a_batch_of_numbers_or_tensors(trained: MakeModel) ->
     assert len(drawn) > 1
 
 
+def test_drawn_actions_explore_as_much_as_the_training_did_in_the_end(trained: MakeModel) -> None:
+    explores = {"explore_updates": 2, "epsilon": 0.0}
+    replay = {"learning_starts": 64, "capacity": 500}
+    model = trained("cartpole-dqn", agent=explores, replay=replay)
+    batch = np.random.default_rng(0).normal(size=(50, 4))
+    np.testing.assert_array_equal(model.act(batch, greedy=False), model.act(batch))
+
+
+def test_a_policy_in_bfloat16_is_loaded_in_float32(trained: MakeModel) -> None:
+    pytest.importorskip("mujoco")
+    small = {"policy": {"hidden": (8, 8, 8), "precision": "bfloat16", "batch": 16}, "model": {"hidden": 8}}
+    model = trained("inverted-pendulum-mbpo", agent=small, learning_starts=40, rollouts={"starts": 50})
+    assert {parameter.dtype for parameter in model.module.parameters()} == {torch.float32}
+
+
 @pytest.mark.parametrize(
     "observation", [np.zeros(3), np.zeros((2, 2, 4)), 1.0, "left", {"a": 1}, [np.inf] * 4]
 )

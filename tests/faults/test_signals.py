@@ -49,6 +49,28 @@ def test_once_saves_and_stops(number: signal.Signals, to_the_group: bool, code: 
         assert "Traceback" not in command.said()
 
 
+def test_a_replay_in_a_process_of_its_own_outlives_sigterm_to_all_and_is_saved(tmp_path: Path) -> None:
+    """As Slurm sends it."""
+    options = (
+        "--replay.learning-starts",
+        200,
+        "--agent.batch",
+        16,
+        "--actors",
+        1,
+        "--record-every-seconds",
+        0.05,
+    )
+    with training(tmp_path / "run", "cartpole-service-dqn", *options) as command:
+        command.learning(1)
+        command.kill_group(signal.SIGTERM)
+        assert command.wait() == 143, command.said()
+        command.leaves_nothing()
+        last = command.folder / "checkpoints" / "last"
+        assert checkpoint.damage(last) is None
+        assert checkpoint.read_manifest(last)["env_steps"] == command.summary()["env_steps"] > 0
+
+
 def _in_a_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored, also where it runs these tests

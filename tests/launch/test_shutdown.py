@@ -55,6 +55,15 @@ def test_slow_steps_have_as_much_time_as_while_the_run_goes_on() -> None:
     assert scene.overdue_after((0, 1, 2), limit=1000.0) == pytest.approx(480.0 + DEADLINE, abs=1.0)
 
 
+def test_long_batches_are_waited_for() -> None:
+    scene = Scene()
+    scene.coordinator.should_end = True
+    scene.run_state.set_pace(1, 100.0)
+    assert scene.overdue_after((0, 1, 2)) == pytest.approx(100.0 + DEADLINE, abs=1.0)
+    scene.run_state.mark_dead(1)
+    assert scene.overdue_after((0, 2)) == pytest.approx(DEADLINE, abs=1.0)
+
+
 @pytest.mark.parametrize(
     ("finished", "dead", "beating", "due", "seconds"),
     [

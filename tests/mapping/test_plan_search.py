@@ -9,7 +9,7 @@ import pytest
 
 from murmurate.errors import Refusal
 from murmurate.mapping import search as searching
-from murmurate.mapping.candidates import Candidate, candidates, runs_with_exchange
+from murmurate.mapping.candidates import Candidate, candidates, changes, runs_with_exchange
 from murmurate.mapping.cost import predict
 from murmurate.mapping.hosts import compute_model, on_hosts
 from murmurate.mapping.learning import Learning, learned_by
@@ -155,3 +155,28 @@ def test_the_time_to_a_target_needs_what_was_learned_with_these_settings() -> No
 def test_the_first_candidate_is_the_run_itself() -> None:
     run = recipe("cartpole-gala")
     assert next(candidates(run, 2)) == run
+
+
+def test_shorter_periods_are_considered_where_time_is_the_objective_and_their_effect_is_known() -> None:
+    run = recipe("cartpole-a2c")
+    profile = profile_of(run, forward=5e-3)
+    learning = Learning(300.0, 1e5, {"period": 0.5, "replicas": 0.0}, 12, of=learned_by(run))
+    profile.recipes[key(run)].learning = learning
+    found = {each.name: each for each in search(run, profile, "time")}
+    whole, half, quarter = (
+        found["--strategy local-sgd" + period + " --replicas 2"]
+        for period in ("", " --strategy.period 5", " --strategy.period 2")
+    )
+    exchange = [each.prediction.seconds["exchange"] for each in (whole, half, quarter)]
+    assert exchange == pytest.approx([1e-3, 2e-3, 5e-3])
+    batch = [5e-3 + seconds for seconds in exchange]
+    ratios = [each.predicted / whole.predicted for each in (half, quarter)]
+    assert ratios == pytest.approx([batch[1] / batch[0] * 0.5**0.5, batch[2] / batch[0] * 0.2**0.5])
+    own = dataclasses.replace(run, replicas=2, strategy=strategy("local-sgd")(period=3, outer_momentum=0.5))
+    assert changes(own, dataclasses.replace(own, strategy=dataclasses.replace(own.strategy, period=1))) == [
+        "--strategy.period",
+        "1",
+    ]
+    del learning.exponents["period"]
+    assert not any("period" in each.name for each in search(run, profile, "time"))
+    assert not any("period" in each.name for each in search(run, profile))

@@ -37,6 +37,7 @@ class Dreamer:
     def __init__(self, refuses: int = 0) -> None:
         self.fits: list[int] = []
         self.starts: list[Tensor] = []
+        self.learned: list[bool] = []
         self.refuses = refuses  # how many fits are interrupted first
 
     def initial_memory(self, batch: int) -> None:
@@ -54,8 +55,9 @@ class Dreamer:
         self.fits.append(len(transitions["reward"]))
         return not interrupted()
 
-    def imagine(self, observation: Tensor) -> Imagined:
+    def imagine(self, observation: Tensor, learn: bool = True) -> Imagined:
         self.starts.append(observation.clone())
+        self.learned.append(learn)
         reward = torch.full((len(observation),), float(len(self.starts)))
         action = torch.zeros(len(observation), 1)
         following = observation + torch.tensor([0.0, 0.0, 100.0])
@@ -116,13 +118,18 @@ def test_it_goes_on_without_replays_that_were_damaged() -> None:
     for _ in range(10):
         next(source)
     state = source.state()
-    again = made()
+    learner = Dreamer()
+    again = made(learner=learner)
     again.load(state | {"replays": {}})
     assert not again.exact
     assert len(sampler_of(again).replay) == 0
     assert sampler_of(again).imagined == sampler_of(source).imagined
     next(again)
     assert sampler_of(again).batches == 11
+    assert learner.learned == [False]  # other replicas make no round of rollouts now
+    for _ in range(6):
+        next(again)
+    assert learner.learned == [False, True]
     for each in (source, again):
         each.close()
 

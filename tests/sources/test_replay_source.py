@@ -50,6 +50,30 @@ def test_each_transition_is_drawn_as_often_as_is_asked_for(samples_per_insert: f
     assert made.fields()["beta"] == pytest.approx(0.7)
 
 
+def drawing_from(config: ReplayConfig, random_env_steps: int) -> ReplaySampler:
+    replay = open_replay(config, ScriptedSimulators(SCRIPT).spec, simulators=2, steps=1, discount=0.9, seed=0)
+    return ReplaySampler(
+        replay, config, 8, torch.device("cpu"), lambda: 0.0, random_env_steps=random_env_steps
+    )
+
+
+def test_an_empty_replay_in_the_middle_of_a_run_is_drawn_from_at_once_and_without_random_steps() -> None:
+    config = dataclasses.replace(CONFIG, samples_per_insert=4.0, learning_starts=20)
+    sampler = drawing_from(config, random_env_steps=100)
+    sampler.fresh_start(7)
+    assert sampler.played == 100, "random steps at a run's start are over"
+    assert sampler._drawn_transitions == 4 * 80, "nothing is left to draw of steps that it does not have"
+    sampler.fresh_start(0)
+    assert (sampler.played, sampler._drawn_transitions) == (0, 0), "the run has not begun to learn"
+
+
+def test_one_that_begins_anew_in_a_fit_ends_it_with_its_peers() -> None:
+    config = dataclasses.replace(CONFIG, samples_per_insert=4.0, learning_starts=0, fit_every=20, capacity=60)
+    sampler = drawing_from(config, random_env_steps=0)
+    sampler.fresh_start(33)  # a fit has 20 * 4 / 8 = 10 batches
+    assert sampler._drawn_transitions == 3 * 8
+
+
 def test_weights_are_over_the_greatest_of_the_batch() -> None:
     """One transition of nearly no error, which is hardly ever drawn, must not shrink all others."""
     made = source(dataclasses.replace(CONFIG, capacity=4000, beta=0.5, beta_end=0.5))

@@ -109,6 +109,8 @@ def test_a_joiner_begins_with_env_steps_that_no_one_has_had() -> None:
     first = [next(source) for source in sources]
     assert [batch.env_steps for batch in first] == [40, 40, 40]
     assert not any(equal(first[a], first[b]) for a, b in ((0, 1), (0, 2), (1, 2)))
+    # the second one had a minibatch left of its peers' iteration, and the next iteration begins for all
+    assert [next(source).env_steps for source in sources] == [0, 40, 0]
     for source in sources:
         source.close()
 

@@ -195,18 +195,17 @@ class Timed:
         self.run_state.open()
         self.coordinator = Coordinator(a_run(**fields), folder, self.run_state, 0.0, in_process=in_process)
         self.coordinator.recorder._clock = lambda: self.now
-        self.coordinator._requested_seconds = 0.0
         self.coordinator._next_at_seconds = self.coordinator._seconds_of_next_checkpoint()
 
-    def save(self, seconds: float = 0.0) -> None:
-        """Both replicas answer the request, which took so long."""
+    def save(self, seconds: float = 0.0, waited: float = 0.0) -> None:
+        """Both replicas answer the request after ``waited`` seconds, and are done after ``seconds`` more."""
         number = self.run_state.checkpoint_requested
-        for rank in (0, 1):
+        for rank, later in ((0, waited), (1, seconds)):
+            self.now += later
             state = {"env_steps": 50, "updates": 5, "x": torch.ones(1)}
             write_part(staging(self.coordinator.folder, str(number)), rank, state)
             self.run_state.mark_saved(rank, number)
-        self.now += seconds
-        self.coordinator.poll()
+            self.coordinator.poll()
 
 
 def test_a_checkpoint_is_due_by_time_too_and_rarer_where_saving_takes_long(tmp_path: Path) -> None:
@@ -219,8 +218,8 @@ def test_a_checkpoint_is_due_by_time_too_and_rarer_where_saving_takes_long(tmp_p
     for timed.now, number in ((120.0, 1), (122.0, 2)):
         timed.coordinator.poll()
         assert requested() == number
-    timed.save(seconds=10.0)  # so that the next comes after 200 s
-    for timed.now, number in ((331.0, 2), (333.0, 3)):
+    timed.save(seconds=10.0, waited=30.0)  # so that the next comes after 200 s: to wait costs nothing
+    for timed.now, number in ((361.0, 2), (363.0, 3)):
         timed.coordinator.poll()
         assert requested() == number
     assert (tmp_path / "run" / "checkpoints" / "last" / "state.json").exists()

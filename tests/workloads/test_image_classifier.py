@@ -68,6 +68,14 @@ def test_it_is_a_plain_loop_with_torchs_optimizer() -> None:
     assert trained(ours, 20) == pytest.approx(expected, abs=1e-4)
 
 
+def test_a_long_validation_shows_that_it_goes_on() -> None:
+    beats: list[int] = []
+    config = dataclasses.replace(SMALL, validate_every=2)
+    it = learner(config, validation=images(600), heartbeat=lambda: beats.append(it.clock))
+    trained(it, 4)
+    assert beats == [2, 2, 2, 4, 4, 4], "250 images at a time"
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -65,6 +65,19 @@ def test_each_loss_moves_its_own_replica_in_the_ratio_of_updates() -> None:
         replica.check()
 
 
+def test_sums_over_features_are_in_float32() -> None:
+    net, images_of_block = learner_of(SMALL).discriminator, list[torch.Tensor]()
+    net.blocks[-1].register_forward_hook(lambda block, inputs, output: images_of_block.append(output))
+    image, label = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        score = net(image, label)
+    features = torch.relu(images_of_block[0]).float().sum((2, 3))
+    with torch.no_grad():
+        expected = net.score(features)[:, 0] + (net.classes(label) * features).sum(1)
+    assert images_of_block[0].dtype == torch.bfloat16
+    torch.testing.assert_close(score, expected)
+
+
 def test_scores_of_real_and_generated_images_part() -> None:
     learner = learner_of(dataclasses.replace(SMALL, discriminator_rate=2e-3, discriminator_steps=1000))
     batch = Batch(ImageBatch.of(np.full((6, 8, 8, 1), 250, np.uint8), np.arange(6) % 3))

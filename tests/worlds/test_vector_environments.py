@@ -101,6 +101,8 @@ def test_a_mode_that_loses_steps_is_refused_by_name() -> None:
         VectorSimulators("carts", lambda: CartPoleVectorEnv(num_envs=2), 2, 0)
     with pytest.raises(Refusal, match=r"NEXT_STEP"):
         GymWorld("CartPole-v1", vectorization="vector_entry_point").open(2, training=True)
+    with pytest.raises(Refusal, match=r"AsyncVectorEnv without shared memory.*SAME_STEP"):
+        VectorSimulators("carts", lambda: AsyncVectorEnv([Carts] * 2, shared_memory=False), 2, 0)
     with pytest.raises(Refusal, match="asked for 2 environments and has 3"):
         VectorSimulators("carts", lambda: make_carts(3), 2, 0)
     with pytest.raises(Refusal, match=r"takes num_envs and is of type CartPoleEnv"):

@@ -152,7 +152,7 @@ class ModelBasedAgent:
     def fit(self, transitions: Mapping[str, Tensor], interrupted: Callable[[], bool]) -> bool:
         return self.world_model.fit(transitions, interrupted)
 
-    def imagine(self, observation: Tensor) -> Imagined:
+    def imagine(self, observation: Tensor, learn: bool = True) -> Imagined:
         action = self.soft_actor_critic.act(observation, self.generator, greedy=False).action
         return self.world_model.step(observation, action)
 

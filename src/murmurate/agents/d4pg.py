@@ -251,9 +251,12 @@ def _spec_of_features(spec: EnvSpec, features: int) -> EnvSpec:
 
 
 def _check_options(config: D4PG, spec: EnvSpec) -> None:
-    """Raise ValueError for options that do nothing for observations of this kind."""
+    """Raise ValueError for options that do nothing for observations of this kind, and for a shift by a whole
+    image."""
     if spec.images and config.normalize_observations:
         raise ValueError("normalize_observations is for vectors, and the encoder reads images: leave it out")
+    if spec.images and config.shift >= (least := min(spec.observation_shape[-2:])):
+        raise ValueError(f"shift is {config.shift}, and images of {least} pixels allow at most {least - 1}")
     if not spec.images and (config.shift or config.torso not in (AUTO, usual_torso(spec))):
         option = f"shift is {config.shift}" if config.shift else f"torso is {config.torso}"
         raise ValueError(f"{option}, and {spec.name} has no images: leave it out")

@@ -87,8 +87,12 @@ class ModelAgent(Agent, Protocol):
         """
         ...
 
-    def imagine(self, observation: Tensor) -> Imagined:
-        """The model's predictions of one step by the present policy from each ``observation`` [B, ...]."""
+    def imagine(self, observation: Tensor, learn: bool = True) -> Imagined:
+        """The model's predictions of one step by the present policy from each ``observation`` [B, ...].
+
+        learn: whether the agent may learn from them; False if not all replicas make this round, as
+        strategies' steps may wait for the others.
+        """
         ...
 
 

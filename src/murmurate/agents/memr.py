@@ -81,10 +81,11 @@ class MEMRAgent(ModelBasedAgent):
         super().__init__(config, context)
         self.rollouts = RolloutPolicy(config, context)
 
-    def imagine(self, observation: Tensor) -> Imagined:
+    def imagine(self, observation: Tensor, learn: bool = True) -> Imagined:
         """Lines 12, 15 and 16 for the states s_j [M, ...]."""
         imagined = super().imagine(observation)
-        self.rollouts.fit(observation, imagined.action, self.generator)
+        if learn:
+            self.rollouts.fit(observation, imagined.action, self.generator)
         return imagined._replace(priority=self.priority(observation, imagined.action))
 
     def priority(self, observation: Tensor, action: Tensor) -> Tensor:

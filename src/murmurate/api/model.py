@@ -380,9 +380,12 @@ class TrainedModel:
 def _in_float32(run: Run) -> Run:
     """``run`` with a learner that computes in float32, where it has the choice."""
     learner: Any = run.learner
-    if not isinstance(getattr(learner, "precision", None), str):  # a mixture's is a number, of its prior
-        return run
-    return dataclasses.replace(run, learner=dataclasses.replace(learner, precision="float32"))
+    if isinstance(getattr(learner, "precision", None), str):  # a mixture's is a number, of its prior
+        learner = dataclasses.replace(learner, precision="float32")
+    elif isinstance(getattr(getattr(learner, "policy", None), "precision", None), str):
+        policy = dataclasses.replace(learner.policy, precision="float32")
+        learner = dataclasses.replace(learner, policy=policy)
+    return dataclasses.replace(run, learner=learner)
 
 
 def _array(observation: Any) -> npt.NDArray[Any] | None:

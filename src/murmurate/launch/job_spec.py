@@ -23,11 +23,13 @@ from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.fabric.processes.spawn import open_run_state
 from murmurate.launch.host_memory import MemoryOffer, Process, borrow, this_host
 from murmurate.launch.secret import SET_IT, VARIABLE, user_secret
+from murmurate.training.run import Run
 from murmurate.training.worker_context import Resume, WorkerContext
 
 _PROOF = "job"  # name of the file with the proof, in logs/
 # how long a fabric answers others before it closes: by then all members have saved, or the run has failed
 _LINGER_SECONDS = 5.0
+_COLLECTIVE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -121,13 +123,15 @@ class MemberHost:
             except Unauthentic as problem:
                 raise Refusal(f"{problem}. {SET_IT}") from problem
 
-    def worker_context(self, rank: int) -> WorkerContext:
-        """The context of ``rank``, a member of this process. Raises Refusal if the member's part of the
-        checkpoint cannot be read."""
+    def worker_context(self, rank: int, run: Run) -> WorkerContext:
+        """The context of ``rank``, a member of this process, in ``run``. Raises Refusal if the part of the
+        checkpoint that it resumes from cannot be read."""
         resume, folder = self.spec.resume, Path(self.spec.folder)
         restored = None if resume is None else resume.part(rank)
         offset_seconds = 0.0 if resume is None else resume.offset_seconds
-        fabric = self.fabric(rank)
+        # a run that allows its steps more time than usual allows it here, too
+        more_seconds = max(0.0, run.hang_after_seconds - Run.hang_after_seconds) + run.saving_seconds()
+        fabric = self.fabric(rank, _COLLECTIVE_SECONDS + more_seconds)
         return WorkerContext(rank, fabric, self.run_state, folder, self.started_at, offset_seconds, restored)
 
     def is_gone(self, rank: int, process: Process, silent_seconds: float) -> bool:
@@ -159,7 +163,7 @@ class MemberHost:
         for memory_file in self._memory_files:
             memory_file.close()
 
-    def fabric(self, rank: int, deadline_seconds: float = 60.0) -> Fabric:
+    def fabric(self, rank: int, deadline_seconds: float = _COLLECTIVE_SECONDS) -> Fabric:
         """A fabric for ``rank``, a member of this process; in shared memory if all members are on one host.
 
         deadline_seconds: the deadline of collectives, and of sends into a full queue.

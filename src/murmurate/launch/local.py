@@ -24,7 +24,7 @@ from murmurate.training.interrupts import SecondInterrupt, signals
 from murmurate.training.launcher import Launcher
 from murmurate.training.run import Run
 from murmurate.training.run_folder import write_roles
-from murmurate.training.worker_context import Resume
+from murmurate.training.worker_context import FINAL_REQUEST, Resume
 
 _POLL_SECONDS = 0.1
 
@@ -91,6 +91,10 @@ def _handle_end(worker: WorkerProcess, coordinator: Coordinator, detector: Failu
         return
     log_end(coordinator.folder, rank, end)
     if end.how == FINISHED:
+        return
+    if end.how in (DIED, LATE, LEFT) and coordinator.run_state.has_saved(rank, FINAL_REQUEST):
+        message = f"{coordinator.name(rank)} died after it had saved all that it learned"
+        coordinator.event("warning", message, member=rank)
         return
     joining = worker.joins and not coordinator.run_state.has_entered(rank)
     if end.how == REFUSED and not joining:

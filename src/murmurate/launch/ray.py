@@ -25,7 +25,7 @@ from murmurate.training.interrupts import SecondInterrupt, signals
 from murmurate.training.launcher import Launcher
 from murmurate.training.run import Run
 from murmurate.training.run_folder import write_roles
-from murmurate.training.worker_context import Resume
+from murmurate.training.worker_context import FINAL_REQUEST, Resume
 
 _POLL_SECONDS = 0.1
 _BEGIN_SECONDS = 120.0  # how long an actor's process may take to import all that it needs
@@ -127,8 +127,9 @@ class RayJob:
 
     def begin_next_epoch(self) -> bool:
         """Called after all members have ended. If that was for a new epoch, begin it and return True."""
-        coordinator = self.coordinator
-        if set(coordinator.dead) >= set(range(self.run.replicas)):
+        coordinator, replicas = self.coordinator, range(self.run.replicas)
+        have_saved = any(coordinator.run_state.has_saved(rank, FINAL_REQUEST) for rank in replicas)
+        if set(coordinator.dead) >= set(replicas) and not have_saved:
             raise RunFailed(shutdown.ALL_DIED)
         committed = coordinator.commit_final()
         if not (self.new_epoch_requested and committed) or self._is_over():

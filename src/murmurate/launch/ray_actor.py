@@ -60,7 +60,7 @@ class WorkerActor:
         except Exception as error:
             return Exit(FAILED, f"it could not begin: {describe(error)}")
         try:
-            end = run_member(run, lambda: host.worker_context(rank))
+            end = run_member(run, lambda: host.worker_context(rank, run))
             log_end(Path(spec.folder), rank, end)
             return end
         finally:

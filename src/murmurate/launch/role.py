@@ -68,7 +68,7 @@ def run_replica(
             worker.memory_file,
             worker.run_state,
             worker.rank,
-            deadline_seconds=run.hang_after_seconds + _AFTER_EXCLUSION_SECONDS,
+            deadline_seconds=run.hang_after_seconds + run.saving_seconds() + _AFTER_EXCLUSION_SECONDS,
             joins=joins,
             by_agreement=run.strategy.synchronous,
         )

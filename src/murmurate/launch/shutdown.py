@@ -25,22 +25,28 @@ def stop_deadline(run: Run) -> float:
     return STOP_DEADLINE_SECONDS + max(0.0, run.hang_after_seconds - Run.hang_after_seconds)
 
 
+def allowed_seconds(coordinator: Coordinator) -> float:
+    """Seconds from a request to stop until members are killed. They notice it between two batches."""
+    pace = coordinator.run_state.longest_pace()
+    return stop_deadline(coordinator.run) + coordinator.saving_seconds + pace
+
+
 def members_to_kill(coordinator: Coordinator, late: Sequence[int]) -> Sequence[int]:
     """Which of the ``late`` members to kill: those that have not finished, for which others may wait in order
     to save; if there are none, those that have finished but not ended. Each is recorded as an event.
 
     Raises RunFailed if no member has finished: it is unknown then which one delays the others.
     """
-    run_state, allowed = coordinator.run_state, stop_deadline(coordinator.run)
+    run_state, allowed = coordinator.run_state, allowed_seconds(coordinator)
     if not any(run_state.has_finished(rank) for rank in range(run_state.size)):
         raise RunFailed(
-            f"no replica stopped within {allowed:g} s, and all were killed. See logs/ in the run folder."
+            f"no replica stopped within {allowed:.0f} s, and all were killed. See logs/ in the run folder."
         )
     unfinished = [rank for rank in late if not run_state.has_finished(rank)]
     # replicas before the centre, which ends after them, as it waits for all that are not known to be dead
     chosen = [rank for rank in unfinished if rank < coordinator.run.replicas] or unfinished or late
     for rank in chosen:
-        message = f"{coordinator.name(rank)} did not stop within {allowed:g} s and is killed"
+        message = f"{coordinator.name(rank)} did not stop within {allowed:.0f} s and is killed"
         coordinator.event("killed", message, member=rank)
     return chosen
 
@@ -64,7 +70,7 @@ class Shutdown:
             return False
         if self._since is None:
             self._since = now
-        if now - self._since <= stop_deadline(self.run) + self.coordinator.saving_seconds:
+        if now - self._since <= allowed_seconds(self.coordinator):
             return False
         self._since = None
         return True

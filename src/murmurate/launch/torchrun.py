@@ -134,7 +134,7 @@ class _OwnRole:
 
     def _run(self) -> None:
         prepare_process(self.run.placement.threads)
-        self.exit = run_member(self.run, lambda: self.host.worker_context(self.rank))
+        self.exit = run_member(self.run, lambda: self.host.worker_context(self.rank, self.run))
 
 
 def _watch(roles: list[_OwnRole], elastic: ElasticRanks, host: MemberHost, coordinator: Coordinator) -> None:
@@ -162,7 +162,7 @@ def _watch(roles: list[_OwnRole], elastic: ElasticRanks, host: MemberHost, coord
         if ending.is_overdue():
             late = [rank for rank in range(run_state.size) if not run_state.has_saved(rank, FINAL_REQUEST)]
             raise RunFailed(
-                f"rank(s) {late} did not stop within {shutdown.stop_deadline(coordinator.run):g} s."
+                f"rank(s) {late} did not stop within {shutdown.allowed_seconds(coordinator):.0f} s."
             )
 
 
@@ -248,7 +248,7 @@ class ElasticRanks(Rendezvous):
         threading.Thread(
             target=_exit_with_leader, args=(spec.leader, host, member_ended), daemon=True
         ).start()
-        end = run_member(run, lambda: host.worker_context(rank))
+        end = run_member(run, lambda: host.worker_context(rank, run))
         member_ended.set()
         if end.how != FINISHED:
             self.report(end)

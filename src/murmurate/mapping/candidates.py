@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from murmurate.errors import Refusal
-from murmurate.mapping.cost import Prediction
+from murmurate.mapping.cost import Prediction, period_of
 from murmurate.mapping.primitives import producers
+from murmurate.mapping.profile import with_usual_period
 from murmurate.strategies import strategy
 from murmurate.training.run import Run
 
@@ -59,11 +60,18 @@ class Candidate:
         }
 
 
-def candidates(run: Run, cores: int) -> Iterator[Run]:
-    """Every configuration that the search considers and the run's own checks accept; ``run`` is the first."""
+def candidates(run: Run, cores: int, periods: bool = False) -> Iterator[Run]:
+    """Every configuration that the search considers and the run's own checks accept; ``run`` is the first.
+
+    periods: whether strategies with a period are considered with shorter ones too, which cost throughput, and
+    save env steps.
+    """
     seen = [run]
     yield run
-    for replicas, chosen in itertools.product(_replica_counts(run, cores), strategies_of(run)):
+    strategies = strategies_of(run)
+    if periods:
+        strategies = [shorter for each in strategies for shorter in _with_periods(each)]
+    for replicas, chosen in itertools.product(_replica_counts(run, cores), strategies):
         for fields in _field_values(run, cores):
             try:
                 found = _changed(run, replicas, chosen, fields)
@@ -83,6 +91,14 @@ def _replica_counts(run: Run, cores: int) -> list[int]:
 def strategies_of(run: Run) -> list[Any]:
     """The strategies that a plan considers; ``run``'s own is the first."""
     return [run.strategy, *(strategy(name)() for name in _STRATEGIES if name != run.strategy.name)]
+
+
+def _with_periods(strategy: Any) -> list[Any]:
+    """``strategy`` with its own period, a half and a quarter of it. Longer ones than those with which it was
+    measured how fast a recipe learns could only be guessed."""
+    own = period_of(strategy)
+    periods = dict.fromkeys(own // divisor for divisor in (1, 2, 4) if own // divisor > 1)
+    return [dataclasses.replace(strategy, period=period) for period in periods] or [strategy]
 
 
 def _field_values(run: Run, cores: int) -> Iterator[dict[str, Any]]:
@@ -121,9 +137,12 @@ def _changed(run: Run, replicas: int, chosen: Any, fields: dict[str, Any]) -> Ru
 def changes(run: Run, found: Run) -> list[str]:
     """The options of ``murmurate train`` that turn ``run`` into ``found``."""
     words: list[str] = []
-    if found.strategy != run.strategy:
+    strategy_before = run.strategy
+    if with_usual_period(found.strategy) != with_usual_period(strategy_before):
         words += ["--strategy", found.strategy.name]
+        strategy_before = with_usual_period(found.strategy)
     for option, before, after in (
+        ("--strategy.period", *_values(strategy_before, found.strategy, "period")),
         ("--replicas", run.replicas, found.replicas),
         ("--simulators", *_values(run.source, found.source, "simulators")),
         ("--actors", *_values(run.source, found.source, "actors")),

@@ -13,7 +13,7 @@ from statistics import NormalDist
 from typing import Any
 
 from murmurate.mapping.primitives import PRIMITIVES, Shape, producers, shape_of
-from murmurate.mapping.profile import DeviceProfile, RecipeCosts, exchange_key, key
+from murmurate.mapping.profile import DeviceProfile, RecipeCosts, exchange_key, key, with_usual_period
 from murmurate.training.run import Run
 
 _EXPOSED = 0.6  # share of the handover during which a core is idle, where cores are shared
@@ -131,7 +131,8 @@ def _exchange(run: Run, costs: RecipeCosts, profile: DeviceProfile) -> float:
         raise NotMeasured(f"the exchange of {run.strategy.name} among {run.replicas} replicas")
     whole = [(costs.parameters, float(run.learner.updates(1)))]
     vectors = costs.vectors or whole  # profiles before 2026-11-27 do not tell vectors apart
-    return sum(updates * line.seconds(size) for size, updates in vectors)
+    rounds = period_of(with_usual_period(run.strategy)) / period_of(run.strategy)  # of those measured
+    return rounds * sum(updates * line.seconds(size) for size, updates in vectors)
 
 
 def _descheduled(run: Run, processes: int, cores: int) -> float:
@@ -153,12 +154,12 @@ def _waiting(run: Run, deviation: float) -> float:
 
 def _batches_of_a_round(run: Run) -> float:
     """Number of batches of a replica between two exchanges of its strategy, at least 1."""
-    return max(1.0, period_of(run) / run.learner.updates(1))
+    return max(1.0, period_of(run.strategy) / run.learner.updates(1))
 
 
-def period_of(run: Run) -> int:
-    """Number of updates of a replica between two exchanges of its strategy."""
-    return max(1, getattr(run.strategy, "period", 1))
+def period_of(strategy: Any) -> int:
+    """Number of updates of a replica between two exchanges of ``strategy``."""
+    return max(1, getattr(strategy, "period", 1))
 
 
 def _expected_maximum(count: int) -> float:

@@ -79,7 +79,7 @@ def _batch_seconds(run: Run, cluster: Cluster) -> float:
         updates=max(
             _UPDATES,
             _BATCHES * run.learner.updates(1),
-            _PERIODS * period_of(run),
+            _PERIODS * period_of(run.strategy),
         ),
         launcher="local",  # a simulated run launches no processes
     )

@@ -16,7 +16,7 @@ from murmurate.mapping.cost import predict
 from murmurate.mapping.lines import fit
 from murmurate.mapping.pilot import Pilot, measure, pilot_run
 from murmurate.mapping.primitives import FLOAT_BYTES, PRIMITIVES, shape_of
-from murmurate.mapping.profile import DeviceProfile, RecipeCosts, exchange_key, key
+from murmurate.mapping.profile import DeviceProfile, RecipeCosts, exchange_key, key, with_usual_period
 from murmurate.strategies.solo import Solo
 from murmurate.training.memory import planned_bytes
 from murmurate.training.run import Run
@@ -148,7 +148,7 @@ def add_exchange(profile: DeviceProfile, run: Run, log: Log, again: bool = False
     name = exchange_key(run.strategy, run.replicas)
     if run.replicas == 1 or (name in profile.exchange and not again):
         return False
-    line = exchange.measure(run.strategy, run.replicas)
+    line = exchange.measure(with_usual_period(run.strategy), run.replicas)
     profile.exchange[name] = line
     profile.renew()
     among = f"{run.strategy.name} among {run.replicas}"

@@ -62,9 +62,9 @@ class Link:
 @dataclass
 class DeviceProfile:
     """cores: number of cores of the host. device: ``cpu`` or ``cuda:0``. date, hardware, versions: of the
-    newest measurement. recipes: costs of recipes, by ``key``. exchange: seconds of a strategy's exchange as a
-    line in the number of parameters, by ``exchange_key``. links: links by name. watts: power of a busy core,
-    if that is known."""
+    newest measurement. recipes: costs of recipes, by ``key``. exchange: seconds that a strategy adds to an
+    update, as a line in the number of parameters, by ``exchange_key``. links: links by name. watts: power of
+    a busy core, if that is known."""
 
     cores: int
     device: str = "cpu"
@@ -117,7 +117,16 @@ _FREE_FIELDS = frozenset(
 )
 
 
+def with_usual_period(strategy: Any) -> Any:
+    """``strategy`` with the period that its class has by default, if it has one. Exchanges are measured with
+    it, as those with another one cost as much in each round."""
+    if not hasattr(strategy, "period"):
+        return strategy
+    return dataclasses.replace(strategy, period=type(strategy).period)
+
+
 def exchange_key(strategy: Any, replicas: int) -> str:
+    strategy = with_usual_period(strategy)
     settings = json.dumps(plain(strategy), sort_keys=True, default=str)
     return f"{strategy.name} x{replicas} {settings}"
 

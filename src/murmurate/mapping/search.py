@@ -59,7 +59,9 @@ def search(
 
     found: list[Candidate] = []
     fits = False
-    for candidate in candidates(run, profile.cores):
+    # the rule must know what a period costs in env steps
+    periods = objective == "time" and learning is not None and "period" in learning.exponents
+    for candidate in candidates(run, profile.cores, periods):
         try:
             needed = needed_bytes(candidate, vector_bytes)
         except Refusal:  # its replays do not fit on the disk, say

@@ -200,8 +200,9 @@ class Discriminator(nn.Module):
         x = image.contiguous(memory_format=torch.channels_last)
         for block in self.blocks:
             x = block(x)
-        features = torch.relu(x).to(self.classes.u.dtype).sum((2, 3))
-        score: Tensor = self.score(features)[:, 0] + (self.classes(label) * features).sum(1)
+        with torch.autocast(x.device.type, enabled=False):  # sums over pixels and features
+            features = torch.relu(x).to(self.classes.u.dtype).sum((2, 3))
+            score: Tensor = self.score(features)[:, 0] + (self.classes(label) * features).sum(1)
         return score
 
 

@@ -23,7 +23,9 @@ class Context:
     seed: seed of the run, the same for all replicas. updates: planned own updates over the whole run, for
     schedules; None if only time ends it. examples, validation: training and held-out examples, where the
     world is a data set. averaged: how many replicas' gradients are averaged for each update (1: each follows
-    its own). open_group: see ``group``. rank: rank of the replica, for random numbers of its own.
+    its own). open_group: see ``group``. rank: rank of the replica, for random numbers of its own. heartbeat:
+    to be called now and then within a ``learn`` that takes much longer than others, as members that are
+    silent for long are excluded.
     """
 
     spec: EnvSpec
@@ -36,6 +38,7 @@ class Context:
     averaged: int = 1
     open_group: Callable[[], Group] | None = None
     rank: int = 0
+    heartbeat: Callable[[], None] = lambda: None
 
     def group(self) -> Group:
         """Collectives among the replicas, for example for statistics or advantages. All replicas must call it

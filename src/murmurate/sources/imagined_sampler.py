@@ -115,20 +115,24 @@ class ImaginedSampler:
             transitions = {name: self.replay.rows.column(name)[: len(self.replay)] for name in _MODELLED}
             if not self._learner.fit(transitions, lambda: self.alive(env_steps)):
                 return Batch(None, env_steps, episodes)
-        if self.batches % self._roll_out_every == 0 or not len(self.model_replay):
-            self._roll_out()
+        is_due = self.batches % self._roll_out_every == 0
+        if is_due or not len(self.model_replay):
+            self._roll_out(is_due)
         self.batches += 1
         self._drawn_batches += 1
         return Batch(on_device(self._draw(), self.device), env_steps, episodes)
 
-    def _roll_out(self) -> None:
-        """Do a round of rollouts, from states of the real replay."""
+    def _roll_out(self, is_due: bool) -> None:
+        """Do a round of rollouts, from states of the real replay.
+
+        is_due: whether all replicas do one now; otherwise this one began anew, or lost its replay.
+        """
         self._resize_model_replay(self.rollouts.length_after(self.batches / self.config.updates_per_step))
         draw = self._sampler.draw_any(self.rollouts.starts, self._beta())
         observation = self.replay.rows.column("observation")[draw.indices].to(self.device)
         weights = {RECORDED + WEIGHT: draw.weights / draw.weights.max()} if self.requires.priorities else {}
         for _ in range(self._length):
-            step = self._learner.imagine(observation)
+            step = self._learner.imagine(observation, is_due)
             values = {name: getattr(step, name).cpu() for name in _MODELLED}
             discount = torch.where(step.terminated.cpu(), 0.0, self.requires.discount)
             self.model_replay.insert({**values, "discount": discount, **weights}, len(discount))

@@ -73,7 +73,8 @@ class ReplaySampler:
 
     batch: transitions in a batch. progress: returns the completed share of the run, on which alpha and beta
     depend. banks: scales importance weights as if all learners drew from one replay, of which each has a
-    bank. name: name of the replay in checkpoints.
+    bank. name: name of the replay in checkpoints. random_env_steps: env steps at a run's start whose actions
+    are random, which a sampler that begins in the middle of a run counts as made.
     """
 
     def __init__(
@@ -85,8 +86,9 @@ class ReplaySampler:
         progress: Callable[[], float],
         banks: BankWeights | None = None,
         name: str = "replay",
+        random_env_steps: int = 0,
     ) -> None:
-        self.name = name
+        self.name, self._random_env_steps = name, random_env_steps
         self.replay, self.config, self.batch, self.device = replay, config, batch, device
         self.banks = banks
         self.batches = self._played = self._drawn_transitions = 0
@@ -170,10 +172,18 @@ class ReplaySampler:
         self._prefetcher.load(contents["ahead"])
 
     def fresh_start(self, batches: int) -> None:
-        """Begin in the middle of a run with an empty replay: learn as soon as a batch can be drawn."""
-        self.batches = batches
-        self._played, self._drawn_transitions = self.config.learning_starts, 0
-        self.exact = False
+        """Begin after ``batches`` batches with an empty replay.
+
+        In the middle of a run, learn as soon as a batch can be drawn; in the middle of a fit, draw as many of
+        its batches as peers that went on have left.
+        """
+        config = self.config
+        self.batches, self.exact = batches, False
+        self._played = max(config.learning_starts, self._random_env_steps) if batches else 0
+        self._drawn_transitions = int(config.samples_per_insert * config.learnable(self._played))
+        if config.fit_every:
+            batches_of_fit = round(config.fit_every * config.samples_per_insert / self.batch)
+            self._drawn_transitions += batches % batches_of_fit * self.batch
 
     def close(self) -> None:
         self._prefetcher.close()

@@ -149,7 +149,15 @@ class ReplaySourceConfig(SourceConfig):
         joint_weights = self.replay.weights == "all" and run.replicas > 1
         banks = BankWeights(context.channel("banks", CHANNEL_LIKE), run.replicas) if joint_weights else None
         device = context.device
-        sampler = ReplaySampler(store, self.replay, requires.batch, device, context.progress, banks)
+        sampler = ReplaySampler(
+            store,
+            self.replay,
+            requires.batch,
+            device,
+            context.progress,
+            banks,
+            random_env_steps=self.random_env_steps,
+        )
         first_simulator, total = rank * self.simulators, run.replicas * self.simulators
         if self.actors:
             learner.assign_simulators(first_simulator, total)

@@ -133,8 +133,10 @@ class SequenceSampler:
         self.replay.observe(first_simulator, steps)
         self.played += len(steps.reward)
         self._collected += len(steps.reward)
+        minibatches = self.config.minibatches
         if self._collected == self.config.steps * self.config.simulators:
-            self._collected, self._left = 0, self.config.minibatches
+            # a replica that began anew in the middle of its peers' minibatches ends with them
+            self._collected, self._left = 0, minibatches - self.batches % minibatches
 
     def next(self, env_steps: int, episodes: Sequence[Episode]) -> Batch:
         """Draw a minibatch. env_steps, episodes: env steps made, and episodes ended, since the last one."""

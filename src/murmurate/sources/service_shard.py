@@ -371,7 +371,8 @@ class ReplayShard:
 
 
 def main(descriptor: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
+    for number in (signal.SIGINT, signal.SIGTERM):  # a scheduler may send them to all processes of a job
+        signal.signal(number, signal.SIG_IGN)  # its learner ends this process, after the final checkpoint
     control = Connection(descriptor)
     settings: ShardSettings = control.recv()
     torch.set_num_threads(1)

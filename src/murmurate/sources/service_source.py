@@ -29,6 +29,7 @@ from murmurate.spec import Batch, Episode, derive_generator, derive_seed
 
 _WAIT_SECONDS = 0.05  # the longest wait for a batch between two calls of ``alive``
 _ADDRESS_BYTES = 512  # size of a shard's address on the channel
+_COUNTS = ("inserted", "drawn", "reported")  # of env steps and draws of a shard
 
 
 @dataclass
@@ -212,7 +213,9 @@ class ServiceSource:
                 slot.slots.set_exponents(*self._exponents())
             processes.start(self._states)
             for shard, state in zip(processes.shards, self._states, strict=True):
-                shard.reported_steps = 0 if state is None else int(state["inserted"])
+                # steps that were inserted, and not yet reported, when the state was saved
+                reported = 0 if state is None else state.get("reported", state["inserted"])
+                shard.reported_steps = int(reported)
             self._states = []
             self._actors.start(self._batches, processes.reported_steps)
         if self._is_paused:
@@ -315,12 +318,15 @@ class ServiceSource:
     def state(self) -> dict[str, Any]:
         """Call it between two batches only. The actors' unfinished episodes are lost."""
         has_started = self._processes.has_started
-        shards = [s.state() for s in self._processes.shards] if has_started else self._states
+        processes = self._processes.shards
+        shards = self._states
+        if has_started:
+            shards = [shard.state() | {"reported": shard.reported_steps} for shard in processes]
         generator = derive_generator(self._seed, f"actions after batch {self._batches}")
         return {
             "batches": self._batches,
             "shards": [
-                {"inserted": s["inserted"], "drawn": s["drawn"]} if s else {"inserted": 0, "drawn": 0}
+                {name: s[name] for name in _COUNTS if name in s} if s else dict.fromkeys(_COUNTS, 0)
                 for s in shards
             ],
             "replays": {
@@ -351,9 +357,14 @@ class ServiceSource:
             )
 
     def _empty_state(self, index: int) -> dict[str, Any]:
-        """State of a shard with an empty replay, from which batches are drawn at once."""
-        starts = self._processes.shards[index].settings.config.learning_starts
-        return {"inserted": starts, "drawn": 0, "store": None}
+        """State of a shard with an empty replay; in the middle of a run it is drawn from at once."""
+        if not self._batches:
+            return {"inserted": 0, "drawn": 0, "store": None}
+        config = self._processes.shards[index].settings.config
+        # random actions at a run's start count as made
+        inserted = max(config.learning_starts, self.plan.random_env_steps // len(self._processes.shards))
+        drawn = int(config.samples_per_insert * (inserted - config.learning_starts))
+        return {"inserted": inserted, "drawn": drawn, "store": None}
 
     def fresh_start(self, batches: int) -> None:
         """Begin with empty shards; to be called before the actors have started."""

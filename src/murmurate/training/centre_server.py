@@ -19,10 +19,10 @@ from murmurate.training.rejoin import Pace, StateTransfer
 from murmurate.training.restore import refusing_misfits, replicator_of
 from murmurate.training.run import Run
 from murmurate.training.worker_context import (
-    DRAIN_SECONDS,
     FINAL,
     FINAL_REQUEST,
     WorkerContext,
+    drain_seconds,
     member_state,
     restore_counts,
     staging,
@@ -68,7 +68,7 @@ class CentreServer:
         run_state = self.context.run_state
         self.replicator.serve_until(lambda: run_state.have_all_finished(self.run.replicas), self._poll)
         self._record(last=True)
-        self.replicator.drain(FINAL_REQUEST, DRAIN_SECONDS)
+        self.replicator.drain(FINAL_REQUEST, drain_seconds(run_state))
         self.replicator.publish()
         learned = any(run_state.clock(rank) for rank in range(self.run.replicas))
         if learned and (message := self.replicator.no_update_warning):
@@ -117,7 +117,7 @@ class CentreServer:
         if requested <= self.saved_request:
             return
         self.saved_request = requested
-        if self.replicator.drain(requested, DRAIN_SECONDS):
+        if self.replicator.drain(requested, drain_seconds(self.context.run_state)):
             self.replicator.publish()
             self._write(str(requested))
             self.context.run_state.mark_saved(self.context.rank, requested)

@@ -89,7 +89,7 @@ class Coordinator:
         self._pending, self._requested_at = 0, 0.0
         self._next_at_env_steps = self._next_checkpoint_after(run_state.total_env_steps())
         self._every_seconds = None if in_process else run.checkpoint_every_seconds
-        self._requested_seconds = self.recorder.seconds  # run time at the last request
+        self._saving_since = math.inf  # run time at which the first part of the last checkpoint was written
         self._next_at_seconds = self._seconds_of_next_checkpoint()
         self.evaluator.begin_at(run_state.total_env_steps())
         self._clear_staging()
@@ -125,10 +125,8 @@ class Coordinator:
     @property
     def should_end(self) -> bool:
         """Whether every replica should be ending now."""
-        goal = self.run.env_steps
-        return self.run_state.stop_requested or (
-            goal is not None and self.run_state.total_env_steps() >= goal
-        )
+        goal = math.inf if self.run.env_steps is None else self.run.env_steps
+        return self.run_state.stop_requested or self.run_state.total_env_steps() >= goal
 
     def stop(self, why: str) -> None:
         """Tell every replica to finish its step, save, and end."""
@@ -215,22 +213,26 @@ class Coordinator:
 
     def _request(self, snapshot: bool = False) -> None:
         self._pending, self._requested_at = self.run_state.request_checkpoint(snapshot), time.monotonic()
-        self._requested_seconds = self.recorder.seconds
+        self._saving_since = math.inf
 
     def _seconds_of_next_checkpoint(self) -> float:
         """When the next checkpoint is due by time. The wait is at least 20 times what the last save
         took, so that saving takes at most about a twentieth of the run."""
         every, now = self._every_seconds, self.recorder.seconds
-        return math.inf if every is None else now + max(every, 20 * (now - self._requested_seconds))
+        return math.inf if every is None else now + max(every, 20 * (now - self._saving_since))
 
     def _next_checkpoint_after(self, total: int) -> int:
         every = self.run.checkpoint_every_env_steps
         return (total // every + 1) * every
 
     def _commit_if_ready(self) -> None:
-        if not self._pending or not self.run_state.saved_by_all(self._pending):
+        if not self._pending:
             return
         snapshot, name = self.run_state.is_snapshot(self._pending), str(self._pending)
+        if self._saving_since == math.inf and staging(self.folder, name).exists():
+            self._saving_since = self.recorder.seconds
+        if not self.run_state.saved_by_all(self._pending):
+            return
         self._pending = 0
         if self._complete(name):
             if snapshot:
@@ -252,14 +254,12 @@ class Coordinator:
         if self._pending and (late_ranks := self.run_state.skipped_by(self._pending)):
             self.skipped_checkpoints += 1
             names = " and ".join(self.name(rank) for rank in late_ranks)
-            cause = f"deltas on their way to {names} did not arrive in time"
-            message = f"checkpoint {self._pending} is skipped: {cause}"
+            message = f"checkpoint {self._pending} is skipped: deltas to {names} did not arrive in time"
             self.event("checkpoint skipped", message, member=late_ranks[0])
             self._end_pending()
-        if (
-            self._pending
-            and time.monotonic() - self._requested_at > _CHECKPOINT_DEADLINE_SECONDS + self.saving_seconds
-        ):
+        # members answer between two batches, and may wait for messages that others send between two
+        allowed = _CHECKPOINT_DEADLINE_SECONDS + self.saving_seconds + 3 * self.run_state.longest_pace()
+        if self._pending and time.monotonic() - self._requested_at > allowed:
             self.event("warning", f"checkpoint {self._pending} was given up: not every replica answered")
             self._end_pending()
 

@@ -29,17 +29,15 @@ from murmurate.training.rejoin import Pace, StateTransfer, state_to_load
 from murmurate.training.restore import refusing_misfits, replicator_of
 from murmurate.training.run import Run
 from murmurate.training.worker_context import (
-    DRAIN_SECONDS,
     FINAL,
     FINAL_REQUEST,
     Restored,
     WorkerContext,
+    drain_seconds,
     member_state,
     restore_counts,
     staging,
 )
-
-_FINISH_DEADLINE_SECONDS = 10.0
 
 
 class TrainingLoop:
@@ -105,11 +103,12 @@ class TrainingLoop:
 
     def _build(self) -> Learner:
         run, rank = self.run, self.context.rank
+        heartbeat = functools.partial(self.context.run_state.heartbeat, rank)
         if self.parts is None:
-            return cast(Learner, learner_of(run, rank, self.replicator))
+            return cast(Learner, learner_of(run, rank, self.replicator, None, heartbeat))
         replica_parts = self.parts.replica_parts
         replicate = functools.partial(replica_parts.replicate, self.replicator.replicate)
-        return LearnerInParts(learner_of(run, rank, self.replicator, replicate), replica_parts)
+        return LearnerInParts(learner_of(run, rank, self.replicator, replicate, heartbeat), replica_parts)
 
     def run_to_end(self) -> None:
         """Train until the run's end or a request to stop; write this replica's part of the final
@@ -309,7 +308,7 @@ class TrainingLoop:
         _, requested, _ = requests
         if requested > self.saved_request:
             self.saved_request = requested
-            if self.replicator.drain(requested, DRAIN_SECONDS):
+            if self.replicator.drain(requested, drain_seconds(self.context.run_state)):
                 self._save(str(requested), snapshot=self.context.run_state.is_snapshot(requested))
                 self.context.run_state.mark_saved(self.context.rank, requested)
             else:
@@ -319,34 +318,35 @@ class TrainingLoop:
         return sending_heartbeats(self.context.run_state, self.context.rank)
 
     def _save(self, name: str, snapshot: bool = False) -> None:
-        state = self._counts_and_parameters() if snapshot else self.state()
-        replays = state["source"].pop("replays", {}) if "source" in state else {}
-        with self._sending_heartbeats():
+        with self._sending_heartbeats():  # a state may hold a replay of another process
+            state = self._counts_and_parameters() if snapshot else self.state()
+            replays = state["source"].pop("replays", {}) if "source" in state else {}
             write_part(staging(self.place.current_path(), name), self.context.rank, state, replays)
 
     def _finish(self, outcome: Outcome | None) -> None:
         if outcome is not None or self.env_steps > self._last_steps:  # it may have ended before any update
             self._record(outcome, force=True)
-        if not self.replicator.drain(FINAL_REQUEST, DRAIN_SECONDS):
-            self.recorder.event(
-                "unsettled",
-                f"replica {self.context.rank}: some deltas in flight at the end were not applied "
-                f"within {DRAIN_SECONDS:g} s",
-                member=self.context.rank,
-            )
+        run_state, seconds = self.context.run_state, drain_seconds(self.context.run_state)
+        if not self.replicator.drain(FINAL_REQUEST, seconds):
+            lost = f"some deltas in flight at the end were not applied within {seconds:g} s"
+            message = f"replica {self.context.rank}: {lost}"
+            self.recorder.event("unsettled", message, member=self.context.rank)
         self.replicator.publish()
-        run_state = self.context.run_state
         run_state.mark_finished(self.context.rank)
-        deadline = time.monotonic() + _FINISH_DEADLINE_SECONDS
+        deadline = time.monotonic() + seconds
         # all final vectors should be published before the mean of them is taken
         while not self.synchronous and not run_state.have_all_finished() and time.monotonic() < deadline:
             # no such message ever comes: the wait lets time pass, also on a simulated fabric
             self.barrier.wait("finished", 0.002)
         self._save(FINAL)
         run_state.mark_saved(self.context.rank, FINAL_REQUEST)
+        try:
+            self.source.close()
+        except Exception as error:  # of an environment; what was learned is saved
+            message = f"replica {self.context.rank} could not close its source: {error!r}"
+            self.recorder.event("warning", message, member=self.context.rank)
         self.recorder.event("finished", f"replica {self.context.rank} has finished", member=self.context.rank)
         self.recorder.close()
-        self.source.close()
         if self.parts is not None:
             self.parts.close()
         self.place.close()

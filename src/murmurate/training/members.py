@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -28,10 +29,11 @@ def build_learner(
     open_group: Callable[[], Group] | None = None,
     *,
     with_examples: bool = True,
+    heartbeat: Callable[[], None] = lambda: None,
 ) -> Any:
     """The learner of one replica, or of the centre, which has the same parameter vectors.
 
-    with_examples: whether a learner of examples gets the data set.
+    with_examples: whether a learner of examples gets the data set. heartbeat: see ``Context``.
     """
     planned = run.planned_updates()
     if planned is not None and run.strategy.counts_all:
@@ -51,22 +53,30 @@ def build_learner(
         averaged=run.replicas if run.strategy.averages_gradients else 1,
         open_group=open_group,
         rank=rank,
+        heartbeat=heartbeat,
     )
     return run.learner.build(context)
 
 
-def learner_of(run: Run, rank: int, replicator: Replicator, replicate: Replicate | None = None) -> Any:
+def learner_of(
+    run: Run,
+    rank: int,
+    replicator: Replicator,
+    replicate: Replicate | None = None,
+    heartbeat: Callable[[], None] = lambda: None,
+) -> Any:
     """Like ``build_learner``, with collectives among the replicas if these wait for one another.
 
-    replicate: used instead of the replicator's ``replicate``.
+    replicate: used instead of the replicator's ``replicate``. heartbeat: see ``Context``.
     """
     open_group = group_opener(run, replicator.fabric, range(run.replicas))
-    return build_learner(run, rank, replicate or replicator.replicate, open_group)
+    return build_learner(run, rank, replicate or replicator.replicate, open_group, heartbeat=heartbeat)
 
 
 def group_opener(run: Run, fabric: Fabric, members: Sequence[int]) -> Callable[[], Group]:
-    """``Context.open_group`` for these members of the fabric."""
+    """``Context.open_group`` for these members of the fabric: the same group for every part of a learner."""
 
+    @functools.cache
     def open_group() -> Group:
         if math.prod(run.grid) > 1:
             raise Refusal(

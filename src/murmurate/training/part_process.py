@@ -40,7 +40,8 @@ def _exit_with_part_0() -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # part 0 ends this process
+    for number in (signal.SIGINT, signal.SIGTERM):  # a scheduler may send them to all processes of a job
+        signal.signal(number, signal.SIG_IGN)  # part 0 ends this process, after the final checkpoint
     part_settings: PartSettings = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_exit_with_part_0, daemon=True).start()
     try:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import statistics
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,13 @@ def load_agent(run: Run, folder: Path) -> Any:
     fingerprint = read_fingerprint(run_folder(folder))
     with refusing_misfits(folder):
         agent = run.learner.build(Context(run.world.spec(fingerprint), Replica, run.seed))
-        values = consensus(folder, run.replicas)
+        states = _states(folder, run.replicas)
+        values = _consensus_of(states, folder, run.replicas)
         for name, replica in agent.replicas.items():
             write_values(replica, values[name])
+            # how much an agent explores may depend on its updates
+            clocks = (int(state["replicas"][name]["replica"]["clock"]) for state in states)
+            replica.clock = statistics.median_high(clocks)
     return agent
 
 
@@ -60,7 +65,17 @@ def consensus(folder: Path, replicas: int) -> dict[str, dict[str, Tensor]]:
 
     replicas: number of replicas of its run. Raises Refusal for a part that is unreadable.
     """
-    states = [checkpoint.read_part(folder, rank) for rank in learners(folder, replicas)]
+    return _consensus_of(_states(folder, replicas), folder, replicas)
+
+
+def _states(folder: Path, replicas: int) -> list[dict[str, Any]]:
+    """The parts of the replicas in a checkpoint."""
+    return [checkpoint.read_part(folder, rank) for rank in learners(folder, replicas)]
+
+
+def _consensus_of(
+    states: Sequence[dict[str, Any]], folder: Path, replicas: int
+) -> dict[str, dict[str, Tensor]]:
     # the part that was saved last has the newest consensus
     latest = max(states, key=lambda state: state["seconds"])
     if replicas in checkpoint.parts(folder):  # the centre's

@@ -19,7 +19,13 @@ from murmurate.training.rejoin import Admission
 
 FINAL = "final"  # name of the final checkpoint's staging folder
 FINAL_REQUEST = FINAL_DRAIN  # number of its request
-DRAIN_SECONDS = 10.0  # the longest wait for deltas in flight before a checkpoint
+DRAIN_SECONDS = 10.0  # how long members wait for deltas in flight before a checkpoint, at least
+
+
+def drain_seconds(run_state: RunState) -> float:
+    """The longest wait for deltas in flight before a checkpoint: members send their last ones between two
+    batches, so some may send them a batch later than others."""
+    return max(DRAIN_SECONDS, 2 * run_state.longest_pace())
 
 
 @dataclass

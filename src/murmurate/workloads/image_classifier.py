@@ -152,6 +152,7 @@ class ClassifierLearner:
             in_compute=_filters(self.net).__contains__,
         )
         self._validation: ExampleSet[ImageBatch] | None = context.validation
+        self._heartbeat = context.heartbeat
         self._validation_figures: dict[str, float] = {}  # the last ones; empty before the first
 
     def _norm(self, context: Context) -> Callable[[int], BatchNorm]:
@@ -230,6 +231,7 @@ class ClassifierLearner:
         chosen = _drawn(len(examples), count, seed)
         sums, readable = torch.zeros(3, dtype=torch.float64), 0
         for first in range(0, len(chosen), _EVALUATION_BATCH):
+            self._heartbeat()
             batch = examples.select(chosen[first : first + _EVALUATION_BATCH])
             if not len(batch.labels):  # all of them are broken, and left out
                 continue

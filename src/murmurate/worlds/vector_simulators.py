@@ -30,9 +30,9 @@ class VectorSimulators:
     """One ``gymnasium.vector.VectorEnv`` with ``size`` environments.
 
     Its autoreset mode may be SAME_STEP; or DISABLED, where this class resets environments by ``reset_mask``;
-    or, for gymnasium's own ``SyncVectorEnv`` and ``AsyncVectorEnv``, NEXT_STEP: these obey ``reset_mask``
-    too, so that no step is lost. Vector environments cannot be saved. An environment that raises or returns
-    numbers that are not finite ends the run, because no environment can be replaced alone.
+    or, for gymnasium's own ``SyncVectorEnv``, and ``AsyncVectorEnv`` with shared memory, NEXT_STEP: these
+    obey ``reset_mask`` too, so that no step is lost. Vector environments cannot be saved. An environment that
+    raises or returns numbers that are not finite ends the run, because no environment can be replaced alone.
 
     observe, joint_actions: see ``_spaces.observation_format`` and ``action_format``.
     """
@@ -209,6 +209,12 @@ def _checked(env: Any, name: str, size: int) -> Any:
         raise Refusal(
             f"The vector environment {name} begins an episode with the step after the last one ended "
             f"(NEXT_STEP), which loses a step of the others. {_ADVICE}"
+        )
+    if mode == AutoresetMode.NEXT_STEP and not getattr(env.unwrapped, "shared_memory", True):
+        # its processes would begin an episode that has just begun anew once more
+        raise Refusal(
+            f"The vector environment {name} is an AsyncVectorEnv without shared memory, in which NEXT_STEP "
+            f"loses a step of each episode. {_ADVICE}"
         )
     return env
 

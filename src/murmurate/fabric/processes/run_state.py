@@ -96,6 +96,10 @@ class RunState:
         """Publish how long this member's rounds take: ``seconds`` is a high quantile."""
         self._rows[_PACE, rank] = int(seconds * 1e6)
 
+    def longest_pace(self) -> float:
+        """The longest of the living members' ``pace`` in seconds; 0 before any is known."""
+        return max((self.pace(rank) for rank in self.living()), default=0.0)
+
     def mark_ready(self, rank: int) -> None:
         """This joiner has been built, and waits for a peer's state."""
         self._rows[_READY, rank] = self._rows[_INCARNATION, rank]
