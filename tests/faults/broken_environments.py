@@ -43,6 +43,12 @@ class Broken(gymnasium.Env):  # type: ignore[type-arg]
             reward = {"none": None, "nan reward": float("nan"), "huge reward": 1e300}.get(self.how, reward)
         return observation, reward, self.steps % 10 == 0, False, {}
 
+    def close(self):
+        if self.steps > 200 and self.how == "fails in close":
+            raise OSError("the licence server is gone")
+        if self.steps > 200 and self.how == "dies in close":
+            os.abort()
+
     def _is_first(self) -> bool:
         once = os.environ.get("MURMURATE_BROKEN_ONCE")
         if once is None:

@@ -17,6 +17,7 @@ from faults.broken_environments import Broken
 from faults.commands import Command
 from murmurate.errors import RunFailed
 from murmurate.spec import Episode, TimeStep
+from murmurate.training import checkpoint
 from murmurate.worlds.gym_simulators import GymSimulators
 from waiting import until
 
@@ -164,3 +165,21 @@ def test_where_all_hang_the_run_ends(tmp_path: Path) -> None:
         assert command.wait() == 1, command.said()
         assert len(command.events("excluded")) == 2
         command.leaves_nothing()
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("fails in close", r"replica \d could not close its source: OSError\('the licence server is gone'\)"),
+        ("dies in close", r"replica \d died after it had saved all that it learned"),
+    ],
+)
+def test_environments_that_do_not_close_lose_nothing(how: str, said: str, tmp_path: Path) -> None:
+    with broken(tmp_path / "run", how, "--replicas", 2, "--updates", 200) as command:
+        assert command.wait() == 0, command.said()
+        summary = command.summary()
+        assert (summary["updates"], summary["dead_replicas"]) == (200, [])
+        assert [bool(re.fullmatch(said, event["message"])) for event in command.events("warning")] == [
+            True
+        ] * 2
+        assert checkpoint.read_part(command.folder / "checkpoints" / "last", 0)["updates"] == 200

@@ -122,9 +122,15 @@ def test_a_killed_replica_comes_back_with_a_living_peers_state(
 
 
 @pytest.mark.slow
-def test_a_learner_whose_replicas_have_collectives_of_their_own_goes_on_after_a_death(tmp_path: Path) -> None:
-    """TRPO: the one that comes back takes part in the means, and the policies stay equal to the bit."""
+@pytest.mark.parametrize("normalize", ["false", "true"])
+def test_a_learner_whose_replicas_have_collectives_of_their_own_goes_on_after_a_death(
+    normalize: str, tmp_path: Path
+) -> None:
+    """TRPO: the one that comes back takes part in the means, also in those of running statistics, and the
+    policies stay equal to the bit."""
+    normalized = ("--agent.normalize-observations", normalize, "--agent.scale-rewards", normalize)
     options = ("--replicas", 3, "--restarts", 1, "--simulators", 2, "--agent.value-epochs", 2, *_OFTEN)
+    options += normalized
     with training(tmp_path / "run", "cartpole-trpo", *options) as command:
         command.learning(3, records=3)
         os.kill(command.pids()[1], signal.SIGKILL)

@@ -97,7 +97,7 @@ class Run:
     evaluate_every_env_steps: NonNegativeInt = field(default=0, metadata={"movable": True, "since": 6})
     probe_every_updates: NonNegativeInt = field(default=200, metadata={"movable": True})
     record_every_seconds: PositiveSeconds = field(default=1.0, metadata={"movable": True})
-    restarts: NonNegativeInt = field(default=0, metadata={"movable": True})
+    restarts: Annotated[int, Range(0, 2_000)] = field(default=0, metadata={"movable": True})
     hang_after_seconds: Annotated[float, Range(5, 1e6)] = field(
         default=120.0, metadata={"movable": True, "since": 2}
     )

@@ -86,6 +86,8 @@ class ProcessFabric:
         group = checked_group(members, self.rank, self.size)
         has_all = len(group) == self.size
         label = name if has_all else f"{name} of {list(group)}"
+        if label in self._channels:
+            raise FabricError(f"a channel named {label!r} exists already")
         # only the group's members make its channel, so its memory must not shift that of other channels
         memory_file = self.memory_file if has_all else self.memory_file.zone(label)
         membership = ChannelMembership(self.membership, group)
