@@ -93,7 +93,7 @@ def add_fields(parser: argparse.ArgumentParser, fields: Fields) -> None:
             is_nested = len(option.path) > 1
             if fields.general and is_nested and option.path[0] != "placement":
                 continue
-            if fields.only and option.path[0] not in fields.only:
+            if fields.only and not {option.path[0], ".".join(option.path)} & fields.only:
                 continue
             title, about = _title(config, option.path[0], fields.general) if is_nested else (own_title, None)
             if f"--{option.name}" in parser._option_string_actions:  # the verb's own option comes first

@@ -93,6 +93,7 @@ def _simulate_fields(options: argparse.Namespace | None, rest: list[str]) -> Fie
 def _resume_fields(options: argparse.Namespace | None, rest: list[str]) -> Fields:
     """The fields of the folder's run that may change; without a folder, those that all recipes have."""
     from murmurate.recipes import recipe, stored
+    from murmurate.training.data_record import place_names
     from murmurate.worlds.own import replaced_by
 
     general = options is None
@@ -100,12 +101,13 @@ def _resume_fields(options: argparse.Namespace | None, rest: list[str]) -> Field
         run = recipe("cartpole-a2c") if options is None else stored(options.folder)
     note = "What a run has learned depends on its other fields, so they stay as they are."
     folder = "DIR" if options is None else options.folder
+    movable = {field.name for field in dataclasses.fields(run) if field.metadata.get("movable")}
     return Fields(
         f"murmurate resume {folder} [--FIELD VALUE ...]",
         [("what may change", run)],
         general,
         note,
-        only=frozenset(f.name for f in dataclasses.fields(run) if f.metadata.get("movable")),
+        only=frozenset(movable | set(place_names(run))),
     )
 
 

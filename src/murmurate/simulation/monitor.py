@@ -234,8 +234,8 @@ class Monitor:
         return Recorder(self._path, replica, 0.0, clock=lambda: self.fabric.virtual_seconds)
 
     def _combined_record(self, learners: list[SimulatedLearner], replica: int) -> dict[str, Any]:
-        """One record for all of ``learners``: sums of env steps and bytes, maxima of staleness, else
-        means."""
+        """One record for all of ``learners``: sums of env steps and bytes, maxima of staleness, medians of
+        updates and rounds, else means."""
         bound_replicas = [b for learner in learners for b in learner.replicator.bound_replicas.values()]
         several = len(learners) > 1
         now = self.fabric.virtual_seconds

@@ -78,6 +78,15 @@ def places(config: Any) -> Iterator[tuple[str, Any]]:
             yield field.name, getattr(config, field.name)
 
 
+def place_names(config: Any, prefix: str = "") -> Iterator[str]:
+    """The names of all ``place`` fields, those of nested configs with dots."""
+    for field in dataclasses.fields(config):
+        if field.metadata.get("place"):
+            yield prefix + field.name
+        elif field.init and dataclasses.is_dataclass(value := getattr(config, field.name)):
+            yield from place_names(value, f"{prefix}{field.name}.")
+
+
 def without_places(config: Any) -> Any:
     """The config with all ``place`` fields, nested ones too, at their defaults."""
     changes: dict[str, Any] = {}

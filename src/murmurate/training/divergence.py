@@ -6,6 +6,7 @@ Probes have their own channel, separate from the strategies', and their messages
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from murmurate.fabric.interface import Capability, Channel, Fabric
 from murmurate.replica.vector import Replica
+from murmurate.training.run import Run
 
 
 def relative_spread(x: Tensor) -> float:
@@ -72,3 +74,41 @@ class Probe:
             "distance_to_mean": float(torch.linalg.vector_norm(mine - mean)),
             "gradient_cosine": cosine,
         }
+
+
+class Probes:
+    """The probes of all of a learner's replicas, which are due by the number of its updates."""
+
+    def __init__(self, run: Run, replicas: Iterable[Replica], fabric: Fabric, synchronous: bool) -> None:
+        self._every = run.probe_every_updates if run.replicas > 1 else 0
+        self._probes = [Probe(replica, fabric, synchronous, run.replicas) for replica in replicas]
+
+    @property
+    def channels(self) -> list[Channel]:
+        return [probe.channel for probe in self._probes]
+
+    def measure(self, before: int, after: int) -> dict[str, Any]:
+        """Metrics, if they became due since ``before`` updates. ``after``: updates by now."""
+        metrics: dict[str, Any] = {}
+        if self._becomes_due(before, after):
+            for probe in self._probes:
+                metrics |= probe.measure()
+                if probe.replica.update_norm is not None:
+                    metrics["update_norm"] = float(probe.replica.update_norm)
+        self.prepare(after, after - before)
+        return metrics
+
+    def prepare(self, updates: int, count: int) -> None:
+        """Have the norm of the next update measured, if metrics are due after ``count`` more updates."""
+        if self._becomes_due(updates, updates + count):
+            for probe in self._probes:
+                probe.replica.measure = True
+
+    def _becomes_due(self, before: int, after: int) -> bool:
+        """Whether a measurement becomes due between these two numbers of updates.
+
+        It is due one update before each multiple of ``probe_every_updates``, when periodic averaging has not
+        just made the replicas equal.
+        """
+        every = self._every
+        return bool(every) and (after + 1) // every > (before + 1) // every

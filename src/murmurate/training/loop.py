@@ -21,13 +21,14 @@ from murmurate.record.step_timer import StepTimer
 from murmurate.replicator.learner import Learner, updates_of
 from murmurate.spec import Batch, Outcome
 from murmurate.training.checkpoint import write_part
-from murmurate.training.divergence import Probe
+from murmurate.training.divergence import Probes
 from murmurate.training.members import learner_of, open_source
 from murmurate.training.part_processes import LearnerInParts, PartProcesses
 from murmurate.training.place import FollowedFolder
 from murmurate.training.rejoin import Pace, StateTransfer, state_to_load
 from murmurate.training.restore import refusing_misfits, replicator_of
 from murmurate.training.run import Run
+from murmurate.training.schedules import SharedSchedules
 from murmurate.training.worker_context import (
     FINAL,
     FINAL_REQUEST,
@@ -53,10 +54,8 @@ class TrainingLoop:
         self.source = open_source(run, context.rank, self.learner, context.fabric)
         self.source.alive = self._alive
         self.synchronous = run.strategy.synchronous and context.fabric.size > 1
-        self.probes = [
-            Probe(replica, context.fabric, self.synchronous, run.replicas)
-            for replica in self.learner.replicas.values()
-        ]
+        self.probes = Probes(run, self.learner.replicas.values(), context.fabric, self.synchronous)
+        self.shared_schedules = SharedSchedules(run, self.learner.replicas.values())
         self.barrier: Channel = context.fabric.channel("barrier", torch.zeros(4, dtype=torch.float64))
         self.recorder = Recorder(
             context.folder / "metrics.jsonl",
@@ -65,7 +64,7 @@ class TrainingLoop:
             offset_seconds=context.offset_seconds,
         )
         bound_replicas = list(self.replicator.bound_replicas.values())
-        other_channels = [self.barrier, *(probe.channel for probe in self.probes)]
+        other_channels = [self.barrier, *self.probes.channels]
         self.timer = StepTimer(lambda: self.recorder.seconds, bound_replicas, other_channels)
         self.window = gossip_window(context.run_state.total_env_steps, bound_replicas)
         self.env_steps = 0
@@ -99,7 +98,7 @@ class TrainingLoop:
                 self.replicator.rejoined()
         if context.joins and self.state_transfer is not None:
             self._join(self.state_transfer)
-        self._prepare_probe()
+        self.probes.prepare(self.updates, 1)
 
     def _build(self) -> Learner:
         run, rank = self.run, self.context.rank
@@ -132,7 +131,7 @@ class TrainingLoop:
                 updates_before = self.updates
                 self.batches += 1
                 self._count(batch)
-                self._probe(updates_before)
+                self.probed |= self.probes.measure(updates_before, self.updates)
                 self._record(outcome)
                 self._record_events()
                 self.context.between_steps()
@@ -177,32 +176,6 @@ class TrainingLoop:
     def _record_events(self) -> None:
         for kind, message in self.source.events():
             self.recorder.event(kind, message, member=self.context.rank)
-
-    def _probe(self, updates_before: int) -> None:
-        """Compare the replicas if that became due since the number of updates was ``updates_before``."""
-        if not self.run.probe_every_updates or self.run.replicas == 1:
-            return
-        if self._becomes_due(updates_before, self.updates):
-            for probe in self.probes:
-                self.probed |= probe.measure()
-                if probe.replica.update_norm is not None:
-                    self.probed["update_norm"] = float(probe.replica.update_norm)
-        self._prepare_probe(self.updates - updates_before)
-
-    def _becomes_due(self, before: int, after: int) -> bool:
-        """Whether a comparison becomes due between these two numbers of updates.
-
-        It is due one update before each multiple of ``probe_every_updates``, when periodic averaging has not
-        just made the replicas equal.
-        """
-        every = self.run.probe_every_updates
-        return bool(every) and (after + 1) // every > (before + 1) // every
-
-    def _prepare_probe(self, count: int = 1) -> None:
-        """Have the norm of the next update measured, if a comparison is due after ``count`` more updates."""
-        if self._becomes_due(self.updates, self.updates + count):
-            for probe in self.probes:
-                probe.replica.measure = True
 
     def _record(self, outcome: Outcome | None, force: bool = False) -> None:
         now = time.monotonic()
@@ -252,7 +225,8 @@ class TrainingLoop:
         if not self.synchronous:
             if self.state_transfer is not None:
                 self.state_transfer.serve_request(self._state_to_transfer)
-            return stop, requested, run_state.total_env_steps()
+            self.shared_schedules.follow(total := run_state.total_env_steps())
+            return stop, requested, total
         own_requests = torch.tensor(
             [stop, requested, self.env_steps, run_state.transfer_request], dtype=torch.float64
         )
@@ -264,6 +238,7 @@ class TrainingLoop:
             min(int(a[1]) for a in answers.values()),
             total,
         )
+        self.shared_schedules.follow(total)
         transfer = min(int(a[3]) for a in answers.values())
         if (
             self.state_transfer is not None
@@ -283,6 +258,7 @@ class TrainingLoop:
             "replicas": self.replicator.state(),
             "learner": self.learner.state(),
             "batches": self.batches,
+            "schedules": self.shared_schedules.state(),
             "answered": self.saved_request,
         }
 
@@ -292,6 +268,7 @@ class TrainingLoop:
             transferred = state_transfer.receive()
         env_steps = self.context.run_state.env_steps(self.context.rank)
         self._restore(Restored(transferred, env_steps, is_own=False))
+        self.shared_schedules.load(transferred["schedules"])
         self.saved_request = int(transferred["answered"])
         state_transfer.complete(transferred)
 
@@ -396,5 +373,5 @@ class TrainingLoop:
             restore_counts(self.replicator, state)
         else:
             self.source.fresh_start(self.batches)
-        self._prepare_probe()
+        self.probes.prepare(self.updates, 1)
         self.context.run_state.advance(self.context.rank, self.env_steps, self.updates)

@@ -1,0 +1,58 @@
+"""Schedules of learning rates that follow the env steps of all replicas together."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable
+
+from murmurate.replica.vector import Replica
+from murmurate.training.run import Run
+
+_CHECKS = 400  # in a run, as each costs a part of a millisecond
+_TOLERANCE = 0.01  # relative to the planned updates
+
+
+class SharedSchedules:
+    """Keeps the schedules of a member of a run with the run.
+
+    Schedules count the replica's own updates, and a run ends once all replicas together have made
+    ``run.env_steps``. A replica that is faster than others, or whose peers have died, makes more updates than
+    planned: its rate would fall too early. So where its updates differ by more than a hundredth of the plan
+    from what the env steps of all replicas allow, the schedule follows these.
+
+    Strategies that count the updates of all replicas themselves (``counts_all``) are left alone.
+    """
+
+    def __init__(self, run: Run, replicas: Iterable[Replica]) -> None:
+        self._run, self._planned = run, run.planned_updates() or 0
+        follows = run.env_steps is not None and run.replicas > 1 and not run.strategy.counts_all
+        self._replicas = [replica for replica in replicas if follows and replica.schedule is not None]
+        self._checked_at = 0  # env steps of all replicas
+        self._ahead = 0  # by how many updates the run is ahead of the own updates
+        for replica in self._replicas:
+            replica.count_steps_by(functools.partial(self._count, replica))
+
+    def _count(self, replica: Replica) -> int:
+        return max(0, replica.clock + self._ahead)
+
+    def follow(self, env_steps: int) -> None:
+        """To be called with the env steps of all replicas so far; synchronous members call it with the same
+        numbers at the same updates."""
+        if not self._replicas or self._run.env_steps is None:
+            return
+        if env_steps - self._checked_at < self._run.env_steps / _CHECKS:
+            return
+        self._checked_at = env_steps
+        expected = dataclasses.replace(self._run, env_steps=env_steps).planned_updates() or 0
+        # a learner's own updates are those of its first replica that has a schedule
+        ahead = expected - self._replicas[0].clock
+        least = max(_TOLERANCE * self._planned, 2 * self._run.learner.updates(1))
+        self._ahead = ahead if abs(ahead) > least else 0
+
+    def state(self) -> tuple[int, int]:
+        """What a replica that joins needs, to go on as this one does."""
+        return self._checked_at, self._ahead
+
+    def load(self, state: tuple[int, int]) -> None:
+        self._checked_at, self._ahead = state

@@ -1,0 +1,76 @@
+"""Learning rates fall over the whole run, also if replicas die or differ in speed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from murmurate.recipes import recipe
+from murmurate.replica.vector import Replica
+from murmurate.strategies import strategy
+from murmurate.training.run import Run
+from murmurate.training.schedules import SharedSchedules
+from short_runs import altered
+
+
+def a_run(name: str = "all-reduce", replicas: int = 2) -> Run:
+    run = dataclasses.replace(recipe("cartpole-ppo"), strategy=strategy(name)(), replicas=replicas)
+    run = altered(run, simulators=4)
+    learner = dataclasses.replace(run.learner, steps=16, epochs=1, minibatches=4)  # type: ignore[call-arg]
+    return dataclasses.replace(run, learner=learner, env_steps=64 * 2_000)
+
+
+def scheduled() -> Replica:
+    return Replica("net", nn.Linear(2, 1), torch.optim.SGD, schedule=lambda count: 1.0 - count)
+
+
+def counts(run: Run, own_batches: int, env_steps_a_batch: int) -> tuple[list[int], list[int]]:
+    """The schedule's counts after each batch, and the replica's own updates."""
+    replica, seen, own = scheduled(), [], []
+    schedules = SharedSchedules(run, [replica])
+    for batch in range(1, own_batches + 1):
+        replica.clock += 4
+        schedules.follow(batch * env_steps_a_batch)
+        seen.append(replica.steps_taken())
+        own.append(replica.clock)
+    return seen, own
+
+
+def test_without_faults_schedules_count_the_own_updates() -> None:
+    seen, own = counts(a_run(), own_batches=1_000, env_steps_a_batch=2 * 64)
+    assert seen == own
+
+
+@pytest.mark.parametrize("env_steps_a_batch", [64, 6 * 64])
+def test_one_that_makes_more_or_fewer_updates_than_planned_follows_the_run(env_steps_a_batch: int) -> None:
+    """Its peer is dead, or five times as fast; with 4 updates a batch, the plan is 4,000 each."""
+    run = a_run()
+    batches = (run.env_steps or 0) // env_steps_a_batch
+    seen, own = counts(run, batches, env_steps_a_batch)
+    expected = [(batch + 1) * env_steps_a_batch * 4 / (2 * 64) for batch in range(batches)]
+    assert own[-1] in (8_000, pytest.approx(1_333, abs=4))
+    assert max(abs(a - b) for a, b in zip(seen, expected, strict=True)) < 0.02 * 4_000
+
+
+def test_one_that_joins_goes_on_as_the_one_that_gave_it_its_state() -> None:
+    run, donor, joiner = a_run(), scheduled(), scheduled()
+    one, other = SharedSchedules(run, [donor]), SharedSchedules(run, [joiner])
+    donor.clock = 2_000
+    one.follow(64 * 1_000 + 64 * 500)
+    joiner.clock = donor.clock
+    other.load(one.state())
+    assert joiner.steps_taken() == donor.steps_taken() == 3_000
+
+
+@pytest.mark.parametrize(("name", "replicas"), [("parameter-server", 2), ("all-reduce", 1)])
+def test_strategies_that_count_all_updates_and_single_replicas_are_left_alone(
+    name: str, replicas: int
+) -> None:
+    replica = scheduled()
+    schedules = SharedSchedules(a_run(name, replicas), [replica])
+    replica.clock = 10
+    schedules.follow(64 * 1_900)
+    assert replica.steps_taken() == 10
