@@ -38,6 +38,23 @@ def test_a_pilot_counts_the_updates_of_each_vector() -> None:
     assert [updates for _, updates in measure.measure(run, 0.2).vectors] == [1.0, 6.0]
 
 
+@pytest.mark.parametrize(("seconds", "warned"), [(1.1e-2, False), (1.3e-2, True), (0.7e-2, True)])
+def test_a_machine_that_is_not_steady_is_warned_of(
+    seconds: float, warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[Any] = []
+
+    def pilot(run: Any, *_: Any) -> Pilot:
+        measured.append(run)
+        took = seconds if len(measured) > 1 and run == measured[0] else 1e-2  # but for the first one
+        return Pilot(8, 64, 1, dict.fromkeys(PRIMITIVES, [1e-3] * 4), [took] * 4, 1e-3)
+
+    said: list[str] = []
+    monkeypatch.setattr(measure, "measure", pilot)
+    measure.add_recipe(DeviceProfile(1), recipe("cartpole-a2c"), said.append)
+    assert any("disturb the measurement" in line for line in said) == warned
+
+
 def test_measured_again_a_profile_has_a_new_date_and_keeps_what_was_learned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -24,6 +24,7 @@ from murmurate.training.run import Run
 Log = Callable[[str], None]
 SECONDS = 1.5  # for which a pilot is measured
 _HANDOVER_SECONDS = 4.0
+_STEADY = 1.2  # a factor between two measurements of the same, above which a machine is not steady
 
 
 def cores() -> int:
@@ -85,9 +86,18 @@ def add_recipe(profile: DeviceProfile, run: Run, log: Log) -> RecipeCosts:
         )
     busy = measure(runs[0], SECONDS, profile.cores) if profile.cores > 1 else pilots[0]
     crowded = measure(runs[0], SECONDS, 2 * profile.cores)
-    alone, all_busy, shared = (1e3 * statistics.median(p.iteration) for p in (pilots[0], busy, crowded))
+    again = measure(runs[0], SECONDS)
+    alone, all_busy, shared, later = (
+        1e3 * statistics.median(pilot.iteration) for pilot in (pilots[0], busy, crowded, again)
+    )
     log(f"{run.recipe}: {alone:.2f} ms alone, {all_busy:.2f} ms with all {profile.cores} cores busy")
     log(f"{run.recipe}: {shared:.2f} ms with two processes a core")
+    if max(alone, later) > _STEADY * min(alone, later):
+        log(
+            f"{run.recipe}: a batch took {alone:.2f} ms at first, and as large a one {later:.2f} ms in the end. "
+            "Other programs, or other users of this machine, disturb the measurement: measure again with "
+            "--profile."
+        )
     before = profile.recipes.get(key(run))
     costs = RecipeCosts(
         {name: fit(_samples(pilots, name)) for name in PRIMITIVES},
