@@ -356,6 +356,8 @@ def test_options_may_stand_before_the_recipe_and_strategies_bring_their_own(
         ("topics fit --topics 50 docword.txt --skip-bad", "docword.txt"),
         ("simulate --json --updates 10 cartpole-a2c", "cartpole-a2c"),
         ("resume --minutes=3 runs/a", "runs/a"),
+        ("train --agent.hidden 64 32 cartpole-ppo --seed 1", "cartpole-ppo"),
+        ("train cartpole-ppo --agent.hidden 64 32", "cartpole-ppo"),
     ],
 )
 def test_an_option_s_value_is_not_taken_for_the_name(words: str, name: str) -> None:

@@ -90,6 +90,14 @@ def bomb(kind):
 
 
 JPEG, PNG = encoded(PICTURE), encoded(PICTURE, ".png")
+
+
+def bmp_of_width(width: int) -> bytes:
+    data = bytearray(encoded(PICTURE, ".bmp"))
+    data[18:26] = struct.pack("<ii", width, 4)
+    return bytes(data)
+
+
 BROKEN = {
     "empty": (b"", "empty file", "it is empty"),
     "text": (b"<html>", "not an image", "begins with 3c68746d6c3e"),
@@ -106,6 +114,7 @@ BROKEN = {
     "only a magic number": (b"\xff\xd8\xff", "truncated image", "within its header"),
     "jpeg bomb": (bomb("jpeg"), "image too large", "60,000 x 60,000 pixels, and 67,108,864 is the most"),
     "png bomb": (bomb("png"), "image too large", "60,000 x 60,000 pixels"),
+    "bmp of negative width": (bmp_of_width(-5), "not an image", "it has 4 x -5 pixels"),
     "no pixels": (png(2, 8, []), "not an image", "it has 0 x 2 pixels"),
 }  # fmt: skip
 

@@ -171,6 +171,15 @@ def test_hidden_members_and_those_of_macos_are_passed_over(tmp_path):
     assert len(shards_world(tmp_path).divided().train) == 1
 
 
+def test_the_error_for_a_sample_without_an_image_names_what_it_has(tmp_path):
+    latin1 = os.fsdecode(b"b.caf\xe9")
+    files = [("a.jpg", encoded(picture(3))), ("a.cls", b"0"), (latin1, b"text")]
+    tar_of(tmp_path / "a.tar", files)
+    with pytest.raises(Refusal, match=r"it has no image, only caf.*--world.skip-bad true"):
+        shards_world(tmp_path).divided()
+    assert len(shards_world(tmp_path, skip_bad=True).divided().train) == 1
+
+
 NAMES = ["deep/er/broken.jpg", "ümlaut/broken.jpg", "x" * 150 + "/broken.jpg", "y/" * 99 + "z" * 120 + ".jpg"]
 
 

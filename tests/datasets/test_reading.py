@@ -115,6 +115,23 @@ def test_the_vocabulary_beside_is_found(tmp_path):
     )
 
 
+def test_words_of_a_corpus_that_was_there_before_are_not_those_of_another(tmp_path):
+    path = tmp_path / "x.mtx"
+    named = Corpus.from_entries([0], [0], [2.0], shape=(1, 2), vocabulary=("ant", "bee"))
+    write(named, path, "matrix-market")
+    assert read(path).vocabulary == ("ant", "bee")
+    unnamed = Corpus.from_entries([0], [1], [3.0], shape=(1, 2))
+    with pytest.raises(Refusal, match=r"x.mtx.vocab.txt would be read as the vocabulary.*Remove it"):
+        write(unnamed, path, "matrix-market")
+    write(unnamed, tmp_path / "y.mtx", "matrix-market")
+    assert read(tmp_path / "y.mtx").vocabulary is None
+
+
+def test_counts_that_scipy_writes_as_unsigned(tmp_path):
+    put(tmp_path / "x.mtx", "%%MatrixMarket matrix coordinate unsigned-integer general\n1 2 1\n1 2 3\n")
+    assert read(tmp_path / "x.mtx").tokens == 3
+
+
 def test_the_other_way_round(tmp_path):
     lines = [
         "%%MatrixMarket matrix coordinate integer general",

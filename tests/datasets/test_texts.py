@@ -55,6 +55,7 @@ def test_prose_of_markdown():
     assert words == "A Heading Some inline linked words and a picture. Nextline. left right cell other"
     assert prose("---\nno front matter, a rule above") == "no front matter, a rule above"
     assert prose("---\n---\nthe first\n\n---\nthe second") == "the first\nthe second"
+    assert prose("---\n\nbetween rules\n\n---\n\nthe rest") == "between rules\nthe rest"
     for begin in ("", "\ufeff"):
         assert prose(f"{begin}---\r\ntitle: hello\r\n---\r\nbody\r\n") == "body"
 
@@ -69,6 +70,8 @@ def test_only_files_that_can_be_seen_are_documents(tmp_path):
     (tmp_path / "._page.md").write_bytes(b"\xff")
     (tmp_path / "folder.md").mkdir()
     (tmp_path / "link.md").symlink_to(tmp_path / "none.md")
+    (tmp_path / ".obsidian" / "plugins").mkdir(parents=True)
+    (tmp_path / ".obsidian" / "plugins" / "README.md").write_text("bee\n")
     assert counts(read(tmp_path, tokens=ALL)) == [{"ant": 1}]
     assert list(TextSource(tmp_path, "markdown").names()) == ["page.md"]
 

@@ -118,6 +118,15 @@ def test_mean_and_standard_error_by_hand() -> None:
     assert math.isnan(EvalResult((1.0,), (1,)).stderr)
 
 
+def test_games_that_were_cut_did_not_reach_the_goal() -> None:
+    def rate(*successes: bool | None, cut: int) -> float | None:
+        return EvalResult((1.0,) * 4, (1,) * 4, successes, cut).success_rate
+
+    assert rate(True, True, None, False, cut=1) == 0.5
+    assert rate(True, True, None, False, cut=0) is None, "the world does not say"
+    assert rate(None, None, None, None, cut=4) is None
+
+
 def test_cartpole_by_a_known_policy_is_the_same_for_any_number_of_simulators() -> None:
     class Balance(Roulette):
         """Push to where the pole falls: keeps it up for some dozens of steps or more."""

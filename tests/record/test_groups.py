@@ -34,6 +34,19 @@ def a_run(folder: Path, records: list[dict], strategy: dict, *, replicas: int = 
     return folder
 
 
+def test_a_replica_that_joins_late_does_not_shorten_the_curve(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        records = [line(float(t), 0, loss=1.0) for t in range(1, 101)]
+        records += [line(float(t), 1, loss=3.0) for t in range(2, 101)]
+        records += [line(float(t), 2, loss=5.0) for t in range(90, 101)] if seed else []
+        a_run(tmp_path / str(seed), records, {"name": "gala", "topology": "ring"}, replicas=3, seed=seed)
+    (group,) = grouped([open_run(tmp_path / str(seed)) for seed in (0, 1)])
+    curve = group.curve("loss", "time_seconds")
+    assert curve is not None
+    assert curve.x[0] == 2.0, "where the others have begun"
+    assert curve.x[-1] == 100.0
+
+
 def test_seeds_make_a_group_and_labels_name_just_what_differs(tmp_path: Path) -> None:
     records = [line(1.0, 0)]
     made = [

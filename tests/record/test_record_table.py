@@ -59,6 +59,9 @@ def test_what_cannot_be_written_is_refused(folder: Path, tmp_path: Path) -> None
         write_csv(folder, folder / "nowhere" / "record.csv")
     with pytest.raises(Refusal, match="has no record"):
         write_csv(tmp_path / "other", folder / "record.csv")
+    for named in (Path(), folder):
+        with pytest.raises(Refusal, match="it is a folder"):
+            write_csv(folder, named)
     (folder / "metrics.jsonl").write_text("")
     with pytest.raises(Refusal, match="nothing yet"):
         write_csv(folder, folder / "record.csv")

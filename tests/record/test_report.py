@@ -386,6 +386,8 @@ def test_deaths_end_with_a_resume_or_a_return_and_the_summary_has_the_last_word(
     assert open_run(tmp_path / "run").deaths == {2: 6.0}
     (tmp_path / "run" / "summary.json").write_text('{"dead_replicas": [2, 3]}')
     assert open_run(tmp_path / "run").deaths == {2: 6.0, 3: 9.0}
+    (tmp_path / "run" / "summary.json").write_text('{"dead_replicas": [2, 4]}')  # 4 is the centre
+    assert open_run(tmp_path / "run").dead_replicas == [2]
 
 
 class _Markup(HTMLParser):

@@ -161,6 +161,37 @@ def test_what_is_agreed_loads_into_a_module_with_frozen_and_tied_parameters():
         torch.testing.assert_close(loaded, own, rtol=0, atol=0)
 
 
+class Averaging(nn.Module):
+    """Assigns a new tensor to its buffer in every pass, and has a part under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = nn.Linear(3, 3), nn.BatchNorm1d(3)
+        self.both = nn.Sequential(self.layer, self.norm)
+        self.register_buffer("average", torch.zeros(3))
+
+    def forward(self, x):
+        self.average = 0.5 * self.average + 0.5 * x.mean(0)
+        return self.both(x)
+
+
+def test_buffers_that_a_module_assigns_anew_are_saved_and_agreed_under_all_names():
+    def script(loop):
+        net = Averaging()
+        optimizer = loop.wrap_optimizer(torch.optim.SGD(net.parameters(), lr=0.1), net)
+        net(torch.full((4, 3), float(loop.rank + 1)))
+        state, seen = loop.state(), net.average.clone()
+        agreed = loop.agreed()
+        net(torch.ones(4, 3))
+        loop.load(state)
+        return seen, net.average.clone(), agreed, optimizer.replica.clock
+
+    for rank, (seen, loaded, agreed, _) in enumerate(loops(2, script)):
+        assert seen.tolist() == loaded.tolist() == [0.5 * (rank + 1)] * 3
+        assert torch.equal(agreed["norm.running_mean"], agreed["both.1.running_mean"])
+        assert agreed["average"].tolist() == [0.75] * 3
+
+
 def test_two_optimizers_of_one_module_agree_on_all_of_it():
     def script(loop):
         net = nn.Linear(3, 3)

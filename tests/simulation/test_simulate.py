@@ -177,6 +177,12 @@ def test_many_replicas_write_few_lines_and_few_write_their_own(tmp_path):
     assert {r["replica"] for r in lines} == {0}
     assert {r["joined_replicas"] for r in lines} == {20}
     assert lines[-1]["env_steps"] == lines[-1]["total_env_steps"] == 20 * 10 * 8
+    crashing = Cluster(lines=20, crash_every_seconds=0.02, restart_after_seconds=0.01)
+    result(tmp_path / "crashing", run_of(replicas=20, updates=40), crashing)
+    lines = [r for r in read_metrics(tmp_path / "crashing" / "metrics.jsonl") if "kind" not in r]
+    for name in ("waiting_seconds", "computing_seconds", "bytes_exchanged"):  # also where one has died
+        counts = [line[name] for line in lines]
+        assert counts == sorted(counts)
     result(tmp_path / "few", run_of(replicas=3, updates=10), Cluster(lines=5))
     lines = [r for r in read_metrics(tmp_path / "few" / "metrics.jsonl") if r.get("kind") != "event"]
     assert {r["replica"] for r in lines} == {0, 1, 2}

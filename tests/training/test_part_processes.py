@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -16,7 +17,10 @@ import psutil
 import pytest
 
 from murmurate.cli.main import main
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
+from murmurate.recipes import recipe
 from murmurate.record.stored import read_object
+from murmurate.training.part_processes import PartsOfReplica
 from short_runs import refused
 from waiting import until
 
@@ -127,3 +131,13 @@ def test_what_cannot_have_parts_is_refused(tmp_path, capsys):
     told = refused(capsys, "train", "fashion-sn-gan", "--agent.channels", "4", *world, "--parts", "2", *out)
     assert "sn-gan has 2 optimizers, and --parts needs one: leave out --parts" in told
     assert not (tmp_path / "run").exists()
+
+
+def test_replicas_of_parts_have_noise_of_their_own() -> None:
+    run = dataclasses.replace(recipe("fashion-resnet20"), parts=(2,), replicas=2)
+    memories = [SharedMemoryFile.create() for _ in range(2)]
+    parts = [PartsOfReplica(run, rank, 0, memory).parts for rank, memory in enumerate(memories)]
+    assert [each.replica for each in parts] == [0, 1]
+    assert len({noise.initial_seed() for each in parts for noise in (each.own_noise, each.common_noise)}) == 4
+    for memory in memories:
+        memory.close()

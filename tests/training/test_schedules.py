@@ -74,3 +74,15 @@ def test_strategies_that_count_all_updates_and_single_replicas_are_left_alone(
     replica.clock = 10
     schedules.follow(64 * 1_900)
     assert replica.steps_taken() == 10
+
+
+def test_many_batches_after_the_same_env_steps_count_one_by_one() -> None:
+    run = dataclasses.replace(recipe("cartpole-arm"), strategy=strategy("all-reduce")(), replicas=2)
+    run = altered(run, simulators=4, collect_env_steps=64, minibatches=300)
+    run = dataclasses.replace(run, env_steps=10 * 2 * 64)
+    replica = scheduled()
+    schedules = SharedSchedules(run, [replica])
+    for batch in range(3_000):
+        replica.clock += 1
+        schedules.follow((batch // 300 + 1) * 2 * 64)
+        assert replica.steps_taken() == batch + 1

@@ -127,14 +127,16 @@ def _name_first(arguments: Sequence[str]) -> list[str]:
         return [verb, *_name_first(rest)]
     if verb not in ("train", "tune", "resume", "simulate", "plan", "fit"):
         return [verb, *rest]
-    if verb not in ("resume", "fit") and any(word.partition("=")[0] == "--env" for word in rest):
+    if verb not in ("resume", "fit", "plan") and any(word.partition("=")[0] == "--env" for word in rest):
         # an empty recipe, because argparse would take an unknown option's value for the recipe
         return [verb, "", *rest]
     index = 0
     while index < len(rest) and rest[index].startswith("-"):
         index += 1 if "=" in rest[index] or rest[index] in _WITHOUT_VALUE else 2
+    while index and index + 1 < len(rest) and not rest[index + 1].startswith("-"):
+        index += 1  # an option may have several values, as --agent.hidden 64 64
     name = rest[index : index + 1]
-    if not name and any(word.partition("=")[0] == "--algorithm" for word in rest):
+    if not name and verb != "plan" and any(word.partition("=")[0] == "--algorithm" for word in rest):
         name = [""]  # for the same reason
     return [verb, *name, *rest[:index], *rest[index + 1 :]]
 

@@ -88,6 +88,11 @@ def act(options: argparse.Namespace, rest: list[str]) -> int:
         raise Refusal("--check runs the candidates here, and --on is of a machine that need not be this one.")
     if options.out is not None and not options.apply:
         raise Refusal("--out is the run folder of --apply. Add --apply, or leave --out out.")
+    if any(word.partition("=")[0] == "--env" for word in rest):
+        raise Refusal(
+            "plan takes no --env. For a registered environment name the recipe: murmurate plan "
+            "gym:CartPole-v1-a2c"
+        )
     objective: Objective = options.objective or ("throughput" if options.target is None else "time")
     run = recipe(options.recipe)
     if options.strategy is not None and options.strategy != run.strategy.name:

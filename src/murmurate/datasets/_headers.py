@@ -53,7 +53,7 @@ def matrix_market(lines: Lines, transpose: bool, errors: RecordErrors) -> Header
     layout, field, symmetry = (word.decode("latin1") for word in banner[2:5])
     if layout != "coordinate":
         raise errors.refusal(1, "the matrix is dense", "Write it sparse, as csr_matrix(counts).")
-    if field not in ("integer", "real", "double") or symmetry != "general":
+    if field not in ("integer", "unsigned-integer", "real", "double") or symmetry != "general":
         raise errors.refusal(
             1, f"a {field} {symmetry} matrix holds no counts", "An integer or real general one is needed."
         )

@@ -59,7 +59,7 @@ def checked_header(data: bytes) -> Header:
     """The header of an image file. Raises ImageError for data that are no image, are truncated, or are too
     large to be decoded."""
     header = header_of(data)
-    if not header.height or not header.width:
+    if header.height <= 0 or header.width <= 0:
         raise ImageError("not an image", f"it has {header.height} x {header.width} pixels")
     if header.height * header.width > LARGEST_PIXELS:
         raise ImageError(

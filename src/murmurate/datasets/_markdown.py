@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-_FRONT_MATTER = re.compile(r"\A---[ \t]*\n(?:.*?\n)??(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
+# a line of --- before a blank line is a rule
+_FRONT_MATTER = re.compile(r"\A---[ \t]*\n(?![ \t]*\n)(?:.*?\n)??(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
 
 
 def prose(text: str) -> str:

@@ -283,7 +283,8 @@ def _sample(files: Mapping[bytes, Member], path: Path) -> tuple[int, int, int]:
     """(offset, size, label) of a sample's image. files: its members by suffix."""
     image = next((file for kind, file in files.items() if b"." + kind in _IMAGES), None)
     if image is None:
-        raise ImageError("sample without an image", f"it has no image, only {b', '.join(files).decode()}")
+        names = b", ".join(files).decode("utf-8", "backslashreplace")
+        raise ImageError("sample without an image", f"it has no image, only {names}")
     if not image.size:
         raise ImageError("empty file", "its image is empty")
     label = next((files[kind] for kind in (b"cls", b"json") if kind in files), None)

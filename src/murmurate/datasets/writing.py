@@ -25,15 +25,21 @@ def write(corpus: Corpus, path: str | Path, kind: str, *, one_based: bool = True
 
     ``one_based``: whether word ids begin at 1 in SVMlight. All labels in SVMlight are 0. LDA-C and SVMlight
     do not store V. Files are replaced atomically. Raises Refusal for another kind, for words that a line
-    cannot hold, and where the files cannot be written.
+    cannot hold, for a vocabulary beside it that is not this corpus's, and where the files cannot be written.
     """
     target = Path(path)
     if kind not in _KINDS:
         raise Refusal(f"A corpus cannot be written as '{kind}'. The kinds: {', '.join(_KINDS)}.")
+    beside = vocabulary_beside(target)
+    if corpus.vocabulary is None and beside.exists():
+        raise Refusal(
+            f"{beside} would be read as the vocabulary of this corpus, which has none. Remove it, or write "
+            "the corpus elsewhere."
+        )
     try:
         if corpus.vocabulary is not None:
             words = _vocabulary(corpus.vocabulary)
-            with _replacing(vocabulary_beside(target)) as file:
+            with _replacing(beside) as file:
                 file.writelines(words)
         with _replacing(target) as file:
             if kind == "npz":

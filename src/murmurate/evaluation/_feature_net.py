@@ -125,11 +125,14 @@ def _train(net: FeatureNet, train: ExampleSet[Any], epochs: int) -> None:
 def _accuracy(net: FeatureNet, test: ExampleSet[Any]) -> float | None:
     if not len(test):
         return None
-    correct = 0
+    correct = readable = 0
     for first in range(0, len(test), _EVALUATION_BATCH):
         batch = test.select(np.arange(first, min(first + _EVALUATION_BATCH, len(test))))
+        if not len(batch.labels):  # all of them are broken, and left out
+            continue
+        readable += len(batch.labels)
         correct += int((net(batch.images)[1].argmax(1) == batch.labels).sum())
-    return correct / len(test)
+    return correct / readable if readable else None
 
 
 def _read(path: Path, net: FeatureNet, made_of: str) -> FeatureClassifier | None:

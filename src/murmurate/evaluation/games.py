@@ -52,9 +52,12 @@ class EvalResult:
 
     @property
     def success_rate(self) -> float | None:
-        """The share of games that reached the goal; None unless the world says for each whether it did."""
+        """The share of games that reached the goal; None unless the world says for each that ended whether it
+        did. A game that was cut did not reach it."""
         known = [success for success in self.successes if success is not None]
-        return sum(known) / len(known) if known and len(known) == len(self.returns) else None
+        return (
+            sum(known) / len(self.returns) if known and len(known) + self.cut == len(self.returns) else None
+        )
 
 
 @dataclass(frozen=True)

@@ -327,4 +327,5 @@ def _packed(result: Any) -> bytes:
 
 def _unpacked(packed: bytes) -> Any:
     # without general unpickling, which executes code: a stranger may have written what is in a store
-    return torch.load(io.BytesIO(packed), weights_only=True) if packed else None
+    # on the CPU, as this host may lack the GPU that a tensor was on
+    return torch.load(io.BytesIO(packed), map_location="cpu", weights_only=True) if packed else None

@@ -94,9 +94,8 @@ def add_recipe(profile: DeviceProfile, run: Run, log: Log) -> RecipeCosts:
     log(f"{run.recipe}: {shared:.2f} ms with two processes a core")
     if max(alone, later) > _STEADY * min(alone, later):
         log(
-            f"{run.recipe}: a batch took {alone:.2f} ms at first, and as large a one {later:.2f} ms in the end. "
-            "Other programs, or other users of this machine, disturb the measurement: measure again with "
-            "--profile."
+            f"{run.recipe}: a batch took {alone:.2f} ms at first, and {later:.2f} ms in the end. Other "
+            "programs, or other users of this machine, disturb the measurement: measure again with --profile."
         )
     before = profile.recipes.get(key(run))
     costs = RecipeCosts(

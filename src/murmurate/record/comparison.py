@@ -113,7 +113,7 @@ def _scientific_if_small(value: float | None) -> str:
 
 
 def _dead(group: RunGroup) -> str:
-    dead = sum(len(run.fact("dead_replicas") or ()) for run in group.runs)
+    dead = sum(len(run.dead_replicas) for run in group.runs)
     return f"{dead} of {sum(run.replicas for run in group.runs)}" if dead else "none"
 
 

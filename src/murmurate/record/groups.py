@@ -19,6 +19,7 @@ from murmurate.record.runs import Axis, RecordedRun, ascending
 
 Array = NDArray[np.float64]
 POINTS = 300  # of a curve
+_BEGINNING = 0.05  # share of an axis; replicas whose first value is later have joined late
 # settings that may differ between the runs of one group
 _MAY_DIFFER = frozenset(
     {
@@ -69,9 +70,11 @@ class RunGroup:
         means = [mean for run in self.runs if (mean := run.mean(key, axis)) is not None]
         if not means:
             return None
-        # begin where every replica has a value: the mean would jump where one more replica comes in
-        start = max(s.x(axis)[0] for run in self.runs for s in run.series(key).values())
         end = min(x[-1] for x, _ in means)
+        # begin where every replica has a value, but for those that joined late: the mean would jump
+        firsts = [s.x(axis)[0] for run in self.runs for s in run.series(key).values()]
+        start = max(x for x in firsts if x <= max(_BEGINNING * end, min(firsts)))
+        start = max(start, *(x[0] for x, _ in means))
         if end <= start:  # the runs have no part of the axis in common
             (x, y), *_ = means
             return GroupCurve(x, y, y, y)

@@ -198,7 +198,7 @@ def _headline(run: RecordedRun) -> list[dict[str, str]]:
     if wall is not None:
         fact("wall time", clock(wall), "h:mm:ss")
     fact("speed", number_text(env_steps_per_second(run)), f"{run.unit}/{'virtual ' if run.virtual else ''}s")
-    dead = ", ".join(map(str, run.fact("dead_replicas") or ())) or "none"
+    dead = ", ".join(map(str, run.dead_replicas)) or "none"
     fact("replicas", str(run.replicas), f"dead: {dead}" if run.deaths else "")
     return facts
 

@@ -183,6 +183,11 @@ class RecordedRun:
             deaths.setdefault(int(member), self.last_heard(int(member)))
         return deaths
 
+    @property
+    def dead_replicas(self) -> list[int]:
+        """The replicas that were dead at the end; a centre has the rank after them."""
+        return [rank for rank in self.fact("dead_replicas") or () if rank < self.replicas]
+
     def last_heard(self, replica: int) -> float:
         """``time_seconds`` of the replica's last record; 0 if it has none."""
         history = self.histories.get(replica)

@@ -32,7 +32,7 @@ def write_csv(folder: Path, path: Path) -> int:
     records = _records(folder)
     names = columns(records)
     temporary = _temporary_for(path)
-    with temporary.open("w", newline="") as file:
+    with temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(names)
         writer.writerows([_cell(record.get(name)) for name in names] for record in records)
@@ -70,6 +70,8 @@ def _temporary_for(path: Path) -> Path:
     """The temporary file, beside ``path``, that will replace it. Raises Refusal if its folder is missing."""
     if not path.parent.is_dir():
         raise Refusal(f"{path} cannot be written: there is no folder {path.parent}. Make it first.")
+    if path.is_dir() or not path.name:
+        raise Refusal(f"{path} cannot be written: it is a folder. Name a file.")
     return path.with_name(path.name + ".new")
 
 

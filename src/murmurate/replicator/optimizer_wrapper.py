@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,19 +21,25 @@ _MARK = "_is_wrapped_by_murmurate"
 
 
 class ParameterModule(nn.Module):
-    """A module with given parameters and buffers, by name."""
+    """A module with given parameters, by name, and the buffers that another module has at the time."""
+
+    def __init__(self, buffers_of: nn.Module | None = None) -> None:
+        super().__init__()
+        # a method, as an attribute that is a module would be a part of this one
+        self._other_buffers = None if buffers_of is None else buffers_of.named_buffers
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        if self._other_buffers is not None:
+            yield from self._other_buffers(prefix, recurse, remove_duplicate)
 
     @classmethod
-    def of(
-        cls, named: Mapping[str, nn.Parameter], buffers: Mapping[str, Tensor] | None = None
-    ) -> ParameterModule:
-        module = cls()
+    def of(cls, named: Mapping[str, nn.Parameter], buffers_of: nn.Module | None = None) -> ParameterModule:
+        module = cls(buffers_of)
         for name, parameter in named.items():
             owner, attribute = module._owner_and_attribute(name)
             owner.register_parameter(attribute, parameter)
-        for name, buffer in (buffers or {}).items():
-            owner, attribute = module._owner_and_attribute(name)
-            owner.register_buffer(attribute, buffer)
         return module
 
     def _owner_and_attribute(self, name: str) -> tuple[nn.Module, str]:
@@ -52,10 +58,7 @@ def parameter_module(optimizer: torch.optim.Optimizer, module: nn.Module | None)
     owned = [p for group in optimizer.param_groups for p in group["params"]]
     if module is not None:
         disable_rnn_flattening(module)
-    return ParameterModule.of(
-        {names.get(id(p), str(number)): p for number, p in enumerate(owned)},
-        {} if module is None else dict(module.named_buffers()),
-    )
+    return ParameterModule.of({names.get(id(p), str(number)): p for number, p in enumerate(owned)}, module)
 
 
 def optimizer_factory(optimizer: torch.optim.Optimizer) -> Callable[[list[Any]], torch.optim.Optimizer]:

@@ -319,7 +319,8 @@ class OwnLoop(ResumableLoop):
                 if label in self._shared:
                     self._shared[label].broadcast(vector)
                 tensors, others = agreed_tensors(bound.replica, vector, module, self._stepped())
-                buffers = {k for k, b in module.named_buffers() if b.is_floating_point()}
+                named = module.named_buffers(remove_duplicate=False)
+                buffers = {k for k, b in named if b.is_floating_point()}
                 floating = {k: x for k, x in others.items() if k in buffers}
                 mean = self.everyone.mean(floating) if self.strategy.common_rounds and floating else {}
                 agreed[label] = others | mean | tensors

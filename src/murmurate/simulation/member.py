@@ -68,7 +68,7 @@ class SimulatedLearner:
         self.began_seconds = member.now
         self.busy_seconds = 0.0
         self._final_costs: Costs | None = None
-        self.env_steps = 0
+        self.env_steps = self.batches = 0
         self.outcome = Outcome()
         self._steps = steps
         self.replicator = replicator_of(run, member)
@@ -93,6 +93,8 @@ class SimulatedLearner:
         """Join with a living peer's state, as in ``murmurate.training.rejoin``."""
         self.replicator.load(state_to_load(self.replicator, donor.replicator.state()))
         self.agent.load(donor.agent.state())
+        self.batches = donor.batches
+        self.source.fresh_start(self.batches)
         self.member.join()
         self.replicator.rejoined()
         if Capability.SHARED_MEMORY not in self.run.strategy.needs:
@@ -110,6 +112,7 @@ class SimulatedLearner:
             self.outcome = self.agent.learn(batch)
             batch.feedback(self.outcome.priorities)
             self.env_steps += batch.env_steps
+            self.batches += 1
             control.stepped(self, batch)
             if sleep_seconds:
                 self.member.compute(sleep_seconds)

@@ -239,7 +239,10 @@ class Monitor:
         bound_replicas = [b for learner in learners for b in learner.replicator.bound_replicas.values()]
         several = len(learners) > 1
         now = self.fabric.virtual_seconds
-        costs = [learner.costs() for learner in learners]
+        # with those that died: sums that fall would be taken for counts that began anew
+        counted = learners if self._records_apart else [*self.former, *self.learners.values()]
+        costs = [learner.costs() for learner in counted]
+        replicas = 1 if self._records_apart else self.run.replicas
         env_steps = learners[0].env_steps if self._records_apart else self.env_steps
         episodes = self._unrecorded.pop(replica, [])
         steps_before, seconds_before = self._rated.get(replica, (0, 0.0))
@@ -257,9 +260,9 @@ class Monitor:
             "staleness_max": max(b.staleness_max for b in bound_replicas),
             "heard": statistics.fmean(b.last.heard for b in bound_replicas),
             "rounds": int(statistics.median(b.last.round for b in bound_replicas)),
-            "waiting_seconds": statistics.fmean(cost.waiting_seconds for cost in costs),
-            "computing_seconds": statistics.fmean(cost.computing_seconds for cost in costs),
-            "exchanging_seconds": statistics.fmean(cost.exchanging_seconds for cost in costs),
+            "waiting_seconds": sum(cost.waiting_seconds for cost in costs) / replicas,
+            "computing_seconds": sum(cost.computing_seconds for cost in costs) / replicas,
+            "exchanging_seconds": sum(cost.exchanging_seconds for cost in costs) / replicas,
             "bytes_exchanged": sum(cost.bytes for cost in costs),
         }
         return fields | ({"joined_replicas": len(learners)} if several else {})

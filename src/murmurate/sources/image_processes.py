@@ -145,8 +145,9 @@ class ImageProcesses:
             )
         self.events.append(("decoder died", f"{name} died ({cause}) and is started again"))
         decoder.kill()
-        self._spawn(decoder)
         batches, position = progress
+        self.memory.begin(number, -1)  # no image, until the next process begins one
+        self._spawn(decoder)
         if position is not None and decoder.repeats >= _DEATHS_TO_BLAME:
             decoder.deaths = decoder.repeats = 0
             return batches % self.layout.slots, position

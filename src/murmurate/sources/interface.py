@@ -119,6 +119,10 @@ class SourceConfig(Protocol):
         """Number of batches for each replica in the whole run; None if only time or updates end it."""
         ...
 
+    def batches_at_once(self, run: RunView) -> int:
+        """Number of batches that follow the same env steps, which are counted with the first of them."""
+        return 1
+
     def memory_bytes(self, run: RunView) -> int:
         """Memory of one replica's source, including its processes. Raises Refusal for a config that can give
         no batch, or if a disk that the source needs is too small."""

@@ -104,6 +104,10 @@ class ReplaySourceConfig(SourceConfig):
         env_steps = run.env_steps / run.replicas
         return max(1, self.replay.planned_updates(env_steps, run.learner.requires.batch))
 
+    def batches_at_once(self, run: RunView) -> int:
+        env_steps = self.replay.fit_every or self.simulators
+        return max(1, int(env_steps * self.replay.samples_per_insert / run.learner.requires.batch))
+
     def memory_bytes(self, run: RunView) -> int:
         stored = self._store_bytes(run)
         if self.replay.folder:

@@ -76,6 +76,9 @@ class SequenceSourceConfig(SourceConfig):
             return None
         return run.env_steps // (run.replicas * self.steps * self.simulators) * self.minibatches
 
+    def batches_at_once(self, run: RunView) -> int:
+        return self.minibatches
+
     def memory_bytes(self, run: RunView) -> int:
         requires, step = run.learner.requires, step_bytes(run)
         drawn = 2 * requires.batch * step * (requires.steps if requires.every else 2)

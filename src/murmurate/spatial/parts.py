@@ -79,11 +79,13 @@ class Parts:
         seed: int = 0,
         deadline_seconds: float = 60.0,
         name: str = "parts",
+        replica: int | None = None,
     ) -> Parts:
         """The parts of this member's replica; the parts of a replica are consecutive ranks of ``fabric``.
 
-        grid: (parts along rows, parts along columns), or the number along rows alone. Every member must call
-        this. Raises Refusal for numbers below 1, and for ranks that do not make whole replicas.
+        grid: (parts along rows, parts along columns), or the number along rows alone. replica: number of the
+        replica, where ``fabric`` has only its parts; None: by the rank. Every member must call this. Raises
+        Refusal for numbers below 1, and for ranks that do not make whole replicas.
         """
         rows, columns = checked_grid(grid)
         parts = rows * columns
@@ -95,7 +97,7 @@ class Parts:
         channel, members = None, ranks_within(fabric.rank, parts)
         if parts > 1:
             channel = fabric.channel(name, torch.zeros(_PIECE_BYTES, dtype=torch.uint8), members)
-        replica = fabric.rank // parts
+        replica = fabric.rank // parts if replica is None else replica
         opened = cls(channel, (rows, columns), replica=replica, seed=seed, deadline_seconds=deadline_seconds)
         opened._open_channel = lambda label, like: fabric.channel(f"{name} {label}", like, members)
         return opened

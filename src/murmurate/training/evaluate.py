@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from murmurate.errors import MissingExtra, Refusal
+from murmurate.errors import MissingExtra, Refusal, RunFailed
 from murmurate.evaluation.interface import EvalContext
 from murmurate.spec import derive_seed
 from murmurate.training import checkpoint
@@ -133,7 +133,7 @@ def write_picture(run: Run, folder: Path) -> None:
     folder can be written."""
     checkpoint_folder = folder / "checkpoints" / "last"
     if checkpoint.damage(checkpoint_folder) is None:
-        with contextlib.suppress(Refusal, OSError):
+        with contextlib.suppress(Refusal, RunFailed, OSError):
             if (frames := film(run, checkpoint_folder)) is not None:
                 write_strip(frames, folder / "videos" / "frames.png")
 

@@ -268,7 +268,6 @@ class TrainingLoop:
             transferred = state_transfer.receive()
         env_steps = self.context.run_state.env_steps(self.context.rank)
         self._restore(Restored(transferred, env_steps, is_own=False))
-        self.shared_schedules.load(transferred["schedules"])
         self.saved_request = int(transferred["answered"])
         state_transfer.complete(transferred)
 
@@ -338,6 +337,7 @@ class TrainingLoop:
             "source": self.source.state(),
             "exact": self.source.exact,
             "batches": self.batches,
+            "schedules": self.shared_schedules.state(),
             "returns": list(self.returns),
             "successes": list(self.successes),
             "unreported": self.unreported,
@@ -364,6 +364,7 @@ class TrainingLoop:
         self.updates = updates_of(self.learner)
         # checkpoints of the first format do not count batches; learners then made one update per batch
         self.batches = int(state.get("batches", self.updates))
+        self.shared_schedules.load(state.get("schedules", (0, 0)))
         if restored.is_own:
             self.source.load(state["source"])
             self.returns.extend(state["returns"])

@@ -55,8 +55,10 @@ class PartsOfReplica:
             self._state.open()
         deadline = run.hang_after_seconds
         fabric = ProcessFabric(memory_file, self._state, part, deadline)
-        self.parts = Parts.open(fabric, run.grid, seed=run.seed, name=f"parts of {rank}")
-        self.parts.replica, self.parts.deadline_seconds = rank, deadline
+        name = f"parts of {rank}"
+        self.parts = Parts.open(
+            fabric, run.grid, seed=run.seed, deadline_seconds=deadline, name=name, replica=rank
+        )
         self._shared: dict[str, tuple[Replica, SharedVector]] = {}
 
     def replicate(

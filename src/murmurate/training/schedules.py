@@ -26,6 +26,7 @@ class SharedSchedules:
 
     def __init__(self, run: Run, replicas: Iterable[Replica]) -> None:
         self._run, self._planned = run, run.planned_updates() or 0
+        self._at_once = run.source.batches_at_once(run)
         follows = run.env_steps is not None and run.replicas > 1 and not run.strategy.counts_all
         self._replicas = [replica for replica in replicas if follows and replica.schedule is not None]
         self._checked_at = 0  # env steps of all replicas
@@ -45,9 +46,12 @@ class SharedSchedules:
             return
         self._checked_at = env_steps
         expected = dataclasses.replace(self._run, env_steps=env_steps).planned_updates() or 0
+        # where env steps are followed by many batches, they are counted with the first of these
+        updates = self._run.learner.updates(1)
+        expected -= (self._at_once - 1) * updates
         # a learner's own updates are those of its first replica that has a schedule
         ahead = expected - self._replicas[0].clock
-        least = max(_TOLERANCE * self._planned, 2 * self._run.learner.updates(1))
+        least = max(_TOLERANCE * self._planned, 2 * self._at_once * updates)
         self._ahead = ahead if abs(ahead) > least else 0
 
     def state(self) -> tuple[int, int]:

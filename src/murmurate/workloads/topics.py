@@ -297,6 +297,6 @@ def _tokens(corpus: Corpus | RemappedCorpus) -> int:
 
 
 def _perplexity(nats: float) -> float:
-    """exp(nats), with nats a token; at most e^700, near the largest float, which a prior near 0 would
-    exceed."""
-    return math.exp(min(nats, 700.0))
+    """exp(nats), with nats a token; at most e^690, below the largest number that a record may have, which a
+    prior near 0 would exceed."""
+    return math.exp(min(nats, 690.0))

@@ -119,7 +119,10 @@ class VectorSimulators:
                 f"{self._spec.name} has no pictures: its function must take render_mode, which is then "
                 "'rgb_array', and pass it on to the environments."
             )
-        frames: Any = self._env.render()
+        try:
+            frames: Any = self._env.render()
+        except Exception as problem:  # of a library that is missing, or has no display
+            raise Refusal(f"A picture of {self._spec.name} cannot be drawn here ({problem}).") from problem
         return np.asarray(frames[0], np.uint8)
 
     def close(self) -> None:
