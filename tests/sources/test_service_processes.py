@@ -13,7 +13,7 @@ import pytest
 from murmurate.fabric.processes.process_handle import is_stopped
 from murmurate.replay.config import ReplayConfig
 from murmurate.sources import service_processes
-from murmurate.sources.service_processes import _Watched, shard_config
+from murmurate.sources.service_processes import _Watched, empty_state, shard_config
 from waiting import until
 
 
@@ -64,6 +64,13 @@ def test_a_suspended_process_is_given_up_sooner(watched: _Watched, monkeypatch: 
     assert watched.cause_of_death(1) is None
     monkeypatch.setattr(service_processes, "_STOPPED_SECONDS", 0.0)
     assert str(watched.cause_of_death(1)).startswith("hung: no sign of life for")
+
+
+def test_an_empty_shard_in_the_middle_of_a_run_is_drawn_from_at_once_and_without_random_steps() -> None:
+    config = ReplayConfig(capacity=1_200, learning_starts=100, samples_per_insert=4.0)
+    for random_env_steps, inserted, drawn in ((None, 0, 0), (40, 100, 0), (150, 150, 200)):
+        expected = {"inserted": inserted, "drawn": drawn, "store": None}
+        assert empty_state(config, random_env_steps) == expected
 
 
 def test_the_shards_share_the_replay_of_their_learner() -> None:

@@ -153,7 +153,8 @@ def load(path: Path) -> DeviceProfile:
                 float(costs["handover_seconds"]),
                 float(costs["crowded"]),
                 float(costs.get("background", 0.0)),  # profiles before 2026-11-25 lack it
-                [(int(size), float(updates)) for size, updates in costs.get("vectors", ())],  # ... 2026-11-27
+                # profiles before 2026-11-27 lack them
+                [(int(size), float(updates)) for size, updates in costs.get("vectors", ())],
             )
             for name, costs in stored.pop("recipes").items()
         }

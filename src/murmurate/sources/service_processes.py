@@ -45,6 +45,19 @@ def shard_config(config: ReplayConfig, shards: int, index: int) -> ReplayConfig:
     return dataclasses.replace(config, capacity=capacity, learning_starts=starts, folder=folder)
 
 
+def empty_state(config: ReplayConfig, random_env_steps: int | None) -> dict[str, Any]:
+    """The state of a shard with an empty replay, from which batches are drawn at once.
+
+    random_env_steps: the shard's env steps with random actions at a run's start, which count as made; None
+    before the first batch of a run, where none are.
+    """
+    if random_env_steps is None:
+        return {"inserted": 0, "drawn": 0, "store": None}
+    inserted = max(config.learning_starts, random_env_steps)
+    drawn = int(config.samples_per_insert * (inserted - config.learning_starts))
+    return {"inserted": inserted, "drawn": drawn, "store": None}
+
+
 @dataclass
 class _Watched:
     """A process that is watched. kind: what it is, such as "sampler". where: which process of this kind.

@@ -21,7 +21,7 @@ from murmurate.sources.interface import SourceContext
 from murmurate.sources.replay_sampler import on_device
 from murmurate.sources.service_control import batch_fields, row_tensors
 from murmurate.sources.service_links import ShardAddress
-from murmurate.sources.service_processes import SamplerProcess, ServiceProcesses
+from murmurate.sources.service_processes import SamplerProcess, ServiceProcesses, empty_state
 from murmurate.sources.service_shard import ShardSettings
 from murmurate.sources.service_slots import DRAWING, READY, BatchSlots, Rows, SlotLayout
 from murmurate.sources.shared_ring import ActorRing
@@ -213,7 +213,7 @@ class ServiceSource:
                 slot.slots.set_exponents(*self._exponents())
             processes.start(self._states)
             for shard, state in zip(processes.shards, self._states, strict=True):
-                # steps that were inserted, and not yet reported, when the state was saved
+                # steps that had not been reported when the state was saved are reported now
                 reported = 0 if state is None else state.get("reported", state["inserted"])
                 shard.reported_steps = int(reported)
             self._states = []
@@ -318,17 +318,13 @@ class ServiceSource:
     def state(self) -> dict[str, Any]:
         """Call it between two batches only. The actors' unfinished episodes are lost."""
         has_started = self._processes.has_started
-        processes = self._processes.shards
         shards = self._states
         if has_started:
-            shards = [shard.state() | {"reported": shard.reported_steps} for shard in processes]
+            shards = [s.state() | {"reported": s.reported_steps} for s in self._processes.shards]
         generator = derive_generator(self._seed, f"actions after batch {self._batches}")
         return {
             "batches": self._batches,
-            "shards": [
-                {name: s[name] for name in _COUNTS if name in s} if s else dict.fromkeys(_COUNTS, 0)
-                for s in shards
-            ],
+            "shards": [{name: s.get(name, s["inserted"]) if s else 0 for name in _COUNTS} for s in shards],
             "replays": {
                 f"shard{k}": {"store": s["store"]}
                 for k, s in enumerate(shards)
@@ -357,14 +353,9 @@ class ServiceSource:
             )
 
     def _empty_state(self, index: int) -> dict[str, Any]:
-        """State of a shard with an empty replay; in the middle of a run it is drawn from at once."""
-        if not self._batches:
-            return {"inserted": 0, "drawn": 0, "store": None}
-        config = self._processes.shards[index].settings.config
-        # random actions at a run's start count as made
-        inserted = max(config.learning_starts, self.plan.random_env_steps // len(self._processes.shards))
-        drawn = int(config.samples_per_insert * (inserted - config.learning_starts))
-        return {"inserted": inserted, "drawn": drawn, "store": None}
+        shards = self._processes.shards
+        config, random_env_steps = shards[index].settings.config, self.plan.random_env_steps // len(shards)
+        return empty_state(config, random_env_steps if self._batches else None)
 
     def fresh_start(self, batches: int) -> None:
         """Begin with empty shards; to be called before the actors have started."""
