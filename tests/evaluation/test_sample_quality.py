@@ -132,6 +132,10 @@ def test_a_classifier_is_shared_by_its_file(context: EvalContext, tmp_path: Path
     assert not (context.folder / "feature-net.safetensors").exists()
     other = dataclasses.replace(context, folder=tmp_path)
     assert shared.evaluate(Shades(), other) == figures
+    written = (tmp_path / "net").read_bytes()
+    split_otherwise = dataclasses.replace(context.world, validation=0.5, split_seed=7)  # type: ignore[type-var]
+    shared.evaluate(Shades(), dataclasses.replace(context, world=split_otherwise))
+    assert (tmp_path / "net").read_bytes() != written, "its test images may be those that it learned"
     with pytest.raises(Refusal, match=r"cannot be written.*--feature-net"):
         SampleQuality(40, feature_net=str(tmp_path / "no" / "folder")).evaluate(Shades(), context)
 

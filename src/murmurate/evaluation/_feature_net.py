@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -82,7 +83,10 @@ def feature_classifier(
     epochs: passes through the training images. data: fingerprint of the data set. Raises Refusal where the
     file cannot be written.
     """
-    made_of = json.dumps({"version": _VERSION, "epochs": epochs, "data": data}, sort_keys=True)
+    made_of = json.dumps(
+        {"version": _VERSION, "epochs": epochs, "data": data, "trained_on": _digest(split.train)},
+        sort_keys=True,
+    )
     net = FeatureNet(spec.observation_shape[0], spec.actions)
     classifier = _read(path, net, made_of)
     if classifier is None:
@@ -91,6 +95,13 @@ def feature_classifier(
         classifier = FeatureClassifier(net, _accuracy(net, test))
         _write(path, classifier, made_of)
     return classifier
+
+
+def _digest(train: ExampleSet[Any]) -> str | None:
+    """Identifies which of the images are trained on: others may be the test images of another split. None if
+    these are all."""
+    indices = getattr(train, "indices", None)
+    return None if indices is None else hashlib.sha256(np.asarray(indices, np.int64).tobytes()).hexdigest()
 
 
 def _train(net: FeatureNet, train: ExampleSet[Any], epochs: int) -> None:
