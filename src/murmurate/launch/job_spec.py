@@ -129,9 +129,7 @@ class MemberHost:
         resume, folder = self.spec.resume, Path(self.spec.folder)
         restored = None if resume is None else resume.part(rank)
         offset_seconds = 0.0 if resume is None else resume.offset_seconds
-        # a run that allows its steps more time than usual allows it here, too
-        more_seconds = max(0.0, run.hang_after_seconds - Run.hang_after_seconds) + run.saving_seconds()
-        fabric = self.fabric(rank, _COLLECTIVE_SECONDS + more_seconds)
+        fabric = self.fabric(rank, _COLLECTIVE_SECONDS + run.more_seconds() + run.saving_seconds())
         return WorkerContext(rank, fabric, self.run_state, folder, self.started_at, offset_seconds, restored)
 
     def is_gone(self, rank: int, process: Process, silent_seconds: float) -> bool:

@@ -20,9 +20,8 @@ _ASLEEP_SECONDS = 1.0  # a longer time between two polls means that this process
 
 
 def stop_deadline(run: Run) -> float:
-    """Seconds for members to stop and save, without the time that writing a replay takes. A run that allows
-    its steps more time than usual allows it here, too."""
-    return STOP_DEADLINE_SECONDS + max(0.0, run.hang_after_seconds - Run.hang_after_seconds)
+    """Seconds for members to stop and save, without the time that writing a replay takes."""
+    return STOP_DEADLINE_SECONDS + run.more_seconds()
 
 
 def allowed_seconds(coordinator: Coordinator) -> float:

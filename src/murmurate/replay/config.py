@@ -158,6 +158,15 @@ class ReplayConfig:
         """Updates of a learner that takes ``env_steps`` env steps."""
         return int(self.learnable(int(env_steps)) * self.samples_per_insert / batch)
 
+    def begun_anew(self, random_env_steps: int) -> tuple[int, int]:
+        """(env steps, transitions drawn) that an empty replay counts as made in the middle of a run, so that
+        it is drawn from as soon as it holds a batch.
+
+        random_env_steps: env steps at the run's start whose actions are random.
+        """
+        env_steps = max(self.learning_starts, random_env_steps)
+        return env_steps, int(self.samples_per_insert * self.learnable(env_steps))
+
     def learnable(self, env_steps: int) -> int:
         """How many of a learner's ``env_steps`` count towards updates: those after ``learning_starts``, in
         whole multiples of ``fit_every``."""

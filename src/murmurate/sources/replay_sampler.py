@@ -179,8 +179,8 @@ class ReplaySampler:
         """
         config = self.config
         self.batches, self.exact = batches, False
-        self._played = max(config.learning_starts, self._random_env_steps) if batches else 0
-        self._drawn_transitions = int(config.samples_per_insert * config.learnable(self._played))
+        begun = config.begun_anew(self._random_env_steps) if batches else (0, 0)
+        self._played, self._drawn_transitions = begun
         if config.fit_every:
             batches_of_fit = round(config.fit_every * config.samples_per_insert / self.batch)
             self._drawn_transitions += batches % batches_of_fit * self.batch

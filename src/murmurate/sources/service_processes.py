@@ -51,10 +51,7 @@ def empty_state(config: ReplayConfig, random_env_steps: int | None) -> dict[str,
     random_env_steps: the shard's env steps with random actions at a run's start, which count as made; None
     before the first batch of a run, where none are.
     """
-    if random_env_steps is None:
-        return {"inserted": 0, "drawn": 0, "store": None}
-    inserted = max(config.learning_starts, random_env_steps)
-    drawn = int(config.samples_per_insert * (inserted - config.learning_starts))
+    inserted, drawn = (0, 0) if random_env_steps is None else config.begun_anew(random_env_steps)
     return {"inserted": inserted, "drawn": drawn, "store": None}
 
 

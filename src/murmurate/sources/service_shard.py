@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
+from murmurate.fabric.processes.spawn import take_signals
 from murmurate.replay.config import ReplayConfig, open_replay
 from murmurate.replay.interface import Steps
 from murmurate.replay.rate_limiter import RateLimiter
@@ -371,8 +372,8 @@ class ReplayShard:
 
 
 def main(descriptor: int) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):  # a scheduler may send them to all processes of a job
-        signal.signal(number, signal.SIG_IGN)  # its learner ends this process, after the final checkpoint
+    # a scheduler may send SIGTERM to all processes of a job; the learner ends this one after the last save
+    take_signals(signal.SIG_IGN)
     control = Connection(descriptor)
     settings: ShardSettings = control.recv()
     torch.set_num_threads(1)

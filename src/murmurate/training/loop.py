@@ -104,7 +104,7 @@ class TrainingLoop:
         run, rank = self.run, self.context.rank
         heartbeat = functools.partial(self.context.run_state.heartbeat, rank)
         if self.parts is None:
-            return cast(Learner, learner_of(run, rank, self.replicator, None, heartbeat))
+            return cast(Learner, learner_of(run, rank, self.replicator, heartbeat=heartbeat))
         replica_parts = self.parts.replica_parts
         replicate = functools.partial(replica_parts.replicate, self.replicator.replicate)
         return LearnerInParts(learner_of(run, rank, self.replicator, replicate, heartbeat), replica_parts)

@@ -12,6 +12,7 @@ import threading
 import torch
 
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
+from murmurate.fabric.processes.spawn import take_signals
 from murmurate.replica.vector import Replica
 from murmurate.spatial import PartLost
 from murmurate.spec import Batch
@@ -40,8 +41,8 @@ def _exit_with_part_0() -> None:
 
 
 if __name__ == "__main__":
-    for number in (signal.SIGINT, signal.SIGTERM):  # a scheduler may send them to all processes of a job
-        signal.signal(number, signal.SIG_IGN)  # part 0 ends this process, after the final checkpoint
+    # a scheduler may send SIGTERM to all processes of a job; part 0 ends this one after the final checkpoint
+    take_signals(signal.SIG_IGN)
     part_settings: PartSettings = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_exit_with_part_0, daemon=True).start()
     try:

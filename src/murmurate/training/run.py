@@ -170,6 +170,10 @@ class Run:
         arrive."""
         return self.placement.device(rank) if rank < self.replicas else torch.device("cpu")
 
+    def more_seconds(self) -> float:
+        """By how much this run allows its steps more time than usual; deadlines of other waits grow by it."""
+        return max(0.0, self.hang_after_seconds - Run.hang_after_seconds)
+
     def saving_seconds(self) -> float:
         """Extra time for writing all sources' state to a slow disk."""
         return self.replicas * self.source.saved_bytes(self) / _SLOW_DISK_BYTES_PER_SECOND
