@@ -76,4 +76,5 @@ def test_what_is_learned_depends_on_replicas_strategy_and_learning_rate() -> Non
         dataclasses.replace(run, source=dataclasses.replace(run.source, simulators=4)),  # type: ignore[type-var, call-arg]
     ]
     assert len({learned_by(each) for each in changed}) == len(changed)
+    assert learned_by(dataclasses.replace(run, initial="runs/other")) != learned_by(run)
     assert learned_by(dataclasses.replace(run, seed=7, record_every_seconds=9.0)) == learned_by(run)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from murmurate.errors import Refusal
 from murmurate.mapping import exchange, measure
 from murmurate.mapping.learning import Learning
 from murmurate.mapping.lines import Line
@@ -74,3 +75,20 @@ def test_measured_again_a_profile_has_a_new_date_and_keeps_what_was_learned(
     assert profile.recipes[key(run)] is not costs
     assert measure.add_exchange(profile, run, SILENT, again=True)
     assert [line.a for line in profile.exchange.values()] == [2.0]
+
+
+def test_the_costs_of_images_depend_on_how_they_are_changed() -> None:
+    run = recipe("fashion-resnet20")
+    source: Any = run.source
+    changed = dataclasses.replace(source, augment=dataclasses.replace(source.augment, brightness=0.4))
+    assert key(dataclasses.replace(run, source=changed)) != key(run)
+
+
+def test_replicas_with_parts_are_not_modelled() -> None:
+    with pytest.raises(Refusal, match="leave out --parts"):
+        pilot_run(dataclasses.replace(recipe("fashion-resnet20"), parts=(2, 1)))
+
+
+def test_a_measured_run_neither_evaluates_nor_logs_elsewhere() -> None:
+    run = dataclasses.replace(recipe("cartpole-a2c"), evaluate_every_env_steps=5_000, loggers=("wandb",))
+    assert (steady(run).evaluate_every_env_steps, steady(run).loggers) == (0, ())

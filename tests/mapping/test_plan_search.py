@@ -18,6 +18,7 @@ from murmurate.mapping.primitives import PRIMITIVES
 from murmurate.mapping.profile import DeviceProfile, Link, RecipeCosts, exchange_key, key
 from murmurate.mapping.search import search
 from murmurate.recipes import recipe
+from murmurate.spec import usable_cores
 from murmurate.strategies import strategy
 from murmurate.training.run import Run
 
@@ -57,7 +58,12 @@ def hosted(run: Run, profile: DeviceProfile, hosts: int = 2) -> dict[str, float]
     [
         recipe("cartpole-a2c"),
         with_source(recipe("cartpole-impala"), actors=2, simulators=8),
-        with_source(recipe("cartpole-dqn"), simulators=8),
+        dataclasses.replace(
+            with_source(recipe("cartpole-dqn"), simulators=8),
+            compression="bfloat16",
+            restarts=2,
+            evaluate_every_env_steps=5_000,
+        ),
     ],
     ids=lambda run: run.recipe,
 )
@@ -122,7 +128,7 @@ def test_hosts_share_no_memory() -> None:
 
 def test_only_what_is_free_here_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     run = recipe("cartpole-a2c")
-    profile = profile_of(run, cores=searching.cores(), forward=1e-2)
+    profile = profile_of(run, cores=usable_cores(), forward=1e-2)
     search(run, profile)
     profile.renew()
     monkeypatch.setattr(searching, "available_bytes", lambda: 1)

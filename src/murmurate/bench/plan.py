@@ -18,6 +18,7 @@ from murmurate.mapping.profile import DeviceProfile
 from murmurate.mapping.search import search
 from murmurate.ranges import PositiveInt, PositiveSeconds, Seed
 from murmurate.recipes import recipe
+from murmurate.spec import usable_cores
 
 NAME = "plan"
 SUMMARY = "throughput that a plan predicts from measured costs, over what the same run reaches"
@@ -63,7 +64,7 @@ def measure(plan: PlanPlan, log: Log) -> dict[str, Any]:
     if other := [name for name in plan.exhaustive if name not in plan.recipes]:
         raise Refusal(f"--exhaustive names {', '.join(other)}, and --recipes does not. Add it there.")
     draws = random.Random(plan.seed)
-    profile = DeviceProfile.here(costs.cores(), "cpu")
+    profile = DeviceProfile.here(usable_cores(), "cpu")
     cases: list[dict[str, Any]] = []
     choice_shortfall: dict[str, float] = {}
     seconds: dict[str, float] = {}

@@ -22,6 +22,7 @@ from murmurate.mapping.profile import DeviceProfile
 from murmurate.mapping.search import UNCHANGED, search
 from murmurate.ranges import AnyFloat, PositiveInt
 from murmurate.recipes import recipe
+from murmurate.spec import usable_cores
 from murmurate.training.run import Run
 
 NAME = "plan-target"
@@ -70,7 +71,7 @@ def measure(plan: PlanTargetPlan, log: Log) -> dict[str, Any]:
         raise Refusal(
             f"there are {len(plan.recipes)} recipes and {len(plan.targets)} targets. Give each recipe one."
         )
-    profile = DeviceProfile.here(costs.cores(), "cpu")
+    profile = DeviceProfile.here(usable_cores(), "cpu")
     rows = []
     for name, target in zip(plan.recipes, plan.targets, strict=True):
         settings = [name, target, plan.trials, plan.finalists, plan.seeds, _RULE]

@@ -7,7 +7,6 @@ interruption, the same command continues: each row is kept in a file.
 from __future__ import annotations
 
 import itertools
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from murmurate.bench._result import Log, median
 from murmurate.bench._spatial_timing import Case, timed
 from murmurate.ranges import PositiveInt
 from murmurate.record.stored import read_object
+from murmurate.spec import usable_cores
 from murmurate.training.run_folder import write_json
 
 NAME = "spatial-table"
@@ -68,7 +68,7 @@ FULL = TablePlan()
 def measure(plan: TablePlan, log: Log) -> dict[str, Any]:
     """Time of forward and backward pass and memory of one part, with speed-ups over the whole on one core,
     beside the paper's. Times of more parts than cores say nothing about parallelism, and are marked."""
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     rows = []
     for dilation, size, parts in itertools.product(plan.dilations, plan.sizes, plan.parts):
         result = row(plan, dilation, size, parts)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import random
 import statistics
 import time
@@ -26,7 +25,7 @@ from murmurate.replay.row_replay import RowReplay
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
 from murmurate.replicator.replicator import Replicator
-from murmurate.spec import Batch, EnvSpec
+from murmurate.spec import Batch, EnvSpec, usable_cores
 from murmurate.strategies.local_sgd import LocalSGD
 
 NAME = "spo-scaling"
@@ -68,7 +67,7 @@ def measure(plan: SPOScalingPlan, log: Log) -> dict[str, Any]:
     """
     if 1 not in plan.learners:
         raise Refusal(f"learners are {plan.learners}, and all are compared with one learner: add 1.")
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     cases = [(count, period) for count in plan.learners for period in _periods(plan, count)]
     rounds: list[dict[tuple[int, int], _Case]] = []
     for number in range(plan.rounds):

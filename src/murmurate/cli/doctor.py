@@ -19,6 +19,7 @@ from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.launch import exposure, secret
 from murmurate.nets.precision import faster_precision, native_bfloat16
+from murmurate.spec import usable_cores
 from murmurate.training.run_folder import hardware, versions
 from murmurate.worlds.interface import SimulatorWorld
 
@@ -58,7 +59,7 @@ def _check(name: str, status: str, found: str, advice: str = "") -> dict[str, st
 
 
 def _cores() -> dict[str, str]:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count() or 1
+    usable = usable_cores()
     if usable == 1:
         return _check("cores", _NOTE, "1", "replicas share it: more than one is not faster")
     return _check("cores", _OK, str(usable), f"up to {usable} replicas run side by side")

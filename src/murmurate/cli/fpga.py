@@ -87,24 +87,25 @@ def _shape(options: argparse.Namespace) -> Any:
 
 
 def _generate(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.fpga.manager import ReplayManager
     from murmurate.fpga.verilog import verilog
 
     shape = _shape(options)
-    text = verilog(shape, options.row_bits)
+    manager, text = ReplayManager(shape, options.row_bits), verilog(shape, options.row_bits)
     options.out.write_text(text)
     facts = {
         "out": str(options.out),
         "lines": text.count("\n"),
-        "sample_cycles": shape.sample_latency,
+        "sample_cycles": manager.sample_latency,
         "update_cycles": shape.update_latency,
-        "memory_bits": shape.memory_bits,
+        "memory_bits": manager.memory_bits,
     }
     if options.json:
         print(json.dumps(facts))
     else:
         print(
-            f"{options.out}: {facts['lines']:,} lines; {shape.memory_bits:,} bits of memory; in every cycle "
-            f"a sample and an update begin ({shape.sample_latency} and {shape.update_latency} cycles)"
+            f"{options.out}: {facts['lines']:,} lines; {manager.memory_bits:,} bits of memory; in every "
+            f"cycle a sample and an update begin ({manager.sample_latency} and {shape.update_latency} cycles)"
         )
     return 0
 

@@ -17,6 +17,7 @@ from murmurate.cli.help import Fields
 from murmurate.cli.options import change, given, number_argument
 from murmurate.errors import Refusal
 from murmurate.ranges import AnyFloat, PositiveFloat, PositiveInt
+from murmurate.spec import usable_cores
 
 if TYPE_CHECKING:
     from murmurate.mapping.candidates import Candidate
@@ -207,7 +208,7 @@ def _profile(run: Run, options: argparse.Namespace) -> DeviceProfile:
     from murmurate.mapping.profile import DeviceProfile, key, load
 
     path = options.on or PROFILE
-    cores = measure.cores()
+    cores = usable_cores()
     is_new = not path.exists() and (options.profile or options.on is None)
     profile = DeviceProfile.here(cores, run.placement.devices[0]) if is_new else load(path)
     here = profile.is_here(cores)

@@ -51,6 +51,11 @@ class ReplayManager(wiring.Component):
         return self.shape.sample_latency + (self._row_cycles if self.row_bits else 0)
 
     @property
+    def memory_bits(self) -> int:
+        """Memory bits of all sums and rows."""
+        return self.shape.memory_bits + self.shape.leaves * self.row_bits
+
+    @property
     def _row_cycles(self) -> int:
         return read_cycles(self.shape.leaves) + BYPASS_CYCLES
 

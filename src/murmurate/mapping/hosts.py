@@ -41,6 +41,8 @@ def on_hosts(
     if link is not None:
         network = f"latency={link.latency_seconds:g},bandwidth={link.bytes_per_second:g}"
     log(f"{hosts} hosts, {'assumed' if link is None else link.how} network: {network}")
+    if run.compression != "none":
+        log(f"compression is not modelled: vectors are counted as without --compression {run.compression}")
     deviation = profile.recipes[key(run)].deviation
     for candidate in best:
         variant, prediction = candidate.run, candidate.prediction

@@ -78,7 +78,8 @@ def digest(parts: Any) -> str:
 def learned_by(run: Run) -> str:
     """Identifies everything on which the env steps to a target depend."""
     parts = (run.world, run.learner, run.source, run.strategy)
-    return digest([*map(plain, parts), run.replicas, run.env_steps, run.updates])
+    start, end = (run.initial, run.initial_except), (run.env_steps, run.updates)
+    return digest([*map(plain, parts), run.replicas, *end, *start])
 
 
 def unknown_factors(candidate: Run, run: Run, learning: Learning) -> list[str]:
@@ -202,6 +203,8 @@ def to_target(run: Run, target: float, seed: int) -> Training:
             stop_at_return=target,
             launcher=Local.name,
             record_every_seconds=_RECORD_SECONDS,
+            evaluate_every_env_steps=0,
+            loggers=(),
         )
         coordinator = started(changed, Path(folder))
         records = map(json.loads, (Path(folder) / "metrics.jsonl").read_text().splitlines())

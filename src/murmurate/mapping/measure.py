@@ -27,11 +27,6 @@ _HANDOVER_SECONDS = 4.0
 _STEADY = 1.2  # a factor between two measurements of the same, above which a machine is not steady
 
 
-def cores() -> int:
-    """Number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def busy_elsewhere(seconds: float = 0.5) -> float:
     """The share of the cores which this process may use that was busy in the next ``seconds``, in which this
     process sleeps: from 0 (all idle) to 1."""

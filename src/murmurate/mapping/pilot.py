@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import tempfile
 import time
 from collections.abc import Sequence
@@ -55,9 +56,9 @@ class Pilot:
 
 
 def steady(run: Run) -> Run:
-    """``run`` without an end and without validation, and with hardly any time before it learns: learning
-    begins with few transitions in the replay, and the policy acts from the start (random actions would cost
-    no forward pass)."""
+    """``run`` without an end, evaluations and loggers, for one host, and with hardly any time before it
+    learns: learning begins with few transitions in the replay, and the policy acts from the start (random
+    actions would cost no forward pass)."""
     source: Any = run.source
     if hasattr(source, "random_env_steps"):
         source = dataclasses.replace(source, random_env_steps=0)
@@ -81,14 +82,20 @@ def steady(run: Run) -> Run:
         stop_at_return=None,
         probe_every_updates=0,
         checkpoint_every_env_steps=10**12,
+        evaluate_every_env_steps=0,
+        loggers=(),
+        restarts=0,
+        compression="none",
     )
 
 
 def pilot_run(run: Run) -> Run:
     """``steady(run)`` with one replica, and without actor processes and double buffering.
 
-    Raises Refusal if the costs of the run's source are not modelled.
+    Raises Refusal if the costs of the run's source are not modelled, or its replicas have parts.
     """
+    if math.prod(run.grid) > 1:
+        raise Refusal("processes for the parts of a replica are not modelled: leave out --parts.")
     if type(run.source).__name__ not in MODELLED:
         raise Refusal(
             f"{run.recipe} learns from {run.learner.requires.kind}, whose costs are not modelled. A plan is "

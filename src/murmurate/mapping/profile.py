@@ -93,13 +93,16 @@ class DeviceProfile:
 
 def key(run: Run) -> str:
     """Identifies what a recipe's costs depend on besides sizes: its world, its learner without
-    ``_FREE_FIELDS``, its placement, and where and how its replay stores and draws."""
+    ``_FREE_FIELDS``, its placement, where and how its replay stores and draws, and how its images are
+    changed."""
     learner = {name: value for name, value in plain(run.learner).items() if name not in _FREE_FIELDS}
     replay: Any = getattr(run.source, "replay", None)
     if replay is not None:
         stored = {name: getattr(replay, name) for name in ("images", "manager", "segments", "segment_draws")}
         replay = stored | {"in_files": bool(replay.folder), "uniform": not (replay.alpha or replay.alpha_end)}
     parts = [plain(run.world), learner, plain(run.placement), replay]
+    if hasattr(run.source, "augment"):
+        parts.append(plain(run.source.augment))
     return f"{run.world.name} {run.learner.name} {digest(parts)}"
 
 

@@ -18,9 +18,9 @@ from murmurate.mapping.candidates import Candidate, candidates, changes
 from murmurate.mapping.cost import NotMeasured, Prediction, predict
 from murmurate.mapping.hosts import on_hosts
 from murmurate.mapping.learning import Learning, env_steps_to_target, learned_by, unknown_factors
-from murmurate.mapping.measure import cores
 from murmurate.mapping.primitives import PRIMITIVES, producers
 from murmurate.mapping.profile import DeviceProfile, key
+from murmurate.spec import usable_cores
 from murmurate.training.memory import needed_bytes, planned_bytes
 from murmurate.training.run import Run
 
@@ -146,7 +146,7 @@ def _checked(
 
 def _memory_bytes(profile: DeviceProfile) -> int:
     """What is free here; all memory of another machine."""
-    if profile.is_here(cores()):
+    if profile.is_here(usable_cores()):
         return available_bytes()
     return int(profile.hardware.get("memory_bytes", psutil.virtual_memory().total))
 

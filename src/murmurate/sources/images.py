@@ -20,7 +20,7 @@ from murmurate.sources.examples import ExampleOrder, ExampleSource, batches_of, 
 from murmurate.sources.image_memory import Layout
 from murmurate.sources.image_worker import WorkerSettings
 from murmurate.sources.interface import RunView, SourceConfig, SourceContext
-from murmurate.spec import Batch, derive_seed
+from murmurate.spec import Batch, derive_seed, usable_cores
 
 _MOST_WORKERS = 64
 _WORKER_BYTES = 160 * 2**20  # Python, numpy and OpenCV, and buffers that are freed after each image
@@ -31,8 +31,8 @@ class ImageSourceConfig(SourceConfig):
     """Passes through the training images of a data set. Images in files are decoded by processes.
 
     augment: how images are changed at random. workers: number of processes of each replica that decode
-        images; none means the replica's share of the cores; with 0 the learner decodes. prefetch: number of
-        mini-batches decoded ahead.
+        images; none means the replica's share of its host's cores (under Ray all replicas count as on one
+        host); with 0 the learner decodes. prefetch: number of mini-batches decoded ahead.
     """
 
     augment: Augmentation = field(default_factory=Augmentation)
@@ -76,7 +76,9 @@ class ImageSourceConfig(SourceConfig):
         channels, height, width = images.shape
         workers = self.workers
         if workers is None:
-            workers = max(1, min((os.cpu_count() or 1) // run.replicas, _MOST_WORKERS))
+            # torchrun says how many processes share this host
+            here = min(run.replicas, int(os.environ.get("LOCAL_WORLD_SIZE", run.replicas)))
+            workers = max(1, min(usable_cores() // here, _MOST_WORKERS))
         slots = 1 + (self.prefetch if workers else 0)
         return Layout(slots, run.learner.requires.batch, (height, width, channels), workers)
 
