@@ -72,6 +72,17 @@ def test_a_move_goes_its_share_of_the_way() -> None:
         assert torch.equal(target.net[1].running_mean, source[1].running_mean)  # type: ignore[index]
 
 
+def test_a_move_at_the_end_of_a_round_goes_as_far_as_those_that_were_due() -> None:
+    source = net()
+    rare = TargetNetwork(source, every=2, polyak=0.1)
+    start = [x.clone() for x in source.parameters()]
+    changed(source)
+    for exchange in rounds(5, 10):
+        rare.after_update(exchange.staleness, True)
+    for old, new, moved in zip(start, source.parameters(), rare.net.parameters(), strict=True):
+        torch.testing.assert_close(moved, new + (old - new) * 0.9**4)  # twice after 5 updates, two moves each
+
+
 def test_small_moves_of_a_bfloat16_net_are_not_rounded_off() -> None:
     source = net().bfloat16()
     target, other = TargetNetwork(source, polyak=1e-3), TargetNetwork(source, polyak=1e-3)

@@ -122,13 +122,14 @@ def synchronous(gradients, strategy):
 
 
 def test_common_rounds_by_hand():
-    """tau = 2, beta = 1/4, two members: both move at t = 2, from the same centre; then they update."""
+    """tau = 2, beta = 1/4, two members: both move with every second update, from the same centre."""
     one, two = synchronous(
         [(4.0, 4.0, 0.0, 0.0), (-6.0, 0.0, 3.0, 0.0)], SynchronousElastic(moving_rate=0.25, period=2)
     )
-    # at t = 2: theta = 0 and 14, centre 8 -> 8 + (-8 + 6)/4 = 7.5; theta -> 2 and 12.5
-    assert one == [(4.0, 8.0, 0, 1, 0), (0.0, 8.0, 0, 1, 1), (2.0, 7.5, 1, 2, 0), (2.0, 7.5, 1, 1, 1)]
-    assert two == [(14.0, 8.0, 0, 1, 0), (14.0, 8.0, 0, 1, 1), (9.5, 7.5, 1, 2, 0), (9.5, 7.5, 1, 1, 1)]
+    # after an update: theta = 4 and 14, centre 8 -> 8 + (-4 + 6)/4 = 8.5; theta -> 5 and 12.5, then updates;
+    # after three: 1 and 9.5, centre -> 8.5 + (-7.5 + 1)/4 = 6.875; theta -> 2.875 and 9.25
+    assert one == [(4.0, 8.0, 0, 1, 1), (1.0, 8.5, 1, 2, 0), (1.0, 8.5, 1, 1, 1), (2.875, 6.875, 2, 2, 0)]
+    assert two == [(14.0, 8.0, 0, 1, 1), (12.5, 8.5, 1, 2, 0), (9.5, 8.5, 1, 1, 1), (9.25, 6.875, 2, 2, 0)]
 
 
 def test_common_rounds_keep_the_sum_with_the_centre():
@@ -137,7 +138,7 @@ def test_common_rounds_keep_the_sum_with_the_centre():
         total = sum(line[0] for line in column) + column[0][1]
         assert total == pytest.approx(4 * 8.0 + 5 - 3 - 11, abs=1e-12)
         assert len({line[1] for line in column}) == 1
-    assert rows[0][-1][2:] == (9, 3, 0)
+    assert rows[0][-1][2:] == (10, 3, 0)
 
 
 def test_a_rate_that_overshoots_is_refused_with_the_largest_that_does_not():

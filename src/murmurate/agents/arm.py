@@ -51,7 +51,8 @@ class ARM(LearnerConfig):
     learning_rate: learning rate of Adam. adam_epsilon: added to the root in Adam's denominator.
     learning_rate_end: over the run the rate falls linearly to this share of its initial value (1: constant).
     clip: largest norm of the gradient; the thesis does not clip.
-    target_rate: tau, the share of the way that the target value V' moves to V with each update.
+    target_rate: tau, the share of the way that the target value V' (``TargetNetwork``) moves to V with each
+        update.
     importance_clip: c, the largest importance weight (section 2.6; Table 2.2 has 1), for a source that keeps
         several batches. None: on-policy, without weights.
     evaluate: ``policy`` draws actions from the learned policy, as in training; ``greedy`` takes the action

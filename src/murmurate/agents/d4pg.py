@@ -52,8 +52,8 @@ class D4PG(LearnerConfig):
     atoms: number of returns that the critic gives probabilities to, at equal distances from v_min to v_max; a
         return outside counts as the nearer of these two. v_min, v_max: least and greatest of these returns.
     target_every: a learner's updates between moves of the target nets towards the nets; under strategies with
-        common rounds at the end of the round in which so many are reached. polyak: share of the way that they
-        move; 1 copies.
+        common rounds those that are due in a round are made together at its end. polyak: share of the way of
+        a move; 1 copies.
     exploration_noise: standard deviation of the noise that exploration adds to actions.
     torso: torso of images: nature2013, nature2015, jin2018, impala2018, or your own: FILE.py:NAME,
         module:NAME (docs/worlds.md); auto is nature2013. It is trained by the critic's loss alone.

@@ -36,8 +36,8 @@ class DDPG(LearnerConfig):
     policy_rate, critic_rate: learning rates of Adam. clip: largest norm of each gradient (inf: no limit).
     hidden: widths of each net's layers; one number: two layers of that width.
     target_every: a learner's updates between moves of the target nets towards the nets; under strategies with
-        common rounds at the end of the round in which so many are reached. polyak: share of the way that they
-        move; 1 copies.
+        common rounds those that are due in a round are made together at its end. polyak: share of the way of
+        a move; 1 copies.
     exploration_noise: standard deviation of the noise that exploration adds to actions.
     normalize_observations: normalize observations by the running mean and deviation of the drawn batches,
     limited to +-10.

@@ -44,8 +44,8 @@ class SAC(LearnerConfig):
     clip: largest norm of the gradients of policy and critics (inf: no limit).
     hidden: widths of each net's layers; one number: two layers of that width.
     target_every: a learner's updates between moves of the target critics towards the critics; under
-        strategies with common rounds they move at the end of a round. polyak: share of the way that they
-        move; 1 copies.
+        strategies with common rounds those that are due in a round are made together at its end. polyak:
+        share of the way of a move; 1 copies.
     normalize_observations: normalize observations by the running mean and deviation of the drawn batches,
     limited to +-10.
     precision: precision of the products between hidden layers, which are most of the work; ``auto`` is

@@ -38,8 +38,8 @@ class TD3(LearnerConfig):
         each round, as often as the critics were in that round, with the critics on which the replicas have
         agreed (SPO-TD3: Zhang 2022, Algorithm 8).
     target_every: a learner's updates of the critics between moves of the target nets (policy and critics)
-        towards the nets; under strategies with common rounds they move at the end of a round. polyak: share
-        of the way that they move; 1 copies.
+        towards the nets; under strategies with common rounds those that are due in a round are made together
+        at its end. polyak: share of the way of a move; 1 copies.
     target_noise: standard deviation of the noise of target actions. noise_clip: largest size of this noise.
     exploration_noise: standard deviation of the noise that exploration adds to actions.
     normalize_observations: normalize observations by the running mean and deviation of the drawn batches,

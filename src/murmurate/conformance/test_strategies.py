@@ -231,6 +231,19 @@ def check_exchanges(exchanges, size):
         assert now.staleness >= 0
 
 
+def test_rounds_of_a_synchronous_strategy_also_end_with_batches_of_several_updates(kind):
+    if not kind.synchronous:
+        pytest.skip(f"{kind.name} has no common rounds")
+    size = sizes(kind)[min(1, len(sizes(kind)) - 1)]
+    learner, *_ = SimulatedFabric(size, seed=0).run(members(kind, size, MANY_UPDATES))
+    ends = [clock for clock, now in enumerate(learner["exchanges"], start=1) if now.staleness == 0]
+    for updates in (1, 2, 3, 16):
+        assert any(clock % updates == 0 for clock in ends), (
+            f"with {updates} updates a batch, a run would neither stop nor save: it does so at the end of a "
+            "batch where the staleness of the last exchange is 0. Exchange with every period-th update"
+        )
+
+
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 10))])
 def test_under_any_schedule_members_stay_closer_than_separate_learners(kind, seed):
     """Separate learners drift apart, as each has its own noise; exchanging must keep members closer."""

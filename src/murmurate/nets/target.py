@@ -16,7 +16,8 @@ class TargetNetwork(Generic[Net]):
 
     Under strategies with common rounds it moves only at the end of a round, when all replicas have the same
     parameters, so that they all have the same target (the objective must be constant within a round; Zhang,
-    section 5.2). For a move after every F rounds of H updates, ``every`` is F x H.
+    section 5.2), and then by as much as the moves that were due go together. For a move after every F rounds
+    of H updates, ``every`` is F x H.
 
     every: updates of this replica between two moves; 0: it moves only when ``move`` is called.
     polyak: the share of the way to ``net`` that a move goes: 1 copies the net (Mnih et al. 2015); a small
@@ -58,7 +59,8 @@ class TargetNetwork(Generic[Net]):
             return False
         if not 0 < self.every <= self.since:
             return False
-        self.move()
+        moves = self.since // self.every  # more than one where a round is longer
+        self._blend(self.polyak if moves == 1 else 1 - (1 - self.polyak) ** moves)
         self.since = 0
         return True
 

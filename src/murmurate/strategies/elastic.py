@@ -205,15 +205,15 @@ class SynchronousElastic(Strategy):
 
     def step(self, replica: Replica, channel: Channel) -> Exchange:
         heard = 1
-        if replica.clock > 0 and replica.clock % self.period == 0:
+        # with every tau-th update, so that rounds also end where batches of several updates do
+        if (replica.clock + 1) % self.period == 0:
             mean = replica.params.detach().clone()
             heard = channel.mean_(mean)
             centre_before = self._centre.clone()
             self._centre.lerp_(mean, heard * self._beta)
             replica.params.detach().lerp_(centre_before, self._beta)
         replica.update()
-        # staleness does not count the update that directly follows a move
-        rounds, staleness = divmod(max(replica.clock - 1, 0), self.period)
+        rounds, staleness = divmod(replica.clock, self.period)
         return Exchange(rounds, heard, staleness)
 
     def consensus(self, replica: Replica, channel: Channel) -> Tensor:
