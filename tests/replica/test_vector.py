@@ -85,6 +85,22 @@ def test_frozen_parameters_stay_outside_whatever_their_dtype():
     assert same(dict(net[0].state_dict()), dict(before))
 
 
+def test_a_state_has_frozen_parameters_as_it_has_buffers():
+    def made():
+        net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+        net[0].requires_grad_(False)
+        return net, Replica("net", net, sgd)
+
+    (net, replica), (other, loaded) = made(), made()
+    state = replica.state()
+    assert set(state["buffers"]) == {"0.weight", "0.bias"}
+    loaded.load(state)
+    assert same(dict(other.state_dict()), dict(net.state_dict()))
+    before = copy.deepcopy(other[0].state_dict())
+    loaded.load(state | {"buffers": {}})  # as saved by versions without them
+    assert same(dict(other[0].state_dict()), dict(before))
+
+
 def test_an_unused_parameter_has_gradient_zero_and_still_decays():
     net = nn.ModuleDict({"used": nn.Linear(2, 1), "idle": nn.Linear(2, 1)})
     drawn(net)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from murmurate.errors import Refusal
-from murmurate.replicator.first_steps import _hash_of
+from murmurate.replicator.first_steps import hash_of
 from murmurate.strategies import strategies
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.strategies.gala import GALA
@@ -111,6 +111,6 @@ def test_a_hash_depends_on_values_types_and_shapes_and_not_on_where_they_are():
         x, x.double(), x.view(3, 4), x + 1e-6, x.bfloat16(), (x, 1), (x, 2), (x, "a"), x.bool(), np.arange(3),
         np.arange(3.0), None, torch.empty(0),
     ]  # fmt: skip
-    assert len({_hash_of(batch) for batch in batches}) == len(batches)
-    assert _hash_of([x, object()]) == _hash_of([x.clone(), object()]), "an address is no content"
-    assert _hash_of(x.view(3, 4).T) == _hash_of(x.view(3, 4).T.contiguous())
+    assert len({hash_of(batch) for batch in batches}) == len(batches)
+    assert hash_of([x, object()]) == hash_of([x.clone(), object()]), "an address is no content"
+    assert hash_of(x.view(3, 4).T) == hash_of(x.view(3, 4).T.contiguous())

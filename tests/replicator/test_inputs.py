@@ -117,6 +117,17 @@ def test_what_has_no_rows_to_split_is_refused_with_the_remedy(batch):
     assert taken([batch, batch], replicas=2, per="replica") == [[batch], [batch]]
 
 
+def test_each_loop_over_the_batches_is_a_pass():
+    def script(loop):
+        batches = loop.inputs([rows(*range(4)) for _ in range(3)])
+        first = next(batches)
+        return first, list(batches), list(batches), list(loop.inputs(iter([rows(0, 1)])))
+
+    for first, rest, whole, once in loops(2, script):
+        assert (len(rest), len(whole), len(once)) == (2, 3, 1)
+        assert numbers(whole) == numbers([first, *rest])
+
+
 @pytest.mark.parametrize(
     ("replicas", "workers", "per"), [(2, 1, "worker"), (4, 2, "worker"), (2, 1, "replica"), (3, 1, "replica")]
 )

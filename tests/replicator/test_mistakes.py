@@ -16,7 +16,7 @@ from murmurate.fabric.processes.spawn import Died
 from murmurate.launch.script import run
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.strategies.dpsgd import DPSGD
-from murmurate.strategies.elastic import Elastic
+from murmurate.strategies.elastic import Elastic, SynchronousElastic
 from murmurate.strategies.gala import GALA
 from murmurate.strategies.local_sgd import LocalSGD
 from replicator.steps import alone, draw, loops, pairs, processes, tanh_net
@@ -345,6 +345,19 @@ def resume(loop, state, calls=True):
         loop.load(state)
         loop.resumed()
     return trained(loop, net, optimizer, loop.inputs(pairs(2)))
+
+
+@pytest.mark.parametrize("strategy", [AllReduce(), SynchronousElastic(), DPSGD()], ids=lambda s: s.name)
+def test_parameters_that_are_changed_after_wrapping_are_refused(strategy):
+    def script(loop):
+        net = tanh_net()
+        optimizer = loop.wrap_optimizer(torch.optim.SGD(net.parameters(), lr=0.1), net)
+        net.load_state_dict({name: x + 1 for name, x in net.state_dict().items()})
+        return trained(loop, net, optimizer, loop.inputs(pairs(2)))
+
+    with pytest.raises(Refusal, match=f"changed .by load_state_dict.* when {strategy.name} had"):
+        loops(2, script, strategy=strategy)
+    alone(script)  # nothing is exchanged
 
 
 def test_a_resume_under_another_strategy_or_number_of_replicas_is_refused():

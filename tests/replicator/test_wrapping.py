@@ -395,10 +395,37 @@ def frozen(net):
     return torch.optim.SGD(net.parameters(), lr=0.1)
 
 
+class DecaysMatrices(torch.optim.Optimizer):
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.add_(p.grad + p * (p.ndim > 1), alpha=-group["lr"])
+
+
+class DecaysAll(DecaysMatrices):
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.add_(p.grad + p, alpha=-group["lr"])
+
+
+class TakesAnother(DecaysMatrices):
+    def __init__(self, params, inner):
+        super().__init__(params)
+        self.inner = inner
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (stepped, "has stepped already. Wrap it first"),
+        (lambda net: DecaysMatrices(net.parameters()), "DecaysMatrices does not step a flat vector"),
+        (lambda net: TakesAnother(net.parameters(), None), "TakesAnother cannot be made again"),
         (
             lambda net: torch.optim.LBFGS(net.parameters()),
             "LBFGS computes the loss several times in one step",
@@ -415,6 +442,23 @@ def test_what_cannot_be_wrapped_is_refused_and_stays_as_it_was(make, words):
     with pytest.raises(Refusal, match=words):
         alone(lambda loop: loop.wrap_optimizer(optimizer))
     assert [id(p) for g in optimizer.param_groups for p in g["params"]] == before
+
+
+def test_an_optimizer_of_ones_own_that_steps_all_parameters_alike_is_wrapped():
+    def script(loop, wrapped):
+        net = tanh_net()
+        optimizer = DecaysAll(net.parameters())
+        if wrapped:
+            optimizer = loop.wrap_optimizer(optimizer, net)
+        for x, y in pairs(3):
+            optimizer.zero_grad()
+            F.mse_loss(net(x), y).backward()
+            optimizer.step()
+        return [p.detach().clone() for p in net.parameters()]
+
+    torch.testing.assert_close(
+        alone(lambda loop: script(loop, True)), alone(lambda loop: script(loop, False)), rtol=0, atol=0
+    )
 
 
 def refused(words, script, size=1):

@@ -20,6 +20,7 @@ from murmurate.api.fields import with_places
 from murmurate.api.program import ClassProbabilities, GreedyPolicy
 from murmurate.errors import Refusal
 from murmurate.ranges import Seed, check_number, number_kinds
+from murmurate.replica.state_dict import tensors_of
 from murmurate.spec import EnvSpec, derive_generator
 from murmurate.training import checkpoint
 from murmurate.training.data_record import read_fingerprint
@@ -372,8 +373,7 @@ class TrainedModel:
     def _tensors(self) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
         for name, replica in self._learner.replicas.items():
-            tensors |= {f"{name}.{key}": values for key, values in replica.named_views()}
-            tensors |= {f"{name}.{key}": values for key, values in replica.module.named_buffers()}
+            tensors |= {f"{name}.{key}": values for key, values in tensors_of(replica).items()}
         return tensors
 
 

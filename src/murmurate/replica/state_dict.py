@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from murmurate.replica.layout import view
 from murmurate.replica.optimizer_state import entries, initial_state, materialise
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 def state_of(replica: Replica) -> dict[str, Any]:
-    """Named parameter tensors in logical order, optimizer state, buffers, clock (all clones).
+    """Named parameter tensors in logical order, optimizer state, buffers and frozen parameters, clock (all
+    clones).
 
     params: the parameters divided by ``exp(log_scale)``, so that a resumed run continues bit for bit.
     """
@@ -34,7 +35,7 @@ def state_of(replica: Replica) -> dict[str, Any]:
         "params": {name: values.clone() for name, values in replica.named_views(vector)},
         "log_scale": logarithm,
         "optimizer": optimizer,
-        "buffers": {name: b.detach().clone() for name, b in replica.module.named_buffers()},
+        "buffers": {name: x.detach().clone() for name, x in fixed_tensors(replica).items()},
         "learning_rates": [group["lr"] for group in replica.optimizer.param_groups],
         "clock": replica.clock,
     }
@@ -70,8 +71,9 @@ def load_into(replica: Replica, state: dict[str, Any]) -> None:
                     _restore(replica, group_state, key, state["optimizer"][f"{index}.{key}"], index)
                 else:  # saved before the first step created it
                     del group_state[key]
-        for name, buffer in replica.module.named_buffers():
-            buffer.copy_(state["buffers"][name])
+        for name, fixed in fixed_tensors(replica).items():
+            if name in state["buffers"] or not isinstance(fixed, nn.Parameter):  # formerly buffers alone
+                fixed.copy_(state["buffers"][name])
     for group, rate in zip(replica.optimizer.param_groups, state["learning_rates"], strict=True):
         group["lr"] = rate
     replica.clock = int(state["clock"])
@@ -80,7 +82,14 @@ def load_into(replica: Replica, state: dict[str, Any]) -> None:
 
 def tensors_of(replica: Replica) -> dict[str, Tensor]:
     """Views of the parameters and buffers, by name."""
-    return {**dict(replica.named_views()), **dict(replica.module.named_buffers())}
+    return {**dict(replica.named_views()), **fixed_tensors(replica)}
+
+
+def fixed_tensors(replica: Replica) -> dict[str, Tensor]:
+    """The module's frozen parameters and its buffers, by name: what no optimizer steps."""
+    stepped = {part.name for part in replica.slices}
+    frozen = {name: x for name, x in replica.module.named_parameters() if name not in stepped}
+    return {**frozen, **dict(replica.module.named_buffers())}
 
 
 @torch.no_grad()

@@ -59,7 +59,7 @@ class FirstSteps:
         if self._channel is not None and compare:
             for number, batch in zip(range(_STEPS), iterator, strict=False):
                 if number < _BATCHES:
-                    self._publish(number, _hash_of(batch))
+                    self._publish(number, hash_of(batch))
                 self._check_batches()
                 yield batch
         yield from iterator
@@ -70,7 +70,7 @@ class FirstSteps:
             return
         self._steps += 1
         if self._steps == 1 and bool(replica.grad.any()):
-            self._publish(_GRADIENT, _hash_of(replica.grad))
+            self._publish(_GRADIENT, hash_of(replica.grad))
         own_hash = float(self._own_hashes[_GRADIENT])
         if self.rank or not own_hash:
             return
@@ -112,7 +112,7 @@ class FirstSteps:
         return [channel.peek(rank)[0] for rank in self._other_ranks if channel.version(rank) > 0]
 
 
-def _hash_of(batch: Any) -> float:
+def hash_of(batch: Any) -> float:
     """A hash of the shapes, dtypes and some values of all leaves: a whole number of 1 or more, exact in
     float64."""
     digest = hashlib.blake2b(digest_size=6)

@@ -123,17 +123,28 @@ class ReplicaIndex:
 
 
 class Batches(Iterator[Any]):
-    """The batches of one replica, and their number, if the source knows its own.
+    """The batches of one replica, and their number, if the source knows its own. Once they have ended, a new
+    loop over them begins a new pass.
 
-    takers: how many workers or replicas take batches of ``source`` in turn. The number includes batches that
-    turn out to have fewer rows than shares.
+    new_pass: begins a pass. takers: how many workers or replicas take batches of ``source`` in turn. The
+    number includes batches that turn out to have fewer rows than shares.
     """
 
-    def __init__(self, batches: Iterator[Any], source: InputSource, takers: int) -> None:
-        self._batches, self._source, self._takers = batches, source, takers
+    def __init__(self, new_pass: Callable[[], Iterator[Any]], source: InputSource, takers: int) -> None:
+        self._new_pass, self._source, self._takers = new_pass, source, takers
+        self._batches, self._ended = new_pass(), False
+
+    def __iter__(self) -> Batches:
+        if self._ended:
+            self._batches, self._ended = self._new_pass(), False
+        return self
 
     def __next__(self) -> Any:
-        return next(self._batches)
+        try:
+            return next(self._batches)
+        except StopIteration:
+            self._ended = True
+            raise
 
     def __len__(self) -> int:
         if callable(self._source):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from murmurate.replica.optimizer_state import initial_state
 from murmurate.replica.vector import Exchange, Replica
 
 _NOWHERE: Mapping[str, Any] = {}  # for parameters of no known module
-_MARK = "_is_wrapped_by_murmurate"
+MARK = "_is_wrapped_by_murmurate"
 
 
 class ParameterModule(nn.Module):
@@ -72,12 +72,12 @@ def optimizer_factory(optimizer: torch.optim.Optimizer) -> Callable[[list[Any]],
     def make(groups: list[Any]) -> torch.optim.Optimizer:
         nonlocal called
         if called:
-            return _copy(optimizer, groups)
+            return copy_of(optimizer, groups)
         called = True
         for group, new in zip(optimizer.param_groups, groups, strict=True):
             group["params"] = new["params"]
         # some optimizers (Adagrad) create state in the constructor: create it for the slices of the vector
-        fresh = _copy(optimizer, [dict(group) for group in optimizer.param_groups])
+        fresh = copy_of(optimizer, [dict(group) for group in optimizer.param_groups])
         optimizer.state.clear()
         optimizer.state.update(fresh.state)
         return optimizer
@@ -85,72 +85,11 @@ def optimizer_factory(optimizer: torch.optim.Optimizer) -> Callable[[list[Any]],
     return make
 
 
-def _copy(optimizer: torch.optim.Optimizer, groups: list[Any]) -> torch.optim.Optimizer:
+def copy_of(optimizer: torch.optim.Optimizer, groups: list[Any]) -> torch.optim.Optimizer:
     """A new optimizer of the same class, with the same defaults, for other groups."""
     kind = type(optimizer)
     options = inspect.signature(kind.__init__).parameters
     return kind(groups, **{k: v for k, v in optimizer.defaults.items() if k in options})
-
-
-def check_can_be_wrapped(
-    optimizer: torch.optim.Optimizer, module: nn.Module | None, wrapped: Collection[int]
-) -> None:
-    """Raise Refusal, before any change, if the optimizer cannot step a flat vector of ``module``'s
-    parameters.
-
-    wrapped: ids of the parameters that other wrapped optimizers step.
-    """
-    name = type(optimizer).__name__
-    if not hasattr(optimizer, "param_groups"):
-        raise Refusal(f"{name} is no optimizer: call wrap_optimizer(optimizer, module), in this order.")
-    owned = [p for group in optimizer.param_groups for p in group["params"]]
-    if isinstance(optimizer, WrappedOptimizer) or getattr(optimizer, _MARK, False):
-        raise Refusal(
-            "this optimizer is wrapped already: wrap each optimizer once, and use what that returns."
-        )
-    if any(id(p) in wrapped for p in owned):
-        raise Refusal(
-            f"{name} has parameters that another wrapped optimizer steps: give each parameter to one "
-            "optimizer, or use parameter groups of one."
-        )
-    if module is not None:
-        foreign = len({id(p) for p in owned} - {id(p) for p in module.parameters()})
-        if foreign:
-            raise Refusal(
-                f"{foreign} of the {len(owned)} parameters of {name} are not parameters of the "
-                f"{type(module).__name__}: wrap it with the module that has all of them (an nn.ModuleList, "
-                "for example), made before the optimizer; or leave out the module."
-            )
-    states = [state for p in owned if (state := optimizer.state.get(p))]
-    if any(float(state.get("step", 1)) > 0 for state in states):
-        raise Refusal(f"{name} has stepped already. Wrap it first, then load its state with load_state_dict.")
-    if name == "LBFGS" or _needs_closure(optimizer):
-        raise Refusal(
-            f"{name} computes the loss several times in one step, by the closure that it is given, and a "
-            "step of a strategy is one gradient. Use an optimizer that steps without a closure, such as Adam."
-        )
-    if name in ("SparseAdam", "Muon", "Adafactor"):
-        raise Refusal(
-            f"{name} does not step a flat vector of gradients. Use replicate(name, module, make_optimizer, "
-            "shape_aware=True) for optimizers that look at shapes, or another optimizer."
-        )
-    frozen = sum(not p.requires_grad for p in owned)
-    if frozen:
-        raise Refusal(
-            f"{frozen} parameters of {name} require no gradient: leave them out of its groups, as in "
-            f"{name}([p for p in model.parameters() if p.requires_grad], ...)."
-        )
-    kinds = {(str(p.dtype), str(p.device)) for p in owned}
-    if len(kinds) > 1:
-        raise Refusal(
-            f"the parameters of {name} have more than one dtype or device: {sorted(kinds)}. "
-            "Make an optimizer for each, or use replicate_over_devices."
-        )
-
-
-def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 def refuse_schedulers(replica: Replica, optimizer: torch.optim.Optimizer, strategy: str) -> None:
@@ -193,7 +132,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
     ) -> None:
         # no super().__init__(): all attributes are the wrapped optimizer's
         self.optimizer = optimizer
-        setattr(optimizer, _MARK, True)
+        setattr(optimizer, MARK, True)
         self.replica = replica
         self.last: Exchange | None = None
         self._is_stepping = False  # whether a step of this object is being made

@@ -19,14 +19,13 @@ from murmurate.replicator.agreed import agreed_tensors
 from murmurate.replicator.collectives import Group
 from murmurate.replicator.common_start import copy_from_lowest, not_stepped
 from murmurate.replicator.comparison import require_equal_optimizers
-from murmurate.replicator.first_steps import FirstSteps
+from murmurate.replicator.first_steps import FirstSteps, hash_of
 from murmurate.replicator.input_split import Batches, InputSource, Split, inputs, split_leading
 from murmurate.replicator.last_steps import LastSteps
 from murmurate.replicator.model_parallel import ModelParallelReplica, parameters_by_device
 from murmurate.replicator.not_finite import FiniteGradients
 from murmurate.replicator.optimizer_wrapper import (
     WrappedOptimizer,
-    check_can_be_wrapped,
     optimizer_factory,
     parameter_module,
     refuse_schedulers,
@@ -35,6 +34,7 @@ from murmurate.replicator.replica_parts import ONE_PART, ReplicaParts, SharedVec
 from murmurate.replicator.replicator import check_capabilities, check_common_rounds
 from murmurate.replicator.resume import ResumableLoop
 from murmurate.replicator.unique_names import by_unique_names
+from murmurate.replicator.wrappable import check_can_be_wrapped
 from murmurate.spec import derive_generator, derive_seed
 from murmurate.strategies.interface import FINAL_DRAIN, Strategy
 
@@ -97,6 +97,7 @@ class OwnLoop(ResumableLoop):
         self._ends = LastSteps(fabric, size, strategy.common_rounds)
         self._first_steps = FirstSteps(fabric, size)
         self._finite = FiniteGradients(self.rank, self.bound_replicas)
+        self._at_wrapping: dict[str, float] = {}  # hashes of the parameters whose optimizer was wrapped
 
     # -- rank and devices ----------------------------------------------------------------------------
 
@@ -216,7 +217,13 @@ class OwnLoop(ResumableLoop):
             wrapped.refuse_plain_steps()
         if self.strategy.centre and schedule is None:
             refuse_schedulers(replica, optimizer, self.strategy.name)
+        if self.strategy.needs:
+            self._at_wrapping[label] = hash_of(replica.params)
         return wrapped
+
+    def load(self, state: dict[str, Any]) -> None:
+        super().load(state)
+        self._at_wrapping.clear()
 
     def replicate_over_devices(
         self,
@@ -259,7 +266,7 @@ class OwnLoop(ResumableLoop):
         split: Split = split_leading,
         compare: bool = True,
     ) -> Batches:
-        """The batches of this replica, an iterator. It has a ``len`` if ``source`` has one.
+        """The batches of this replica, for a loop in each epoch. They have a ``len`` if ``source`` has one.
 
         source: batches, the same on all members, or a function from the worker's (or replica's) number to its
             own batches. In the first case workers (or replicas) take whole batches in turn, and an incomplete
@@ -279,7 +286,7 @@ class OwnLoop(ResumableLoop):
             watched = self._first_steps.watched(source, compare)
             yield from inputs(watched, self._index, per=per, split=split, all_have=self._all_have)
 
-        return Batches(batches(), source, self.workers if per == "worker" else self.size)
+        return Batches(batches, source, self.workers if per == "worker" else self.size)
 
     def run(self, step: Callable[[Any], Any], batches: InputSource, **options: Any) -> Iterator[Any]:
         """The results of ``step(batch)`` for each of ``inputs(batches, **options)``, merged over replicas.
@@ -362,10 +369,21 @@ class OwnLoop(ResumableLoop):
     # -- the centre ---------------------------------------------------------------------------------
 
     def _begin(self) -> None:
+        if not self._begun:
+            self._refuse_other_values()
         self._begun = True
         if self.is_centre:
             self._serve()
             raise CentreEnded
+
+    def _refuse_other_values(self) -> None:
+        for name, values in self._at_wrapping.items():
+            if hash_of(self.bound_replicas[name].replica.params) != values:
+                raise Refusal(
+                    f"the parameters of '{name}' were changed (by load_state_dict, for example) after its "
+                    f"optimizer was wrapped, when {self.strategy.name} had taken over the earlier ones. "
+                    "Change them before wrapping; or restore a saved run by replicator.load and resumed."
+                )
 
     def _serve(self) -> None:
         """Serve until each replica has ended or is lost; process the last messages; publish the result."""
