@@ -12,10 +12,11 @@ import torch.distributed as dist
 from fabric.networked import N, at_once, channels, fill, members
 from murmurate.buffers import Pool, as_tensor
 from murmurate.fabric.interface import FabricError
+from murmurate.fabric.network import pending
 from murmurate.fabric.network.endpoint import digest
 from murmurate.fabric.network.fabric import NetworkFabric
 from murmurate.fabric.network.register import UNREAD_LIMIT
-from waiting import until
+from waiting import DEADLINE_SECONDS, until
 
 
 def exercise(fabrics):
@@ -185,6 +186,23 @@ def test_early_frames_that_do_not_fit_are_refused_and_all_members_get_an_error()
         assert early.bytes == 0
         with pytest.raises(FabricError, match="give all members the same model"):
             there.send(0, "x", torch.zeros(2 * N))
+
+
+def test_members_wait_for_one_that_is_late_with_its_channel(monkeypatch):
+    monkeypatch.setattr(pending, "_MAX_BYTES", 100)
+    with members(2, shared_memory=False) as fabrics:
+        here = fabrics[0].channel("model", torch.zeros(N))
+        sent = [fill(value) for value in range(20)]
+        assert all(here.send(1, "x", x) for x in sent)
+        late = fabrics[1].endpoint.pending
+        until(lambda: not late.has_room(4 * N))
+        there = fabrics[1].channel("model", torch.zeros(N))
+        for x in sent:
+            message = there.wait("x", DEADLINE_SECONDS)
+            assert message is not None
+            assert torch.equal(message.x, x)
+        assert not fabrics[1].refused
+        assert fabrics[0].endpoint.connections[1].times_connected == 1
 
 
 def test_a_name_can_be_used_once():

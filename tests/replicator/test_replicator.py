@@ -15,10 +15,12 @@ from murmurate.replica.vector import Exchange, Replica
 from murmurate.replicator.replicator import Replicator
 from murmurate.replicator.user_loop import OwnLoop
 from murmurate.strategies.all_reduce import AllReduce
+from murmurate.strategies.elastic import Elastic
 from murmurate.strategies.gala import GALA
 from murmurate.strategies.hogwild import Hogwild
 from murmurate.strategies.interface import Strategy
 from murmurate.strategies.local_sgd import LocalSGD
+from murmurate.strategies.parameter_server import ParameterServer
 from murmurate.training.divergence import Probe
 from strategies.scripted import Number, Script
 
@@ -212,3 +214,39 @@ def test_the_probe_compares_by_the_formulas(synchronous):
 
 def test_the_probe_alone_has_nothing_to_compare():
     assert SimulatedFabric(1, seed=0).run([functools.partial(probed, True)]) == [{}]
+
+
+@pytest.mark.parametrize("strategy", [ParameterServer(), Elastic(period=1)], ids=lambda s: s.name)
+def test_a_centre_drains_all_replicas_while_one_waits_for_its_reply(strategy):
+    """As at a checkpoint that is requested in the middle of a batch with updates of two replicas."""
+
+    def member(door):
+        replicator = Replicator(strategy, door)
+        replicas = [replicator.replicate(name, Point(8.0), sgd) for name in ("first", "second")]
+        if door.rank == 2:
+            return replicator.drain(1, 5.0)
+        for _ in range(2):
+            for replica in replicas:
+                replica.follow(torch.ones(1, dtype=torch.float64))
+        return replicator.drain(1, 5.0)
+
+    assert SimulatedFabric(3, seed=0).run([member] * 3) == [True, True, True]
+
+
+def test_a_centre_that_is_busy_publishes_too():
+    def script(loop):
+        replica = loop.replicate("x", Point(8.0), sgd)
+        seen = []
+        for _ in range(80):
+            replica.follow(torch.ones(1, dtype=torch.float64))
+            seen.append(float(loop.consensus()["x"]))
+        return seen, replica.params.item()
+
+    def member(door):
+        with OwnLoop(ParameterServer(), door) as loop:
+            return script(loop)
+
+    (seen, own), (others, _), _ = SimulatedFabric(3, seed=0, coroutines="threads").run([member] * 3)
+    assert own < -60  # two replicas, 80 steps of 0.5 each
+    for values in (seen, others):
+        assert min(values) < -40

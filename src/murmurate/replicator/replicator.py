@@ -18,6 +18,9 @@ from murmurate.replica.state_dict import tensors_of, write_values
 from murmurate.replica.vector import Exchange, MakeOptimizer, Replica
 from murmurate.strategies.interface import MemberEvent, Strategy
 
+_TURN_SECONDS = 0.05  # for which a centre drains one replica before it turns to the next
+_MOST_UNPUBLISHED = 32  # updates of a centre that publishes while messages are waiting
+
 
 @dataclass
 class BoundReplica:
@@ -175,7 +178,8 @@ class Replicator:
                     bound.strategy.serve(bound.replica, bound.channel)
                     for bound in self.bound_replicas.values()
                 ]
-            if not any(served) and self.folds != published:  # no message is waiting
+            folds = self.folds - published
+            if folds >= _MOST_UNPUBLISHED or (folds and not any(served)):  # or no message is waiting
                 self.publish()
                 published = self.folds
             between_messages()
@@ -200,9 +204,19 @@ class Replicator:
 
     def drain(self, number: int, deadline_seconds: float) -> bool:
         """See ``Strategy.drain``; False if one of the strategies missed the deadline."""
+        bound_replicas = list(self.bound_replicas.values())
         with torch.no_grad():
-            drained = [b.drain(number, deadline_seconds) for b in self.bound_replicas.values()]
-        return all(drained)
+            if not self.strategy.centre or self.fabric.rank < self.fabric.size - 1:
+                drained = [bound.drain(number, deadline_seconds) for bound in bound_replicas]
+                return all(drained)
+            # A centre drains all replicas by turns: one that has a message waits for its reply, and sends its
+            # markers of all only then.
+            spent_seconds = 0.0
+            while True:
+                bound_replicas = [b for b in bound_replicas if not b.drain(number, _TURN_SECONDS)]
+                spent_seconds += _TURN_SECONDS * len(bound_replicas)
+                if not bound_replicas or spent_seconds > deadline_seconds:
+                    return not bound_replicas
 
     def resumed(self) -> None:
         """To be called when all members have loaded a checkpoint, and before their first steps."""

@@ -72,12 +72,12 @@ class CheckpointBarrier:
         deadline_seconds: float,
     ) -> bool:
         """Absorb all deltas that ``senders`` which are not lost sent before their marker; False if the
-        deadline passed first.
+        deadline passed first. It may then be called again with the same number, to go on.
 
         In both cases, ``receive`` afterwards delivers the deltas that were held back.
         """
-        # markers of skipped checkpoints no longer hold deltas back
-        self._next_number = max(self._next_number, number)
+        # holds back those after this marker, and none after markers of skipped checkpoints
+        self._next_number = number
         while (delta := self._pop_due()) is not None:
             absorb(delta)
         spent_seconds, awaited = 0.0, set(senders)
@@ -89,7 +89,7 @@ class CheckpointBarrier:
             waited = channel.traffic.waiting_seconds - waited_before + _HANDLING_SECONDS
             spent_seconds += waited if arrived else _POLL_SECONDS
         complete = not self._lacks_marker(channel, awaited, number)
-        self._next_number = max(self._next_number, number + 1)
+        self._next_number = number + 1
         return complete
 
     def _lacks_marker(self, channel: Channel, awaited: set[int], number: int) -> bool:

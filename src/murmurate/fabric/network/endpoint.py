@@ -179,6 +179,11 @@ class Endpoint:
 
     def allocate_payload(self, connection: PeerConnection, frame: Frame, length: int) -> Any:
         with self.lock:
+            # until this member has made the channel, its peers wait, as the connection is not read
+            self.changed.wait_for(
+                lambda: self.closed or frame.channel in self._channels or self.pending.has_room(length),
+                self.deadline_seconds,
+            )
             channel = self._channels.get(frame.channel)
             if channel is not None:
                 return channel.allocate_payload(frame, length)
@@ -252,6 +257,7 @@ class Endpoint:
             for peer, key, value in self.pending.take_announcements(identity):
                 with self._refusing(peer):
                     channel.receive_announcement(peer, key[0], key[2:], value)
+            self.notify()  # threads that wait for the channel, or for room
 
     @contextlib.contextmanager
     def _refusing(self, rank: int) -> Iterator[None]:

@@ -21,9 +21,12 @@ class PendingMessages:
         self.bytes = 0  # of ``frames``
         self._max_announcements = 1000 * members
 
+    def has_room(self, length: int) -> bool:
+        return length + self.bytes <= _MAX_BYTES
+
     def allocate_payload(self, length: int) -> Any:
         """A buffer for a payload. Raises FrameRejected if the payloads kept would exceed the limit."""
-        if length + self.bytes > _MAX_BYTES:
+        if not self.has_room(length):
             raise FrameRejected("length", f"{length} bytes for a channel that this member has not made")
         return np.empty(length, dtype=np.uint8)
 
