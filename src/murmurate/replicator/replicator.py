@@ -211,12 +211,12 @@ class Replicator:
                 return all(drained)
             # A centre drains all replicas by turns: one that has a message waits for its reply, and sends its
             # markers of all only then.
-            spent_seconds = 0.0
-            while True:
-                bound_replicas = [b for b in bound_replicas if not b.drain(number, _TURN_SECONDS)]
-                spent_seconds += _TURN_SECONDS * len(bound_replicas)
-                if not bound_replicas or spent_seconds > deadline_seconds:
-                    return not bound_replicas
+            left_seconds = deadline_seconds
+            while bound_replicas and left_seconds > 0:
+                turn_seconds = min(_TURN_SECONDS, left_seconds)
+                bound_replicas = [b for b in bound_replicas if not b.drain(number, turn_seconds)]
+                left_seconds -= turn_seconds * len(bound_replicas)
+            return not bound_replicas
 
     def resumed(self) -> None:
         """To be called when all members have loaded a checkpoint, and before their first steps."""
