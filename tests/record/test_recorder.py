@@ -139,32 +139,53 @@ def _run_of_two(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "kept"),
+    ("env_steps", "seconds", "kept"),
     [
         # kept: last env_steps of replica 0, of replica 1, number of the launcher's events
-        ({"time_seconds": 4.0}, (400, 200, 4)),
-        ({"time_seconds": 4.999}, (400, 200, 4)),
-        ({"env_steps": 200}, (200, 200, 10)),
-        ({"env_steps": {0: 300, 1: 450}}, (300, 450, 10)),
-        ({"env_steps": {0: 300}, "time_seconds": 7.0}, (300, 350, 7)),
-        ({"env_steps": {0: 900, 1: 450}, "time_seconds": 2.0}, (200, 100, 2)),
+        ({}, 4.0, (400, 200, 4)),
+        ({}, 4.999, (400, 200, 4)),
+        ({0: 200, 1: 200}, math.inf, (200, 200, 10)),
+        ({0: 300, 1: 450}, math.inf, (300, 450, 10)),
+        ({0: 300}, 7.0, (300, 350, 7)),
+        ({0: 900, 1: 450}, 2.0, (200, 100, 2)),
     ],
 )
-def test_truncate_after_drops_what_is_later_than_the_checkpoint(tmp_path: Path, limits, kept) -> None:
+def test_truncate_after_drops_what_is_later_than_the_checkpoint(
+    tmp_path: Path, env_steps: dict[int, int], seconds: float, kept: tuple[int, int, int]
+) -> None:
     path = tmp_path / "metrics.jsonl"
     _run_of_two(path)
     before = read_metrics(path)
     with path.open("ab") as file:
         file.write(b'{"time_seconds":1.0,"env_st')  # the crash tore this
-    dropped = truncate_after(path, **limits)
+    truncate_after(path, env_steps=env_steps, updates={}, time_seconds=seconds)
     after = read_metrics(path)
-    assert len(after) == len(before) - dropped
     assert after == [r for r in before if r in after]  # order and content untouched
     last = [max(r["env_steps"] for r in after if r["replica"] == i) for i in (0, 1)]
     assert (*last, sum(r["replica"] is None for r in after)) == kept
     assert path.read_bytes().endswith(b"}\n")
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
-    assert truncate_after(path, **limits) == 0
+    content = path.read_bytes()
+    truncate_after(path, env_steps=env_steps, updates={}, time_seconds=seconds)
+    assert path.read_bytes() == content
+
+
+def test_truncate_after_keeps_what_a_replica_had_recorded_before_it_joined_again(tmp_path: Path) -> None:
+    # it came back at 52,000 env steps with a peer's number of updates, lower than its own before
+    path, clock = tmp_path / "metrics.jsonl", Clock(0.0)
+    made = [
+        (20_000, 4_000),
+        (50_000, 10_000),
+        (52_000, 5_300),
+        (56_000, 6_300),
+        (56_000, 6_400),
+        (57_000, 6_400),
+    ]
+    with Recorder(path, 1, 0.0, clock=clock) as recorder:
+        for env_steps, updates in made:
+            recorder.record({"env_steps": env_steps, "updates": updates})
+    truncate_after(path, env_steps={1: 56_000}, updates={1: 6_300}, time_seconds=60.0)
+    assert [(r["env_steps"], r["updates"]) for r in read_metrics(path)] == made[:4]
 
 
 def test_truncate_after_leaves_the_old_file_when_the_new_cannot_be_written(
@@ -179,14 +200,13 @@ def test_truncate_after_leaves_the_old_file_when_the_new_cannot_be_written(
 
     monkeypatch.setattr(os, "fsync", crash)
     with pytest.raises(OSError, match="power cut"):
-        truncate_after(path, time_seconds=3.0)
+        truncate_after(path, env_steps={}, updates={}, time_seconds=3.0)
     assert path.read_bytes() == before
 
 
-def test_truncate_after_needs_a_limit_and_accepts_no_file(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="env_steps, time_seconds or both"):
-        truncate_after(tmp_path / "metrics.jsonl")
-    assert truncate_after(tmp_path / "metrics.jsonl", env_steps=3) == 0
+def test_truncate_after_accepts_no_file(tmp_path: Path) -> None:
+    truncate_after(tmp_path / "metrics.jsonl", env_steps={0: 3}, updates={}, time_seconds=3.0)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_tail_yields_each_record_once_when_its_line_is_complete(tmp_path: Path) -> None:
@@ -205,7 +225,7 @@ def test_tail_yields_each_record_once_when_its_line_is_complete(tmp_path: Path) 
             assert len(seen) == complete
     assert seen == expected
     assert tail.poll() == []
-    truncate_after(path, time_seconds=2.0)
+    truncate_after(path, env_steps={}, updates={}, time_seconds=2.0)
     assert tail.poll() == read_metrics(path)  # replaced: starts over
 
 

@@ -73,55 +73,38 @@ class Tail:
 
 
 def truncate_after(
-    path: Path | str,
-    *,
-    env_steps: int | Mapping[int, int] | None = None,
-    updates: Mapping[int, int] | None = None,
-    time_seconds: float | None = None,
-) -> int:
-    """Remove the records later than a checkpoint; return how many.
+    path: Path, *, env_steps: Mapping[int, int], updates: Mapping[int, int], time_seconds: float
+) -> None:
+    """Remove the records later than a checkpoint, and damaged lines.
 
-    ``env_steps`` (one number, or by replica), ``updates`` (by replica) and ``time_seconds`` are the
-    checkpoint's. A record is kept if it exceeds none of them; for a replica without an entry, and for the
-    launcher's events, time alone decides. Damaged lines are removed too, but not counted. The file is
-    replaced atomically. A missing file counts as empty. Raises ValueError if there is no limit.
+    ``env_steps`` and ``updates`` (by replica) and ``time_seconds`` are the checkpoint's. Updates decide only
+    between records of equal env steps: a replica that died and joined again goes on with a peer's number of
+    updates, which may be lower than its own before. For a replica without an entry, and for the launcher's
+    events, time alone decides. The file is replaced atomically. A missing file counts as empty.
     """
-    if env_steps is None and time_seconds is None:
-        raise ValueError("truncate_after needs env_steps, time_seconds or both")
-    path = Path(path)
     if not path.exists():
-        return 0
+        return
     *lines, incomplete = path.read_bytes().split(b"\n")
-    kept: list[bytes] = []
-    dropped = 0
-    for line in lines:
-        record = parse_line(line)
-        if record is None:
-            continue
-        if _is_later(record, env_steps, updates or {}, time_seconds):
-            dropped += 1
-        else:
-            kept.append(line[line.rfind(LINE_START) :] + b"\n")
-    if dropped or incomplete or len(kept) < len(lines):
+    kept = [
+        line[line.rfind(LINE_START) :] + b"\n"
+        for line in lines
+        if (record := parse_line(line)) is not None
+        and not _is_later(record, env_steps, updates, time_seconds)
+    ]
+    if incomplete or len(kept) < len(lines):
         _replace(path, b"".join(kept))
-    return dropped
 
 
 def _is_later(
-    record: Record,
-    env_steps: int | Mapping[int, int] | None,
-    updates: Mapping[int, int],
-    time_seconds: float | None,
+    record: Record, env_steps: Mapping[int, int], updates: Mapping[int, int], time_seconds: float
 ) -> bool:
-    if time_seconds is not None and record["time_seconds"] > time_seconds:
-        return True
     replica = record["replica"]
-    if replica in updates and (record.get("updates") or 0) > updates[replica]:
+    if record["time_seconds"] > time_seconds:
         return True
-    if env_steps is None or replica is None:
+    if replica not in env_steps:
         return False
-    limit = env_steps.get(replica) if isinstance(env_steps, Mapping) else env_steps
-    return limit is not None and (record.get("env_steps") or 0) > limit
+    made = (record.get("env_steps") or 0, record.get("updates") or 0)
+    return bool(made > (env_steps[replica], updates.get(replica, made[1])))
 
 
 def _replace(path: Path, content: bytes) -> None:
