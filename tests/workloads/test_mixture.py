@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -9,9 +10,12 @@ import pytest
 import torch
 
 from murmurate.cli.main import main
+from murmurate.conformance.smallest import shortest
 from murmurate.datasets.table import Table
 from murmurate.errors import Refusal
 from murmurate.recipes import recipe
+from murmurate.replica.vector import Replica
+from murmurate.training.members import build_learner, open_only_source
 from murmurate.training.restore import load_agent
 from murmurate.training.run_folder import read_run
 from murmurate.workloads.mixture_model import GaussianMixture, MixtureModel
@@ -110,6 +114,18 @@ def test_what_was_stopped_goes_on_to_the_same_end(path, tmp_path):
     ]
     assert torch.equal(*ends)
     assert facts(halves)["log_likelihood"] == facts(whole)["log_likelihood"]
+
+
+def test_a_replica_with_the_state_of_one_that_measures_reports_nothing_measured(tmp_path):
+    gmm = shortest("gmm", tmp_path)
+    gmm = dataclasses.replace(gmm, replicas=2, learner=dataclasses.replace(gmm.learner, validate_every=2))
+    donor, joiner = (build_learner(gmm, rank, Replica) for rank in (0, 1))
+    for learner in (donor, joiner):
+        batches = open_only_source(gmm, learner)
+        metrics = [learner.learn(next(batches)).read_metrics() for _ in range(2)]
+        assert ("log_likelihood" in metrics[-1]) == (learner is donor)
+    joiner.load(donor.state())
+    assert "log_likelihood" not in joiner.learn(next(batches)).read_metrics()
 
 
 def test_what_makes_no_sense_is_refused(path, folder, capsys, tmp_path):

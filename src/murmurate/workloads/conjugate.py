@@ -125,9 +125,10 @@ class ConjugateLearner(Generic[Estimate]):
             "eta": self.eta(self.replica.steps_taken() - 1),
             **model_metrics,
         }
-        if self._validation is not None and self.clock % self._validate_every == 0:
-            self._validation_metrics = self.model.validation_metrics(self.values(), self._validation)
-        metrics.update(self._validation_metrics)
+        if self._validation is not None:
+            if self.clock % self._validate_every == 0:
+                self._validation_metrics = self.model.validation_metrics(self.values(), self._validation)
+            metrics.update(self._validation_metrics)
         return Outcome(metrics)
 
     def step(self, examples: Any) -> dict[str, Tensor | float]:
@@ -161,7 +162,8 @@ class ConjugateLearner(Generic[Estimate]):
         return {"validated": dict(self._validation_metrics)}
 
     def load(self, state: dict[str, Any]) -> None:
-        self._validation_metrics = dict(state.get("validated", {}))
+        if self._validation is not None:  # else it is the state of a peer that measures
+            self._validation_metrics = dict(state.get("validated", {}))
 
 
 def adapted_to(config: Any, strategy: Any) -> Any:
