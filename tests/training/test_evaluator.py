@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
+import time
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 
+from murmurate import load
 from murmurate.cli.main import main
 from murmurate.fabric.processes.run_state import RunState
 from murmurate.recipes import recipe, stored
@@ -19,10 +22,10 @@ from murmurate.strategies import strategies
 from murmurate.training import checkpoint, coordinator
 from murmurate.training.checkpoint import write_part
 from murmurate.training.coordinator import Coordinator
-from murmurate.training.evaluate import figures
+from murmurate.training.evaluate import evaluate_folder, figures
 from murmurate.training.evaluator import Evaluated, Evaluator, Snapshot
 from murmurate.training.run import Run
-from murmurate.training.worker_context import staging
+from murmurate.training.worker_context import Resume, staging
 from short_runs import altered, resume, train
 from waiting import until
 
@@ -143,6 +146,43 @@ def test_after_a_resume_a_worse_snapshot_does_not_replace_the_best(tmp_path: Pat
     assert checkpoint.read_manifest(best)["score"] == 1e6
     assert [record["env_steps"] // (15 * _STEPS) for record in evaluations(folder)] == [1, 2, 3, 4]
     assert manifest["score"] < 1e6
+
+
+def test_a_crash_while_the_best_is_replaced_costs_neither_it_nor_its_score(
+    evaluated: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(evaluated, folder)
+    checkpoints = folder / "checkpoints"
+    best = checkpoint.read_manifest(checkpoints / "best")
+    (checkpoints / "best").rename(checkpoints / ".old-best")  # between the two renames of ``keep_as_best``
+    assert evaluate_folder(a_run(), folder, which="best", count=1)["episodes"] == 1
+    assert load(folder, best=True).folder == folder
+    run_state = RunState(2)
+    run_state.open()
+    manifest = checkpoint.read_manifest(checkpoints / "last") | {"best": best["best"] + 100}
+    again = Coordinator(a_run(), folder, run_state, 0.0, Resume(checkpoints / "last", {}, manifest, 0.0))
+    assert again.best_score == best["score"]
+    assert again.best == best["best"], "the newest checkpoint counts a mean that was not kept"
+    again.close()
+
+
+def test_an_evaluation_that_a_kill_cut_is_made_after_the_resume(evaluated: Path, tmp_path: Path) -> None:
+    last = evaluated / "checkpoints" / "last"
+    manifest = checkpoint.read_manifest(last)
+    assert manifest["evaluated_env_steps"] == evaluations(evaluated)[-1]["env_steps"]
+    (tmp_path / "checkpoints").mkdir()
+    # at 1,250 env steps the evaluation of 1,200 was not complete; an earlier folder does not say so
+    for known, snapshots in (({"evaluated_env_steps": 1_100}, 1), ({}, 0)):
+        run_state = RunState(2)
+        run_state.open()
+        run_state.advance(0, 1_250, 60)
+        resumed = Resume(last, {0: 0, 1: 1}, {"env_steps": 1_250, "best": None, **known}, 3.0)
+        run = a_run(evaluate_every_env_steps=200)
+        coordinator = Coordinator(run, tmp_path, run_state, time.monotonic(), resumed)
+        coordinator.poll()
+        assert run_state.checkpoint_requested == snapshots
+        coordinator.close()
 
 
 # -- the process -----------------------------------------------------------------------------------------

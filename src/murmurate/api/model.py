@@ -58,7 +58,7 @@ def load(
         # loads the user's environment, which can be replaced by env only within this context
         run.world.spec(read_fingerprint(run_folder))
         if best:
-            path = run_folder / "checkpoints" / "best"
+            path = checkpoint.best(run_folder / "checkpoints")
             if (problem := checkpoint.damage(path)) is not None:
                 raise Refusal(f"{problem} Use the last checkpoint instead: leave out best.")
         else:

@@ -164,6 +164,12 @@ def restore_best(folder: Path) -> None:
         old.rename(best)
 
 
+def best(folder: Path) -> Path:
+    """The best checkpoint in ``folder``; if a crash interrupted its replacement, the one before."""
+    kept, old = folder / "best", folder / ".old-best"
+    return old if old.exists() and not kept.exists() else kept
+
+
 def newest(
     folder: Path, fits: Callable[[Path], object] = lambda checkpoint: None, *, replays: bool = True
 ) -> Path:
@@ -197,7 +203,7 @@ def newest(
     if damage(folder / "last", replays) is None:
         raise Refusal(problems[0])
     remedy = "There is no other to fall back to: start again with murmurate train."
-    if damage(folder / "best") is None:
+    if damage(best(folder)) is None:
         remedy = "The best checkpoint is sound: evaluate or export that one with --best."
     raise Refusal(f"{problems[0]} {remedy}")
 

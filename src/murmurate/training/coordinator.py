@@ -23,7 +23,7 @@ from murmurate.record.reader import Tail
 from murmurate.record.recorder import Recorder
 from murmurate.record.tensorboard import TensorBoard
 from murmurate.training import checkpoint
-from murmurate.training.evaluator import Evaluated, Evaluator, Snapshot, best_so_far, score
+from murmurate.training.evaluator import Evaluated, Evaluator, Snapshot, best_mean, best_so_far, score
 from murmurate.training.interrupts import SecondInterrupt
 from murmurate.training.place import FollowedFolder
 from murmurate.training.run import Run
@@ -73,9 +73,11 @@ class Coordinator:
         loggers = open_loggers(run.loggers, folder, plain(run))
         self.callbacks = Callbacks([*watch.callbacks, *loggers], offset_seconds)
         self.returns: deque[float] = deque(maxlen=100)
-        self.best = float("-inf")  # the best mean training return
+        checkpoint.restore_best(self.checkpoints)
+        self.best = best_mean(self.checkpoints)
         self.evaluator = Evaluator(run, in_process)
         self.best_score = best_so_far(run, self.checkpoints)
+        self.evaluated_env_steps = 0  # of the last recorded evaluation
         self.dead: list[int] = []
         self.events: list[dict[str, Any]] = []
         self.interrupted, self.signal, self.stopped_because = False, 0, ""
@@ -93,7 +95,6 @@ class Coordinator:
         self._next_at_seconds = self._seconds_of_next_checkpoint()
         self.evaluator.begin_at(run_state.total_env_steps())
         self._clear_staging()
-        checkpoint.restore_best(self.checkpoints)
         if (left_out := run.world.skipped()) is not None:
             self.event("skipped", left_out[0], causes=left_out[1])
         if resume is not None:
@@ -312,7 +313,7 @@ class Coordinator:
 
     def _manifest_fields(self, name: str) -> dict[str, Any]:
         """The fields, beside the digests, of the manifest of the parts in a staging folder."""
-        mean = self.return_mean()
+        best = max(self.best, self.return_mean())  # the former if the mean is NaN
         saved = checkpoint.parts(staging(self.folder, name))
         counts = [
             checkpoint.env_steps(staging(self.folder, name), rank)
@@ -327,7 +328,8 @@ class Coordinator:
             "replicas": self.run.replicas,
             "living": list(self.run_state.living()),
             "dead": self.dead,
-            "best": self.best_or_none() if math.isnan(mean) else max(self.best, mean),
+            "best": None if best == float("-inf") else best,
+            "evaluated_env_steps": self.evaluated_env_steps if self.run.evaluate_every_env_steps else None,
         }
 
     def _begin_evaluation(self, name: str) -> None:
@@ -367,12 +369,10 @@ class Coordinator:
 
     def _record_evaluation(self, ended: Evaluated, at: str) -> None:
         self.recorder.record(ended.record(self.run.evaluation.sentence(ended.figures), at))
+        self.evaluated_env_steps = ended.snapshot.env_steps
         if (value := score(self.run, ended.figures)) > self.best_score:
             self.best_score = value
             checkpoint.keep_as_best(self.checkpoints, ended.snapshot.folder, score=value)
-
-    def best_or_none(self) -> float | None:
-        return None if self.best == float("-inf") else self.best
 
     def _clear_staging(self) -> None:
         for leftover in self.checkpoints.glob(".staging-*"):
@@ -381,10 +381,10 @@ class Coordinator:
     def _restore(self, manifest: dict[str, Any]) -> None:
         self.steps_before = int(manifest["env_steps"])
         # the returns so far are read from metrics.jsonl
-        if manifest["best"] is not None:
-            self.best = float(manifest["best"])
         self._next_at_env_steps = self._next_checkpoint_after(int(manifest["env_steps"]))
-        self.evaluator.begin_at(int(manifest["env_steps"]))
+        evaluated = manifest.get("evaluated_env_steps")  # None: of a run without evaluations, or of before
+        self.evaluated_env_steps = int(manifest["env_steps"] if evaluated is None else evaluated)
+        self.evaluator.begin_at(self.evaluated_env_steps)
         self.event("resumed", f"resumed at {manifest['env_steps']:,} {self.run.unit}")
 
     def close(self) -> None:

@@ -69,7 +69,7 @@ def evaluate_folder(
     """
     if sample and not run.evaluation.plays:
         raise Refusal(f"{run.recipe} takes no actions that could be sampled. Leave out --sample.")
-    checkpoint_folder = folder / "checkpoints" / which
+    checkpoint_folder = checkpoint.best(folder / "checkpoints")
     if which == "last":
         checkpoint_folder = checkpoint.newest(
             folder / "checkpoints", lambda path: load_agent(run, path), replays=False

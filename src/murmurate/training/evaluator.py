@@ -148,6 +148,15 @@ class Evaluator:
         self._ended = Evaluated(snapshot, time.monotonic() - self._began_at, results, failure)
 
 
+def best_mean(checkpoints: Path) -> float:
+    """The best mean training return when the best checkpoint was kept; minus infinity without one. The
+    newest checkpoint may count a mean that a crash kept from becoming the best checkpoint."""
+    with contextlib.suppress(Refusal):
+        if (mean := checkpoint.read_manifest(checkpoints / "best")["best"]) is not None:
+            return float(mean)
+    return float("-inf")
+
+
 def best_so_far(run: Run, checkpoints: Path) -> float:
     """The score (see ``score``) of the best checkpoint, if an evaluation chose it; else minus infinity."""
     with contextlib.suppress(Refusal):

@@ -126,4 +126,5 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "living": _is_counts,
     "dead": _is_counts,
     "best": lambda value: value is None or _is_number(value),
+    "evaluated_env_steps": lambda value: value is None or _is_count(value),
 }
