@@ -369,3 +369,11 @@ def derive_generator(
     run_seed: int, role: str, index: int = 0, device: torch.device | str = "cpu"
 ) -> torch.Generator:
     return torch.Generator(device).manual_seed(derive_seed(run_seed, role, index))
+
+
+def restore_generator(generator: torch.Generator, state: Tensor) -> None:
+    """Go on from a saved state. The state of another kind of device has another size: it becomes the seed."""
+    if state.shape == generator.get_state().shape:
+        generator.set_state(state.cpu())
+    else:
+        generator.manual_seed(derive_seed(zlib.crc32(bytes(state.tolist())), "of another kind of device"))

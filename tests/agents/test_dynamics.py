@@ -191,6 +191,21 @@ def test_who_takes_over_a_peers_state_draws_other_numbers():
     assert not torch.equal(drawn_by[2], drawn_by[1])
 
 
+def test_a_state_of_another_kind_of_device_is_loaded():
+    inputs, _, _, _ = linear_system(20)
+    drawn_from = []
+    for seed in (1, 1, 2):
+        model = DynamicsModel(SMALL, CONTEXT, 3, 2)
+        state = model.state()
+        state["generator"]["state"] = torch.tensor(
+            [seed] + [0] * 15, dtype=torch.uint8
+        )  # of a CUDA generator
+        model.load(state)
+        drawn_from.append(model.predict(inputs))
+    assert torch.equal(drawn_from[0], drawn_from[1])
+    assert not torch.equal(drawn_from[0], drawn_from[2])
+
+
 def test_decay_grows_with_the_layers():
     assert ModelConfig().decay() == pytest.approx([2.5e-5, 5e-5, 7.5e-5, 7.5e-5, 1e-4])
     assert len(dataclasses.replace(SMALL, layers=1).decay()) == 2

@@ -224,6 +224,20 @@ def test_resuming_on_cartpole_is_bit_for_bit(double_buffer: bool) -> None:
     assert ended > 50
 
 
+def test_resuming_on_another_kind_of_device_draws_from_what_was_saved() -> None:
+    def actions(saved_generator: list[int]) -> Tensor:
+        rollouts = RolloutSource(
+            open_groups(GymWorld("CartPole-v1", 25), 4, training=True), Roulette(2), steps=50, seed=0
+        )
+        # a CUDA generator has 16 bytes, a seed and an offset; a CPU's has 5,056
+        rollouts.load(rollouts.state() | {"generator": torch.tensor(saved_generator, dtype=torch.uint8)})
+        return next(rollouts).data.action
+
+    one, other = [1] + [0] * 15, [2] + [0] * 15
+    assert torch.equal(actions(one), actions(one))
+    assert not torch.equal(actions(one), actions(other))
+
+
 def test_resuming_keeps_recurrent_memory_and_unfinished_games() -> None:
     script: list[list[Line]] = [[(1, "")] * 9 + [(2, "terminated")], [(3, "")] * 6 + [(4, "truncated")]]
     rollouts = RolloutSource(groups_of(script, [1]), Counter(), steps=4, seed=0)

@@ -19,6 +19,7 @@ from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.recipes import recipe
 from murmurate.replica.vector import Replica
+from murmurate.sources.rollouts import RolloutSource
 from murmurate.strategies.gala import GALA
 from murmurate.strategies.hogwild import Hogwild
 from murmurate.training import coordinator, interrupts, session, summary
@@ -112,6 +113,24 @@ def test_resume_refuses_an_end_that_is_past(tmp_path: Path, capsys: pytest.Captu
     assert "has already made 3 updates; give more" in refused(capsys, "resume", folder, "--updates", 2)
     assert content(folder) == before
     assert main(["resume", str(folder), "--env-steps", str(steps + 1), "--updates", "none"]) == 0
+
+
+def test_a_resume_whose_member_cannot_load_its_part_changes_nothing_that_is_settled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    assert main(["train", "cartpole-a2c", *SHORT, "--out", str(folder)]) == 0
+    before = content(folder)
+
+    def misfit(*_: object) -> None:
+        raise ValueError("the simulators are of another version")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RolloutSource, "load", misfit)
+        assert main(["resume", str(folder), "--updates", "4"]) == 2
+    assert "does not fit this run (the simulators are of another version)" in capsys.readouterr().err
+    after = content(folder)
+    assert all(after[name] == before[name] for name in ("run.json", "summary.json"))
 
 
 def test_resume_refuses_another_strategy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ from murmurate.ranges import (
 from murmurate.replica.adam import Adam
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
-from murmurate.spec import derive_generator, derive_seed
+from murmurate.spec import derive_generator, derive_seed, restore_generator
 
 # Gradient steps for each epoch of patience, at least: the epochs of the first fit, on few transitions, are
 # one or two steps long, after five of which the model would have learned nothing.
@@ -220,7 +220,7 @@ def load_generator(generator: torch.Generator, saved: Any, context: Context) -> 
     numbers than the peer."""
     if torch.is_tensor(saved):  # from before the rank was saved
         saved = {"rank": context.rank, "state": saved}
-    generator.set_state(saved["state"].cpu())
+    restore_generator(generator, saved["state"])
     if saved["rank"] != context.rank:
         seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
         generator.manual_seed(derive_seed(seed, "of a peer", context.rank))

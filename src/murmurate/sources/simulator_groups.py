@@ -17,7 +17,7 @@ from torch import Tensor
 from murmurate.agents.interface import Policy
 from murmurate.errors import Refusal
 from murmurate.sources.interface import RunView
-from murmurate.spec import EnvSpec, derive_generator, derive_seed
+from murmurate.spec import EnvSpec, derive_generator, derive_seed, restore_generator
 from murmurate.worlds.interface import Simulators, SimulatorWorld
 
 SIMULATOR_BYTES = 2_000  # memory of one simulator, at least
@@ -171,7 +171,7 @@ class SimulatorGroups:
         """Continue from ``state``; returns each group's observations. Groups that could not be saved begin
         new episodes, with new seeds."""
         self.check_state(state)
-        self.generator.set_state(state["generator"])
+        restore_generator(self.generator, state["generator"])
         self.first = state["first"].clone()
         observations = []
         for g, (group, part, saved) in enumerate(zip(self.groups, self.parts, state["groups"], strict=True)):

@@ -319,6 +319,20 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
         raise
 
 
+@contextmanager
+def restored_if_refused(folder: Path, *names: str) -> Iterator[None]:
+    """Used around code that changes these files of a run folder: a Refusal leaves them as they were."""
+    contents = {folder / name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
+    try:
+        yield
+    except Refusal:
+        for path, content in contents.items():
+            fresh = path.with_name(path.name + ".new")
+            fresh.write_bytes(content)
+            os.replace(fresh, path)
+        raise
+
+
 def _command() -> list[str]:
     """What started this process: the command line, or a script or notebook of the user's."""
     called, *words = sys.argv or [""]

@@ -37,7 +37,15 @@ from murmurate.training.restore import (
     without_initial,
 )
 from murmurate.training.run import Run
-from murmurate.training.run_folder import claim, has_begun, locked, plain, unclaim, write_run
+from murmurate.training.run_folder import (
+    claim,
+    has_begun,
+    locked,
+    plain,
+    restored_if_refused,
+    unclaim,
+    write_run,
+)
 from murmurate.training.summary import summarize
 from murmurate.training.worker_context import Resume
 
@@ -191,7 +199,8 @@ def resume(
             newest = checkpoint.newest(folder / "checkpoints", lambda path: _check_fits(run, folder, path))
             if stored != recorded:
                 write_run(folder, stored)
-            return _continue(run, stored, folder, newest, launcher)
+            with restored_if_refused(folder, "run.json", "summary.json"):
+                return _continue(run, stored, folder, newest, launcher)
 
 
 def _continue(run: Run, stored: Run, folder: Path, newest: Path, launcher: Launcher) -> Finish:
