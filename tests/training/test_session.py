@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import murmurate
 from murmurate.cli.main import main
 from murmurate.errors import Refusal, RunFailed
 from murmurate.evaluation import games
@@ -22,7 +23,7 @@ from murmurate.replica.vector import Replica
 from murmurate.sources.rollouts import RolloutSource
 from murmurate.strategies.gala import GALA
 from murmurate.strategies.hogwild import Hogwild
-from murmurate.training import coordinator, interrupts, session, summary
+from murmurate.training import checkpoint, coordinator, interrupts, session, summary
 from murmurate.training.coordinator import Coordinator
 from murmurate.training.members import build_learner
 from murmurate.training.run_folder import claim
@@ -295,3 +296,60 @@ def test_views_that_came_loose_are_found_at_the_first_loss() -> None:
     module.weight.data = module.weight.data.clone()
     with pytest.raises(RuntimeError, match="weight"):
         replica.descend(module(torch.ones(1, 2)).sum())
+
+
+_DROPS = """
+import torch
+from torch import nn
+
+class Drops(nn.Sequential):
+    out_features = 8
+
+    def __init__(self, spec, hidden):
+        super().__init__(nn.Linear(spec.observation_shape[0], 8), nn.Dropout(0.5))
+
+    def forward(self, observation):
+        if torch.is_grad_enabled():
+            open(__file__ + ".seeds", "a").write(f"{torch.initial_seed()}\\n")
+        return super().forward(observation)
+"""
+
+
+class _Stop:
+    def on_checkpoint(self, folder: Path) -> str:
+        return murmurate.STOP
+
+
+def test_the_masks_of_dropout_are_the_replicas_own_and_a_resumed_run_goes_on_with_them(
+    tmp_path: Path,
+) -> None:
+    net = tmp_path / "drops.py"
+    net.write_text(_DROPS)
+
+    def run(name: str, **options: Any) -> Path:
+        settings: dict[str, Any] = {
+            "launcher": "inline", "updates": 8, "simulators": 2, "eval_episodes": 1, "quiet": True,
+            "agent": {"torso": f"{net}:Drops"}, "checkpoint_every_env_steps": 40,
+        }  # fmt: skip
+        murmurate.train("cartpole-a2c", out=tmp_path / name, **settings | options)
+        return tmp_path / name
+
+    def parameters(folder: Path) -> dict[str, torch.Tensor]:
+        state = checkpoint.read_part(folder / "checkpoints" / "last", 0)
+        assert state["updates"] == 8
+        return state["replicas"]["a2c"]["replica"]["params"]
+
+    state_before = torch.get_rng_state()
+    whole = parameters(run("whole"))
+    assert torch.equal(torch.get_rng_state(), state_before)
+    stopped = run("stopped", callbacks=[_Stop()])
+    assert checkpoint.updates(stopped / "checkpoints" / "last", 0) < 8
+    torch.rand(3)
+    murmurate.resume(stopped, quiet=True)
+    resumed = parameters(stopped)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    seeds = net.with_name("drops.py.seeds")
+    seeds.unlink()
+    run("two", replicas=2, strategy="all-reduce")
+    run("other", replicas=2, strategy="all-reduce", seed=1)
+    assert len(set(seeds.read_text().split())) == 2 * 2 * 8

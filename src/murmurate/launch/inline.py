@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from murmurate.errors import RunFailed
 from murmurate.fabric.interface import Fabric, FabricError
 from murmurate.fabric.processes.run_state import RunState
@@ -68,7 +70,9 @@ class Inline(Launcher):
                 raise coordinator.failed(rank, str(failure)) from failure
 
         try:
-            with signals(coordinator), coordinator.console:
+            # the caller's generators go on as if there had been no run
+            gpus = [device for rank in range(run.replicas) if (device := run.device(rank)).type == "cuda"]
+            with signals(coordinator), coordinator.console, torch.random.fork_rng(devices=gpus):
                 fabric.run([functools.partial(role, rank) for rank in range(run.members)])
                 coordinator.poll()
                 coordinator.commit_final()

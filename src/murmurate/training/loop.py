@@ -19,7 +19,7 @@ from murmurate.record.gossip_window import gossip_window
 from murmurate.record.recorder import Recorder
 from murmurate.record.step_timer import StepTimer
 from murmurate.replicator.learner import Learner, updates_of
-from murmurate.spec import Batch, Outcome
+from murmurate.spec import Batch, Outcome, derive_seed
 from murmurate.training.checkpoint import write_part
 from murmurate.training.divergence import Probes
 from murmurate.training.members import learner_of, open_source
@@ -69,6 +69,7 @@ class TrainingLoop:
         self.window = gossip_window(context.run_state.total_env_steps, bound_replicas)
         self.env_steps = 0
         self.batches = 0
+        self._global_seed = derive_seed(run.seed, "global generator", context.rank)
         self.updates = 0
         self.saved_request = 0  # number of the newest checkpoint request already served
         self.state_transfer = (
@@ -117,6 +118,7 @@ class TrainingLoop:
         outcome: Outcome | None = None
         # a replica that joins begins where its peers have just agreed on the requests
         if self.context.joins or not self._is_over(self._agree_on_requests()):
+            self._seed_global_generators()
             for batch in self.source:
                 self.timer.lap("collect")
                 if batch.data is None:
@@ -143,7 +145,17 @@ class TrainingLoop:
                 self.timer.end_iteration()
                 if self.window is not None:
                     self.window.end_iteration()
+                self._seed_global_generators()
         self._finish(outcome)
+
+    def _seed_global_generators(self) -> None:
+        """Seed torch's global generators, from which layers such as Dropout draw, for the next batch: so each
+        replica draws numbers of its own, and a resumed run those of one that was not interrupted."""
+        seed, device = self._global_seed + self.batches, self.run.device(self.context.rank)
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
 
     # -- counting and recording ---------------------------------------------------------------------
 
