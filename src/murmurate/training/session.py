@@ -19,7 +19,7 @@ from murmurate.record.reader import truncate_after
 from murmurate.replica.state_dict import refuse_not_finite
 from murmurate.replicator.learner import Context, Learner
 from murmurate.replicator.replicator import Replicator, check_capabilities
-from murmurate.training import checkpoint
+from murmurate.training import checkpoint, run_folder
 from murmurate.training.coordinator import Coordinator
 from murmurate.training.data_record import check_data, record_data, refuse_missing, without_places
 from murmurate.training.interrupts import SecondInterrupt, signals, signals_restored
@@ -37,15 +37,7 @@ from murmurate.training.restore import (
     without_initial,
 )
 from murmurate.training.run import Run
-from murmurate.training.run_folder import (
-    claim,
-    has_begun,
-    locked,
-    plain,
-    restored_if_refused,
-    unclaim,
-    write_run,
-)
+from murmurate.training.run_folder import claim, has_begun, locked, plain, unclaim, write_run
 from murmurate.training.summary import summarize
 from murmurate.training.worker_context import Resume
 
@@ -199,7 +191,7 @@ def resume(
             newest = checkpoint.newest(folder / "checkpoints", lambda path: _check_fits(run, folder, path))
             if stored != recorded:
                 write_run(folder, stored)
-            with restored_if_refused(folder, "run.json", "summary.json"):
+            with run_folder.restored_if_refused(folder, "run.json", "summary.json"):
                 return _continue(run, stored, folder, newest, launcher)
 
 
