@@ -114,18 +114,20 @@ def layer_norm(
     sizes = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
     if len(sizes) < 2 or list(x.shape[-len(sizes) :]) != sizes:
         raise ValueError(f"layer_norm over {sizes} of an image of {list(x.shape)}: give its last dimensions")
-    dims = list(range(x.dim() - len(sizes), x.dim()))
-    statistics = _statistics(x.local.detach(), dims, math.prod(sizes), x.parts)
-    affine = [None if p is None else aligned(x, p) for p in (weight, bias)]
-    return x.like(_normalised(x.local, dims, statistics, affine[0], affine[1], eps, x.parts))
+    groups = x.numel() // math.prod(sizes)
+    grouped = x.local.reshape(1, groups, -1, x.local.shape[-1])
+    statistics = _moments(grouped.detach(), math.prod(sizes), x.parts)
+    y = _by_channel(grouped, None, None, statistics, eps, x.parts).view(x.local.shape)
+    if weight is not None:
+        y = y * aligned(x, weight)
+    if bias is not None:
+        y = y + aligned(x, bias)
+    return x.like(y.to(x.dtype))
 
 
 def _follow(running: Tensor, present: Tensor, momentum: float) -> None:
     """Move a running statistic towards the present batch's."""
     running.lerp_(present.to(running.dtype), momentum)
-
-
-# -- statistics of channels, by torch's own kernels ------------------------------------------------------
 
 
 def _moments(x: Tensor, number: int, parts: Parts) -> Statistics:
@@ -134,7 +136,21 @@ def _moments(x: Tensor, number: int, parts: Parts) -> Statistics:
     with torch.no_grad():
         unused = torch.zeros(2, x.shape[1], dtype=dtype, device=x.device)  # running statistics
         mean, variance = torch.ops.aten.batch_norm_update_stats(x, unused[0], unused[1], 0.0)
-        return _joined(mean, variance, x.numel() // x.shape[1], number, parts)
+        if parts.size == 1:
+            return Statistics(mean, variance, number)
+        own_number = torch.full_like(mean, x.numel() // x.shape[1])
+        shares = [(m, v, n / number) for m, v, n in parts.gather(torch.stack([mean, variance, own_number]))]
+        joint = _sum_in_order([m * share for m, _, share in shares])
+        variance = _sum_in_order([(v + (m - joint) ** 2) * share for m, v, share in shares])
+        return Statistics(joint, variance, number)
+
+
+def _sum_in_order(addends: list[Tensor]) -> Tensor:
+    """The sum, added up in the order of the parts, so that all parts get the same bits."""
+    total = addends[0]
+    for addend in addends[1:]:
+        total = total + addend
+    return total
 
 
 def _by_channel(
@@ -145,7 +161,8 @@ def _by_channel(
 
 
 class _NormaliseChannels(torch.autograd.Function):
-    """As ``_Normalise``, but for each channel of x [N, C, ...], with weight and bias [C]."""
+    """weight * (x - mean) / sqrt(variance + eps) + bias for each channel of x [N, C, ...], where mean and
+    variance depend on x on all parts. weight, bias: [C]."""
 
     @staticmethod
     def forward(
@@ -195,91 +212,3 @@ def _scaled(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return torch.native_batch_norm(
         x, scale, shift, torch.zeros_like(scale), torch.ones_like(scale), False, 0.0, 0.0
     )[0]
-
-
-# -- any dimensions --------------------------------------------------------------------------------------
-
-
-def _statistics(x: Tensor, dims: list[int], count: int, parts: Parts) -> Statistics:
-    """The statistics of all parts' x over ``dims``, which are kept with size 1. count: values that each mean
-    is over, on all parts together."""
-    at_least_float32 = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-    with torch.no_grad():
-        variance, mean = torch.var_mean(at_least_float32, dims, correction=0, keepdim=True)
-        return _joined(mean, variance, math.prod(x.shape[d] for d in dims), count, parts)
-
-
-def _joined(mean: Tensor, variance: Tensor, own_number: int, number: int, parts: Parts) -> Statistics:
-    """The statistics of all parts together, from this part's mean and variance. own_number, number: the
-    number of values that a mean is over on this part, and on all parts."""
-    if parts.size == 1:
-        return Statistics(mean, variance, number)
-    gathered = parts.gather(torch.stack([mean, variance, torch.full_like(mean, own_number)]))
-    shares = [(m, v, n / number) for m, v, n in gathered]
-    joint = _sum_in_order([m * share for m, _, share in shares])
-    variance = _sum_in_order([(v + (m - joint) ** 2) * share for m, v, share in shares])
-    return Statistics(joint, variance, number)
-
-
-def _sum_in_order(addends: list[Tensor]) -> Tensor:
-    """The sum, added up in the order of the parts, so that all parts get the same bits."""
-    total = addends[0]
-    for addend in addends[1:]:
-        total = total + addend
-    return total
-
-
-def _normalised(
-    x: Tensor,
-    dims: list[int],
-    statistics: Statistics,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    parts: Parts,
-) -> Tensor:
-    y: Tensor = _Normalise.apply(x, weight, bias, dims, statistics, eps, parts)  # type: ignore[no-untyped-call]
-    return y
-
-
-class _Normalise(torch.autograd.Function):
-    """weight * (x - mean) / sqrt(variance + eps) + bias, where mean and variance depend on x on all parts."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        dims: list[int],
-        statistics: Statistics,
-        eps: float,
-        parts: Parts,
-    ) -> Tensor:
-        inverse = torch.rsqrt(statistics.variance + eps)
-        ctx.save_for_backward(x, weight, statistics.mean, inverse)
-        ctx.dims, ctx.count, ctx.parts = dims, statistics.number, parts
-        ctx.bias_shape = None if bias is None else bias.shape
-        scale = inverse if weight is None else inverse * weight
-        shift = -statistics.mean * scale if bias is None else bias - statistics.mean * scale
-        return torch.addcmul(shift, x, scale).to(x.dtype)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        x, weight, mean, inverse = ctx.saved_tensors
-        normalised = (x - mean) * inverse
-        scaled = gradient if weight is None else gradient * weight
-        weight_gradient = None if weight is None else (gradient * normalised).sum_to_size(weight.shape)
-        bias_gradient = None if ctx.bias_shape is None else gradient.sum_to_size(ctx.bias_shape)
-        if not ctx.needs_input_grad[0]:
-            return None, weight_gradient, bias_gradient, None, None, None, None
-        sums = torch.stack(
-            [
-                scaled.sum(ctx.dims, keepdim=True, dtype=mean.dtype),
-                (scaled * normalised).sum(ctx.dims, keepdim=True, dtype=mean.dtype),
-            ]
-        )
-        means = ctx.parts.sum(sums) / ctx.count if ctx.parts.size > 1 else sums / ctx.count
-        x_gradient = (scaled - means[0] - normalised * means[1]) * inverse
-        return x_gradient.to(x.dtype), weight_gradient, bias_gradient, None, None, None, None
