@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,11 +13,10 @@ from numpy.typing import NDArray
 
 from murmurate.datasets._archives import load_arrays, refuse_special
 from murmurate.datasets._files import state_of
-from murmurate.datasets.image_set import ImageData, ImageSet, checked_labels, image_spec, refuse_unlearned
-from murmurate.datasets.interface import Split
+from murmurate.datasets._image_world import ImageWorld
+from murmurate.datasets.image_set import ImageData, ImageSet, checked_labels, refuse_unlearned
 from murmurate.errors import Refusal
 from murmurate.ranges import NonNegativeFloat, Seed
-from murmurate.spec import EnvSpec, World
 
 # names of the arrays (images, labels) of each part: those of MedMNIST, of Keras, and of a file with one part
 _NAMES = {
@@ -30,7 +28,7 @@ _MOST_CLASSES = 1_000_000
 
 
 @dataclass(frozen=True)
-class ArraysWorld(World):
+class ArraysWorld(ImageWorld):
     """Images uint8 [n, H, W] or [n, H, W, C] and labels [n] in an ``.npz`` file.
 
     path: path of the file, with arrays train_images and train_labels, or x_train and y_train, or images and
@@ -47,31 +45,12 @@ class ArraysWorld(World):
     split_seed: Seed = 0
 
     name: ClassVar[str] = "arrays"
-    unit: ClassVar[str] = "images"
-
-    def __post_init__(self) -> None:
-        if self.path:  # a run may be resumed from another folder
-            object.__setattr__(self, "path", os.path.abspath(self.path))
 
     def load(self) -> ImageData:
         """All images. Raises Refusal for a file that is damaged, or holds other arrays."""
         if not self.path:
             raise Refusal("say where the images are: --world.path FILE.npz.")
         return _read(Path(self.path), state_of(self.path)).with_test(self.test)
-
-    def divided(self) -> Split:
-        return self.load().split(self.validation, self.split_seed, self.test)
-
-    def spec(self, fingerprint: Mapping[str, Any] | None = None) -> EnvSpec:
-        """An observation is an image [C, H, W] in uint8; ``actions`` is the number of classes."""
-        counts = self.load().counts() if fingerprint is None else fingerprint
-        return image_spec(self.name, counts, self.validation, self.split_seed, self.test)
-
-    def fingerprint(self) -> dict[str, Any]:
-        return self.load().fingerprint()
-
-    def check_fingerprint(self, fingerprint: Mapping[str, Any], thorough: bool = True) -> None:
-        self.load().check(self.path, fingerprint, thorough)
 
 
 @functools.lru_cache(maxsize=2)

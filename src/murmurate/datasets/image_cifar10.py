@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +15,10 @@ from murmurate.datasets._archives import load_arrays, refuse_special
 from murmurate.datasets._files import state_of
 from murmurate.datasets._image_decoding import decode
 from murmurate.datasets._image_headers import ImageError
-from murmurate.datasets.image_set import ImageData, ImageSet, checked_labels, digest_of, image_spec
-from murmurate.datasets.interface import Split
+from murmurate.datasets._image_world import ImageWorld
+from murmurate.datasets.image_set import ImageData, ImageSet, checked_labels, digest_of
 from murmurate.errors import Refusal
 from murmurate.ranges import NonNegativeFloat, Seed
-from murmurate.spec import EnvSpec, World
 
 _SIDE, _CHANNELS = 32, 3
 _RECORD = 1 + _CHANNELS * _SIDE * _SIDE  # bytes of an image in a binary file: its label, then its channels
@@ -30,7 +28,7 @@ _WANTED = "CIFAR-10's binary version: the folder with data_batch_1.bin to data_b
 
 
 @dataclass(frozen=True)
-class Cifar10World(World):
+class Cifar10World(ImageWorld):
     """CIFAR-10: 50,000 images to train on and 10,000 to test on.
 
     path: folder of CIFAR-10's binary version (data_batch_1.bin, ...), or an ``.npz`` file of JPEG files
@@ -44,32 +42,12 @@ class Cifar10World(World):
     split_seed: Seed = 0
 
     name: ClassVar[str] = "cifar10"
-    unit: ClassVar[str] = "images"
-
-    def __post_init__(self) -> None:
-        if self.path:  # a run may be resumed from another folder
-            object.__setattr__(self, "path", os.path.abspath(self.path))
 
     def load(self) -> ImageData:
         """All images. Raises Refusal for files that are missing, damaged, or of CIFAR-10's python version."""
         if not self.path:
             raise Refusal(f"say where CIFAR-10 is: --world.path FOLDER of {_WANTED}.")
         return _read(Path(self.path), state_of(self.path))
-
-    def divided(self) -> Split:
-        return self.load().split(self.validation, self.split_seed)
-
-    def spec(self, fingerprint: Mapping[str, Any] | None = None) -> EnvSpec:
-        """An observation is an image [3, 32, 32] in uint8; ``actions`` is the number of classes."""
-        counts = self.load().counts() if fingerprint is None else fingerprint
-        return image_spec(self.name, counts, self.validation, self.split_seed)
-
-    def fingerprint(self) -> dict[str, Any]:
-        return self.load().fingerprint()
-
-    def check_fingerprint(self, fingerprint: Mapping[str, Any], thorough: bool = True) -> None:
-        """Raise Refusal if these are other images. thorough: compare the digest too (0.3 s)."""
-        self.load().check(self.path, fingerprint, thorough)
 
 
 @functools.lru_cache(maxsize=2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,11 +10,10 @@ from typing import Any, ClassVar
 
 from murmurate.datasets._files import state_of
 from murmurate.datasets._idx_files import read_idx
-from murmurate.datasets.image_set import ImageData, ImageSet, checked_labels, image_spec
-from murmurate.datasets.interface import Split
+from murmurate.datasets._image_world import ImageWorld
+from murmurate.datasets.image_set import ImageData, ImageSet, checked_labels
 from murmurate.errors import Refusal
 from murmurate.ranges import NonNegativeFloat, Seed
-from murmurate.spec import EnvSpec, World
 
 _DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 _CLASSES = (
@@ -26,7 +24,7 @@ _INSTALL = "On Debian and Ubuntu run: apt-get install dataset-fashion-mnist"
 
 
 @dataclass(frozen=True)
-class FashionWorld(World):
+class FashionWorld(ImageWorld):
     """Fashion-MNIST: 60,000 images to train on and 10,000 to test on, in 10 classes.
 
     path: folder with its four idx files, gzip or not (MNIST's files have the same names and format); empty:
@@ -40,27 +38,11 @@ class FashionWorld(World):
     split_seed: Seed = 0
 
     name: ClassVar[str] = "fashion"
-    unit: ClassVar[str] = "images"
-
-    def __post_init__(self) -> None:
-        if self.path:  # a run may be resumed from another folder
-            object.__setattr__(self, "path", os.path.abspath(self.path))
 
     def load(self) -> ImageData:
         """All images. Raises Refusal for files that are missing or damaged."""
         folder = self._folder()
         return _read(folder, state_of(folder))
-
-    def divided(self) -> Split:
-        return self.load().split(self.validation, self.split_seed)
-
-    def spec(self, fingerprint: Mapping[str, Any] | None = None) -> EnvSpec:
-        """An observation is an image [1, 28, 28] in uint8; ``actions`` is the number of classes."""
-        counts = self.load().counts() if fingerprint is None else fingerprint
-        return image_spec(self.name, counts, self.validation, self.split_seed)
-
-    def fingerprint(self) -> dict[str, Any]:
-        return self.load().fingerprint()
 
     def check_fingerprint(self, fingerprint: Mapping[str, Any], thorough: bool = True) -> None:
         """Raise Refusal if these are other images. thorough: compare the digest too (0.1 s)."""

@@ -6,10 +6,10 @@ import errno
 import functools
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from murmurate.datasets._archives import refuse_special
 from murmurate.datasets._files import is_clutter
 from murmurate.datasets._image_decoding import Place
+from murmurate.datasets._image_world import ImageWorld
 from murmurate.datasets.image_files import ImageFiles, bad_image, read_images
-from murmurate.datasets.image_set import ImageData, digest_of, image_spec, refuse_unlearned
-from murmurate.datasets.interface import Split
+from murmurate.datasets.image_set import ImageData, digest_of, refuse_unlearned
 from murmurate.errors import Refusal
 from murmurate.ranges import NonNegativeFloat, PositiveInt, Seed
-from murmurate.spec import EnvSpec, World
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 _VALIDATION = ("val", "valid", "validation")
@@ -31,7 +30,7 @@ _OTHER_PARTS = {"training": "train", "testing": "test"}  # names that are refuse
 
 
 @dataclass(frozen=True)
-class FolderWorld(World):
+class FolderWorld(ImageWorld):
     """Image files (JPEG, PNG, WebP or BMP) in one folder for each class.
 
     path: folder with ``train`` and ``val``, and optionally ``test``, each with one folder for each class; or
@@ -54,33 +53,14 @@ class FolderWorld(World):
     skip_bad: bool = field(default=False, metadata={"place": True})
 
     name: ClassVar[str] = "folder"
-    unit: ClassVar[str] = "images"
-
-    def __post_init__(self) -> None:
-        if self.path:  # a run may be resumed from another folder
-            object.__setattr__(self, "path", os.path.abspath(self.path))
 
     def load(self) -> ImageData:
-        """The index of all images. Raises Refusal for folders that are missing or empty."""
+        """The index of all images; its digest is of the names, sizes and labels of files. Raises Refusal for
+        folders that are missing or empty."""
         check_sizes(self.size, self.shortest)
         if not self.path:
             raise Refusal("say where the images are: --world.path FOLDER, with a folder of each class.")
         return _read(Path(self.path), self.size, self.shortest, self.skip_bad).with_test(self.test)
-
-    def divided(self) -> Split:
-        return self.load().split(self.validation, self.split_seed, self.test)
-
-    def spec(self, fingerprint: Mapping[str, Any] | None = None) -> EnvSpec:
-        """An observation is an image [3, size, size] in uint8; ``actions`` is the number of classes."""
-        counts = self.load().counts() if fingerprint is None else fingerprint
-        return image_spec(self.name, counts, self.validation, self.split_seed, self.test)
-
-    def fingerprint(self) -> dict[str, Any]:
-        """See ``ImageData.fingerprint``. The digest is of the names, sizes and labels of files."""
-        return self.load().fingerprint()
-
-    def check_fingerprint(self, fingerprint: Mapping[str, Any], thorough: bool = True) -> None:
-        self.load().check(self.path, fingerprint, thorough)
 
     def skipped(self) -> tuple[str, dict[str, int]] | None:
         """Files that are empty; other damaged files are found only when they are decoded."""

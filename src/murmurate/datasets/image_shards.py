@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +22,13 @@ from murmurate.datasets._archives import refuse_special
 from murmurate.datasets._files import is_clutter, state_of
 from murmurate.datasets._image_decoding import Place, read_encoded
 from murmurate.datasets._image_headers import ImageError
+from murmurate.datasets._image_world import ImageWorld
 from murmurate.datasets._tar_files import CompressedTar, Member, TarError, members, name_at
 from murmurate.datasets.image_files import ImageFiles, bad_image, read_images
 from murmurate.datasets.image_folder import SUFFIXES, check_sizes
-from murmurate.datasets.image_set import ImageData, digest_of, image_spec, refuse_unlearned
-from murmurate.datasets.interface import Split
+from murmurate.datasets.image_set import ImageData, digest_of, refuse_unlearned
 from murmurate.errors import Refusal
 from murmurate.ranges import NonNegativeFloat, PositiveInt, Range, Seed
-from murmurate.spec import EnvSpec, World
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _MOST_SHARDS = 100_000
@@ -40,7 +39,7 @@ _NAMED_KEYS = f"{', '.join(_LABEL_KEYS[:-1])} or {_LABEL_KEYS[-1]}"
 
 
 @dataclass(frozen=True)
-class ShardsWorld(World):
+class ShardsWorld(ImageWorld):
     """Images in uncompressed tar files in WebDataset's layout, labelled by ``key.cls`` (a number in text) or
     ``key.json`` (with the label as ``cls``, ``label``, ``class`` or ``target``).
 
@@ -66,7 +65,6 @@ class ShardsWorld(World):
     skip_bad: bool = field(default=False, metadata={"place": True})
 
     name: ClassVar[str] = "shards"
-    unit: ClassVar[str] = "images"
 
     def __post_init__(self) -> None:
         for name in ("path", "test_path"):
@@ -74,7 +72,8 @@ class ShardsWorld(World):
                 object.__setattr__(self, name, os.path.abspath(getattr(self, name)))
 
     def load(self) -> ImageData:
-        """The index of all images. Raises Refusal for shards that are missing or damaged."""
+        """The index of all images; its digest is of the shards' names, and of the places and labels of the
+        images in them. Raises Refusal for shards that are missing or damaged."""
         check_sizes(self.size, self.shortest)
         if not self.path:
             raise Refusal("say where the shards are: --world.path 'train-{000000..000146}.tar'.")
@@ -82,22 +81,6 @@ class ShardsWorld(World):
         state = state_of(*(path for pattern in patterns if pattern for path in expand(pattern)))
         data = _read(*patterns, self.classes, self.size, self.shortest, self.skip_bad, state)
         return data.with_test(self.test)
-
-    def divided(self) -> Split:
-        return self.load().split(self.validation, self.split_seed, self.test)
-
-    def spec(self, fingerprint: Mapping[str, Any] | None = None) -> EnvSpec:
-        """An observation is an image [3, size, size] in uint8; ``actions`` is the number of classes."""
-        counts = self.load().counts() if fingerprint is None else fingerprint
-        return image_spec(self.name, counts, self.validation, self.split_seed, self.test)
-
-    def fingerprint(self) -> dict[str, Any]:
-        """See ``ImageData.fingerprint``. The digest is of the shards' names, and of the places and labels of
-        the images in them."""
-        return self.load().fingerprint()
-
-    def check_fingerprint(self, fingerprint: Mapping[str, Any], thorough: bool = True) -> None:
-        self.load().check(self.path, fingerprint, thorough)
 
     def skipped(self) -> tuple[str, dict[str, int]] | None:
         """What was left out of the index; damaged images are found only when they are decoded."""
