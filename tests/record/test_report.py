@@ -17,7 +17,6 @@ from a_run_folder import write_records, write_run
 
 from murmurate.errors import Refusal
 from murmurate.record.report import report
-from murmurate.record.run_sections import film_strip
 from murmurate.record.runs import open_run
 
 
@@ -346,18 +345,6 @@ def test_a_survivor_that_ended_early_still_counts_in_the_mean(tmp_path: Path) ->
     write_records(tmp_path / "run", records, replicas=2, strategy={"name": "solo"})
     _, mean = open_run(tmp_path / "run").mean("return_mean", "time_seconds")
     np.testing.assert_allclose(mean, 4.0)
-
-
-def test_film_strip_chooses_frames_evenly(tmp_path: Path) -> None:
-    frames = np.zeros((71, 21, 40, 3), np.uint8)
-    frames += np.arange(71, dtype=np.uint8)[:, None, None, None]
-    np.savez(tmp_path / "e.npz", frames=frames, rewards=np.zeros(71))
-    strip = matplotlib.image.imread(io.BytesIO(film_strip(tmp_path / "e.npz")))
-    assert strip.shape[:2] == (21, 8 * 40 + 7 * 2)
-    centres = (strip[10, 20 :: 40 + 2, 0] * 255).round().astype(int)
-    assert centres.tolist() == [0, 10, 20, 30, 40, 50, 60, 70]
-    np.savez(tmp_path / "no.npz", rewards=np.zeros(3))
-    assert film_strip(tmp_path / "no.npz") is None
 
 
 def test_the_episode_is_embedded_as_it_is_or_its_absence_explained(tmp_path: Path) -> None:

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import base64
-import io
-import zipfile
-import zlib
-from pathlib import Path
 
-import matplotlib.image
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,14 +14,12 @@ from murmurate.record.figures import svg
 from murmurate.record.groups import RunGroup
 from murmurate.record.runs import RecordedRun
 from murmurate.record.sections import LegendKey, Section, legend
-from murmurate.record.stored import UNSOUND
 from murmurate.record.window_bound import window_bounds
 from murmurate.topology import topology
 
-STRIP_FRAMES = 8
 DRAWN_COSINES = 32  # most replicas whose cosines are drawn
 _ROUNDING = 1e-6  # relative error of a recorded distance
-_MOST_BYTES = 256 * 2**20  # of a picture, or of the arrays of an archive
+_MOST_BYTES = 256 * 2**20  # of a picture
 MOST_COSINES = 2048  # most replicas whose matrix of cosines is computed
 
 
@@ -181,39 +174,9 @@ def learning(group: RunGroup) -> Section:
 
 
 def episode(run: RecordedRun) -> Section:
-    """A film strip from the run's ``videos/``: ``frames.png``, else frames of the newest npz."""
-    folder = run.folder / "videos"
-    picture = folder / "frames.png"
-    archives = sorted(folder.glob("*.npz"), key=lambda path: (path.stat().st_mtime, path.name))
-    has_picture = picture.is_file() and picture.stat().st_size < _MOST_BYTES
-    strip = picture.read_bytes() if has_picture else film_strip(archives[-1]) if archives else None
-    if strip is None:
+    """The film strip in the run's ``videos/``."""
+    picture = run.folder / "videos" / "frames.png"
+    if not picture.is_file() or picture.stat().st_size >= _MOST_BYTES:
         return Section("An episode", f"No video was made; make one with: murmurate eval {run.folder} --video")
-    return Section("An episode", image="data:image/png;base64," + base64.b64encode(strip).decode())
-
-
-def film_strip(archive: Path) -> bytes | None:
-    """Evenly chosen frames of the largest video ([T, H, W] or [T, H, W, 3] uint8) in an npz, as one PNG.
-
-    None if the archive holds no such array, or is damaged or very large.
-    """
-    try:
-        with zipfile.ZipFile(archive) as members:
-            if sum(member.file_size for member in members.infolist()) > _MOST_BYTES:
-                return None
-        with np.load(archive, allow_pickle=False) as arrays:
-            videos = [a for a in arrays.values() if a.dtype == np.uint8 and a.ndim in (3, 4) and len(a)]
-    except (OSError, EOFError, zipfile.BadZipFile, zlib.error, *UNSOUND):
-        return None
-    if not videos:
-        return None
-    frames = max(videos, key=lambda a: a.size)
-    if frames.ndim == 3:
-        frames = np.repeat(frames[..., None], 3, -1)
-    chosen = np.linspace(0, len(frames) - 1, min(STRIP_FRAMES, len(frames))).round().astype(int)
-    opaque = np.pad(frames[chosen][..., :3], ((0, 0), (0, 0), (0, 0), (0, 1)), constant_values=255)
-    gap = np.zeros((frames.shape[1], max(1, frames.shape[2] // 20), 4), np.uint8)  # transparent
-    pieces = [piece for frame in opaque for piece in (gap, frame)][1:]
-    out = io.BytesIO()
-    matplotlib.image.imsave(out, np.concatenate(pieces, 1), format="png")
-    return out.getvalue()
+    strip = base64.b64encode(picture.read_bytes()).decode()
+    return Section("An episode", image="data:image/png;base64," + strip)
