@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from murmurate.replay._native_tree import check_out
-from murmurate.replay.sum_tree import Backend, Draw, SumTree, sum_tree
+from murmurate.replay.sum_tree import Draw, SumTree, sum_tree
 
 
 class SlotSampler(Protocol):
@@ -60,9 +60,8 @@ class Prioritized:
     """See ``SlotSampler``.
 
     alpha: exponent; 0 is uniform, 1 proportional to the error. epsilon: added to each error, so that each
-    slot can be drawn again. stratified: one draw from each of ``count`` equal parts of the total priority, as
-    in the paper's appendix. threads: number of threads of the tree's searches. tree: the tree to use; None:
-    a new one.
+    slot can be drawn again. threads: number of threads of the tree's searches. tree: the tree to use; None: a
+    new one.
     """
 
     weighted: ClassVar[bool] = True
@@ -73,10 +72,7 @@ class Prioritized:
         *,
         alpha: float = 0.6,
         epsilon: float = 1e-6,
-        stratified: bool = False,
         seed: int = 0,
-        backend: Backend = "auto",
-        memory: memoryview | None = None,
         threads: int = 1,
         tree: SumTree | None = None,
     ) -> None:
@@ -84,10 +80,8 @@ class Prioritized:
             raise ValueError(f"alpha must lie between 0 and 1, but it is {alpha}")
         if not epsilon >= 0:
             raise ValueError(f"epsilon must not be negative, but it is {epsilon}")
-        self.capacity, self.alpha, self.epsilon, self.stratified = capacity, alpha, epsilon, stratified
-        if tree is None:
-            tree = sum_tree(capacity, seed=seed, backend=backend, memory=memory, threads=threads)
-        self.tree = tree
+        self.capacity, self.alpha, self.epsilon = capacity, alpha, epsilon
+        self.tree = sum_tree(capacity, seed=seed, threads=threads) if tree is None else tree
         self.highest = 1.0  # the highest priority so far
         self._present = np.zeros(capacity, np.bool_)
         self._filled = 0
@@ -126,14 +120,14 @@ class Prioritized:
     def draw(self, count: int, beta: float, out: Draw | None = None) -> Draw:
         if count > self._filled:
             refuse_too_many(count, self._filled)
-        return self.tree.sample(count, beta, self.stratified, out)
+        return self.tree.sample(count, beta, out=out)
 
     def set_alpha(self, alpha: float) -> None:
         self.alpha = alpha
 
     def draw_any(self, count: int, beta: float, out: Draw | None = None) -> Draw:
         """``draw`` where ``count`` may exceed the number of filled slots."""
-        return self.tree.sample(count, beta, self.stratified, out)
+        return self.tree.sample(count, beta, out=out)
 
     def state(self) -> dict[str, Any]:
         return {
