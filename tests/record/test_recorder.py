@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ class Clock:
 
 
 def _write_many(path: str, replica: int, barrier, count: int) -> None:
-    with Recorder(path, replica, 0.0) as recorder:
+    with closing(Recorder(path, replica, 0.0)) as recorder:
         barrier.wait()
         for i in range(count):
             # Lines of very different lengths, some beyond a page and beyond PIPE_BUF.
@@ -60,7 +61,7 @@ def test_many_processes_append_whole_lines_in_each_ones_order(tmp_path: Path) ->
 def test_every_line_has_the_four_keys_and_time_goes_on_after_a_resume(tmp_path: Path) -> None:
     clock = Clock(1000.0)
     path = tmp_path / "metrics.jsonl"
-    with Recorder(path, 3, 990.0, {"seed": 7}, offset_seconds=500.0, clock=clock) as recorder:
+    with closing(Recorder(path, 3, 990.0, offset_seconds=500.0, clock=clock)) as recorder:
         recorder.record({"env_steps": 80, "updates": 1, "loss": torch.tensor(0.5)})
         clock.now = 1001.5
         recorder.record({"loss": np.float32(0.25), "gradient_cosine": torch.tensor([1.0, 0.5])})
@@ -68,7 +69,6 @@ def test_every_line_has_the_four_keys_and_time_goes_on_after_a_resume(tmp_path: 
     first, second, event = read_metrics(path)
     assert first == {
         "time_seconds": 510.0,
-        "seed": 7,
         "env_steps": 80,
         "updates": 1,
         "loss": 0.5,
@@ -83,7 +83,7 @@ def test_every_line_has_the_four_keys_and_time_goes_on_after_a_resume(tmp_path: 
 
 def test_not_finite_is_null_and_named(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    with Recorder(path, 0, 0.0) as recorder:
+    with closing(Recorder(path, 0, 0.0)) as recorder:
         recorder.record(
             {
                 "loss": torch.tensor(math.nan),
@@ -104,12 +104,12 @@ def test_not_finite_is_null_and_named(tmp_path: Path) -> None:
 
 def test_a_line_glued_to_a_torn_one_is_not_lost(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    with Recorder(path, 0, 0.0) as recorder:
+    with closing(Recorder(path, 0, 0.0)) as recorder:
         recorder.record({"env_steps": 1})
     whole = path.read_bytes()
     for cut in range(1, len(whole) - 1):
         path.write_bytes(whole[:cut])  # what a process killed inside its write leaves
-        with Recorder(path, 1, 0.0) as recorder:
+        with closing(Recorder(path, 1, 0.0)) as recorder:
             recorder.record({"env_steps": 2, "note": 'quotes {"time_seconds": 9} inside'})
         (record,) = read_metrics(path)
         assert (record["replica"], record["env_steps"]) == (1, 2)
@@ -117,7 +117,7 @@ def test_a_line_glued_to_a_torn_one_is_not_lost(tmp_path: Path) -> None:
 
 def test_reader_leaves_out_a_torn_last_line_and_warns_of_a_damaged_one(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    with Recorder(path, 0, 0.0) as recorder:
+    with closing(Recorder(path, 0, 0.0)) as recorder:
         recorder.record({"env_steps": 1})
         recorder.record({"env_steps": 2})
     path.write_bytes(path.read_bytes()[:-5])
@@ -129,8 +129,8 @@ def test_reader_leaves_out_a_torn_last_line_and_warns_of_a_damaged_one(tmp_path:
 
 def _run_of_two(path: Path) -> None:
     clock = Clock(0.0)
-    with Recorder(path, 0, 0.0, clock=clock) as a, Recorder(path, 1, 0.0, clock=clock) as b:
-        with Recorder(path, None, 0.0, clock=clock) as launcher:
+    with closing(Recorder(path, 0, 0.0, clock=clock)) as a, closing(Recorder(path, 1, 0.0, clock=clock)) as b:
+        with closing(Recorder(path, None, 0.0, clock=clock)) as launcher:
             for t in range(1, 11):
                 clock.now = float(t)
                 a.record({"env_steps": 100 * t})
@@ -230,7 +230,7 @@ def test_tail_yields_each_record_once_when_its_line_is_complete(tmp_path: Path) 
 
 
 def test_a_full_disk_stops_the_run_with_a_sentence() -> None:
-    with Recorder("/dev/full", 0, 0.0) as recorder:
+    with closing(Recorder("/dev/full", 0, 0.0)) as recorder:
         with pytest.raises(RunFailed, match=r"The disk that holds /dev/full is full: free some space"):
             recorder.record({"loss": 1.0})
 
@@ -238,10 +238,11 @@ def test_a_full_disk_stops_the_run_with_a_sentence() -> None:
 def test_a_line_that_fits_only_in_part_stops_the_run_and_hurts_no_other_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     script = f"""import resource
+from contextlib import closing
 from murmurate.errors import RunFailed
 from murmurate.record.recorder import Recorder
 resource.setrlimit(resource.RLIMIT_FSIZE, (150, 150))
-with Recorder({str(path)!r}, 0, 0.0) as recorder:
+with closing(Recorder({str(path)!r}, 0, 0.0)) as recorder:
     try:
         for step in range(10):
             recorder.record({{"env_steps": step}})
@@ -254,7 +255,7 @@ with Recorder({str(path)!r}, 0, 0.0) as recorder:
     assert "is full" in message
     assert [r["env_steps"] for r in read_metrics(path)] == list(range(int(count)))
     assert path.stat().st_size == 150
-    with Recorder(path, 1, 0.0) as recorder:
+    with closing(Recorder(path, 1, 0.0)) as recorder:
         recorder.record({"env_steps": 77})
     assert read_metrics(path)[-1]["env_steps"] == 77
 

@@ -2,6 +2,7 @@
 
 import math
 import struct
+from contextlib import closing
 from pathlib import Path
 
 from tensorboardX.proto.event_pb2 import Event
@@ -36,7 +37,7 @@ def record(t: float, replica: int, steps: int, **fields):
 
 
 def test_one_writer_a_replica_with_own_env_steps_as_step(tmp_path: Path) -> None:
-    with TensorBoard(tmp_path, started_at_unix=1_000_000.0) as run_state:
+    with closing(TensorBoard(tmp_path, started_at_unix=1_000_000.0)) as run_state:
         run_state.feed([record(2.5, 0, 80, loss=0.5, return_mean=-21.0), record(2.75, 1, 160, loss=0.25)])
         run_state.feed([record(5.0, 0, 240, loss=0.125, episode_returns=[[3.0, 10], [5.0, 30], [None, 50]])])
     first, second = points(tmp_path / "replica-0"), points(tmp_path / "replica-1")
@@ -49,7 +50,7 @@ def test_one_writer_a_replica_with_own_env_steps_as_step(tmp_path: Path) -> None
 
 
 def test_lists_nulls_and_what_is_not_finite(tmp_path: Path) -> None:
-    with TensorBoard(tmp_path, 0.0) as run_state:
+    with closing(TensorBoard(tmp_path, 0.0)) as run_state:
         run_state.feed([record(1.0, 0, 80, gradient_cosine=[1.0, None, 0.5], value_loss=None)])
         run_state.feed([record(2.0, 0, 160, loss=None, not_finite=["loss"])])
     found = points(tmp_path / "replica-0")
@@ -62,7 +63,7 @@ def test_lists_nulls_and_what_is_not_finite(tmp_path: Path) -> None:
 
 def test_events_are_text_of_the_launcher(tmp_path: Path) -> None:
     event = {"time_seconds": 3.0, "kind": "event", "event": "died", "message": "replica 2 died"}
-    with TensorBoard(tmp_path, 0.0) as run_state:
+    with closing(TensorBoard(tmp_path, 0.0)) as run_state:
         run_state.feed([{**event, "replica": None, "env_steps": 0, "updates": 0}])
     texts = [
         value.tensor.string_val[0].decode()
@@ -74,16 +75,16 @@ def test_events_are_text_of_the_launcher(tmp_path: Path) -> None:
 
 def test_evaluations_are_points_of_the_launcher(tmp_path: Path) -> None:
     found = {"kind": "evaluation", "eval_return_mean": 9.5, "returns": [9.0, 10.0], "message": "at 80"}
-    with TensorBoard(tmp_path, 1_000.0) as run_state:
+    with closing(TensorBoard(tmp_path, 1_000.0)) as run_state:
         run_state.feed([record(1.0, None, 80, **found)])
     assert points(tmp_path / "launcher") == {"evaluation/eval_return_mean": [(80, 9.5, 1_001.0)]}
 
 
 def test_a_second_start_leaves_no_point_of_the_lost_future(tmp_path: Path) -> None:
-    with TensorBoard(tmp_path, 0.0) as run_state:
+    with closing(TensorBoard(tmp_path, 0.0)) as run_state:
         run_state.feed([record(1.0, 0, 80, loss=1.0), record(2.0, 0, 160, loss=9.0)])
     (tmp_path / "mine.txt").write_text("kept")
-    with TensorBoard(tmp_path, 0.0) as run_state:
+    with closing(TensorBoard(tmp_path, 0.0)) as run_state:
         run_state.feed([record(1.0, 0, 80, loss=1.0), record(2.5, 0, 160, loss=2.0)])
     assert points(tmp_path / "replica-0")["learning/loss"] == [(80, 1.0, 1.0), (160, 2.0, 2.5)]
     assert (tmp_path / "mine.txt").read_text() == "kept"

@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ class Recorder:
 
     ``started_at`` is ``time.monotonic()`` in the launcher when the run began (all processes of a host share
     that clock); ``offset_seconds`` is the ``time_seconds`` of the checkpoint from which a run is resumed.
-    ``base`` is copied into every line. ``replica`` is None for the launcher and for a centre.
+    ``replica`` is None for the launcher and for a centre.
 
     Raises ``RunFailed`` when the file cannot be opened, or a record cannot be written.
     """
@@ -43,7 +42,6 @@ class Recorder:
         path: Path | str,
         replica: int | None,
         started_at: float,
-        base: Mapping[str, Any] | None = None,
         *,
         offset_seconds: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
@@ -52,7 +50,6 @@ class Recorder:
         self.replica = replica
         self._started_at = started_at - offset_seconds
         self._clock = clock
-        self._base = dict(base or {})
         self._latest: dict[str, Any] = {"env_steps": 0, "updates": 0}
         self._descriptor = -1
         try:
@@ -81,7 +78,7 @@ class Recorder:
                 self._latest[key] = int(metrics[key])
         line = encode_line(
             {"time_seconds": round(self.seconds, 6)},
-            {**self._base, **metrics, **self._latest, "replica": self.replica},
+            {**metrics, **self._latest, "replica": self.replica},
         )
         try:
             written = os.write(self._descriptor, line)
@@ -98,14 +95,6 @@ class Recorder:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-
-    def __enter__(self) -> Recorder:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def encode_line(first: Mapping[str, Any], rest: Mapping[str, Any]) -> bytes:

@@ -6,7 +6,6 @@ import math
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tensorboardX.event_file_writer import EventsWriter  # type: ignore[import-untyped]
@@ -76,14 +75,6 @@ class TensorBoard:
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()
-
-    def __enter__(self) -> TensorBoard:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _writer(self, name: str) -> EventsWriter:
         if name not in self._writers:
