@@ -1,14 +1,17 @@
 """Convolutional torsos against plain convolutions of frames divided by 255."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from murmurate.nets.conv import NATURE_2013, Convolution, ConvTorso, nature_2013, nature_2015
+from murmurate.nets.conv import NATURE_2013, NATURE_2015, Convolution, ConvTorso
 from murmurate.nets.initialize import orthogonal_
 
+nature_2013 = partial(ConvTorso, layers=NATURE_2013, width=256)
+nature_2015 = partial(ConvTorso, layers=NATURE_2015, width=512)
 ATARI = (4, 84, 84)
 
 

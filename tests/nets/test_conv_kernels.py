@@ -14,8 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from murmurate import native
 from murmurate.nets import _conv_kernels
-from murmurate.nets.conv import NATURE_2013, Convolution, ConvTorso, _Blocks, nature_2013, nature_2015
-from nets.test_conv import ATARI, frames, made
+from murmurate.nets.conv import NATURE_2013, Convolution, ConvTorso, _Blocks
+from nets.test_conv import ATARI, frames, made, nature_2013, nature_2015
 
 BUILDS = ["amx", "avx512_bf16"]
 HERE = _conv_kernels._kernel_names()

@@ -1,6 +1,6 @@
 """Convolutional torsos for stacks of frames: the nets of the two DQN papers, and Jin's for Doom.
 
-Milliseconds of ``nature_2013`` in one thread of a core with AVX-512 and AMX (least of 150 interleaved runs,
+Milliseconds of ``nature2013`` in one thread of a core with AVX-512 and AMX (least of 150 interleaved runs,
 on a busy machine). forward: forward pass of a batch of 16. both: forward and backward pass of a batch of 80.
 
                                          float32           bfloat16
@@ -18,7 +18,8 @@ into blocks, and in bfloat16 one kernel computes all layers on processors with A
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from murmurate.nets import _conv_kernels
-from murmurate.spec import EnvSpec
+from murmurate.nets._images import check_images, for_images
 
 _SUPPORTED = ((0, 0), (1, 1), 1)  # the only padding, dilation and groups of the compiled kernels
 
@@ -40,6 +41,7 @@ class Convolution(NamedTuple):
     stride: int
 
 
+# Mnih et al. 2013, section 4.1; Mnih et al. 2015, Methods; Jin 2018, section 2.5, for Doom
 NATURE_2013 = (Convolution(16, 8, 4), Convolution(32, 4, 2))
 NATURE_2015 = (Convolution(32, 8, 4), Convolution(64, 4, 2), Convolution(64, 3, 1))
 JIN_2018 = (Convolution(32, 8, 4), Convolution(32, 4, 2), Convolution(32, 3, 1))
@@ -98,20 +100,13 @@ class ConvTorso(nn.Module):
         Raises:
             ValueError: on another shape or dtype.
         """
-        self._check(observation)
+        check_images(observation, self.shape)
         return observation if self.blocks is None else self._to_blocks(self.blocks, observation)
 
     def _to_blocks(self, blocks: _Blocks, observation: Tensor) -> Tensor:
         dtype = self.linear.weight.dtype
         compiled: Tensor | None = _conv_kernels.to_blocks(observation, dtype)
         return blocks(observation, dtype) if compiled is None else compiled
-
-    def _check(self, observation: Tensor) -> None:
-        if observation.dtype != torch.uint8 or observation.shape[1:] != self.shape:
-            raise ValueError(
-                f"observations must be uint8 [B, {', '.join(map(str, self.shape))}], but they are "
-                f"{observation.dtype} {list(observation.shape)}"
-            )
 
     def forward(self, observation: Tensor) -> Tensor:
         """uint8 [B, C, H, W], or the result of ``preprocess``, to features [B, width] of the parameters'
@@ -127,7 +122,7 @@ class ConvTorso(nn.Module):
     def _as_read(self, observation: Tensor) -> Tensor:
         """The observation as the first layer reads it: rearranged into blocks if it is not yet."""
         if torch.compiler.is_exporting():  # the blocks' view as 32-bit words cannot be exported
-            self._check(observation)
+            check_images(observation, self.shape)
             return observation
         in_blocks = self.blocks is not None and observation.shape[1:] == self.blocks.shape
         return observation if in_blocks else self.preprocess(observation)
@@ -235,37 +230,8 @@ class _Blocks(nn.Module):
         return blocks.reshape(o, k, k, c * 16).permute(0, 3, 1, 2)
 
 
-def nature_2013(shape: Sequence[int], *, channels_last: bool = True) -> ConvTorso:
-    """16 filters 8x8 (stride 4), 32 filters 4x4 (stride 2), 256 units. Source: Mnih et al. 2013, section
-    4.1."""
-    return ConvTorso(shape, NATURE_2013, 256, channels_last=channels_last)
-
-
-def nature_2015(shape: Sequence[int], *, channels_last: bool = True) -> ConvTorso:
-    """32 filters 8x8 (stride 4), 64 filters 4x4 (stride 2), 64 filters 3x3 (stride 1), 512 units. Source:
-    Mnih et al. 2015, Methods."""
-    return ConvTorso(shape, NATURE_2015, 512, channels_last=channels_last)
-
-
-def jin_2018(shape: Sequence[int], *, channels_last: bool = True) -> ConvTorso:
-    """Three convolutions with 32 filters each, 1024 units. Source: Jin 2018, section 2.5, for Doom."""
-    return ConvTorso(shape, JIN_2018, 1024, channels_last=channels_last)
-
-
-def _for_images(name: str, make: Callable[[Sequence[int]], ConvTorso]) -> Callable[..., ConvTorso]:
-    def torso(spec: EnvSpec, hidden: Sequence[int]) -> ConvTorso:
-        if not spec.images:
-            raise ValueError(
-                f"{name} reads uint8 images [C, H, W], but observations of {spec.name} are "
-                f"{spec.observation_dtype} {list(spec.observation_shape)}: use mlp"
-            )
-        return make(spec.observation_shape)
-
-    return torso
-
-
 TORSOS = {
-    "nature2013": _for_images("nature2013", nature_2013),
-    "nature2015": _for_images("nature2015", nature_2015),
-    "jin2018": _for_images("jin2018", jin_2018),
+    "nature2013": for_images("nature2013", partial(ConvTorso, layers=NATURE_2013, width=256)),
+    "nature2015": for_images("nature2015", partial(ConvTorso, layers=NATURE_2015, width=512)),
+    "jin2018": for_images("jin2018", partial(ConvTorso, layers=JIN_2018, width=1024)),
 }

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from murmurate.spec import EnvSpec
+from murmurate.nets._images import check_images, for_images
 
 CHANNELS = (16, 32, 32)
 
@@ -58,24 +58,11 @@ class ResidualTorso(nn.Module):
         Raises:
             ValueError: on another shape or dtype.
         """
-        if observation.dtype != torch.uint8 or observation.shape[1:] != self.shape:
-            raise ValueError(
-                f"observations must be uint8 [B, {', '.join(map(str, self.shape))}], but they are "
-                f"{observation.dtype} {list(observation.shape)}"
-            )
+        check_images(observation, self.shape)
         x = observation.contiguous(memory_format=torch.channels_last).to(self.linear.weight.dtype) / 255
         for section in self.sections:
             x = section(x)
         return torch.relu(self.linear(torch.relu(x).flatten(1)))
 
 
-def _residual(spec: EnvSpec, hidden: Sequence[int]) -> ResidualTorso:
-    if not spec.images:
-        raise ValueError(
-            f"impala2018 reads uint8 images [C, H, W], but observations of {spec.name} are "
-            f"{spec.observation_dtype} {list(spec.observation_shape)}: use mlp"
-        )
-    return ResidualTorso(spec.observation_shape)
-
-
-TORSOS = {"impala2018": _residual}
+TORSOS = {"impala2018": for_images("impala2018", ResidualTorso)}
