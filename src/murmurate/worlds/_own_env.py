@@ -14,7 +14,6 @@ from typing import Any
 import gymnasium
 from gymnasium.wrappers import TimeLimit
 
-from murmurate import plugins
 from murmurate.errors import MissingExtra, Refusal
 from murmurate.worlds import modules
 from murmurate.worlds._gym_env import without_checks
@@ -53,10 +52,6 @@ def target_of(function: Callable[..., Any]) -> tuple[str, str]:
             target = f"{target.partition('#')[0]}#{number}"
     _callables[target] = function, folder
     return target, folder
-
-
-def absolute(target: str) -> str:
-    return plugins.absolute(target)
 
 
 def provide(target: str, function: Callable[..., Any]) -> None:

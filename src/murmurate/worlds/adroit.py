@@ -3,7 +3,6 @@ carries a ball, with dense rewards."""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -12,9 +11,9 @@ from murmurate.ranges import PositiveInt, StackLength, check_ranges
 from murmurate.worlds import _adroit_env
 from murmurate.worlds._gym_env import without_checks
 from murmurate.worlds.gym_simulators import GymSimulators
-from murmurate.worlds.interface import Simulators, SimulatorWorld
+from murmurate.worlds.interface import Simulators
 from murmurate.worlds.served import served_environments
-from murmurate.worlds.viewed import viewed
+from murmurate.worlds.viewed import ViewedWorld
 
 _PREFIX = "adroit-"
 
@@ -38,7 +37,7 @@ def world(name: str) -> AdroitWorld | None:
 
 
 @dataclass(frozen=True)
-class AdroitWorld(SimulatorWorld):
+class AdroitWorld(ViewedWorld):
     """One task of gymnasium-robotics, version 1.
 
     max_episode_steps: steps after which an episode is truncated; nothing else ends an episode.
@@ -65,17 +64,10 @@ class AdroitWorld(SimulatorWorld):
     def name(self) -> str:
         return _PREFIX + self.task
 
-    def open(
-        self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False
-    ) -> Simulators:
-        """``training`` and ``threads`` have no effect."""
-        plain = self._open(simulators, first, picture)
-        return viewed(plain, frame_stack=self.frame_stack, rescale_actions=self.rescale_actions)
-
     def _open(self, simulators: int, first: int, picture: bool) -> Simulators:
         options: dict[str, Any] = {"task": self.task, "max_episode_steps": self.max_episode_steps}
         if self.served and not picture:
-            spec = dataclasses.replace(self, served=False, frame_stack=1, rescale_actions=False).spec()
+            spec = self._served_spec()
             return served_environments(spec, "murmurate.worlds._adroit_env:make", options, simulators, first)
 
         def make(b: int) -> tuple[Any, int]:

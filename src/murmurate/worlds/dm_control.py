@@ -22,9 +22,9 @@ from murmurate.spec import EnvSpec
 from murmurate.worlds._dmc_env import SCREEN, DmcEnv, is_installed, suite
 from murmurate.worlds._spaces import action_format, observation_format
 from murmurate.worlds.gym_simulators import GymSimulators, spec_of
-from murmurate.worlds.interface import Simulators, SimulatorWorld
+from murmurate.worlds.interface import Simulators
 from murmurate.worlds.served import served_environments
-from murmurate.worlds.viewed import viewed, viewed_spec
+from murmurate.worlds.viewed import ViewedWorld, viewed_spec
 
 _PREFIX, _PIXELS = "dmc-", "-pixels"
 _MAKE = "murmurate.worlds._dmc_env:make"
@@ -84,7 +84,7 @@ def world(name: str) -> DmcWorld | None:
 
 
 @dataclass(frozen=True)
-class DmcWorld(SimulatorWorld):
+class DmcWorld(ViewedWorld):
     """One task of the suite. Its time limit truncates an episode.
 
     pixels: an observation is the last ``stack`` pictures of ``size`` x ``size``; otherwise it is a state.
@@ -168,13 +168,6 @@ class DmcWorld(SimulatorWorld):
             "camera": self.camera,
             "picture": False,
         }
-
-    def open(
-        self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False
-    ) -> Simulators:
-        """``training`` and ``threads`` have no effect."""
-        plain = self._open(simulators, first, picture)
-        return viewed(plain, frame_stack=self.frame_stack, rescale_actions=self.rescale_actions)
 
     def _open(self, simulators: int, first: int, picture: bool) -> Simulators:
         spec, limit = self._plain_spec, self.max_episode_steps

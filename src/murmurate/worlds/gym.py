@@ -6,7 +6,6 @@ speed, and the simulators count the time limit. If there is any other wrapper, a
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import sys
 from dataclasses import dataclass, field
@@ -20,11 +19,11 @@ from murmurate.worlds._gym_env import PREFIX as _PREFIX
 from murmurate.worlds._spaces import JOINT_ACTIONS, holds_image
 from murmurate.worlds.cartpole import CartPoleSimulators
 from murmurate.worlds.gym_simulators import GymSimulators
-from murmurate.worlds.interface import Formats, Simulators, SimulatorWorld
+from murmurate.worlds.interface import Formats, Simulators
 from murmurate.worlds.modules import import_module
 from murmurate.worlds.served import served_environments
 from murmurate.worlds.vector_simulators import VectorSimulators
-from murmurate.worlds.viewed import viewed
+from murmurate.worlds.viewed import ViewedWorld
 
 CLASSIC = {
     "cartpole": "CartPole-v1",
@@ -79,7 +78,7 @@ def world(name: str) -> GymWorld | None:
 
 
 @dataclass(frozen=True)
-class GymWorld(SimulatorWorld):
+class GymWorld(ViewedWorld):
     """One gymnasium environment with its wrappers.
 
     id: as registered; ``my_module:MyEnv-v0`` imports ``my_module`` first, which registers it.
@@ -133,13 +132,6 @@ class GymWorld(SimulatorWorld):
         env = _gym_env.make(self.id, self.name, folder=self.folder)
         return _gym_env.frame_rate(env, super().env_steps_per_second)
 
-    def open(
-        self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False
-    ) -> Simulators:
-        """``training`` and ``threads`` have no effect."""
-        plain = self._open(simulators, first, picture)
-        return viewed(plain, frame_stack=self.frame_stack, rescale_actions=self.rescale_actions)
-
     def formats(self) -> Formats:
         if self.vectorization == "vector_entry_point" or self._registered.entry_point is None:
             limit = self.max_episode_steps
@@ -180,7 +172,7 @@ class GymWorld(SimulatorWorld):
 
             return VectorSimulators(self.name, make_vector, simulators, first, **space_options)
         if self.served and not picture:
-            spec = dataclasses.replace(self, served=False, frame_stack=1, rescale_actions=False).spec()
+            spec = self._served_spec()
             return served_environments(
                 spec, "murmurate.worlds._gym_env:make", options, simulators, first, **space_options
             )

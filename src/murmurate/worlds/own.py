@@ -17,6 +17,7 @@ from typing import Any
 
 import gymnasium
 
+from murmurate import plugins
 from murmurate.errors import Refusal
 from murmurate.ranges import NonNegativeInt, PositiveInt, StackLength, check_ranges
 from murmurate.spec import World
@@ -28,7 +29,7 @@ from murmurate.worlds.gym_simulators import GymSimulators
 from murmurate.worlds.interface import Formats, Simulators, SimulatorWorld
 from murmurate.worlds.served import served_environments
 from murmurate.worlds.vector_simulators import VectorSimulators
-from murmurate.worlds.viewed import viewed
+from murmurate.worlds.viewed import ViewedWorld
 
 _replacements: list[Callable[..., Any]] = []  # of the enclosing ``replaced_by`` contexts, the innermost last
 
@@ -45,7 +46,7 @@ def world(name: str) -> OwnWorld | None:
     """
     if not name.startswith(PREFIX):
         return None
-    target = _own_env.absolute(name.removeprefix(PREFIX))
+    target = plugins.absolute(name.removeprefix(PREFIX))
     if _replacements:
         _own_env.provide(target, _replacements[-1])
     if ":" not in target:
@@ -60,7 +61,7 @@ def absolute_name(name: str) -> str:
     """``name`` of any world, with the path of a file in it made absolute."""
     if not name.startswith(PREFIX):
         return name
-    return PREFIX + _own_env.absolute(name.removeprefix(PREFIX))
+    return PREFIX + plugins.absolute(name.removeprefix(PREFIX))
 
 
 def world_name(env: str) -> str:
@@ -163,7 +164,7 @@ def relocated(world: World, replacement: OwnWorld) -> World:
 
 
 @dataclass(frozen=True)
-class OwnWorld(SimulatorWorld):
+class OwnWorld(ViewedWorld):
     """Environments that a user's own class or function makes, with their wrappers.
 
     target: ``module:NAME``, or ``FILE.py:NAME`` with an absolute path.
@@ -226,13 +227,6 @@ class OwnWorld(SimulatorWorld):
             "script, or use the launcher inline."
         )
 
-    def open(
-        self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False
-    ) -> Simulators:
-        """``training`` and ``threads`` have no effect."""
-        plain = self._open(simulators, first, picture)
-        return viewed(plain, frame_stack=self.frame_stack, rescale_actions=self.rescale_actions)
-
     def formats(self) -> Formats:
         function, _ = _own_env.find_callable(self.target, self.folder, self.name)
         if _own_env.has_parameter(function, "num_envs"):
@@ -262,7 +256,7 @@ class OwnWorld(SimulatorWorld):
         if self.served and not picture:
             if (why := self.bound_to_process()) is not None:
                 raise Refusal(f"served is true. {why}")
-            spec = dataclasses.replace(self, served=False, frame_stack=1, rescale_actions=False).spec()
+            spec = self._served_spec()
             make_served = "murmurate.worlds._own_env:make"
             return served_environments(spec, make_served, options, simulators, first, **space_options)
 

@@ -1,21 +1,22 @@
 """Wraps the simulators of any world to stack their observations, or to rescale their actions.
 
-A world's ``open`` passes its simulators and its own options to ``viewed``. The stacked observations are saved
-and loaded with the state of the simulators.
+A world's ``open`` passes its simulators and its own options to ``viewed``, as ``ViewedWorld`` does. The
+stacked observations are saved and loaded with the state of the simulators.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from abc import abstractmethod
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
 
 from murmurate.errors import Refusal
 from murmurate.spec import EnvSpec, TimeStep
-from murmurate.worlds.interface import Picture, Simulators
+from murmurate.worlds.interface import Picture, Simulators, SimulatorWorld
 
 
 def viewed(simulators: Simulators, *, frame_stack: int = 1, rescale_actions: bool = False) -> Simulators:
@@ -55,6 +56,30 @@ def viewed_spec(spec: EnvSpec, *, frame_stack: int = 1, rescale_actions: bool = 
             history=1 if spec.images else frame_stack * spec.history,
         )
     return spec
+
+
+class ViewedWorld(SimulatorWorld):
+    """A world whose simulators pass through ``viewed``: subclasses are dataclasses with these fields."""
+
+    served: bool
+    frame_stack: int
+    rescale_actions: bool
+
+    def open(
+        self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False
+    ) -> Simulators:
+        """``training`` and ``threads`` have no effect."""
+        plain = self._open(simulators, first, picture)
+        return viewed(plain, frame_stack=self.frame_stack, rescale_actions=self.rescale_actions)
+
+    @abstractmethod
+    def _open(self, simulators: int, first: int, picture: bool) -> Simulators:
+        """The simulators before ``viewed``."""
+
+    def _served_spec(self) -> EnvSpec:
+        """The spec of simulators in a separate process, before ``viewed``: that of one in this process."""
+        plain: Self = dataclasses.replace(cast(Any, self), served=False, frame_stack=1, rescale_actions=False)
+        return plain.spec()
 
 
 class _Wrapper:
