@@ -22,12 +22,11 @@ def recipe(name: str) -> Run:
 def settings(name: str) -> dict[str, Any]:
     """The fields of the Run that depend on the world, and not on the strategy."""
     environment = world(name)
+    common = {"world": environment, "evaluation": Games()}
     if environment.images:
-        return {
-            "world": environment,
+        return common | {
             "learner": A2C(precision="auto"),
             "source": RolloutSourceConfig(),
-            "evaluation": Games(),
             "env_steps": 10_000_000,
         }
     if environment.name == "cartpole":
@@ -42,18 +41,14 @@ def settings(name: str) -> dict[str, Any]:
             gae_lambda=0.95,
             entropy_coefficient=0.0,
         )
-        return {
-            "world": environment,
+        return common | {
             "learner": agent,
             "source": RolloutSourceConfig(simulators=8),
-            "evaluation": Games(),
             "env_steps": 500_000,
             "checkpoint_every_env_steps": 20_000,  # the best checkpoint is chosen from these
         }
-    return {
-        "world": environment,
+    return common | {
         "learner": A2C(steps=8, gae_lambda=0.95, entropy_coefficient=0.0),
         "source": RolloutSourceConfig(),
-        "evaluation": Games(),
         "env_steps": 1_000_000,
     }

@@ -24,6 +24,7 @@ def recipe(name: str) -> Run:
 def settings(name: str) -> dict[str, Any]:
     """The fields of the Run that depend on the world, and not on the strategy."""
     environment = world(name)
+    common = {"world": environment, "evaluation": Games()}
     if environment.images:  # Jin 2018, Tables 2.1 and 2.2, and section 2.5
         agent = ARM(precision="auto")
         if environment.first_person:
@@ -31,18 +32,14 @@ def settings(name: str) -> dict[str, Any]:
         if environment.name == "doom-my-way-home":
             # the thesis's rate is for ten times as many env steps as this one needs
             agent = dataclasses.replace(agent, learning_rate=1e-4, discount=0.995)
-        return {
-            "world": environment,
+        return common | {
             "learner": agent,
             "source": SequenceSourceConfig(),
-            "evaluation": Games(),
             "env_steps": 10_000_000,
         }
-    return {
-        "world": environment,
+    return common | {
         "learner": ARM(n_step=5, learning_rate=1e-3),
         "source": SequenceSourceConfig(simulators=8, collect_env_steps=1_000, minibatches=250),
-        "evaluation": Games(),
         "env_steps": 500_000,
         "checkpoint_every_env_steps": 20_000,
     }

@@ -24,16 +24,14 @@ def recipe(name: str) -> Run:
 def settings(name: str) -> dict[str, Any]:
     """The fields of the Run that depend on the world, and not on the strategy."""
     environment = world(name)
+    common = {"world": environment, "evaluation": Games()}
     if environment.images:
-        return {
-            "world": environment,
+        return common | {
             "learner": DQN(n_step=3, precision="auto"),
             "source": ReplaySourceConfig(simulators=8),
-            "evaluation": Games(),
             "env_steps": 10_000_000,
         }
-    return {
-        "world": environment,
+    return common | {
         "learner": DQN(
             batch=64,
             n_step=10,
@@ -47,7 +45,6 @@ def settings(name: str) -> dict[str, Any]:
         "source": ReplaySourceConfig(
             simulators=8, replay=ReplayConfig(capacity=50_000, learning_starts=1_000, samples_per_insert=8.0)
         ),
-        "evaluation": Games(),
         "env_steps": 100_000,
         "checkpoint_every_env_steps": 10_000,
     }

@@ -24,16 +24,15 @@ def recipe(name: str) -> Run:
 def settings(name: str) -> dict[str, Any]:
     """The fields of the Run that depend on the world, and not on the strategy."""
     environment = world(name)
+    common = {"world": environment, "evaluation": Games()}
     if environment.images:
         # The paper's settings are for 50 million env steps. RMSprop's epsilon of 0.1, added to the root of
         # the mean squared gradient, exceeds that root: steps are a third as long. With it and batches of
         # 640 steps, the return on Pong had not risen after a million env steps. So: a smaller epsilon,
         # batches of half the size, and twice the learning rate.
-        return {
-            "world": environment,
+        return common | {
             "learner": IMPALA(precision="auto", learning_rate=1.2e-3, optimizer_epsilon=0.01),
             "source": TrajectorySourceConfig(actors=_ACTORS, simulators=32, trajectories=1),
-            "evaluation": Games(),
             "env_steps": 10_000_000,
         }
     # Batches are five to ten times smaller than the paper's, and so are gradients, as losses are sums over
@@ -47,18 +46,14 @@ def settings(name: str) -> dict[str, Any]:
         entropy_coefficient=0.0,
     )
     if environment.name == "cartpole":
-        return {
-            "world": environment,
+        return common | {
             "learner": agent,
             "source": TrajectorySourceConfig(actors=_ACTORS, simulators=8),
-            "evaluation": Games(),
             "env_steps": 500_000,
             "checkpoint_every_env_steps": 20_000,  # the best checkpoint is chosen from these
         }
-    return {
-        "world": environment,
+    return common | {
         "learner": agent,
         "source": TrajectorySourceConfig(actors=_ACTORS, simulators=16),
-        "evaluation": Games(),
         "env_steps": 1_000_000,
     }

@@ -24,6 +24,7 @@ def settings(name: str) -> dict[str, Any]:
     """The fields of the Run that depend on the world. Hyper-parameters are those of CleanRL's ``ppo_atari``,
     ``ppo_continuous_action`` and ``ppo``."""
     environment = world(name)
+    common = {"world": environment, "evaluation": Games()}
     if environment.images:
         agent, simulators = PPO(precision="auto"), 8
         if environment.name == "doom-my-way-home":
@@ -31,24 +32,19 @@ def settings(name: str) -> dict[str, Any]:
             # entropy stays at its maximum. Without a memory the agent passes the same rooms again.
             agent = dataclasses.replace(agent, entropy_coefficient=0.002, discount=0.995, recurrent=256)
             simulators = 16
-        return {
-            "world": environment,
+        return common | {
             "learner": agent,
             "source": RolloutSourceConfig(simulators=simulators),
-            "evaluation": Games(),
             "env_steps": 10_000_000,
         }
     if environment.spec().categorical:
-        return {
-            "world": environment,
+        return common | {
             "learner": PPO(ratio_clip=0.2, value_clip=0.2),
             "source": RolloutSourceConfig(simulators=4),
-            "evaluation": Games(),
             "env_steps": 500_000,
             "checkpoint_every_env_steps": 20_000,  # the best checkpoint is chosen from these
         }
-    return {
-        "world": environment,
+    return common | {
         "learner": PPO(
             steps=2048,
             epochs=10,
@@ -61,6 +57,5 @@ def settings(name: str) -> dict[str, Any]:
             scale_rewards=True,
         ),
         "source": RolloutSourceConfig(simulators=1),
-        "evaluation": Games(),
         "env_steps": 1_000_000,
     }

@@ -22,26 +22,22 @@ def recipe(name: str) -> Run:
 def settings(name: str) -> dict[str, Any]:
     """The fields of the Run that depend on the world."""
     environment = world(name)
+    common = {"world": environment, "evaluation": Games()}
     if environment.images:  # the batch of Jin 2018, Table 2.5, for Doom: 12,500 steps, and full returns
         learner = TRPO(steps=782, gae_lambda=1.0, curvature_every=5, value_epochs=2, value_minibatches=100)
-        return {
-            "world": environment,
+        return common | {
             "learner": learner,
             "source": RolloutSourceConfig(),
-            "evaluation": Games(),
             "env_steps": 10_000_000,
         }
     if environment.spec().categorical:
-        return {
-            "world": environment,
+        return common | {
             "learner": TRPO(steps=256),
             "source": RolloutSourceConfig(simulators=8),
-            "evaluation": Games(),
             "env_steps": 500_000,
             "checkpoint_every_env_steps": 20_000,  # the best checkpoint is chosen from these
         }
-    return {
-        "world": environment,
+    return common | {
         "learner": TRPO(
             steps=2048,
             gae_lambda=0.95,
@@ -50,6 +46,5 @@ def settings(name: str) -> dict[str, Any]:
             scale_rewards=True,
         ),
         "source": RolloutSourceConfig(simulators=1),
-        "evaluation": Games(),
         "env_steps": 1_000_000,
     }
