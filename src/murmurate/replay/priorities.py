@@ -84,28 +84,24 @@ class Prioritized:
         self.tree = sum_tree(capacity, seed=seed, threads=threads) if tree is None else tree
         self.highest = 1.0  # the highest priority so far
         self._present = np.zeros(capacity, np.bool_)
-        self._filled = 0
-
-    @property
-    def filled(self) -> int:
-        return self._filled
+        self.filled = 0
 
     def put(self, slots: Tensor, error: Tensor | None = None) -> None:
         if error is None:
             self.tree.set(slots, torch.full((len(slots),), self.highest))
         else:
             self.update(slots, error)
-        if self._filled < self.capacity:
+        if self.filled < self.capacity:
             numbers = slots.numpy()
             new = numbers[~self._present[numbers]]
-            self._filled += len(set(new.tolist()))
+            self.filled += len(set(new.tolist()))
             self._present[new] = True
 
     def remove(self, slots: Tensor) -> None:
         self.tree.set(slots, torch.zeros(len(slots)))
         numbers = slots.numpy()
         removed = numbers[self._present[numbers]]
-        self._filled -= len(set(removed.tolist()))
+        self.filled -= len(set(removed.tolist()))
         self._present[removed] = False
 
     def update(self, slots: Tensor, error: Tensor) -> None:
@@ -118,8 +114,8 @@ class Prioritized:
         return self.tree.total, self.tree.minimum
 
     def draw(self, count: int, beta: float, out: Draw | None = None) -> Draw:
-        if count > self._filled:
-            refuse_too_many(count, self._filled)
+        if count > self.filled:
+            refuse_too_many(count, self.filled)
         return self.tree.sample(count, beta, out=out)
 
     def set_alpha(self, alpha: float) -> None:
@@ -140,7 +136,7 @@ class Prioritized:
         self.tree.load(state["tree"])
         self.highest = float(state["highest"])
         self._present[:] = state["present"].numpy()
-        self._filled = int(self._present.sum())
+        self.filled = int(self._present.sum())
 
 
 class Uniform:
@@ -154,26 +150,22 @@ class Uniform:
         # the first ``filled`` slots can be drawn; numpy arrays, which have less overhead for a few numbers
         self._slots = np.zeros(capacity, np.int64)
         self._positions = np.full(capacity, -1)  # of each slot in ``_slots``; -1 if absent
-        self._filled = 0
-
-    @property
-    def filled(self) -> int:
-        return self._filled
+        self.filled = 0
 
     def put(self, slots: Tensor, error: Tensor | None = None) -> None:
         numbers = slots.numpy()
         new = np.unique(numbers[self._positions[numbers] < 0])
-        end = self._filled + len(new)
-        self._slots[self._filled : end] = new
-        self._positions[new] = np.arange(self._filled, end)
-        self._filled = end
+        end = self.filled + len(new)
+        self._slots[self.filled : end] = new
+        self._positions[new] = np.arange(self.filled, end)
+        self.filled = end
 
     def remove(self, slots: Tensor) -> None:
         numbers = slots.numpy()
         for slot in np.unique(numbers[self._positions[numbers] >= 0]).tolist():
-            self._filled -= 1
+            self.filled -= 1
             # the last slot takes the place of the removed one
-            position, last = self._positions[slot], self._slots[self._filled]
+            position, last = self._positions[slot], self._slots[self.filled]
             self._slots[position], self._positions[last] = last, position
             self._positions[slot] = -1
 
@@ -182,10 +174,10 @@ class Uniform:
 
     @property
     def mass(self) -> tuple[float, float]:
-        return float(self._filled), 1.0
+        return float(self.filled), 1.0
 
     def draw(self, count: int, beta: float, out: Draw | None = None) -> Draw:
-        refuse_too_many(count, self._filled)
+        refuse_too_many(count, self.filled)
         return self.draw_any(count, beta, out)
 
     def draw_any(self, count: int, beta: float, out: Draw | None = None) -> Draw:
@@ -193,7 +185,7 @@ class Uniform:
         if out is not None:
             check_out(out.indices, torch.int64, count)
             check_out(out.weights, torch.float32, count)
-        positions = torch.randint(self._filled, (count,), generator=self._generator)
+        positions = torch.randint(self.filled, (count,), generator=self._generator)
         drawn = torch.from_numpy(self._slots[positions.numpy()])
         if out is None:
             return Draw(drawn, torch.ones(count))
@@ -205,16 +197,16 @@ class Uniform:
         pass
 
     def state(self) -> dict[str, Any]:
-        slots = torch.from_numpy(self._slots[: self._filled].copy())
+        slots = torch.from_numpy(self._slots[: self.filled].copy())
         return {"slots": slots, "generator": self._generator.get_state()}
 
     def load(self, state: dict[str, Any]) -> None:
         self._positions.fill(-1)
-        self._filled = 0
+        self.filled = 0
         slots = state["slots"].numpy()
         self._slots[: len(slots)] = slots
         self._positions[slots] = np.arange(len(slots))
-        self._filled = len(slots)
+        self.filled = len(slots)
         self._generator.set_state(state["generator"])
 
 

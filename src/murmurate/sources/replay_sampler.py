@@ -91,7 +91,7 @@ class ReplaySampler:
         self.name, self._random_env_steps = name, random_env_steps
         self.replay, self.config, self.batch, self.device = replay, config, batch, device
         self.banks = banks
-        self.batches = self._played = self._drawn_transitions = 0
+        self.batches = self.played = self._drawn_transitions = 0
         self.exact = config.saved  # whether a killed and resumed run equals an uninterrupted one
         self._progress = progress
         self._is_weighted = replay.sampler.weighted
@@ -100,13 +100,8 @@ class ReplaySampler:
     @property
     def due(self) -> bool:
         """Whether the replay holds a batch, and ``samples_per_insert`` allows drawing one."""
-        allowed = self.config.samples_per_insert * self.config.learnable(self._played)
+        allowed = self.config.samples_per_insert * self.config.learnable(self.played)
         return self._drawn_transitions + self.batch <= allowed and len(self.replay) >= self.batch
-
-    @property
-    def played(self) -> int:
-        """Env steps so far."""
-        return self._played
 
     def before_steps(self) -> None:
         """To be called before ``insert``: waits until prefetched batches are copied out of slots that the
@@ -117,7 +112,7 @@ class ReplaySampler:
     def insert(self, first_simulator: int, steps: Steps) -> None:
         """Insert one step of each of the simulators ``first_simulator``, ``first_simulator`` + 1, ..."""
         self.replay.observe(first_simulator, steps)
-        self._played += len(steps.reward)
+        self.played += len(steps.reward)
 
     def next(self, env_steps: int, episodes: Sequence[Episode]) -> Batch:
         """Draw a batch. env_steps, episodes: number of env steps, and ended episodes, since the last one."""
@@ -142,7 +137,7 @@ class ReplaySampler:
         return self.config.beta_at(self._progress())
 
     def fields(self) -> dict[str, Any]:
-        inserted = max(self._played - self.config.learning_starts, 1)
+        inserted = max(self.played - self.config.learning_starts, 1)
         return {
             "replay_transitions": len(self.replay),
             "samples_per_insert": self._drawn_transitions / inserted,
@@ -156,7 +151,7 @@ class ReplaySampler:
             replays[self.name] = {"store": self.replay.state(), "ahead": self._prefetcher.state()}
         return {
             "batches": self.batches,
-            "played": self._played,
+            "played": self.played,
             "drawn": self._drawn_transitions,
             "replays": replays,
         }
@@ -167,7 +162,7 @@ class ReplaySampler:
         if contents is None:
             return self.fresh_start(int(state["batches"]))
         self.batches = int(state["batches"])
-        self._played, self._drawn_transitions = int(state["played"]), int(state["drawn"])
+        self.played, self._drawn_transitions = int(state["played"]), int(state["drawn"])
         self.replay.load(contents["store"])
         self._prefetcher.load(contents["ahead"])
 
@@ -180,7 +175,7 @@ class ReplaySampler:
         config = self.config
         self.batches, self.exact = batches, False
         begun = config.begun_anew(self._random_env_steps) if batches else (0, 0)
-        self._played, self._drawn_transitions = begun
+        self.played, self._drawn_transitions = begun
         if config.fit_every:
             batches_of_fit = round(config.fit_every * config.samples_per_insert / self.batch)
             self._drawn_transitions += batches % batches_of_fit * self.batch

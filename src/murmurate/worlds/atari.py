@@ -172,11 +172,11 @@ class AtariSimulators:
         self._world = world
         self._clip = training and world.clip_rewards
         self._first = first
-        self._size = size
+        self.size = size
         self._counter = EpisodeCounter(size)
         self._earlier_frames: npt.NDArray[np.int32] = np.zeros(size, np.int32)  # [B], of all earlier games
         self._picture: Picture | None = None
-        self._spec = EnvSpec(
+        self.spec = EnvSpec(
             stacked=True,
             name=world.name,
             observation_shape=(world.stack, _SIDE, _SIDE),
@@ -185,17 +185,9 @@ class AtariSimulators:
             frames_per_step=world.frame_skip,
         )
 
-    @property
-    def spec(self) -> EnvSpec:
-        return self._spec
-
-    @property
-    def size(self) -> int:
-        return self._size
-
     def reset(self, seed: int) -> TimeStep:
         # ALE stores seeds as int32, and a negative one means that none is given.
-        seeds = np.array([simulator_seed(seed, self._first + b) % (2**31 - 2) + 1 for b in range(self._size)])
+        seeds = np.array([simulator_seed(seed, self._first + b) % (2**31 - 2) + 1 for b in range(self.size)])
         observation, info = self._env.reset(seed=seeds)
         if self._picture_env is not None:
             self._picture = self._occluded_picture(self._picture_env.reset(seed=seeds)[0][0, 0])
@@ -208,9 +200,9 @@ class AtariSimulators:
     def send(self, action: Tensor) -> None:
         chosen = action.numpy()
         # An invalid action would silently end ALE's worker thread, and ``receive`` would never return.
-        if chosen.min() < 0 or chosen.max() >= self._spec.actions:
+        if chosen.min() < 0 or chosen.max() >= self.spec.actions:
             raise ValueError(
-                f"{self._spec.name} has actions 0 to {self._spec.actions - 1}, got {action.tolist()}"
+                f"{self.spec.name} has actions 0 to {self.spec.actions - 1}, got {action.tolist()}"
             )
         self._env.send(chosen)
         if self._picture_env is not None:

@@ -38,33 +38,25 @@ class CartPoleSimulators:
     """
 
     def __init__(self, name: str, size: int, limit: int, first: int) -> None:
-        self._size = size
+        self.size = size
         self._limit = limit
         self._first = first
         self._state: npt.NDArray[np.float64] = np.zeros((4, size))
         self._counter = EpisodeCounter(size)
         self._generators: list[np.random.Generator] = []
         self._action: npt.NDArray[np.int64] = np.zeros(size, np.int64)
-        self._spec = EnvSpec(name=name, observation_shape=(4,), observation_dtype=torch.float32, actions=2)
-
-    @property
-    def spec(self) -> EnvSpec:
-        return self._spec
-
-    @property
-    def size(self) -> int:
-        return self._size
+        self.spec = EnvSpec(name=name, observation_shape=(4,), observation_dtype=torch.float32, actions=2)
 
     def reset(self, seed: int) -> TimeStep:
-        self._generators = generators(seed, self._first, self._size)
+        self._generators = generators(seed, self._first, self.size)
         self._counter.clear()
-        self._begin(np.ones(self._size, np.bool_))
+        self._begin(np.ones(self.size, np.bool_))
         return first_step(self._observe())
 
     def send(self, action: Tensor) -> None:
         chosen = action.numpy()
         if chosen.min() < 0 or chosen.max() > 1:
-            raise ValueError(f"{self._spec.name} has actions 0 and 1, got {action.tolist()}")
+            raise ValueError(f"{self.spec.name} has actions 0 and 1, got {action.tolist()}")
         self._action = chosen
 
     def receive(self) -> TimeStep:
@@ -81,7 +73,7 @@ class CartPoleSimulators:
         )
         position, angle = self._state[0], self._state[2]
         terminated = (np.abs(position) > _LARGEST_OFFSET) | (np.abs(angle) > _LARGEST_ANGLE)
-        reward = np.ones(self._size, np.float32)
+        reward = np.ones(self.size, np.float32)
         self._counter.tick(reward)
         truncated = (self._counter.length >= self._limit) & ~terminated
         over = terminated | truncated
@@ -107,7 +99,7 @@ class CartPoleSimulators:
 
     def load(self, state: dict[str, Any]) -> TimeStep:
         restore(self._state, state["physics"], "physics")
-        self._generators = load_generators(state["generators"], self._size)
+        self._generators = load_generators(state["generators"], self.size)
         self._counter.load(state["episodes"])
         return first_step(self._observe())
 

@@ -75,20 +75,16 @@ class GymSimulators:
         world_name = name if isinstance(name, str) else name.name
         observations = observation_format(self._envs[0].observation_space, world_name, observe)
         actions = action_format(self._envs[0].action_space, world_name, joint_actions)
-        self._spec = name if isinstance(name, EnvSpec) else spec_of(name, observations, actions)
+        self.spec = name if isinstance(name, EnvSpec) else spec_of(name, observations, actions)
         self._convert_observation, self._convert_actions = observations.convert, actions.convert
         self._savers: list[Saver | None] = [saver(env) for env in self._envs]
         self._counter = EpisodeCounter(size)
-        self._dtype = np.uint8 if self._spec.observation_dtype == torch.uint8 else np.float32
+        self._dtype = np.uint8 if self.spec.observation_dtype == torch.uint8 else np.float32
         self._observation: npt.NDArray[Any] = self._blank()
         self._actions: Any = None
         self._failures = np.zeros(size, np.int64)  # failures in a row of each environment
         self._steps_since_failure = np.zeros(size, np.int64)
         self._seed, self._replacements = 0, np.zeros(size, np.int64)  # of each simulator, since ``reset``
-
-    @property
-    def spec(self) -> EnvSpec:
-        return self._spec
 
     @property
     def size(self) -> int:
@@ -176,7 +172,7 @@ class GymSimulators:
             self._envs, self._savers, to_arrays(state["physics"]), generators, strict=True
         ):
             if env_saver is None:
-                raise ValueError(f"{self._spec.name} cannot be saved, so there is no state to load: reset it")
+                raise ValueError(f"{self.spec.name} cannot be saved, so there is no state to load: reset it")
             # some environments create attributes only in reset
             env.reset()
             env_saver.load(physics)
@@ -195,10 +191,10 @@ class GymSimulators:
         try:
             return np.asarray(self._envs[0].render(), np.uint8)
         except gymnasium.error.DependencyNotInstalled as problem:
-            raise errors.MissingExtra("pygame-ce", "video", f"A picture of {self._spec.name}") from problem
+            raise errors.MissingExtra("pygame-ce", "video", f"A picture of {self.spec.name}") from problem
         except Exception as problem:  # the type of MuJoCo's errors depends on the platform
             raise errors.Refusal(
-                f"A picture of {self._spec.name} cannot be drawn here ({problem}). On a machine without a "
+                f"A picture of {self.spec.name} cannot be drawn here ({problem}). On a machine without a "
                 "display set the environment variable MUJOCO_GL to egl or osmesa."
             ) from problem
 
@@ -270,10 +266,10 @@ class GymSimulators:
     def _place(self, b: int) -> str:
         """Environment, simulator and step, for messages."""
         step = int(self._counter.length[b]) + 1
-        return f"the environment {self._spec.name} (simulator {self._first + b}, step {step} of its episode)"
+        return f"the environment {self.spec.name} (simulator {self._first + b}, step {step} of its episode)"
 
     def _blank(self) -> npt.NDArray[Any]:
-        return np.empty((self.size, *self._spec.observation_shape), self._dtype)
+        return np.empty((self.size, *self.spec.observation_shape), self._dtype)
 
 
 def _first_not_finite(values: npt.NDArray[Any]) -> Any:

@@ -69,7 +69,7 @@ class ServedSimulators:
         hang_seconds: float = HANG_SECONDS,
         savable: bool = False,
     ) -> None:
-        self._spec, self._size, self._first, self._scale = spec, size, first, scale
+        self.spec, self.size, self._first, self._scale = spec, size, first, scale
         self._low, self._high = (np.array(bound, np.float32) for bound in (spec.action_low, spec.action_high))
         self._stack = spec.observation_shape[0] // spec.channels if spec.stacked else 1
         self._frame = spec.observation_shape
@@ -101,14 +101,6 @@ class ServedSimulators:
         self._steps = 0  # of each simulator in the whole run
         self._seed, self._failures, self._steps_since_failure = 0, 0, 0
 
-    @property
-    def spec(self) -> EnvSpec:
-        return self._spec
-
-    @property
-    def size(self) -> int:
-        return self._size
-
     def reset(self, seed: int) -> TimeStep:
         self._seed, self._failures, self._steps_since_failure = seed, 0, 0
         self._counter.clear()
@@ -124,13 +116,13 @@ class ServedSimulators:
     def _checked_action(self, action: Tensor) -> npt.NDArray[Any]:
         """The actions as the server takes them: clipped vectors in float32, or numbers in int64."""
         chosen = action.numpy()
-        if not self._spec.actions:
-            flat = chosen.reshape(self._size, -1)
+        if not self.spec.actions:
+            flat = chosen.reshape(self.size, -1)
             clipped: npt.NDArray[Any] = np.clip(flat, self._low, self._high)
             return clipped.astype(np.float32)
-        if chosen.min() < 0 or chosen.max() >= self._spec.actions:
+        if chosen.min() < 0 or chosen.max() >= self.spec.actions:
             raise ValueError(
-                f"{self._spec.name} has actions 0 to {self._spec.actions - 1}, got {action.tolist()}"
+                f"{self.spec.name} has actions 0 to {self.spec.actions - 1}, got {action.tolist()}"
             )
         return chosen.astype(np.int64)
 
@@ -190,7 +182,7 @@ class ServedSimulators:
 
     def load(self, state: dict[str, Any]) -> TimeStep:
         if not self._savable:
-            raise ValueError(f"{self._spec.name} cannot be saved, so there is no state to load: call reset")
+            raise ValueError(f"{self.spec.name} cannot be saved, so there is no state to load: call reset")
         if self._process is None:
             self._open()
         self._seed, self._steps = state["seed"], state["steps"]
@@ -198,7 +190,7 @@ class ServedSimulators:
             self._request(server.LOAD, pickle.dumps((self._steps, to_arrays(state["games"]))))
             self._answer()
         except (OSError, EOFError, errors.RunFailed) as problem:
-            raise ValueError(f"{self._spec.name} does not go on from this state: {problem}") from problem
+            raise ValueError(f"{self.spec.name} does not go on from this state: {problem}") from problem
         self._counter.load(state["episodes"])
         self._observation = state["observation"].clone()
         self._shared.frame[:] = self._stacks(self._observation)[:, -1]
@@ -233,7 +225,7 @@ class ServedSimulators:
             try:
                 if self._process is None:
                     self._open()
-                seeds = [simulator_seed(self._seed, self._first + b) for b in range(self._size)]
+                seeds = [simulator_seed(self._seed, self._first + b) for b in range(self.size)]
                 self._request(server.RESET, pickle.dumps((self._steps, seeds)))
                 return messages + tuple(self._answer())
             except (OSError, EOFError) as problem:
@@ -257,11 +249,11 @@ class ServedSimulators:
                     failure = f"ended with code {self._process.wait(_CLOSE_SECONDS)}"
             _kill(self._process)
         self.close()
-        last = self._first + self._size - 1
-        cause = f"the process of {self._spec.name} (simulators {self._first} to {last}) {failure}"
+        last = self._first + self.size - 1
+        cause = f"the process of {self.spec.name} (simulators {self._first} to {last}) {failure}"
         if self._failures > _MOST_FAILURES:
             raise errors.RunFailed(f"{cause}, {self._failures} times in a row. See logs/ in the run folder.")
-        return tuple([f"{cause} and is started again"] * self._size)
+        return tuple([f"{cause} and is started again"] * self.size)
 
     def _replace_server(self, problem: Exception) -> TimeStep:
         """Replace the server, which failed by ``problem``. Returns a step that truncates all episodes."""
@@ -298,7 +290,7 @@ class ServedSimulators:
         if self._connection is None:
             raise EOFError("it is not open")
         # RESET and LOAD may start all games before they answer: each thread starts one after the other
-        starts = math.ceil(self._size / self._settings.threads) if kind in (server.RESET, server.LOAD) else 0
+        starts = math.ceil(self.size / self._settings.threads) if kind in (server.RESET, server.LOAD) else 0
         self._connection.settimeout(_SERVER_SECONDS + server.START_SECONDS * starts)
         server.send(self._connection, kind, payload)
 
@@ -321,12 +313,12 @@ class ServedSimulators:
     # -- stacks ---------------------------------------------------------------------------------------
 
     def _empty(self) -> Tensor:
-        shape, dtype = (self._size, *self._spec.observation_shape), self._spec.observation_dtype
+        shape, dtype = (self.size, *self.spec.observation_shape), self.spec.observation_dtype
         return as_tensor(self._pool.take(math.prod(shape) * dtype.itemsize), dtype).view(shape)
 
     def _stacks(self, observation: Tensor) -> npt.NDArray[Any]:
         """A view of ``observation`` as [B, stack, *shape of a frame]."""
-        return observation.numpy().reshape(self._size, self._stack, *self._frame)
+        return observation.numpy().reshape(self.size, self._stack, *self._frame)
 
     def _first_stacks(self) -> Tensor:
         """Observations in which the first frame of an episode is repeated."""

@@ -13,7 +13,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from torch import Tensor
 
 from murmurate.errors import Refusal, RunFailed
-from murmurate.spec import EnvSpec, TimeStep
+from murmurate.spec import TimeStep
 from murmurate.worlds._failures import noted
 from murmurate.worlds._gym_env import success_of
 from murmurate.worlds._numbers import LARGEST_REWARD
@@ -54,14 +54,10 @@ class VectorSimulators:
         self._takes_seed_list = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         self._observations = observation_format(env.single_observation_space, name, observe)
         self._actions = action_format(env.single_action_space, name, joint_actions)
-        self._spec = spec_of(name, self._observations, self._actions)
+        self.spec = spec_of(name, self._observations, self._actions)
         self._batch_space = batch_space(env.single_observation_space, size)
         self._counter = EpisodeCounter(size)
         self._action: Any = None
-
-    @property
-    def spec(self) -> EnvSpec:
-        return self._spec
 
     @property
     def size(self) -> int:
@@ -111,18 +107,18 @@ class VectorSimulators:
         return None
 
     def load(self, state: dict[str, Any]) -> TimeStep:
-        raise ValueError(f"{self._spec.name} cannot be saved, so there is no state to load: call reset")
+        raise ValueError(f"{self.spec.name} cannot be saved, so there is no state to load: call reset")
 
     def picture(self) -> Picture:
         if self._env.render_mode != "rgb_array":
             raise Refusal(
-                f"{self._spec.name} has no pictures: its function must take render_mode, which is then "
+                f"{self.spec.name} has no pictures: its function must take render_mode, which is then "
                 "'rgb_array', and pass it on to the environments."
             )
         try:
             frames: Any = self._env.render()
         except Exception as problem:  # of a library that is missing, or has no display
-            raise Refusal(f"A picture of {self._spec.name} cannot be drawn here ({problem}).") from problem
+            raise Refusal(f"A picture of {self.spec.name} cannot be drawn here ({problem}).") from problem
         return np.asarray(frames[0], np.uint8)
 
     def close(self) -> None:
@@ -131,7 +127,7 @@ class VectorSimulators:
     @property
     def _place(self) -> str:
         """Environment and simulators, for messages."""
-        return f"the environment {self._spec.name} (simulators {self._first} and up)"
+        return f"the environment {self.spec.name} (simulators {self._first} and up)"
 
     def _guarded(self, what: str, call: Callable[[], Any]) -> Any:
         """What ``call`` returns. Raises ``RunFailed`` if it raises."""

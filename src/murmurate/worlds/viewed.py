@@ -87,11 +87,7 @@ class _Wrapper:
 
     def __init__(self, inside: Simulators, spec: EnvSpec) -> None:
         self.inside = inside
-        self._spec = spec
-
-    @property
-    def spec(self) -> EnvSpec:
-        return self._spec
+        self.spec = spec
 
     @property
     def size(self) -> int:
