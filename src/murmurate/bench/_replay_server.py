@@ -161,7 +161,7 @@ def main() -> None:
     serve(f"murmurate ({native.simd})", murmurate.__version__, make)
 
 
-def exactness(capacity: int, draws: int, seed: int = 0) -> float:
+def exactness(capacity: int, draws: int) -> float:
     """Chi-square per degree of freedom of how often each leaf is drawn, against its priority."""
     sampler = _full_sampler(capacity)
     tree: Any = sampler.tree

@@ -167,7 +167,7 @@ class _LearnerLoop:
         state = self.source.state()
         self.wait_for_all()
         source, config = self.source, cast(ReplayServiceSourceConfig, run.source)
-        steps = _stored(run, self.barrier.rank, state)
+        steps = _stored(run, state)
         stored_steps: dict[tuple[float, float], list[float]] = {}
         for simulator, process, step in steps.tolist():
             stored_steps.setdefault((simulator, process), []).append(step)
@@ -191,7 +191,7 @@ class _LearnerLoop:
         return figures
 
 
-def _stored(run: Run, rank: int, state: dict[str, Any]) -> Any:
+def _stored(run: Run, state: dict[str, Any]) -> Any:
     """[n, 3]: simulator, process and number of each step that this learner's shards hold."""
     source = cast(ReplayServiceSourceConfig, run.source)
     steps: list[Any] = []

@@ -34,10 +34,10 @@ class DrawnLayer:
     grid: tuple[int, int]
 
 
-def in_parts(grid: tuple[int, int], function: Callable[[Parts], Any], seed: int = 0) -> list[Any]:
+def in_parts(grid: tuple[int, int], function: Callable[[Parts], Any]) -> list[Any]:
     """The result of ``function`` for each part, in threads of which one runs at a time."""
     size = grid[0] * grid[1]
-    fabric = SimulatedFabric(size, seed, keep_log=False, coroutines="threads")
+    fabric = SimulatedFabric(size, 0, keep_log=False, coroutines="threads")
     return fabric.run([lambda member: function(Parts.open(member, grid))] * size)
 
 

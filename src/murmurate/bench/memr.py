@@ -91,7 +91,7 @@ def measure(plan: MEMRPlan, log: Log) -> dict[str, Any]:
     cost = _resumable.expected(list(runs.values()), log)
     summaries = {key: _resumable.train(run, log)[run.ends[-1]] for key, run in runs.items()}
     rows = [
-        _row(plan, task, agent, {key[2]: runs[key] for key in runs if key[:2] == (task, agent)}, summaries)
+        _row(task, agent, {key[2]: runs[key] for key in runs if key[:2] == (task, agent)}, summaries)
         for task, agent in itertools.product(plan.tasks, plan.agents)
     ]
     pages = []
@@ -147,7 +147,6 @@ def planned(plan: MEMRPlan, task: str, agent: str, seed: int) -> ResumableRun:
 
 
 def _row(
-    plan: MEMRPlan,
     task: str,
     agent: str,
     runs: Mapping[int, ResumableRun],

@@ -62,7 +62,7 @@ def measure(plan: ReplayServicePlan, log: Log) -> dict[str, Any]:
         totals = {key: sum(answer[key] for answer in answers) for key in answers[0]}
         cpu = sum(totals[f"cpu_seconds_{kind}"] for kind in _SERVICE)
         service_rates.append(totals["draws"] / cpu)
-        counts.append(_counts(totals, plan))
+        counts.append(_counts(totals))
         log(f"{service_rates[-1]:,.0f} draws per CPU second, alone {own_rates[-1]:,.0f}; {counts[-1]}")
     return {
         "draws_per_cpu_second": spreads(
@@ -75,7 +75,7 @@ def measure(plan: ReplayServicePlan, log: Log) -> dict[str, Any]:
     }
 
 
-def _counts(totals: dict[str, float], plan: ServicePlan) -> dict[str, float]:
+def _counts(totals: dict[str, float]) -> dict[str, float]:
     lost_draws = totals["drawn"] - totals["handed"] - totals["waiting_draws"]
     return {
         "samples_per_insert_held": totals["drawn"] / (totals["inserted"] - totals["starts"]),

@@ -113,7 +113,7 @@ class Torchrun(Launcher):
             if coordinator.interrupted and isinstance(failure, SecondInterrupt):
                 code = 128 + coordinator.signal
         finally:
-            _unblock(roles, host, coordinator)
+            _unblock(roles, host)
             elastic.dismiss(code)
             coordinator.close()
             host.close()
@@ -204,7 +204,7 @@ def _danger(environment: Environment) -> str:
     return f"the store of torchrun listens on {where}: {DANGER}." + unprotected * (not user_secret())
 
 
-def _unblock(roles: list[_OwnRole], host: MemberHost, coordinator: Coordinator) -> None:
+def _unblock(roles: list[_OwnRole], host: MemberHost) -> None:
     """If members' threads in this process still run, let their waits end, so that the process can end."""
     if all(role.exit is not None for role in roles):
         return

@@ -37,9 +37,10 @@ class QNetwork(nn.Module):
     normalizer: module that normalises observations for the torso; None: they are not normalised.
     """
 
-    def __init__(self, torso: nn.Module, head: nn.Module, normalizer: nn.Module | None = None) -> None:
+    def __init__(self, torso: nn.Module, head: nn.Module) -> None:
         super().__init__()
-        self.torso, self.head, self.normalizer = torso, head, normalizer
+        self.torso, self.head = torso, head
+        self.normalizer: nn.Module | None = None
 
     def preprocess(self, observation: Tensor) -> Tensor:
         """Observations [B, ...] preprocessed for the torso, so that several such nets can share the work."""

@@ -73,8 +73,8 @@ class ReplaySampler:
 
     batch: transitions in a batch. progress: returns the completed share of the run, on which alpha and beta
     depend. banks: scales importance weights as if all learners drew from one replay, of which each has a
-    bank. name: name of the replay in checkpoints. random_env_steps: env steps at a run's start whose actions
-    are random, which a sampler that begins in the middle of a run counts as made.
+    bank. random_env_steps: env steps at a run's start whose actions are random, which a sampler that begins
+    in the middle of a run counts as made.
     """
 
     def __init__(
@@ -85,10 +85,9 @@ class ReplaySampler:
         device: torch.device,
         progress: Callable[[], float],
         banks: BankWeights | None = None,
-        name: str = "replay",
         random_env_steps: int = 0,
     ) -> None:
-        self.name, self._random_env_steps = name, random_env_steps
+        self._random_env_steps = random_env_steps
         self.replay, self.config, self.batch, self.device = replay, config, batch, device
         self.banks = banks
         self.batches = self.played = self._drawn_transitions = 0
@@ -148,7 +147,7 @@ class ReplaySampler:
     def state(self) -> dict[str, Any]:
         replays: dict[str, Any] = {}
         if self.config.saved:
-            replays[self.name] = {"store": self.replay.state(), "ahead": self._prefetcher.state()}
+            replays["replay"] = {"store": self.replay.state(), "ahead": self._prefetcher.state()}
         return {
             "batches": self.batches,
             "played": self.played,
@@ -158,7 +157,7 @@ class ReplaySampler:
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from ``state``; do a ``fresh_start`` if it lacks the replay's contents."""
-        contents = state["replays"].get(self.name)
+        contents = state["replays"].get("replay")
         if contents is None:
             return self.fresh_start(int(state["batches"]))
         self.batches = int(state["batches"])
