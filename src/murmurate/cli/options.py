@@ -239,6 +239,14 @@ def parse_bool(word: str) -> bool:
     return word.lower() in _TRUE
 
 
+def bool_argument(word: str) -> bool:
+    """``parse_bool`` as a converter for argparse."""
+    try:
+        return parse_bool(word)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _type_name(kind: Any) -> str:
     origin, type_arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (Union, types.UnionType):

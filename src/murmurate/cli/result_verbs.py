@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from murmurate.cli.options import number_argument, parse_bool
+from murmurate.cli.options import bool_argument, number_argument
 from murmurate.errors import Refusal
 from murmurate.ranges import PositiveInt, Seed
 
@@ -47,7 +47,7 @@ def add_verbs(verbs: Any) -> None:
         metavar="true|false",
         nargs="?",
         const=True,
-        type=_bool,
+        type=bool_argument,
         help="leave out images that cannot be read, and count them",
     )
     evaluate.set_defaults(act=_eval)
@@ -67,13 +67,6 @@ def add_verbs(verbs: Any) -> None:
 
 def _option(name: str) -> str:
     return f"--world.{name.replace('_', '-')}"
-
-
-def _bool(word: str) -> bool:
-    try:
-        return parse_bool(word)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def add_env_in_place(verb: Any) -> None:

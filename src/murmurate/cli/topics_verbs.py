@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from murmurate.cli.options import number_argument, parse_bool
+from murmurate.cli.options import bool_argument, number_argument
 from murmurate.cli.run_verbs import report_end
 from murmurate.fabric.processes.fork_server import begin_fork_server
 from murmurate.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Seed
@@ -89,7 +89,7 @@ def _add_reading_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--kind", help="kind of file: docs/corpora.md lists them (default: detected)")
     verb.add_argument("--skip-bad", action="store_true", default=None, help="leave out damaged lines")
     verb.add_argument(
-        "--one-based", type=_bool_argument, metavar="true|false", help="whether word ids begin at 1"
+        "--one-based", type=bool_argument, metavar="true|false", help="whether word ids begin at 1"
     )
     verb.add_argument(
         "--transpose", action="store_true", default=None, help="the matrix is [words, documents]"
@@ -111,13 +111,6 @@ def _add_reading_options(verb: argparse.ArgumentParser) -> None:
         "--name-column", help="column of such a file with the documents' names (default: numbers)"
     )
     verb.add_argument("--cache", help="folder for the converted corpus (default: the corpus's folder)")
-
-
-def _bool_argument(word: str) -> bool:
-    try:
-        return parse_bool(word)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _lazy(module: str, name: str) -> Callable[[argparse.Namespace, list[str]], Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from matplotlib import ticker
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis as DrawnAxis
 from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.path import Path
 from numpy.typing import NDArray
@@ -78,14 +79,18 @@ def curves(
             axes.set_ylim(bottom=0, top=None if max(each.value.max() for each in series) > 0 else 1.0)
         if axis == "total_bytes":
             axes.set_xscale("log")
-            axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: byte_size(value)))
-            axes.xaxis.set_minor_formatter(ticker.NullFormatter())
+            _plain_ticks(axes.xaxis, byte_size)
         if log_y:
             axes.set_yscale("log")
-            axes.yaxis.set_minor_formatter(ticker.NullFormatter())
-            axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: tick_text(value)))
+            _plain_ticks(axes.yaxis, tick_text)
 
     return draw
+
+
+def _plain_ticks(axis: DrawnAxis, text: Callable[[float], str]) -> None:
+    """Label a logarithmic axis with ``text`` instead of powers of ten."""
+    axis.set_minor_formatter(ticker.NullFormatter())
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: text(value)))
 
 
 def _replica_lines(axes: Axes, run: RecordedRun, key: str, axis: Axis, colour: str, divisor: float) -> None:
@@ -145,8 +150,7 @@ def draw_windows(comparisons: Sequence[WindowBound]) -> Draw:
         label = "distance from consensus ‖X − mean‖ (Frobenius)"
         style_axes(axes, label, axis_label("total_env_steps", ""))
         axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
-        axes.yaxis.set_minor_formatter(ticker.NullFormatter())
-        axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: tick_text(value)))
+        _plain_ticks(axes.yaxis, tick_text)
         axes.set_xlim(left=0)
 
     return draw
@@ -241,14 +245,14 @@ def stacked(rows: Sequence[tuple[str, Mapping[str, float]]]) -> Draw:
             name if len(name) <= _MOST_LETTERS else f"{name[: _MOST_LETTERS - 1]}\N{HORIZONTAL ELLIPSIS}"
             for name, _ in rows
         ]
-        _label_rows(axes, names)
+        label_rows(axes, names)
         percent_axis(axes.xaxis)
         axes.spines["bottom"].set_bounds(0, 1)
 
     return draw
 
 
-def _label_rows(axes: Axes, names: Sequence[str]) -> None:
+def label_rows(axes: Axes, names: Sequence[str]) -> None:
     """A row for each name, from top to bottom."""
     axes.grid(visible=False)
     axes.set_ylim(len(names) - 0.45, -0.55)
@@ -273,7 +277,7 @@ def timeline(shown: Timeline, title: str, *, virtual: bool = False) -> Draw:
         clock = "virtual" if virtual else "wall"
         style_axes(axes, title, f"{name} after {shown.start_seconds:.3f} s of {clock} time")
         axes.set_xlim(0, length / unit)
-        _label_rows(axes, list(shown.members))
+        label_rows(axes, list(shown.members))
         axes.xaxis.set_major_locator(ticker.MaxNLocator(10, steps=[1, 2, 5, 10]))
 
     return draw

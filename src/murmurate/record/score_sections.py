@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-import numpy as np
 from matplotlib.axes import Axes
 
 from murmurate.record import score_statistics
+from murmurate.record.drawings import label_rows
 from murmurate.record.figures import COLOURS, Draw, number_text, percent_axis, run_colour, style_axes, svg
 from murmurate.record.groups import RunGroup
 from murmurate.record.score_statistics import Interval, Scores
@@ -142,8 +142,5 @@ def _chances(rows: Sequence[tuple[str, float, Interval | None]]) -> Draw:
 
 
 def _label_rows(axes: Axes, names: Sequence[str]) -> None:
-    axes.grid(visible=False)
-    axes.set_ylim(len(names) - 0.4, -0.6)
     lines = [[textwrap.shorten(line, 56, placeholder=" …") for line in name.split("\n")] for name in names]
-    axes.set_yticks(np.arange(len(names)), ["\n".join(row) for row in lines])
-    axes.tick_params(axis="y", labelcolor=COLOURS["ink"])
+    label_rows(axes, ["\n".join(row) for row in lines])
