@@ -10,17 +10,15 @@ all products are in that dtype.
 from __future__ import annotations
 
 import itertools
-import json
-import os
 import sys
-import time
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from murmurate.bench._racer import write_progress
+
 BATCH, OBSERVED, ACTIONS, HIDDEN = 256, 17, 6, 256  # batch size; widths of observation, action, hidden layer
-_WRITE_EVERY_SECONDS = 0.25
 
 
 class Products:
@@ -65,36 +63,28 @@ class Update:
         self.critics = Products(2, (OBSERVED + ACTIONS, HIDDEN, HIDDEN, 1), dtype)
         self.policy_delay = 2 if algorithm == "td3" else 1
         self.critics_in_policy_loss = 1 if algorithm == "td3" else 2
+        self.updates = 0
 
-    def __call__(self, number: int) -> None:
+    def __call__(self) -> int:
+        self.updates += 1
         self.policy.forward(1)  # target actions
         self.critics.forward(2)  # values of the target actions
         self.critics.forward(2)
         self.critics.input_gradients(2)
         self.critics.weight_gradients()
-        if number % self.policy_delay == 0:
+        if self.updates % self.policy_delay == 0:
             self.policy.forward(1)
             self.critics.forward(self.critics_in_policy_loss)
             # each row of a batch follows one critic: the first, or for sac the one with the smaller value
             self.critics.input_gradients(1, of_actions=True)
             self.policy.input_gradients(1)
             self.policy.weight_gradients()
+        return 1
 
 
 def main(algorithm: str, dtype: torch.dtype, progress: Path) -> None:
     torch.set_num_threads(1)
-    parent, written_at = os.getppid(), time.monotonic()
-    update = Update(algorithm, dtype)
-    progress.parent.mkdir(parents=True, exist_ok=True)
-    with open(progress, "a", buffering=1) as file:
-        for number in itertools.count(1):
-            update(number)
-            now = time.monotonic()
-            if now - written_at > _WRITE_EVERY_SECONDS:
-                written_at = now
-                file.write(json.dumps({"env_steps": number}) + "\n")
-                if os.getppid() != parent:  # the benchmark has ended
-                    return
+    write_progress(progress, Update(algorithm, dtype))
 
 
 if __name__ == "__main__":

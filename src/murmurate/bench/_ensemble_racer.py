@@ -9,10 +9,7 @@ the gradient by autograd; ``limit``, only the matrix products of a step, all of 
 from __future__ import annotations
 
 import itertools
-import json
-import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +18,7 @@ from torch import Tensor
 
 from murmurate.agents._dynamics import DynamicsModel, ModelConfig
 from murmurate.agents._ensemble_gradient import EnsembleGradient
+from murmurate.bench._racer import write_progress
 from murmurate.losses.gaussian_nll import gaussian_nll, soft_bounds
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
@@ -110,18 +108,7 @@ def _data(members: int) -> tuple[Tensor, Tensor, Tensor]:
 def main(kind: str, precision: str, progress: Path) -> None:
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # as every worker does
-    parent, written_at, steps = os.getppid(), time.monotonic(), 0
-    run_steps = KINDS[kind](precision)
-    progress.parent.mkdir(parents=True, exist_ok=True)
-    with open(progress, "a", buffering=1) as file:
-        while True:
-            steps += run_steps()
-            now = time.monotonic()
-            if now - written_at > 0.25:
-                written_at = now
-                file.write(json.dumps({"env_steps": steps}) + "\n")
-                if os.getppid() != parent:  # the benchmark has ended
-                    return
+    write_progress(progress, KINDS[kind](precision))
 
 
 if __name__ == "__main__":

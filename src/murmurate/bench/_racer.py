@@ -14,7 +14,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,20 @@ from murmurate.ranges import PositiveInt, PositiveSeconds
 
 _POLL_SECONDS = 0.004
 _SILENCE_SECONDS = 300.0
+_WRITE_EVERY_SECONDS = 0.25
+
+
+def write_progress(progress: Path, work: Callable[[], int]) -> None:
+    """The main loop of a program that is a racer: call ``work``, which returns its number of env steps, and
+    append the number of env steps so far to ``progress``, until the benchmark has ended."""
+    parent, written_at, env_steps = os.getppid(), time.monotonic(), 0
+    progress.parent.mkdir(parents=True, exist_ok=True)
+    with open(progress, "a", buffering=1) as file:
+        while os.getppid() == parent:
+            env_steps += work()
+            if (now := time.monotonic()) - written_at > _WRITE_EVERY_SECONDS:
+                written_at = now
+                file.write(json.dumps({"env_steps": env_steps}) + "\n")
 
 
 @dataclass(frozen=True)
