@@ -121,7 +121,8 @@ class DynamicsModel:
         before the call and returns False.
         """
         saved = {"replica": self.replica.state(), **self.state()}
-        order = self._permutation(len(inputs))
+        generator = self._generator
+        order = torch.randperm(len(inputs), generator=generator, device=generator.device)
         held_out = max(1, min(int(len(inputs) * self.config.held_out), self.config.held_out_most))
         test_inputs, test_targets = inputs[order[:held_out]], targets[order[:held_out]]
         inputs, targets = inputs[order[held_out:]], targets[order[held_out:]]
@@ -176,9 +177,6 @@ class DynamicsModel:
             step += 1
         self.loss = float(loss.mean())
         return False
-
-    def _permutation(self, size: int) -> Tensor:
-        return torch.randperm(size, generator=self._generator, device=self._generator.device)
 
     def _shuffled(self, member_rows: Tensor) -> Tensor:
         """Each member's rows in a new order."""

@@ -52,7 +52,8 @@ def show(what: str, rows: list[dict[str, Any]]) -> None:
     if what == "worlds":
         for family, names in _by_family(rows).items():
             print(f"{_TITLES.get(family, family)}:")
-            print(textwrap.indent(_wrapped(names), "  "))
+            text = textwrap.fill("  ".join(names), _COLUMNS, break_on_hyphens=False)
+            print(textwrap.indent(text, "  "))
         print(_OTHER_WORLDS)
         return
     if what == "strategies":
@@ -85,10 +86,6 @@ def _show_recipes() -> None:
         # shorten leaves one space between names
         print(f"  {titles[family]:<{width}}{text.replace(' ', '  ').replace('    ', '  ')}")
     print(_OTHER_WORLDS)
-
-
-def _wrapped(names: list[str]) -> str:
-    return textwrap.fill("  ".join(names), _COLUMNS, break_on_hyphens=False)
 
 
 def _by_family(rows: list[dict[str, Any]]) -> dict[str, list[str]]:

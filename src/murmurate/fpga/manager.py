@@ -108,7 +108,7 @@ class ReplayManager(wiring.Component):
         index: Signal = node
         entry = self.indices.payload.shape()(output.w_data)
         if self.row_bits:
-            m.submodules.rows = rows = self._row_memory()
+            m.submodules.rows = rows = LaneMemory(self.shape.leaves, 1, self.row_bits, bypass=True)
             m.d.comb += rows.read_address.eq(index)
             for stage in range(self._row_cycles):
                 later = [
@@ -147,6 +147,3 @@ class ReplayManager(wiring.Component):
         m.d.comb += self.updates.ready.eq(1)
         m.d.sync += self.total.eq(Mux(valid, self.total + delta, self.total))
         return updaters
-
-    def _row_memory(self) -> LaneMemory:
-        return LaneMemory(self.shape.leaves, 1, self.row_bits, bypass=True)

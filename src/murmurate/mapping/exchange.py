@@ -52,7 +52,7 @@ def _work(fabric: Fabric, strategy: Strategy, replicas: int, size: int) -> list[
     replica = shared.replicate("shared", _Parameters(size), _sgd)
     done = fabric.channel("done", torch.zeros(1, dtype=torch.int64))
     if fabric.rank >= replicas:
-        shared.serve_until(lambda: all(_is_done(done, rank) for rank in range(replicas)))
+        shared.serve_until(lambda: all(done.version(rank) > 0 for rank in range(replicas)))
         return None
     alone = Replica("alone", _Parameters(size), _sgd)
     _seconds(lambda: replica.exchange(replica), _WARM_UP_CALLS)
@@ -62,10 +62,6 @@ def _work(fabric: Fabric, strategy: Strategy, replicas: int, size: int) -> list[
         times.append(exchanging - _seconds(alone.update, _CALLS))
     done.publish(torch.ones(1, dtype=torch.int64))
     return times
-
-
-def _is_done(done: Any, rank: int) -> bool:
-    return bool(done.version(rank) > 0)
 
 
 def _sgd(parameters: Any) -> torch.optim.Optimizer:
