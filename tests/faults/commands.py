@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from murmurate.cli.main import main
+from sessions import end
 from waiting import DEADLINE_SECONDS, until
 
 
@@ -88,7 +89,7 @@ class Command(Written):
     def __exit__(self, *error: object) -> None:
         for process in self.members():
             process.kill()
-        self.process.wait()
+        end(self.process)
         shutil.rmtree(self.temporary, ignore_errors=True)
         self._said.close()
 
@@ -105,9 +106,9 @@ class Command(Written):
                 continue
         return found
 
-    def wait(self) -> int:
+    def wait(self, seconds: float = DEADLINE_SECONDS) -> int:
         """The exit code (negative: the signal that ended it)."""
-        return int(self.process.wait(DEADLINE_SECONDS))
+        return int(self.process.wait(seconds))
 
     def kill_group(self, number: signal.Signals) -> None:
         """What a terminal, or a scheduler, does: one signal to every process of the group."""

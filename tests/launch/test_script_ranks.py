@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,9 +20,13 @@ from launch.test_torchrun import Ranks
 from murmurate.errors import Refusal
 from murmurate.fabric.processes.spawn import Died
 from murmurate.launch import script_ranks
-from waiting import until
+from sessions import session
+from waiting import DEADLINE_SECONDS, until
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
+_END_SECONDS = (
+    2 * DEADLINE_SECONDS
+)  # of a script, whose ranks may wait for one another as long as a test waits
 _ENGINE = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 HERE = Path(__file__).parents[1]
 
@@ -35,7 +41,7 @@ def train(loop):
         net(batch).pow(2).mean().backward()
         optimizer.step()
     print("hello from", loop.rank, "of", loop.size)
-    loop.finish(30.0)
+    loop.finish(DEADLINE_SECONDS)
     return {"rank": loop.rank, "weight": loop.agreed()["weight"], "what cannot be sent": train}
 
 
@@ -84,10 +90,12 @@ _SCRIPT = """
 import sys
 import murmurate
 from launch import test_script_ranks as t
+from waiting import DEADLINE_SECONDS
 
 if __name__ == "__main__":
     for main, strategy in {calls}:
-        result = murmurate.run(getattr(t, main), strategy=strategy, output="all")
+        given = dict(strategy=strategy, output="all", deadline_seconds=DEADLINE_SECONDS)
+        result = murmurate.run(getattr(t, main), **given)
         print("RESULT", main, strategy, result, flush=True)
 """
 
@@ -107,27 +115,30 @@ def torchrun(folder: Path, *calls: tuple[str, str]) -> Ranks:
     return Ranks(folder, *given, environment=environment())
 
 
-def by_hand(path: Path) -> list[subprocess.Popen[str]]:
+@contextlib.contextmanager
+def by_hand(path: Path) -> Iterator[list[subprocess.Popen[str]]]:
     """Two ranks as an engine other than torch elastic starts them: it leaves the others alone."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         engine = _ENGINE | environment() | {"MASTER_PORT": str(free.getsockname()[1])}
-    return [
-        subprocess.Popen(
-            [sys.executable, path],
-            env=os.environ | engine | {"RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    with contextlib.ExitStack() as sessions:
+        yield [
+            sessions.enter_context(
+                session(
+                    [sys.executable, path],
+                    env=os.environ | engine | {"RANK": str(rank), "OMP_NUM_THREADS": "1"},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+            for rank in range(2)
+        ]
 
 
 def test_each_rank_is_one_replica_and_the_results_are_those_of_local_processes(tmp_path: Path) -> None:
     """Twice in one script: under all-reduce, and under a strategy with a centre."""
     with torchrun(tmp_path, ("plain", "all-reduce"), ("plain", "parameter-server")) as command:
-        assert command.wait() == 0, command.said()
+        assert command.wait(_END_SECONDS) == 0, command.said()
         said = command.said()
         command.leaves_nothing()
     assert sorted(re.findall(r"^\[\d\] hello.*$", said, re.M)) == [
@@ -137,15 +148,15 @@ def test_each_rank_is_one_replica_and_the_results_are_those_of_local_processes(t
     for strategy in ("all-reduce", "parameter-server"):
         one, other = (result for name, result in results if name == strategy)
         assert one == other, "every rank has the results of all"
-    local = murmurate.run(plain, replicas=2)
+    local = murmurate.run(plain, replicas=2, deadline_seconds=DEADLINE_SECONDS)
     assert results[0][0] == "all-reduce"
     assert results[0][1] == str(local), "the same bits"
 
 
 @pytest.mark.slow
 def test_without_torch_elastic_the_others_go_on_without_a_rank_that_is_killed(tmp_path: Path) -> None:
-    ranks = by_hand(script(tmp_path, ("one_is_killed", "all-reduce")))
-    said = [rank.communicate(timeout=240)[0] for rank in ranks]
+    with by_hand(script(tmp_path, ("one_is_killed", "all-reduce"))) as ranks:
+        said = [rank.communicate(timeout=_END_SECONDS)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, -signal.SIGKILL], said
     assert f"RESULT one_is_killed all-reduce {[1, Died(1, None)]}" in said[0]
     assert re.search(r"murmurate: replica 1 died \(process \d+ on ", said[0])
@@ -154,8 +165,8 @@ def test_without_torch_elastic_the_others_go_on_without_a_rank_that_is_killed(tm
 @pytest.mark.slow
 def test_a_centre_that_is_killed_fails_the_run_after_all_replicas_have_ended(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("TEST_FOLDER", str(tmp_path))
-    ranks = by_hand(script(tmp_path, ("the_centre_is_killed", "parameter-server")))
-    said = [rank.communicate(timeout=240)[0] for rank in ranks]
+    with by_hand(script(tmp_path, ("the_centre_is_killed", "parameter-server"))) as ranks:
+        said = [rank.communicate(timeout=_END_SECONDS)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [1, 1], said
     assert "the centre of parameter-server died before it had ended" in said[0]
     assert "another member has failed" in said[1]
@@ -163,8 +174,8 @@ def test_a_centre_that_is_killed_fails_the_run_after_all_replicas_have_ended(tmp
 
 @pytest.mark.slow
 def test_a_rank_that_raises_ends_all_and_each_tells_why(tmp_path: Path) -> None:
-    ranks = by_hand(script(tmp_path, ("one_breaks", "all-reduce")))
-    said = [rank.communicate(timeout=240)[0] for rank in ranks]
+    with by_hand(script(tmp_path, ("one_breaks", "all-reduce"))) as ranks:
+        said = [rank.communicate(timeout=_END_SECONDS)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [1, 1], said
     for text in said:
         assert "replica 1 failed: OddError: no such image (404)" in text
@@ -179,13 +190,13 @@ def test_ranks_that_share_no_memory_talk_over_the_network(strategy: str, tmp_pat
     apart += "for module in (host_memory, job_spec, rendezvous):\n"
     apart += "    module.this_host = lambda: f\"host {os.environ['RANK']}\"\n"
     path.write_text(apart + path.read_text())
-    ranks = by_hand(path)
-    said = [rank.communicate(timeout=240)[0] for rank in ranks]
+    with by_hand(path) as ranks:
+        said = [rank.communicate(timeout=_END_SECONDS)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
     results = [re.findall(r"^RESULT .*$", text, re.M) for text in said]
     assert results[0] == results[1]
     if strategy == "all-reduce":
-        assert str(murmurate.run(plain, replicas=2)) in results[0][0]
+        assert str(murmurate.run(plain, replicas=2, deadline_seconds=DEADLINE_SECONDS)) in results[0][0]
 
 
 def test_a_result_of_another_rank_arrives_if_it_is_plain() -> None:
