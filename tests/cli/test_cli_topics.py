@@ -17,8 +17,9 @@ from murmurate.cli.main import main
 from murmurate.datasets.generated import generate
 from murmurate.datasets.writing import write
 from murmurate.errors import Refusal
+from sessions import session
 from short_runs import refused
-from waiting import until
+from waiting import DEADLINE_SECONDS, until
 
 K = 5
 FIELDS = ("--topics", K, "--batch", 32, "--alpha", 0.2, "--prior", 0.1)
@@ -226,21 +227,22 @@ def test_transform_says_which_row_is_which_document(folder, tmp_path):
 
 
 def start(path, folder, *more):
-    command = [sys.executable, "-m", "murmurate", "topics", "fit", path, *FIELDS, "--out", folder, *more]
-    return subprocess.Popen(
-        [str(word) for word in command],
+    return session(
+        [sys.executable, "-m", "murmurate", "topics", "fit", path, *FIELDS, "--out", folder, *more],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 
 
+def records(folder):
+    path = folder / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()[:-1]] if path.exists() else []
+
+
 def documents(folder, replica):
     """How many a replica has recorded."""
-    path = folder / "metrics.jsonl"
-    lines = path.read_text().splitlines()[:-1] if path.exists() else []
-    mine = [r for line in lines if (r := json.loads(line)).get("replica") == replica and "eta" in r]
+    mine = [record for record in records(folder) if record.get("replica") == replica and "eta" in record]
     return mine[-1]["env_steps"] if mine else 0
 
 
@@ -253,33 +255,36 @@ def documents(folder, replica):
         pytest.param("gala", 1, marks=pytest.mark.slow),
     ],
 )
-def test_a_killed_worker_is_named_and_the_others_go_on(path, tmp_path, strategy, victim):
+def test_a_killed_worker_is_named_and_the_others_go_on(path, tmp_path, capsys, strategy, victim):
     folder = tmp_path / "run"
-    more = ("--strategy", strategy, "--replicas", 2, "--minutes", 0.15, "--record-every-seconds", 0.2)
-    process = start(path, folder, *more)
-    try:
-        until(lambda: documents(folder, 1) > 0 and documents(folder, 0) > 0)
+    more = ("--strategy", strategy, "--replicas", 2, "--env-steps", 10**9, "--record-every-seconds", 0.2)
+    with start(path, folder, *more) as process:
+
+        def waited(condition):
+            until(lambda: condition() or process.poll() is not None)
+            assert process.poll() is None, process.communicate()[0]
+
+        waited(lambda: documents(folder, 1) > 0 and documents(folder, 0) > 0)
         roles = [json.loads(line) for line in (folder / "roles.jsonl").read_text().splitlines()]
         os.kill(
             next(r["pid"] for r in roles if r["role"] == "replica" and r["index"] == victim), signal.SIGKILL
         )
-        at_death = documents(folder, 1 - victim)
-        said, _ = process.communicate(timeout=120)
-    finally:
-        process.kill()
-    assert process.returncode == 0, said
-    facts = summary(folder)
-    assert facts["dead_replicas"] == [victim]
-    assert documents(folder, 1 - victim) > at_death
-    assert facts["perplexity"] < 50
+        waited(lambda: any(record.get("event") == "died" for record in records(folder)))
+        enough = documents(folder, 1 - victim) + 1_000  # to know their topics
+        waited(lambda: documents(folder, 1 - victim) >= enough)
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 130, said
+    assert summary(folder)["dead_replicas"] == [victim]
+    capsys.readouterr()
+    assert run("eval", folder, "--json") == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["perplexity"] < 50
 
 
 def test_a_killed_run_is_resumed(path, tmp_path):
     folder = tmp_path / "run"
-    process = start(path, folder, "--minutes", 5, "--checkpoint-every-env-steps", 5000)
-    try:
+    with start(path, folder, "--env-steps", 10**9, "--checkpoint-every-env-steps", 5000) as process:
         until(lambda: (folder / "checkpoints" / "last" / "state.json").exists())
-    finally:
         process.kill()
         process.wait()
     saved = json.loads((folder / "checkpoints" / "last" / "state.json").read_text())["env_steps"]
