@@ -126,13 +126,15 @@ class Command(Written):
         self._said.seek(0)
         return self._said.read().decode()
 
-    def learning(self, replicas: int, records: int = 3) -> None:
-        """Wait until every replica has written so many records."""
+    def learning(self, replicas: int | Sequence[int], records: int = 3, after_seconds: float = 0.0) -> None:
+        """Wait until every one of these replicas has written so many records after a time of the run."""
+        ranks = range(replicas) if isinstance(replicas, int) else replicas
+
+        def late(rank: int) -> int:
+            return sum(record["time_seconds"] > after_seconds for record in self.records(rank))
+
         until(
-            lambda: (
-                self.process.poll() is not None
-                or all(len(self.records(rank)) >= records for rank in range(replicas))
-            ),
+            lambda: self.process.poll() is not None or all(late(rank) >= records for rank in ranks),
             f"{records} records of each replica; it said: {self.said()}",
         )
         assert self.process.poll() is None, f"it ended too soon: {self.said()}"
