@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,20 +11,26 @@ import tempfile
 import psutil
 import pytest
 
-from waiting import until
+from sessions import session
+from waiting import DEADLINE_SECONDS, until
+
+pytestmark = pytest.mark.timeout(900)
 
 PROGRAM = """
-import contextlib
+import dataclasses
+import tempfile
+from pathlib import Path
 
-from murmurate.errors import RunFailed
 from murmurate.mapping.check import measured
-from murmurate.mapping.pilot import measure, pilot_run
+from murmurate.mapping.pilot import measure, pilot_run, steady
+from murmurate.mapping.quiet import started
 from murmurate.recipes import recipe
 
 if __name__ == "__main__":
-    with contextlib.suppress(RunFailed):  # a busy machine may be too slow for this measurement
-        measured(recipe("cartpole-a2c"), 2.0)
-    print("measured", flush=True)
+    # leaves a fork server that runs, and signal handlers that were restored
+    with tempfile.TemporaryDirectory() as folder:
+        started(dataclasses.replace(steady(recipe("cartpole-a2c")), updates=1), Path(folder))
+    print("started", flush=True)
     {}
     print("not reached", flush=True)
 """
@@ -44,29 +49,29 @@ OF_A_RUN, OF_A_PILOT = (
     ],
 )
 def test_a_signal_stops_the_measurement_and_not_only_its_run(program: str, number: signal.Signals) -> None:
-    folder = tempfile.mkdtemp(prefix="murmur")  # short, as paths of sockets are limited
-    process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TMPDIR": folder},
-    )
+    with (
+        tempfile.TemporaryDirectory(prefix="murmur") as folder,  # short, as paths of sockets are limited
+        session(
+            [sys.executable, "-c", program],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "TMPDIR": folder},
+        ) as process,
+    ):
 
-    def left() -> list[str]:
-        return [name for name in os.listdir(folder) if name.startswith("murmurate")]
+        def left() -> list[str]:
+            return [name for name in os.listdir(folder) if name.startswith("murmurate")]
 
-    assert process.stdout is not None
-    assert process.stdout.readline() == "measured\n"
-    before = len(psutil.Process(process.pid).children(recursive=True))
-    until(lambda: len(psutil.Process(process.pid).children(recursive=True)) > before, "a learner")
-    until(left, "a folder to write to")
-    descendants = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(number)
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == -number
-    assert "not reached" not in out
-    assert not psutil.wait_procs(descendants, timeout=20)[1], "no process is left"
-    if number == signal.SIGINT:  # SIGTERM ends a script at once; the command line handles it
-        until(lambda: not left(), "the folder to be removed")
-    shutil.rmtree(folder)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        before = len(psutil.Process(process.pid).children(recursive=True))
+        until(lambda: len(psutil.Process(process.pid).children(recursive=True)) > before, "a learner")
+        until(left, "a folder to write to")
+        descendants = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=DEADLINE_SECONDS)
+        assert process.returncode == -number
+        assert "not reached" not in out
+        assert not psutil.wait_procs(descendants, timeout=DEADLINE_SECONDS)[1], "no process is left"
+        if number == signal.SIGINT:  # SIGTERM ends a script at once; the command line handles it
+            until(lambda: not left(), "the folder to be removed")
