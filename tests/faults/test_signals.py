@@ -143,16 +143,19 @@ def test_twice_stops_at_once_even_when_a_replica_does_not_answer(tmp_path: Path)
 
 def test_sigterm_to_one_role_alone_ends_it_and_to_all_does_not() -> None:
     program = (
-        "import os, signal, threading\n"
+        "import os, signal, types\n"
         "from murmurate.fabric.processes.run_state import RunState\n"
         "from murmurate.launch import role\n"
-        "role._STOP_SECONDS = 0.2\n"
+        "due = []\n"
+        "class Timer:\n"
+        "    def __init__(self, seconds, function): self.start = lambda: due.append(function)\n"
+        "role.threading = types.SimpleNamespace(Timer=Timer)\n"
         "def told(all_of_them):\n"
         "    run_state = RunState(2); run_state.open()\n"
         "    signal.signal(signal.SIGTERM, lambda *_: role.leave_unless_stopping(run_state))\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    if all_of_them: run_state.request_stop()\n"
-        "    [t.join() for t in threading.enumerate() if isinstance(t, threading.Timer)]\n"
+        "    [function() for function in due]\n"
         "    os._exit(7)\n"
         "for all_of_them in (True, False):\n"
         "    child = os.fork()\n"

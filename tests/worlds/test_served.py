@@ -119,7 +119,8 @@ def test_pictures_are_of_game_0(opened: Callable[..., Any]) -> None:
 def test_a_game_that_fails_is_replaced_and_the_others_go_on(
     action: int, opened: Callable[..., Any], tmp_path: Path
 ) -> None:
-    games = opened(3, once=str(tmp_path / "once"), hang_seconds=0.5, threads=2, first=4)
+    hangs = {"hang_seconds": 0.5} if action == 6 else {}
+    games = opened(3, once=str(tmp_path / "once"), threads=2, first=4, **hangs)
     games.reset(5)
     play(games, 0, 0, 0)
     step = play(games, 0, action, 1)
@@ -143,7 +144,8 @@ def test_a_server_that_ends_or_does_not_answer_is_replaced(
     action: int, opened: Callable[..., Any], tmp_path: Path
 ) -> None:
     """7 ends it; a call that nothing can end (8) makes it end itself."""
-    games = opened(2, once=str(tmp_path / "once"), hang_seconds=0.5)
+    hangs = {"hang_seconds": 0.5} if action == 8 else {}
+    games = opened(2, once=str(tmp_path / "once"), **hangs)
     games.reset(5)
     play(games, 0, 0)
     step = play(games, 0, action)
@@ -333,7 +335,8 @@ def test_vectors_and_their_ends_are_those_of_the_environment(
 def test_an_environment_that_fails_is_replaced(
     how: str, said: str, lost: list[bool], vectors: Callable[..., Any], tmp_path: Path
 ) -> None:
-    simulators = vectors(how, tmp_path / "once", hang_seconds=1.0)
+    hangs = {"hang_seconds": 1.0} if how == "hangs" else {}
+    simulators = vectors(how, tmp_path / "once", **hangs)
     before = simulators.reset(5).observation
     step = push(simulators, -1.0, 0.5)
     assert step.truncated.tolist() == lost
