@@ -106,16 +106,32 @@ def test_rates() -> None:
     assert (window.per_cpu_second, window.per_second) == (200.0, 300.0)
 
 
+_BENCH_OF_SLEEPERS = """
+import sys
+from murmurate.bench._racer import Racer
+from murmurate.cli.main import main
+
+start = Racer.start
+
+def start_sleeper(racer, *given, **named):
+    racer.command = [sys.executable, "-c", "import time; time.sleep(3600)", "racer"]
+    start(racer, *given, **named)
+
+Racer.start = start_sleeper
+sys.exit(main(["bench", "relaxed-loop", "--json"]))
+"""
+
+
 def test_a_bench_that_is_ended_ends_its_racers() -> None:
     """One that is stopped is hung up on by the kernel; it is the one that runs that would go on."""
     bench = psutil.Popen(
-        [sys.executable, "-m", "murmurate", "bench", "relaxed-loop", "--json"],
+        [sys.executable, "-c", _BENCH_OF_SLEEPERS],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     try:
         racers: list[psutil.Process] = []
-        until(lambda: racers.extend(p for p in bench.children() if "train" in p.cmdline()) or racers)
+        until(lambda: racers.extend(p for p in bench.children() if "racer" in p.cmdline()) or racers)
         bench.terminate()
         assert bench.wait() == 128 + signal.SIGTERM
         until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in racers))

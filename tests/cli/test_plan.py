@@ -17,6 +17,7 @@ from murmurate.errors import Refusal
 from murmurate.mapping import exchange, learning, measure
 from murmurate.mapping.candidates import Candidate
 from murmurate.mapping.cost import Prediction
+from murmurate.mapping.lines import Line
 from murmurate.mapping.profile import DeviceProfile, key, load, save
 from murmurate.recipes import recipe
 from murmurate.strategies import strategy
@@ -49,6 +50,18 @@ def planned(capsys: Capture, *words: str) -> list[dict[str, Any]]:
     return rows
 
 
+def measured_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is measured has the costs of the folder's profile."""
+    costs = load(PROFILE)
+
+    def known(profile: DeviceProfile, run: Run, log: Any) -> None:
+        (profile.recipes[key(run)],) = costs.recipes.values()
+        profile.exchange = costs.exchange
+
+    monkeypatch.setattr(measure, "add_recipe", known)
+    monkeypatch.setattr(measure, "add_exchange", lambda *_, **__: False)
+
+
 def test_candidates_are_listed_best_first(capsys: Capture) -> None:
     rows = planned(capsys)
     assert len(rows) > 10
@@ -61,8 +74,9 @@ def test_candidates_are_listed_best_first(capsys: Capture) -> None:
 
 
 def test_own_options_are_part_of_the_command_and_a_new_profile_may_be_anywhere(
-    folder: Path, capsys: Capture
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    measured_before(monkeypatch)
     own = ["--simulators", "4", "--strategy", "gala"]
     words = ["plan", "cartpole-a2c", *own, "--profile", "--on", "elsewhere.json"]
     assert main([*words, "--json"]) == 0
@@ -147,7 +161,8 @@ def test_images_are_planned_with_their_decoding_processes(
 ) -> None:
     pytest.importorskip("cv2")
     monkeypatch.setattr(measure, "SECONDS", 0.2)
-    monkeypatch.setattr(exchange, "SIZES", (10_000, 100_000))
+    line = Line(1e-4, 1e-9, (1e-4, 1e-9), (1e-4, 1e-9), (10_000, 100_000))
+    monkeypatch.setattr(exchange, "measure", lambda *_: line)
     monkeypatch.chdir(tmp_path)
     images = write_folder(tmp_path / "images")
     words = [
@@ -195,38 +210,25 @@ def test_a_check_for_another_machine_is_refused_before_anything_is_measured(caps
 
 
 def test_costs_are_saved_before_the_runs_to_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = recipe("cartpole-a2c")
-    costs = load(PROFILE)
-
-    def known(profile: DeviceProfile, run: Run, log: Any) -> None:
-        profile.recipes[key(run)] = costs.recipes[key(run)]
-        profile.exchange = costs.exchange
-
     def missed(*_: Any) -> None:
         raise Refusal("did not reach it")
 
-    monkeypatch.setattr(measure, "add_recipe", known)
-    monkeypatch.setattr(measure, "add_exchange", lambda *_: False)
+    measured_before(monkeypatch)
     monkeypatch.setattr(learning, "measure", missed)
     assert main(["plan", "cartpole-a2c", "--profile", "--on", "new.json", "--target", "300"]) == 2
-    assert key(run) in load(Path("new.json")).recipes
+    assert key(recipe("cartpole-a2c")) in load(Path("new.json")).recipes
 
 
 def test_what_was_measured_is_kept_if_the_next_measurement_is_interrupted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run, costs = recipe("cartpole-a2c"), load(PROFILE)
-
-    def known(profile: DeviceProfile, run: Run, log: Any) -> None:
-        profile.recipes[key(run)] = costs.recipes[key(run)]
-
     def interrupted(*_: Any) -> bool:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(measure, "add_recipe", known)
+    measured_before(monkeypatch)
     monkeypatch.setattr(measure, "add_exchange", interrupted)
     assert main(["plan", "cartpole-a2c", "--replicas", "2", "--profile", "--on", "kept.json"]) == 130
-    assert key(run) in load(Path("kept.json")).recipes
+    assert key(recipe("cartpole-a2c")) in load(Path("kept.json")).recipes
 
 
 def test_outputs_that_cannot_be_written_are_refused_before_anything_is_measured(
