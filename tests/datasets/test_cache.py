@@ -20,9 +20,8 @@ from murmurate.datasets.reading import read
 from murmurate.datasets.tokens import Tokens
 from murmurate.datasets.writing import write
 from murmurate.errors import Refusal
-from waiting import until
-
-DEADLINE_SECONDS = 60
+from sessions import session
+from waiting import DEADLINE_SECONDS, until
 
 
 @pytest.fixture
@@ -37,9 +36,7 @@ def beside(path):
 
 
 def child(script, *arguments):
-    return subprocess.Popen(
-        [sys.executable, "-c", script, *map(str, arguments)], stdout=subprocess.PIPE, text=True
-    )
+    return session([sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE)
 
 
 def said(process):
@@ -134,15 +131,15 @@ def test_a_conversion_that_is_killed_leaves_no_cache(tmp_path):
     made = generate(3000, 2000, 5, 100, seed=0).corpus
     path = tmp_path / "docword.x.txt"
     write(made, path, "uci")
-    process = child(SLOW, path)
+    with child(SLOW, path) as process:
 
-    def begun() -> bool:
-        assert process.poll() is None
-        return any(file.stat().st_size > 0 for file in tmp_path.glob(".*.tmp/words.npy"))
+        def begun() -> bool:
+            assert process.poll() is None
+            return any(file.stat().st_size > 0 for file in tmp_path.glob(".*.tmp/words.npy"))
 
-    until(begun, "the conversion's first words")
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+        until(begun, "the conversion's first words")
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
     assert not beside(path).exists()
     assert same(read(path), made)
     assert sorted(p.name for p in tmp_path.iterdir()) == [path.name, beside(path).name]
@@ -164,8 +161,8 @@ def test_processes_share_one_copy(tmp_path):
     made = generate(2000, 1000, 5, 100, seed=0).corpus
     path = tmp_path / "docword.x.txt.gz"
     write(made, path, "uci")
-    processes = [child(MAPPED, path) for _ in range(3)]
-    found = [said(process) for process in processes]
+    with child(MAPPED, path) as one, child(MAPPED, path) as two, child(MAPPED, path) as three:
+        found = [said(process) for process in (one, two, three)]
     files = [str((beside(path) / f"{name}.npy").stat().st_ino) for name in ("words", "counts")]
     assert found == [[*files, str(made.tokens)]] * 3
 
@@ -210,7 +207,8 @@ def test_memory_does_not_grow_with_the_file(tmp_path, name, large):
         while body.rfind(b"\n25000 ", 0, cut) >= 0:
             cut = body.rfind(b"\n25000 ", 0, cut)
         path.write_bytes(b"\n".join([*head, body[cut + 1 :] + body[: cut + 1]]))
-    grown_mb = int(said(child(MEMORY, path))[0]) / 2**10
+    with child(MEMORY, path) as process:
+        grown_mb = int(said(process)[0]) / 2**10
     assert grown_mb < entries_mb / 2
     options = {"vocabulary_size": 5000} if name == "x.ldac" else {}
     assert same(read(path, **options), made)

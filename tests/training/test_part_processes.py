@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import struct
-import subprocess
 import sys
 from pathlib import Path
 
@@ -21,8 +20,9 @@ from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.recipes import recipe
 from murmurate.record.stored import read_object
 from murmurate.training.part_processes import PartsOfReplica
+from sessions import session
 from short_runs import refused
-from waiting import until
+from waiting import DEADLINE_SECONDS, until
 
 CLASSIFIER = [
     "fashion-resnet20", "--agent.width", "4", "--agent.batch", "16", "--agent.precision", "float32",
@@ -92,21 +92,21 @@ def test_a_whole_run_goes_on_in_parts_and_the_other_way(tmp_path):
 @pytest.mark.slow
 def test_a_killed_part_ends_its_replica_by_name_and_the_other_goes_on(tmp_path):
     command = arguments(tmp_path, "run", "--replicas", "2", "--parts", "2", "--updates", "60")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "murmurate", *command], env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    log = tmp_path / "run" / "metrics.jsonl"
-    until(lambda: log.exists() and 3 in losses(tmp_path / "run").get(1, {}), "three updates", 120.0)
+    words = [sys.executable, "-m", "murmurate", *command]
+    with session(words, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
+        log = tmp_path / "run" / "metrics.jsonl"
+        until(lambda: log.exists() and 3 in losses(tmp_path / "run").get(1, {}), "three updates")
 
-    parts = [
-        child
-        for child in psutil.Process(process.pid).children(recursive=True)
-        if "murmurate.training.part_process" in " ".join(child.cmdline())
-    ]
-    assert len(parts) == 2
-    os.kill(parts[0].pid, signal.SIGKILL)
+        parts = [
+            child
+            for child in psutil.Process(process.pid).children(recursive=True)
+            if "murmurate.training.part_process" in " ".join(child.cmdline())
+        ]
+        assert len(parts) == 2
+        os.kill(parts[0].pid, signal.SIGKILL)
 
-    assert process.wait(240) == 0
+        assert process.wait(2 * DEADLINE_SECONDS) == 0
+        assert not any(part.is_running() and part.status() != psutil.STATUS_ZOMBIE for part in parts)
     summary = read_object(tmp_path / "run" / "summary.json")
     (dead,) = summary["dead_replicas"]
     assert losses(tmp_path / "run")[1 - dead].keys() >= {60}
@@ -115,7 +115,6 @@ def test_a_killed_part_ends_its_replica_by_name_and_the_other_goes_on(tmp_path):
         re.match(rf"replica {dead} died \(part 1 of replica {dead} died, so part 0 cannot go on.*1 go on", m)
         for m in told
     )
-    assert not any(part.is_running() and part.status() != psutil.STATUS_ZOMBIE for part in parts)
 
 
 def test_what_cannot_have_parts_is_refused(tmp_path, capsys):
