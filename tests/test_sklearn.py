@@ -365,7 +365,7 @@ def test_without_scikit_learn_the_extra_is_named():
         "import sys; sys.modules['sklearn'] = None\nimport murmurate.sklearn.in_memory, murmurate.sklearn"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, env=os.environ
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=800, env=os.environ
     )
     assert "MissingExtra: The estimator needs the package scikit-learn" in done.stderr
     assert "pip install 'murmurate[topics]'" in done.stderr
