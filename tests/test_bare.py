@@ -52,7 +52,7 @@ def bare(folder: Path) -> dict[str, Done]:
         ["train", "adroit-pen-a2c", "--out", other],
     ]
     command = [sys.executable, "-c", _BARE, json.dumps(commands)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr[-2000:]
     found = [Done(*json.loads(line)) for line in done.stdout.splitlines()]
     return {" ".join(words[:2]): one for words, one in zip(commands, found, strict=True)}

@@ -174,7 +174,7 @@ def test_they_run_in_processes_of_their_own(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=800,
     )
     assert done.returncode == 0, done.stderr
     assert summary(tmp_path / "run")["dead_replicas"] == []
@@ -191,7 +191,7 @@ def test_they_pass_the_conformance_tests_of_the_package(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
-        timeout=580,
+        timeout=800,
     )
     assert done.returncode == 0, done.stdout
     passed = re.search(r"(\d+) passed", done.stdout)

@@ -35,7 +35,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     isolated = ["unshare", "--map-root-user", "--net"]  # where the system allows it: no network at all
     if shutil.which("unshare") and not subprocess.run([*isolated, "true"], capture_output=True).returncode:
         build = [*isolated, *build]
-    built = subprocess.run([*build, str(DOCS), str(out)], capture_output=True, text=True, timeout=280)
+    built = subprocess.run([*build, str(DOCS), str(out)], capture_output=True, text=True, timeout=800)
     assert not built.returncode, built.stderr
     return out
 

@@ -23,7 +23,6 @@ from murmurate.launch import script_ranks
 from sessions import session
 from waiting import DEADLINE_SECONDS, until
 
-pytestmark = pytest.mark.timeout(900)
 _END_SECONDS = (
     2 * DEADLINE_SECONDS
 )  # of a script, whose ranks may wait for one another as long as a test waits

@@ -17,8 +17,6 @@ import murmurate
 from replicator.test_script import environment
 from waiting import until
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def loader(workers: int = 2) -> DataLoader[tuple[torch.Tensor, ...]]:
     rows = torch.arange(32.0).reshape(16, 2)

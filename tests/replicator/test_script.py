@@ -124,7 +124,6 @@ def stop(loop):
     return loop.rank
 
 
-@pytest.mark.timeout(120)
 def test_who_is_stopped_holds_up_nobody_who_has_finished():
     result = murmurate.run(stop, replicas=3, strategy="gala", deadline_seconds=2.0)
     assert result == [0, Died(1, -signal.SIGKILL), 2]
