@@ -108,6 +108,6 @@ def test_a_diverged_seed_counts_in_no_mean(monkeypatch: pytest.MonkeyPatch, tmp_
         }
         for seed in runs
     }  # fmt: skip
-    row = memr._row(plan, "inverted-pendulum", "sac", runs, summaries)
+    row = memr._row("inverted-pendulum", "sac", runs, summaries)
     assert (row["diverged"], row["policy_updates"], row["imagined_transitions"]) == (1, 100, 6.0)
     assert opened == [runs[0].folder.name]
