@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from laws.problems import same
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import FabricError
 from murmurate.replica.vector import NotFinite
@@ -326,6 +327,26 @@ def test_what_a_fabric_raises_in_a_shards_step_comes_through():
 
     with pytest.raises(FabricError, match="link was cut"):
         alone(script, **TWO)
+
+
+def test_buffers_of_a_net_over_devices_are_saved_once_and_restored():
+    """Batch statistics, whose layer may have its parameters on any of the devices."""
+
+    def script(loop, saved=None):
+        net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
+        lockstep = loop.replicate_over_devices("net", net, sgd, placed=lambda name: int(name[0] != "0"))
+        if saved is not None:
+            loop.load(saved)
+        else:
+            for x, y in loop.inputs(pairs(3)):
+                lockstep.descend(F.mse_loss(net(x), y))
+        return loop.state(), {name: buffer.clone() for name, buffer in net.named_buffers()}
+
+    saved, buffers = alone(script, **TWO)
+    assert buffers["1.num_batches_tracked"] == 3
+    assert [list(shard["replica"]["buffers"]) for shard in saved.values()] == [list(buffers), []]
+    _, restored = alone(lambda loop: script(loop, saved), **TWO)
+    assert same(restored, buffers)
 
 
 def test_a_parameter_must_be_where_it_is_said_to_be():

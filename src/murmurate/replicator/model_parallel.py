@@ -20,8 +20,9 @@ def parameters_by_device(
 ) -> dict[int, ParameterModule]:
     """The trainable parameters of ``module`` by the number of their device among ``devices``, ascending.
 
-    placed: from a parameter's name to that number; None: the device that holds the parameter. Raises Refusal
-    for a parameter on another device.
+    The first also has the buffers of ``module``, wherever they are, so that they are saved once. placed: from
+    a parameter's name to that number; None: the device that holds the parameter. Raises Refusal for a
+    parameter on another device.
     """
     shares: dict[int, dict[str, nn.Parameter]] = {}
     for label, parameter in module.named_parameters():
@@ -32,7 +33,10 @@ def parameters_by_device(
             if parameter.device != devices[k]:
                 raise Refusal(f"'{label}' is not on device {k} ({devices[k]}): move it there first")
             shares.setdefault(k, {})[label] = parameter
-    return {k: ParameterModule.of(share) for k, share in sorted(shares.items())}
+    first = min(shares, default=0)
+    return {
+        k: ParameterModule.of(share, module if k == first else None) for k, share in sorted(shares.items())
+    }
 
 
 class ModelParallelReplica:
