@@ -270,6 +270,22 @@ def test_the_greatest_weight_of_real_transitions_is_1_too() -> None:
     source.close()
 
 
+def test_real_transitions_weigh_as_much_as_imagined_ones_in_the_mean() -> None:
+    rollouts = dataclasses.replace(PRIORITISED, starts=400)
+    source = made(dataclasses.replace(CONFIG, real_share=0.5, rollouts=rollouts))
+    seen: set[bool] = set()
+    for _, batch in zip(range(40), source, strict=False):
+        real, weights = batch.data.reward <= 0, batch.data.weights
+        torch.testing.assert_close(weights[real].mean(), weights[~real].mean())
+        preferred = batch.data.observation[:, 0] < 0  # priorities are 1 and 4, and beta is a half
+        expected = torch.where(preferred, 0.5, 1.0)
+        torch.testing.assert_close(weights[~real], expected[~real])
+        torch.testing.assert_close(weights[real] / weights[real].max(), expected[real] / expected[real].max())
+        seen |= set(preferred[real].tolist())
+    assert seen == {False, True}
+    source.close()
+
+
 def test_rounds_are_drawn_alike_and_the_oldest_is_dropped() -> None:
     source = made(dataclasses.replace(CONFIG, real_share=0.0, rollouts=PRIORITISED))
     rounds = [batch.data.reward[0].item() for _, batch in zip(range(400), source, strict=False)]

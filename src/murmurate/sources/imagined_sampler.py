@@ -161,12 +161,16 @@ class ImaginedSampler:
         samples = []
         if real_count:
             real = self.replay.sample(real_count, self._beta())
-            real.weights = real.weights / real.weights.max()  # the greatest is 1, as in a round of rollouts
+            real.weights = real.weights / real.weights.max()
             samples.append(real)
         if imagined_count:
             imagined = self.model_replay.sample(imagined_count, 1.0)
             # a transition has the weight of the real state from which its rollout began
             imagined.weights = imagined.behaviour.get(WEIGHT, imagined.weights)
+            if real_count:
+                # Weights of different segments are not comparable (Zhang 3.2.3). The greatest of a few real
+                # ones is far less than that of a round, so real ones would weigh several times too much.
+                real.weights = real.weights * (imagined.weights.mean() / real.weights.mean())
             samples.append(imagined)
         names = ("keys", "weights", *_MODELLED, "discount")
         joined: dict[str, Any] = {name: torch.cat([getattr(x, name) for x in samples]) for name in names}
