@@ -171,6 +171,7 @@ class _Misspelt(murmurate.Callback):
         ({"learning_rate": 1.0}, "Did you mean agent={'learning_rate': ...}"),
         ({"agent": {"learning_rate": "fast"}}, "agent.learning_rate is 'fast'; it must be float"),
         ({"agent": {"torso": "mpl"}}, "did you mean 'mlp'"),
+        ({"agent": {"network": _Misspelt}}, 'Give its name: "FILE.py:_Misspelt", or "module:_Misspelt"'),
         ({"agent": 3}, "takes a mapping"),
         ({"replicas": "4"}, "replicas is '4'; it must be int"),
         ({"env_steps": 2e3}, "env_steps is 2000.0; it must be int or None. Write 2000."),
@@ -183,6 +184,10 @@ class _Misspelt(murmurate.Callback):
         ({"env_kwargs": {}}, "--env FILE.py:NAME, or env=FUNCTION"),
         ({"strategy": "galla"}, "Did you mean 'gala'"),
         ({"strategy": {"name": "gala", "staleness": 3}}, "Did you mean 'staleness_bound'"),
+        (
+            {"strategy": {"bound": 2}},
+            "It has none. Choose another strategy by its name, as in strategy=",
+        ),
         ({"strategy": 3}, "takes a name"),
         ({"launcher": "inlin"}, "Did you mean 'inline'"),
         ({"world": {"id": "Acrobot-v1"}}, "world has no field 'id'"),

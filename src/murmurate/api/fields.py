@@ -107,6 +107,9 @@ def _new_value(config: Any, field: dataclasses.Field[Any], value: Any, place: st
     if not is_valid(kind, plain):
         whole = isinstance(plain, float) and plain.is_integer() and is_valid(kind, int(plain))
         remedy = f" Write {int(plain)}." if whole else ""
+        if isinstance(value, type | types.FunctionType) and is_valid(kind, ""):
+            # a run folder has names, by which classes are found again
+            remedy = f' Give its name: "FILE.py:{value.__name__}", or "module:{value.__name__}".'
         raise Refusal(f"{place} is {value!r}; it must be {_kind(kind)}.{remedy}")
     check_number(place, plain, numbers_of(config.__class__).get(field.name, ()), current)
     return plain
@@ -146,7 +149,9 @@ def _unknown(config: Any, name: str, place: str) -> Refusal:
     if name in known:
         meant = f" Did you mean {known[name]}?"
     else:
-        meant = hint(name, known, known.__getitem__) or f" It has {', '.join(_accepted(config))}."
+        meant = hint(name, known, known.__getitem__) or f" It has {', '.join(_accepted(config)) or 'none'}."
+        if place == "strategy.":
+            meant += " Choose another strategy by its name, as in strategy={'name': 'gala', ...}."
     return Refusal(f"{where} no field '{name}'.{meant}")
 
 
