@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,25 @@ class Crane(gymnasium.Env):
         return self.look(), 1.0, self.steps == 5, False, {}
 
 
+class Numbers(Crane):
+    observation_space = spaces.Discrete(5, start=-2)
+
+    def look(self):
+        return self.observation_space.sample()
+
+
+class Many(Numbers):
+    observation_space = spaces.MultiDiscrete([3, 2], start=[1, 5])
+
+
+class Bits(Numbers):
+    observation_space = spaces.MultiBinary([2, 2])
+
+
+class Mixed(Numbers):
+    observation_space = spaces.Tuple((spaces.Discrete(3, start=1), spaces.Box(-1, 1, (2,), np.float64)))
+
+
 class Drop(nn.Sequential):
     out_features = 8
 
@@ -154,6 +174,27 @@ def test_a_batch_of_a_dict_space_is_one_of_arrays_or_a_list(trained: MakeModel, 
         assert together.shape == (size, 2)
         np.testing.assert_allclose(together, [model.act(single) for single in singles], rtol=1e-5)
         np.testing.assert_allclose(together, model.act(singles), rtol=1e-5)
+
+
+def _tensors(observation: Any) -> Any:
+    if isinstance(observation, (list, tuple)):
+        return type(observation)(map(_tensors, observation))
+    return torch.as_tensor(observation)
+
+
+@pytest.mark.parametrize("name", ["Numbers", "Many", "Bits", "Mixed"])
+def test_discrete_and_tuple_observations_may_be_tensors_and_lists(
+    name: str, trained: MakeModel, nets: Path
+) -> None:
+    model = trained(env=f"{nets}:{name}", algorithm="a2c", simulators=2)
+    space = runpy.run_path(str(nets))[name].observation_space
+    space.seed(0)
+    singles = [space.sample() for _ in range(3)]
+    batch = tuple(map(np.stack, zip(*singles, strict=True))) if name == "Mixed" else np.stack(singles)
+    expected = [model.act(single) for single in singles]
+    np.testing.assert_array_equal([model.act(_tensors(single)) for single in singles], expected)
+    for form in (batch, _tensors(batch), singles, _tensors(singles)):
+        np.testing.assert_allclose(model.act(form), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from murmurate import recipes
 from murmurate.api.export import Exported, check_path, export_program, export_weights
 from murmurate.api.fields import with_places
+from murmurate.api.observations import array_of, without_tensors
 from murmurate.api.program import ClassProbabilities, GreedyPolicy
 from murmurate.errors import Refusal
 from murmurate.ranges import Seed, check_number, number_kinds
@@ -198,7 +199,8 @@ class TrainedModel:
         """(Observations [B, ...] as the model reads them, perhaps only the newest of a stack; whether one was
         given without B)."""
         full_shape, single_shape = tuple(self.spec.observation_shape), self._single_shape
-        given = _array(observation)
+        observation = without_tensors(observation)
+        given = array_of(observation)
         # n numbers, each a discrete observation, are not taken for one one-hot vector
         if given is not None and not self._are_numbers(given):
             for shape in (full_shape, single_shape):
@@ -292,7 +294,7 @@ class TrainedModel:
         if not self._predicts:
             is_what = "an agent. Use act." if self._acts else "no classifier. Use evaluate, or export."
             raise Refusal(f"{self.run.learner.name} is {is_what}")
-        given = _array(observation)
+        given = array_of(without_tensors(observation))
         shape = tuple(self.spec.observation_shape)
         if given is None or given.shape[-len(shape) :] != shape or given.ndim - len(shape) not in (0, 1):
             kind = type(observation).__name__ if given is None else f"of shape {list(given.shape)}"
@@ -386,15 +388,3 @@ def _in_float32(run: Run) -> Run:
         policy = dataclasses.replace(learner.policy, precision="float32")
         learner = dataclasses.replace(learner, policy=policy)
     return dataclasses.replace(run, learner=learner)
-
-
-def _array(observation: Any) -> npt.NDArray[Any] | None:
-    """``observation`` as an array; None for one of a Dict or Tuple space."""
-    if isinstance(observation, Tensor):
-        return observation.detach().cpu().numpy()
-    if isinstance(observation, (dict, tuple)) and not (
-        isinstance(observation, tuple) and all(np.isscalar(x) for x in observation)
-    ):
-        return None
-    array = np.asarray(observation)
-    return None if array.dtype == object else array

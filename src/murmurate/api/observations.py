@@ -1,0 +1,36 @@
+"""Observations of any form, as NumPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+
+def without_tensors(observation: Any) -> Any:
+    """``observation`` with tensors as arrays, also those in mappings, tuples and lists: gymnasium's discrete
+    spaces contain no tensor."""
+    if isinstance(observation, Tensor):
+        return observation.detach().cpu().numpy()
+    if isinstance(observation, Mapping):
+        return {key: without_tensors(part) for key, part in observation.items()}
+    if isinstance(observation, (list, tuple)):
+        parts = map(without_tensors, observation)
+        return tuple(parts) if isinstance(observation, tuple) else list(parts)
+    return observation
+
+
+def array_of(observation: Any) -> npt.NDArray[Any] | None:
+    """``observation`` as an array; None for one of a Dict or Tuple space, and a list of these."""
+    if isinstance(observation, (dict, tuple)) and not (
+        isinstance(observation, tuple) and all(np.isscalar(x) for x in observation)
+    ):
+        return None
+    try:
+        array = np.asarray(observation)
+    except ValueError:  # the parts differ in shape
+        return None
+    return None if array.dtype == object else array
