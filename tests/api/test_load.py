@@ -449,6 +449,27 @@ def test_evaluate_is_murmurate_eval(trained: MakeModel, capsys: pytest.CaptureFi
     assert len(figures["returns"]) == 3
 
 
+def test_evaluate_is_of_the_model_that_acts(
+    trained: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not of the folder's newest checkpoint, which a resumed run replaces."""
+    folder = trained("cartpole-a2c").folder
+    monkeypatch.chdir(folder.parent)
+    model = murmurate.load(folder.name)
+    monkeypatch.chdir(tmp_path)
+    parameters = list(model.module.parameters())
+    (bias,) = (values for values in parameters if values.shape == (2,))  # of the policy's head
+    returns = []
+    with torch.no_grad():
+        for pushed in (0, 1):
+            for values in parameters:
+                values.zero_()
+            bias[pushed] = 1.0
+            assert model.act(np.zeros(4)) == pushed
+            returns.append(model.evaluate(10, seed=1)["returns"])
+    assert returns[0] != returns[1]
+
+
 def test_initial_values_with_another_normalization_say_so(trained: MakeModel, tmp_path: Path) -> None:
     folder = trained("cartpole-a2c").folder
     options: dict[str, Any] = {"updates": 2, "launcher": "inline", "out": tmp_path / "run"}

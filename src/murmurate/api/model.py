@@ -83,8 +83,8 @@ class TrainedModel:
 
     def __init__(self, run: Run, checkpoint_folder: Path) -> None:
         self.run = run
-        self.folder = checkpoint_folder.absolute().parents[1]
-        self._checkpoint = checkpoint_folder
+        self._checkpoint = checkpoint_folder.absolute()  # the process may change its directory
+        self.folder = self._checkpoint.parents[1]
         self._learner = load_agent(_in_float32(run), checkpoint_folder)
         for replica in self._learner.replicas.values():
             replica.module.eval()
@@ -321,8 +321,8 @@ class TrainedModel:
         return self._learner.estimate()
 
     def evaluate(self, episodes: int | None = None, seed: int | None = None) -> dict[str, Any]:
-        """The figures of ``murmurate eval``: for agents ``eval_return_mean``, ``eval_return_stderr``,
-        ``episodes``, ``returns``; for classifiers ``accuracy`` and so on.
+        """The figures of ``murmurate eval``, of this model as it is: for agents ``eval_return_mean``,
+        ``eval_return_stderr``, ``episodes``, ``returns``; for classifiers ``accuracy`` and so on.
 
         Args:
             episodes: number of games (or documents, or test images, which are drawn at random); None: as many
@@ -333,7 +333,7 @@ class TrainedModel:
             Refusal: for fewer than one game, a negative seed, and where the data set is gone.
         """
         check_number("seed", seed, number_kinds(Seed))
-        result = figures(self.run, self._checkpoint, count=episodes, seed=seed)
+        result = figures(self.run, self._checkpoint, count=episodes, seed=seed, learner=self._learner)
         result.pop("best_eval_return_mean", None)  # it compares two checkpoints
         return result
 

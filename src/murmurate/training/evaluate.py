@@ -31,13 +31,16 @@ def figures(
     seed: int | None = None,
     best: Path | None = None,
     sample: bool = False,
+    learner: Any = None,
 ) -> dict[str, Any]:
     """The figures of the run's evaluation of one checkpoint.
 
     count: number of games, images or the like, in place of the number in the run's config. sample: draw
-    actions from the policy. best: folder of the best checkpoint, which is then evaluated, too. Raises Refusal
-    if the data set is gone or has changed.
+    actions from the policy. best: folder of the best checkpoint, which is then evaluated, too. learner: what
+    was loaded of the checkpoint before; None: it is loaded. Raises Refusal if the data set is gone or has
+    changed.
     """
+    torch.set_num_threads(run.placement.threads)
     folder = run_folder(checkpoint_folder)
     fingerprint = read_fingerprint(folder)
     if fingerprint is not None:
@@ -49,7 +52,9 @@ def figures(
         return None if best is None or checkpoint.damage(best) is not None else load_agent(run, best)
 
     context = EvalContext(run.world, folder, seed, fingerprint, count, sample, load_best)
-    return run.evaluation.evaluate(load_agent(run, checkpoint_folder), context)
+    if learner is None:
+        learner = load_agent(run, checkpoint_folder)
+    return run.evaluation.evaluate(learner, context)
 
 
 def evaluate_folder(
