@@ -470,6 +470,26 @@ def test_evaluate_is_of_the_model_that_acts(
     assert returns[0] != returns[1]
 
 
+def test_the_callers_number_of_torch_threads_is_kept(trained: MakeModel, tmp_path: Path) -> None:
+    folder = trained("cartpole-a2c").folder
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        model = murmurate.load(folder)
+        assert torch.get_num_threads() == 3
+        model.evaluate(1, seed=1)
+        assert torch.get_num_threads() == 3
+        options: dict[str, Any] = {"launcher": "inline", "eval_episodes": 1, "quiet": True}
+        murmurate.train("cartpole-a2c", updates=2, out=tmp_path / "run", **options)
+        assert torch.get_num_threads() == 3
+        murmurate.resume(tmp_path / "run", updates=4, quiet=True)
+        assert torch.get_num_threads() == 3
+        murmurate.simulate("cartpole-a2c", updates=2, out=tmp_path / "simulated", eval_episodes=1, quiet=True)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_initial_values_with_another_normalization_say_so(trained: MakeModel, tmp_path: Path) -> None:
     folder = trained("cartpole-a2c").folder
     options: dict[str, Any] = {"updates": 2, "launcher": "inline", "out": tmp_path / "run"}

@@ -29,6 +29,7 @@ from murmurate.training.evaluate import figures
 from murmurate.training.restore import load_agent
 from murmurate.training.run import Run
 from murmurate.training.run_folder import plain, versions
+from murmurate.training.threads import keeping_threads
 from murmurate.worlds.interface import Formats, SimulatorWorld
 from murmurate.worlds.own import replaced_by
 
@@ -54,7 +55,7 @@ def load(
             does not fit the run.
     """
     run_folder = Path(folder)
-    with replaced_by(env):
+    with replaced_by(env), keeping_threads():
         run = with_places(recipes.stored(run_folder), world or {})
         # loads the user's environment, which can be replaced by env only within this context
         run.world.spec(read_fingerprint(run_folder))
@@ -333,7 +334,8 @@ class TrainedModel:
             Refusal: for fewer than one game, a negative seed, and where the data set is gone.
         """
         check_number("seed", seed, number_kinds(Seed))
-        result = figures(self.run, self._checkpoint, count=episodes, seed=seed, learner=self._learner)
+        with keeping_threads():
+            result = figures(self.run, self._checkpoint, count=episodes, seed=seed, learner=self._learner)
         result.pop("best_eval_return_mean", None)  # it compares two checkpoints
         return result
 

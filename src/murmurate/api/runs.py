@@ -27,6 +27,7 @@ from murmurate.training.checkpoint import kept_sentence
 from murmurate.training.launcher import Launcher
 from murmurate.training.run import Run
 from murmurate.training.run_folder import new_folder
+from murmurate.training.threads import keeping_threads
 from murmurate.worlds.interface import SimulatorWorld
 from murmurate.worlds.own import replaced_by, world_of
 
@@ -107,7 +108,7 @@ def train(
         run = dataclasses.replace(run, replicas=ranks)
     _refuse_unpicklable(run, engine)
     folder = new_folder(run.recipe) if out is None else Path(out)
-    with watching(Watch(checked(callbacks), quiet)):
+    with keeping_threads(), watching(Watch(checked(callbacks), quiet)):
         finish = session.train(run, folder, engine, recipes.stored)
     return _result(finish, folder, quiet)
 
@@ -153,7 +154,7 @@ def simulate(
     else:
         raise Refusal(f"cluster is {cluster!r}; it takes a mapping, or a murmurate.Cluster.")
     folder = new_folder(f"{run.recipe}-simulated") if out is None else Path(out)
-    with watching(Watch(checked(callbacks), quiet)):
+    with keeping_threads(), watching(Watch(checked(callbacks), quiet)):
         finish = simulation.simulate(run, settings, folder, quiet)
     return _result(finish, folder, quiet)
 
@@ -189,7 +190,7 @@ def resume(
         _refuse_unpicklable(changed, launcher_by_name(changed.launcher))
         return changed
 
-    with replaced_by(env) as replacement, watching(Watch(checked(callbacks), quiet)):
+    with replaced_by(env) as replacement, keeping_threads(), watching(Watch(checked(callbacks), quiet)):
         finish = session.resume(
             run_folder,
             launcher_by_name,

@@ -26,6 +26,7 @@ from murmurate.replicator.replicator import check_capabilities, check_common_rou
 from murmurate.spatial.parts import checked_grid
 from murmurate.strategies import strategy_from
 from murmurate.strategies.interface import Strategy
+from murmurate.training.threads import keeping_threads
 
 _LAUNCHERS = ("local", "inline", "torchrun", "ray", "xla")
 
@@ -163,11 +164,7 @@ def _inline(settings: ScriptSettings) -> list[Any]:
         except (Exception, SystemExit) as error:
             raise RunFailed(failure(settings.name_of(fabric.rank), Exit.failed(error))) from error
 
-    threads_before = torch.get_num_threads()
-    torch.set_num_threads(settings.threads)
-    try:
-        with contextlib.redirect_stdout(out):
-            results = fabric.run([run_member] * settings.members)
-    finally:
-        torch.set_num_threads(threads_before)
+    with keeping_threads(), contextlib.redirect_stdout(out):
+        torch.set_num_threads(settings.threads)
+        results = fabric.run([run_member] * settings.members)
     return [results[settings.members_of(replica)[0]] for replica in range(settings.replicas)]

@@ -37,6 +37,7 @@ from murmurate.training.memory import planned_bytes
 from murmurate.training.run import Run
 from murmurate.training.run_folder import plain, write_roles, write_run
 from murmurate.training.session import FAILED, FINISHED, Finish, claimed, preflight, resolved
+from murmurate.training.threads import keeping_threads
 from murmurate.training.worker_context import member_state, staging
 
 LAUNCHER = "simulated"
@@ -277,10 +278,7 @@ class Simulation:
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
     """One torch thread: the models are small and run one after another."""
-    threads_before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)
-    try:
+    with keeping_threads():
+        torch.set_num_threads(1)
+        torch.set_flush_denormal(True)
         yield
-    finally:
-        torch.set_num_threads(threads_before)
