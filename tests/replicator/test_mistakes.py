@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -401,6 +403,9 @@ def nothing(loop):
         ({"replicas": "2"}, "replicas is '2': give a whole number"),
         ({"replicas": 2.0}, "replicas is 2.0: give a whole number"),
         ({"threads": 0}, "threads is 0: use at least 1"),
+        ({"seed": -1}, "seed is -1: use at least 0"),
+        ({"seed": None}, "seed is None: give a whole number"),
+        ({"seed": 1.5}, "seed is 1.5: give a whole number"),
         ({"deadline_seconds": -1.0}, "deadline_seconds is -1.0: give a number of seconds above 0"),
         ({"devices": ("foo",)}, "devices has 'foo', which is no device of torch"),
         ({"devices": ()}, r"devices is \(\): name at least one"),
@@ -412,6 +417,26 @@ def test_arguments_of_the_wrong_kind_are_refused_by_name(given, words):
         murmurate.run(nothing, **given)
     with pytest.raises(Refusal, match="main is 3: give a function"):
         murmurate.run(3)
+
+
+def saves(loop):
+    model = nn.Linear(2, 1)
+    optimizer = loop.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    for x in loop.inputs([torch.ones(2, 2)] * 2):
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+    file = io.BytesIO()
+    torch.save({"state": loop.state(), "loop": [loop.seed, loop.size, loop.workers]}, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)["loop"]
+
+
+def test_states_of_runs_with_numbers_of_numpy_can_be_loaded():
+    one, two = np.int64(1), np.int64(2)
+    given = {"replicas": two, "workers": two, "threads": one, "parts": one, "seed": np.uint32(3)}
+    results = murmurate.run(saves, launcher="inline", deadline_seconds=np.float32(60.0), **given)
+    assert results == [[3, 2, 2]] * 2
 
 
 def one_device(loop):

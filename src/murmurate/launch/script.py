@@ -17,7 +17,7 @@ from murmurate.fabric.processes.spawn import Exit
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.fabric.xla import XlaFabric
 from murmurate.launch import script_ranks
-from murmurate.launch.script_arguments import check_numbers, checked_devices
+from murmurate.launch.script_arguments import checked_devices, seconds, whole_number
 from murmurate.launch.script_local import refuse_import, run_locally
 from murmurate.launch.script_member import ByThread, Main, ScriptSettings, ended, failure, stdout_of
 from murmurate.launch.script_xla import run_on_xla
@@ -94,9 +94,10 @@ def run(
         raise Refusal(f"main is {main!r}: give a function that takes the replicator")
     chosen = strategy_from(strategy)
     member_devices = checked_devices(devices)
-    check_numbers(
-        deadline_seconds, threads=threads, workers=workers, replicas=1 if replicas is None else replicas
-    )
+    threads, workers = whole_number("threads", threads), whole_number("workers", workers)
+    replicas = None if replicas is None else whole_number("replicas", replicas)
+    seed = whole_number("seed", seed, least=0)
+    deadline_seconds = seconds("deadline_seconds", deadline_seconds)
     grid = checked_grid(parts)
     environment = script_ranks.torchrun_environment()
     if launcher is None:

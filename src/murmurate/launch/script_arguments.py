@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -27,12 +27,20 @@ def checked_devices(devices: str | Sequence[str | Sequence[str]]) -> tuple[tuple
     return checked
 
 
-def check_numbers(deadline_seconds: Any, **at_least_1: Any) -> None:
-    """Raise Refusal, with the name of the argument, for numbers of the wrong kind or too small."""
-    for name, value in at_least_1.items():
-        if not isinstance(value, Integral) or isinstance(value, bool):
-            raise Refusal(f"{name} is {value!r}: give a whole number")
-        if value < 1:
-            raise Refusal(f"{name} is {value}: use at least 1")
-    if not isinstance(deadline_seconds, int | float) or not deadline_seconds > 0:
-        raise Refusal(f"deadline_seconds is {deadline_seconds!r}: give a number of seconds above 0")
+def whole_number(name: str, value: Any, least: int = 1) -> int:
+    """``value``, an argument called ``name``, as an ``int``: states with NumPy's numbers could not be loaded.
+
+    Raises Refusal unless it is a whole number of at least ``least``.
+    """
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise Refusal(f"{name} is {value!r}: give a whole number")
+    if value < least:
+        raise Refusal(f"{name} is {value}: use at least {least}")
+    return int(value)
+
+
+def seconds(name: str, value: Any) -> float:
+    """``value``, an argument called ``name``. Raises Refusal unless it is a number above 0."""
+    if not isinstance(value, Real) or not float(value) > 0:
+        raise Refusal(f"{name} is {value!r}: give a number of seconds above 0")
+    return float(value)

@@ -6,6 +6,7 @@ import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import NamedTuple
 
 import torch
@@ -307,10 +308,10 @@ class SharedVector:
 
 def checked_grid(grid: int | Sequence[int]) -> tuple[int, int]:
     """(parts along rows, along columns). Raises Refusal unless it is one or two numbers of 1 or more."""
-    numbers = (grid, 1) if isinstance(grid, int) else tuple(grid)
-    if len(numbers) != 2 or any(not isinstance(n, int) or n < 1 for n in numbers):
+    numbers = (grid, 1) if isinstance(grid, int | Integral) else tuple(grid)
+    if len(numbers) != 2 or any(not isinstance(n, int | Integral) or n < 1 for n in numbers):
         raise Refusal(f"parts is {grid}: give the parts along rows and columns, for example (2, 2), or 2")
-    return numbers[0], numbers[1]
+    return int(numbers[0]), int(numbers[1])
 
 
 def _reinterpreted(data: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
