@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from murmurate.bench._numbered import NumberedLearner
 from murmurate.bench._service_counts import ServicePlan, serve_and_count, service_run
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.simulated.fabric import SimulatedFabric
+from murmurate.replay import memory
 from murmurate.replay.config import ReplayConfig, open_replay
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
@@ -90,6 +93,27 @@ def test_memory_is_that_of_replay_batches_and_processes() -> None:
     assert 2 * 2 * 16 * (2 * 68 + 24 + 24) <= of_slots <= 2 * 2 * 16 * (2 * 68 + 24 + 24) + 10 * 64
     assert needed(samplers=2) - needed() == of_slots + 64 * 2 + 64 + 30 * 2**20
     assert needed(actors=2, shards=2) - needed() >= 300 * 2**20
+
+
+def test_files_of_all_shards_and_learners_fit_on_the_disk_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(folder: Path, free: int) -> None:
+        replay = dataclasses.replace(REPLAY, folder=str(folder), saved=False)
+        run = dataclasses.replace(run_of(replay=replay, actors=2, shards=2), replicas=2)
+        monkeypatch.setattr(memory.psutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+        run.source.memory_bytes(run)
+
+    needed = 2 * 300 * (2 * 68 + 24 + 64 + 16)
+    check(tmp_path, needed)
+    with pytest.raises(Refusal, match=r"the replays need .* or another --replay.folder"):
+        check(tmp_path, needed - 1)
+    with pytest.raises(Refusal, match="/dev/null is not a folder that can be written to"):
+        check(Path("/dev/null"), needed)
+    earlier = tmp_path / "shard-1" / "replica-1"  # whose files are overwritten
+    earlier.mkdir(parents=True)
+    (earlier / "transitions.bin").write_bytes(b"1")
+    check(tmp_path, needed - 1)
 
 
 def test_what_a_checkpoint_takes_is_the_rows(tmp_path: Any) -> None:

@@ -73,7 +73,8 @@ def refuse_full_disk(folder: Path, size_bytes: int) -> None:
     try:
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         free = psutil.disk_usage(str(existing)).free
-        free += sum(512 * path.stat().st_blocks for path in folder.glob("*/*.bin"))
+        for files in ("replica-*/*.bin", "shard-*/replica-*/*.bin"):
+            free += sum(512 * path.stat().st_blocks for path in folder.glob(files))
     except OSError as error:
         raise Refusal(f"replay.folder cannot be used: {error.strerror}. Name another folder.") from error
     if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):

@@ -7,6 +7,7 @@ import math
 import os
 import secrets
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, cast
 
 from murmurate.agents.interface import Agent
@@ -14,6 +15,7 @@ from murmurate.errors import Refusal
 from murmurate.fabric.processes.memory_limits import PROCESS_BYTES
 from murmurate.ranges import NonNegativeInt, PositiveInt, Range
 from murmurate.replay.config import ReplayConfig, memory_bytes, replay_bytes
+from murmurate.replay.memory import refuse_full_disk
 from murmurate.replay.rate_limiter import least_slack
 from murmurate.sources.actor_processes import ActorPlan
 from murmurate.sources.interface import RunView, Source, SourceConfig, SourceContext
@@ -143,6 +145,8 @@ class ReplayServiceSourceConfig(SourceConfig):
             return self._as_replay.memory_bytes(run)
         requires, step = run.learner.requires, step_bytes(run)
         stored = self._store_bytes(run)
+        if self.replay.folder:
+            refuse_full_disk(Path(self.replay.folder), run.replicas * stored)
         # while a learner saves, it has a copy of its shards' contents
         replays = memory_bytes(self.replay, stored) + self.saved_bytes(run)
         batches = self.samplers * self._layout(run).size_bytes
