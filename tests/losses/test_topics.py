@@ -78,6 +78,23 @@ def test_topics_of_a_word_differ_as_they_do(backend, least):
         torch.testing.assert_close(log[seen], true[seen], rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize("greatest", [1e9, 5e9, 1e13, 1e20])
+def test_great_numbers_of_words_are_shared_out_as_small_ones(backend, greatest):
+    documents, x, alpha = problem(k=5)
+    x *= greatest
+    total = torch.full((16,), 9.0, dtype=torch.float64)
+    beta = expected_topics(x, torch.arange(len(x)), total, topics=5, prior=0.1)
+    true = torch.exp(logs(0.1 + x[:, :5], total[:5]))
+    true /= true.amax(1, keepdim=True)
+    torch.testing.assert_close(over_their_greatest(beta.double())[:, :5], true, rtol=1e-5, atol=1e-30)
+    many = replace(documents, counts=documents.counts * greatest)
+    beta = over_their_greatest(beta)
+    result = fold_in(many, beta, alpha, topics=5, iterations=10, tolerance=0.0)
+    gamma, statistics = folded(many, torch.log(true), alpha[:5], iterations=10, tolerance=0.0)
+    torch.testing.assert_close(result.gamma[:, :5].double(), gamma, rtol=1e-3, atol=1e-5 * greatest)
+    torch.testing.assert_close(result.statistics[:, :5].double(), statistics, rtol=1e-3, atol=1e-5 * greatest)
+
+
 @pytest.mark.parametrize("k", [2, 5, 16, 17, 50, 64, 100, 128, 200])
 def test_the_fixed_point_is_the_oracles(backend, k):
     documents, beta, alpha = problem(k)

@@ -33,6 +33,7 @@ inline Lanes all(float x) { return x - Lanes{}; }  // x in all lanes
 inline Lanes as_numbers(Bits x) { return reinterpret_cast<Lanes>(x); }
 inline Bits as_bits(Lanes x) { return reinterpret_cast<Bits>(x); }
 inline Lanes greater(Lanes a, Lanes b) { return a > b ? a : b; }
+inline Lanes lesser(Lanes a, Lanes b) { return a < b ? a : b; }
 #else
 struct Bits {
   int32_t of[kWide];
@@ -71,6 +72,10 @@ inline Bits as_bits(Lanes x) {
 }
 inline Lanes greater(Lanes a, Lanes b) {
   for (int i = 0; i < kWide; ++i) a.of[i] = a.of[i] > b.of[i] ? a.of[i] : b.of[i];
+  return a;
+}
+inline Lanes lesser(Lanes a, Lanes b) {
+  for (int i = 0; i < kWide; ++i) a.of[i] = a.of[i] < b.of[i] ? a.of[i] : b.of[i];
   return a;
 }
 inline Bits operator+(Bits a, int32_t b) {
@@ -156,10 +161,12 @@ inline Lanes exp_of_negative(Lanes x) {
 // x = 0.01 downwards; only ratios to the greatest number of a row matter, so 1/most is added. 1/x - 1/most is computed
 // as (1 - x/most) / x, to avoid cancellation. digamma(x) = digamma(x + 4) - 1/x - 1/(x+1) - 1/(x+2) - 1/(x+3). With
 // y = x - 1/2, exp(digamma(x)) is y + 1/24y - 37/5760y^3 + 10313/2903040y^5 - ..., which needs neither log nor exp.
+// In the fractions x is at most 1e9, as x^4 would overflow from 4e9 on; beyond, they are below float precision.
 inline Lanes exp_digamma(Lanes x, Lanes most, Lanes inverse_most) {
-  const Lanes p = ((x + all(6.0f)) * x + all(11.0f)) * x + all(6.0f);  // (x + 1)(x + 2)(x + 3)
-  const Lanes slope = (all(3.0f) * x + all(12.0f)) * x + all(11.0f);  // derivative of p
-  const Lanes fractions = ((most - x) * inverse_most * p + x * slope) / (x * p);
+  const Lanes c = lesser(x, all(1e9f));
+  const Lanes p = ((c + all(6.0f)) * c + all(11.0f)) * c + all(6.0f);  // (c + 1)(c + 2)(c + 3)
+  const Lanes slope = (all(3.0f) * c + all(12.0f)) * c + all(11.0f);  // derivative of p
+  const Lanes fractions = ((most - x) * inverse_most * p + c * slope) / (c * p);
   const Lanes y = x + all(3.5f), inverse = all(1.0f) / y, square = inverse * inverse;
   Lanes series = all(-3.9535574e-3f);
   series = series * square + all(3.5524829e-3f);
