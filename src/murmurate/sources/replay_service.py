@@ -92,6 +92,11 @@ class ReplayServiceSourceConfig(SourceConfig):
                 f"a batch of {batch} has a part from each of {all_shards} shards. Use fewer --shards, or a "
                 "larger --agent.batch."
             )
+        if all_shards > 1 and self.replay.segments > 1 and self.replay.segment_draws == "one":
+            raise Refusal(
+                f"replay.segment_draws is one, but a batch has a part from each of {all_shards} shards, "
+                "whose segments have priorities of their own. Use --replay.segment-draws each."
+            )
         self._check_replay(math.ceil(batch / all_shards))
         least = self._least_slack(run)
         if self.slack and self.slack < least:
