@@ -71,6 +71,25 @@ def test_an_error_becomes_a_priority(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("wrong", [float("nan"), float("-inf")])
+def test_an_error_that_is_not_finite_is_refused_whatever_its_power_is(backend, wrong):
+    tree = tree_of(8, backend)
+    with pytest.raises(ValueError, match=f"priority of index 1 is {abs(wrong)}: priorities are finite"):
+        tree.update(torch.arange(2), torch.tensor([1.0, wrong]), 0.0, 0.0)
+    assert tree.total == 0.0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_a_graph_computed_is_set_without_one(backend):
+    tree, error = tree_of(8, backend), torch.tensor([-2.0, 0.5], requires_grad=True)
+    tree.update(torch.arange(2), error, 1.0, 0.0)
+    tree.set(torch.tensor([2]), error[1:] * 2)
+    assert tree.priorities[:3].tolist() == [2.0, 0.5, 1.0]
+    assert not tree.priorities.requires_grad
+    assert not tree.sample(4, 0.4).weights.requires_grad
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_draws_into_tensors_that_are_there(backend):
     tree = tree_of(100, backend)
     tree.set(torch.arange(100), torch.ones(100))

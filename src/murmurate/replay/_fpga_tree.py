@@ -11,7 +11,13 @@ from torch import Tensor
 
 from murmurate.fpga.shape import UNIFORM_BITS, TreeShape
 from murmurate.fpga.simulation import SimulatedManager
-from murmurate.replay._native_tree import check_lengths, mass_outside, nothing_to_draw, wrong_priority
+from murmurate.replay._native_tree import (
+    check_lengths,
+    mass_outside,
+    nothing_to_draw,
+    to_priority,
+    wrong_priority,
+)
 from murmurate.replay._torch_tree import _uniform
 from murmurate.replay.sum_tree import Draw
 
@@ -73,7 +79,7 @@ class FpgaTree:
             self._fixed[i] = value
 
     def update(self, index: Tensor, error: Tensor, alpha: float, epsilon: float) -> float:
-        priority = (error.abs() + epsilon) ** alpha
+        priority = to_priority(error, alpha, epsilon)
         self.set(index, priority)
         return float(priority.max()) if len(priority) else 0.0
 

@@ -82,7 +82,7 @@ class NativeTree:
                 self._tree, index.data_ptr(), error.data_ptr(), index.numel(), alpha, epsilon
             )
         if greatest < 0.0:  # -1 minus the position of a wrong priority
-            priority = (error.abs() + epsilon) ** alpha
+            priority = to_priority(error, alpha, epsilon)
             raise wrong_priority(index, priority, int(-1.0 - greatest), self.capacity)
         return greatest
 
@@ -161,6 +161,12 @@ def check_out(out: Tensor, dtype: torch.dtype, count: int) -> None:
             f"{count} draws need a contiguous tensor of {dtype} [{count}] on the CPU, but this is "
             f"{out.dtype} {list(out.shape)} on {out.device}"
         )
+
+
+def to_priority(error: Tensor, alpha: float, epsilon: float) -> Tensor:
+    """(|error| + epsilon) ** alpha; what is not finite stays so, although its power of 0 would be 1."""
+    x = error.detach().abs() + epsilon
+    return torch.where(x.isfinite(), x**alpha, x)
 
 
 def wrong_priority(index: Tensor, priority: Tensor, at: int, capacity: int) -> ValueError:

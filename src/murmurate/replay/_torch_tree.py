@@ -8,7 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from murmurate.replay._native_tree import check_lengths, mass_outside, nothing_to_draw, wrong_priority
+from murmurate.replay._native_tree import (
+    check_lengths,
+    mass_outside,
+    nothing_to_draw,
+    to_priority,
+    wrong_priority,
+)
 from murmurate.replay.sum_tree import Draw
 
 
@@ -46,7 +52,8 @@ class TorchTree:
         return float((self._least[-1] if self._least else _positive(self._leaves)).min())
 
     def set(self, index: Tensor, priority: Tensor) -> None:
-        index, priority = index.to(self._device).view(-1), priority.to(self._device, torch.float32).view(-1)
+        index = index.to(self._device).view(-1)
+        priority = priority.detach().to(self._device, torch.float32).view(-1)
         check_lengths(index, priority)
         valid = (index >= 0) & (index < self.capacity) & (priority >= 0) & (priority < math.inf)
         if not bool(valid.all()):
@@ -59,7 +66,7 @@ class TorchTree:
         self._refresh(index)
 
     def update(self, index: Tensor, error: Tensor, alpha: float, epsilon: float) -> float:
-        priority = (error.abs() + epsilon) ** alpha
+        priority = to_priority(error, alpha, epsilon)
         self.set(index, priority)
         return float(priority.max()) if len(priority) else 0.0
 

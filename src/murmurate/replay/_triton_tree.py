@@ -20,6 +20,7 @@ from murmurate.replay._native_tree import (
     check_lengths,
     mass_outside,
     nothing_to_draw,
+    to_priority,
     wrong_kind,
     wrong_priority,
 )
@@ -248,7 +249,7 @@ class TritonTree:
             below, lows_below, leaves_each = sums, lows, leaves_each * self.fan_out
 
     def update(self, index: Tensor, error: Tensor, alpha: float, epsilon: float) -> float:
-        priority = (error.to(self._device).abs() + epsilon) ** alpha
+        priority = to_priority(error.to(self._device), alpha, epsilon)
         self.set(index, priority)
         return float(priority.max()) if len(priority) else 0.0
 
