@@ -201,6 +201,11 @@ def test_trees_work_side_by_side_in_threads():
         assert tree.total == pytest.approx(float(tree.priorities.double().sum()), rel=1e-6)
 
 
+def test_a_device_without_float64_is_refused():
+    with pytest.raises(Refusal, match=r"which mps devices lack. Use device='cpu'"):
+        sum_tree(10, device="mps")
+
+
 def test_the_fastest_that_can_do_it_is_taken():
     assert sum_tree(10, fan_out=7).backend == "torch"
     assert sum_tree(10).backend == ("torch" if native.kernels is None else "native")

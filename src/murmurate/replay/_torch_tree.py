@@ -1,4 +1,4 @@
-"""The sum tree in plain torch: any fan-out, any device."""
+"""The sum tree in plain torch: any fan-out, any device that has float64."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ from murmurate.replay.sum_tree import Draw
 
 
 class TorchTree:
-    """See ``SumTree``. Leaves are float32, sums float64 if the device supports it. On a CPU a node's children
-    are added in their order; on other devices torch may add them in another order."""
+    """See ``SumTree``. Leaves are float32, sums float64. On a CPU a node's children are added in their order;
+    on other devices torch may add them in another order."""
 
     backend = "torch"
 
     def __init__(self, capacity: int, fan_out: int, seed: int, device: torch.device) -> None:
         self.capacity, self.fan_out = capacity, fan_out
         self._device = device
-        sum_dtype = torch.float32 if device.type == "mps" else torch.float64
         sizes = [-(-capacity // fan_out) * fan_out]
         while sizes[-1] > fan_out:
             sizes.append(-(-sizes[-1] // fan_out // fan_out) * fan_out)
         self._leaves = torch.zeros(sizes[0], dtype=torch.float32, device=device)
         # levels from the leaves' parents up; the last one holds the root's children
-        self._sums = [torch.zeros(size, dtype=sum_dtype, device=device) for size in sizes[1:]]
+        self._sums = [torch.zeros(size, dtype=torch.float64, device=device) for size in sizes[1:]]
         self._least = [
             torch.full((size,), math.inf, dtype=torch.float32, device=device) for size in sizes[1:]
         ]

@@ -3,8 +3,8 @@
 Zhang 2022, sections 3.2.2 and 4.2.3: a node has K children, and one node is one cache line. The compiled tree
 (``_native_tree``) stores in each line the prefix sums of its 16 children, so that a search compares the mass
 with all of them at once (Differs: Algorithm 1 scans the K children, adding them up). The torch tree
-(``_torch_tree``) supports any fan-out and any device; on CUDA devices a Triton tree (``_triton_tree``)
-replaces it.
+(``_torch_tree``) supports any fan-out and any device that has float64; on CUDA devices a Triton tree
+(``_triton_tree``) replaces it.
 
 Sums do not drift: parents are recomputed from their children, and never by adding differences, so the
 rounding error of a sum comes from log2(N) additions, however many updates were made.
@@ -125,7 +125,7 @@ def sum_tree(
         to the bit. The torch tree uses torch's threads.
 
     Raises Refusal if ``backend`` is native or triton, and that tree is unavailable or does not support one of
-    these arguments.
+    these arguments, and for a device without float64.
     """
     if capacity < 1:
         raise ValueError(f"a tree has at least one leaf, not {capacity}")
@@ -134,6 +134,8 @@ def sum_tree(
     if threads < 1:
         raise ValueError(f"a search has at least one thread, not {threads}")
     device = torch.device(device)
+    if device.type == "mps":
+        raise Refusal("a sum tree adds up in float64, which mps devices lack. Use device='cpu'.")
     why_not_native = _why_not_native(fan_out, device)
     resolved: str = backend
     if backend == "auto" and not why_not_native:
