@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -54,6 +55,44 @@ def test_it_is_that_of_the_first_step_of_each_transition(kind: str, steps: int) 
     for name, kept in (("the one", replay), ("the loaded one", again)):
         kept.observe(0, step(kind, 20))
         assert len(kept) == 2 * (22 - steps), name
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("rows", {}),
+        ("rows", {"alpha": 0.0}),
+        ("rows", {"segments": 2}),
+        ("rows", {"segments": 2, "segment_draws": "one"}),
+        ("rows", {"manager": "fpga"}),
+        ("images", {}),
+    ],
+)
+def test_torchs_default_device_and_dtype_do_not_matter(kind: str, changes: dict[str, Any]) -> None:
+    played, errors = [step(kind, number) for number in range(20)], torch.linspace(0, 3, 16)
+    config = dataclasses.replace(CONFIG, **changes)
+    more: Any = {"simulators": 2, "steps": 2, "discount": 0.9, "seed": 0, "behaviour": SHAPES}
+
+    def drawn() -> Any:
+        replay, again = (open_replay(config, SPECS[kind], **more) for _ in range(2))
+        for steps in played:
+            replay.observe(0, steps)
+        again.load(replay.state())
+        again.update(again.sample(16, 0.4).keys, errors)
+        return again.sample(16, 0.4)
+
+    expected = drawn()
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            result = drawn()
+    finally:
+        torch.set_default_dtype(default)
+    for name in ("keys", "weights", "observation", "next_observation", "action", "reward", "discount"):
+        torch.testing.assert_close(getattr(result, name), getattr(expected, name), rtol=0, atol=0)
+    for name in SHAPES:
+        assert torch.equal(result.behaviour[name], expected.behaviour[name])
 
 
 @pytest.mark.parametrize("kind", SPECS)

@@ -90,6 +90,24 @@ def test_what_a_graph_computed_is_set_without_one(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_draws_do_not_depend_on_torchs_default_device(backend):
+    priority, mass = torch.linspace(0, 1, 300), torch.linspace(0, 9, 32, dtype=torch.float64)
+    index = torch.arange(300)
+
+    def drawn():
+        tree = tree_of(300, backend)
+        tree.set(index, priority)
+        again = tree_of(300, backend)
+        again.load(tree.state())
+        return [again.find(mass), *again.sample(64, 0.4), *again.sample(64, 0.4, stratified=True)]
+
+    expected = drawn()
+    with torch.device("meta"):
+        result = drawn()
+    assert all(torch.equal(x, y) for x, y in zip(result, expected, strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_draws_into_tensors_that_are_there(backend):
     tree = tree_of(100, backend)
     tree.set(torch.arange(100), torch.ones(100))

@@ -41,8 +41,8 @@ class FpgaTree:
         leaves = max(2 * _FAN_OUT, 1 << (capacity - 1).bit_length())
         self.manager = SimulatedManager(TreeShape(leaves, _FAN_OUT, _WIDTH))
         self.saturated = 0
-        self._fixed = torch.zeros(capacity, dtype=torch.int64)  # priorities in fixed point
-        self._stream = torch.tensor([seed, 0], dtype=torch.int64)
+        self._fixed = torch.zeros(capacity, dtype=torch.int64, device="cpu")  # priorities in fixed point
+        self._stream = torch.tensor([seed, 0], dtype=torch.int64, device="cpu")
 
     @property
     def priorities(self) -> Tensor:
@@ -98,10 +98,10 @@ class FpgaTree:
         u = _uniform(int(self._stream[0]), int(self._stream[1]), count)
         self._stream[1] += count
         if stratified:
-            u = (u + torch.arange(count, dtype=torch.float64)) / count
+            u = (u + torch.arange(count, dtype=torch.float64, device="cpu")) / count
         bits = (u * (1 << UNIFORM_BITS)).long().clamp(max=(1 << UNIFORM_BITS) - 1)
         drawn = self.manager.sample(bits.tolist())
-        index = torch.tensor([leaf for leaf, _, _ in drawn], dtype=torch.int64)
+        index = torch.tensor([leaf for leaf, _, _ in drawn], dtype=torch.int64, device="cpu")
         weight = ((self._fixed[index] / _SCALE / self.minimum).clamp(min=1.0) ** -beta).float()
         return Draw(index, weight).copied_into(out)
 
@@ -109,5 +109,5 @@ class FpgaTree:
         return {"priorities": self.priorities, "stream": self._stream.clone()}
 
     def load(self, state: dict[str, Any]) -> None:
-        self.set(torch.arange(self.capacity), state["priorities"])
+        self.set(torch.arange(self.capacity, device="cpu"), state["priorities"])
         self._stream.copy_(state["stream"])

@@ -45,7 +45,7 @@ class NativeTree:
         leaves = self._memory[offset : offset + 4 * capacity]
         self._priorities = torch.from_numpy(leaves).view(torch.float32)
         # key and counter of the random numbers
-        self._stream = torch.tensor([seed, 0], dtype=torch.int64)
+        self._stream = torch.tensor([seed, 0], dtype=torch.int64, device="cpu")
         self._stream_address = self._stream.data_ptr()
 
     @staticmethod
@@ -124,7 +124,7 @@ class NativeTree:
         return {"priorities": self._priorities.clone(), "stream": self._stream.clone()}
 
     def load(self, state: dict[str, Any]) -> None:
-        self.set(torch.arange(self.capacity), state["priorities"])
+        self.set(torch.arange(self.capacity, device="cpu"), state["priorities"])
         self._stream.copy_(state["stream"])
 
 

@@ -120,7 +120,7 @@ class TorchTree:
         return {"priorities": self.priorities.to("cpu", copy=True), "stream": self._stream.clone()}
 
     def load(self, state: dict[str, Any]) -> None:
-        self.set(torch.arange(self.capacity), state["priorities"])
+        self.set(torch.arange(self.capacity, device="cpu"), state["priorities"])
         self._stream.copy_(state["stream"])
 
 
@@ -146,7 +146,7 @@ def _shifted(x: Tensor, by: int) -> Tensor:
 
 def _uniform(key: int, first: int, count: int) -> Tensor:
     """[count] float64 in [0, 1): the outputs of SplitMix64 from number ``first`` on (Steele et al. 2014)."""
-    z = torch.arange(count, dtype=torch.int64) + first
+    z = torch.arange(count, dtype=torch.int64, device="cpu") + first
     z = z * _signed(_INCREMENT) + _signed(key)
     z = (z ^ _shifted(z, 30)) * _signed(_FACTOR_1)
     z = (z ^ _shifted(z, 27)) * _signed(_FACTOR_2)

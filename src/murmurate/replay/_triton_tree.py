@@ -189,7 +189,7 @@ class TritonTree:
         self._wrong = torch.zeros(1, dtype=torch.int64, device=device)
         self._ticket = 1
         self._root: tuple[float, float] | None = None  # (sum, least priority), once they have been read
-        self._stream = torch.tensor([seed, 0], dtype=torch.int64)
+        self._stream = torch.tensor([seed, 0], dtype=torch.int64, device="cpu")
 
     @property
     def priorities(self) -> Tensor:
@@ -311,5 +311,5 @@ class TritonTree:
         return {"priorities": self.priorities.to("cpu", copy=True), "stream": self._stream.clone()}
 
     def load(self, state: dict[str, Any]) -> None:
-        self.set(torch.arange(self.capacity), state["priorities"])
+        self.set(torch.arange(self.capacity, device="cpu"), state["priorities"])
         self._stream.copy_(state["stream"])

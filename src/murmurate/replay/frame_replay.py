@@ -89,7 +89,8 @@ class FrameReplay:
         self._first = np.ones(simulators, np.bool_)  # whether the next step is the first of an episode
         # of each simulator's last n steps, newest first: the number of the step's newest frame, its action
         self._frame_numbers = np.zeros((steps, simulators), np.int64)
-        self._actions = torch.zeros(steps, simulators, *action.shape, dtype=action.dtype).numpy()
+        shape = (steps, simulators, *action.shape)
+        self._actions = torch.zeros(shape, dtype=action.dtype, device="cpu").numpy()
         self._recorded = {
             RECORDED + name: np.zeros((steps, simulators, *shape), np.float32)
             for name, shape in self._behaviour.items()

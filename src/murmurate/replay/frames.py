@@ -123,7 +123,7 @@ class Frames:
         if self._device is not None:
             return torch.empty(shape, dtype=torch.uint8, device=self._device)
         if pinned:
-            return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
+            return torch.empty(shape, dtype=torch.uint8, device="cpu", pin_memory=True)
         # pooled, because page faults on newly allocated memory would cost as much as the copy
         return as_tensor(self._pool.take(math.prod(shape)), torch.uint8).view(shape)
 

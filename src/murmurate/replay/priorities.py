@@ -88,7 +88,7 @@ class Prioritized:
 
     def put(self, slots: Tensor, error: Tensor | None = None) -> None:
         if error is None:
-            self.tree.set(slots, torch.full((len(slots),), self.highest))
+            self.tree.set(slots, torch.full((len(slots),), self.highest, dtype=torch.float32, device="cpu"))
         else:
             self.update(slots, error)
         if self.filled < self.capacity:
@@ -98,7 +98,7 @@ class Prioritized:
             self._present[new] = True
 
     def remove(self, slots: Tensor) -> None:
-        self.tree.set(slots, torch.zeros(len(slots)))
+        self.tree.set(slots, torch.zeros(len(slots), dtype=torch.float32, device="cpu"))
         numbers = slots.numpy()
         removed = numbers[self._present[numbers]]
         self.filled -= len(set(removed.tolist()))
@@ -185,10 +185,10 @@ class Uniform:
         if out is not None:
             check_out(out.indices, torch.int64, count)
             check_out(out.weights, torch.float32, count)
-        positions = torch.randint(self.filled, (count,), generator=self._generator)
+        positions = torch.randint(self.filled, (count,), generator=self._generator, device="cpu")
         drawn = torch.from_numpy(self._slots[positions.numpy()])
         if out is None:
-            return Draw(drawn, torch.ones(count))
+            return Draw(drawn, torch.ones(count, dtype=torch.float32, device="cpu"))
         out.indices.copy_(drawn)
         out.weights.fill_(1.0)
         return out

@@ -65,13 +65,13 @@ class RowReplay:
         self.rows = RowStore(sampler.capacity, columns, allocate)
         self._returns = NStepReturns(simulators, steps, discount)
         self._errors = InitialErrors(simulators, steps)
+
         # the last n steps of each simulator, newest first; ``_step_bytes`` is the same memory as bytes
-        self._observations = torch.zeros(steps, simulators, *observation.shape, dtype=observation.dtype)
-        self._actions = torch.zeros(steps, simulators, *action.shape, dtype=action.dtype)
-        self._recorded = {
-            name: torch.zeros(steps, simulators, *column.shape)
-            for name, column in recorded_columns(self._behaviour).items()
-        }
+        def history_of(column: Column) -> Tensor:
+            return torch.zeros(steps, simulators, *column.shape, dtype=column.dtype, device="cpu")
+
+        self._observations, self._actions = history_of(observation), history_of(action)
+        self._recorded = {n: history_of(column) for n, column in recorded_columns(self._behaviour).items()}
         self._step_bytes = {
             name: self.rows.as_bytes(name, history.flatten(0, 1)).reshape(steps, simulators, -1)
             for name, history in (

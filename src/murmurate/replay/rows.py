@@ -58,7 +58,7 @@ class RowStore:
         self._address = self._rows.data_ptr()
         self._columns = {name: self._view(name) for name in self.columns}
         # for the kernel: offset and size of each column in a row
-        self._fields = torch.tensor([*self._ranges.values()], dtype=torch.int64)
+        self._fields = torch.tensor([*self._ranges.values()], dtype=torch.int64, device="cpu")
         self._fields_address = self._fields.data_ptr()
 
     def put(self, where: slice | Integers, values: Mapping[str, Bytes]) -> None:
@@ -95,8 +95,8 @@ class RowStore:
         """Tensors [count, ...] for ``read`` to write into."""
         if pinned:
             return {
-                name: torch.empty(count, *column.shape, dtype=column.dtype, pin_memory=True)
-                for name, column in self.columns.items()
+                name: torch.empty(count, *c.shape, dtype=c.dtype, device="cpu", pin_memory=True)
+                for name, c in self.columns.items()
             }
         # new_empty is a third cheaper than torch.empty with dtype and device
         return {

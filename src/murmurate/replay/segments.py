@@ -49,7 +49,7 @@ class Segmented:
                 f"the shares {shares} are not one positive number for each of {len(segments)} segments"
             )
         self.segments, self.shares, self.whole = list(segments), shares, whole
-        ends = torch.tensor([segment.capacity for segment in segments]).cumsum(0)
+        ends = torch.tensor([segment.capacity for segment in segments], device="cpu").cumsum(0)
         self.capacity = int(ends[-1])
         self._ends = ends
         self._starts: list[int] = [0, *ends[:-1].tolist()]
@@ -112,9 +112,9 @@ class Segmented:
     def _counts(self, count: int) -> dict[int, int]:
         """For each segment, how many of a batch's draws come from it."""
         probabilities = self._segment_probabilities()
-        u = float(torch.rand((), dtype=torch.float64, generator=self._generator))
+        u = float(torch.rand((), dtype=torch.float64, device="cpu", generator=self._generator))
         if self.whole:
-            bounds = torch.tensor(list(probabilities.values()), dtype=torch.float64).cumsum(0)
+            bounds = torch.tensor(list(probabilities.values()), dtype=torch.float64, device="cpu").cumsum(0)
             position = min(int((bounds <= u).sum()), len(probabilities) - 1)
             return {list(probabilities)[position]: count}
         # systematic sampling, at the points u, u + 1, .. along the cumulated shares: the number of draws from

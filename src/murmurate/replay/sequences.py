@@ -42,7 +42,7 @@ class Trajectories:
                     private,
                     name,
                     (self._slots * simulators, *column.shape),
-                    torch.empty(0, dtype=column.dtype).numpy().dtype,
+                    torch.empty(0, dtype=column.dtype, device="cpu").numpy().dtype,
                 )
             )
             for name, column in columns.items()
@@ -103,7 +103,7 @@ class Trajectories:
         if not len(self):
             raise ValueError("there are no steps yet: draw after observe")
         # first steps, numbered over all simulators, one after the other
-        numbers = torch.randint(len(self), (batch,), generator=generator).numpy()
+        numbers = torch.randint(len(self), (batch,), generator=generator, device="cpu").numpy()
         ends = np.cumsum(self._counts)
         simulator = np.searchsorted(ends, numbers, side="right")
         remaining = ends[simulator] - numbers  # steps from the first one to the newest
@@ -113,7 +113,7 @@ class Trajectories:
         ended = (self._columns["terminated"][rows] | self._columns["truncated"][rows]).numpy()
         length = np.minimum(np.where(ended.any(0), ended.argmax(0) + 1, steps), remaining)
         valid = torch.from_numpy(np.arange(steps)[:, None] < length)
-        last = rows[torch.from_numpy(length - 1), torch.arange(batch)]
+        last = rows[torch.from_numpy(length - 1), torch.arange(batch, device="cpu")]
         next_rows = torch.from_numpy(self._rows(start + length, simulator))
         last_observation = self._read("observation", next_rows)
         if self._final:
