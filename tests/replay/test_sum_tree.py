@@ -201,6 +201,16 @@ def test_a_tree_in_shared_memory_is_seen_by_who_comes_later():
 
 
 @needs_native
+def test_a_compiled_tree_has_at_most_as_many_leaves_as_its_levels_hold():
+    assert tree_bytes(16**8) > 4 * 16**8
+    for capacity in (16**8 + 1, 16**9 + 1, 2**63 - 1):
+        with pytest.raises(ValueError, match=f"at most 4294967296 leaves, not {capacity}: use"):
+            tree_bytes(capacity)
+        with pytest.raises(ValueError, match="at most 4294967296 leaves"):
+            sum_tree(capacity)
+
+
+@needs_native
 def test_trees_work_side_by_side_in_threads():
     trees = [sum_tree(1 << 14, seed=k) for k in range(4)]
 

@@ -13,7 +13,8 @@
 namespace murmurate {
 
 constexpr int kLine = 16;
-constexpr int kLevels = 10;  // 16^8 leaves are more than an index can count
+constexpr int64_t kMostLeaves = int64_t{1} << 32;  // 16^8
+constexpr int kLevels = 9;                         // of raw in a tree of kMostLeaves: from 0 to top + 1
 
 struct Tree {
   int64_t capacity;       // leaves in use

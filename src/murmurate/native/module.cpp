@@ -108,8 +108,12 @@ bool two_vectors(PyObject* first, Kind one, A** a, PyObject* second, Kind anothe
 }
 
 bool has_leaves(int64_t capacity) {
-  if (capacity >= 1) return true;
-  PyErr_SetString(PyExc_ValueError, "a tree has at least one leaf");
+  if (capacity >= 1 && capacity <= kMostLeaves) return true;
+  if (capacity < 1)
+    PyErr_SetString(PyExc_ValueError, "a tree has at least one leaf");
+  else
+    PyErr_Format(PyExc_ValueError, "a compiled tree has at most %lld leaves, not %lld: use a smaller capacity",
+                 static_cast<long long>(kMostLeaves), static_cast<long long>(capacity));
   return false;
 }
 
