@@ -181,7 +181,7 @@ def test_truncate_after_keeps_what_a_replica_had_recorded_before_it_joined_again
         (56_000, 6_400),
         (57_000, 6_400),
     ]
-    with Recorder(path, 1, 0.0, clock=clock) as recorder:
+    with closing(Recorder(path, 1, 0.0, clock=clock)) as recorder:
         for env_steps, updates in made:
             recorder.record({"env_steps": env_steps, "updates": updates})
     truncate_after(path, env_steps={1: 56_000}, updates={1: 6_300}, time_seconds=60.0)
