@@ -86,10 +86,10 @@ def test_nets_are_in_evaluation_mode_and_then_as_they_were() -> None:
 @pytest.mark.parametrize(("weight", "played"), [(1.0, 2), (2.0, 4)])
 def test_the_best_checkpoint_is_not_played_again_if_it_is_the_last(weight: float, played: int) -> None:
     def player(weight: float) -> Any:
-        net = nn.Linear(1, 1)
-        views = [("weight", torch.tensor([weight]))]
+        net = nn.Linear(1, 1, bias=False)
+        nn.init.constant_(net.weight, weight)
         made: Any = Always(0)
-        made.replicas = {"net": SimpleNamespace(module=net, named_views=lambda: views)}
+        made.replicas = {"net": Replica("net", net, lambda p: torch.optim.SGD(p, lr=0.1))}
         return made
 
     world: Any = ScriptedWorld((2, 3))

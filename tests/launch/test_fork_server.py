@@ -83,19 +83,24 @@ def test_a_resume_asks_for_it_where_the_run_was_this_hosts(run: object, here: bo
 
 
 def test_a_refused_command_leaves_no_process_importing(tmp_path: Path) -> None:
-    with open(tmp_path / "said", "w") as said:  # a pipe would be waited for until the server has ended
-        process = subprocess.Popen(
-            [sys.executable, "-m", "murmurate", "train", "nonsense-gala"],
-            stdout=said,
-            stderr=said,
-            start_new_session=True,
-        )
-        until(lambda: servers(process.pid) or process.poll() is not None)
-        began = servers(process.pid)
-        assert process.wait() == REFUSED
-    assert began
-    assert not servers(process.pid)
-    assert "nonsense" in (tmp_path / "said").read_text()
+    def has_server() -> bool:
+        """Whether a command that is refused was seen with a fork server."""
+        with open(tmp_path / "said", "w") as said:  # a pipe would be waited for until the server has ended
+            process = subprocess.Popen(
+                [sys.executable, "-m", "murmurate", "train", "nonsense-gala"],
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+            )
+            until(lambda: servers(process.pid) or process.poll() is not None)
+            began = bool(servers(process.pid))
+            assert process.wait() == REFUSED
+        assert not servers(process.pid)
+        assert "nonsense" in (tmp_path / "said").read_text()
+        return began
+
+    # on a busy machine, a command may come and go between two looks
+    assert any(has_server() for _ in range(10))
 
 
 def servers(command: int) -> list[psutil.Process]:
