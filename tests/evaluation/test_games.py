@@ -16,6 +16,7 @@ from murmurate.cli.main import main
 from murmurate.evaluation import games
 from murmurate.evaluation.games import EvalResult, Games, evaluate, record_game
 from murmurate.evaluation.interface import EvalContext, reporting
+from murmurate.replica.vector import Replica
 from murmurate.worlds.gym import GymWorld
 from murmurate.worlds.interface import Simulators
 from scripted import Always, Counter, Roulette, ScriptedSimulators
