@@ -82,25 +82,31 @@ def test_a_resume_asks_for_it_where_the_run_was_this_hosts(run: object, here: bo
     assert run_verbs._launcher_is_local(tmp_path / "none") is False
 
 
-def test_a_refused_command_leaves_no_process_importing(tmp_path: Path) -> None:
-    def has_server() -> bool:
-        """Whether a command that is refused was seen with a fork server."""
-        with open(tmp_path / "said", "w") as said:  # a pipe would be waited for until the server has ended
-            process = subprocess.Popen(
-                [sys.executable, "-m", "murmurate", "train", "nonsense-gala"],
-                stdout=said,
-                stderr=said,
-                start_new_session=True,
-            )
-            until(lambda: servers(process.pid) or process.poll() is not None)
-            began = bool(servers(process.pid))
-            assert process.wait() == REFUSED
-        assert not servers(process.pid)
-        assert "nonsense" in (tmp_path / "said").read_text()
-        return began
+_HELD = """
+import time
+from pathlib import Path
+while not Path(__file__).with_name("looked").exists():
+    time.sleep(0.01)
+"""
 
-    # on a busy machine, a command may come and go between two looks
-    assert any(has_server() for _ in range(10))
+
+def test_a_refused_command_leaves_no_process_importing(tmp_path: Path) -> None:
+    (tmp_path / "held.py").write_text(_HELD)  # the command is refused once the test has seen its server
+    environment = ["--env", f"{tmp_path / 'held.py'}:nonsense", "--algorithm", "a2c"]
+    with open(tmp_path / "said", "w") as said:  # a pipe would be waited for until the server has ended
+        process = subprocess.Popen(
+            [sys.executable, "-m", "murmurate", "train", *environment],
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
+        until(lambda: servers(process.pid) or process.poll() is not None)
+        began = servers(process.pid)
+        (tmp_path / "looked").touch()
+        assert process.wait() == REFUSED
+    assert began
+    assert not servers(process.pid)
+    assert "nonsense" in (tmp_path / "said").read_text()
 
 
 def servers(command: int) -> list[psutil.Process]:
