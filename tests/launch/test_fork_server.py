@@ -117,6 +117,7 @@ def test_a_server_that_others_live_under_is_not_ended() -> None:
 _TRAINED = """
 import sys
 from murmurate.cli.main import main
+from waiting import until
 for recipe in ("cartpole-a2c", "pendulum-td3"):
     assert main(["train", recipe, "--launcher", "inline", *"OPTIONS".split(), "--out", recipe]) == 0
     assert main(["resume", recipe, "--updates", "4"]) == 0
